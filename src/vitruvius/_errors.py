@@ -1,0 +1,72 @@
+"""What can go wrong, as a tree.
+
+VitruviusError
+├── ConfigError              a recipe or a command line says something impossible
+├── UnknownName              no registered piece of that name (also a KeyError)
+├── SurgeryError             attention cannot be rewired as asked
+│   ├── NoSiteError          a pattern matches no attention site, or the model has none
+│   └── UnsuitableSite       a part does not make sense at this site
+├── CheckpointError          weights do not belong to this model, or the file is damaged
+├── DataError                a data set is missing, empty, or holds broken images
+├── RunError                 a run folder cannot be written or read
+└── MissingExtra             an optional package is needed (also an ImportError)
+
+All but the last two are ValueErrors too, so `except ValueError` keeps working.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class VitruviusError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(VitruviusError, ValueError):
+    """A recipe, an override or an argument is not acceptable."""
+
+
+class UnknownName(VitruviusError, KeyError, ValueError):
+    """A name that no registry knows."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0])
+
+
+class SurgeryError(VitruviusError, ValueError):
+    """The attention of a model cannot be changed as asked."""
+
+
+class NoSiteError(SurgeryError):
+    """Nothing to operate on."""
+
+
+class UnsuitableSite(SurgeryError):
+    """A part refuses a site."""
+
+
+class CheckpointError(VitruviusError, ValueError):
+    """Weights that do not fit, or a file that cannot be read."""
+
+
+class DataError(VitruviusError, ValueError):
+    """Data that cannot be used."""
+
+
+class RunError(VitruviusError, OSError):
+    """A run folder that cannot be read or written."""
+
+
+class MissingExtra(VitruviusError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; run: pip install 'vitruvius[{extra}]'")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """End of a sentence: `; did you mean 'rpc'?` when something known is close to `name`, else a full stop."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else "."

@@ -1,0 +1,127 @@
+"""Names for pieces: a file dropped into a room, a plugin module or an entry point registers itself."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from vitruvius._errors import ConfigError, MissingExtra, UnknownName, suggest
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """One kind of piece, by name.
+
+    Outside packages add pieces with the entry-point group `vitruvius.<kind>s`, or with a
+    module named in a recipe's `plugins:`.
+    """
+
+    def __init__(self, kind: str, plural: str | None = None) -> None:
+        self.kind = kind
+        self.plural = plural or f"{kind}s"
+        self._pieces: dict[str, T] = {}
+        self._entry_points_loaded = False
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator: make a piece known under `name`. A second piece of that name is refused."""
+
+        def add(piece: T) -> T:
+            known = self._pieces.get(name)
+            if known is not None and _origin(known) != _origin(piece):
+                raise ConfigError(
+                    f"{self.kind} {name!r} is already registered by {_origin(known)}; "
+                    f"{_origin(piece)} needs another name."
+                )
+            self._pieces[name] = piece
+            return piece
+
+        return add
+
+    def __getitem__(self, name: str) -> T:
+        self._load_entry_points()
+        try:
+            return self._pieces[name]
+        except KeyError:
+            hint = suggest(name, self._pieces)
+            known = ", ".join(sorted(self._pieces)) or "none"
+            raise UnknownName(f"no {self.kind} named {name!r}{hint} Known: {known}.") from None
+
+    def __iter__(self) -> Iterator[str]:
+        self._load_entry_points()
+        return iter(sorted(self._pieces))
+
+    def __contains__(self, name: object) -> bool:
+        self._load_entry_points()
+        return name in self._pieces
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def describe(self) -> list[tuple[str, str, str]]:
+        """(name, signature, first line of the docstring) of every piece."""
+        return [(name, signature_of(self[name]), first_line(self[name])) for name in self]
+
+    def _load_entry_points(self) -> None:
+        if self._entry_points_loaded:
+            return
+        self._entry_points_loaded = True
+        for point in entry_points(group=f"vitruvius.{self.plural}"):
+            if point.name not in self._pieces:
+                self.register(point.name)(point.load())
+
+
+def load_room(package: str, path: Iterable[str]) -> None:
+    """Import every public file of a room, so that its pieces register themselves."""
+    for module in pkgutil.iter_modules(path):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{package}.{module.name}")
+
+
+def load_plugins(names: Iterable[str]) -> None:
+    """Import the modules a recipe names under `plugins:`."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+                raise ConfigError(
+                    f"plugins: no module named {name!r} on the Python path. "
+                    "Install it, or run from the folder that holds it."
+                ) from error
+            raise
+
+
+def require(package: str, extra: str) -> object:
+    """Import an optional package, or say in one line what to install."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != package.split(".")[0]:
+            raise
+        raise MissingExtra(package, extra) from error
+
+
+def signature_of(piece: object) -> str:
+    """The settings of a piece as one would type them: the keyword-only parameters."""
+    assert callable(piece)
+    settings = [
+        str(p.replace(annotation=inspect.Parameter.empty))
+        for p in inspect.signature(piece).parameters.values()
+        if p.kind is inspect.Parameter.KEYWORD_ONLY and p.name != "generator"
+    ]
+    return ", ".join(settings)
+
+
+def first_line(piece: object) -> str:
+    """First line of the docstring, or nothing."""
+    return (inspect.getdoc(piece) or "").split("\n", 1)[0]
+
+
+def _origin(piece: object) -> str:
+    module = getattr(piece, "__module__", "?")
+    return f"{module}.{getattr(piece, '__qualname__', repr(piece))}"

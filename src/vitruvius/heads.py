@@ -1,0 +1,73 @@
+"""The shared nouns of attention: what one softmax sees, the weights that make it, and where it sits.
+
+Letters: B batch, H heads, N queries, M keys, D key width, E value width, C model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from vitruvius._errors import UnsuitableSite
+
+Attends = Literal["tokens", "windows", "channels", "class", "downsampled"]
+
+
+class Heads(NamedTuple):
+    """Everything one softmax sees: the argument list of `F.scaled_dot_product_attention`."""
+
+    q: Tensor  # (B, H, N, D)
+    k: Tensor  # (B, H, M, D)
+    v: Tensor  # (B, H, M, E)
+    bias: Tensor | None = None  # additive, broadcasts to (B, H, N, M)
+    scale: float = 1.0
+    dropout: float = 0.0
+
+
+class HeadWeights(NamedTuple):
+    """Views into a family's projections, head by head. Writing into them writes into the model."""
+
+    q: Tensor  # (H, D, C)
+    k: Tensor  # (H, D, C)
+    v: Tensor  # (H, E, C)
+    out: Tensor  # (C, H, E)
+    q_bias: Tensor | None = None  # (H, D)
+    k_bias: Tensor | None = None  # (H, D)
+    v_bias: Tensor | None = None  # (H, E)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """One place in one model where attention happens: its name, its kind and its sizes."""
+
+    name: str  # as in `model.get_submodule`, e.g. blocks.0.attn
+    family: str  # the socket's name, e.g. vit
+    attends: Attends
+    num_heads: int  # H
+    num_queries: int  # N
+    num_keys: int  # M
+    key_dim: int  # D
+    value_dim: int  # E
+    dim: int  # C
+    num_prefix_tokens: int = 0  # class, distillation and register tokens come first
+    grid: tuple[int, int] | None = None  # rows and columns of patches behind the prefix tokens
+
+    def require(self, part: str, *kinds: Attends) -> None:
+        """Refuse this site unless it attends in one of the given ways."""
+        if self.attends not in kinds:
+            wanted = " or ".join(kinds)
+            raise UnsuitableSite(
+                f"{part!r} needs attention over {wanted}; {self.name!r} ({self.family}) attends over "
+                f"{self.attends} from {self.num_queries} to {self.num_keys}. Choose other sites with where=…"
+            )
+
+    def require_self_attention(self, part: str) -> None:
+        """Refuse this site unless queries and keys are the same items."""
+        if self.attends in ("class", "downsampled") or self.num_queries != self.num_keys:
+            raise UnsuitableSite(
+                f"{part!r} needs self-attention; {self.name!r} ({self.family}) attends from "
+                f"{self.num_queries} {'query' if self.num_queries == 1 else 'queries'} to "
+                f"{self.num_keys} keys. Choose other sites with where=…"
+            )
