@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, cast
 
 from torch import Tensor, nn
 
-from vitruvius._errors import ConfigError, SurgeryError, suggest
+from vitruvius._config import bind
+from vitruvius._errors import SurgeryError
 from vitruvius._registry import Registry
 from vitruvius.heads import Heads, Site
 
@@ -75,20 +75,7 @@ class Core(nn.Module):
 def part(name: str, **settings: Any) -> Part:
     """A registered attention with its settings bound and checked: `part("rpc", iterations=2)`."""
     piece = attentions[name]
-    check_settings(name, piece, settings)
-    return cast(Part, functools.partial(piece, **settings))
-
-
-def check_settings(name: str, piece: Callable[..., Any], settings: dict[str, Any]) -> None:
-    """Refuse settings that the piece's keyword-only parameters do not name, and missing required ones."""
-    known = {p.name: p for p in inspect.signature(piece).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    for key in settings:
-        if key not in known:
-            options = ", ".join(known) or "none"
-            raise ConfigError(f"{name!r} has no setting {key!r}{suggest(key, known)} Settings: {options}.")
-    missing = [p.name for p in known.values() if p.default is p.empty and p.name not in settings]
-    if missing:
-        raise ConfigError(f"{name!r} needs a value for {', '.join(missing)}.")
+    return cast(Part, functools.partial(piece, **bind(name, piece, settings)))
 
 
 def build_core(parts: Sequence[str | Part], site: Site) -> Core:

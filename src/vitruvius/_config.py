@@ -1,0 +1,201 @@
+"""Recipes: YAML and `key=value` overrides become frozen dataclasses; every mistake is named with file, key and remedy.
+
+jsonargparse checks each value against its type hint; what is written here finds the key and the words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import types
+from argparse import ArgumentError
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from jsonargparse import ArgumentParser
+
+from vitruvius._errors import ConfigError, suggest
+from vitruvius._yaml import parse_value
+
+T = TypeVar("T")
+Data = dict[str, Any]
+
+
+def override(data: Mapping[str, Any], settings: Iterable[str]) -> Data:
+    """A copy with `section.key=value` settings applied; list items by number, `attention.0.where=…`."""
+    result: Data = _copy(data)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"override {setting!r} is not of the form section.key=value, e.g. train.epochs=20.")
+        _put(result, key.split("."), parse_value(text), setting)
+    return result
+
+
+def build(schema: type[T], data: Mapping[str, Any], *, source: str) -> T:
+    """A frozen dataclass from a mapping; unknown, missing and wrongly typed keys are ConfigErrors."""
+    return _build(schema, data, source, ())
+
+
+def split_use(spec: str | Mapping[str, Any], *, where: str) -> tuple[str, Data]:
+    """`"rpc"` or `{use: rpc, iterations: 2}` → name and settings."""
+    if isinstance(spec, str):
+        return spec, {}
+    settings = dict(spec)
+    if "use" not in settings:
+        raise ConfigError(f"{where}: {settings} does not say which piece to use; add a key `use:`.")
+    return str(settings.pop("use")), settings
+
+
+def parse_spec(text: str) -> tuple[str, Data]:
+    """`pgd:eps=4/255,steps=10` → ("pgd", {"eps": 0.0157, "steps": 10}); commas inside [] stay together."""
+    name, _, rest = text.partition(":")
+    settings: Data = {}
+    for item in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", rest):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ConfigError(f"{item!r} in {text!r} is not of the form key=value, e.g. pgd:eps=4/255,steps=10.")
+        settings[key.strip()] = parse_value(value)
+    return name.strip(), settings
+
+
+def bind(name: str, piece: Callable[..., Any], settings: Mapping[str, Any], *, where: str = "") -> Data:
+    """Settings checked and converted against the keyword-only parameters of a piece."""
+    prefix = f"{where}: " if where else ""
+    known = {p.name: p for p in inspect.signature(piece).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    known.pop("generator", None)
+    hints = _hints(piece)
+    for key in settings:
+        if key not in known:
+            options = ", ".join(known) or "none"
+            raise ConfigError(f"{prefix}{name!r} has no setting {key!r}{suggest(key, known)} Settings: {options}.")
+    missing = [p.name for p in known.values() if p.default is p.empty and p.name not in settings]
+    if missing:
+        raise ConfigError(f"{prefix}{name!r} needs a value for {', '.join(missing)}.")
+    return {key: _value(hints.get(key, Any), value, f"{prefix}{name}.{key}") for key, value in settings.items()}
+
+
+def _build(schema: type[T], data: Any, source: str, path: tuple[str, ...]) -> T:
+    where = ".".join(path) or "the top level"
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{source}: {where} is {_kind(data)}, expected a section with keys.")
+    hints = get_type_hints(schema)
+    fields = {field.name: field for field in dataclasses.fields(schema) if field.init}  # type: ignore[arg-type]
+    for key in data:
+        if key not in fields:
+            known = ", ".join(fields)
+            raise ConfigError(
+                f"{source}: unknown key {_dotted(path, key)!r}{suggest(str(key), fields)} Known: {known}."
+            )
+    values: Data = {}
+    for name, field in fields.items():
+        if name in data:
+            values[name] = _field(hints[name], data[name], source, (*path, name))
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{source}: {_dotted(path, name)} is missing; expected {_spoken(hints[name])}.")
+    return schema(**values)
+
+
+def _field(hint: Any, value: Any, source: str, path: tuple[str, ...]) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return _build(hint, value, source, path)  # type: ignore[arg-type]
+    item = get_args(hint)[0] if get_origin(hint) in (tuple, list) else None
+    if dataclasses.is_dataclass(item):
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{source}: {'.'.join(path)} is {_kind(value)}, expected a list of sections.")
+        built = [_build(item, one, source, (*path, str(i))) for i, one in enumerate(value)]  # type: ignore[arg-type]
+        return tuple(built) if get_origin(hint) is tuple else built
+    return _value(hint, value, f"{source}: {'.'.join(path)}")
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    """The value as its type, or a ConfigError that says what was expected."""
+    for choice in _members(hint):
+        if isinstance(value, str) and hasattr(choice, "parse"):
+            return choice.parse(value)
+        if isinstance(choice, type) and choice not in (int, float, bool) and isinstance(value, choice):
+            return value
+    if isinstance(value, bool) and bool not in _members(hint) and Any not in _members(hint):
+        raise ConfigError(f"{where} = {value!r}, expected {_spoken(hint)}.")
+    parser = _parser(hint)
+    if parser is None:
+        return value
+    try:
+        return parser.parse_object({"value": value}).value
+    except ArgumentError:
+        raise ConfigError(f"{where} = {value!r}, expected {_spoken(hint)}.") from None
+
+
+@lru_cache(maxsize=512)
+def _parser(hint: Any) -> ArgumentParser | None:
+    if hint is Any or hint is inspect.Parameter.empty:
+        return None
+    parser = ArgumentParser(exit_on_error=False)
+    try:
+        parser.add_argument("--value", type=hint)
+    except ValueError:  # a type jsonargparse has no rule for is left to the piece itself
+        return None
+    return parser
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _hints(piece: Callable[..., Any]) -> dict[str, Any]:
+    target = piece.__init__ if isinstance(piece, type) and not dataclasses.is_dataclass(piece) else piece  # type: ignore[misc]
+    try:
+        return get_type_hints(inspect.unwrap(target))
+    except (NameError, TypeError):  # annotations of a plugin that only exist for type checkers
+        return {}
+
+
+def _put(data: Any, keys: list[str], value: Any, setting: str) -> None:
+    head, *rest = keys
+    if isinstance(data, list):
+        if not head.isdigit() or int(head) >= len(data):
+            raise ConfigError(f"override {setting!r}: {head!r} is not an item 0 … {len(data) - 1} of that list.")
+        key: Any = int(head)
+    elif isinstance(data, dict):
+        key = head
+    else:
+        raise ConfigError(f"override {setting!r}: {head!r} lies inside {data!r}, which has no keys.")
+    if not rest:
+        data[key] = value
+    else:
+        if isinstance(data, dict) and not isinstance(data.get(key), dict | list):
+            data[key] = {} if data.get(key) is None else data[key]
+        _put(data[key], rest, value, setting)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _dotted(path: tuple[str, ...], key: object) -> str:
+    return ".".join((*path, str(key)))
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"{type(value).__name__} {value!r}"
+
+
+def _spoken(hint: Any) -> str:
+    """A type hint in words."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    if hint in words:
+        return words[hint]
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_spoken(member) for member in get_args(hint))
+    if get_origin(hint) in (list, tuple):
+        inner = [arg for arg in get_args(hint) if arg is not Ellipsis]
+        return "a list of " + " and ".join(dict.fromkeys(_spoken(arg) for arg in inner))
+    if dataclasses.is_dataclass(hint):
+        return "a section"
+    return getattr(hint, "__name__", str(hint))

@@ -1,0 +1,91 @@
+"""YAML as this field writes it: 1e-5 and 4/255 are numbers, only true and false are booleans."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitruvius._errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader without YAML 1.1's traps."""
+
+
+_BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
+_FRACTION = re.compile(r"[-+]?\d+(?:\.\d+)?/\d+(?:\.\d+)?")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT)]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    _FLOAT,
+    re.compile(r"^(?:[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|[-+]?\.?inf|\.nan)$"),
+    list("-+.0123456789i"),
+)
+_Loader.add_implicit_resolver("!fraction", re.compile(rf"^{_FRACTION.pattern}$"), list("-+0123456789"))
+
+
+def _construct_float(_: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    return float(str(node.value).replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _construct_fraction(_: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    over, under = str(node.value).split("/")
+    if float(under) == 0:
+        raise ConfigError(f"{node.value} divides by zero.")
+    return float(over) / float(under)
+
+
+_Loader.add_constructor(_FLOAT, _construct_float)
+_Loader.add_constructor("!fraction", _construct_fraction)
+
+
+def parse_value(text: str) -> Any:
+    """One YAML value: `4/255` → 0.0157, `1e-5` → 0.00001, `[1, 2]` → a list."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"cannot read {text!r} as a YAML value: {error}") from error
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"no recipe at {path}. `vitruvius list recipes` shows the ones that come with it.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    try:
+        data = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"{path} holds {type(data).__name__} {data!r}, expected a mapping of sections such as model: and train:."
+        )
+    return data
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses, paths and tuples as what YAML and JSON can hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def dump_yaml(value: Any) -> str:
+    """YAML that reads back to the same values."""
+    return str(yaml.safe_dump(to_plain(value), sort_keys=False, allow_unicode=True, width=100))
