@@ -1,0 +1,35 @@
+"""Files that are whole or absent; paths may be fsspec URLs.
+
+Local writes are atomic (temporary file in the same folder, fsync, `os.replace`); object stores put whole objects.
+"""
+
+from vitruvius._files._paths import (
+    StrPath,
+    append_line,
+    atomic_write_bytes,
+    atomic_write_text,
+    ensure_writable,
+    exists,
+    is_url,
+    join,
+    read_bytes,
+    read_text,
+    sweep,
+)
+from vitruvius._files._tensors import load_tensors, save_tensors
+
+__all__ = [
+    "StrPath",
+    "append_line",
+    "atomic_write_bytes",
+    "atomic_write_text",
+    "ensure_writable",
+    "exists",
+    "is_url",
+    "join",
+    "load_tensors",
+    "read_bytes",
+    "read_text",
+    "save_tensors",
+    "sweep",
+]

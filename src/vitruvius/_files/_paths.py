@@ -1,0 +1,138 @@
+"""Read and write by path, local or an fsspec URL; every failure is one RunError."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from vitruvius._errors import MissingExtra, RunError
+from vitruvius._files import _local
+
+StrPath = str | Path
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def is_url(path: StrPath) -> bool:
+    """True for `scheme://…`; such paths must stay strings, a `Path` would merge their slashes."""
+    return isinstance(path, str) and "://" in path
+
+
+def join(folder: StrPath, *names: str) -> StrPath:
+    """`folder/name/…`, a Path for local folders and a string for URLs."""
+    return "/".join([str(folder).rstrip("/"), *names]) if is_url(folder) else Path(folder).joinpath(*names)
+
+
+def exists(path: StrPath) -> bool:
+    """Whether a file or folder is there."""
+    if not is_url(path):
+        return Path(path).exists()
+    filesystem, inner = _open_url(path)
+    return bool(filesystem.exists(inner))
+
+
+def read_bytes(path: StrPath) -> bytes:
+    """The whole file, or a RunError."""
+    with _explained(path, "read"):
+        if not is_url(path):
+            return Path(path).read_bytes()
+        filesystem, inner = _open_url(path)
+        data: bytes = filesystem.cat_file(inner)
+        return data
+
+
+def read_text(path: StrPath) -> str:
+    """The whole file as UTF-8, or a RunError."""
+    return read_bytes(path).decode("utf-8")
+
+
+def atomic_write_bytes(path: StrPath, data: bytes) -> None:
+    """Replace `path` by `data` in one step; on any failure the previous file stays and nothing else is left."""
+    with _explained(path, "write"):
+        if is_url(path):
+            filesystem, inner = _open_url(path)
+            filesystem.pipe_file(inner, data)
+        else:
+            _local.replace(Path(path), data)
+
+
+def atomic_write_text(path: StrPath, text: str) -> None:
+    """`atomic_write_bytes` of UTF-8 text."""
+    atomic_write_bytes(path, text.encode("utf-8"))
+
+
+def append_line(path: StrPath, text: str, *, sync: bool = False) -> None:
+    """Add one line in one write; a line that does not fit on the disk is taken back."""
+    line = (text.rstrip("\n") + "\n").encode("utf-8")
+    with _explained(path, "append to"):
+        if is_url(path):  # object stores cannot append: the whole object is put again
+            filesystem, inner = _open_url(path)
+            before = filesystem.cat_file(inner) if filesystem.exists(inner) else b""
+            filesystem.pipe_file(inner, before + line)
+        else:
+            _local.append(Path(path), line, sync)
+
+
+def ensure_writable(folder: StrPath) -> StrPath:
+    """Make the folder if need be and prove that a file can be written there, else RunError."""
+    if is_url(folder):
+        with _explained(folder, "write to"):
+            _open_url(folder)[0].makedirs(_open_url(folder)[1], exist_ok=True)
+        return folder
+    with _explained(folder, "write to"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        probe = Path(folder) / f".writable.{os.getpid()}.tmp"
+        try:
+            _local.write_synced(probe, b"vitruvius")
+        finally:
+            probe.unlink(missing_ok=True)
+    return Path(folder)
+
+
+def sweep(folder: StrPath) -> list[str]:
+    """Remove temporary files that a killed process left in a folder; their names."""
+    if is_url(folder):
+        return []
+    left = sorted(Path(folder).glob(".*.tmp"))
+    for path in left:
+        path.unlink(missing_ok=True)
+    return [path.name for path in left]
+
+
+def _open_url(path: StrPath) -> tuple[Any, str]:
+    scheme = str(path).split("://", 1)[0]
+    try:
+        filesystem, inner = fsspec.core.url_to_fs(str(path))
+    except ImportError as error:
+        raise MissingExtra(f"the package for {scheme}:// paths", "cloud") from error
+    except ValueError as error:
+        raise RunError(f"cannot open {path}: {error}") from error
+    return filesystem, inner
+
+
+@contextlib.contextmanager
+def _explained(path: StrPath, verb: str) -> Iterator[None]:
+    try:
+        yield
+    except RunError:
+        raise
+    except OSError as error:
+        raise RunError(f"cannot {verb} {path}: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in _FULL:
+        return "the disk is full. What was there before is intact; free some space or choose another folder."
+    if error.errno in _FORBIDDEN:
+        return "no permission. Choose another folder or change its rights."
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return "a part of this path is a file, not a folder. Choose another folder."
+    if error.errno == errno.ENOENT or isinstance(error, FileNotFoundError):
+        return "there is no such file."
+    return f"{error.strerror or error}."
