@@ -1,0 +1,100 @@
+"""Socket: an upstream attention class, subclassed so that it calls `self.core`; the class is swapped in place.
+
+Letters: H heads, D key width, E value width, C model width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from vitruvius._registry import first_line
+from vitruvius.heads import Attends, HeadWeights
+
+_SOCKETS: dict[type[nn.Module], type[Socket]] = {}
+
+
+class Socket:
+    """Mixin before the upstream class: `class ViTSocket(Socket, timm.layers.Attention)`.
+
+    A subclass sets `family` and `attends`, repeats upstream's `forward` with its softmax replaced by
+    `self.core(Heads(…))`, and says in `head_weights` where the projections lie. The methods other
+    than `forward` must work on bare upstream modules too, so they use upstream's attributes only.
+    """
+
+    family: ClassVar[str]
+    attends: ClassVar[Attends] = "tokens"
+    upstream: ClassVar[type[nn.Module]]
+    core: nn.Module
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.upstream = next(base for base in cls.__bases__ if issubclass(base, nn.Module))
+        _SOCKETS[cls.upstream] = cls
+
+    def dropout_now(self) -> float:
+        """Attention dropout of this moment: nothing in eval mode."""
+        module: Any = self
+        return float(module.attn_drop.p) if module.training else 0.0
+
+    def head_weights(self) -> HeadWeights:
+        """Views into the projections, head by head; UnsuitableSite where no view exists."""
+        raise NotImplementedError
+
+    def width(self) -> int:
+        """C, the width of the tokens that come in."""
+        return self.head_weights().q.shape[-1]
+
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns of the items, where the module itself knows them."""
+        return None
+
+
+def socket_of(module: nn.Module) -> type[Socket] | None:
+    """The socket for a module, bare or already swapped; exact types only, since a subclass may do something else."""
+    kind = type(module)
+    return kind if issubclass(kind, Socket) else _SOCKETS.get(kind)
+
+
+def sockets() -> list[tuple[str, str, str]]:
+    """(family, upstream class, first line of the docstring) of every socket, by family."""
+    rows = [
+        (socket.family, f"{upstream.__module__}.{upstream.__qualname__}", first_line(socket))
+        for upstream, socket in _SOCKETS.items()
+    ]
+    return sorted(rows)
+
+
+def inner(model: nn.Module) -> nn.Module:
+    """The timm model inside wrappers that declare `looks_through = True` and hold it as `.model`."""
+    while getattr(type(model), "looks_through", False):
+        wrapped = model.model
+        assert isinstance(wrapped, nn.Module)
+        model = wrapped
+    return model
+
+
+def rows(linear: Any, *shape: int) -> Tensor:
+    """The weight of a linear layer or 1x1 convolution, its rows seen as `shape`: (*shape, C), a view."""
+    weight: Tensor = linear.weight.detach()
+    return weight.view(*shape, weight.shape[1])
+
+
+def columns(linear: Any, *shape: int) -> Tensor:
+    """The weight of a linear layer or 1x1 convolution, its columns seen as `shape`: (C, *shape), a view."""
+    weight: Tensor = linear.weight.detach()
+    return weight.view(weight.shape[0], *shape)
+
+
+def biases(bias: Tensor | None, *shape: int) -> Tensor | None:
+    """A bias seen as `shape`, a view; nothing stays nothing."""
+    return None if bias is None else bias.detach().view(*shape)
+
+
+def fused_head_weights(qkv: Any, proj: Any, num_heads: int) -> HeadWeights:
+    """Views where one projection makes q, k and v, one after the other, each head by head."""
+    q, k, v = rows(qkv, 3, num_heads, qkv.weight.shape[0] // (3 * num_heads))  # each (H, D, C)
+    head_biases = biases(qkv.bias, 3, num_heads, q.shape[1])  # (3, H, D)
+    q_bias, k_bias, v_bias = (None, None, None) if head_biases is None else head_biases
+    return HeadWeights(q, k, v, columns(proj, num_heads, v.shape[1]), q_bias, k_bias, v_bias)

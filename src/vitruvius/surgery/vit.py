@@ -1,0 +1,33 @@
+"""The attention of ViT, DeiT and their many relatives: timm.layers.Attention.
+
+B batch, N tokens, C model width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.layers import Attention
+from timm.layers.attention import resolve_self_attn_mask
+from torch import Tensor
+
+from vitruvius.heads import Heads, HeadWeights
+from vitruvius.surgery._socket import Socket, fused_head_weights
+
+
+class ViTSocket(Socket, Attention):
+    """ViT and DeiT, with q/k-norm, scale-norm and gates."""
+
+    family = "vit"
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        B, N, _ = x.shape
+        gate = self.gate(x).sigmoid() if self.gate is not None else None
+        q, k, v = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = resolve_self_attn_mask(N, q, attn_mask, is_causal)
+        x = self.core(Heads(self.q_norm(q), self.k_norm(k), v, bias, self.scale, self.dropout_now()))
+        x = self.norm(x.transpose(1, 2).reshape(B, N, self.attn_dim))
+        return self.proj_drop(self.proj(x if gate is None else x * gate))
+
+    def head_weights(self: Any) -> HeadWeights:
+        return fused_head_weights(self.qkv, self.proj, self.num_heads)
