@@ -1,0 +1,21 @@
+"""Evaluate: how a model answers, on images as they are and under threats, image by image."""
+
+from vitruvius.evaluation._evaluate import Progress, clean, evaluate, numbered
+from vitruvius.evaluation._names import Threat, describe
+from vitruvius.evaluation.intervals import wilson
+from vitruvius.evaluation.ledger import Ledger, load_ledger
+from vitruvius.evaluation.result import Report, Score
+
+__all__ = [
+    "Ledger",
+    "Progress",
+    "Report",
+    "Score",
+    "Threat",
+    "clean",
+    "describe",
+    "evaluate",
+    "load_ledger",
+    "numbered",
+    "wilson",
+]

@@ -1,0 +1,31 @@
+"""Models: timm's, and small ones of ours, taking pixels in [0, 1]."""
+
+from vitruvius._registry import load_room
+from vitruvius.models._create import (
+    AttentionRule,
+    ModelConfig,
+    Parts,
+    create_from_config,
+    create_model,
+    load_model,
+    wire,
+)
+from vitruvius.models._pixel import PixelModel
+from vitruvius.models._registry import models
+from vitruvius.models._weights import check_fit, load_weights
+
+__all__ = [
+    "AttentionRule",
+    "ModelConfig",
+    "Parts",
+    "PixelModel",
+    "check_fit",
+    "create_from_config",
+    "create_model",
+    "load_model",
+    "load_weights",
+    "models",
+    "wire",
+]
+
+load_room(__name__, __path__)

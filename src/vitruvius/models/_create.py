@@ -1,0 +1,171 @@
+"""create_model and load_model: timm's factory, then initialisation, then surgery, then pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.models import is_model, list_models, parse_model_name, split_model_name_tag
+from torch import nn
+
+from vitruvius._config import bind, build, split_use
+from vitruvius._errors import ConfigError, RunError, UnknownName, suggest
+from vitruvius._registry import load_plugins
+from vitruvius._yaml import read_yaml
+from vitruvius.attention import Part, attentions, part
+from vitruvius.models._pixel import PixelModel
+from vitruvius.models._registry import PREFIX, models
+from vitruvius.models._weights import load_weights
+from vitruvius.surgery import restore, rewire, survey
+from vitruvius.surgery.rewiring import match
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The `model:` section of a recipe."""
+
+    name: str  # a timm name, or one of ours: vitruvius/…
+    pretrained: bool = False  # timm's weights for that name
+    weights: str | None = None  # a run folder, .safetensors or .pth file to start from
+    mean: tuple[float, ...] | None = None  # null: what timm resolves for the model
+    std: tuple[float, ...] | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)  # passed to the timm constructor
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRule:
+    """One item of the `attention:` section: which sites, which parts, in reading order."""
+
+    where: str = "*"
+    parts: list[str | dict[str, Any]]
+
+
+Parts = Sequence[str | Part | AttentionRule]
+
+
+def create_model(
+    name: str,
+    *,
+    pretrained: bool = False,
+    attention: Parts = (),
+    seed: int = 0,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    **timm_kwargs: Any,
+) -> PixelModel:
+    """A timm model (or one of ours) that takes pixels in [0, 1], with the attention asked for.
+
+    `attention` is a list of parts for every site, or of `AttentionRule`s. Random weights come from
+    `seed` alone; the global random state is left as it was.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = PixelModel(_make(name, pretrained, timm_kwargs), mean=mean, std=std)
+        wire(model, attention)
+    return model.eval()
+
+
+def create_from_config(config: ModelConfig, rules: Sequence[AttentionRule] = (), *, seed: int = 0) -> PixelModel:
+    """The model a recipe describes, weights included."""
+    model = create_model(
+        config.name,
+        pretrained=config.pretrained,
+        attention=rules,
+        seed=seed,
+        mean=config.mean,
+        std=config.std,
+        **config.kwargs,
+    )
+    if config.weights is not None:
+        load_weights(model, config.weights)
+    return model
+
+
+def load_model(run: str | Path, *, best: bool = True) -> PixelModel:
+    """The model of a run folder: what its config.yaml describes, with its best (or last) weights."""
+    folder = Path(run)
+    if not (folder / "config.yaml").exists():
+        raise RunError(f"{folder} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
+    data = read_yaml(folder / "config.yaml")
+    source = str(folder / "config.yaml")
+    load_plugins(data.get("plugins") or ())
+    config = build(ModelConfig, {**data["model"], "pretrained": False, "weights": None}, source=source)
+    rules = [build(AttentionRule, rule, source=source) for rule in data.get("attention") or ()]
+    model = create_from_config(config, rules, seed=int(data.get("seed", 0)))
+    wanted = ("best", "last") if best else ("last",)
+    file = next((folder / f"{w}.safetensors" for w in wanted if (folder / f"{w}.safetensors").exists()), None)
+    if file is None:
+        raise RunError(f"{folder} holds no weights yet (expected {wanted[0]}.safetensors).")
+    load_weights(model, file)
+    return model
+
+
+def wire(model: nn.Module, attention: Parts) -> None:
+    """Apply parts or rules; a site matched by two rules, or a rule that matches none, is an error."""
+    if not attention:
+        return
+    rules = [item for item in attention if isinstance(item, AttentionRule)]
+    if not rules:
+        rewire(model, *attention)  # type: ignore[arg-type]
+        return
+    if len(rules) != len(attention):
+        raise ConfigError("attention mixes parts and rules; give a list of parts, or a list of rules.")
+    made = [parts_of(rule, f"attention.{i}") for i, rule in enumerate(rules)]
+    _check_overlap(model, rules)
+    done: list[str] = []
+    try:
+        for rule, parts in zip(rules, made, strict=True):
+            rewire(model, *parts, where=rule.where)
+            done.append(rule.where)
+    except Exception:
+        for where in done:
+            restore(model, where)
+        raise
+
+
+def parts_of(rule: AttentionRule, where: str) -> list[Part]:
+    """The parts a rule names, with their settings checked."""
+    made = []
+    for item in rule.parts:
+        name, settings = split_use(item, where=where)
+        made.append(part(name, **bind(name, attentions[name], settings, where=where)))
+    return made
+
+
+def _check_overlap(model: nn.Module, rules: Sequence[AttentionRule]) -> None:
+    owner: dict[str, str] = {}
+    sites = list(survey(model))
+    for rule in rules:
+        for site in match(model, sites, rule.where):
+            if site in owner:
+                raise ConfigError(
+                    f"attention: {site!r} is matched by two rules, where={owner[site]!r} and where={rule.where!r}. "
+                    "Make the patterns disjoint."
+                )
+            owner[site] = rule.where
+
+
+def _make(name: str, pretrained: bool, timm_kwargs: Mapping[str, Any]) -> nn.Module:
+    if name.startswith(PREFIX):
+        if pretrained:
+            raise ConfigError(f"{name!r} has no pretrained weights; start from a run with model.weights.")
+        return models[name](**timm_kwargs)
+    _check_known(name)
+    return timm.create_model(name, pretrained=pretrained, **timm_kwargs)
+
+
+def _check_known(name: str) -> None:
+    source, rest = parse_model_name(name)
+    if source is not None and source not in ("", "timm"):
+        return  # hf-hub:… and local-dir:… are resolved by timm
+    architecture = split_model_name_tag(rest)[0]
+    if not is_model(architecture):
+        known = [*list_models(), *models]
+        raise UnknownName(
+            f"no model named {name!r}{suggest(architecture, known)} "
+            "`vitruvius list models` shows ours; timm.list_models('*deit*') shows timm's."
+        )

@@ -1,0 +1,71 @@
+"""A model that takes pixels in [0, 1]: normalisation lives inside, so attacks and ε live in pixel space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from timm.data import resolve_data_config
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError
+
+
+class PixelModel(nn.Module):
+    """Normalise, then the timm model.
+
+    `mean` and `std` are buffers that follow the model from device to device but stay out of its
+    state dict: checkpoints hold the timm model's own keys, the run's config holds the statistics.
+    """
+
+    looks_through: ClassVar[bool] = True  # surgery names sites as in the model inside
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, model: nn.Module, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        config = resolve_data_config({"in_chans": _in_chans(model)}, model=model)
+        self.register_buffer("mean", _statistic("mean", mean, config), persistent=False)  # (C, 1, 1)
+        self.register_buffer("std", _statistic("std", std, config), persistent=False)  # (C, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.model((x - self.mean) / self.std)
+        return out
+
+    @property
+    def data_config(self) -> dict[str, Any]:
+        """timm's resolved preprocessing of this model: input_size, interpolation, crop_pct."""
+        config = resolve_data_config({"in_chans": _in_chans(self.model)}, model=self.model)
+        size = getattr(getattr(self.model, "patch_embed", None), "img_size", None)
+        if size is not None:  # the model may have been built for another size than its default
+            config["input_size"] = (_in_chans(self.model), *size)
+        config["mean"], config["std"] = tuple(self.mean.flatten().tolist()), tuple(self.std.flatten().tolist())
+        return dict(config)
+
+    @property
+    def num_classes(self) -> int:
+        return int(getattr(self.model, "num_classes", 0))
+
+
+def _in_chans(model: nn.Module) -> int:
+    """Channels of the first convolution."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            return module.in_channels
+    return int(getattr(model, "in_chans", 3))
+
+
+def _statistic(name: str, given: Sequence[float] | None, config: dict[str, Any]) -> Tensor:
+    channels = config["input_size"][0]
+    values = list(given) if given is not None else list(config[name])
+    if given is None and len(values) != channels:
+        values = [sum(values) / len(values)] * channels
+    if len(values) != channels:
+        raise ConfigError(f"model.{name} has {len(values)} values, the model takes {channels} channels.")
+    if name == "std" and min(values) <= 0:
+        raise ConfigError(f"model.std = {values}, expected positive numbers.")
+    return torch.tensor(values).view(-1, 1, 1)

@@ -1,0 +1,92 @@
+"""Weights from files into models: strict, or every missing key explained.
+
+Unexpected keys are an error. Missing keys are allowed only under `<site>.core.<part>.` of a part that
+the source does not have at that site, so a low-rank checkpoint loads into low rank + mask, and nothing
+is ever dropped in silence.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import CheckpointError
+from vitruvius._files import load_tensors
+from vitruvius.surgery import inner
+
+_PART = re.compile(r"^(.*\.core\.[^.]+)\.")
+
+
+def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) -> list[str]:
+    """Load a state dict, a safetensors or .pth file, or a run folder. Returns the keys that keep their start."""
+    state, name = (dict(source), "the given weights") if isinstance(source, Mapping) else _read(source)
+    target = inner(model)
+    missing = check_fit(target, state, name)
+    target.load_state_dict(state, strict=False)
+    return missing
+
+
+def check_fit(model: nn.Module, state: Mapping[str, Tensor], name: str) -> list[str]:
+    """Keys the weights lack and may lack; anything else that does not fit is a CheckpointError."""
+    own = model.state_dict()
+    unexpected = [key for key in state if key not in own]
+    missing = [key for key in own if key not in state]
+    wrong = [key for key in state if key in own and state[key].shape != own[key].shape]
+    unexplained = [key for key in missing if not _belongs_to_new_part(key, state)]
+    letters = [
+        _list("keys the model does not have", unexpected),
+        _list("keys the weights lack", unexplained),
+        _list("shapes that differ", [f"{k} {tuple(state[k].shape)} → {tuple(own[k].shape)}" for k in wrong]),
+    ]
+    if problems := [letter for letter in letters if letter]:
+        kind = type(model).__name__
+        raise CheckpointError(
+            f"{name} does not fit this {kind}: {'; '.join(problems)}. "
+            "Is it the same architecture, number of classes and attention? `vitruvius convert` reads old layouts."
+        )
+    return missing
+
+
+def _read(source: str | Path) -> tuple[dict[str, Tensor], str]:
+    path = Path(source)
+    if path.is_dir():
+        path = next((path / f for f in ("best.safetensors", "last.safetensors") if (path / f).exists()), path)
+    if path.is_dir() or not path.exists():
+        raise CheckpointError(f"no weights at {source}; expected a run folder, a .safetensors or a .pth file.")
+    if path.suffix == ".safetensors":
+        return load_tensors(path)[0], str(path)
+    return _read_pickled(path), str(path)
+
+
+def _read_pickled(path: Path) -> dict[str, Tensor]:
+    """A .pth state dict, read without running pickled code."""
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as weights: {str(error).splitlines()[0]} "
+            "If it is an old training checkpoint, `vitruvius convert` may know its layout."
+        ) from error
+    for key in ("state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise CheckpointError(f"{path} holds {type(loaded).__name__}, expected a state dict of tensors.")
+    return loaded
+
+
+def _belongs_to_new_part(key: str, state: Mapping[str, Tensor]) -> bool:
+    found = _PART.match(key)
+    return found is not None and not any(other.startswith(f"{found[1]}.") for other in state)
+
+
+def _list(what: str, keys: list[str], most: int = 6) -> str:
+    if not keys:
+        return ""
+    shown = ", ".join(keys[:most])
+    return f"{len(keys)} {what} ({shown}{', …' if len(keys) > most else ''})"

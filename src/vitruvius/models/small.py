@@ -1,0 +1,91 @@
+"""Models for small images, under our own prefix: the papers' 32-pixel ViTs and XCiTs, and one for the digits.
+
+XCiT is re-strided: the first convolutions of its patch embedding lose their stride, kernels and weights
+stay, so ImageNet weights of the 16-pixel model load unchanged (Debenedetti et al. 2023, arXiv:2209.07399).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.xcit import Xcit
+from torch import nn
+
+from vitruvius._errors import ConfigError
+from vitruvius.models._registry import models
+
+
+def _vit(size: int, patch: int, **defaults: Any) -> Any:
+    def make(**kwargs: Any) -> nn.Module:
+        settings = {"img_size": size, "patch_size": patch, **defaults, **kwargs}
+        model = VisionTransformer(**settings)
+        return configured(model, settings["img_size"], settings.get("in_chans", 3), "patch_embed.proj", "head")
+
+    return make
+
+
+def _xcit(patch: int, name: str = "", sizes: dict[str, Any] | None = None) -> Any:
+    def make(**kwargs: Any) -> nn.Module:
+        size = kwargs.pop("img_size", 32)
+        model = timm.create_model(name, **kwargs) if name else Xcit(patch_size=16, **{**(sizes or {}), **kwargs})
+        restride(model, patch)
+        return configured(model, size, kwargs.get("in_chans", 3), "patch_embed.proj.0.0", "head")
+
+    return make
+
+
+def restride(model: nn.Module, patch: int) -> nn.Module:
+    """Set the patch size of an XCiT by taking the stride from its first convolutions; weights stay."""
+    embed: Any = model.patch_embed
+    halvings = [layer for layer in embed.proj if isinstance(layer, nn.Sequential)]  # conv + norm, stride 2 each
+    wanted = {2**kept: len(halvings) - kept for kept in range(len(halvings) + 1)}
+    if patch not in wanted:
+        raise ConfigError(f"patch {patch} cannot be had by re-striding; possible: {sorted(wanted)}.")
+    for i, layer in enumerate(halvings):
+        conv = layer[0]
+        assert isinstance(conv, nn.Conv2d)
+        conv.stride = (1, 1) if i < wanted[patch] else (2, 2)
+    embed.patch_size = patch
+    embed.num_patches = (embed.img_size[0] // patch) * (embed.img_size[1] // patch)
+    return model
+
+
+def configured(model: Any, size: int | tuple[int, int], channels: int, first: str, last: str) -> nn.Module:
+    """Give a model the preprocessing that timm's resolver reads."""
+    height, width = (size, size) if isinstance(size, int) else size
+    model.pretrained_cfg = {
+        "input_size": (channels, height, width),
+        "interpolation": "bicubic",
+        "crop_pct": 1.0,
+        "mean": (0.5,) * channels,
+        "std": (0.5,) * channels,
+        "num_classes": model.num_classes,
+        "first_conv": first,
+        "classifier": last,
+    }
+    if hasattr(model.patch_embed, "num_patches") and hasattr(model.patch_embed, "patch_size"):
+        patch = model.patch_embed.patch_size
+        rows = height // (patch if isinstance(patch, int) else patch[0])
+        columns = width // (patch if isinstance(patch, int) else patch[1])
+        model.patch_embed.img_size, model.patch_embed.num_patches = (height, width), rows * columns
+    return model
+
+
+TINY = {"embed_dim": 192, "depth": 12, "num_heads": 3}
+DIGITS = {"embed_dim": 48, "depth": 4, "num_heads": 3, "mlp_ratio": 2.0, "num_classes": 10}
+SMALL_XCIT = "xcit_small_12_p16_224"
+MEDIUM_XCIT = {"embed_dim": 512, "depth": 12, "num_heads": 8, "tokens_norm": True}
+LARGE_XCIT = {"embed_dim": 768, "depth": 12, "num_heads": 16, "tokens_norm": True}
+
+models.add("vitruvius/vit_digits", _vit(8, 1, **DIGITS), "ViT for the embedded 8×8 digits: 64 one-pixel patches")
+models.add("vitruvius/vit_tiny_patch2_32", _vit(32, 2, **TINY), "ViT-Tiny on 32×32 images, 256 tokens")
+models.add("vitruvius/vit_tiny_patch4_32", _vit(32, 4, **TINY), "ViT-Tiny on 32×32 images, 64 tokens")
+models.add("vitruvius/vit_base_patch2_32", _vit(32, 2), "ViT-Base on 32×32 images, 256 tokens")
+for _patch in (1, 2, 4, 8):
+    models.add(
+        f"vitruvius/xcit_small_12_p{_patch}_32", _xcit(_patch, SMALL_XCIT), f"XCiT-S12, re-strided to patch {_patch}"
+    )
+models.add("vitruvius/xcit_medium_12_p4_32", _xcit(4, sizes=MEDIUM_XCIT), "XCiT-M12 on 32×32 images")
+models.add("vitruvius/xcit_large_12_p4_32", _xcit(4, sizes=LARGE_XCIT), "XCiT-L12 on 32×32 images")
