@@ -1,0 +1,35 @@
+"""Who disturbs, worst case: one file per attack, (model, x, y) → x'."""
+
+from vitruvius._registry import load_room
+from vitruvius.attacks._base import Attack, SeededThreat, Threat, attacks
+from vitruvius.attacks._checks import check_eps, check_inputs, check_logits, check_mode
+from vitruvius.attacks._losses import CE, DLR, KL, LOSSES, MARGIN, Loss
+from vitruvius.attacks._norms import L1, L2, LINF, NORMS, Norm, as_norm
+from vitruvius.attacks._random import Dice, image_ids
+
+__all__ = [
+    "CE",
+    "DLR",
+    "KL",
+    "L1",
+    "L2",
+    "LINF",
+    "LOSSES",
+    "MARGIN",
+    "NORMS",
+    "Attack",
+    "Dice",
+    "Loss",
+    "Norm",
+    "SeededThreat",
+    "Threat",
+    "as_norm",
+    "attacks",
+    "check_eps",
+    "check_inputs",
+    "check_logits",
+    "check_mode",
+    "image_ids",
+]
+
+load_room(__name__, __path__)

@@ -1,0 +1,74 @@
+"""What an attack is: frozen settings, called with (model, x, y), giving x' in the ball and in the image.
+
+B images (B, C, H, W) of pixels in [0, 1], K classes. An attack leaves the train or eval mode as it finds it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError
+from vitruvius._registry import Registry
+from vitruvius.attacks._checks import Watched, check_eps, check_inputs
+from vitruvius.attacks._models import frozen
+from vitruvius.attacks._norms import LINF, Norm, as_norm
+from vitruvius.attacks._random import Dice, image_ids
+
+Model: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class Threat(Protocol):
+    """Anything that disturbs images: (model, x, y) → x'."""
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /) -> Tensor: ...
+
+
+@runtime_checkable
+class SeededThreat(Protocol):
+    """A threat whose randomness belongs to images: the same `ids`, the same x', whatever the batch."""
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None) -> Tensor: ...
+
+
+attacks: Registry[Callable[..., Threat]] = Registry("attack")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(ABC):
+    """What our own attacks share: a ball, a seed, and checks before the search."""
+
+    norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1")
+
+    eps: float  # in pixels, images in [0, 1]
+    norm: Norm = LINF
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", as_norm(self.norm))
+        if self.norm.name not in self.norms:
+            name = type(self).__name__
+            raise ConfigError(f"{name} works in {' and '.join(self.norms)}, not in {self.norm}.")
+        check_eps(self.eps, self.norm)
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None) -> Tensor:
+        """Check, then search. `ids` (B,) int64 name the images for the dice; default: a hash of their pixels."""
+        check_inputs(x, y, *self.image_range())
+        with torch.inference_mode(False), torch.no_grad(), frozen(model):
+            x = x.clone() if x.is_inference() else x.detach()
+            y = y.clone() if y.is_inference() else y
+            dice = Dice(image_ids(x) if ids is None else ids.to(x.device), self.seed)
+            return self.search(Watched(model, y), x, y, dice)
+
+    @abstractmethod
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+        """The attack itself, without checks; called under no_grad with the parameters frozen."""
+
+    def image_range(self) -> tuple[float, float]:
+        """Least and largest pixel."""
+        return 0.0, 1.0

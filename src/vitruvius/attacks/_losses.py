@@ -1,0 +1,115 @@
+"""What attacks climb: (logits, y) → one number an image, larger is worse for the model.
+
+Difference of logits ratio (DLR): Croce & Hein 2020, arXiv:2003.01690, equations 6 and 7. B images, K classes.
+With fewer than 3 classes (4 when targeted) the ratio has no denominator and the plain margin takes its place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitruvius._errors import UnknownName, suggest
+
+
+class Loss(ABC):
+    """An untargeted loss."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        """(B, K) logits and (B,) labels, or (B, K) soft ones, to (B,) losses."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
+class CrossEntropy(Loss):
+    """−log softmax at the label."""
+
+    name: ClassVar[str] = "ce"
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits, hard_labels(y), reduction="none")
+
+
+@dataclass(frozen=True, repr=False)
+class Margin(Loss):
+    """Largest other logit minus the label's; positive exactly when the model is wrong."""
+
+    name: ClassVar[str] = "margin"
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        y = hard_labels(y)
+        others = logits.scatter(1, y[:, None], -float("inf"))
+        return others.amax(1) - at(logits, y)
+
+
+@dataclass(frozen=True, repr=False)
+class DLRLoss(Loss):
+    """The margin over the spread between first and third logit, so that scaling the logits changes nothing."""
+
+    name: ClassVar[str] = "dlr"
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        margin = MARGIN(logits, y)
+        if logits.shape[1] < 3:
+            return margin
+        top = logits.topk(3, dim=1).values
+        return margin / (top[:, 0] - top[:, 2] + 1e-12)
+
+
+@dataclass(frozen=True, repr=False)
+class KullbackLeibler(Loss):
+    """KL(y ‖ softmax): `y` holds probabilities (B, K), the inner objective of TRADES."""
+
+    name: ClassVar[str] = "kl"
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        return F.kl_div(logits.log_softmax(1), y, reduction="none").sum(1)
+
+
+CE, DLR, MARGIN, KL = CrossEntropy(), DLRLoss(), Margin(), KullbackLeibler()
+LOSSES: dict[str, Loss] = {loss.name: loss for loss in (CE, DLR, MARGIN, KL)}
+
+
+def as_loss(loss: Loss | str) -> Loss:
+    """A loss from its name: ce, dlr, margin or kl."""
+    if isinstance(loss, Loss):
+        return loss
+    try:
+        return LOSSES[loss]
+    except KeyError:
+        raise UnknownName(f"no attack loss named {loss!r}{suggest(loss, LOSSES)} Known: {', '.join(LOSSES)}.") from None
+
+
+def targeted_margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """The target's logit minus the label's, (B,)."""
+    return at(logits, target) - at(logits, y)
+
+
+def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """The targeted margin over the spread between the first and the mean of third and fourth logit, (B,)."""
+    margin = targeted_margin(logits, y, target)
+    if logits.shape[1] < 4:
+        return margin
+    top = logits.topk(4, dim=1).values
+    return margin / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
+
+
+def hard_labels(y: Tensor) -> Tensor:
+    """(B,) labels; mixed or smoothed ones (B, K) count as their largest."""
+    return y.argmax(1) if y.ndim == 2 else y
+
+
+def at(logits: Tensor, classes: Tensor) -> Tensor:
+    """(B,) logits of one class an image."""
+    return logits.gather(1, classes[:, None]).squeeze(1)

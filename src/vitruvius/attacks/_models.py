@@ -1,0 +1,54 @@
+"""Models as attacks see them: parameters frozen, gradients with respect to the image, stand-ins for the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError
+
+
+class Slope(NamedTuple):
+    """The model and the loss at a point."""
+
+    logits: Tensor  # (B, K)
+    loss: Tensor  # (B,)
+    grad: Tensor  # of x's shape
+
+
+def slope(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tensor], Tensor]) -> Slope:
+    """Logits, losses and the gradient of each image's own loss with respect to that image."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        logits = full_precision(model(x))
+        losses = loss(logits)
+        if not losses.requires_grad:
+            raise ConfigError(
+                "the model's output has no gradient with respect to the image (no_grad inside its forward?). "
+                "Gradient attacks need that; square, spsa and hopskipjump do not."
+            )
+        (grad,) = torch.autograd.grad(losses.sum(), x)
+    return Slope(logits.detach(), losses.detach(), grad)
+
+
+def full_precision(logits: Tensor) -> Tensor:
+    """Logits in at least float32, whatever the model computes in."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
+@contextmanager
+def frozen(model: object) -> Iterator[None]:
+    """Parameters ask for no gradient inside, and for what they asked before outside."""
+    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
+    asking = [p for p in parameters if p.requires_grad]
+    for p in asking:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in asking:
+            p.requires_grad_(True)

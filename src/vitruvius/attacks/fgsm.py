@@ -1,0 +1,32 @@
+"""Fast gradient (sign) method: one step of length eps along the steepest direction (Goodfellow et al. 2015)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vitruvius.attacks._base import Attack, Model, attacks
+from vitruvius.attacks._losses import CE, Loss, as_loss
+from vitruvius.attacks._models import slope
+from vitruvius.attacks._random import Dice
+
+
+@attacks.register("fgsm")
+@dataclass(frozen=True, kw_only=True)
+class FGSM(Attack):
+    """One step of length eps from the image itself, no random start."""
+
+    loss: Loss = CE
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "loss", as_loss(self.loss))
+
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+        grad = slope(model, x, lambda logits: self.loss(logits, y)).grad
+        return (x + self.norm.project(self.eps * self.norm.steepest(grad), self.eps)).clamp(*self.bounds)
+
+    def image_range(self) -> tuple[float, float]:
+        return self.bounds
