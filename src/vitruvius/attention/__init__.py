@@ -2,7 +2,20 @@
 
 from vitruvius._registry import load_room
 from vitruvius.attention._core import Core, Kernel, Part, Stage, attentions, build_core, part
+from vitruvius.attention._fitting import fit_low_rank
+from vitruvius.attention.interpolation import interpolate, interpolate_state
 
-__all__ = ["Core", "Kernel", "Part", "Stage", "attentions", "build_core", "part"]
+__all__ = [
+    "Core",
+    "Kernel",
+    "Part",
+    "Stage",
+    "attentions",
+    "build_core",
+    "fit_low_rank",
+    "interpolate",
+    "interpolate_state",
+    "part",
+]
 
 load_room(__name__, __path__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
@@ -27,12 +27,13 @@ class Stage(nn.Module):
     """A module `Heads → Heads`.
 
     `writes` names the tensors its own parameters change; `discards` those it throws away, so
-    that a part whose parameters would never see a gradient is refused when it is wired.
+    that a part whose parameters would never see a gradient is refused when it is wired. Both may
+    depend on the settings: an instance may set its own.
     A stage may define `penalty(before, after) -> Tensor`, added to the training loss by the task.
     """
 
-    writes: ClassVar[frozenset[str]] = frozenset()
-    discards: ClassVar[frozenset[str]] = frozenset()
+    writes: frozenset[str] = frozenset()
+    discards: frozenset[str] = frozenset()
 
     def forward(self, heads: Heads) -> Heads:
         raise NotImplementedError
@@ -41,8 +42,8 @@ class Stage(nn.Module):
 class Kernel(nn.Module):
     """A module `Heads → Tensor` of shape (B, H, N, E). `discards` as in `Stage`."""
 
-    writes: ClassVar[frozenset[str]] = frozenset()
-    discards: ClassVar[frozenset[str]] = frozenset()
+    writes: frozenset[str] = frozenset()
+    discards: frozenset[str] = frozenset()
 
     def forward(self, heads: Heads) -> Tensor:
         raise NotImplementedError

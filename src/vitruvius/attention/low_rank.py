@@ -1,0 +1,143 @@
+"""A linear auto-encoder across heads: q and k pass through fewer heads than they have.
+
+You et al. 2023, "ViTCoD", arXiv:2210.09573.       B batch, H heads, N tokens, D key width, r rank
+q'[b, h, n, d] = Σ_g M[h, g] q[b, g, n, d] + c[h],  M = W_decode W_encode of rank r, c = W_decode b_encode + b_decode
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError, SurgeryError
+from vitruvius.attention._core import Stage, attentions
+from vitruvius.heads import Heads, HeadWeights, Site
+
+
+@attentions.register("low_rank")
+class LowRank(Stage):
+    """Mix the heads of q and/or k through a bottleneck of `rank` heads (default: half of them, rounded up).
+
+    start="svd" begins as a projection; `start_from_weights` or `fit_low_rank` then choose the one that keeps most
+    of the pretrained q and k (rank = H changes nothing at all). start="released" begins near zero as the published
+    code does, with uniform maps. `reconstruction` is the penalty: "normalised" is the relative squared error,
+    "released" ‖q' − q‖ + ‖k' − k‖ over the whole batch; `detach_target` stops it from training the projections.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        rank: int | None = None,
+        tensors: Literal["qk", "q", "k"] = "qk",
+        start: Literal["svd", "released"] = "svd",
+        reconstruction: Literal["normalised", "released"] = "normalised",
+        detach_target: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        rank = -(-site.num_heads // 2) if rank is None else rank
+        if not 1 <= rank <= site.num_heads:
+            raise ConfigError(
+                f"'low_rank' got rank={rank}; {site.name!r} has {site.num_heads} heads, so 1 … {site.num_heads}."
+            )
+        self.tensors, self.reconstruction, self.detach_target = tensors, reconstruction, detach_target
+        self.writes = frozenset(tensors)
+        generator = torch.Generator().manual_seed(seed + zlib.crc32(site.name.encode()))
+        for name in tensors:
+            self.add_module(name, _bottleneck(site.num_heads, rank))
+            if start == "released":
+                self._start_near_zero(name, generator)
+            else:
+                self.set_projection(name, torch.eye(site.num_heads)[:, :rank])
+
+    def forward(self, heads: Heads) -> Heads:
+        mixed: dict[str, Any] = {name: self._mix(name, getattr(heads, name)) for name in self.tensors}
+        return heads._replace(**mixed)
+
+    def penalty(self, before: Heads, after: Heads) -> Tensor:
+        """What the auto-encoder loses, to be added to the training loss."""
+        return torch.stack([self._loss(getattr(before, name), getattr(after, name)) for name in self.tensors]).sum()
+
+    def mixing(self, name: str) -> tuple[Tensor, Tensor]:
+        """M (H, H) and c (H) of the whole auto-encoder of `name`."""
+        encode, decode = self._layers(name)
+        return decode.weight @ encode.weight, decode.weight @ encode.bias + decode.bias
+
+    @torch.no_grad()
+    def set_projection(self, name: str, basis: Tensor, mean: Tensor | None = None) -> None:
+        """Make the auto-encoder of `name` the projection on `basis` (H, r), orthonormal, about `mean` (H)."""
+        encode, decode = self._layers(name)
+        mean = basis.new_zeros(len(basis)) if mean is None else mean
+        for parameter, value in (
+            (encode.weight, basis.mT),
+            (encode.bias, basis.new_zeros(basis.shape[1])),
+            (decode.weight, basis),
+            (decode.bias, mean - basis @ (basis.mT @ mean)),
+        ):
+            parameter.copy_(value)
+
+    @torch.no_grad()
+    def start_from_weights(self, weights: HeadWeights) -> None:
+        """Begin as the projection that keeps most of q and k, judged by their weights (inputs taken as white)."""
+        for name in self.tensors:
+            weight, bias = getattr(weights, name), getattr(weights, f"{name}_bias")
+            rows = weight if bias is None else torch.cat([weight, bias[..., None]], -1)  # (H, D, C + 1)
+            self.set_projection(name, principal_heads(rows.flatten(1), self._layers(name)[0].out_features))
+
+    def _mix(self, name: str, x: Tensor) -> Tensor:
+        mixing, constant = self.mixing(name)
+        return torch.einsum("hg,bgnd->bhnd", mixing, x) + constant.to(x.dtype)[:, None, None]
+
+    def _loss(self, before: Tensor, after: Tensor) -> Tensor:
+        target = (before.detach() if self.detach_target else before).to(torch.promote_types(before.dtype, torch.float))
+        if self.reconstruction == "released":
+            return torch.linalg.vector_norm(after - target)
+        return (after - target).square().mean() / target.square().mean().clamp(min=torch.finfo(target.dtype).tiny)
+
+    def _layers(self, name: str) -> tuple[nn.Linear, nn.Linear]:
+        encode, decode = self.get_submodule(name).children()
+        return cast(nn.Linear, encode), cast(nn.Linear, decode)
+
+    @torch.no_grad()
+    def _start_near_zero(self, name: str, generator: torch.Generator) -> None:
+        for layer in self._layers(name):
+            noise = torch.empty(layer.weight.shape, device="cpu")
+            layer.weight.copy_(nn.init.trunc_normal_(noise, std=0.02, generator=generator))
+            layer.bias.zero_()
+
+    def extra_repr(self) -> str:
+        return f"reconstruction={self.reconstruction!r}, detach_target={self.detach_target}"
+
+
+def principal_heads(rows: Tensor, rank: int) -> Tensor:
+    """The `rank` left singular vectors of `rows` (H, …) with the largest singular values, (H, rank)."""
+    if not rows.isfinite().all():
+        raise SurgeryError("'low_rank' cannot start from weights that are not finite; the checkpoint is damaged.")
+    return torch.linalg.svd(rows.double(), full_matrices=False).U[:, :rank]
+
+
+@torch.no_grad()
+def fold_into(weights: HeadWeights, low_rank: LowRank) -> None:
+    """Merge the auto-encoder into the projections: W' = (M ⊗ I) W, b' = M b + c. Exact; the stage can then go."""
+    merged: list[tuple[Tensor, Tensor]] = []
+    for name in low_rank.tensors:
+        mixing, constant = (part.double() for part in low_rank.mixing(name))
+        weight, bias = getattr(weights, name), getattr(weights, f"{name}_bias")
+        if not (mixing.isfinite().all() and constant.isfinite().all() and weight.isfinite().all()):
+            raise SurgeryError(f"the {name} weights or the auto-encoder are not finite; there is nothing to fold.")
+        merged.append((weight, torch.einsum("hg,gdc->hdc", mixing, weight.double())))
+        if bias is not None:
+            merged.append((bias, mixing @ bias.double() + constant[:, None]))
+        elif constant.any():
+            raise SurgeryError(f"folding needs a bias for {name}, and this projection has none.")
+    for old, new in merged:
+        old.copy_(new)
+
+
+def _bottleneck(num_heads: int, rank: int) -> nn.Sequential:
+    with torch.random.fork_rng(devices=()):  # both starts overwrite what nn.Linear draws
+        return nn.Sequential(nn.Linear(num_heads, rank), nn.Linear(rank, num_heads))

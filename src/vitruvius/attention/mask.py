@@ -1,0 +1,90 @@
+"""A fixed sparse pattern: each query may look at the keys it keeps, and at no others.
+
+You et al. 2023, "ViTCoD", arXiv:2210.09573.       H heads, N queries, M keys; True = kept
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite, suggest
+from vitruvius._files import StrPath, load_tensors
+from vitruvius.attention._core import Stage, attentions
+from vitruvius.heads import Heads, Site
+
+
+@attentions.register("mask")
+class Mask(Stage):
+    """Keep a fixed pattern of query-key pairs per head, from a safetensors file or a tensor (True = kept).
+
+    `file` holds one bool tensor (H, N, M) a site, under the site's name. `keep` is such a tensor, or "all":
+    everything is kept until a checkpoint brings its own pattern. The pattern travels in the checkpoint.
+    """
+
+    keep: Tensor
+
+    def __init__(self, site: Site, *, file: StrPath | None = None, keep: Tensor | Literal["all"] | None = None) -> None:
+        super().__init__()
+        site.require("mask", "tokens", "windows", "class", "downsampled")
+        if (file is None) == (keep is None):
+            raise ConfigError(
+                "'mask' needs one pattern: file='masks.safetensors', or keep= a bool tensor (H, N, M), "
+                "or keep='all' when a checkpoint will bring it."
+            )
+        self.site_name = site.name
+        self.register_buffer("keep", _pattern(site, file, keep))
+
+    def forward(self, heads: Heads) -> Heads:
+        if (heads.q.shape[-2], heads.k.shape[-2]) != self.keep.shape[-2:]:
+            raise SurgeryError(
+                f"'mask' at {self.site_name!r} fixes the number of tokens: it is for {self.keep.shape[-2]} queries and "
+                f"{self.keep.shape[-1]} keys and met {heads.q.shape[-2]} and {heads.k.shape[-2]}. "
+                "Resample it with vitruvius.attention.interpolate."
+            )
+        bias = heads.q.new_zeros(self.keep.shape).masked_fill(~self.keep, -torch.inf)  # (H, N, M)
+        return heads._replace(bias=bias if heads.bias is None else heads.bias + bias)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.keep.shape)}"
+
+
+def check_keep(keep: Tensor, site: Site) -> Tensor:
+    """The pattern itself if it suits the site, else an error that says why."""
+    shape = (site.num_heads, site.num_queries, site.num_keys)
+    if keep.dtype != torch.bool:
+        raise ConfigError(f"mask for {site.name!r} is {keep.dtype}; it must be bool, True = kept.")
+    if tuple(keep.shape) != shape:
+        raise ConfigError(
+            f"mask for {site.name!r} has shape {tuple(keep.shape)}; this site needs {shape}: heads, queries, keys. "
+            "A mask of another resolution can be resampled with vitruvius.attention.interpolate."
+        )
+    empty = ~keep.any(-1)  # (H, N)
+    if empty.any():
+        head = int(empty.any(-1).nonzero()[0])
+        raise ConfigError(
+            f"mask for {site.name!r} removes every key of {int(empty[head].sum())} queries in head {head}; "
+            "a query must keep at least one key."
+        )
+    return keep
+
+
+def _pattern(site: Site, file: StrPath | None, keep: Tensor | Literal["all"] | None) -> Tensor:
+    if isinstance(keep, Tensor):
+        return check_keep(keep, site).clone()
+    if file is not None:
+        return check_keep(_read(site, file), site)
+    return torch.ones(site.num_heads, site.num_queries, site.num_keys, dtype=torch.bool)
+
+
+def _read(site: Site, file: StrPath) -> Tensor:
+    masks, _ = load_tensors(file)
+    if site.name not in masks:
+        known = ", ".join(sorted(masks)[:4]) + (" …" if len(masks) > 4 else "")
+        raise UnsuitableSite(
+            f"{file} has no mask for {site.name!r}{suggest(site.name, masks)} It has {len(masks)}: {known}. "
+            "Choose those sites with where=…"
+        )
+    return masks[site.name]

@@ -1,0 +1,131 @@
+"""Robust principal components: attention pursues keys = low rank + sparse, and attends on the cleaned keys.
+
+Teo & Nguyen 2024, arXiv:2406.13762, algorithm "principal attention pursuit".
+
+Per sample and head, with the dual Y and u = Y/mu, the paper repeats: S = shrink(k − L + u, tau); K' = k − S − u;
+L = softmax(K' K'ᵀ · scale) v; u ← u + k − L − S. Since shrink(z, tau) = z − clip(z, tau), S drops out:
+    c = clip(k − L + u, tau);   K' = c + L − 2u;   L' = softmax(K' K'ᵀ · scale) v;   u ← c + L − L'.
+B batch, H heads, N tokens, D key width (equal to the value width here).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import ConfigError, UnsuitableSite
+from vitruvius.attention._core import Kernel, attentions
+from vitruvius.attention.softmax import attend
+from vitruvius.attention.symmetric import require_keys_can_ask
+from vitruvius.heads import Heads, Site
+
+
+@attentions.register("rpc")
+class RPC(Kernel):
+    """Robust principal components: split the keys into low rank + sparse, then attend on what is clean.
+
+    `sparsity` is the papers' lambda: large values call few entries corrupt. `variant` says what it means:
+    "released" (the published code) clips at tau = lambda · H / (4 mean|k|), "paper" at tau = 4 lambda · mean|k|.
+    `asymmetric` keeps the queries, softmax(q K'ᵀ) v (the paper's appendix). `dual_sign` = +1 takes
+    K' = k − S + Y/mu, which minimises the printed Lagrangian; the paper and its code subtract.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        iterations: int = 4,
+        sparsity: float = 4.0,
+        variant: Literal["released", "paper"] = "released",
+        asymmetric: bool = False,
+        dual_sign: Literal[-1, 1] = -1,
+    ) -> None:
+        super().__init__()
+        _check(iterations, sparsity)
+        _require_pursuit(site, asymmetric)
+        self.iterations, self.sparsity, self.variant = iterations, float(sparsity), variant
+        self.asymmetric, self.dual_sign = asymmetric, dual_sign
+        self.discards = frozenset() if asymmetric else frozenset({"q"})
+
+    def forward(self, heads: Heads) -> Tensor:
+        keys = heads.k.float() if heads.k.dtype.itemsize < 4 else heads.k  # half precision: iterate in float32
+        tau = THRESHOLDS[self.variant](keys, self.sparsity)  # (B, H, 1, 1)
+        low = dual = keys.new_zeros(())  # then (B, H, N, D)
+        for remaining in reversed(range(self.iterations)):
+            clipped = clip(keys - low + dual, tau)
+            clean = (low + clipped + (self.dual_sign - 1) * dual).to(heads.k.dtype)
+            query = heads.q if self.asymmetric else clean
+            dropout = 0.0 if remaining else heads.dropout
+            before, low = low, attend(heads._replace(q=query, k=clean, dropout=dropout))
+            if remaining:
+                dual = clipped + before - low
+        return low
+
+    def extra_repr(self) -> str:
+        form = ", asymmetric=True" if self.asymmetric else ""
+        sign = ", dual_sign=1" if self.dual_sign == 1 else ""
+        return f"iterations={self.iterations}, sparsity={self.sparsity}, variant={self.variant!r}{form}{sign}"
+
+
+def clip(x: Tensor, tau: Tensor | None) -> Tensor:
+    """`x` limited to ±tau. The backward pass needs two bytes an entry instead of x; tau gets its gradient too."""
+    if tau is None:
+        return x
+    with torch.no_grad():
+        side = (x >= tau).to(torch.int8) - (x <= -tau).to(torch.int8)  # -1 below, 0 within, 1 above
+        within = side == 0
+    return torch.where(within, x, side * tau)
+
+
+def released_threshold(keys: Tensor, sparsity: float) -> Tensor | None:
+    """lambda · mu with mu = N · C / (4 ‖k_h‖₁): the published code, which counts all heads' channels."""
+    if math.isinf(sparsity):
+        return None
+    return sparsity * keys.shape[1] / (4 * _mean_size(keys))
+
+
+def paper_threshold(keys: Tensor, sparsity: float) -> Tensor | None:
+    """lambda / mu with mu = N · D / (4 ‖k_h‖₁): definition 1 of the paper."""
+    if math.isinf(sparsity):
+        return None
+    return 4 * sparsity * _mean_size(keys)
+
+
+THRESHOLDS: dict[str, Callable[[Tensor, float], Tensor | None]] = {
+    "released": released_threshold,
+    "paper": paper_threshold,
+}
+
+
+def _mean_size(keys: Tensor) -> Tensor:
+    """mean|k| of each sample and head, (B, H, 1, 1); all-zero keys count as tiny, so that nothing is divided by 0."""
+    return keys.abs().mean((-2, -1), keepdim=True).clamp(min=torch.finfo(keys.dtype).tiny ** 0.5)
+
+
+def _check(iterations: int, sparsity: float) -> None:
+    if not isinstance(iterations, int) or iterations < 1:
+        raise ConfigError(f"'rpc' got iterations={iterations!r}; it needs a whole number, at least 1.")
+    if not sparsity >= 0:
+        raise ConfigError(f"'rpc' got sparsity={sparsity!r} (the papers' lambda); it must be 0 or more.")
+    if sparsity == 0:
+        warnings.warn(
+            "'rpc' with sparsity=0 calls every key corrupt: attention becomes uniform, the mean of the values.",
+            stacklevel=3,
+        )
+
+
+def _require_pursuit(site: Site, asymmetric: bool) -> None:
+    if asymmetric:
+        site.require_self_attention("rpc")
+    else:
+        require_keys_can_ask("rpc", site, remedy="asymmetric=True keeps q. ")
+    if site.key_dim != site.value_dim:
+        raise UnsuitableSite(
+            f"'rpc' subtracts attention outputs from keys, so both need one width; at {site.name!r} ({site.family}) "
+            f"keys have {site.key_dim} and values {site.value_dim}. Choose other sites with where=…"
+        )

@@ -1,0 +1,57 @@
+"""Scaled attention: A (I − S) V, with S a matrix per head or alpha times the symmetric map of the keys.
+
+Teo & Nguyen 2024, arXiv:2406.13762, section "scaled attention". Computed as A (V − S V): S changes the values,
+then any kernel may attend.       H heads, M keys, E value width
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import SurgeryError
+from vitruvius.attention._core import Stage, attentions
+from vitruvius.attention.softmax import attend
+from vitruvius.heads import Heads, Site
+
+
+@attentions.register("scaled")
+class Scaled(Stage):
+    """Scaled attention, A (I − S) V; both forms begin as S = 0, which is softmax exactly.
+
+    form="matrix": S is a parameter (H, M, M), which fixes the number of keys. form="alpha": S is one learned
+    number, shared by the heads, times softmax(k kᵀ · scale + bias); any number of tokens.
+    """
+
+    writes = frozenset({"v"})
+    matrix: Tensor  # (H, M, M)
+    alpha: Tensor  # (1)
+
+    def __init__(self, site: Site, *, form: Literal["matrix", "alpha"] = "matrix") -> None:
+        super().__init__()
+        self.site_name, self.form = site.name, form
+        self.is_self_attention = site.attends not in ("class", "downsampled") and site.num_queries == site.num_keys
+        shape = (site.num_heads, site.num_keys, site.num_keys) if form == "matrix" else (1,)
+        self.register_parameter(form, nn.Parameter(torch.zeros(shape)))
+
+    def forward(self, heads: Heads) -> Heads:
+        mixed = self._matrix_mix(heads.v) if self.form == "matrix" else self._symmetric_mix(heads)
+        return heads._replace(v=heads.v - mixed)
+
+    def _matrix_mix(self, v: Tensor) -> Tensor:
+        if v.shape[-2] != self.matrix.shape[-1]:
+            raise SurgeryError(
+                f"'scaled' at {self.site_name!r} fixes the number of tokens: its matrix is for {self.matrix.shape[-1]} "
+                f"keys and met {v.shape[-2]}. Resample it with vitruvius.attention.interpolate, or use form='alpha'."
+            )
+        return self.matrix.to(v.dtype) @ v
+
+    def _symmetric_mix(self, heads: Heads) -> Tensor:
+        bias = heads.bias if self.is_self_attention else None
+        mixed = attend(heads._replace(q=heads.k, bias=bias, dropout=0.0))
+        return self.alpha.to(mixed.dtype) * mixed
+
+    def extra_repr(self) -> str:
+        return f"form={self.form!r}"

@@ -1,0 +1,36 @@
+"""Standardised queries and keys: each token's q and k get mean 0 and standard deviation 1 over the head width.
+
+What the reconstruction experiments train, arXiv:2406.13762 and arXiv:2505.07908.       D key width
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import UnsuitableSite
+from vitruvius.attention._core import Stage, attentions
+from vitruvius.heads import Heads, Site
+
+
+@attentions.register("standardised")
+class Standardised(Stage):
+    """Z-scored q and k, so that q·q = D − 1 for every token."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        site.require("standardised", "tokens", "windows", "class", "downsampled")
+        if site.key_dim < 2:
+            raise UnsuitableSite(f"'standardised' needs keys of width 2 or more; {site.name!r} has {site.key_dim}.")
+
+    def forward(self, heads: Heads) -> Heads:
+        return heads._replace(q=standardise(heads.q), k=standardise(heads.k))
+
+
+def standardise(x: Tensor) -> Tensor:
+    """(x − mean) / unbiased standard deviation over the last axis; a constant row becomes zeros."""
+    wide = x.float() if x.dtype.itemsize < 4 else x
+    mean = wide.mean(-1, keepdim=True)
+    variance = (wide - mean).square().sum(-1, keepdim=True) / (x.shape[-1] - 1)
+    constant = variance <= (torch.finfo(wide.dtype).eps * mean).square()  # nothing but rounding varies
+    return ((wide - mean) * variance.masked_fill(constant, torch.inf).rsqrt()).to(x.dtype)

@@ -1,0 +1,65 @@
+"""Symmetric attention: the keys ask the questions, softmax(k kᵀ · scale) v.
+
+Teo & Nguyen 2024, arXiv:2406.13762 ("SymViT").       H heads, D key width, C model width
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import SurgeryError
+from vitruvius.attention._core import Stage, attentions
+from vitruvius.heads import Heads, HeadWeights, Site
+
+
+@attentions.register("symmetric")
+class Symmetric(Stage):
+    """Keys take the place of the queries, so the map is symmetric before the softmax."""
+
+    discards = frozenset({"q"})
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        require_keys_can_ask("symmetric", site)
+
+    def forward(self, heads: Heads) -> Heads:
+        return heads._replace(q=heads.k)
+
+
+def require_keys_can_ask(part: str, site: Site, remedy: str = "") -> None:
+    """Refuse sites where a key cannot stand in for a query."""
+    site.require_self_attention(part)
+    if site.attends == "channels":
+        raise SurgeryError(
+            f"{part!r} replaces q by k, but at {site.name!r} ({site.family}) q carries the learned temperature, "
+            f"which would be lost and get no gradient. {remedy}Choose other sites with where=…"
+        )
+
+
+@torch.no_grad()
+def symmetrise(weights: HeadWeights) -> None:
+    """Rewrite the key projection so that k·k comes as near to the pretrained q·k as a symmetric form can.
+
+    With x̃ = (x, 1), q·k is x̃ᵀ G ỹ. Of all K̃ᵀK̃ of rank at most D the nearest to G (Frobenius) is made of
+    the D largest positive eigenpairs of (G + Gᵀ)/2. Without biases G has no row and column for the 1.
+    """
+    if (weights.q_bias is None) != (weights.k_bias is None):
+        raise SurgeryError("symmetrise needs biases on both q and k, or on neither; this site has one of them.")
+    q, k = _augmented(weights.q, weights.q_bias), _augmented(weights.k, weights.k_bias)  # (H, D, C + 1)
+    form = q.mT @ k  # (H, C + 1, C + 1)
+    if not form.isfinite().all():
+        raise SurgeryError("symmetrise found weights that are not finite; the checkpoint is damaged.")
+    values, vectors = torch.linalg.eigh((form + form.mT) / 2)
+    width = min(q.shape[1], values.shape[-1])
+    root = values[:, -width:].clamp(min=0).sqrt()  # (H, D)
+    best = k.new_zeros(k.shape)
+    best[:, :width] = root[..., None] * vectors[..., -width:].mT
+    weights.k.copy_(best[..., : weights.k.shape[-1]])
+    if weights.k_bias is not None:
+        weights.k_bias.copy_(best[..., -1])
+
+
+def _augmented(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """(H, D, C) and (H, D) side by side, in float64."""
+    return (weight if bias is None else torch.cat([weight, bias[..., None]], -1)).double()

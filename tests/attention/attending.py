@@ -1,0 +1,88 @@
+"""Sites and heads made by hand, golden files, and an attention layer written out, for the tests of this room."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from vitruvius.heads import Heads, Site
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def make_site(
+    attends="tokens", *, heads=3, queries=7, keys=None, key_dim=4, value_dim=None, name="blocks.0.attn", **more
+):
+    return Site(
+        name=name,
+        family="vit",
+        attends=attends,
+        num_heads=heads,
+        num_queries=queries,
+        num_keys=queries if keys is None else keys,
+        key_dim=key_dim,
+        value_dim=key_dim if value_dim is None else value_dim,
+        dim=heads * key_dim,
+        **more,
+    )
+
+
+def make_heads(batch=2, heads=3, tokens=7, width=4, *, seed=0, dtype=torch.float64, bias=None, scale=None):
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = torch.randn(3, batch, heads, tokens, width, generator=generator, dtype=torch.float64).to(dtype)
+    return Heads(q, k, v, bias, width**-0.5 if scale is None else scale)
+
+
+def read_golden(name):
+    """(tensors, metadata with numbers parsed) of a golden file."""
+    with safe_open(GOLDEN / f"{name}.safetensors", "pt") as file:
+        metadata = {key: _parsed(value) for key, value in file.metadata().items()}
+        return {key: file.get_tensor(key) for key in file.keys()}, metadata  # noqa: SIM118 (not a dict)
+
+
+def of_case(tensors, case):
+    """The tensors of one case, without its prefix."""
+    prefix = f"{case['id']}."
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def run_layer(tensors, num_heads, core):
+    """x → qkv → core → proj, differentiable; (heads before the core, out, leaves)."""
+    names = ("x", "qkv.weight", "qkv.bias", "proj.weight", "proj.bias")
+    leaves = {name: tensors[name].clone().requires_grad_() for name in names}
+    x = leaves["x"]
+    rows = torch.nn.functional.linear(x, leaves["qkv.weight"], leaves["qkv.bias"])  # (B, N, 2C or 3C)
+    split = rows.unflatten(-1, (-1, num_heads, x.shape[-1] // num_heads)).permute(2, 0, 3, 1, 4)
+    *query, k, v = split
+    q = query[0] if query else torch.full_like(k, torch.nan)  # KPCA's layers make no queries
+    heads = Heads(q, k, v, None, k.shape[-1] ** -0.5)
+    merged = core(heads).transpose(1, 2).flatten(2)
+    return heads, torch.nn.functional.linear(merged, leaves["proj.weight"], leaves["proj.bias"]), leaves
+
+
+def assert_golden(actual, expected, tolerance=1e-10):
+    """Equal up to `tolerance` of the largest entry."""
+    error = (actual - expected).abs().max() / expected.abs().max().clamp(min=1e-300)
+    assert error <= tolerance, f"relative error {error:.1e}"
+
+
+def assert_golden_gradients(loss, leaves, expected, *, prefix="grad", tolerance=1e-10):
+    """d loss / d leaf against `<prefix>_x` and `<prefix>.<parameter>`, every one of them."""
+    found = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, allow_unused=True)
+    checked = 0
+    for name, gradient in zip(leaves, found, strict=True):
+        key = {"grad": "grad_x", "grad_recon": "grad_x_recon"}[prefix] if name == "x" else f"{prefix}.{name}"
+        if key in expected:
+            scale = max(float(expected[key].abs().max()), 1e-6)
+            assert gradient is not None, key
+            assert float((gradient - expected[key]).abs().max()) <= tolerance * scale, key
+            checked += 1
+    assert checked >= 2
+
+
+def _parsed(value):
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
