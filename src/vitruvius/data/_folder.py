@@ -1,0 +1,131 @@
+"""Images in folders, one folder per class, through timm's reader; splits and classes are never guessed wrongly."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from PIL import Image
+from timm.data import ImageDataset, create_dataset
+from timm.data.readers.img_extensions import get_img_extensions
+from timm.utils.misc import natural_key
+
+from vitruvius._errors import DataError
+from vitruvius.data._config import DataConfig
+
+TRAIN_NAMES = ("train", "training")
+VALIDATION_NAMES = ("val", "valid", "validation", "eval", "evaluation")
+
+
+class FileImages:
+    """Images of one of timm's random-access readers: folders and Hugging Face data sets."""
+
+    def __init__(self, dataset: ImageDataset, name: str, num_classes: int) -> None:
+        self.reader, self.name, self.num_classes = dataset.reader, name, num_classes
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        file, label = self.reader[index]
+        with file:
+            image = Image.open(file)
+            image.load()
+        return image, int(label)
+
+    def describe(self, index: int) -> str:
+        return self.reader.filename(index, absolute=True) or f"image {index} of {self.name}"
+
+
+def open_folder(config: DataConfig, split: str) -> FileImages:
+    """`root/<split>/<class>/*.jpg`; the classes are those of the training folder, so labels agree between splits."""
+    root = _existing(config.root)
+    folder = split_folder(root, split)
+    classes = _classes(config, root, folder)
+    found = leaf_classes(folder)
+    if unknown := sorted(set(found) - set(classes), key=natural_key):
+        raise DataError(f"{folder} has classes that the training folder lacks: {', '.join(unknown[:5])}.")
+    dataset = create_dataset("folder", root=str(folder), search_split=False, class_map=classes)
+    return FileImages(dataset, f"folder/{split}", check_num_classes(config, str(folder), len(set(classes.values()))))
+
+
+def split_folder(root: Path, split: str) -> Path:
+    """The folder of a split: its name or a synonym; `.` is the root itself."""
+    synonyms = next((names for names in (TRAIN_NAMES, VALIDATION_NAMES) if split in names), ())
+    for name in (split, *synonyms):
+        if (root / name).is_dir():
+            return root / name
+    tried = ", ".join(dict.fromkeys((split, *synonyms)))
+    raise DataError(
+        f"no folder for the split {split!r} in {root} (tried {tried}). If the folders of the classes lie directly "
+        "in the root, write '.' as the name of the split."
+    )
+
+
+def leaf_classes(folder: Path) -> list[str]:
+    """Names of the folders that hold images, in natural order; an error if there are none or images outside."""
+    names: set[str] = set()
+    _collect(folder, names, depth=0)
+    if not names:
+        raise DataError(f"no images in {folder}; expected one subfolder per class with jpg, png or webp files inside.")
+    if names == {""}:
+        raise DataError(f"the images in {folder} lie in no class; put them into one subfolder per class.")
+    return sorted(names - {""}, key=natural_key)
+
+
+def check_num_classes(config: DataConfig, place: str, found: int | None) -> int:
+    """The number of classes, from the data or the recipe; they must agree unless a class map relates them."""
+    wanted = config.num_classes
+    if wanted is None:
+        if found is None:
+            raise DataError(f"{place} does not say how many classes it has; set data.num_classes.")
+        return found
+    if found is None:
+        return wanted
+    if found > wanted or (found < wanted and config.class_map is None):
+        raise DataError(
+            f"{place} has {found} classes, data.num_classes says {wanted}. "
+            "Correct it, or map a subset with data.class_map."
+        )
+    return wanted
+
+
+def _existing(root: str | None) -> Path:
+    if root is None:
+        raise DataError("data.root is not set; it must name the folder that holds the images.")
+    path = Path(root).expanduser()
+    if not path.is_dir():
+        kind = "is a file" if path.is_file() else "does not exist"
+        raise DataError(f"data folder {path} {kind}; set data.root to the folder that holds the images.")
+    return path
+
+
+def _classes(config: DataConfig, root: Path, folder: Path) -> dict[str, int]:
+    if config.class_map is not None:
+        return _read_class_map(config.class_map, root)
+    try:
+        source = split_folder(root, config.train_split)
+    except DataError:
+        source = folder  # evaluation data alone
+    return {name: number for number, name in enumerate(leaf_classes(source))}
+
+
+def _read_class_map(name: str, root: Path) -> dict[str, int]:
+    for path in (Path(name), root / name):
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return {line.strip(): number for number, line in enumerate(lines) if line.strip()}
+    raise DataError(f"class map {name} is neither a file nor in {root}; expected a text file, one class name a line.")
+
+
+def _collect(folder: Path, names: set[str], depth: int) -> None:
+    """Look into every folder, but below the top only until its first image: large sets are listed once, not twice."""
+    extensions = get_img_extensions(as_set=True)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                _collect(Path(entry.path), names, depth + 1)
+            elif Path(entry.name).suffix.lower() in extensions:
+                names.add(folder.name if depth else "")
+                if depth:
+                    return

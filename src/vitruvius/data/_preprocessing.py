@@ -1,0 +1,134 @@
+"""How an image becomes the model's input: sizes from the model, transforms from timm, pixels not normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN, create_transform
+from timm.data.transforms import str_to_interp_mode
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision import transforms
+
+from vitruvius._errors import ConfigError
+from vitruvius.data._config import DataConfig
+
+InputSize = Mapping[str, Any] | Sequence[int]
+Transform = Callable[[Image.Image], Tensor]  # → uint8 (C, H, W)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """The model's wishes, overruled by the recipe's."""
+
+    size: tuple[int, int, int]  # channels, height, width
+    interpolation: str
+    crop_pct: float
+    crop_mode: str
+    mean: tuple[float, ...]  # colour that fills the corners of rotated images, never subtracted
+
+
+def resolve(config: DataConfig, input_size: InputSize) -> Preprocessing:
+    """From timm's resolved data config of the model, or from (channels, height, width) alone."""
+    model: dict[str, Any] = dict(input_size) if isinstance(input_size, Mapping) else {"input_size": tuple(input_size)}
+    channels, height, width = model["input_size"]
+    if config.image_size is not None:
+        height = width = config.image_size
+    return Preprocessing(
+        size=(config.in_chans or channels, height, width),
+        interpolation=config.interpolation or model.get("interpolation") or "bicubic",
+        crop_pct=config.crop_pct or model.get("crop_pct") or 0.875,
+        crop_mode=config.crop_mode or model.get("crop_mode") or "center",
+        mean=tuple(model.get("mean") or IMAGENET_DEFAULT_MEAN),
+    )
+
+
+def eval_transform(pre: Preprocessing) -> Transform:
+    """Resize and crop, as the model was evaluated by its authors."""
+    transform: Transform = create_transform(
+        pre.size,
+        crop_pct=pre.crop_pct,
+        crop_mode=pre.crop_mode,
+        interpolation=pre.interpolation,
+        mean=pre.mean,
+        normalize=False,
+    )
+    return transform
+
+
+def train_transform(config: DataConfig, pre: Preprocessing) -> Transform:
+    """timm's training transform up to uint8; erasing and mixing follow on batches."""
+    jitter = 0.4 if config.color_jitter is None else config.color_jitter
+    try:
+        made = create_transform(
+            pre.size,
+            is_training=True,
+            no_aug=config.no_aug,
+            train_crop_mode=config.train_crop_mode,
+            scale=config.scale,
+            ratio=config.ratio,
+            hflip=0.5 if config.hflip is None else config.hflip,
+            vflip=config.vflip,
+            color_jitter=jitter if jitter else None,
+            color_jitter_prob=config.color_jitter_prob,
+            grayscale_prob=config.grayscale_prob,
+            gaussian_blur_prob=config.gaussian_blur_prob,
+            auto_augment=config.aa,
+            interpolation=config.train_interpolation,
+            mean=pre.mean,
+            normalize=False,
+        )
+    except (AssertionError, KeyError, ValueError) as error:
+        raise ConfigError(f"timm cannot make the training transform: {error!r}; see data.aa, data.scale, …") from error
+    return made if config.no_aug else transforms.Compose(_adapted(made.transforms, config, pre))
+
+
+def needs_pil(config: DataConfig) -> bool:
+    """Whether the recipe asks for augmentations that timm makes on PIL images, one by one."""
+    asked = (config.scale, config.ratio, config.aa, config.train_crop_mode)
+    amounts = (config.color_jitter, config.rotation, config.grayscale_prob, config.gaussian_blur_prob)
+    return any(value is not None for value in asked) or any(amounts) or config.rand_crop
+
+
+def gentle(config: DataConfig) -> DataConfig:
+    """Only what the recipe asks for: what suits photographs unasked does not suit digits."""
+    return replace(
+        config,
+        scale=config.scale or (1.0, 1.0),
+        ratio=config.ratio or (1.0, 1.0),
+        hflip=config.hflip or 0.0,
+        color_jitter=config.color_jitter or 0.0,
+    )
+
+
+def _adapted(steps: list[Any], config: DataConfig, pre: Preprocessing) -> list[Any]:
+    """Padding and cropping at the front, rotation before the conversion to a tensor."""
+    first, *middle, last = steps
+    pad = config.pad or 0
+    if config.rand_crop:
+        front = [transforms.RandomCrop(pre.size[1:], padding=pad or None, pad_if_needed=True)]
+    else:
+        front = [transforms.Pad(pad), first] if pad else [first]
+    turn = [transforms.RandomRotation(config.rotation)] if config.rotation else []
+    return [*front, *middle, *turn, last]
+
+
+def resize_pixels(images: Tensor, pre: Preprocessing) -> Tensor:
+    """Batches in memory to the model's size and channels; overshoot of bicubic curves is cut off."""
+    channels, height, width = pre.size
+    if images.shape[-2:] != (height, width):
+        mode = str_to_interp_mode(pre.interpolation).value
+        smooth = mode in ("bilinear", "bicubic")
+        if not smooth and mode != "nearest":
+            raise ConfigError(f"data in memory cannot be resized by {mode!r}; use nearest, bilinear or bicubic.")
+        images = F.interpolate(images, size=(height, width), mode=mode, antialias=smooth).clamp(0, 1)
+    return images if images.shape[1] == channels else images.expand(-1, channels, -1, -1)
+
+
+def to_pixels(images: Tensor) -> Tensor:
+    """uint8 → float32 in [0, 1]; floats are pixels already."""
+    return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
