@@ -69,9 +69,10 @@ def guess_input_size(model: nn.Module) -> Size:
 
 def _built_size(model: Any) -> tuple[int, int] | None:
     """The image size a model was built for, where it remembers one."""
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    if isinstance(size, tuple):
-        return size
+    for holder in (getattr(model, "patch_embed", None), model):
+        size = getattr(holder, "img_size", None)
+        if isinstance(size, tuple) and len(size) == 2:
+            return size
     for module in model.modules():  # LeViT: a stem of known stride, then attention of fixed resolution
         if hasattr(module, "attention_biases") and hasattr(module, "resolution") and hasattr(model, "stem"):
             stride = model.stem.stride

@@ -33,6 +33,9 @@ class Socket:
         cls.upstream = next(base for base in cls.__bases__ if issubclass(base, nn.Module))
         _SOCKETS[cls.upstream] = cls
 
+    def check(self) -> None:
+        """UnsuitableSite where this module cannot be rewired without changing what it computes."""
+
     def dropout_now(self) -> float:
         """Attention dropout of this moment: nothing in eval mode."""
         module: Any = self
@@ -95,6 +98,25 @@ def biases(bias: Tensor | None, *shape: int) -> Tensor | None:
 def fused_head_weights(qkv: Any, proj: Any, num_heads: int) -> HeadWeights:
     """Views where one projection makes q, k and v, one after the other, each head by head."""
     q, k, v = rows(qkv, 3, num_heads, qkv.weight.shape[0] // (3 * num_heads))  # each (H, D, C)
-    head_biases = biases(qkv.bias, 3, num_heads, q.shape[1])  # (3, H, D)
-    q_bias, k_bias, v_bias = (None, None, None) if head_biases is None else head_biases
+    by_kind = biases(qkv.bias, 3, num_heads, q.shape[1])  # (3, H, D)
+    q_bias, k_bias, v_bias = (None, None, None) if by_kind is None else by_kind
     return HeadWeights(q, k, v, columns(proj, num_heads, v.shape[1]), q_bias, k_bias, v_bias)
+
+
+def separate_head_weights(q: Any, k: Any, v: Any, proj: Any, num_heads: int) -> HeadWeights:
+    """Views where q, k and v have a projection each."""
+    shapes = [(num_heads, linear.weight.shape[0] // num_heads) for linear in (q, k, v)]
+    q_rows, k_rows, v_rows = (rows(linear, *shape) for linear, shape in zip((q, k, v), shapes, strict=True))
+    by_kind = [biases(linear.bias, *shape) for linear, shape in zip((q, k, v), shapes, strict=True)]
+    return HeadWeights(q_rows, k_rows, v_rows, columns(proj, *shapes[2]), by_kind[0], by_kind[1], by_kind[2])
+
+
+def split_heads(x: Tensor, kinds: int, num_heads: int) -> tuple[Tensor, ...]:
+    """(B, N, kinds·H·D) → `kinds` tensors (B, H, N, D)."""
+    B, N, _ = x.shape
+    return x.reshape(B, N, kinds, num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, H, N, E) → (B, N, H·E)."""
+    return x.transpose(1, 2).flatten(2)

@@ -136,12 +136,22 @@ def _bare(model: nn.Module, name: str) -> nn.Module:
             f"{name!r} is already rewired with {core}. Call restore(model, where={name!r}) first, "
             "or name all parts in one rewire."
         )
+    try:
+        cast(Any, socket_of(module)).check(module)
+    except UnsuitableSite as error:
+        raise UnsuitableSite(f"{name!r} cannot be rewired: {error}") from None
     return module
 
 
 def _site(name: str, socket: Socket, heads: Heads, root: nn.Module, size: Size) -> Site:
     items = heads.k.shape[-2]
-    prefix, grid = (0, socket.grid()) if socket.grid() else _layout(root, socket.attends, items, size)
+    own = socket.grid()
+    if own is not None and math.prod(own) != items:
+        raise SurgeryError(
+            f"{name!r} was built for {own[0]} x {own[1]} items, an image of size {size} brings {items}. "
+            "Say for which images the model was built: input_size=(channels, rows, columns)."
+        )
+    prefix, grid = _layout(root, socket.attends, items, size) if own is None else (0, own)
     return Site(
         name=name,
         family=socket.family,

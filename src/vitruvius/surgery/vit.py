@@ -1,6 +1,6 @@
 """The attention of ViT, DeiT and their many relatives: timm.layers.Attention.
 
-B batch, N tokens, C model width.
+B batch, H heads, N tokens, D head width, C model width.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from timm.layers.attention import resolve_self_attn_mask
 from torch import Tensor
 
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, fused_head_weights
+from vitruvius.surgery._socket import Socket, fused_head_weights, merge_heads, split_heads
 
 
 class ViTSocket(Socket, Attention):
@@ -21,12 +21,11 @@ class ViTSocket(Socket, Attention):
     family = "vit"
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        B, N, _ = x.shape
         gate = self.gate(x).sigmoid() if self.gate is not None else None
-        q, k, v = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-        bias = resolve_self_attn_mask(N, q, attn_mask, is_causal)
+        q, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
+        bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
         x = self.core(Heads(self.q_norm(q), self.k_norm(k), v, bias, self.scale, self.dropout_now()))
-        x = self.norm(x.transpose(1, 2).reshape(B, N, self.attn_dim))
+        x = self.norm(merge_heads(x))
         return self.proj_drop(self.proj(x if gate is None else x * gate))
 
     def head_weights(self: Any) -> HeadWeights:

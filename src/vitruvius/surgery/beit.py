@@ -1,0 +1,36 @@
+"""BEiT and BEiT v2: timm.models.beit.Attention, whose relative positions become the bias.
+
+B batch, H heads, N tokens, D head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.models.beit import Attention
+from torch import Tensor
+
+from vitruvius.heads import Heads, HeadWeights
+from vitruvius.surgery._socket import Socket, merge_heads, split_heads
+from vitruvius.surgery.eva import keyless_bias_head_weights, keyless_bias_qkv
+
+
+class BeitSocket(Socket, Attention):
+    """BEiT and BEiT v2, relative positions of its own or shared."""
+
+    family = "beit"
+
+    def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+        q, k, v = split_heads(keyless_bias_qkv(self, x), 3, self.num_heads)  # each (B, H, N, D)
+        bias = self._bias(shared_rel_pos_bias)
+        x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()))
+        return self.proj_drop(self.proj(merge_heads(x)))
+
+    def head_weights(self: Any) -> HeadWeights:
+        return keyless_bias_head_weights(self)
+
+    def _bias(self, shared: Tensor | None) -> Tensor | None:
+        if self.relative_position_bias_table is None:
+            return shared
+        own: Tensor = self._get_rel_pos_bias()  # (1, H, N, N)
+        return own if shared is None else own + shared

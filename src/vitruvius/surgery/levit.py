@@ -1,0 +1,69 @@
+"""LeViT, linear and convolutional: timm.models.levit.Attention and AttentionDownsample.
+
+B batch, H heads, N queries, M keys, D key width, E value width (twice or four times D).
+Upstream caches the biases in eval mode; here they are indexed afresh, so they follow the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.models.levit import Attention, AttentionDownsample
+from torch import Tensor
+
+from vitruvius.heads import Heads, HeadWeights
+from vitruvius.surgery._socket import Socket, columns, merge_heads, rows
+
+
+class LevitSocket(Socket, Attention):
+    """LeViT: values wider than keys, biases by distance."""
+
+    family = "levit"
+
+    def forward(self, x: Tensor) -> Tensor:
+        widths = [self.key_dim, self.key_dim, self.val_dim]
+        q, k, v = _by_head(self.qkv(x), self.num_heads).split(widths, dim=-1)  # (B, H, N, D), …, (B, H, N, E)
+        bias = self.attention_biases[:, self.attention_bias_idxs]  # (H, N, N)
+        out = self.core(Heads(q, k, v, bias, self.scale, 0.0))
+        return self.proj(_as_image(out, *x.shape[2:]) if self.use_conv else merge_heads(out))
+
+    def head_weights(self: Any) -> HeadWeights:
+        widths = [self.key_dim, self.key_dim, self.val_dim]
+        q, k, v = rows(self.qkv.linear, self.num_heads, sum(widths)).split(widths, dim=1)
+        return HeadWeights(q, k, v, columns(self.proj.ln.linear, self.num_heads, self.val_dim))
+
+    def grid(self: Any) -> tuple[int, int] | None:
+        return tuple(self.resolution)
+
+
+class LevitDownsampleSocket(Socket, AttentionDownsample):
+    """LeViT between stages: fewer queries than keys."""
+
+    family = "levit_downsample"
+    attends = "downsampled"
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, v = _by_head(self.kv(x), self.num_heads).split([self.key_dim, self.val_dim], dim=-1)  # (B, H, M, D or E)
+        q = _by_head(self.q(x), self.num_heads)  # (B, H, N, D)
+        bias = self.attention_biases[:, self.attention_bias_idxs]  # (H, N, M)
+        out = self.core(Heads(q, k, v, bias, self.scale, 0.0))
+        rows_columns = [-(-side // self.stride) for side in x.shape[2:]]
+        return self.proj(_as_image(out, *rows_columns) if self.use_conv else merge_heads(out))
+
+    def head_weights(self: Any) -> HeadWeights:
+        q = rows(self.q.ln.linear, self.num_heads, self.key_dim)
+        kv = rows(self.kv.linear, self.num_heads, self.key_dim + self.val_dim)
+        k, v = kv.split([self.key_dim, self.val_dim], dim=1)
+        return HeadWeights(q, k, v, columns(self.proj.ln.linear, self.num_heads, self.val_dim))
+
+
+def _by_head(x: Tensor, num_heads: int) -> Tensor:
+    """(B, N, H·D), or an image (B, H·D, rows, columns), → (B, H, N, D)."""
+    if x.ndim == 4:
+        return x.unflatten(1, (num_heads, -1)).flatten(3).mT
+    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+
+
+def _as_image(x: Tensor, rows: int, columns: int) -> Tensor:
+    """(B, H, N, E) → (B, H·E, rows, columns)."""
+    return x.mT.flatten(1, 2).unflatten(2, (rows, columns))

@@ -1,0 +1,68 @@
+"""ViTs with rotary position embedding: timm.layers.AttentionRope, grouped queries included.
+
+B batch, H heads, N tokens, D head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.layers import AttentionRope, apply_rot_embed_cat
+from timm.layers.attention import resolve_self_attn_mask
+from torch import Tensor
+
+from vitruvius._errors import UnsuitableSite
+from vitruvius.heads import Heads, HeadWeights
+from vitruvius.surgery._socket import Socket, fused_head_weights, merge_heads, separate_head_weights, split_heads
+
+
+class RopeSocket(Socket, AttentionRope):
+    """ViTs with rotary positions, fused or separate projections, grouped queries."""
+
+    family = "rope"
+
+    def forward(
+        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        gate = self.gate(x).sigmoid() if self.gate is not None else None
+        q, k, v = self._project(x)
+        q, k = rotate(self, self.q_norm(q), self.k_norm(k), v, rope)
+        k, v = _spread(k, self.num_heads), _spread(v, self.num_heads)
+        bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
+        x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()))
+        x = self.norm(merge_heads(x))
+        return self.proj_drop(self.proj(x if gate is None else x * gate))
+
+    def head_weights(self: Any) -> HeadWeights:
+        if self.qkv is not None:
+            return fused_head_weights(self.qkv, self.proj, self.num_heads)
+        if self.k_proj.weight.shape[0] != self.q_proj.weight.shape[0]:
+            raise UnsuitableSite("several heads share one key projection (grouped queries).")
+        return separate_head_weights(self.q_proj, self.k_proj, self.v_proj, self.proj, self.num_heads)
+
+    def width(self: Any) -> int:
+        return int((self.q_proj if self.qkv is None else self.qkv).weight.shape[1])
+
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        if self.qkv is not None:
+            return split_heads(self.qkv(x), 3, self.num_heads)
+        return tuple(
+            p(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
+
+
+def rotate(module: Any, q: Tensor, k: Tensor, v: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Turn queries and keys by their positions; prefix tokens have none."""
+    if rope is None:
+        return q, k
+    prefix = module.num_prefix_tokens
+    turned = (apply_rot_embed_cat(x[:, :, prefix:], rope, half=module.rotate_half) for x in (q, k))
+    q, k = (torch.cat([x[:, :, :prefix], t], dim=2).type_as(v) for x, t in zip((q, k), turned, strict=True))
+    return q, k
+
+
+def _spread(x: Tensor, num_heads: int) -> Tensor:
+    """Give every query head its own copy of the key or value head it shares."""
+    groups = num_heads // x.shape[1]
+    return x if groups == 1 else x.repeat_interleave(groups, dim=1)

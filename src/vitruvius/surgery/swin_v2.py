@@ -1,0 +1,72 @@
+"""Swin v2, Microsoft's and Christoph Reich's: cosine attention, its temperature in q; positions from a small network.
+
+B batch of windows, H heads, N tokens of a window, D head width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch.nn.functional as F
+from timm.models.swin_transformer_v2 import WindowAttention
+from timm.models.swin_transformer_v2_cr import WindowMultiHeadAttention
+from torch import Tensor
+
+from vitruvius.heads import Heads, HeadWeights
+from vitruvius.surgery._socket import Socket, fused_head_weights, merge_heads, split_heads
+from vitruvius.surgery.eva import keyless_bias_head_weights, keyless_bias_qkv
+from vitruvius.surgery.swin import windowed
+
+MAX_LOG_TEMPERATURE = math.log(1.0 / 0.01)
+
+
+class SwinV2Socket(Socket, WindowAttention):
+    """Swin v2: cosine attention in windows."""
+
+    family = "swin_v2"
+    attends = "windows"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = split_heads(keyless_bias_qkv(self, x), 3, self.num_heads)  # each (B, H, N, D)
+        q, k = cosine(q, k, v, self.logit_scale)
+        bias = windowed(self._positions(), mask, len(x))
+        x = self.core(Heads(q, k, v, bias, 1.0, self.dropout_now()))
+        return self.proj_drop(self.proj(merge_heads(x)))
+
+    def head_weights(self: Any) -> HeadWeights:
+        return keyless_bias_head_weights(self)
+
+    def grid(self: Any) -> tuple[int, int] | None:
+        return tuple(self.window_size)
+
+    def _positions(self) -> Tensor:
+        table = self.cpb_mlp(self.relative_coords_table).view(-1, self.num_heads)
+        positions = table[self.relative_position_index].movedim(-1, 0)  # (H, N, N)
+        return 16 * positions.sigmoid()[None]
+
+
+class SwinV2CrSocket(Socket, WindowMultiHeadAttention):
+    """Swin v2 as written by Christoph Reich."""
+
+    family = "swin_v2_cr"
+    attends = "windows"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
+        q, k = cosine(q, k, v, self.logit_scale.view(-1, 1, 1))
+        bias = windowed(self._relative_positional_encodings(), mask, len(x))
+        x = self.core(Heads(q, k, v, bias, 1.0, self.dropout_now()))
+        return self.proj_drop(self.proj(merge_heads(x)))
+
+    def head_weights(self: Any) -> HeadWeights:
+        return fused_head_weights(self.qkv, self.proj, self.num_heads)
+
+    def grid(self: Any) -> tuple[int, int] | None:
+        return tuple(self.window_size)
+
+
+def cosine(q: Tensor, k: Tensor, v: Tensor, log_temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Directions of q and k, the temperature of each head (H, 1, 1) put into q."""
+    temperature = log_temperature.clamp(max=MAX_LOG_TEMPERATURE).exp()
+    return (F.normalize(q, dim=-1) * temperature).type_as(v), F.normalize(k, dim=-1).type_as(v)
