@@ -70,12 +70,18 @@ def sockets() -> list[tuple[str, str, str]]:
 
 
 def inner(model: nn.Module) -> nn.Module:
-    """The timm model inside wrappers that declare `looks_through = True` and hold it as `.model`."""
-    while getattr(type(model), "looks_through", False):
-        wrapped = model.model
-        assert isinstance(wrapped, nn.Module)
+    """The timm model inside its wrappers: PixelModel, a compiled model, DistributedDataParallel."""
+    while (wrapped := _wrapped(model)) is not None:
         model = wrapped
     return model
+
+
+def _wrapped(model: Any) -> nn.Module | None:
+    if getattr(type(model), "looks_through", False):  # how our own wrappers declare themselves
+        return model.model
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.module
+    return getattr(model, "_orig_mod", None)
 
 
 def rows(linear: Any, *shape: int) -> Tensor:

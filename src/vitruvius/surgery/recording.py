@@ -11,8 +11,9 @@ from torch import nn
 from vitruvius.attention import build_core
 from vitruvius.heads import Heads
 from vitruvius.surgery._dry_run import Size
+from vitruvius.surgery._sites import Where, select, survey
 from vitruvius.surgery._socket import Socket, inner
-from vitruvius.surgery.rewiring import Where, plug, refuse_compiled, select, survey, unplug
+from vitruvius.surgery.rewiring import plug, refuse_compiled, unplug
 
 OnHeads = Callable[[str, Heads], None]
 
@@ -40,8 +41,9 @@ def record(
     cores = {name: module.core for name, module in bare.items()}
     seen: dict[str, Heads] = {}
     keep = seen.__setitem__ if on_heads is None else on_heads
-    handles = [_watch(root.get_submodule(name), name, keep, detach) for name in chosen]
+    handles: list[Any] = []
     try:
+        handles += [_watch(root.get_submodule(name), name, keep, detach) for name in chosen]
         yield seen
     finally:
         for handle in handles:
