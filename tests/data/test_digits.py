@@ -100,13 +100,11 @@ def test_no_aug_gives_the_images_as_they_are():
 
 
 def test_augmentations_of_pil_images_work_on_digits_too_and_add_nothing_unasked():
-    config = DataConfig(rotation=1e-9, workers=0, batch_size=479)
-    images, _, ids = everything(train_loader(config, input_size=SIZE, seed=0))
+    few = {"workers": 0, "batch_size": 50, "train_num_samples": 100}
+    images, _, ids = everything(train_loader(DataConfig(rotation=1e-9, **few), input_size=SIZE, seed=0))
     originals, _, _ = everything(plain("train"))
     torch.testing.assert_close(images, originals[ids], atol=0.5 / 255 + 1e-6, rtol=0)
-    turned, _, _ = everything(
-        train_loader(DataConfig(aa="rand-m9", workers=0, batch_size=479), input_size=SIZE, seed=0)
-    )
+    turned, _, _ = everything(train_loader(DataConfig(aa="rand-m9", **few), input_size=SIZE, seed=0))
     assert (turned - images).abs().mean() > 0.02
 
 
@@ -141,3 +139,13 @@ def test_a_limit_uses_a_fixed_random_choice():
     assert torch.equal(ids, everything(eval_loader(config, input_size=SIZE))[2])
     assert ids[-1] > 100  # not simply the first ones
     assert train_loader(config, input_size=SIZE, seed=1).num_images == 100
+
+
+def test_classes_that_disagree_with_the_recipe_are_refused():
+    with pytest.raises(DataError, match=r"digits/validation has 10 classes, data\.num_classes says 7"):
+        plain("validation", num_classes=7)
+
+
+def test_ids_outside_the_data_are_refused():
+    with pytest.raises(DataError, match="has 360 images; ids must lie between 0 and 359"):
+        eval_loader(DataConfig(), input_size=SIZE, only=torch.tensor([0, 360]))

@@ -11,6 +11,7 @@ from timm.data.readers.img_extensions import get_img_extensions
 from timm.utils.misc import natural_key
 
 from vitruvius._errors import DataError
+from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
 
 TRAIN_NAMES = ("train", "training")
@@ -38,15 +39,31 @@ class FileImages:
 
 
 def open_folder(config: DataConfig, split: str) -> FileImages:
-    """`root/<split>/<class>/*.jpg`; the classes are those of the training folder, so labels agree between splits."""
-    root = _existing(config.root)
+    """`root/<split>/<class>/*.jpg`; the classes are those of the training folder, so labels agree between splits.
+
+    A class map chooses and numbers the classes instead; folders that it does not name are left out.
+    """
+    root = existing_folder(config.root)
     folder = split_folder(root, split)
     classes = _classes(config, root, folder)
-    found = leaf_classes(folder)
-    if unknown := sorted(set(found) - set(classes), key=natural_key):
+    unknown = [name for name in leaf_classes(folder) if name not in classes]
+    if unknown and config.class_map is None:
         raise DataError(f"{folder} has classes that the training folder lacks: {', '.join(unknown[:5])}.")
+    if len(unknown) == len(leaf_classes(folder)):
+        raise DataError(f"the class map {config.class_map} names none of the folders in {folder}.")
     dataset = create_dataset("folder", root=str(folder), search_split=False, class_map=classes)
     return FileImages(dataset, f"folder/{split}", check_num_classes(config, str(folder), len(set(classes.values()))))
+
+
+def open_hugging_face(config: DataConfig, split: str) -> FileImages:
+    """`hfds/<owner>/<name>`: a Hugging Face data set with random access, cached under `root`."""
+    require("datasets", "hf")
+    try:
+        dataset = create_dataset(config.dataset, root=config.root, split=split, class_map=config.class_map)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise DataError(f"cannot open {config.dataset} ({split}): {error}") from error
+    found = len(dataset.reader.class_to_idx) or None
+    return FileImages(dataset, f"{config.dataset}/{split}", check_num_classes(config, config.dataset, found))
 
 
 def split_folder(root: Path, split: str) -> Path:
@@ -90,7 +107,8 @@ def check_num_classes(config: DataConfig, place: str, found: int | None) -> int:
     return wanted
 
 
-def _existing(root: str | None) -> Path:
+def existing_folder(root: str | None) -> Path:
+    """The folder itself, or an error that says what is wrong with it."""
     if root is None:
         raise DataError("data.root is not set; it must name the folder that holds the images.")
     path = Path(root).expanduser()

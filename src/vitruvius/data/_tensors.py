@@ -35,9 +35,11 @@ class TensorSet:
     num_classes: int
     pad: int = 0  # pixels of shift that suit the data, if the recipe does not say
     hflip: float = 0.0
+    rows: Tensor | None = None  # id → row, -1 where there is none; None: ids are rows
+    broken: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.labels if self.rows is None else self.rows)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
         """One image as 8-bit PIL, for augmentations that work on those."""
@@ -95,6 +97,8 @@ class TensorLoader(BatchLoader):
         self.order, self.pre, self.config = order, pre, config
         self.images = data.images.to(self.device)
         self.labels = data.labels.to(self.device)
+        self.rows = data.rows
+        self.broken = list(data.broken)
         self.pad = data.pad if config.pad is None else config.pad
         self.hflip = data.hflip if config.hflip is None else config.hflip
 
@@ -104,13 +108,14 @@ class TensorLoader(BatchLoader):
     def with_ids(self) -> Iterator[BatchWithIds]:
         size = self.order.batch_size
         ids, keys = self.order.epoch(self.epoch)
-        here, keys = ids.to(self.device), keys.to(self.device)
+        rows = (ids if self.rows is None else self.rows[ids]).to(self.device)
+        keys = keys.to(self.device)
         for start in range(self.start_batch * size, len(ids), size):
             batch = slice(start, start + size)
-            yield self._pixels(here[batch], keys[batch]), self.labels[here[batch]], ids[batch]
+            yield self._pixels(rows[batch], keys[batch]), self.labels[rows[batch]], ids[batch]
 
-    def _pixels(self, ids: Tensor, keys: Tensor) -> Tensor:
-        images = to_pixels(self.images[ids])
+    def _pixels(self, rows: Tensor, keys: Tensor) -> Tensor:
+        images = to_pixels(self.images[rows])
         augmented = self.order.shuffle and not self.config.no_aug
         if augmented:
             images = shift(images, keys, pad=self.pad)

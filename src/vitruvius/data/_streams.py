@@ -1,0 +1,154 @@
+"""Data that can only be read in order (tfds, webdataset, streamed Hugging Face sets), through timm's readers.
+
+Evaluation reads the whole stream in every process and keeps each image in exactly one; ids are positions in the
+stream. Training leaves order and wrap-around to the reader: equal seed and number of workers, equal images.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from timm.data import create_dataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from vitruvius._errors import DataError
+from vitruvius._files import is_url
+from vitruvius._registry import require
+from vitruvius.data._config import DataConfig
+from vitruvius.data._decoding import Sample, collate, pil_mode, pixels_of
+from vitruvius.data._folder import check_num_classes, existing_folder
+from vitruvius.data._image_loader import usable_cores
+from vitruvius.data._loader import BatchLoader, BatchWithIds
+from vitruvius.data._noise import seed_of, seeded
+from vitruvius.data._preprocessing import Preprocessing, Transform
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = {"tfds": ("tensorflow_datasets", "tfds"), "wds": ("webdataset", "wds"), "hfids": ("datasets", "hf")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """A reader of timm: iterates (PIL image, label)."""
+
+    name: str
+    reader: Any
+    num_classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The part of one process."""
+
+    training: bool
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    epoch: int = 0
+
+
+def open_stream(config: DataConfig, split: str, pre: Preprocessing, *, training: bool, seed: int = 0) -> Stream:
+    """`tfds/…`, `wds/…` or `hfids/…`, after a look for the package it needs."""
+    kind = config.dataset.partition("/")[0]
+    require(*PACKAGES[kind])
+    limit = config.train_num_samples if training else config.val_num_samples
+    if kind == "tfds" and limit is not None:
+        raise DataError("tfds takes a number of images in the name of the split, as in train[:1000].")
+    if kind == "wds" and not (config.root and is_url(config.root)):
+        existing_folder(config.root)
+    try:
+        dataset = create_dataset(
+            config.dataset,
+            root=config.root,
+            split=split,
+            class_map=config.class_map,
+            is_training=training,
+            batch_size=config.batch_size,
+            num_samples=limit,
+            seed=seed,
+            download=config.download,
+            input_img_mode=pil_mode(pre.size[0]),
+        )
+    except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
+        raise DataError(f"cannot open {config.dataset} ({split}) in {config.root}: {error}") from error
+    found = len(getattr(dataset.reader, "class_to_idx", None) or ()) or None
+    classes = check_num_classes(config, config.dataset, found)
+    return Stream(name=f"{config.dataset}/{split}", reader=dataset.reader, num_classes=classes)
+
+
+class Streamed(IterableDataset[Sample]):
+    """Samples of one process, or of one of its workers."""
+
+    def __init__(self, reader: Any, transform: Transform, share: Share) -> None:
+        self.reader, self.transform, self.share = reader, transform, share
+
+    def __iter__(self) -> Iterator[Sample]:
+        share, worker = self.share, get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        for position, (image, label) in enumerate(self.reader):
+            number = position * step + first
+            if share.training:
+                number = number * share.world_size + share.rank
+            elif number % share.world_size != share.rank:
+                continue
+            key = seed_of(share.seed, share.epoch, number)
+            with seeded(key, restore=worker is None):
+                yield Sample(number, key, int(label), self.transform(image))
+
+
+class StreamLoader(BatchLoader):
+    """Batches of a stream; resuming in the middle of an epoch reads the skipped images again."""
+
+    def __init__(
+        self, stream: Stream, share: Share, transform: Transform, config: DataConfig, device: torch.device | str
+    ) -> None:
+        reader = stream.reader
+        super().__init__(stream.name, int(reader.num_samples), stream.num_classes, device)
+        self.reader, self.share, self.transform, self.config = reader, share, transform, config
+        self.batch_size = config.batch_size if share.training else config.eval_batch_size or config.batch_size
+        self.workers = min(config.workers, usable_cores() if share.training else 1)  # one worker keeps the order
+        reader.dist_rank, reader.dist_num_replicas = (share.rank, share.world_size) if share.training else (0, 1)
+        reader.set_loader_cfg(num_workers=max(1, self.workers))
+
+    def __len__(self) -> int:
+        if self.share.training:
+            return len(self.reader) // self.batch_size
+        mine = len(range(self.share.rank, self.num_images, self.share.world_size))
+        return -(-mine // self.batch_size)
+
+    def with_ids(self) -> Iterator[BatchWithIds]:
+        seen = 0
+        for batch in itertools.islice(self._loader(), self.start_batch, None):
+            seen += len(batch.ids)
+            images = pixels_of(batch, self.config, self.device, self.share.training)
+            yield images, batch.labels.to(self.device), batch.ids
+        if not self.share.training and self.start_batch == 0:
+            self._compare(seen)
+
+    def _loader(self) -> DataLoader[Any]:
+        """New workers for each epoch, so that their seeds are those of the epoch."""
+        self.reader.set_epoch(self.epoch)
+        self.reader.ds = None  # a reader of this process starts afresh as well
+        share = replace(self.share, epoch=self.epoch)
+        return DataLoader(
+            Streamed(self.reader, self.transform, share),
+            batch_size=self.batch_size,
+            drop_last=share.training,
+            collate_fn=collate,
+            num_workers=self.workers,
+            pin_memory=self.device.type not in ("cpu", "mps", "meta"),
+            generator=torch.Generator().manual_seed(seed_of(share.seed, self.epoch, share.rank)),
+        )
+
+    def _compare(self, seen: int) -> None:
+        """Readers of streams drop what they cannot decode; that must not go unnoticed in an evaluation."""
+        missing = len(range(self.share.rank, self.num_images, self.share.world_size)) - seen
+        if missing > 0 and self.config.broken == "error":
+            raise DataError(f"{self.name} lacks {missing} of its images; skip broken ones with data.broken=skip.")
+        if missing > 0:
+            logger.warning("%s lacks %d of its images, which could not be read", self.name, missing)

@@ -1,0 +1,116 @@
+"""Shift, flip and erase on batches, each against a slow loop or against timm."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from timm.data.random_erasing import RandomErasing
+
+from vitruvius.data._augment import erase, flip, shift, truncated_normal
+from vitruvius.data._noise import image_keys, seeded, uniform
+
+
+def batch(number=16, size=(3, 12, 10)):
+    images = torch.rand(number, *size, generator=torch.Generator().manual_seed(0))
+    return images, image_keys(torch.arange(number), torch.zeros(number, dtype=torch.int64), seed=0, epoch=0)
+
+
+def test_shift_is_padding_and_cropping_image_by_image():
+    images, keys = batch()
+    padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
+    offsets = (uniform(keys, 1, 2) * 5).long()
+    assert offsets.unique().tolist() == [0, 1, 2, 3, 4]
+    slow = [image[:, r : r + 12, c : c + 10] for image, (r, c) in zip(padded, offsets.tolist(), strict=True)]
+    assert torch.equal(shift(images, keys, pad=2), torch.stack(slow))
+
+
+def test_no_padding_changes_nothing():
+    images, keys = batch()
+    assert shift(images, keys, pad=0) is images
+
+
+def test_certain_flips_flip_and_impossible_ones_do_not():
+    images, keys = batch()
+    assert torch.equal(flip(images, keys, hflip=1.0, vflip=0.0), images.flip(-1))
+    assert torch.equal(flip(images, keys, hflip=0.0, vflip=1.0), images.flip(-2))
+    assert torch.equal(flip(images, keys, hflip=0.0, vflip=0.0), images)
+
+
+def test_flips_happen_as_often_as_asked_and_independently():
+    images, keys = batch(2000, (1, 2, 2))
+    mirrored = (flip(images, keys, hflip=0.3, vflip=0.0) != images).flatten(1).any(1)
+    upturned = (flip(images, keys, hflip=0.0, vflip=0.3) != images).flatten(1).any(1)
+    assert abs(mirrored.float().mean() - 0.3) < 0.04
+    assert abs((mirrored & upturned).float().mean() - 0.09) < 0.03
+
+
+def slow_box(luck, height, width, count):
+    """timm's rule, written out: the first of ten boxes that fits."""
+    for attempt in range(10):
+        u = luck[4 * attempt : 4 * attempt + 4]
+        area = (0.02 + (1 / 3 - 0.02) * u[0]) * height * width / count
+        aspect = math.exp(math.log(0.3) + (math.log(1 / 0.3) - math.log(0.3)) * u[1])
+        tall, wide = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if tall < height and wide < width:
+            top, left = int(u[2] * (height - tall + 1)), int(u[3] * (width - wide + 1))
+            return slice(top, top + tall), slice(left, left + wide)
+    return slice(0, 0), slice(0, 0)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_black_boxes_are_where_a_slow_loop_puts_them(count):
+    images, keys = batch(64)
+    luck = uniform(keys, 4, 2)
+    expected = images.clone()
+    for i in range(len(images)):
+        if luck[i, 0] < 0.7:
+            boxes = 1 + int(luck[i, 1] * count)
+            for number in range(boxes):
+                rows, columns = slow_box(uniform(keys[i : i + 1], 5 + 2 * number, 40)[0].tolist(), 12, 10, boxes)
+                expected[i, :, rows, columns] = 0
+    erased = erase(images, keys, probability=0.7, mode="const", count=count)
+    assert torch.equal(erased, expected)
+    assert not torch.equal(erased, images)
+
+
+@pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
+def test_erased_images_are_still_pixels(mode):
+    images, keys = batch(64)
+    erased = erase(images, keys, probability=1.0, mode=mode, count=3)
+    changed = (erased != images).any(1)  # (B, H, W)
+    assert erased.min() >= 0
+    assert erased.max() <= 1
+    assert changed.flatten(1).any(1).all()
+    values = [erased[i, 0][changed[i]].unique().numel() for i in range(64)]
+    assert (max(values) > 10) == (mode == "pixel")
+    assert (max(values) == 1) == (mode == "const")
+
+
+def test_the_erased_area_is_that_of_timms_random_erasing():
+    images = torch.full((600, 1, 32, 32), 0.5)
+    keys = image_keys(torch.arange(600), torch.zeros(600, dtype=torch.int64), seed=1, epoch=0)
+    ours = erase(images, keys, probability=0.5, mode="const", count=2)
+    with seeded(0):
+        theirs = RandomErasing(0.5, mode="const", max_count=2, device="cpu")(images.clone())
+    for statistic in (lambda x: x.flatten(1).any(1), lambda x: x):  # how many images, how many pixels
+        a, b = (statistic(x == 0).double().mean() for x in (ours, theirs))
+        assert abs(a - b) < 0.06 * a + 0.06 * b
+
+
+def test_erasing_does_not_depend_on_the_company_in_the_batch():
+    images, keys = batch(8)
+    whole = erase(images, keys, probability=0.8, mode="pixel", count=2)
+    alone = [erase(images[i : i + 1], keys[i : i + 1], probability=0.8, mode="pixel", count=2) for i in range(8)]
+    assert torch.equal(whole, torch.cat(alone))
+
+
+def test_noise_is_normal_truncated_to_the_unit_interval():
+    u = (torch.arange(100_000) + 0.5) / 100_000
+    x = truncated_normal(u).double()
+    from scipy.stats import truncnorm
+
+    expected = truncnorm(-2, 2, loc=0.5, scale=0.25).ppf(u.double().numpy())
+    torch.testing.assert_close(x, torch.from_numpy(expected), atol=2e-5, rtol=0)
+    assert truncated_normal(torch.zeros(1)).item() == pytest.approx(0, abs=1e-6)
