@@ -1,0 +1,118 @@
+"""Example images with their attention, for the viewer: attention.safetensors and attention.json of a run.
+
+The first holds `images` (n, 3, h, w) uint8 and for each site its maps (n, H, N, N) float16; the second `grid`
+[rows, columns], `num_prefix_tokens`, `labels` and `predictions`, and under `sites` the grid and prefix tokens of
+sites that differ.     n images, H heads, N tokens
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from vitruvius._errors import RunError
+from vitruvius._files import atomic_write_text, save_tensors
+from vitruvius.report._readers import natural, read_json, read_tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteMaps:
+    """The maps of one site and how its tokens lie on the image."""
+
+    name: str
+    maps: np.ndarray  # (n, H, N, N)
+    grid: tuple[int, int]
+    num_prefix_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """A few images, what they show, what the model said, and where it looked."""
+
+    images: np.ndarray  # (n, 3, h, w) uint8
+    labels: list[str]
+    predictions: list[str]
+    sites: list[SiteMaps]
+
+
+def save_examples(
+    run: str | Path,
+    *,
+    images: Tensor,
+    maps: Mapping[str, Tensor],
+    grid: tuple[int, int],
+    num_prefix_tokens: int,
+    labels: Sequence[str | int] = (),
+    predictions: Sequence[str | int] = (),
+    sites: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Write the two files of the viewer into a run folder.
+
+    images: (n, 1 or 3, h, w), uint8, or floats in [0, 1]. maps: site → (n, H, N, N), N = prefix tokens + rows·columns.
+    sites: for sites that lie otherwise, {site: {"grid": (rows, columns), "num_prefix_tokens": int}}.
+    """
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise RunError(f"images of examples have shape (n, 1 or 3, height, width); got {tuple(images.shape)}.")
+    if "images" in maps:
+        raise RunError("no site may be called 'images' in the examples of attention.")
+    pixels = (images.float() * 255).round().clamp(0, 255).byte() if images.is_floating_point() else images
+    facts = {
+        "grid": list(grid),
+        "num_prefix_tokens": num_prefix_tokens,
+        "labels": list(labels),
+        "predictions": list(predictions),
+        "sites": {site: dict(placement) for site, placement in (sites or {}).items()},
+    }
+    tensors = {"images": pixels.expand(-1, 3, -1, -1), **{site: tensor.half() for site, tensor in maps.items()}}
+    save_tensors(Path(run) / "attention.safetensors", tensors)
+    atomic_write_text(Path(run) / "attention.json", json.dumps(facts, indent=1))
+
+
+def read_examples(run: Path, remarks: list[str]) -> Examples | None:
+    """The examples of a run, or None and a remark."""
+    path = run / "attention.safetensors"
+    if not path.is_file():
+        remarks.append("no attention.safetensors: the attention viewer is left out.")
+        return None
+    facts = read_json(run / "attention.json", remarks, lost="the attention viewer")
+    tensors = read_tensors(path, remarks, lost="the attention viewer is left out")
+    images = tensors.pop("images", None)
+    if not facts or images is None:
+        return None
+    if images.ndim != 4 or images.shape[1] != 3 or images.dtype != np.uint8 or len(images) == 0:
+        remarks.append(f"attention.safetensors: images are {images.dtype} {images.shape}, not uint8 (n, 3, h, w).")
+        return None
+    places = [_place(site, facts, tensors[site], len(images), remarks) for site in sorted(tensors, key=natural)]
+    sites = [site for site in places if site is not None]
+    labels, predictions = (_texts(facts.get(key), len(images)) for key in ("labels", "predictions"))
+    return Examples(images=images, labels=labels, predictions=predictions, sites=sites) if sites else None
+
+
+def _place(site: str, facts: dict[str, Any], maps: np.ndarray, n: int, remarks: list[str]) -> SiteMaps | None:
+    """Lay the maps of one site on its grid; maps that do not fit are left out with a remark."""
+    try:
+        own = {**facts, **(facts.get("sites") or {}).get(site, {})}
+        rows, columns = (int(size) for size in own["grid"])
+        prefix = int(own["num_prefix_tokens"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        remarks.append("attention.json: grid and num_prefix_tokens are needed to lay attention over an image.")
+        return None
+    tokens = prefix + rows * columns
+    if maps.ndim != 4 or maps.shape[0] != n or maps.shape[2:] != (tokens, tokens) or not np.isfinite(maps).all():
+        remarks.append(
+            f"attention.safetensors: {site} has shape {maps.shape}, not {n} images, heads and finite maps of "
+            f"{tokens} × {tokens} tokens; it is left out of the viewer."
+        )
+        return None
+    return SiteMaps(name=site, maps=maps, grid=(rows, columns), num_prefix_tokens=prefix)
+
+
+def _texts(values: Any, n: int) -> list[str]:
+    values = [str(value) for value in values] if isinstance(values, list) else []
+    return (values + [""] * n)[:n]

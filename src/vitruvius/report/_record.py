@@ -1,0 +1,81 @@
+"""What only the model itself can tell a report: where it looks in a few images, and what it is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import NoSiteError
+from vitruvius._files import atomic_write_text
+from vitruvius.attention.softmax import attention_map
+from vitruvius.heads import Heads, Site
+from vitruvius.report._examples import save_examples
+from vitruvius.surgery import inner, record, survey
+
+
+@torch.no_grad()
+def record_examples(
+    run: str | Path, model: nn.Module, images: Tensor, labels: Sequence[str | int] = (), *, where: str = "*"
+) -> list[str]:
+    """Run the model on a few images (n, 3, h, w) and keep its attention for the viewer; the sites that were kept.
+
+    A map is the softmax of the heads as they leave the stages of a core; kernels other than softmax are shown by it
+    too. Sites whose queries and keys do not lie on one grid (windows, channels, downsampling) have no place here.
+    Train or eval mode is the caller's.
+    """
+    sites = survey(model)
+    with record(model, where) as seen:
+        predictions = model(images).argmax(-1).tolist()
+    shown = [site for name in seen if _lies_on_grid(site := sites[name])]
+    if not shown:
+        raise NoSiteError(f"none of the {len(sites)} attention sites attends over a grid of patches; nothing to view.")
+    maps = {site.name: attention_map(_after_stages(model, site.name, seen[site.name])).cpu() for site in shown}
+    places = {site.name: {"grid": site.grid, "num_prefix_tokens": site.num_prefix_tokens} for site in shown}
+    first = shown[0]
+    assert first.grid is not None
+    save_examples(
+        run,
+        images=images.cpu(),
+        maps=maps,
+        grid=first.grid,
+        num_prefix_tokens=first.num_prefix_tokens,
+        labels=labels,
+        predictions=predictions,
+        sites={name: place for name, place in places.items() if place != places[first.name]},
+    )
+    return list(maps)
+
+
+def save_model_facts(run: str | Path, model: nn.Module) -> None:
+    """Write model.json: parameters of the model, and each attention site with its core."""
+    try:
+        sites = survey(model)
+    except NoSiteError:
+        sites = {}
+    facts = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "sites": [{**dataclasses.asdict(site), "core": _core(model, name)} for name, site in sites.items()],
+    }
+    atomic_write_text(Path(run) / "model.json", json.dumps(facts, indent=1))
+
+
+def _lies_on_grid(site: Site) -> bool:
+    return site.attends == "tokens" and site.grid is not None and site.num_queries == site.num_keys
+
+
+def _after_stages(model: nn.Module, name: str, heads: Heads) -> Heads:
+    core: Any = getattr(inner(model).get_submodule(name), "core", None)
+    for stage in list(core.children())[:-1] if core is not None else []:
+        heads = stage(heads)
+    return heads
+
+
+def _core(model: nn.Module, name: str) -> str:
+    core: Any = getattr(inner(model).get_submodule(name), "core", None)
+    return "upstream" if core is None else str(core.describe())

@@ -1,0 +1,152 @@
+"""A run folder as the report sees it: what is there is read, what is missing or damaged is remarked.
+
+config.yaml is required; metrics.jsonl, evaluation/report.json, model.json, maps.safetensors and the examples of
+attention are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitruvius._errors import RunError
+from vitruvius.report._examples import Examples, read_examples
+from vitruvius.report._numbers import number
+from vitruvius.report._readers import read_config, read_epochs, read_json, read_maps, read_weight_counts
+from vitruvius.report.style import Series, series
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threat:
+    """Accuracy under one threat, with its 95 % interval where the evaluation gave one."""
+
+    name: str
+    spec: str
+    eps: float | None
+    accuracy: float
+    low: float | None
+    high: float | None
+    n: int | None
+    top5: float | None
+    loss: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run, read whole."""
+
+    name: str
+    folder: Path
+    index: int  # its place on the page, and so its colour
+    config: dict[str, Any]
+    epochs: list[dict[str, Any]]
+    evaluation: dict[str, Any]
+    threats: list[Threat]
+    worst_case: Threat | None
+    model: dict[str, Any]  # model.json: parameters, sites
+    weights: dict[str, int]  # numbers stored per part of the checkpoint
+    maps: dict[str, np.ndarray]  # site → (H, N, M)
+    examples: Examples | None
+    remarks: list[str]
+
+    @property
+    def look(self) -> Series:
+        return series(self.index)
+
+    def threat(self, name: str) -> Threat | None:
+        """The first threat of that name."""
+        return next((threat for threat in self.threats if threat.name == name), None)
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read every run; all must be run folders."""
+    if not folders:
+        raise RunError("a report needs at least one run folder; none was given.")
+    for folder in folders:
+        _check(folder)
+    named = zip(folders, _names(folders), strict=True)
+    return [read_run(folder, name, index) for index, (folder, name) in enumerate(named)]
+
+
+def read_run(folder: Path, name: str, index: int) -> Run:
+    """Read one folder; `remarks` tells what was left out and why."""
+    remarks: list[str] = []
+    evaluation = read_json(folder / "evaluation" / "report.json", remarks, lost="the comparison of threats")
+    worst = evaluation.get("worst_case")
+    said = evaluation.get("remarks")
+    remarks += [f"evaluation: {remark}" for remark in said] if isinstance(said, list) else []
+    return Run(
+        name=name,
+        folder=folder,
+        index=index,
+        config=read_config(folder / "config.yaml"),
+        epochs=read_epochs(folder / "metrics.jsonl", remarks),
+        evaluation=evaluation,
+        threats=_read_threats(evaluation.get("threats"), remarks),
+        worst_case=_read_threat({"name": "worst case", **worst}) if isinstance(worst, dict) else None,
+        model=read_json(folder / "model.json", remarks, lost="the table of attention sites"),
+        weights=read_weight_counts(folder, remarks),
+        maps=read_maps(folder / "maps.safetensors", remarks),
+        examples=read_examples(folder, remarks),
+        remarks=remarks,
+    )
+
+
+def _check(folder: Path) -> None:
+    if not folder.is_dir():
+        found = "is a file" if folder.exists() else "does not exist"
+        raise RunError(f"{folder} {found}; a report needs run folders, as `vitruvius train` writes them.")
+    if not (folder / "config.yaml").is_file():
+        inside = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise RunError(f"{folder} is not a run folder: it has no config.yaml. It holds: {inside}.")
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Folder names; with parents where two are alike, with a number where even those are."""
+    paths = [folder.resolve() for folder in folders]
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):
+        names = [f"{path.parent.name}/{path.name}" for path in paths]
+    seen: dict[str, int] = {}
+    for place, name in enumerate(names):
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] > 1:
+            names[place] = f"{name} ({seen[name]})"
+    return names
+
+
+def _read_threats(entries: Any, remarks: list[str]) -> list[Threat]:
+    threats = []
+    for entry in entries if isinstance(entries, list) else []:
+        threat = _read_threat(entry) if isinstance(entry, dict) else None
+        if threat is None:
+            label = entry.get("name", "without a name") if isinstance(entry, dict) else repr(entry)
+            remarks.append(f"evaluation/report.json: threat {label} has no finite accuracy; it is left out.")
+        else:
+            threats.append(threat)
+    return threats
+
+
+def _read_threat(entry: dict[str, Any]) -> Threat | None:
+    accuracy = number(entry.get("accuracy"))
+    if accuracy is None:
+        return None
+    n = number(entry.get("n"))
+    name = str(entry.get("name", entry.get("spec", "threat")))
+    return Threat(
+        name=name,
+        spec=str(entry.get("spec", name)),
+        eps=number(entry.get("eps")),
+        accuracy=accuracy,
+        low=number(entry.get("low")),
+        high=number(entry.get("high")),
+        n=None if n is None else int(n),
+        top5=number(entry.get("top5")),
+        loss=number(entry.get("loss")),
+        seconds=number(entry.get("seconds")),
+    )

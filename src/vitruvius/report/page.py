@@ -1,0 +1,86 @@
+"""The page: runs are read, sections drawn in order, one HTML file written whole; it needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from vitruvius import __version__
+from vitruvius._errors import RunError
+from vitruvius._files import atomic_write_text
+from vitruvius.report._motif import motif
+from vitruvius.report._runs import Run, read_runs
+from vitruvius.report._section import in_order
+from vitruvius.report.style import DARK, HEAT, LIGHT
+
+
+def write_page(runs: Sequence[str | Path], out: str | Path, *, title: str = "A vitruvius report") -> Path:
+    """Write one self-contained HTML page about one or several run folders; returns its path.
+
+    Pieces that a run does not have are left out and named under Remarks. Nothing is written unless all is well.
+    """
+    out = Path(out)
+    if out.is_dir():
+        raise RunError(f"{out} is a folder; name the file of the page, e.g. {out / 'report.html'}.")
+    html = render_page(read_runs([Path(run) for run in runs]), title=title)
+    atomic_write_text(out, html)
+    return out
+
+
+def render_page(runs: Sequence[Run], *, title: str) -> str:
+    """The page as text."""
+    drawn = [(section, section(runs)) for section in in_order()]
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            title=title,
+            runs=runs,
+            sections=[(section, blocks) for section, blocks in drawn if blocks],
+            made=datetime.now().astimezone(),
+            version=__version__,
+            motif=motif(),
+            heat=HEAT,
+            css=Markup(_colours() + _read("style.css")),
+            scripts=[Markup(_read(name)) for name in ("page.js", "viewer.js")],
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FunctionLoader(_read),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["channel"] = _channel
+    return environment
+
+
+def _read(name: str) -> str:
+    return (files("vitruvius.report") / name).read_text("utf-8")
+
+
+def _colours() -> str:
+    """The palettes as CSS variables: light, dark by the system's wish or the reader's, and light on paper."""
+    light, dark = ("".join(f"--{name}:{colour};" for name, colour in p.items()) for p in (LIGHT, DARK))
+    return (
+        f":root{{color-scheme:light;{light}--heat:url(#heat-light)}}\n"
+        f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light])"
+        f"{{color-scheme:dark;{dark}--heat:url(#heat-dark)}}}}\n"
+        f"@media screen{{:root[data-theme=dark]{{color-scheme:dark;{dark}--heat:url(#heat-dark)}}}}\n"
+    )
+
+
+def _channel(colours: Sequence[str], place: int) -> str:
+    """One channel (0 red, 1 green, 2 blue) of hex colours as numbers in [0, 1] for an SVG filter."""
+    return " ".join(f"{int(colour[1 + 2 * place : 3 + 2 * place], 16) / 255:.4f}" for colour in colours)

@@ -1,0 +1,60 @@
+"""Config and versions: what differs between the runs, then each resolved recipe in full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vitruvius._yaml import dump_yaml
+from vitruvius.report._blocks import Block, Cell, Column, Fold, Table
+from vitruvius.report._numbers import DASH
+from vitruvius.report._runs import Run
+from vitruvius.report._section import section
+
+
+@section("config", title="Recipe", order=80)
+def config(runs: Sequence[Run]) -> Sequence[Block]:
+    """The resolved recipe of each run, and where they differ."""
+    differing = compare(runs)
+    tables = [_table("differences", "What differs.", runs, differing)] if differing else []
+    versions = {key: values for key, values in _flat_runs(runs).items() if key.startswith("versions.")}
+    tables += [_table("versions", "Versions.", runs, versions)] if versions else []
+    recipes = [Fold(title=f"{run.name}: resolved recipe", text=dump_yaml(run.config)) for run in runs]
+    return [*tables, *recipes]
+
+
+def compare(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Dotted key → its value in each run, for keys that are not the same in all; versions and times aside."""
+    skipped = ("versions.", "started", "out")
+    return {
+        key: values for key, values in _flat_runs(runs).items() if len(set(values)) > 1 and not key.startswith(skipped)
+    }
+
+
+def flatten(table: Any, prefix: str = "") -> dict[str, str]:
+    """Nested tables and lists as dotted keys, values as text."""
+    if isinstance(table, dict):
+        items = [(str(key), value) for key, value in table.items()]
+    elif isinstance(table, list) and (not table or any(isinstance(item, dict | list) for item in table)):
+        items = [(str(place), value) for place, value in enumerate(table)]
+    else:
+        return {prefix: str(table)}
+    flat: dict[str, str] = {}
+    for key, value in items:
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else key)
+    return flat
+
+
+def _flat_runs(runs: Sequence[Run]) -> dict[str, list[str]]:
+    flats = [flatten(run.config) for run in runs]
+    keys = list(dict.fromkeys(key for flat in flats for key in flat))
+    return {key: [flat.get(key, DASH) for flat in flats] for key in keys}
+
+
+def _table(name: str, caption: str, runs: Sequence[Run], values: dict[str, list[str]]) -> Table:
+    columns = [Column(title="key"), *(Column(title=run.name) for run in runs)]
+    cells = [[Cell(text=key), *(Cell(text=value) for value in row)] for key, row in values.items()]
+    rows = [
+        {"key": key, **{run.name: value for run, value in zip(runs, row, strict=True)}} for key, row in values.items()
+    ]
+    return Table(name=name, columns=columns, cells=cells, rows=rows, caption=caption)

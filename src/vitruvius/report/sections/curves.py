@@ -1,0 +1,123 @@
+"""Training curves: loss, accuracy, learning rate and whatever else was logged, all runs in one panel each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from vitruvius.report._blocks import Block, Drawing, Key
+from vitruvius.report._legend import run_keys
+from vitruvius.report._numbers import number
+from vitruvius.report._runs import Run
+from vitruvius.report._section import section
+from vitruvius.report._svg import inline_svg
+from vitruvius.report.style import LINES, figure_style, new_axes
+
+UNDRAWN = ("epoch", "seconds", "images_per_second")  # cost, shown elsewhere
+WORDS = {"val": "validation", "train": "training", "ema": "averaged weights", "adversarial": "under attack"}
+
+
+@section("curves", title="Training", order=20)
+def curves(runs: Sequence[Run]) -> Sequence[Block]:
+    """Loss, accuracy, learning rate and other metrics over the epochs."""
+    panels = group_metrics(runs)
+    if not panels:
+        return []
+    lines = line_styles(panels)
+    drawn = [
+        inline_svg(draw_metrics(runs, title, keys, lines), name=f"curves-{place}", alt=_alt(runs, title, keys))
+        for place, (title, keys) in enumerate(panels.items())
+    ]
+    rows = [{"run": run.name, **row} for run in runs for row in run.epochs]
+    legend = run_keys([run for run in runs if run.epochs]) + _line_keys(lines)
+    return [Drawing(name="training", panels=drawn, caption="Every epoch of training.", rows=rows, legend=legend)]
+
+
+def group_metrics(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Panel title → metrics: validation before training, losses together, accuracies together."""
+    keys = {key for run in runs for row in run.epochs for key, value in row.items() if number(value) is not None}
+    panels: dict[str, list[str]] = {"loss": [], "accuracy": [], "learning rate": []}
+    for key in sorted(keys - set(UNDRAWN), key=_prominence):
+        panels.setdefault(_panel(key), []).append(key)
+    return {title: keys for title, keys in panels.items() if keys}
+
+
+def line_styles(panels: dict[str, list[str]]) -> dict[str, Any]:
+    """A line for each kind of metric (validation, training, …), the same in all panels that show several."""
+    stems = [_stem(key) for keys in panels.values() for key in keys if len(keys) > 1]
+    return {stem: LINES[place % len(LINES)] for place, stem in enumerate(dict.fromkeys(stems))}
+
+
+def draw_metrics(
+    runs: Sequence[Run], title: str, keys: Sequence[str], lines: dict[str, Any], *, legend: bool = False
+) -> Figure:
+    """One panel: colours are runs, line styles are metrics; a figure that stands alone wants its `legend`."""
+    with figure_style():
+        figure, axes = new_axes(4.5, 2.9)
+        for run in runs:
+            for key in keys:
+                _draw_line(axes, run, key, lines.get(_stem(key), "-"))
+        axes.set_title(title)
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        if title == "accuracy":
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+        if legend:
+            axes.legend(loc="best")
+    return figure
+
+
+def _draw_line(axes: Axes, run: Run, key: str, line: Any) -> None:
+    rows = [row for row in run.epochs if key in row]  # not every epoch is validated
+    if not rows:
+        return
+    epochs = [row["epoch"] for row in rows]
+    values = [math.nan if (value := number(row[key])) is None else value for row in rows]
+    marker = run.look.marker if len(rows) <= 12 else ""
+    look = {"color": run.look.colour, "linestyle": line, "marker": marker, "markersize": 3.5}
+    axes.plot(epochs, values, label=f"{run.name}, {_words(key)}", **look)
+
+
+def _line_keys(lines: dict[str, Any]) -> list[Key]:
+    """Legend entries for the line styles; dashes are in multiples of the line's width, as matplotlib's are."""
+    keys = []
+    for stem, line in lines.items():
+        strokes = line[1] if isinstance(line, tuple) else ()
+        keys.append(Key(text=WORDS.get(stem, stem), dashes=" ".join(f"{1.8 * stroke:g}" for stroke in strokes)))
+    return keys
+
+
+def _panel(key: str) -> str:
+    if key == "lr":
+        return "learning rate"
+    return next((kind for kind in ("loss", "accuracy") if key.endswith(kind)), key.replace("_", " "))
+
+
+def _prominence(key: str) -> tuple[int, str]:
+    first = [place for place, start in enumerate(("val", "train")) if key.startswith(start)]
+    return (first[0] if first else 2, key)
+
+
+def _stem(key: str) -> str:
+    return key.removesuffix("_loss").removesuffix("_accuracy").replace("_", " ")
+
+
+def _words(key: str) -> str:
+    return WORDS.get(_stem(key), _stem(key))
+
+
+def _alt(runs: Sequence[Run], title: str, keys: Sequence[str]) -> str:
+    """The last value of every line, for those who do not see it."""
+    ends = []
+    for run in runs:
+        for key in keys:
+            values = [value for row in run.epochs if (value := number(row.get(key))) is not None]
+            if values:
+                ends.append(f"{run.name} {_words(key)} ends at {values[-1]:.4g}")
+    return f"Line chart of {title} over epochs: " + "; ".join(ends) + "."

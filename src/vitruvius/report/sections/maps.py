@@ -1,0 +1,118 @@
+"""Average attention maps: a row for each site, a picture for each head; queries run down, keys across.
+
+H heads, N queries, M keys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from vitruvius.report._blocks import Block, Note
+from vitruvius.report._csv import Rows, csv_link
+from vitruvius.report._pictures import grey_png
+from vitruvius.report._runs import Run
+from vitruvius.report._section import section
+from vitruvius.report.style import figure_style, heat
+
+MAX_CELLS = 120_000  # of all maps of a run together; larger maps are averaged down to stay a page
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapGrid(Block):
+    """The maps of one run with their data as CSV."""
+
+    template: ClassVar[str] = "maps"
+    name: str
+    title: str
+    colour: str
+    sites: Sequence[tuple[str, Sequence[str]]]  # (site, pictures of its heads)
+    rows: Rows
+
+    @property
+    def narrow(self) -> bool:
+        """Whether two grids have room side by side."""
+        return max(len(heads) for _, heads in self.sites) <= 4
+
+    @property
+    def csv(self) -> str:
+        return csv_link(self.rows)
+
+
+@section("maps", title="Attention maps", order=50)
+def maps(runs: Sequence[Run]) -> Sequence[Block]:
+    """The average attention map of every head of every site."""
+    shown = [run for run in runs if run.maps]
+    if not shown:
+        return []
+    text = (
+        "Each picture is one head, from left to right: queries run down, keys across, class and register tokens first. "
+        "Colour is the square root of the average attention, each picture up to its own maximum."
+    )
+    return [Note(text=text), *(block for run in shown for block in _grid(run))]
+
+
+def draw_maps(maps: dict[str, np.ndarray]) -> Figure:
+    """The same grid as a figure to save: sites down, heads across."""
+    columns = max(len(site) for site in maps.values())
+    with figure_style():
+        figure = Figure(figsize=(1.1 * columns + 1, 1.15 * len(maps)), layout="constrained")
+        for row, (name, heads) in enumerate(maps.items()):
+            for head, values in enumerate(heads):
+                axes = figure.add_subplot(len(maps), columns, row * columns + head + 1)
+                axes.imshow(_shade(values), cmap=heat(), vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+                axes.set(xticks=[], yticks=[])
+                axes.grid(visible=False)
+                if head == 0:
+                    axes.set_ylabel(name, rotation=0, ha="right", va="center")
+                if row == 0:
+                    axes.set_title(f"head {head}", loc="center", fontweight="normal", fontsize=9, pad=4)
+    return figure
+
+
+def shrink(maps: dict[str, np.ndarray], max_cells: int) -> tuple[dict[str, np.ndarray], int | None]:
+    """Average maps down until all cells fit; also the largest side then, or None where nothing was done."""
+    if sum(site.size for site in maps.values()) <= max_cells:
+        return maps, None
+    side = max(8, int((max_cells / sum(len(site) for site in maps.values())) ** 0.5))
+    return {name: np.stack([_pool(head, side) for head in site]) for name, site in maps.items()}, side
+
+
+def _pool(values: np.ndarray, side: int) -> np.ndarray:
+    """(N, M) averaged into at most side × side bins of neighbouring tokens."""
+    for axis in (0, 1):
+        edges = np.linspace(0, values.shape[axis], min(side, values.shape[axis]) + 1).round().astype(int)
+        sums = np.add.reduceat(values, edges[:-1], axis=axis)
+        widths = np.diff(edges)
+        values = sums / (widths[:, None] if axis == 0 else widths)
+    return values
+
+
+def _grid(run: Run) -> list[Block]:
+    small, side = shrink(run.maps, MAX_CELLS)
+    sites = [(name, [grey_png(_shade(head)) for head in heads]) for name, heads in small.items()]
+    name = f"maps-{run.index}"
+    grid = MapGrid(name=name, title=run.name, colour=run.look.name, sites=sites, rows=_rows(run, small))
+    if side is None:
+        return [grid]
+    return [grid, Note(text=f"{run.name}: neighbouring tokens are averaged into at most {side} × {side} bins.")]
+
+
+def _shade(values: np.ndarray) -> np.ndarray:
+    top = values.max()
+    return np.sqrt(np.clip(values / top, 0, 1)) if top > 0 else np.zeros_like(values)
+
+
+def _rows(run: Run, maps: dict[str, np.ndarray]) -> list[dict[str, object]]:
+    """Wide: one row a query, one column a key."""
+    return [
+        {"run": run.name, "site": site, "head": head, "query": query}
+        | {f"key_{key}": f"{value:.3g}" for key, value in enumerate(row)}
+        for site, heads in maps.items()
+        for head, values in enumerate(heads)
+        for query, row in enumerate(values)
+    ]

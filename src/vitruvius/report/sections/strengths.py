@@ -1,0 +1,104 @@
+"""Accuracy against ε: one panel an attack that was run at several strengths, from clean onwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from vitruvius.report._blocks import Block, Drawing
+from vitruvius.report._legend import run_keys
+from vitruvius.report._numbers import percent, pixels
+from vitruvius.report._runs import Run, Threat
+from vitruvius.report._section import section
+from vitruvius.report._svg import inline_svg
+from vitruvius.report._threats import family
+from vitruvius.report.style import figure_style, new_axes
+
+Curve = list[tuple[float, Threat]]
+
+
+@section("strengths", title="Strength", order=40)
+def strengths(runs: Sequence[Run]) -> Sequence[Block]:
+    """Accuracy over ε for every attack with at least two strengths."""
+    attacks = collect_strengths(runs)
+    if not attacks:
+        return []
+    panels = [
+        inline_svg(draw_strengths(runs, name, curves), name=f"strengths-{place}", alt=_alt(runs, name, curves))
+        for place, (name, curves) in enumerate(attacks.items())
+    ]
+    shown = sorted({index for curves in attacks.values() for index in curves})
+    legend = run_keys([runs[index] for index in shown])
+    caption = (
+        "Accuracy as the attack may change each image more; ε\u00a0=\u00a00 is clean. Bands are 95 % Wilson intervals."
+    )
+    return [Drawing(name="strengths", panels=panels, caption=caption, rows=_rows(runs, attacks), legend=legend)]
+
+
+def collect_strengths(runs: Sequence[Run]) -> dict[str, dict[int, Curve]]:
+    """Attack → run index → points (ε, threat) in order; attacks with fewer than two strengths are left out."""
+    attacks: dict[str, dict[int, Curve]] = {}
+    for index, run in enumerate(runs):
+        for threat in run.threats:
+            if threat.eps is not None and threat.name != "clean":
+                attacks.setdefault(family(threat), {}).setdefault(index, []).append((threat.eps, threat))
+    for curves in attacks.values():
+        for index, points in curves.items():
+            clean = runs[index].threat("clean")
+            points += [] if clean is None else [(0.0, clean)]
+            points.sort(key=lambda point: point[0])
+    return {name: curves for name, curves in attacks.items() if _strengths(curves) >= 2}
+
+
+def draw_strengths(runs: Sequence[Run], name: str, curves: dict[int, Curve]) -> Figure:
+    """One panel: a line a run, a band for the interval."""
+    with figure_style():
+        figure, axes = new_axes()
+        for index, points in curves.items():
+            look = runs[index].look
+            eps = [e for e, _ in points]
+            axes.plot(
+                eps, [t.accuracy for _, t in points], color=look.colour, marker=look.marker, label=runs[index].name
+            )
+            low = [t.accuracy if t.low is None else t.low for _, t in points]
+            high = [t.accuracy if t.high is None else t.high for _, t in points]
+            axes.fill_between(eps, low, high, color=look.colour, alpha=0.16, linewidth=0)
+        ticks = _ticks(sorted({e for points in curves.values() for e, _ in points}))
+        axes.set_xticks(ticks, ["0" if e == 0 else pixels(e) for e in ticks])
+        axes.set_ylim(-0.02, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+        axes.set_xlabel("ε")
+        axes.set_title(name)
+    return figure
+
+
+def _ticks(strengths: list[float]) -> list[float]:
+    """The strengths with room for a label: from the largest down, those a ninth of the axis apart."""
+    kept = strengths[-1:]
+    for eps in reversed(strengths[:-1]):
+        if kept[-1] - eps >= strengths[-1] / 9:
+            kept.append(eps)
+    return kept[::-1]
+
+
+def _strengths(curves: dict[int, Curve]) -> int:
+    return len({eps for points in curves.values() for eps, _ in points if eps > 0})
+
+
+def _rows(runs: Sequence[Run], attacks: dict[str, dict[int, Curve]]) -> list[dict[str, object]]:
+    return [
+        {"run": runs[index].name, "attack": name, "eps": eps, "accuracy": t.accuracy, "low": t.low, "high": t.high}
+        for name, curves in attacks.items()
+        for index, points in curves.items()
+        for eps, t in points
+    ]
+
+
+def _alt(runs: Sequence[Run], name: str, curves: dict[int, Curve]) -> str:
+    lines = [
+        f"{runs[index].name}: " + ", ".join(f"{percent(t.accuracy)} at ε {pixels(eps)}" for eps, t in points)
+        for index, points in curves.items()
+    ]
+    return f"Line chart of accuracy over ε for {name}. " + "; ".join(lines) + "."

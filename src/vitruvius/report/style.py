@@ -1,0 +1,142 @@
+"""One look for the page and for every figure: colours by name, matplotlib settings, saving."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from vitruvius._errors import ConfigError
+from vitruvius._files import atomic_write_bytes
+
+LIGHT = {
+    "paper": "#faf7f1",
+    "surface": "#fffefb",
+    "ink": "#231e19",
+    "quiet": "#6d645a",
+    "rule": "#e0d8cb",
+    "accent": "#a1401d",
+    "series-0": "#0068a8",
+    "series-1": "#cc5200",
+    "series-2": "#008561",
+    "series-3": "#b0568c",
+    "series-4": "#8a6a00",
+    "series-5": "#4a4a52",
+}
+DARK = {
+    "paper": "#171513",
+    "surface": "#1f1c19",
+    "ink": "#ece5da",
+    "quiet": "#a2988b",
+    "rule": "#3a352f",
+    "accent": "#e8895c",
+    "series-0": "#5cb3ee",
+    "series-1": "#f08142",
+    "series-2": "#35c496",
+    "series-3": "#e59ccb",
+    "series-4": "#e5c04d",
+    "series-5": "#c9c4bd",
+}
+HEAT = ("#fbf6ea", "#f6dfb0", "#edb85f", "#dd8436", "#bd4f24", "#8a2a20", "#54141f", "#2a0a17")
+FONT_SIZE = 11.0
+LINES = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+MARKERS = ("o", "s", "D", "^", "v", "P")
+SETTINGS: dict[str, Any] = {  # of matplotlib
+    "font.family": ["DejaVu Sans"],
+    "font.size": FONT_SIZE,
+    "text.usetex": False,
+    "text.parse_math": False,
+    "text.color": LIGHT["ink"],
+    "axes.labelcolor": LIGHT["quiet"],
+    "xtick.color": LIGHT["quiet"],
+    "ytick.color": LIGHT["quiet"],
+    "axes.edgecolor": LIGHT["rule"],
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "axes.titlecolor": LIGHT["ink"],
+    "axes.titlelocation": "left",
+    "axes.titlesize": FONT_SIZE,
+    "axes.titlepad": 10,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LIGHT["rule"],
+    "grid.linewidth": 0.8,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "legend.fontsize": FONT_SIZE - 1,
+    "legend.borderaxespad": 0.2,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "vitruvius",
+    "pdf.fonttype": 42,
+    "savefig.dpi": 200,
+}
+
+
+class Series(NamedTuple):
+    """How the lines and dots of one run look; colour and marker say the same thing twice."""
+
+    name: str  # a key of `LIGHT` and `DARK`
+    colour: str
+    marker: str
+
+
+def series(index: int) -> Series:
+    """The look of run number `index`; colours return after six runs, then with another marker."""
+    name = f"series-{index % 6}"
+    return Series(name, LIGHT[name], MARKERS[(index + index // 6) % len(MARKERS)])
+
+
+def heat() -> LinearSegmentedColormap:
+    """The colours of attention, from paper to dark sanguine; lightness falls all the way."""
+    return LinearSegmentedColormap.from_list("vitruvius.heat", list(HEAT))
+
+
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """Draw and save under the house's settings, and leave matplotlib as it was."""
+    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names in other scripts; browsers have them
+        yield
+
+
+def new_axes(width: float = 5.4, height: float = 3.1) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes, without the global state of pyplot. Sizes are inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def save_figure(figure: Figure, path: str | Path) -> list[Path]:
+    """Write a figure as `.png`, `.pdf` or `.svg` by its suffix; without a suffix as PNG and PDF. Returns the files."""
+    path = Path(path)
+    if path.suffix not in ("", ".png", ".pdf", ".svg"):
+        raise ConfigError(f"figures are saved as .png, .pdf or .svg, not {path.suffix!r} ({path}).")
+    paths = [path] if path.suffix else [path.with_name(path.name + suffix) for suffix in (".png", ".pdf")]
+    for target in paths:
+        atomic_write_bytes(target, encode_figure(figure, target.suffix[1:], facecolor=LIGHT["surface"]))
+    return paths
+
+
+def encode_figure(figure: Figure, kind: str, **settings: Any) -> bytes:
+    """The bytes of a figure as png, pdf or svg; the same figure gives the same bytes."""
+    unstamped = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    with figure_style(), io.BytesIO() as buffer:
+        figure.savefig(buffer, format=kind, metadata=unstamped[kind], **settings)
+        return buffer.getvalue()

@@ -1,0 +1,161 @@
+"""Run folders as training and evaluation leave them, with plausible numbers, for tests and for looking at the page.
+
+python tests/report/fake_run.py FOLDER      writes two runs and a page
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from safetensors.numpy import save_file
+from sklearn.datasets import load_digits
+
+from vitruvius.report import save_examples
+
+SITES = 4
+HEADS = 3
+
+
+def write_run(
+    folder: Path,
+    *,
+    parts: list[dict[str, Any]] | None = None,
+    seed: int = 0,
+    epochs: int = 30,
+    robust: float = 0.5,
+    patch: int = 1,
+    images: int = 6,
+) -> Path:
+    """A small ViT on digits: `robust` says how slowly accuracy falls with ε."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(seed)
+    (folder / "config.yaml").write_text(yaml.safe_dump(_config(parts, seed, epochs, patch), sort_keys=False))
+    rows = [_epoch(random, epoch, epochs, 0.11 + 0.1 * robust) for epoch in range(epochs)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "evaluation").mkdir()
+    (folder / "evaluation" / "report.json").write_text(json.dumps(_evaluation(random, robust)))
+    (folder / "model.json").write_text(json.dumps(_model(parts, patch)))
+    _write_attention(folder, random, patch, images)
+    save_file(_weights(parts), folder / "best.safetensors")
+    return folder
+
+
+def _config(parts: list[dict[str, Any]] | None, seed: int, epochs: int, patch: int) -> dict[str, Any]:
+    return {
+        "model": {"name": "vit_digits", "weights": None, "patch_size": patch, "num_classes": 10},
+        "attention": [{"where": "blocks.*.attn", "parts": parts}] if parts else [],
+        "data": {"dataset": "digits", "batch_size": 128},
+        "task": {"use": "supervised", "smoothing": 0.1},
+        "train": {"epochs": epochs, "lr": 0.002, "optimizer": "adamw", "weight_decay": 0.05, "ema": 0.99},
+        "seed": seed,
+        "versions": {"python": "3.11.9", "torch": "2.15.0", "timm": "1.0.30", "vitruvius": "0.1.0"},
+        "started": "2026-03-14T09:26:53+01:00",
+    }
+
+
+def _epoch(random: np.random.Generator, epoch: int, epochs: int, pace: float) -> dict[str, float]:
+    learnt = 1 - math.exp(-(epoch + 1) / (pace * epochs))
+    noise = random.normal(0, 0.012, 4) * (1.2 - learnt)
+    return {
+        "epoch": epoch,
+        "train_loss": 2.3 - 1.7 * learnt + float(noise[0]),
+        "train_accuracy": min(1.0, 0.1 + 0.885 * learnt + float(noise[1])),
+        "val_loss": 2.3 - 1.62 * learnt + 2 * float(noise[2]),
+        "val_accuracy": min(1.0, 0.1 + 0.868 * learnt + float(noise[3])),
+        "ema_accuracy": min(1.0, 0.1 + 0.872 * (1 - math.exp(-max(0, epoch - 1) / (0.17 * epochs)))),
+        "lr": 0.002 * min(1, (epoch + 1) / 4) * 0.5 * (1 + math.cos(math.pi * epoch / epochs)),
+        "seconds": 1.9 + float(random.normal(0, 0.05)),
+        "images_per_second": 740 + float(random.normal(0, 12)),
+    }
+
+
+def _evaluation(random: np.random.Generator, robust: float) -> dict[str, Any]:
+    n, clean = 360, 0.955 + 0.02 * float(random.random())
+    threats = [_threat("clean", "clean", None, clean, n)]
+    for steps in (2, 4, 8, 16, 32):
+        eps = steps / 255
+        spec = f"pgd(eps={steps}/255, steps=10)"
+        threats.append(_threat("pgd" if steps == 2 else spec, spec, eps, clean * math.exp(-steps / 40 / robust), n))
+    threats.append(_threat("fgsm", "fgsm(eps=16/255)", 16 / 255, clean * math.exp(-16 / 62 / robust), n))
+    worst = {**threats[-2], "name": "worst case", "spec": "worst case of all", "eps": None}
+    return {"data": "digits/test", "num_images": n, "threats": threats, "worst_case": worst}
+
+
+def _threat(name: str, spec: str, eps: float | None, accuracy: float, n: int) -> dict[str, Any]:
+    correct = round(accuracy * n)
+    low, high = _wilson(correct, n)
+    row = {"name": name, "spec": spec, "accuracy": correct / n, "low": low, "high": high, "correct": correct, "n": n}
+    return (
+        row
+        | {"top5": min(1.0, 0.5 + accuracy / 2), "loss": -math.log(max(accuracy, 0.02))}
+        | ({"eps": eps} if eps else {})
+    )
+
+
+def _wilson(correct: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    p, d = correct / n, 1 + z * z / n
+    centre, half = (p + z * z / (2 * n)) / d, z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / d
+    return centre - half, centre + half
+
+
+def _model(parts: list[dict[str, Any]] | None, patch: int) -> dict[str, Any]:
+    tokens = (8 // patch) ** 2 + 1
+    core = " → ".join(part["use"] for part in parts) if parts else "upstream"
+    sizes = {"num_heads": HEADS, "num_queries": tokens, "num_keys": tokens, "key_dim": 16, "value_dim": 16, "dim": 48}
+    sites = [
+        {"name": f"blocks.{i}.attn", "family": "vit", "attends": "tokens", "core": core, **sizes} for i in range(SITES)
+    ]
+    return {"parameters": 117_514, "sites": sites}
+
+
+def _weights(parts: list[dict[str, Any]] | None) -> dict[str, np.ndarray]:
+    weights = {f"blocks.{i}.attn.qkv.weight": np.zeros((144, 48), np.float32) for i in range(SITES)}
+    if parts and parts[0]["use"] == "low_rank":
+        weights |= {f"blocks.{i}.attn.core.low_rank.q.weight": np.zeros((2, HEADS), np.float32) for i in range(SITES)}
+    return weights
+
+
+def _write_attention(folder: Path, random: np.random.Generator, patch: int, count: int) -> None:
+    digits = load_digits()
+    grey = (digits.images[:count] / 16).astype(np.float32)  # (n, 8, 8)
+    side = 8 // patch
+    maps = {f"blocks.{i}.attn": _maps(random, grey, i, side) for i in range(SITES)}
+    save_file({site: tensor.mean(0) for site, tensor in maps.items()}, folder / "maps.safetensors")
+    labels = [int(label) for label in digits.target[:count]]
+    predictions = [*labels[:-1], (labels[-1] + 3) % 10]
+    pictures, tensors = torch.from_numpy(grey[:, None]), {site: torch.from_numpy(one) for site, one in maps.items()}
+    place = {"grid": (side, side), "num_prefix_tokens": 1}
+    save_examples(folder, images=pictures, maps=tensors, labels=labels, predictions=predictions, **place)
+
+
+def _maps(random: np.random.Generator, grey: np.ndarray, layer: int, side: int) -> np.ndarray:
+    """(n, H, N, N): early layers look nearby, later ones at the stroke and the class token."""
+    y, x = np.divmod(np.arange(side * side), side)
+    near = -((y[:, None] - y) ** 2 + (x[:, None] - x) ** 2) / 2.0  # (P, P)
+    ink = grey.reshape(len(grey), side, 8 // side, side, 8 // side).mean((2, 4)).reshape(len(grey), -1)  # (n, P)
+    tokens = side * side + 1
+    logits = np.zeros((len(grey), HEADS, tokens, tokens), np.float32)
+    for head in range(HEADS):
+        shift = random.normal(0, 0.6, (tokens, tokens))
+        logits[:, head] += shift
+        logits[:, head, 1:, 1:] += near * (1.4 - 0.35 * layer) / (1 + head) + ink[:, None] * (0.6 + layer + head)
+        logits[:, head, :, 0] += layer - 1.0 + head
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+
+
+if __name__ == "__main__":
+    from vitruvius.report import write_page
+
+    where = Path(sys.argv[1])
+    plain = write_run(where / "softmax", robust=0.35)
+    parts = [{"use": "low_rank", "rank": 2, "tensors": "qk"}, {"use": "rpc", "iterations": 4}]
+    robust = write_run(where / "robust-pca", parts=parts, seed=1, robust=0.8)
+    write_page([plain, robust], where / "report.html", title="Digits: softmax and robust principal components")
