@@ -1,0 +1,213 @@
+"""Streams: every image once in evaluation, nothing lost unnoticed, the same again after a restart."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import logging
+import math
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import get_worker_info
+
+from vitruvius._errors import DataError, MissingExtra
+from vitruvius.data import DataConfig, eval_loader, held_out, train_loader
+from vitruvius.data._preprocessing import eval_transform, resolve, train_transform
+from vitruvius.data._streams import Share, Stream, StreamLoader
+
+SIZE = {"input_size": (3, 8, 8), "interpolation": "bilinear", "crop_pct": 1.0}
+
+
+def picture(number):
+    pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+class Reader:
+    """What timm's readers of streams have in common; deals out samples to processes and workers."""
+
+    def __init__(self, number, batch_size=4, training=False, lost=()):
+        self.num_samples, self.batch_size, self.training, self.lost = number, batch_size, training, lost
+        self.dist_rank, self.dist_num_replicas, self.num_workers = 5, 7, 1  # as if another group were running
+        self.ds, self.epoch = None, 0
+
+    def set_loader_cfg(self, num_workers):
+        self.num_workers = num_workers
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def _per_worker(self):
+        share = math.ceil(self.num_samples / (self.num_workers * self.dist_num_replicas))
+        return math.ceil(share / self.batch_size) * self.batch_size
+
+    def __iter__(self):
+        worker = get_worker_info()
+        first = self.dist_rank * self.num_workers + (worker.id if worker else 0)
+        mine = range(first, self.num_samples, self.num_workers * self.dist_num_replicas)
+        order = np.random.default_rng(self.epoch).permutation(mine) if self.training else mine
+        count = self._per_worker() if self.training else len(mine)
+        for i in range(count):
+            number = int(order[i % len(order)])
+            if number not in self.lost:
+                yield picture(number), number % 3
+
+    def __len__(self):
+        return self._per_worker() * self.num_workers
+
+
+def stream(reader):
+    return Stream(name="wds/test/validation", reader=reader, num_classes=3)
+
+
+def evaluate(number=11, rank=0, world_size=1, lost=(), **settings):
+    config = DataConfig(dataset="wds/test", batch_size=4, **{"workers": 0, **settings})
+    share = Share(training=False, rank=rank, world_size=world_size)
+    transform = eval_transform(resolve(config, SIZE))
+    return StreamLoader(stream(Reader(number, lost=lost)), share, transform, config, "cpu")
+
+
+def train(number=24, rank=0, world_size=1, seed=0, **settings):
+    config = DataConfig(dataset="wds/test", batch_size=4, reprob=0.5, **{"workers": 0, **settings})
+    share = Share(training=True, seed=seed, rank=rank, world_size=world_size)
+    transform = train_transform(config, resolve(config, SIZE))
+    return StreamLoader(stream(Reader(number, training=True)), share, transform, config, "cpu")
+
+
+def same(first, second):
+    return len(first) == len(second) and all(
+        torch.equal(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True)
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_evaluation_reads_each_image_once_in_all_processes_together(world_size, workers):
+    seen = []
+    for rank in range(world_size):
+        loader = evaluate(rank=rank, world_size=world_size, workers=workers)
+        batches = list(loader.with_ids())
+        assert len(batches) == len(loader)
+        for images, labels, ids in batches:
+            for image, label, number in zip(images, labels, ids.tolist(), strict=True):
+                pixels = torch.from_numpy(np.array(picture(number))).movedim(-1, 0) / 255
+                assert torch.equal(image, pixels)
+                assert label == number % 3
+            seen += ids.tolist()
+    assert sorted(seen) == list(range(11))
+
+
+def test_images_that_a_reader_drops_are_an_error_or_a_warning(caplog):
+    with pytest.raises(DataError, match=r"wds/test/validation lacks 2 of its images; .*data\.broken=skip"):
+        list(evaluate(lost=(3, 4)))
+    with caplog.at_level(logging.WARNING):
+        assert sum(len(labels) for _, labels in evaluate(lost=(3, 4), broken="skip")) == 9
+    assert "lacks 2 of its images" in caplog.text
+
+
+def test_training_batches_repeat_by_epoch_and_can_be_resumed():
+    loader = train()
+    loader.set_epoch(1)
+    whole = list(loader.with_ids())
+    assert len(whole) == len(loader) == 6
+    for images, _, _ in whole:
+        assert images.min() >= 0
+        assert images.max() <= 1
+    again = train()
+    again.set_epoch(1, start_batch=4)
+    assert same(list(again.with_ids()), whole[4:])
+    again.set_epoch(2)
+    assert not same(list(again.with_ids()), whole)
+
+
+def test_training_processes_read_different_images():
+    parts = [train(rank=rank, world_size=2, no_aug=True) for rank in (0, 1)]
+    assert [len(part) for part in parts] == [3, 3]
+    images = torch.cat([image for part in parts for image, _ in part])
+    assert len(images.flatten(1).unique(dim=0)) == 24
+    ids = torch.cat([ids for part in parts for _, _, ids in part.with_ids()])
+    assert len(ids.unique()) == 24
+
+
+def test_training_with_workers_repeats(folder):
+    first, second = (list(train(workers=2, seed=3).with_ids()) for _ in range(2))
+    assert len(first) == 6
+    assert same(first, second)
+
+
+def test_the_global_generator_is_left_alone():
+    before = torch.get_rng_state()
+    list(train())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "package", "extra"),
+    [
+        ("tfds/cifar10", "tensorflow_datasets", "tfds"),
+        ("wds/imagenet", "webdataset", "wds"),
+        ("hfds/cifar10", "datasets", "hf"),
+        ("hfids/cifar10", "datasets", "hf"),
+    ],
+)
+def test_a_missing_package_is_one_line(dataset, package, extra, monkeypatch):
+    def absent(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    config = DataConfig(dataset=dataset, root="/nowhere")
+    for load in (lambda: eval_loader(config, input_size=SIZE), lambda: train_loader(config, input_size=SIZE, seed=0)):
+        with pytest.raises(
+            MissingExtra, match=rf"^{package} is not installed; run: pip install 'vitruvius\[{extra}\]'$"
+        ):
+            load()
+
+
+def test_single_images_of_a_stream_cannot_be_chosen():
+    config = DataConfig(dataset="wds/imagenet", root="/nowhere")
+    with pytest.raises(DataError, match="neither chosen nor left out"):
+        eval_loader(config, input_size=SIZE, only=torch.arange(3))
+    with pytest.raises(DataError, match="neither chosen nor left out"):
+        train_loader(config, input_size=SIZE, seed=0, exclude=torch.arange(3))
+    with pytest.raises(DataError, match="nothing can be held out"):
+        held_out(config, 0.1)
+
+
+@pytest.mark.filterwarnings("default")
+def test_webdataset_shards_are_read(tmp_path):
+    pytest.importorskip("webdataset")
+    info = {"name": "validation", "num_samples": 6, "filenames": [], "shard_lengths": []}
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"val-{shard}.tar", "w") as file:
+            for i in range(3):
+                number, buffer = 3 * shard + i, io.BytesIO()
+                picture(number).save(buffer, "png")
+                for suffix, data in (("png", buffer.getvalue()), ("cls", str(number % 3).encode())):
+                    member = tarfile.TarInfo(f"{number:04d}.{suffix}")
+                    member.size = len(data)
+                    file.addfile(member, io.BytesIO(data))
+        info["filenames"].append(f"val-{shard}.tar")
+        info["shard_lengths"].append(3)
+    (tmp_path / "_info.json").write_text(json.dumps({"splits": {"validation": info}}))
+    config = DataConfig(dataset="wds/test", root=str(tmp_path), num_classes=3, workers=0, eval_batch_size=6)
+    ((images, labels, ids),) = eval_loader(config, input_size=SIZE).with_ids()
+    assert ids.tolist() == list(range(6))
+    assert labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert torch.equal(images[4], torch.from_numpy(np.array(picture(4))).movedim(-1, 0) / 255)
+
+
+@pytest.mark.filterwarnings("default")
+def test_hugging_face_folders_are_read(folder):
+    pytest.importorskip("datasets")
+    config = DataConfig(dataset=f"hfds/{folder}", root=str(folder / "cache"), workers=0, eval_batch_size=9)
+    loader = eval_loader(config, input_size=SIZE)
+    ((images, labels, ids),) = loader.with_ids()
+    assert loader.num_classes == 3
+    assert sorted(labels.tolist()) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert ids.tolist() == list(range(9))
+    assert images.max() <= 1
