@@ -12,11 +12,20 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def make_site(
-    attends="tokens", *, heads=3, queries=7, keys=None, key_dim=4, value_dim=None, name="blocks.0.attn", **more
+    attends="tokens",
+    *,
+    heads=3,
+    queries=7,
+    keys=None,
+    key_dim=4,
+    value_dim=None,
+    name="blocks.0.attn",
+    family="vit",
+    **more,
 ):
     return Site(
         name=name,
-        family="vit",
+        family=family,
         attends=attends,
         num_heads=heads,
         num_queries=queries,

@@ -199,8 +199,8 @@ def test_sites_where_a_pursuit_makes_no_sense_are_refused():
     with pytest.raises(UnsuitableSite, match="one width"):
         RPC(make_site(value_dim=8))
     with pytest.raises(ValueError, match="asymmetric=True keeps q"):
-        RPC(make_site("channels"))
-    RPC(make_site("channels"), asymmetric=True)
+        RPC(make_site("channels", family="xcit"))
+    RPC(make_site("channels", family="xcit"), asymmetric=True)
 
 
 @pytest.mark.parametrize(

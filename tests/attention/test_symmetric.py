@@ -27,8 +27,8 @@ def test_it_refuses_sites_where_a_key_cannot_ask():
     for site in (make_site("class", queries=1, keys=7), make_site("downsampled", queries=4, keys=7)):
         with pytest.raises(UnsuitableSite, match="self-attention"):
             build_core(["symmetric"], site)
-    with pytest.raises(SurgeryError, match="temperature"):
-        build_core(["symmetric"], make_site("channels"))
+    with pytest.raises(UnsuitableSite, match="temperature"):
+        build_core(["symmetric"], make_site("channels", family="xcit"))
 
 
 def random_weights(bias, seed=0, heads=2, width=3, dim=6):

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from vitruvius._errors import ConfigError, SurgeryError
+from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
 from vitruvius.attention._core import Stage, attentions
 from vitruvius.heads import Heads, HeadWeights, Site
 
@@ -43,6 +43,11 @@ class LowRank(Stage):
         if not 1 <= rank <= site.num_heads:
             raise ConfigError(
                 f"'low_rank' got rank={rank}; {site.name!r} has {site.num_heads} heads, so 1 … {site.num_heads}."
+            )
+        if site.family == "cait" and "k" in tensors:
+            raise UnsuitableSite(
+                f"'low_rank' mixes the heads of k, but at {site.name!r} (talking heads) all heads share one k. "
+                "Use tensors='q', or other sites with where=…"
             )
         self.tensors, self.reconstruction, self.detach_target = tensors, reconstruction, detach_target
         self.writes = frozenset(tensors)

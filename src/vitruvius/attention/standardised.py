@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
 from vitruvius.attention._core import Stage, attentions
+from vitruvius.attention.symmetric import QUERY_CARRIES
 from vitruvius.heads import Heads, Site
 
 
@@ -20,6 +21,11 @@ class Standardised(Stage):
     def __init__(self, site: Site) -> None:
         super().__init__()
         site.require("standardised", "tokens", "windows", "class", "downsampled")
+        if "temperature" in QUERY_CARRIES.get(site.family, ""):
+            raise UnsuitableSite(
+                f"'standardised' would cancel {QUERY_CARRIES[site.family]} that q carries at {site.name!r} "
+                f"({site.family}), and leave it untrained. Choose other sites with where=…"
+            )
         if site.key_dim < 2:
             raise UnsuitableSite(f"'standardised' needs keys of width 2 or more; {site.name!r} has {site.key_dim}.")
 

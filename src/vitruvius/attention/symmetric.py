@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvius._errors import SurgeryError
+from vitruvius._errors import SurgeryError, UnsuitableSite
 from vitruvius.attention._core import Stage, attentions
 from vitruvius.heads import Heads, HeadWeights, Site
 
@@ -27,12 +27,21 @@ class Symmetric(Stage):
         return heads._replace(q=heads.k)
 
 
+# What the queries of some families bring along beside their projection; without q it would be lost, untrained.
+QUERY_CARRIES = {
+    "xcit": "the learned temperature",
+    "swin_v2": "the learned temperature",
+    "swin_v2_cr": "the learned temperature",
+    "cait": "the mixing of heads before the softmax",
+}
+
+
 def require_keys_can_ask(part: str, site: Site, remedy: str = "") -> None:
     """Refuse sites where a key cannot stand in for a query."""
     site.require_self_attention(part)
-    if site.attends == "channels":
-        raise SurgeryError(
-            f"{part!r} replaces q by k, but at {site.name!r} ({site.family}) q carries the learned temperature, "
+    if site.family in QUERY_CARRIES:
+        raise UnsuitableSite(
+            f"{part!r} replaces q by k, but at {site.name!r} ({site.family}) q carries {QUERY_CARRIES[site.family]}, "
             f"which would be lost and get no gradient. {remedy}Choose other sites with where=…"
         )
 

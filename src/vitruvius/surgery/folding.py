@@ -1,0 +1,147 @@
+"""Fold trained auto-encoders into the projections before them, exactly; or let them begin from those projections.
+
+You et al. 2023, "ViTCoD", arXiv:2210.09573: q' = (M ⊗ I) q + c ⊗ 1 is linear, so W' = (M ⊗ I) W and b' = M b + c do
+the same without the stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import SurgeryError
+from vitruvius.attention import Core
+from vitruvius.attention.low_rank import LowRank, fold_into
+from vitruvius.heads import Heads
+from vitruvius.surgery._dry_run import Size, guess_input_size
+from vitruvius.surgery._sites import Where, match
+from vitruvius.surgery._socket import Socket, inner
+from vitruvius.surgery.recording import record
+from vitruvius.surgery.rewiring import head_weights, refuse_compiled
+
+PROJECTIONS = ("qkv", "q", "k", "q_proj", "k_proj")  # linear layers that may be given a bias
+
+
+@torch.no_grad()
+def fold(model: nn.Module, where: Where = "*", *, add_bias: bool = False, input_size: Size | None = None) -> nn.Module:
+    """Merge the `low_rank` of every matching site into its projections and take the stage out; in place.
+
+    The model is run on noise before and after: where the projections do not reach the stage unchanged (a norm of
+    q and k, rotary positions, batch norm …) the result would differ, and everything is put back with an error that
+    says so. A projection without bias that needs one is given it if `add_bias`; plain timm then needs qkv_bias=True.
+    """
+    refuse_compiled(model)
+    stages = _first_stages(model, where)
+    expected = _watch(model, stages, input_size)
+    undo = _Undo()
+    try:
+        if add_bias:
+            undo.biased = [layer for name in stages for layer in _add_biases(inner(model).get_submodule(name))]
+        for name, (_, weights) in head_weights(model, list(stages), input_size=input_size).items():
+            undo.written += [(t, t.clone()) for t in weights if t is not None]
+            _fold_one(name, stages[name], weights)
+        _compare(_watch(model, stages, input_size, folded=True), expected)
+    except Exception:
+        undo.run()
+        raise
+    for name, stage in stages.items():
+        core: Any = inner(model).get_submodule(f"{name}.core")
+        delattr(core, next(key for key, child in core.named_children() if child is stage))
+    return model
+
+
+def start_low_rank(model: nn.Module, where: Where = "*", *, input_size: Size | None = None) -> nn.Module:
+    """Let every matching `low_rank` begin as the projection that keeps most of the model's q and k; in place."""
+    stages = _first_stages(model, where)
+    for name, (_, weights) in head_weights(model, list(stages), input_size=input_size).items():
+        stages[name].start_from_weights(weights)
+    return model
+
+
+class _Undo:
+    """What was written, to be put back if a check fails."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[Tensor, Tensor]] = []
+        self.biased: list[nn.Linear] = []
+
+    def run(self) -> None:
+        for tensor, old in self.written:
+            tensor.copy_(old)
+        for layer in self.biased:
+            layer.register_parameter("bias", None)
+
+
+def _first_stages(model: nn.Module, where: Where) -> dict[str, LowRank]:
+    """The auto-encoders of the matching sites; each must be the first thing its projections meet."""
+    cores = {n: m.core for n, m in inner(model).named_modules() if isinstance(m, Socket) and isinstance(m.core, Core)}
+    holding = [name for name, core in cores.items() if any(isinstance(part, LowRank) for part in core.children())]
+    if not holding:
+        raise SurgeryError(f"{type(inner(model)).__name__} has no 'low_rank' part; there is nothing to fold or start.")
+    stages: dict[str, LowRank] = {}
+    for name in match(model, holding, where):
+        first = next(iter(cores[name].children()))
+        if not isinstance(first, LowRank):
+            raise SurgeryError(
+                f"{name!r} holds {cores[name].describe()}: 'low_rank' comes after another stage, so it cannot be "
+                "merged into the projections. Only a first stage can."
+            )
+        stages[name] = first
+    return stages
+
+
+def _fold_one(name: str, stage: LowRank, weights: Any) -> None:
+    try:
+        fold_into(weights, stage)
+    except SurgeryError as error:
+        raise SurgeryError(
+            f"{name!r} cannot be folded: {error} Where the projection may be given a bias, fold(model, add_bias=True) "
+            "does it; the folded weights then belong to a timm model with qkv_bias=True."
+        ) from None
+
+
+def _add_biases(module: nn.Module) -> list[nn.Linear]:
+    """Give the projections of a site a bias of zeros where they have none; those that got one."""
+    layers: list[Any] = [layer for key, layer in module.named_children() if key in PROJECTIONS]
+    given = [layer for layer in layers if isinstance(layer, nn.Linear) and cast(Any, layer).bias is None]
+    for layer in given:
+        layer.bias = nn.Parameter(layer.weight.new_zeros(len(layer.weight)))
+    return given
+
+
+def _watch(
+    model: nn.Module, stages: Mapping[str, LowRank], input_size: Size | None, *, folded: bool = False
+) -> dict[str, Heads]:
+    """What leaves each stage on one image of noise; with `folded`, what enters it, the stage being passed by."""
+    root = inner(model)
+    size = input_size or guess_input_size(root)
+    weight = next(p for p in root.parameters() if p.is_floating_point())
+    image = torch.randn(1, *size, generator=torch.Generator().manual_seed(0)).to(weight)
+    modes = {module: module.training for module in root.modules()}
+    passing = [stage.register_forward_hook(lambda _, args, __: args[0]) for stage in stages.values() if folded]
+    try:
+        root.eval()
+        with record(root, list(stages), input_size=input_size) as seen:
+            root(image)
+    finally:
+        for hook in passing:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+    return seen if folded else {name: stage(seen[name]) for name, stage in stages.items()}
+
+
+def _compare(actual: Mapping[str, Heads], expected: Mapping[str, Heads]) -> None:
+    for name, wanted in expected.items():
+        for tensor in ("q", "k"):
+            target: Tensor = getattr(wanted, tensor)
+            error = (getattr(actual[name], tensor) - target).norm() / target.norm().clamp(min=1e-12)
+            if not error <= torch.finfo(target.dtype).eps ** 0.5:
+                raise SurgeryError(
+                    f"{name!r} cannot be folded exactly: between its projections and 'low_rank' {tensor} is changed "
+                    f"(normalised, rotated, mixed or scaled), so the result would differ by {float(error):.0%}. "
+                    "Keep the stage; nothing was changed."
+                )

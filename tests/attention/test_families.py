@@ -1,0 +1,72 @@
+"""Every variant on every family of tiny timm models: it runs and trains, or refuses with the reason."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from families import FAMILIES
+from vitruvius._errors import UnsuitableSite
+from vitruvius.attention import part
+from vitruvius.surgery import restore, rewire, survey
+
+CHOSEN = ("vit", "eva", "beit", "swin", "swin_v2", "xcit", "cait", "levit")
+FEW = [family for family in FAMILIES if family.name in CHOSEN]
+VARIANTS = {
+    "softmax": part("softmax"),
+    "symmetric": part("symmetric"),
+    "rpc": part("rpc", iterations=2),
+    "rpc_asymmetric": part("rpc", iterations=2, asymmetric=True),
+    "scaled": part("scaled"),
+    "scaled_alpha": part("scaled", form="alpha"),
+    "standardised": part("standardised"),
+    "low_rank": part("low_rank"),
+    "low_rank_q": part("low_rank", tensors="q"),
+    "truncated": part("truncated", mode="mix_head"),
+    "mask": part("mask", keep="all"),
+}
+REFUSED = {  # kinds of site, or families, where a variant makes no sense
+    "symmetric": {"class", "downsampled", "xcit", "cait", "swin_v2"},
+    "rpc": {"class", "downsampled", "xcit", "cait", "swin_v2", "levit"},
+    "rpc_asymmetric": {"class", "downsampled", "levit"},
+    "standardised": {"channels", "swin_v2"},
+    "low_rank": {"cait"},
+    "mask": {"channels"},
+}
+
+
+@pytest.mark.parametrize("family", FEW, ids=str)
+def test_each_variant_trains_where_it_makes_sense_and_is_refused_elsewhere(family):
+    model, x = family.randomised()
+    sites = survey(model)
+    with torch.no_grad():
+        plain = model(x)
+    for variant, piece in VARIANTS.items():
+        senseless = REFUSED.get(variant, set())
+        refused = {(s.attends, s.family): n for n, s in sites.items() if {s.attends, s.family} & senseless}
+        for name in refused.values():
+            with pytest.raises(UnsuitableSite, match=re.escape(name)):
+                rewire(model, piece, where=name)
+        accepted = [n for n, s in sites.items() if not {s.attends, s.family} & senseless]
+        if accepted:
+            out = train_once(rewire(model, piece, where=accepted), x)
+            if variant in ("softmax", "scaled", "scaled_alpha", "mask"):  # neutral until trained
+                torch.testing.assert_close(out, plain, rtol=1e-4, atol=1e-4)
+            restore(model)
+    with torch.no_grad():
+        assert torch.equal(model(x), plain)
+
+
+def train_once(model, x):
+    out = model(x)
+    assert out.isfinite().all()
+    model.zero_grad()
+    out.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        if ".core." in name:
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+    return out
