@@ -1,12 +1,9 @@
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import timm
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from families import FAMILIES
 from vitruvius._errors import SurgeryError
 from vitruvius.attention import fit_low_rank, part

@@ -1,13 +1,10 @@
 """Every variant on every family of tiny timm models: it runs and trains, or refuses with the reason."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from families import FAMILIES
 from vitruvius._errors import UnsuitableSite
 from vitruvius.attention import part
