@@ -14,6 +14,8 @@ from PIL import Image
 
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.data import DataConfig, eval_loader, held_out, train_loader
+from vitruvius.data._noise import seeded
+from vitruvius.data._preprocessing import posterize, resolve, train_transform
 
 SIZE = {"input_size": (3, 16, 16), "interpolation": "bicubic", "crop_pct": 1.0}
 
@@ -81,6 +83,24 @@ def test_augmented_images_are_pixels(folder, settings):
         assert images.min() >= 0
         assert images.max() <= 1
         assert images.max() > 0.2  # neither normalised nor divided twice
+
+
+@pytest.mark.parametrize("bits", range(9))
+def test_posterizing_keeps_the_highest_bits(bits):
+    grey = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16))
+    expected = np.arange(256) // 2 ** (8 - bits) * 2 ** (8 - bits)
+    assert np.array_equal(np.array(posterize(grey, bits)).ravel(), expected)
+
+
+@pytest.mark.parametrize("policy", ["rand-m10-n8-inc1", "rand-m0-n8", "v0", "augmix-m10"])
+def test_no_policy_breaks_on_posterizing_to_nothing(policy):
+    """Pillow 13 refuses to keep 0 bits; timm's strongest levels ask for it."""
+    settings = DataConfig(aa=policy, scale=(1.0, 1.0), ratio=(1.0, 1.0))
+    transform = train_transform(settings, resolve(settings, SIZE))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    for key in range(60):
+        with seeded(key):
+            assert transform(image).dtype == torch.uint8
 
 
 def test_bicubic_enlargement_of_black_and_white_does_not_overshoot(tmp_path):

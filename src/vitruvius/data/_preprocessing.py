@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from timm.data import IMAGENET_DEFAULT_MEAN, create_transform
 from timm.data.transforms import str_to_interp_mode
 from torch import Tensor
@@ -84,7 +85,24 @@ def train_transform(config: DataConfig, pre: Preprocessing) -> Transform:
         )
     except (AssertionError, KeyError, ValueError) as error:
         raise ConfigError(f"timm cannot make the training transform: {error!r}; see data.aa, data.scale, …") from error
+    for step in made.transforms:
+        _mend(step)
     return made if config.no_aug else transforms.Compose(_adapted(made.transforms, config, pre))
+
+
+def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
+    """Keep the highest bits of each channel; keeping none leaves black."""
+    if bits <= 0:
+        return Image.new(image.mode, image.size)
+    return image if bits >= 8 else ImageOps.posterize(image, bits)
+
+
+def _mend(step: Any) -> None:
+    """timm 1.0's policies may keep 0 bits, which Pillow 13 refuses and Pillow 12 took for black."""
+    chains = getattr(step, "policy", None) or [getattr(step, "ops", ())]  # AutoAugment, or RandAugment and AugMix
+    for operation in itertools.chain.from_iterable(chains):
+        if operation.name.startswith("Posterize"):
+            operation.aug_fn = posterize
 
 
 def needs_pil(config: DataConfig) -> bool:
