@@ -62,12 +62,16 @@ class Attack(ABC):
         with torch.inference_mode(False), torch.no_grad(), frozen(model):
             x = x.clone() if x.is_inference() else x.detach()
             y = y.clone() if y.is_inference() else y
-            dice = Dice(image_ids(x) if ids is None else ids.to(x.device), self.seed)
+            dice = Dice(image_ids(x) if ids is None else ids.to(x.device), self.seed, self.tag())
             return self.search(Watched(model, y), x, y, dice)
 
     @abstractmethod
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         """The attack itself, without checks; called under no_grad with the parameters frozen."""
+
+    def tag(self) -> str:
+        """Whose dice these are."""
+        return type(self).__name__
 
     def image_range(self) -> tuple[float, float]:
         """Least and largest pixel."""

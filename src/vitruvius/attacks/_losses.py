@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvius._errors import UnknownName, suggest
+
+T = TypeVar("T")
 
 
 class Loss(ABC):
@@ -77,32 +79,59 @@ class KullbackLeibler(Loss):
         return F.kl_div(logits.log_softmax(1), y, reduction="none").sum(1)
 
 
+class TargetedLoss(ABC):
+    """A loss that pulls from the label toward a target."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def __call__(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+        """(B, K) logits, (B,) labels and (B,) targets to (B,) losses."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
+class TargetedMargin(TargetedLoss):
+    """The target's logit minus the label's."""
+
+    name: ClassVar[str] = "margin"
+
+    def __call__(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+        return at(logits, target) - at(logits, y)
+
+
+@dataclass(frozen=True, repr=False)
+class TargetedDLR(TargetedLoss):
+    """The targeted margin over the spread between the first and the mean of third and fourth logit."""
+
+    name: ClassVar[str] = "dlr"
+
+    def __call__(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+        margin = TARGETED_MARGIN(logits, y, target)
+        if logits.shape[1] < 4:
+            return margin
+        top = logits.topk(4, dim=1).values
+        return margin / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
+
+
 CE, DLR, MARGIN, KL = CrossEntropy(), DLRLoss(), Margin(), KullbackLeibler()
+TARGETED_DLR, TARGETED_MARGIN = TargetedDLR(), TargetedMargin()
 LOSSES: dict[str, Loss] = {loss.name: loss for loss in (CE, DLR, MARGIN, KL)}
+TARGETED_LOSSES: dict[str, TargetedLoss] = {loss.name: loss for loss in (TARGETED_DLR, TARGETED_MARGIN)}
 
 
 def as_loss(loss: Loss | str) -> Loss:
     """A loss from its name: ce, dlr, margin or kl."""
-    if isinstance(loss, Loss):
-        return loss
-    try:
-        return LOSSES[loss]
-    except KeyError:
-        raise UnknownName(f"no attack loss named {loss!r}{suggest(loss, LOSSES)} Known: {', '.join(LOSSES)}.") from None
+    return loss if isinstance(loss, Loss) else _named(loss, LOSSES)
 
 
-def targeted_margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """The target's logit minus the label's, (B,)."""
-    return at(logits, target) - at(logits, y)
-
-
-def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """The targeted margin over the spread between the first and the mean of third and fourth logit, (B,)."""
-    margin = targeted_margin(logits, y, target)
-    if logits.shape[1] < 4:
-        return margin
-    top = logits.topk(4, dim=1).values
-    return margin / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
+def as_targeted_loss(loss: TargetedLoss | str) -> TargetedLoss:
+    """A targeted loss from its name: dlr or margin."""
+    return loss if isinstance(loss, TargetedLoss) else _named(loss, TARGETED_LOSSES)
 
 
 def hard_labels(y: Tensor) -> Tensor:
@@ -113,3 +142,11 @@ def hard_labels(y: Tensor) -> Tensor:
 def at(logits: Tensor, classes: Tensor) -> Tensor:
     """(B,) logits of one class an image."""
     return logits.gather(1, classes[:, None]).squeeze(1)
+
+
+def _named(name: str, losses: dict[str, T]) -> T:
+    try:
+        return losses[name]
+    except KeyError:
+        known = ", ".join(losses)
+        raise UnknownName(f"no attack loss named {name!r}{suggest(name, losses)} Known: {known}.") from None

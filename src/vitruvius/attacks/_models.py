@@ -20,8 +20,18 @@ class Slope(NamedTuple):
     grad: Tensor  # of x's shape
 
 
-def slope(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tensor], Tensor]) -> Slope:
-    """Logits, losses and the gradient of each image's own loss with respect to that image."""
+def slope(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tensor], Tensor], passes: int = 1) -> Slope:
+    """Logits, losses and the gradient of each image's own loss with respect to that image.
+
+    Several `passes` are averaged: expectation over transformation, for models that are random (Athalye et al. 2018).
+    """
+    slopes = [_one_slope(model, x, loss) for _ in range(passes)]
+    if passes == 1:
+        return slopes[0]
+    return Slope(*(torch.stack(parts).mean(0) for parts in zip(*slopes, strict=True)))
+
+
+def _one_slope(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tensor], Tensor]) -> Slope:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         logits = full_precision(model(x))

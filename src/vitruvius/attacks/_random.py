@@ -25,10 +25,11 @@ class Dice:
 
     ids: Tensor  # (B,) int64
     seed: int = 0
+    owner: str = ""  # who throws: two attacks of one seed do not share their numbers
 
     def __getitem__(self, rows: Tensor) -> Dice:
         """The dice of some of the images."""
-        return Dice(self.ids[rows], self.seed)
+        return Dice(self.ids[rows], self.seed, self.owner)
 
     def uniform(self, stream: str, shape: Sequence[int], step: int | Tensor = 0) -> Tensor:
         """(B, *shape) float32 in [0, 1), multiples of 2⁻²⁴."""
@@ -49,7 +50,7 @@ class Dice:
 
     def _bits(self, stream: str, shape: Sequence[int], step: int | Tensor) -> Tensor:
         key = _mix(self.ids + _signed((self.seed + 1) * _GOLDEN))  # (B,)
-        key = _mix(key + _signed(zlib.crc32(stream.encode()) * _GOLDEN))
+        key = _mix(key + _signed(zlib.crc32(f"{self.owner}/{stream}".encode()) * _GOLDEN))
         key = _mix(key + step)
         position = torch.arange(1, math.prod(shape) + 1, device=key.device) * _GOLDEN
         return _mix(key[:, None] + position).view(len(key), *shape)

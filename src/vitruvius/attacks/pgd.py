@@ -17,6 +17,7 @@ from vitruvius.attacks._losses import CE, Loss, as_loss, hard_labels
 from vitruvius.attacks._models import Slope, full_precision, slope
 from vitruvius.attacks._norms import L1, per_image
 from vitruvius.attacks._random import Dice
+from vitruvius.attacks._worst import Worst
 
 
 @attacks.register("pgd")
@@ -42,7 +43,7 @@ class PGD(Attack):
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         compares = self.best or self.restarts > 1
-        worst = _Worst(x)
+        worst = Worst(x)
         for restart in range(self.restarts):
             for point, here in self.ascend(model, x, y, self.start(x, dice, restart)):
                 if here is None and not compares:
@@ -85,18 +86,3 @@ class PGD(Attack):
 
     def image_range(self) -> tuple[float, float]:
         return self.bounds
-
-
-class _Worst:
-    """The worst point offered so far, image by image: fooling beats not fooling, then the higher loss wins."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
-        self.fooled = x.new_zeros(len(x), dtype=torch.bool)
-        self.loss = x.new_full((len(x),), -torch.inf)
-
-    def offer(self, x: Tensor, fooled: Tensor, loss: Tensor) -> None:
-        better = (fooled > self.fooled) | ((fooled == self.fooled) & (loss > self.loss))
-        self.x = torch.where(per_image(better, x), x, self.x)
-        self.fooled = torch.where(better, fooled, self.fooled)
-        self.loss = torch.where(better, loss, self.loss)

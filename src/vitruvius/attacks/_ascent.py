@@ -1,0 +1,128 @@
+"""One ascent of Auto-PGD for many images, each at its own iteration (Croce & Hein 2020, arXiv:2003.01690, algorithm 1).
+
+Steps start at 2 eps and are halved at checkpoints where the loss has not risen often enough or not improved.
+B images, K classes; image-shaped tensors are (B, C, H, W).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitruvius.attacks._models import slope
+from vitruvius.attacks._norms import Norm, per_image
+from vitruvius.attacks._random import Dice
+
+Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (B, K), label (B,), target (B,) → loss (B,)
+MOMENTUM = 0.25
+
+
+class Climb(NamedTuple):
+    """Where the ascents of B images stand."""
+
+    x: Tensor
+    y: Tensor  # (B,)
+    target: Tensor  # (B,) class that targeted losses aim at
+    point: Tensor  # evaluated next
+    seen: Tensor  # evaluated last
+    previous: Tensor  # the point the last step left from
+    best: Tensor  # of highest loss
+    best_grad: Tensor
+    best_loss: Tensor  # (B,)
+    checked_loss: Tensor  # (B,) best loss at the last checkpoint
+    last_loss: Tensor  # (B,)
+    rises: Tensor  # (B,) steps that raised the loss since the last checkpoint
+    reduced: Tensor  # (B,) bool: the step was halved at the last checkpoint
+    step: Tensor  # (B,)
+    iteration: Tensor  # (B,) steps made
+    fooled: Tensor  # (B,) bool: misclassified at `seen`
+    done: Tensor  # (B,) bool
+
+
+class Ascent(NamedTuple):
+    """The rules of an ascent of some length in a ball."""
+
+    norm: Norm
+    eps: float
+    steps: int
+    objective: Objective
+    passes: int = 1  # of the model, averaged, where it is random
+    stops: bool = True  # as soon as the model is fooled
+    required_rises: float = 0.75  # share of steps that must raise the loss
+
+    def start(self, x: Tensor, dice: Dice, run: int) -> Tensor:
+        """A random point on the surface of the ball."""
+        delta = self.norm.random(x, self.eps, dice, run)
+        return x + self.eps * delta / per_image(self.norm.length(delta).clamp(min=1e-12), x)
+
+    def restart(self, x: Tensor, point: Tensor) -> Tensor:
+        """The point of this ball nearest to one of another ball."""
+        return self._project(x, point)
+
+    def begin(self, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> Climb:
+        """Ascents that stand at their start, not yet evaluated."""
+        start = start.clamp(0, 1)
+        zero, off = x.new_zeros(len(x)), y.new_zeros(len(x), dtype=torch.bool)
+        return Climb(
+            x=x, y=y, target=target,
+            point=start, seen=start, previous=start, best=start, best_grad=torch.zeros_like(x),
+            best_loss=zero - torch.inf, checked_loss=zero - torch.inf, last_loss=zero,
+            rises=zero, reduced=~off, step=zero + 2 * self.eps, iteration=torch.zeros_like(y), fooled=off, done=off,
+        )  # fmt: skip
+
+    def advance(self, model: Callable[[Tensor], Tensor], s: Climb) -> Climb:
+        """Evaluate the points, remember the best ones, and make a step."""
+        logits, loss, grad = slope(model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes)
+        first, fooled = s.iteration == 0, logits.argmax(1) != s.y
+        better = loss > s.best_loss
+        s = s._replace(
+            seen=s.point,
+            best=torch.where(per_image(better, s.x), s.point, s.best),
+            best_grad=torch.where(per_image(better, s.x), grad, s.best_grad),
+            best_loss=torch.where(better, loss, s.best_loss),
+            checked_loss=torch.where(first, loss, s.checked_loss),
+            rises=s.rises + (~first & (loss > s.last_loss)),
+            last_loss=torch.where(first, 0.0, loss),  # the released code compares the first step with 0
+            fooled=fooled,
+            done=(fooled & self.stops) | (s.iteration >= self.steps),
+        )
+        return self._move(*self._checkpoint(s, grad))
+
+    def _checkpoint(self, s: Climb, grad: Tensor) -> tuple[Climb, Tensor]:
+        """Where a checkpoint is due: halve the step and go back to the best point, if the ascent has stalled."""
+        window = checkpoints(self.steps, s.y.device)[s.iteration]  # (B,) steps looked back on; 0: none due
+        due = window > 0
+        stalled = (s.rises <= self.required_rises * window) | (~s.reduced & (s.checked_loss >= s.best_loss))
+        back = due & stalled
+        moved = s._replace(
+            point=torch.where(per_image(back, s.x), s.best, s.point),
+            step=torch.where(back, s.step / 2, s.step),
+            reduced=torch.where(due, stalled, s.reduced),
+            checked_loss=torch.where(due, s.best_loss, s.checked_loss),
+            rises=torch.where(due, 0.0, s.rises),
+        )
+        return moved, torch.where(per_image(back, s.x), s.best_grad, grad)
+
+    def _move(self, s: Climb, grad: Tensor) -> Climb:
+        """Climb, project, add momentum, project."""
+        inertia = per_image(torch.where(s.iteration == 0, 0.0, MOMENTUM).to(s.x), s.x)
+        climbed = self._project(s.x, s.point + per_image(s.step, s.x) * self.norm.steepest(grad))
+        drawn = s.point + (1 - inertia) * (climbed - s.point) + inertia * (s.point - s.previous)
+        return s._replace(previous=s.point, point=self._project(s.x, drawn), iteration=s.iteration + 1)
+
+    def _project(self, x: Tensor, point: Tensor) -> Tensor:
+        return (x + self.norm.project(point - x, self.eps)).clamp(0, 1)
+
+
+@functools.lru_cache
+def checkpoints(steps: int, device: torch.device) -> Tensor:
+    """(steps + 2,) number of steps a checkpoint looks back on at each iteration, 0 where there is none."""
+    windows, window, due = [0] * (steps + 2), max(int(0.22 * steps), 1), 0
+    while (due := due + window) <= steps:
+        windows[due] = window
+        window = max(window - max(int(0.03 * steps), 1), max(int(0.06 * steps), 1))
+    return torch.tensor(windows, device=device)

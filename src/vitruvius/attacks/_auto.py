@@ -1,0 +1,86 @@
+"""What the Auto-PGD attacks share: runs of ascents over images that still stand, in batches that stay full."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from vitruvius._errors import ConfigError
+from vitruvius.attacks._ascent import Ascent
+from vitruvius.attacks._base import Attack, Model
+from vitruvius.attacks._l1_ascent import SparseAscent
+from vitruvius.attacks._legs import Found, climb
+from vitruvius.attacks._losses import hard_labels
+from vitruvius.attacks._random import Dice
+from vitruvius.attacks._worst import Worst
+
+
+class Run(NamedTuple):
+    """One attempt on every image that still stands."""
+
+    number: int
+    target: Tensor  # (B,) for all images; the labels where the loss has no target
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoPGD(Attack):
+    """Auto-PGD with a loss and a list of runs still to be named."""
+
+    steps: int = 100
+    restarts: int = 1
+    eot_iterations: int = 1  # passes averaged for each gradient, for models that are random
+    batch_size: int | None = None  # images searched at once; default all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = {"steps": self.steps, "restarts": self.restarts, "eot_iterations": self.eot_iterations}
+        for name, value in least.items():
+            if value < 1:
+                raise ConfigError(f"{type(self).__name__} with {name}={value}; expected 1 or more.")
+
+    @abstractmethod
+    def objective(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+        """What is climbed, (B,)."""
+
+    @abstractmethod
+    def runs(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Run]:
+        """The attempts, in order."""
+
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+        worst, y = Worst(x), hard_labels(y)
+        for run in self.runs(model, x, y):
+            rows = worst.standing()
+            if not len(rows):
+                break
+            found = self._attempt(model, x[rows], y[rows], run.target[rows], dice[rows], run.number)
+            worst.offer_to(rows, found.point, found.fooled, found.loss)
+        return worst.x
+
+    def _attempt(self, model: Model, x: Tensor, y: Tensor, target: Tensor, dice: Dice, number: int) -> Found:
+        """Climb leg by leg, each from where the last one ended."""
+        if self.norm.name != "l1":
+            leg = Ascent(self.norm, self.eps, self.steps, self.objective, self.eot_iterations)
+            return climb(model, leg, x, y, target, lambda rows: leg.start(x[rows], dice[rows], number), self.batch_size)
+        before: Tensor | None = None
+        for sparse in self._sparse_legs():
+            found = climb(model, sparse, x, y, target, _starts(sparse, x, dice, number, before), self.batch_size)
+            before = found.best
+        return found
+
+    def _sparse_legs(self) -> Iterator[SparseAscent]:
+        """In L1, three ascents through balls of 3, 2 and 1 times the radius; only the last may stop early."""
+        third = int(0.3 * self.steps)
+        rules = SparseAscent(self.eps, third, self.objective, self.eot_iterations, stops=False, fresh=False)
+        yield rules._replace(eps=3 * self.eps, fresh=True)
+        yield rules._replace(eps=2 * self.eps)
+        yield rules._replace(steps=self.steps - 2 * third, stops=True)
+
+
+def _starts(leg: SparseAscent, x: Tensor, dice: Dice, number: int, before: Tensor | None) -> Callable[[Tensor], Tensor]:
+    if before is None:
+        return lambda rows: leg.start(x[rows], dice[rows], number)
+    return lambda rows: leg.restart(x[rows], before[rows])

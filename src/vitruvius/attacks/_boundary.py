@@ -1,0 +1,116 @@
+"""Fast adaptive boundary search: step to the linearised boundary, lean toward the image, pull back when outside.
+
+Croce & Hein 2020, arXiv:1907.02044, algorithm 1. B images, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitruvius.attacks._hyperplane import project_to_plane
+from vitruvius.attacks._losses import TARGETED_MARGIN
+from vitruvius.attacks._models import full_precision, slope
+from vitruvius.attacks._norms import Norm, per_image
+
+LEAN = 0.1  # largest weight of the image's own projection
+OVERSHOOT = 1.05  # of steps beyond the linearised boundary
+PULL = 0.9  # toward the image, from points that fool the model
+
+
+class Plane(NamedTuple):
+    """The linearised boundary {z : height + ⟨normal, z − point⟩ = 0} at a point."""
+
+    height: Tensor  # (B,)
+    normal: Tensor
+
+
+Linearise = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor], Plane]  # (model, point, y, target)
+
+
+class Walk(NamedTuple):
+    """Where the walks of B images stand."""
+
+    x: Tensor
+    y: Tensor  # (B,)
+    target: Tensor  # (B,)
+    point: Tensor
+    nearest: Tensor  # that fools the model
+    distance: Tensor  # (B,) to it; inf before one is found
+    iteration: Tensor  # (B,)
+    done: Tensor  # (B,) bool
+
+
+class Boundary(NamedTuple):
+    """The rules of a walk; it ends early once the distance is within eps."""
+
+    norm: Norm
+    eps: float
+    steps: int
+    linearise: Linearise
+
+    def begin(self, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> Walk:
+        never = x.new_full((len(x),), torch.inf)
+        return Walk(x, y, target, start, x, never, torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool))
+
+    def advance(self, model: Callable[[Tensor], Tensor], s: Walk) -> Walk:
+        """One step to the boundary and one look at where it led."""
+        point = self._step(s, self.linearise(model, s.point, s.y, s.target))
+        fooled = full_precision(model(point)).argmax(1) != s.y
+        distance = self.norm.length(point - s.x)
+        nearer = fooled & (distance < s.distance)
+        s = s._replace(
+            nearest=torch.where(per_image(nearer, s.x), point, s.nearest),
+            distance=torch.where(nearer, distance, s.distance),
+            point=torch.where(per_image(fooled, s.x), s.x + PULL * (point - s.x), point),
+            iteration=s.iteration + 1,
+        )
+        return s._replace(done=(s.distance <= self.eps) | (s.iteration >= self.steps))
+
+    def _step(self, s: Walk, plane: Plane) -> Tensor:
+        """Between the projections of the point and of the image, nearer to the one that is nearer to the plane."""
+        w, point, x = plane.normal.flatten(1), s.point.flatten(1), s.x.flatten(1)
+        b = (w * point).sum(1) - plane.height
+        both = project_to_plane(self.norm, torch.cat([point, x]), torch.cat([w, w]), torch.cat([b, b]))
+        here, there = both.chunk(2)
+        near, far = self.norm.length(here).clamp(min=1e-8), self.norm.length(there).clamp(min=1e-8)
+        lean = (near / (near + far)).clamp(max=LEAN)[:, None]
+        mixed = (1 - lean) * (point + OVERSHOOT * here) + lean * (x + OVERSHOOT * there)
+        return mixed.clamp(0, 1).view_as(s.x)
+
+
+def toward_target(model: Callable[[Tensor], Tensor], point: Tensor, y: Tensor, target: Tensor) -> Plane:
+    """Where the logits of target and label meet."""
+    here = slope(model, point, lambda logits: TARGETED_MARGIN(logits, y, target))
+    return Plane(here.loss, here.grad)
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """Linearise toward the class whose linearised boundary is nearest: one gradient a class."""
+
+    norm: Norm
+
+    def __call__(self, model: Callable[[Tensor], Tensor], point: Tensor, y: Tensor, target: Tensor) -> Plane:
+        with torch.enable_grad():
+            point = point.detach().requires_grad_()
+            heights = full_precision(model(point))
+            heights = heights - heights.gather(1, y[:, None])  # (B, K)
+            columns = heights.sum(0)
+            normals = [torch.autograd.grad(column, point, retain_graph=True)[0] for column in columns]
+        heights = heights.detach()
+        steepness = torch.stack([dual_length(self.norm, normal) for normal in normals], 1)  # (B, K)
+        distance = (heights.abs() / (steepness + 1e-12)).scatter(1, y[:, None], torch.inf)
+        nearest = distance.argmin(1)
+        normal = torch.stack(normals)[nearest, torch.arange(len(y), device=y.device)]
+        return Plane(heights.gather(1, nearest[:, None]).squeeze(1), normal)
+
+
+def dual_length(norm: Norm, grad: Tensor) -> Tensor:
+    """(B,) largest change of a linear function over a unit step in the norm."""
+    order = {"linf": 1.0, "l2": 2.0, "l1": torch.inf}[norm.name]
+    return torch.linalg.vector_norm(grad.flatten(1), order, dim=1)

@@ -1,0 +1,34 @@
+"""Auto-PGD on an untargeted loss (Croce & Hein 2020, arXiv:2003.01690; L1: 2021, arXiv:2103.01208)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vitruvius.attacks._auto import AutoPGD, Run
+from vitruvius.attacks._base import Model, attacks
+from vitruvius.attacks._losses import CE, Loss, as_loss
+
+
+@attacks.register("apgd")
+@dataclass(frozen=True, kw_only=True)
+class APGD(AutoPGD):
+    """Auto-PGD: gradient ascent with momentum that halves its steps by itself; ce, dlr or margin loss."""
+
+    loss: Loss = CE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "loss", as_loss(self.loss))
+
+    def objective(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+        return self.loss(logits, y)
+
+    def runs(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Run]:
+        for number in range(self.restarts):
+            yield Run(number, y)
+
+    def tag(self) -> str:
+        return f"apgd-{self.loss}"

@@ -1,0 +1,24 @@
+"""Fast adaptive boundary attack (FAB) toward the nearest class (Croce & Hein 2020, arXiv:1907.02044)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vitruvius.attacks._base import attacks
+from vitruvius.attacks._boundary import Linearise, Nearest
+from vitruvius.attacks._minimal import MinimalAttack
+
+
+@attacks.register("fab")
+@dataclass(frozen=True, kw_only=True)
+class FAB(MinimalAttack):
+    """Fast adaptive boundary attack toward whichever class is nearest: a gradient for each class and step."""
+
+    def linearise(self) -> Linearise:
+        return Nearest(self.norm)
+
+    def targets_of(self, logits: Tensor, y: Tensor) -> Iterator[Tensor]:
+        yield y

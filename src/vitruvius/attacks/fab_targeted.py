@@ -1,0 +1,27 @@
+"""Fast adaptive boundary attack toward the likeliest wrong classes (FAB-T, Croce & Hein 2020, arXiv:2003.01690)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vitruvius.attacks._base import attacks
+from vitruvius.attacks._boundary import Linearise, toward_target
+from vitruvius.attacks._minimal import MinimalAttack
+from vitruvius.attacks._targets import likeliest
+
+
+@attacks.register("fab_targeted")
+@dataclass(frozen=True, kw_only=True)
+class FABTargeted(MinimalAttack):
+    """Fast adaptive boundary attack toward each of the likeliest wrong classes: one gradient a step."""
+
+    targets: int = 9  # wrong classes tried; fewer where the model has fewer
+
+    def linearise(self) -> Linearise:
+        return toward_target
+
+    def targets_of(self, logits: Tensor, y: Tensor) -> Iterator[Tensor]:
+        yield from likeliest(logits, y, self.targets).T
