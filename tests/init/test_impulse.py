@@ -182,11 +182,15 @@ def test_impossible_settings_are_refused():
     refused(layers, ConfigError, "content=-1", content=-1.0)
     refused(layers, ConfigError, "norm=0", norm=0.0)
     refused(layers, ConfigError, "pseudo-input 'Q'", first="Q")
+    wide = make_layers(sincos(16, 16, 192), (16, 16))
+    refused(wide, UnsuitableSite, "content=0: .* content near 1", content=0.0, width=0.0)
 
 
 def test_unsuitable_layers_are_refused():
     positions = sincos(6, 6, 96)
-    refused(make_layers(positions, (6, 6), dim=96, head_dim=2), UnsuitableSite, "heads of width 2 .* too narrow")
+    refused(
+        make_layers(positions, (6, 6), dim=96, head_dim=2), UnsuitableSite, "heads of width 2 .* cannot hold an impulse"
+    )
     refused(make_layers(positions, (6, 6), dim=96, num_queries=40, num_keys=40), UnsuitableSite, "40 tokens, but a 6×6")
     refused(make_layers(positions, (6, 5), dim=96), UnsuitableSite, r"\(36, 96\); a 6×5 grid")
     refused(make_layers(None, (6, 6), dim=96), UnsuitableSite, "adds no position table")

@@ -198,3 +198,20 @@ def test_layers_of_one_model_share_one_table():
     first, second = layers(small_vit())
     assert first.positions is second.positions
     assert first.positions.shape == (36, 48)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
+@pytest.mark.parametrize("name", ["impulse", "mimetic", "impulse_optimised", "timm", "skip", "jax", "orthogonal"])
+def test_an_accelerator_gets_the_weights_a_cpu_gets(name):
+    torch.manual_seed(0)
+    here, there = small_vit(), small_vit()
+    there.load_state_dict(here.state_dict())
+    there.to(torch.accelerator.current_accelerator())
+    settings = {"steps": 5} if name == "impulse_optimised" else {}
+    for model in (here, there):
+        initialise(model, name, generator=seeded(), **settings)
+    for (key, expected), found in zip(here.named_parameters(), there.parameters(), strict=True):
+        torch.testing.assert_close(
+            found.cpu(), expected, rtol=1e-4, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
+        )

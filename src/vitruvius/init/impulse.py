@@ -29,7 +29,7 @@ from vitruvius.init._base import Layer, inits
 from vitruvius.init._impulses import Plan, Pseudo, Solution, Task, write_impulses
 from vitruvius.init._offsets import Grid, Offset, Order, impulse_map, partners, quality
 
-ENOUGH = 0.5  # share of patches that must attend most to their target, or the head is too narrow
+ENOUGH = 0.5  # share of patches that must attend most to their target
 
 
 @inits.register("impulse")
@@ -62,8 +62,8 @@ def impulse(
 
     def solve(task: Task) -> Solution:
         if id(task.inputs) not in ridges:
-            ridges[id(task.inputs)] = Ridge(task, content=content, width=width)
-        return ridges[id(task.inputs)].solve(task, norm)
+            ridges[id(task.inputs)] = Ridge(task, content=content, width=width, norm=norm)
+        return ridges[id(task.inputs)].solve(task)
 
     plan = Plan(kernel=kernel, offsets=offsets, shared=shared, first=first, rest=rest)
     write_impulses("impulse", layers, plan, solve, generator)
@@ -76,30 +76,31 @@ def impulse(
 class Ridge:
     """The regression of one pseudo-input; what it finds for an offset is remembered."""
 
-    def __init__(self, task: Task, *, content: float, width: float) -> None:
-        self.inputs, self.grid, self.width = task.inputs, task.grid, width
-        x = task.inputs.cpu().double()
-        self.x = x  # (N, C)
-        self.queries = Basis(x, content)
-        self.keys = Basis(x - x.mean(0), content)
+    def __init__(self, task: Task, *, content: float, width: float, norm: float | None) -> None:
+        self.inputs, self.grid = task.inputs, task.grid
+        self.content, self.width, self.norm = content, width, norm
+        self.x = task.inputs.cpu().double()  # (N, C)
+        self.queries = Basis(self.x, content)
+        self.keys = Basis(self.x - self.x.mean(0), content)
         self.found: dict[tuple[Offset, int], Solution] = {}
 
-    def solve(self, task: Task, norm: float | None) -> Solution:
-        """q and k of all heads, each (H, D, C), of balanced norms."""
+    def solve(self, task: Task) -> Solution:
+        """q and k of all heads, each (H, D, C)."""
         q, k = zip(*(self.head(offset, task) for offset in task.offsets), strict=True)
-        size = norm if norm is not None else math.sqrt(task.head_dim * self.x.shape[1]) / 3
-        return math.sqrt(size) * torch.stack(q), math.sqrt(size) * torch.stack(k)
+        return torch.stack(q), torch.stack(k)
 
     def head(self, offset: Offset, task: Task) -> Solution:
-        """q and k of one head, each (D, C) and of norm 1."""
+        """q and k of one head, each (D, C), of equal norms."""
         if (offset, task.head_dim) not in self.found:
             q, k = self.factors(offset, task.head_dim)
+            norm = self.norm if self.norm is not None else math.sqrt(task.head_dim * q.shape[1]) / 3
+            q, k = math.sqrt(norm) * q, math.sqrt(norm) * k
             self.check(q, k, offset, task)
             self.found[offset, task.head_dim] = q, k
         return self.found[offset, task.head_dim]
 
     def factors(self, offset: Offset, rank: int) -> Solution:
-        """The regression itself."""
+        """The regression itself: q and k of norm 1."""
         wanted = bump(self.grid, offset, self.width)
         wanted = wanted - wanted.mean(-1, keepdim=True)  # softmax ignores what is constant along a row
         whitened = self.queries.whiten(self.keys.whiten(wanted).mT).mT  # (R, R)
@@ -111,14 +112,15 @@ class Ridge:
         return balanced(*product, rank)
 
     def check(self, q: Tensor, k: Tensor, offset: Offset, task: Task) -> None:
-        """Refuse a head that cannot find its neighbour among bare positions, whatever its norm."""
-        hits = quality(self.x @ q.mT @ k @ self.x.mT, self.grid, offset).hits
+        """Refuse a head that, in single precision, cannot find its neighbour among bare positions."""
+        queries, keys = self.x.float() @ q.float().mT, self.x.float() @ k.float().mT
+        hits = quality((queries @ keys.mT / math.sqrt(task.head_dim)).softmax(-1), self.grid, offset).hits
         if hits < ENOUGH:
             rows, columns = self.grid
             raise UnsuitableSite(
-                f"heads of width {task.head_dim} at {task.where!r} are too narrow for an impulse on a "
-                f"{rows}×{columns} grid: at offset {offset} only {hits:.0%} of the patches attend most to their "
-                "neighbour. Use wider heads (fewer of them), a coarser grid, or sin-cos positions."
+                f"heads of width {task.head_dim} at {task.where!r} cannot hold an impulse on a {rows}×{columns} grid "
+                f"with content={self.content:g}: at offset {offset} only {hits:.0%} of the patches attend most to "
+                "their neighbour. Use wider heads (fewer of them), content near 1, or sin-cos positions."
             )
 
 
