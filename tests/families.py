@@ -12,7 +12,14 @@ from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
 SMALL = {"embed_dim": 32, "num_heads": 2, "depth": 2, "num_classes": 10}
-SWIN = {"embed_dim": 16, "depths": (2, 1), "num_heads": (2, 4), "window_size": 4, "num_classes": 10}
+SWIN = {
+    "embed_dim": 16,
+    "depths": (2, 1),
+    "num_heads": (2, 4),
+    "window_size": 4,
+    "drop_path_rate": 0.0,
+    "num_classes": 10,
+}
 LEVIT = {
     "embed_dim": (32, 48),
     "depth": (1, 1),
@@ -22,7 +29,7 @@ LEVIT = {
     "stem_type": "s8",
     "act_layer": "hard_swish",
 }
-MAXXVIT = {"embed_dim": (32, 32, 64, 64), "depths": (1, 1, 1, 1), "stem_width": 8, "num_classes": 10}
+MAXXVIT = {"embed_dim": (32, 64), "depths": (1, 1), "stem_width": 8, "num_classes": 10}
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,12 @@ class Family:
 
     name: str
     build: Callable[[], nn.Module]
-    size: int = 32
+    size: int = 32  # rows and columns
+    noise: float = 0.2  # LeViT grows large numbers from less
+
+    @property
+    def input_size(self) -> tuple[int, int, int]:
+        return 3, self.size, self.size
 
     def __str__(self) -> str:
         return self.name
@@ -40,21 +52,21 @@ class Family:
         """The model in eval mode with every weight, bias and buffer randomised, and two images."""
         torch.manual_seed(seed)
         model = self.build().eval()
-        randomise(model)
-        return model, torch.randn(2, 3, self.size, self.size)
+        randomise(model, self.noise)
+        return model, torch.randn(2, *self.input_size)
 
 
 @torch.no_grad()
-def randomise(model: nn.Module) -> None:
+def randomise(model: nn.Module, noise: float) -> None:
     """Move every number: zeros become something, biases count, index tables point elsewhere."""
     for parameter in model.parameters():
-        parameter.add_(0.1 * torch.randn_like(parameter))
+        parameter.add_(noise * torch.randn_like(parameter))
     for name, buffer in model.named_buffers():
         if name.endswith("running_var"):
             buffer.uniform_(0.5, 1.5)
         elif buffer.is_floating_point():
             buffer.add_(0.1 * torch.randn_like(buffer))
-        elif buffer.ndim > 0 and "index" in name + "index" * ("idxs" in name):
+        elif name.endswith(("index", "idxs")):
             buffer.random_(0, int(buffer.max()) + 1)
 
 
@@ -109,8 +121,8 @@ FAMILIES = [
     ),
     Family("xcit", vit("xcit_nano_12_p16_224", num_heads=2, cls_attn_layers=1)),
     Family("cait", vit("cait_xxs24_224", depth_token_only=1)),
-    Family("levit", lambda: timm.create_model("levit_128s", img_size=32, **LEVIT)),
-    Family("levit_conv", lambda: timm.create_model("levit_conv_128s", img_size=32, **LEVIT)),
+    Family("levit", lambda: timm.create_model("levit_128s", img_size=32, **LEVIT), noise=0.1),
+    Family("levit_conv", lambda: timm.create_model("levit_conv_128s", img_size=32, **LEVIT), noise=0.1),
     Family(
         "crossvit",
         lambda: timm.create_model(
@@ -124,7 +136,7 @@ FAMILIES = [
             num_classes=10,
         ),
     ),
-    Family("maxvit", lambda: timm.create_model("maxvit_pico_rw_256", img_size=64, **MAXXVIT), 64),
-    Family("maxvit_tf", lambda: timm.create_model("maxvit_tiny_tf_224", img_size=64, **MAXXVIT), 64),
-    Family("coatnet", lambda: timm.create_model("coatnet_pico_rw_224", img_size=64, **MAXXVIT), 64),
+    Family("maxvit", lambda: timm.create_model("maxvit_pico_rw_256", img_size=32, block_type=("M", "M"), **MAXXVIT)),
+    Family("maxvit_tf", lambda: timm.create_model("maxvit_tiny_tf_224", img_size=32, block_type=("C", "M"), **MAXXVIT)),
+    Family("coatnet", lambda: timm.create_model("coatnet_pico_rw_224", img_size=32, block_type=("C", "T"), **MAXXVIT)),
 ]
