@@ -8,7 +8,7 @@ import pytest
 import torch
 from timm.data.random_erasing import RandomErasing
 
-from vitruvius.data._augment import erase, flip, shift, truncated_normal
+from vitruvius.data._augment import Erase, erase, flip, shift, truncated_normal
 from vitruvius.data._noise import image_keys, seeded, uniform
 
 
@@ -88,15 +88,47 @@ def test_erased_images_are_still_pixels(mode):
     assert (max(values) == 1) == (mode == "const")
 
 
-def test_the_erased_area_is_that_of_timms_random_erasing():
+def in_a_worker(images, **settings):
+    """Image by image, as uint8."""
+    with seeded(3):
+        return torch.stack([Erase(**settings)(image) for image in images.mul(255).byte()]) / 255
+
+
+@pytest.mark.parametrize("method", [erase, in_a_worker], ids=["batches", "workers"])
+def test_the_erased_area_is_that_of_timms_random_erasing(method):
     images = torch.full((600, 1, 32, 32), 0.5)
     keys = image_keys(torch.arange(600), torch.zeros(600, dtype=torch.int64), seed=1, epoch=0)
-    ours = erase(images, keys, probability=0.5, mode="const", count=2)
+    arguments = (images, keys) if method is erase else (images,)
+    ours = method(*arguments, probability=0.5, mode="const", count=2)
     with seeded(0):
         theirs = RandomErasing(0.5, mode="const", max_count=2, device="cpu")(images.clone())
     for statistic in (lambda x: x.flatten(1).any(1), lambda x: x):  # how many images, how many pixels
         a, b = (statistic(x == 0).double().mean() for x in (ours, theirs))
         assert abs(a - b) < 0.06 * a + 0.06 * b
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_erasing_in_a_worker_draws_timms_boxes(count):
+    """With the same seed, image by image."""
+    images = torch.full((40, 3, 24, 20), 200, dtype=torch.uint8)
+    for key, image in enumerate(images):
+        with seeded(key):
+            expected = RandomErasing(0.6, mode="const", max_count=count, device="cpu")(image.clone())
+        with seeded(key):
+            assert torch.equal(Erase(probability=0.6, mode="const", count=count)(image), expected)
+        assert (image == 200).all()
+
+
+@pytest.mark.parametrize("mode", ["rand", "pixel"])
+def test_noise_of_a_worker_has_the_same_distribution_as_that_of_batches(mode):
+    images, keys = torch.full((300, 3, 16, 16), 2.0), image_keys(torch.arange(300), torch.arange(300), seed=0, epoch=0)
+    batches = erase(images, keys, probability=1.0, mode=mode, count=1)
+    marked = torch.full((300, 3, 16, 16), 7, dtype=torch.uint8)
+    with seeded(1):
+        workers = torch.stack([Erase(probability=1.0, mode=mode, count=1)(image) for image in marked])
+    a, b = batches[batches != 2], workers[workers != 7] / 255
+    assert abs(a.mean() - b.mean()) < 0.03
+    assert abs(a.std() - b.std()) < 0.02
 
 
 def test_erasing_does_not_depend_on_the_company_in_the_batch():

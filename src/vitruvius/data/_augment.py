@@ -1,4 +1,4 @@
-"""Augmentation of whole batches of pixels: shift, flip, erase; each image's luck comes from its key alone.
+"""Augmentation of pixels: shift, flip and erase whole batches by each image's key, or erase one image in a worker.
 
 Random erasing: Zhong et al. 2017, arXiv:1708.04896, with timm's rule for boxes; it fills with black, or with
 noise from a normal distribution (mean 1/2, deviation 1/4) truncated to [0, 1], so pixels stay pixels.
@@ -8,6 +8,7 @@ B batch, C channels, H height, W width
 from __future__ import annotations
 
 import math
+import random
 
 import torch
 from torch import Tensor
@@ -55,6 +56,40 @@ def erase(images: Tensor, keys: Tensor, *, probability: float, mode: str, count:
         inside = inside & (chosen & (number < boxes))[:, None, None, None]
         images = torch.where(inside, _fill(images, keys, mode, _ERASE + 2 + 2 * number), images)
     return images
+
+
+class Erase:
+    """Random erasing of one uint8 image, with the global generators; the last step of a worker's transform."""
+
+    def __init__(self, *, probability: float, mode: str, count: int) -> None:
+        self.probability, self.mode, self.count = probability, mode, count
+
+    def __call__(self, image: Tensor) -> Tensor:
+        if random.random() >= self.probability:
+            return image
+        image, boxes = image.clone(), random.randint(1, self.count) if self.count > 1 else 1
+        for _ in range(boxes):
+            box = self._place(image, boxes)
+            if box is not None:
+                image[(..., *box)] = self._fill(image[(..., *box)])
+        return image
+
+    def _place(self, image: Tensor, boxes: int) -> tuple[slice, slice] | None:
+        height, width = image.shape[-2:]
+        for _ in range(_TRIES):
+            area = random.uniform(*_AREA) * height * width / boxes
+            aspect = math.exp(random.uniform(*_LOG_ASPECT))
+            tall, wide = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if tall < height and wide < width:
+                top, left = random.randint(0, height - tall), random.randint(0, width - wide)
+                return slice(top, top + tall), slice(left, left + wide)
+        return None
+
+    def _fill(self, box: Tensor) -> Tensor:
+        if self.mode == "const":
+            return torch.zeros_like(box)
+        shape = box.shape if self.mode == "pixel" else (len(box), 1, 1)
+        return truncated_normal(torch.rand(shape)).mul(255).round().byte().expand_as(box)
 
 
 def _box(images: Tensor, luck: Tensor, boxes: Tensor) -> Tensor:

@@ -12,10 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from vitruvius._errors import DataError
-from vitruvius.data._augment import erase
-from vitruvius.data._config import DataConfig
 from vitruvius.data._noise import seeded
-from vitruvius.data._preprocessing import Transform, to_pixels
+from vitruvius.data._preprocessing import Transform
 
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
 
@@ -44,7 +42,6 @@ class Sample(NamedTuple):
     """One image, or the reason why there is none."""
 
     id: int
-    key: int
     label: int
     image: Tensor | None
     reason: str = ""
@@ -56,7 +53,6 @@ class Collated(NamedTuple):
     images: Tensor | None  # uint8 (B, C, H, W)
     labels: Tensor
     ids: Tensor
-    keys: Tensor
     broken: list[tuple[int, str]]
 
 
@@ -72,31 +68,18 @@ class Decoded(Dataset[Sample]):
             image, label = self.images.read(index)
             image = image.convert(self.mode)
         except UNREADABLE as error:
-            return Sample(index, key, -1, None, f"{type(error).__name__}: {error}")
+            return Sample(index, -1, None, f"{type(error).__name__}: {error}")
         with seeded(key, restore=get_worker_info() is None):
-            return Sample(index, key, label, self.transform(image))
+            return Sample(index, label, self.transform(image))
 
 
 def collate(samples: list[Sample]) -> Collated:
     """Stack what could be read; keep ids and labels with their images."""
-    good = [sample for sample in samples if sample.image is not None]
-    images = torch.stack([sample.image for sample in good if sample.image is not None]) if good else None
-    labels, ids, keys = (torch.tensor(column, dtype=torch.int64) for column in _columns(good))
-    return Collated(images, labels, ids, keys, [(s.id, s.reason) for s in samples if s.image is None])
-
-
-def _columns(samples: list[Sample]) -> tuple[list[int], list[int], list[int]]:
-    return [s.label for s in samples], [s.id for s in samples], [s.key for s in samples]
-
-
-def pixels_of(batch: Collated, config: DataConfig, device: torch.device, training: bool) -> Tensor:
-    """float32 (B, C, H, W) on the device; in training with random erasing."""
-    assert batch.images is not None
-    images = to_pixels(batch.images.to(device, non_blocking=True))
-    if training and not config.no_aug:
-        keys = batch.keys.to(device, non_blocking=True)
-        images = erase(images, keys, probability=config.reprob, mode=config.remode, count=config.recount)
-    return images
+    good = [(s.image, s.label, s.id) for s in samples if s.image is not None]
+    images, labels, ids = zip(*good, strict=True) if good else ((), (), ())
+    broken = [(s.id, s.reason) for s in samples if s.image is None]
+    stacked = torch.stack(images) if good else None
+    return Collated(stacked, torch.tensor(labels, dtype=torch.int64), torch.tensor(ids, dtype=torch.int64), broken)
 
 
 def pil_mode(channels: int) -> str:

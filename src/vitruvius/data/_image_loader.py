@@ -1,6 +1,6 @@
 """Images that are decoded as they are needed, by worker processes, in an order and with a luck that ignore them.
 
-Workers hand over uint8; float pixels and erasing come on the device. Each image's augmentation is seeded by its key.
+Workers hand over uint8, which becomes float on the device. Each image's augmentation is seeded by its key.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Sampler
 
 from vitruvius._errors import DataError
 from vitruvius.data._config import DataConfig
-from vitruvius.data._decoding import Decoded, ImageSet, collate, pil_mode, pixels_of
+from vitruvius.data._decoding import Decoded, ImageSet, collate, pil_mode
 from vitruvius.data._loader import BatchLoader, BatchWithIds
 from vitruvius.data._order import Order
-from vitruvius.data._preprocessing import Transform
+from vitruvius.data._preprocessing import Transform, to_pixels
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +76,8 @@ class ImageLoader(BatchLoader):
         for batch in self._loader:
             self._note(batch.broken)
             if batch.images is not None:
-                made = batch.images if self.raw else pixels_of(batch, self.config, self.device, self.order.shuffle)
-                yield made, batch.labels.to(self.device), batch.ids
+                images = batch.images.to(self.device, non_blocking=True)
+                yield images if self.raw else to_pixels(images), batch.labels.to(self.device), batch.ids
         if new := self.broken[already:]:
             logger.warning("skipped %d broken image(s) of %s: %s", len(new), self.name, ", ".join(new))
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torchvision import transforms
 
 from vitruvius._errors import ConfigError
+from vitruvius.data._augment import Erase
 from vitruvius.data._config import DataConfig
 
 InputSize = Mapping[str, Any] | Sequence[int]
@@ -62,7 +63,7 @@ def eval_transform(pre: Preprocessing) -> Transform:
 
 
 def train_transform(config: DataConfig, pre: Preprocessing) -> Transform:
-    """timm's training transform up to uint8; erasing and mixing follow on batches."""
+    """timm's training transform up to uint8, then erasing; mixing follows on batches."""
     jitter = 0.4 if config.color_jitter is None else config.color_jitter
     try:
         made = create_transform(
@@ -124,15 +125,16 @@ def gentle(config: DataConfig) -> DataConfig:
 
 
 def _adapted(steps: list[Any], config: DataConfig, pre: Preprocessing) -> list[Any]:
-    """Padding and cropping at the front, rotation before the conversion to a tensor."""
+    """Padding and cropping at the front, rotation before the conversion to a tensor, erasing after it."""
     first, *middle, last = steps
     pad = config.pad or 0
     if config.rand_crop:
         front = [transforms.RandomCrop(pre.size[1:], padding=pad or None, pad_if_needed=True)]
     else:
         front = [transforms.Pad(pad), first] if pad else [first]
+    erase = [Erase(probability=config.reprob, mode=config.remode, count=config.recount)] if config.reprob else []
     turn = [transforms.RandomRotation(config.rotation)] if config.rotation else []
-    return [*front, *middle, *turn, last]
+    return [*front, *middle, *turn, last, *erase]
 
 
 def resize_pixels(images: Tensor, pre: Preprocessing) -> Tensor:

@@ -20,12 +20,12 @@ from vitruvius._errors import DataError
 from vitruvius._files import is_url
 from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
-from vitruvius.data._decoding import Sample, collate, pil_mode, pixels_of
+from vitruvius.data._decoding import Sample, collate, pil_mode
 from vitruvius.data._folder import check_num_classes, existing_folder
 from vitruvius.data._image_loader import usable_cores
 from vitruvius.data._loader import BatchLoader, BatchWithIds
 from vitruvius.data._noise import seed_of, seeded
-from vitruvius.data._preprocessing import Preprocessing, Transform
+from vitruvius.data._preprocessing import Preprocessing, Transform, to_pixels
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +96,8 @@ class Streamed(IterableDataset[Sample]):
                 number = number * share.world_size + share.rank
             elif number % share.world_size != share.rank:
                 continue
-            key = seed_of(share.seed, share.epoch, number)
-            with seeded(key, restore=worker is None):
-                yield Sample(number, key, int(label), self.transform(image))
+            with seeded(seed_of(share.seed, share.epoch, number), restore=worker is None):
+                yield Sample(number, int(label), self.transform(image))
 
 
 class StreamLoader(BatchLoader):
@@ -125,7 +124,7 @@ class StreamLoader(BatchLoader):
         seen = 0
         for batch in itertools.islice(self._loader(), self.start_batch, None):
             seen += len(batch.ids)
-            images = pixels_of(batch, self.config, self.device, self.share.training)
+            images = to_pixels(batch.images.to(self.device, non_blocking=True))
             yield images, batch.labels.to(self.device), batch.ids
         if not self.share.training and self.start_batch == 0:
             self._compare(seen)
