@@ -45,8 +45,8 @@ class Dice:
         return 1 - 2 * _shift(self._bits(stream, shape, step), 63).float()
 
     def integers(self, stream: str, high: int | Tensor, shape: Sequence[int] = (), step: int | Tensor = 0) -> Tensor:
-        """(B, *shape) int64 in 0 … high − 1; `high` may differ between images."""
-        return _shift(self._bits(stream, shape, step), 33) % _trailing(high, len(shape))
+        """(B, *shape) int64 in 0 … high − 1; `high` is a number or broadcasts to the result."""
+        return _shift(self._bits(stream, shape, step), 33) % high
 
     def _bits(self, stream: str, shape: Sequence[int], step: int | Tensor) -> Tensor:
         key = _mix(self.ids + _signed((self.seed + 1) * _GOLDEN))  # (B,)
@@ -77,7 +77,3 @@ def _shift(z: Tensor, by: int) -> Tensor:
 def _signed(number: int) -> int:
     """The int64 that equals a number of any size modulo 2⁶⁴."""
     return (number + 2**63) % 2**64 - 2**63
-
-
-def _trailing(value: int | Tensor, count: int) -> int | Tensor:
-    return value.view(-1, *[1] * count) if isinstance(value, Tensor) and value.ndim else value

@@ -1,0 +1,108 @@
+"""What Square tries next in the L2 and L1 balls: bumps that take their mass from another window.
+
+Andriushchenko et al. 2020, arXiv:1912.00049, section 3.3 and algorithm 3 (L2); L1 as in Croce & Hein 2021,
+arXiv:2103.01208, appendix. B images of C channels, H × W pixels.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitruvius.attacks._l1_box import project_l1_box
+from vitruvius.attacks._norms import Norm, per_image
+from vitruvius.attacks._random import Dice
+from vitruvius.attacks._squares import window
+
+TINY = 1e-12
+
+
+class Bumps(NamedTuple):
+    """Bumps in a ball; `sides` (queries + 1,) is the odd side of each query's window."""
+
+    norm: Norm
+    eps: float
+    sides: Tensor
+    table: Tensor  # (S, largest, largest) a bump of each of S sides, padded with 0
+    number_of: Tensor  # (largest + 1,) which of them belongs to a side
+
+    def start(self, x: Tensor, dice: Dice) -> Tensor:
+        """The image tiled with bumps of a fifth of its height, of random signs."""
+        channels, height, width = x.shape[1:]
+        side = max(height // 5, 1)
+        down, across = -(-height // side), -(-width // side)
+        signs = dice.signs("tiles", (channels, down, across)).repeat_interleave(side, 2).repeat_interleave(side, 3)
+        tiles = bump(side, x.device).repeat(down, across)
+        return self._fill(x, (signs * tiles)[:, :, :height, :width].to(x.dtype))
+
+    def propose(self, x: Tensor, best: Tensor, dice: Dice, query: Tensor) -> Tensor:
+        """A new bump in one window, paid for by emptying another and by what the ball still has room for."""
+        (channels, height, width), side = x.shape[1:], self.sides[query]
+        drawn = dice.integers("bump", 2**30, (5 + channels,), query)
+        row, column = drawn[:, :2] % (height - side + 1)[:, None], drawn[:, 2:4] % (width - side + 1)[:, None]
+        here, there = (window(x, row[:, i], column[:, i], side) for i in range(2))
+        shape = self._shape(x, row[:, 0], column[:, 0], side, drawn[:, 4] % 2 == 1)
+        signs = (1.0 - 2 * (drawn[:, 5:] % 2)).to(x.dtype)[:, :, None, None]
+        delta = best - x
+        own = delta * here
+        bumps = signs * shape * here + own / (self._mass(own) + TINY)
+        bumps = bumps / (self._mass(bumps) + TINY) * self._budget(delta, here | there)
+        return self._fill(x, torch.where(here, bumps, torch.where(there, 0.0, delta)))
+
+    def _shape(self, x: Tensor, row: Tensor, column: Tensor, side: Tensor, turned: Tensor) -> Tensor:
+        """(B, 1, H, W) the bump of each image at its place; only meant within its window."""
+        last, turn = self.table.shape[1] - 1, turned[:, None, None]
+        i = (torch.arange(x.shape[2], device=x.device) - row[:, None]).clamp(0, last)[:, :, None]
+        j = (torch.arange(x.shape[3], device=x.device) - column[:, None]).clamp(0, last)[:, None, :]
+        number = self.number_of[side][:, None, None]
+        return self.table[number, torch.where(turn, j, i), torch.where(turn, i, j)][:, None].to(x.dtype)
+
+    def _mass(self, delta: Tensor) -> Tensor:
+        """(B, C, 1, 1) norms, channel by channel."""
+        return torch.linalg.vector_norm(delta, self._order, dim=(2, 3), keepdim=True)
+
+    def _budget(self, delta: Tensor, windows: Tensor) -> Tensor:
+        """(B, C, 1, 1) norm each channel's bump may have: that of both windows and a share of the unused rest."""
+        order = self._order
+        unused = (self.eps**order - self.norm.length(delta) ** order).clamp(min=0) / delta.shape[1]
+        return (per_image(unused, delta) + self._mass(delta * windows) ** order) ** (1 / order)
+
+    @property
+    def _order(self) -> float:
+        return 2.0 if self.norm.name == "l2" else 1.0
+
+    def _fill(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Stretch a change to the whole radius, and stay in the image."""
+        stretched = delta * per_image(self.eps / (self.norm.length(delta) + TINY), x)
+        if self.norm.name == "l1":
+            return x + project_l1_box(x, stretched, self.eps)
+        return (x + stretched).clamp(0, 1)
+
+
+def bumps_of(norm: Norm, eps: float, sides: Tensor) -> Bumps:
+    """Bumps with the shapes of all their sides prepared."""
+    known = sides.unique().tolist()
+    table = torch.zeros(len(known), max(known), max(known), device=sides.device)
+    number_of = torch.zeros(max(known) + 1, dtype=torch.long, device=sides.device)
+    for number, side in enumerate(known):
+        table[number, :side, :side] = bump(side, sides.device)
+        number_of[side] = number
+    return Bumps(norm, eps, sides, table, number_of)
+
+
+def bump(side: int, device: torch.device) -> Tensor:
+    """(side, side) of unit L2 norm: a positive hill above a negative one."""
+    upper = side // 2
+    hills = torch.cat([_hill(upper, side, device), -_hill(side - upper, side, device)])
+    return hills / hills.norm()
+
+
+def _hill(height: int, width: int, device: torch.device) -> Tensor:
+    """(height, width) nested rectangles of weight 1, 1/4, 1/9, … growing from the middle; unit L2 norm."""
+    hill = torch.zeros(height, width, device=device)
+    for ring in range(max(height, width) // 2 + 1):
+        top, left = height // 2 - ring, width // 2 - ring
+        hill[max(top, 0) : top + 2 * ring + 1, max(left, 0) : left + 2 * ring + 1] += 1 / (ring + 1) ** 2
+    return hill / hill.norm().clamp(min=TINY)

@@ -1,0 +1,69 @@
+"""What Square tries next in the Linf ball: vertical stripes first, then squares of one colour at random places.
+
+Andriushchenko et al. 2020, arXiv:1912.00049, algorithms 1 and 2. Every image throws its own squares.
+B images of C channels, H × W pixels.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitruvius.attacks._random import Dice
+
+HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # after so many of 10,000 queries the area is halved
+
+
+class Squares(NamedTuple):
+    """Squares in the Linf ball; `sides` (queries + 1,) is the side of each query's square."""
+
+    eps: float
+    sides: Tensor
+
+    def start(self, x: Tensor, dice: Dice) -> Tensor:
+        """Columns of +eps and −eps, colour by colour."""
+        return paint(x, self.eps, dice.signs("stripes", (x.shape[1], 1, x.shape[3])))
+
+    def propose(self, x: Tensor, best: Tensor, dice: Dice, query: Tensor) -> Tensor:
+        """The best image so far with one more square."""
+        (batch, channels, height, width), side = x.shape, self.sides[query]
+        drawn = dice.integers("square", 2**30, (2 + channels,), query)  # one throw for place and colours
+        row, column = drawn[:, 0] % (height - side + 1), drawn[:, 1] % (width - side + 1)
+        signs = 1.0 - 2 * (drawn[:, 2:] % 2).view(batch, channels, 1, 1)
+        return self.place(x, best, row, column, side, signs)
+
+    def place(self, x: Tensor, best: Tensor, row: Tensor, column: Tensor, side: Tensor, signs: Tensor) -> Tensor:
+        """Squares with corners and sides (B,) and colours (B, C, 1, 1), painted over the best images."""
+        return torch.where(window(x, row, column, side), paint(x, self.eps, signs), best)
+
+
+def paint(x: Tensor, eps: float, signs: Tensor) -> Tensor:
+    """The image moved by ±eps wherever the image has room."""
+    return (x + eps * signs.to(x.dtype)).clamp(0, 1)
+
+
+def window(x: Tensor, row: Tensor, column: Tensor, side: Tensor) -> Tensor:
+    """(B, 1, H, W) bool: True inside the squares with these corners (B,) and sides (B,)."""
+    rows = torch.arange(x.shape[2], device=x.device)[None] - row[:, None]  # (B, H)
+    columns = torch.arange(x.shape[3], device=x.device)[None] - column[:, None]  # (B, W)
+    tall = (rows >= 0) & (rows < side[:, None])
+    wide = (columns >= 0) & (columns < side[:, None])
+    return tall[:, None, :, None] & wide[:, None, None, :]
+
+
+def share(query: int, first: float, budget: int | None = None) -> float:
+    """Share of the image a square covers; with a budget, the schedule is stretched over it."""
+    clock = int(query / budget * 10_000) if budget else query
+    return first * 0.5 ** sum(clock > halving for halving in HALVINGS)
+
+
+@functools.lru_cache(maxsize=64)
+def square_sides(queries: int, first: float, size: tuple[int, int], rescale: bool, device: torch.device) -> Tensor:
+    """(queries + 1,) sides of the squares of each query, in pixels."""
+    area, limit = size[0] * size[1], min(size)
+    shares = [share(query, first, queries if rescale else None) for query in range(queries + 1)]
+    return torch.tensor([min(max(round(math.sqrt(p * area)), 1), limit) for p in shares], device=device)

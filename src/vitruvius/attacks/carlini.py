@@ -1,0 +1,83 @@
+"""Carlini & Wagner's L2 attack: the smallest change that fools the model, by Adam in tanh space and bisection.
+
+Carlini & Wagner 2017, arXiv:1608.04644, section V.A: minimise ‖x' − x‖² + c · max(z_y − max z_other, −confidence) over
+x' = (tanh w + 1) / 2, and bisect c for each image. B images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitruvius.attacks._base import Attack, Model, attacks
+from vitruvius.attacks._losses import MARGIN, hard_labels
+from vitruvius.attacks._models import full_precision
+from vitruvius.attacks._norms import L2, Norm, per_image
+from vitruvius.attacks._random import Dice
+
+EDGE = 1 - 1e-6  # pixels of exactly 0 and 1 have no finite w
+
+
+class Closest(NamedTuple):
+    """The nearest points found."""
+
+    x: Tensor
+    distance: Tensor  # (B,) in L2; inf before one is found
+
+    def or_nearer(self, x: Tensor, distance: Tensor, fooled: Tensor) -> Closest:
+        nearer = fooled & (distance < self.distance)
+        return Closest(torch.where(per_image(nearer, x), x, self.x), torch.where(nearer, distance, self.distance))
+
+
+@attacks.register("carlini")
+@dataclass(frozen=True, kw_only=True)
+class Carlini(Attack):
+    """Carlini & Wagner L2: the smallest change that fools the model, cut to eps if eps is given."""
+
+    norms = ("l2",)
+
+    eps: float = float("inf")
+    norm: Norm = L2
+    confidence: float = 0.0  # logits by which the wrong class must win
+    steps: int = 1000
+    search_steps: int = 9  # of the bisection of c
+    first_constant: float = 1e-2
+    lr: float = 1e-2
+
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+        y, never = hard_labels(y), x.new_full((len(x),), torch.inf)
+        closest = Closest(x, never)
+        low, constant, high = torch.zeros_like(never), torch.full_like(never, self.first_constant), never
+        for _ in range(self.search_steps):
+            found = self._descend(model, x, y, constant)
+            closest = closest.or_nearer(*found, found.distance < torch.inf)
+            worked = found.distance < torch.inf
+            low, high = torch.where(worked, low, constant), torch.where(worked, constant, high)
+            constant = torch.where(high < torch.inf, (low + high) / 2, constant * 10)
+        return (x + self.norm.project(closest.x - x, self.eps)).clamp(0, 1)
+
+    def _descend(self, model: Model, x: Tensor, y: Tensor, constant: Tensor) -> Closest:
+        """One run of Adam with a constant c (B,) for each image."""
+        w = ((2 * x - 1) * EDGE).atanh()
+        mean, square = torch.zeros_like(w), torch.zeros_like(w)
+        closest = Closest(x, x.new_full((len(x),), torch.inf))
+        for step in range(1, self.steps + 1):
+            point, distance, fooled, grad = self._look(model, x, y, w, constant)
+            closest = closest.or_nearer(point, distance.sqrt(), fooled)
+            mean, square = mean.lerp(grad, 0.1), square.lerp(grad * grad, 0.001)
+            w = w - self.lr * (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
+        return closest
+
+    def _look(self, model: Model, x: Tensor, y: Tensor, w: Tensor, constant: Tensor) -> tuple[Tensor, ...]:
+        """Point, squared distance, whether it fools the model, and the gradient of the objective in w."""
+        with torch.enable_grad():
+            w = w.detach().requires_grad_()
+            point = (w.tanh() / EDGE + 1) / 2
+            point = point.clamp(0, 1)
+            distance = (point - x).flatten(1).square().sum(1)
+            margin = MARGIN(full_precision(model(point)), y)
+            (grad,) = torch.autograd.grad((distance - constant * margin.clamp(max=self.confidence)).sum(), w)
+        return point.detach(), distance.detach(), margin.detach() > self.confidence, grad

@@ -1,0 +1,45 @@
+"""Sparse L1 descent: each step moves only the pixels of largest gradient (Tramèr & Boneh 2019, arXiv:1904.13000)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitruvius.attacks._base import Attack, Model, attacks
+from vitruvius.attacks._l1_ascent import largest
+from vitruvius.attacks._l1_box import project_l1_box
+from vitruvius.attacks._losses import CE, Loss, as_loss
+from vitruvius.attacks._models import slope
+from vitruvius.attacks._norms import L1, Norm, per_image
+from vitruvius.attacks._random import Dice
+
+
+@attacks.register("sparse_l1")
+@dataclass(frozen=True, kw_only=True)
+class SparseL1(Attack):
+    """Gradient ascent in L1 that moves the steepest pixels which still have room, from the image itself."""
+
+    norms = ("l1",)
+
+    norm: Norm = L1
+    steps: int = 20
+    step_size: float | None = None  # in L1; default 2 * eps / steps
+    share: float = 0.01  # of pixels moved by a step
+    loss: Loss = CE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "loss", as_loss(self.loss))
+
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+        step = 2 * self.eps / self.steps if self.step_size is None else self.step_size
+        point, share = x, x.new_full((len(x),), self.share)
+        for _ in range(self.steps):
+            grad = slope(model, point, lambda logits: self.loss(logits, y)).grad
+            stuck = ((point <= 0) & (grad < 0)) | ((point >= 1) & (grad > 0))
+            signs = largest(torch.where(stuck, 0.0, grad), share)
+            stride = per_image(step / signs.flatten(1).abs().sum(1).clamp(min=1), x)
+            point = x + project_l1_box(x, point + stride * signs - x, self.eps)
+        return point

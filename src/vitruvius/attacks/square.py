@@ -1,0 +1,89 @@
+"""Square: random search over squares, without gradients (Andriushchenko et al. 2020, arXiv:1912.00049)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import ConfigError
+from vitruvius.attacks._base import Attack, Model, attacks
+from vitruvius.attacks._bumps import Bumps, bumps_of
+from vitruvius.attacks._losses import MARGIN, hard_labels
+from vitruvius.attacks._models import full_precision
+from vitruvius.attacks._norms import per_image
+from vitruvius.attacks._random import Dice
+from vitruvius.attacks._squares import Squares, square_sides
+from vitruvius.attacks._stream import stream
+
+
+class Guess(NamedTuple):
+    """Where the random searches of B images stand."""
+
+    x: Tensor
+    y: Tensor  # (B,)
+    ids: Tensor  # (B,)
+    point: Tensor  # tried next
+    best: Tensor
+    margin: Tensor  # (B,) of the best: positive where it fools the model
+    query: Tensor  # (B,) tries made
+    done: Tensor  # (B,) bool
+
+
+@attacks.register("square")
+@dataclass(frozen=True, kw_only=True)
+class Square(Attack):
+    """Random search over coloured squares that keeps whatever lowers the margin; needs no gradients."""
+
+    queries: int = 5000
+    first_share: float = 0.8  # of the image covered by the first squares
+    rescale: bool = False  # stretch the schedule of shares over the number of queries
+    batch_size: int | None = None  # images searched at once; default all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.queries < 1 or not 0 < self.first_share <= 1:
+            raise ConfigError(
+                f"Square with queries={self.queries}, first_share={self.first_share}; expected 1 or more and (0, 1]."
+            )
+
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+        y, found, proposals = hard_labels(y), x.clone(), self.proposals(x)
+
+        def begin(rows: Tensor) -> Guess:
+            here, throws = x[rows], dice[rows]
+            worst, never = here.new_full((len(rows),), -torch.inf), torch.zeros_like(rows, dtype=torch.bool)
+            start = proposals.start(here, throws)
+            return Guess(here, y[rows], throws.ids, start, here, worst, torch.zeros_like(rows), never)
+
+        def advance(s: Guess) -> Guess:
+            s = self.judge(model, s)
+            point = proposals.propose(s.x, s.best, Dice(s.ids, dice.seed, dice.owner), s.query - 1)
+            return s._replace(point=point)
+
+        def finish(rows: Tensor, end: Guess) -> None:
+            found[rows] = end.best
+
+        stream(torch.arange(len(x), device=x.device), begin, advance, finish, self.batch_size)
+        return found
+
+    def judge(self, model: Model, s: Guess) -> Guess:
+        """Ask the model, and keep what is better."""
+        margin = MARGIN(full_precision(model(s.point)), s.y)
+        better = margin > s.margin
+        best = torch.where(per_image(better, s.x), s.point, s.best)
+        margin, query = torch.where(better, margin, s.margin), s.query + 1
+        return s._replace(best=best, margin=margin, query=query, done=(margin > 0) | (query >= self.queries))
+
+    def proposals(self, x: Tensor) -> Squares | Bumps:
+        """What is tried in this ball on images of this size."""
+        if x.ndim != 4:
+            raise ConfigError(f"Square needs images (B, C, H, W); got {tuple(x.shape)}.")
+        height, width = x.shape[2:]
+        sides = square_sides(self.queries, self.first_share, (height, width), self.rescale, x.device)
+        if self.norm.name == "linf":
+            return Squares(self.eps, sides)
+        odd = (sides | 1).clamp(min=min(3, height, width))
+        return bumps_of(self.norm, self.eps, torch.where(odd > min(height, width), odd - 2, odd).clamp(min=1))
