@@ -48,9 +48,6 @@ def short(value: float | None) -> str:
 
 def pixels(eps: float) -> str:
     """An ε in pixels of [0, 1] as one writes it: 4/255 where it is such a fraction, else decimal."""
-    steps = eps * 255
-    for denominator in (1, 2):
-        top = steps * denominator
-        if eps and abs(top - round(top)) < 1e-3 and round(top) <= 255 * denominator:
-            return f"{round(top) / denominator:g}/255"
-    return f"{eps:.3g}"
+    halves = 2 * eps * 255
+    whole = abs(halves - round(halves)) < 1e-3 and (round(halves) % 2 == 0 or eps < 4 / 255)
+    return f"{round(halves) / 2:g}/255" if whole and 0 < eps < 1 else f"{eps:.3g}"

@@ -24,12 +24,12 @@ LIGHT = {
     "quiet": "#6d645a",
     "rule": "#e0d8cb",
     "accent": "#a1401d",
-    "series-0": "#0068a8",
-    "series-1": "#cc5200",
-    "series-2": "#008561",
-    "series-3": "#b0568c",
-    "series-4": "#8a6a00",
-    "series-5": "#4a4a52",
+    "series-0": "#0067ad",
+    "series-1": "#cd5700",
+    "series-2": "#00965e",
+    "series-3": "#b0628f",
+    "series-4": "#8a3c18",
+    "series-5": "#4a4948",
 }
 DARK = {
     "paper": "#171513",
@@ -38,12 +38,12 @@ DARK = {
     "quiet": "#a2988b",
     "rule": "#3a352f",
     "accent": "#e8895c",
-    "series-0": "#5cb3ee",
-    "series-1": "#f08142",
-    "series-2": "#35c496",
-    "series-3": "#e59ccb",
-    "series-4": "#e5c04d",
-    "series-5": "#c9c4bd",
+    "series-0": "#5fb3ef",
+    "series-1": "#e97d42",
+    "series-2": "#38a779",
+    "series-3": "#ceb2ca",
+    "series-4": "#e5dc4d",
+    "series-5": "#c9e3be",
 }
 HEAT = ("#fbf6ea", "#f6dfb0", "#edb85f", "#dd8436", "#bd4f24", "#8a2a20", "#54141f", "#2a0a17")
 FONT_SIZE = 11.0

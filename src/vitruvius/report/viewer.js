@@ -169,10 +169,7 @@
   canvas.addEventListener("pointermove", (event) => { if (!state.held) look(underPointer(event)); });
   canvas.addEventListener("click", (event) => { state.held = !state.held; state.query = underPointer(event); show(); });
   canvas.addEventListener("keydown", onKey);
-  prefixButton.addEventListener("click", () => {
-    state.held = false;
-    look(state.query < site().prefix ? (state.query + 1) % site().prefix : 0);
-  });
+  prefixButton.addEventListener("click", () => { look(state.query < site().prefix ? (state.query + 1) % site().prefix : 0); });
   siteChoice.addEventListener("change", () => { state.site = Number(siteChoice.value); settle(); });
   runChoice?.addEventListener("change", () => enter(Number(runChoice.value)));
   for (const group of view.querySelectorAll("[data-thumbs]"))

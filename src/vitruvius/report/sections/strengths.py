@@ -75,12 +75,12 @@ def draw_strengths(runs: Sequence[Run], name: str, curves: dict[int, Curve]) -> 
 
 
 def _ticks(strengths: list[float]) -> list[float]:
-    """The strengths with room for a label: from the largest down, those a ninth of the axis apart."""
-    kept = strengths[-1:]
-    for eps in reversed(strengths[:-1]):
-        if kept[-1] - eps >= strengths[-1] / 9:
+    """The strengths with room for a label: both ends, and from the largest down those a ninth of the axis apart."""
+    kept, room = strengths[-1:], strengths[-1] / 9
+    for eps in reversed(strengths[1:-1]):
+        if kept[-1] - eps >= room and eps - strengths[0] >= room:
             kept.append(eps)
-    return kept[::-1]
+    return strengths[:1] + kept[::-1] if len(strengths) > 1 else kept
 
 
 def _strengths(curves: dict[int, Curve]) -> int:

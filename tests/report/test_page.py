@@ -1,0 +1,179 @@
+"""The page as a file: whole, self-contained, accessible, honest about what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from fake_run import write_run
+from html_page import Page, read_page
+
+from vitruvius._errors import RunError
+from vitruvius.report import section, write_page
+from vitruvius.report._blocks import Html, Note
+from vitruvius.report._section import in_order, sections
+
+
+def test_the_page_is_well_formed_and_no_id_occurs_twice(page: Path) -> None:
+    parsed = read_page(page)
+    assert parsed.errors == []
+    ids = Counter(attributes["id"] for _, attributes in parsed.tags if "id" in attributes)
+    assert [name for name, times in ids.items() if times > 1] == []
+
+
+def test_the_page_loads_nothing_from_elsewhere(page: Path) -> None:
+    parsed = read_page(page)
+    addresses = [value for _, attributes in parsed.tags for key, value in attributes.items() if key in ("src", "href")]
+    assert [address for address in addresses if not address.startswith(("data:", "#"))] == []
+    assert "http://" not in (text := page.read_text("utf-8"))
+    assert "https://" not in text
+    assert "@import" not in text
+    policy = next(tag["content"] for tag in parsed.all("meta") if "http-equiv" in tag)
+    assert "default-src 'none'" in policy
+
+
+def test_every_inner_link_and_reference_has_its_target(page: Path) -> None:
+    parsed = read_page(page)
+    ids = {attributes["id"] for _, attributes in parsed.tags if "id" in attributes}
+    used = {value[1:] for _, a in parsed.tags for key, value in a.items() if key.endswith("href") and value[:1] == "#"}
+    used |= set(re.findall(r"url\(#([\w-]+)\)", page.read_text("utf-8")))
+    used |= {name for _, a in parsed.tags for name in a.get("aria-labelledby", "").split()}
+    assert used - ids == set()
+
+
+def test_all_sections_stand_in_order_and_in_the_contents(page: Path) -> None:
+    parsed = read_page(page)
+    names = ["summary", "curves", "threats", "strengths", "maps", "viewer", "model", "config"]
+    assert [tag["id"] for tag in parsed.all("section")] == names
+    assert [a["href"] for a in parsed.all("a") if a["href"].startswith("#")][1:] == [f"#{name}" for name in names]
+
+
+def test_the_page_of_two_digit_runs_is_under_three_megabytes(page: Path) -> None:
+    assert page.stat().st_size < 3_000_000
+
+
+def test_every_figure_carries_its_numbers_as_csv(page: Path, runs: list[Path]) -> None:
+    files = read_page(page).downloads()
+    wanted = {"training", "threats", "threats-table", "strengths", "maps-0", "maps-1", "cost", "sites-0", "versions"}
+    assert {f"{name}.csv" for name in wanted} <= set(files)
+    logged = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
+    drawn = [row for row in files["training.csv"] if row["run"] == "plain"]
+    assert [float(row["val_loss"]) for row in drawn] == [row["val_loss"] for row in logged]
+    report = json.loads((runs[1] / "evaluation" / "report.json").read_text())
+    listed = [row for row in files["threats.csv"] if row["run"] == "low-rank" and row["name"] != "worst case"]
+    assert [(row["spec"], float(row["low"])) for row in listed] == [(t["spec"], t["low"]) for t in report["threats"]]
+    assert len(files["maps-0.csv"]) == 4 * 3 * 65
+
+
+def test_pictures_have_alternative_texts_and_drawings_say_what_they_show(page: Path) -> None:
+    parsed = read_page(page)
+    assert all("alt" in image for image in parsed.all("img"))
+    drawings = [svg for svg in parsed.all("svg") if svg.get("role") == "img"]
+    assert len(drawings) == 5
+    assert all(
+        "%" in svg["aria-label"] or "ends at" in svg["aria-label"] or "per cent" in svg["aria-label"]
+        for svg in drawings
+    )
+    rows = [tag for _, tag in parsed.tags if tag.get("class") == "map-row"]
+    assert rows[0]["aria-label"] == "Average attention maps of the 3 heads of blocks.0.attn"
+
+
+def test_drawings_wear_the_colours_of_the_page_and_no_other(page: Path) -> None:
+    text = page.read_text("utf-8")
+    drawings = re.findall(r"<svg viewBox[^>]*role=\"img\".*?</svg>", text, flags=re.DOTALL)
+    assert len(drawings) == 5
+    assert all("var(--series-0)" in drawing for drawing in drawings)
+    assert [colour for drawing in drawings for colour in re.findall(r"#[0-9a-f]{6}", drawing)] == []
+
+
+@pytest.mark.parametrize("missing", ["metrics.jsonl", "evaluation", "model.json", "maps.safetensors", "attention.json"])
+def test_what_is_missing_is_left_out_with_a_remark(run: Path, missing: str) -> None:
+    gone = run / missing
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    parsed = read_page(write_page([run], run / "report.html"))
+    assert parsed.errors == []
+    assert f"no {missing}" in parsed.text["remarks"].replace("evaluation/report.json", "evaluation")
+
+
+def test_a_run_with_nothing_but_its_recipe_still_has_a_page(run: Path) -> None:
+    for path in list(run.iterdir()):
+        if path.name != "config.yaml":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    parsed = read_page(write_page([run], run / "report.html"))
+    assert parsed.errors == []
+    assert [tag["id"] for tag in parsed.all("section")] == ["summary", "model", "config", "remarks"]
+    assert "Not evaluated yet." in parsed.text["summary"]
+
+
+def test_names_from_outside_stay_text(tmp_path: Path) -> None:
+    evil = "<script>alert(1)<"
+    run = write_run(tmp_path / evil, epochs=2, patch=2, images=1, parts=[{"use": "</script><b>$x_{", "rank": 2}])
+    path = run / "evaluation" / "report.json"
+    report = json.loads(path.read_text())
+    report["threats"][1] |= {"spec": "</script><script>alert(2)</script>", "name": "$\\frac{<i>"}
+    path.write_text(json.dumps(report))
+    facts = json.loads((run / "attention.json").read_text())
+    (run / "attention.json").write_text(json.dumps(facts | {"labels": ["</script><script>alert(3)"]}))
+    parsed = read_page(write_page([run], tmp_path / "report.html", title="<script>alert(4)</script>"))
+    assert parsed.errors == []
+    assert len(parsed.all("script")) == 4  # errors, the viewer's data, page.js, viewer.js
+    assert {"b", "i"} & {tag for tag, _ in parsed.tags} == set()
+    assert evil in parsed.text["summary"]
+
+
+def test_names_in_other_scripts_are_drawn_without_a_warning(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "实验 ①", epochs=2, patch=2, images=1)
+    other = write_run(tmp_path / "опыт", epochs=2, patch=2, images=1)
+    assert "实验 ①" in write_page([run, other], tmp_path / "report.html").read_text("utf-8")
+
+
+def test_runs_of_one_name_are_told_apart(run: Path, tmp_path: Path) -> None:
+    twin = shutil.copytree(run, tmp_path / "later" / "run")
+    cards = read_page(write_page([run, twin, twin], tmp_path / "r.html")).text["summary"]
+    assert "later/run" in cards
+    assert "later/run (2)" in cards
+
+
+def test_a_section_is_one_function_in_one_file(run: Path) -> None:
+    @section("heat", title="Corruptions", order=45)
+    def heat(runs):
+        """Errors by corruption."""
+        return [Note(text=f"{len(runs)} run"), Html(markup="<hr>")]
+
+    try:
+        parsed = read_page(write_page([run], run / "report.html"))
+        order = [tag["id"] for tag in parsed.all("section")]
+        assert order.index("strengths") < order.index("heat") < order.index("maps")
+        assert "1 run" in parsed.text["heat"]
+        assert ("heat", "", "Errors by corruption.") in sections.describe()
+    finally:
+        del sections._pieces["heat"]
+    assert "heat" not in [one.name for one in in_order()]
+
+
+def test_a_failed_page_leaves_the_former_one_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = run / "report.html"
+    out.write_text("former")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(RunError, match="disk is full"):
+        write_page([run], out)
+    assert out.read_text() == "former"
+    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_folder_is_no_page(run: Path) -> None:
+    with pytest.raises(RunError, match="is a folder; name the file of the page"):
+        write_page([run], run)
+
+
+def test_the_parser_of_these_tests_sees_errors() -> None:
+    assert Page("<p><b></p>").errors == ["</p> closes nothing at (1, 6)", "<p> is never closed", "<b> is never closed"]

@@ -1,0 +1,51 @@
+"""The page in a real browser: its scripts run, the viewer follows pointer and keys, nothing complains."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from fake_run import write_run
+
+from vitruvius.report import write_page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+    *("--virtual-time-budget=5000", "--dump-dom"),
+)
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium installed: the page is not tried in a browser")
+
+
+def test_the_viewer_follows_pointer_and_keys_without_an_error(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", epochs=2, patch=2, images=2)
+    page = write_page([run], tmp_path / "report.html")
+    root = dump(page, tmp_path)
+    assert 'data-errors="0"' in root, root
+    assert 'data-selftest="passed"' in root
+
+
+def test_an_error_on_the_page_would_be_seen(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", epochs=2, patch=2, images=1)
+    page = write_page([run], tmp_path / "report.html")
+    page.write_text(page.read_text("utf-8").replace("function settle() {", "function settle() { nobody();"), "utf-8")
+    root = dump(page, tmp_path)
+    assert 'data-errors="1"' in root
+    assert "nobody is not defined" in root
+    assert "data-selftest" not in root
+
+
+def dump(page: Path, folder: Path) -> str:
+    """The opening tag of the page after its scripts have run."""
+    assert CHROMIUM is not None
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", f"{page.as_uri()}#selftest"]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    match = re.search(r"<html[^>]*>", done.stdout.decode())
+    assert match is not None, done.stderr.decode()[-2000:]
+    return match[0]

@@ -1,0 +1,88 @@
+"""What the model itself tells the report, on tiny real models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from families import FAMILIES
+from vitruvius._errors import NoSiteError
+from vitruvius.attention import part
+from vitruvius.report import record_examples, save_model_facts
+from vitruvius.report._examples import read_examples
+from vitruvius.surgery import rewire
+
+Tiny = tuple[nn.Module, Tensor]
+
+
+def maps_of_first_block(model: nn.Module, x: Tensor, *, symmetric: bool) -> Tensor:
+    """softmax(q kᵀ · scale) written out, from what enters blocks.0.attn; with k for q where symmetric."""
+    attn: Any = model.get_submodule("model.blocks.0.attn" if hasattr(model, "model") else "blocks.0.attn")
+    taken: list[Tensor] = []
+    handle = attn.register_forward_pre_hook(lambda _, args: taken.append(args[0]))
+    model(x)
+    handle.remove()
+    q, k, _ = attn.qkv(taken[0]).unflatten(-1, (3, attn.num_heads, attn.head_dim)).permute(2, 0, 3, 1, 4)
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    return ((k if symmetric else q) @ k.mT * attn.scale).softmax(-1).detach()
+
+
+def test_recorded_maps_are_the_softmax_of_the_model(tiny_vit: Tiny, tmp_path: Path) -> None:
+    model, x = tiny_vit
+    kept = record_examples(tmp_path, model, x, labels=["a", "b"])
+    found = read_examples(tmp_path, remarks := [])
+    assert remarks == []
+    assert found is not None
+    assert [site.name for site in found.sites] == kept
+    assert found.predictions == [str(answer) for answer in model(x).argmax(-1).tolist()]
+    expected = maps_of_first_block(model, x, symmetric=False)
+    torch.testing.assert_close(torch.from_numpy(found.sites[0].maps).float(), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_recording_leaves_the_model_alone(tiny_vit: Tiny, tmp_path: Path) -> None:
+    model, x = tiny_vit
+    before = model(x)
+    record_examples(tmp_path, model, x)
+    assert torch.equal(model(x), before)
+    assert not any("core" in name for name, _ in model.named_modules())
+
+
+def test_a_stage_shows_in_the_maps(tiny_vit: Tiny, tmp_path: Path) -> None:
+    model, x = tiny_vit
+    expected = maps_of_first_block(model, x, symmetric=True)
+    rewire(model, "symmetric", "softmax", where="blocks.0.attn")
+    record_examples(tmp_path, model, x)
+    found = read_examples(tmp_path, [])
+    assert found is not None
+    torch.testing.assert_close(torch.from_numpy(found.sites[0].maps).float(), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_a_model_without_a_grid_of_tokens_is_refused(tmp_path: Path) -> None:
+    model, x = next(family for family in FAMILIES if str(family).startswith("xcit")).randomised()
+    with pytest.raises(NoSiteError, match="nothing to view"):
+        record_examples(tmp_path, model, x, where="blocks.*")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_facts_of_the_model_name_parameters_sites_and_cores(tiny_vit: Tiny, tmp_path: Path) -> None:
+    model, _ = tiny_vit
+    rewire(model, part("low_rank", rank=1), "softmax", where="blocks.0.attn")
+    save_model_facts(tmp_path, model)
+    facts = json.loads((tmp_path / "model.json").read_text())
+    assert facts["parameters"] == sum(p.numel() for p in model.parameters())
+    assert [site["core"] for site in facts["sites"]][:2] == ["low_rank → softmax", "upstream"]
+    assert facts["sites"][0]["name"] == "blocks.0.attn"
+    assert facts["sites"][0]["num_queries"] == facts["sites"][0]["num_keys"] > 1
+
+
+def test_a_model_without_attention_has_facts_too(tmp_path: Path) -> None:
+    model = timm.create_model("test_resnet")
+    save_model_facts(tmp_path, model)
+    parameters = sum(p.numel() for p in model.parameters())
+    assert json.loads((tmp_path / "model.json").read_text()) == {"parameters": parameters, "sites": []}

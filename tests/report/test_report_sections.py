@@ -1,0 +1,256 @@
+"""What the sections compute, against slow loops and limits."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_run import write_run
+
+from vitruvius.report._attention import describe_attention
+from vitruvius.report._examples import Examples, SiteMaps
+from vitruvius.report._numbers import DASH, count, duration, interval, number, percent, pixels, short
+from vitruvius.report._runs import Run, Threat, read_runs
+from vitruvius.report._threats import family, label_threats
+from vitruvius.report.sections.config import compare, flatten
+from vitruvius.report.sections.curves import draw_metrics, group_metrics, line_styles
+from vitruvius.report.sections.maps import draw_maps, shrink
+from vitruvius.report.sections.model import model
+from vitruvius.report.sections.strengths import _ticks, collect_strengths, draw_strengths
+from vitruvius.report.sections.summary import _figures
+from vitruvius.report.sections.threats import draw_threats
+from vitruvius.report.sections.viewer import MAX_IMAGES, encode, fit, pool
+from vitruvius.report.style import HEAT
+
+
+@pytest.fixture(scope="module")
+def two(runs: list[Path]) -> list[Run]:
+    return read_runs(runs)
+
+
+def threat(name: str, eps: float | None = None, accuracy: float = 0.5, spec: str | None = None) -> Threat:
+    none = dict.fromkeys(("low", "high", "n", "top5", "loss", "seconds"))
+    return Threat(name=name, spec=spec or name, eps=eps, accuracy=accuracy, **none)
+
+
+def random_site(random: np.random.Generator, n: int, heads: int, grid: tuple[int, int], prefix: int) -> SiteMaps:
+    tokens = prefix + grid[0] * grid[1]
+    maps = random.random((n, heads, tokens, tokens)).astype(np.float32)
+    return SiteMaps(name="a", maps=maps / maps.sum(-1, keepdims=True), grid=grid, num_prefix_tokens=prefix)
+
+
+def test_metrics_are_grouped_into_panels(two: list[Run]) -> None:
+    panels = group_metrics(two)
+    assert panels == {
+        "loss": ["val_loss", "train_loss"],
+        "accuracy": ["val_accuracy", "train_accuracy", "ema_accuracy"],
+        "learning rate": ["lr"],
+    }
+    lines = line_styles(panels)
+    assert list(lines) == ["val", "train", "ema"]
+    assert len(set(map(str, lines.values()))) == 3
+
+
+def test_an_unknown_metric_gets_a_panel_of_its_own(two: list[Run]) -> None:
+    run = dataclasses.replace(
+        two[0], epochs=[{"epoch": 0, "reconstruction": 0.1, "note": "words", "bad": float("nan")}]
+    )
+    assert group_metrics([run]) == {"reconstruction": ["reconstruction"]}
+
+
+def test_curves_pass_through_every_logged_value_and_stop_at_nan(two: list[Run]) -> None:
+    rows = [{"epoch": e, "val_loss": v} for e, v in enumerate((3.0, float("nan"), 1.0))] + [{"epoch": 3}]
+    run = dataclasses.replace(two[0], epochs=rows)
+    (line,) = draw_metrics([run], "loss", ["val_loss"], {}).axes[0].lines
+    np.testing.assert_array_equal(line.get_xdata(), [0, 1, 2])
+    np.testing.assert_array_equal(line.get_ydata(), [3.0, np.nan, 1.0])
+
+
+def test_dots_of_threats_stand_at_their_accuracies_with_their_intervals(two: list[Run]) -> None:
+    axes = draw_threats(two).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["clean", "pgd ε = 2/255"]
+    dots = [
+        (container.lines[0].get_xdata()[0], container.lines[2][0].get_segments()[0]) for container in axes.containers
+    ]
+    expected = [run.threats[place] for place in range(7) for run in two]
+    for (x, bar), one in zip(dots, expected, strict=True):
+        assert x == one.accuracy
+        np.testing.assert_allclose(bar[:, 0], [one.low, one.high])
+
+
+def test_an_interval_that_ends_at_zero_is_drawn_to_zero(two: list[Run]) -> None:
+    one = dataclasses.replace(threat("pgd", 0.1, 0.02), low=0.0, high=0.1)
+    (container,) = draw_threats([dataclasses.replace(two[0], threats=[one])]).axes[0].containers
+    np.testing.assert_allclose(container.lines[2][0].get_segments()[0][:, 0], [0.0, 0.1])
+
+
+def test_strengths_of_one_attack_make_a_curve_from_clean_onwards(two: list[Run]) -> None:
+    attacks = collect_strengths(two)
+    assert list(attacks) == ["pgd(steps=10)"]  # fgsm was run at one strength only
+    for run, points in zip(two, attacks["pgd(steps=10)"].values(), strict=True):
+        assert [eps for eps, _ in points] == [0.0, *(steps / 255 for steps in (2, 4, 8, 16, 32))]
+        assert points[0][1] is run.threat("clean")
+    lines = draw_strengths(two, "pgd", attacks["pgd(steps=10)"]).axes[0].lines
+    np.testing.assert_array_equal(lines[1].get_ydata(), [t.accuracy for t in (two[1].threats[:6])])
+
+
+def test_attacks_that_differ_in_more_than_strength_are_different_curves() -> None:
+    specs = [
+        "pgd(eps=4/255, steps=10)",
+        "pgd(steps=10, eps=8/255)",
+        "pgd(eps=4/255, steps=20)",
+        "fgsm(eps=0.1)",
+        "clean",
+    ]
+    found = [family(threat("x", 0.1, spec=spec)) for spec in specs]
+    assert found == ["pgd(steps=10)", "pgd(steps=10)", "pgd(steps=20)", "fgsm", "clean"]
+
+
+def test_labels_of_threats_are_short_and_all_different(two: list[Run]) -> None:
+    threats = [threat("clean"), threat("pgd", 4 / 255, spec="pgd(eps=4/255)"), threat("fab")]
+    threats += [threat("pgd(eps=4/255, steps=20)", 4 / 255), threat("pgd(eps=8/255)", 8 / 255)]
+    labels = label_threats([dataclasses.replace(two[0], threats=threats)])
+    assert list(labels.values()) == ["clean", "pgd(eps=4/255)", "fab", "pgd(eps=4/255, steps=20)", "pgd ε = 8/255"]
+
+
+def test_labels_of_strengths_do_not_run_into_each_other() -> None:
+    ticks = _ticks([0.0, 0.001, 0.01, 0.02, 0.03])
+    assert ticks == [0.0, 0.01, 0.02, 0.03]
+    assert _ticks([0.05]) == [0.05]
+
+
+def test_the_card_shows_clean_and_worst_case_else_the_last_validation(two: list[Run]) -> None:
+    run = two[0]
+    assert [label for label, _, _ in _figures(run)] == ["clean", "worst case"]
+    only_clean = dataclasses.replace(run, threats=run.threats[:1])
+    assert [label for label, _, _ in _figures(only_clean)] == ["clean"]
+    no_worst = dataclasses.replace(run, worst_case=None)
+    assert _figures(no_worst)[1][1] == percent(min(t.accuracy for t in run.threats))
+    unevaluated = dataclasses.replace(run, threats=[], worst_case=None)
+    assert _figures(unevaluated) == [("validation", percent(run.epochs[-1]["val_accuracy"]), "")]
+
+
+def test_shrunk_maps_are_means_over_blocks_of_neighbours() -> None:
+    maps = {"a": np.random.default_rng(0).random((2, 12, 20)).astype(np.float32)}
+    small, side = shrink(maps, 2 * 10 * 10)
+    assert side == 10
+    assert small["a"].shape == (2, 10, 10)
+    rows, columns = (np.linspace(0, n, 11).round().astype(int) for n in (12, 20))
+    for i in range(10):
+        for j in range(10):
+            block = maps["a"][:, rows[i] : rows[i + 1], columns[j] : columns[j + 1]]
+            np.testing.assert_allclose(small["a"][:, i, j], block.mean((1, 2)), rtol=1e-5)
+
+
+def test_maps_that_fit_are_left_as_they_are() -> None:
+    maps = {"a": np.ones((2, 5, 5), np.float32)}
+    assert shrink(maps, 50) == (maps, None)
+
+
+def test_pooled_patches_are_means_over_queries_and_sums_over_keys() -> None:
+    site = random_site(np.random.default_rng(1), 2, 3, (3, 4), 1)
+    small = pool(site)
+    assert small.grid == (2, 2)
+    np.testing.assert_allclose(small.maps.sum(-1), 1, rtol=1e-5)
+    group = lambda token: 0 if token == 0 else 1 + ((token - 1) // 4 // 2) * 2 + (token - 1) % 4 // 2  # noqa: E731
+    expected = np.zeros((2, 3, 5, 5))
+    for q in range(13):
+        for k in range(13):
+            expected[..., group(q), group(k)] += site.maps[..., q, k]
+    sizes = np.bincount([group(q) for q in range(13)])
+    np.testing.assert_allclose(small.maps, expected / sizes[:, None], rtol=1e-5)
+
+
+def test_bytes_of_the_viewer_give_attention_back_within_half_a_level() -> None:
+    site = random_site(np.random.default_rng(2), 1, 2, (4, 4), 1)
+    levels = np.frombuffer(base64.b64decode(encode(site.maps)), np.uint8).reshape(site.maps.shape)
+    np.testing.assert_allclose(levels / 255, np.sqrt(site.maps), atol=0.5 / 255 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("grid", "count", "said"),
+    [
+        ((4, 4), 2, ""),
+        ((4, 4), 12, f"{MAX_IMAGES} of 12 images are shown to keep the page small."),
+        ((14, 14), 2, "2 × 2 patches are taken together to keep the page small."),
+        ((3, 90), 2, "1 of 2 images are shown, 1 of 4 sites are shown to keep the page small."),
+    ],
+)
+def test_examples_are_made_to_fit(grid: tuple[int, int], count: int, said: str) -> None:
+    random = np.random.default_rng(3)
+    sites = [random_site(random, count, 1, grid, 1) for _ in range(4)]
+    words = [str(place) for place in range(count)]
+    images = np.zeros((count, 3, 4, 4), np.uint8)
+    limit = 80_000
+    smaller, note = fit(Examples(images=images, labels=words, predictions=words, sites=sites), limit)
+    assert note == said
+    assert sum(site.maps.size for site in smaller.sites) <= limit
+    assert len(smaller.images) == len(smaller.labels) == len(smaller.sites[0].maps)
+
+
+def test_two_runs_are_compared_by_what_differs(two: list[Run]) -> None:
+    differing = compare(two)
+    assert differing["seed"] == ["0", "1"]
+    assert differing["attention.0.parts.0.use"] == [DASH, "low_rank"]
+    assert not any(key.startswith(("versions", "train", "model")) for key in differing)
+
+
+def test_nested_tables_become_dotted_keys() -> None:
+    table = {"a": {"b": 1, "c": [1, 2]}, "d": [{"e": None}], "f": [], "g": {}}
+    assert flatten(table) == {"a.b": "1", "a.c": "[1, 2]", "d.0.e": "None"}
+
+
+def test_attention_is_told_in_words(two: list[Run]) -> None:
+    assert [describe_attention(run) for run in two] == ["upstream attention", "low_rank(rank=2, tensors=qk) → softmax"]
+
+
+def test_the_cost_table_counts_parameters_of_cores(two: list[Run]) -> None:
+    table = model(two)[0]
+    assert [row["core_parameters"] for row in table.rows] == [0, 4 * 2 * 3]
+    assert table.rows[0]["seconds"] == pytest.approx(sum(row["seconds"] for row in two[0].epochs))
+
+
+def test_maps_can_be_drawn_as_a_figure_to_save(two: list[Run]) -> None:
+    figure = draw_maps(two[0].maps)
+    assert len(figure.axes) == 12
+    shown = figure.axes[4].images[0].get_array()
+    heads = two[0].maps["blocks.1.attn"]
+    np.testing.assert_allclose(shown, np.sqrt(heads[1] / heads[1].max()), rtol=1e-5)
+
+
+def test_the_viewer_and_the_maps_share_their_colours() -> None:
+    script = (Path(__file__).parents[2] / "src/vitruvius/report/viewer.js").read_text()
+    assert sum(colour in script for colour in HEAT) >= 3
+
+
+def test_a_single_run_needs_no_legend(tmp_path: Path) -> None:
+    from vitruvius.report.sections.threats import threats
+
+    (run,) = read_runs([write_run(tmp_path / "one", epochs=1, patch=2, images=1)])
+    assert threats([run])[0].legend == []
+
+
+def test_numbers_are_written_for_readers() -> None:
+    assert [number(value) for value in (1, 0.5, True, None, "1", float("nan"), float("inf"))] == [1, 0.5, *[None] * 5]
+    assert [percent(0.97251), percent(None)] == ["97.3 %", DASH]
+    assert [interval(0.951, 0.987), interval(None, 1.0)] == ["95.1 to 98.7", ""]
+    assert [count(1234567), count(0), count(None)] == ["1\u202f234\u202f567", "0", DASH]
+    assert [duration(s) for s in (7.24, 75, 3725, 59.96, None)] == [
+        "7.2 s",
+        "1 min 15 s",
+        "1 h 02 min",
+        "1 min 00 s",
+        DASH,
+    ]
+    assert [pixels(e) for e in (4 / 255, 0.5 / 255, 0.1, 1.0, 2.0, 0.0)] == [
+        "4/255",
+        "0.5/255",
+        "0.1",
+        "1",
+        "2",
+        "0",
+    ]
+    assert [short(0.000012345), short(None)] == ["1.234e-05", DASH]
