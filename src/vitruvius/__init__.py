@@ -1,3 +1,53 @@
-"""Strength, use and beauty for vision transformers."""
+"""Strength, use and beauty for vision transformers.
+
+Six words: *Heads* is everything one softmax sees; a *stage* is a module Heads → Heads, a *kernel*
+Heads → Tensor; some stages and one kernel are a *core*; a *socket* is timm's attention calling a core;
+a *site* is one socket in one model.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from vitruvius.evaluation import evaluate
+    from vitruvius.models import create_model, load_model
+    from vitruvius.surgery import record, restore, rewire, survey
+    from vitruvius.surgery.initialising import initialise
+    from vitruvius.training import train
+
+_HOMES = {
+    "create_model": "vitruvius.models",
+    "evaluate": "vitruvius.evaluation",
+    "initialise": "vitruvius.surgery.initialising",
+    "load_model": "vitruvius.models",
+    "record": "vitruvius.surgery",
+    "restore": "vitruvius.surgery",
+    "rewire": "vitruvius.surgery",
+    "survey": "vitruvius.surgery",
+    "train": "vitruvius.training",
+}
+
+__all__ = [
+    "create_model",
+    "evaluate",
+    "initialise",
+    "load_model",
+    "record",
+    "restore",
+    "rewire",
+    "survey",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Rooms open when they are first used, so `import vitruvius` is quick."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'vitruvius' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -2,6 +2,7 @@
 
 from vitruvius.evaluation._evaluate import Progress, clean, evaluate, numbered
 from vitruvius.evaluation._names import Threat, describe
+from vitruvius.evaluation._target import TargetConfig, open_target, parse_threat
 from vitruvius.evaluation.intervals import wilson
 from vitruvius.evaluation.ledger import Ledger, load_ledger
 from vitruvius.evaluation.result import Report, Score
@@ -11,11 +12,14 @@ __all__ = [
     "Progress",
     "Report",
     "Score",
+    "TargetConfig",
     "Threat",
     "clean",
     "describe",
     "evaluate",
     "load_ledger",
     "numbered",
+    "open_target",
+    "parse_threat",
     "wilson",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
@@ -17,10 +17,13 @@ from vitruvius._errors import ConfigError, RunError, UnknownName, suggest
 from vitruvius._registry import load_plugins
 from vitruvius._yaml import read_yaml
 from vitruvius.attention import Part, attentions, part
+from vitruvius.init import Init
 from vitruvius.models._pixel import PixelModel
 from vitruvius.models._registry import PREFIX, models
 from vitruvius.models._weights import load_weights
 from vitruvius.surgery import restore, rewire, survey
+from vitruvius.surgery.initialising import initialise
+from vitruvius.surgery.positions import use_sincos_positions
 from vitruvius.surgery.rewiring import match
 
 
@@ -33,6 +36,7 @@ class ModelConfig:
     weights: str | None = None  # a run folder, .safetensors or .pth file to start from
     mean: tuple[float, ...] | None = None  # null: what timm resolves for the model
     std: tuple[float, ...] | None = None
+    positions: Literal["upstream", "sincos"] = "upstream"  # sincos: a fixed table instead of a learned one
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to the timm constructor
 
 
@@ -45,6 +49,7 @@ class AttentionRule:
 
 
 Parts = Sequence[str | Part | AttentionRule]
+Start = str | Mapping[str, Any] | Init  # "impulse", {"use": "impulse", "kernel": 5}, or a function of layers
 
 
 def create_model(
@@ -52,6 +57,8 @@ def create_model(
     *,
     pretrained: bool = False,
     attention: Parts = (),
+    init: Start | None = None,
+    positions: Literal["upstream", "sincos"] = "upstream",
     seed: int = 0,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -59,22 +66,30 @@ def create_model(
 ) -> PixelModel:
     """A timm model (or one of ours) that takes pixels in [0, 1], with the attention asked for.
 
-    `attention` is a list of parts for every site, or of `AttentionRule`s. Random weights come from
-    `seed` alone; the global random state is left as it was.
+    `attention` is a list of parts for every site, or of `AttentionRule`s; `init` a start for the attention
+    weights. Random weights come from `seed` alone; the global random state is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = PixelModel(_make(name, pretrained, timm_kwargs), mean=mean, std=std)
+        if positions == "sincos":
+            use_sincos_positions(model)
+        if init is not None:
+            start(model, init, seed)
         wire(model, attention)
     return model.eval()
 
 
-def create_from_config(config: ModelConfig, rules: Sequence[AttentionRule] = (), *, seed: int = 0) -> PixelModel:
+def create_from_config(
+    config: ModelConfig, rules: Sequence[AttentionRule] = (), *, init: Start | None = None, seed: int = 0
+) -> PixelModel:
     """The model a recipe describes, weights included."""
     model = create_model(
         config.name,
         pretrained=config.pretrained,
         attention=rules,
+        init=init,
+        positions=config.positions,
         seed=seed,
         mean=config.mean,
         std=config.std,
@@ -102,6 +117,16 @@ def load_model(run: str | Path, *, best: bool = True) -> PixelModel:
         raise RunError(f"{folder} holds no weights yet (expected {wanted[0]}.safetensors).")
     load_weights(model, file)
     return model
+
+
+def start(model: nn.Module, init: Start, seed: int) -> None:
+    """Give the attention weights the start a recipe names."""
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(init, str | Mapping):
+        name, settings = split_use(init, where="init")
+        initialise(model, name, generator=generator, **settings)
+    else:
+        initialise(model, init, generator=generator)
 
 
 def wire(model: nn.Module, attention: Parts) -> None:

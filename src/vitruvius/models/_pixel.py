@@ -29,8 +29,9 @@ class PixelModel(nn.Module):
         super().__init__()
         self.model = model
         config = resolve_data_config({"in_chans": _in_chans(model)}, model=model)
-        self.register_buffer("mean", _statistic("mean", mean, config), persistent=False)  # (C, 1, 1)
-        self.register_buffer("std", _statistic("std", std, config), persistent=False)  # (C, 1, 1)
+        self.statistics = _statistic("mean", mean, config), _statistic("std", std, config)
+        self.register_buffer("mean", torch.tensor(self.statistics[0]).view(-1, 1, 1), persistent=False)  # (C, 1, 1)
+        self.register_buffer("std", torch.tensor(self.statistics[1]).view(-1, 1, 1), persistent=False)  # (C, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.model((x - self.mean) / self.std)
@@ -43,7 +44,7 @@ class PixelModel(nn.Module):
         size = getattr(getattr(self.model, "patch_embed", None), "img_size", None)
         if size is not None:  # the model may have been built for another size than its default
             config["input_size"] = (_in_chans(self.model), *size)
-        config["mean"], config["std"] = tuple(self.mean.flatten().tolist()), tuple(self.std.flatten().tolist())
+        config["mean"], config["std"] = self.statistics
         return dict(config)
 
     @property
@@ -59,7 +60,7 @@ def _in_chans(model: nn.Module) -> int:
     return int(getattr(model, "in_chans", 3))
 
 
-def _statistic(name: str, given: Sequence[float] | None, config: dict[str, Any]) -> Tensor:
+def _statistic(name: str, given: Sequence[float] | None, config: dict[str, Any]) -> tuple[float, ...]:
     channels = config["input_size"][0]
     values = list(given) if given is not None else list(config[name])
     if given is None and len(values) != channels:
@@ -68,4 +69,4 @@ def _statistic(name: str, given: Sequence[float] | None, config: dict[str, Any])
         raise ConfigError(f"model.{name} has {len(values)} values, the model takes {channels} channels.")
     if name == "std" and min(values) <= 0:
         raise ConfigError(f"model.std = {values}, expected positive numbers.")
-    return torch.tensor(values).view(-1, 1, 1)
+    return tuple(float(value) for value in values)

@@ -73,13 +73,14 @@ def configured(model: Any, size: int | tuple[int, int], channels: int, first: st
     return model
 
 
+POOLED = {"class_token": False, "global_pool": "avg"}
 TINY = {"embed_dim": 192, "depth": 12, "num_heads": 3}
-DIGITS = {"embed_dim": 48, "depth": 4, "num_heads": 3, "mlp_ratio": 2.0, "num_classes": 10}
+DIGITS = {**{"embed_dim": 48, "depth": 4, "num_heads": 3, "mlp_ratio": 2.0, "num_classes": 10}, **POOLED}
 SMALL_XCIT = "xcit_small_12_p16_224"
 MEDIUM_XCIT = {"embed_dim": 512, "depth": 12, "num_heads": 8, "tokens_norm": True}
 LARGE_XCIT = {"embed_dim": 768, "depth": 12, "num_heads": 16, "tokens_norm": True}
 
-models.add("vitruvius/vit_digits", _vit(8, 1, **DIGITS), "ViT for the embedded 8×8 digits: 64 one-pixel patches")
+models.add("vitruvius/vit_digits", _vit(8, 2, **DIGITS), "ViT for the embedded 8×8 digits: 16 patches, 80 thousand parameters")
 models.add("vitruvius/vit_tiny_patch2_32", _vit(32, 2, **TINY), "ViT-Tiny on 32×32 images, 256 tokens")
 models.add("vitruvius/vit_tiny_patch4_32", _vit(32, 4, **TINY), "ViT-Tiny on 32×32 images, 64 tokens")
 models.add("vitruvius/vit_base_patch2_32", _vit(32, 2), "ViT-Base on 32×32 images, 256 tokens")

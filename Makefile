@@ -1,0 +1,36 @@
+# One command per habit. `make` makes its own .venv; a second `make` does not reinstall.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+JOBS ?= auto
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test check format bench clean
+
+demo: $(READY)  ## train, attack and look inside on the embedded digits; ends with the path of a page
+	$(BIN)/vitruvius demo
+
+test: $(READY)  ## the whole test suite
+	$(BIN)/pytest -n $(JOBS)
+
+check: $(READY)  ## format, lint, types, storeys, tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n $(JOBS)
+
+format: $(READY)  ## rewrite the code in the house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## measure speed against the references, as ratios from one run
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove everything that make has made
+	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache
+
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $(READY)

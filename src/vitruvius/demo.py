@@ -1,0 +1,50 @@
+"""The demo: on the embedded digits, train a ViT and the same ViT with robust attention, attack both, look inside.
+
+Minutes on a laptop; ends with one page.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from vitruvius.attacks.pgd import PGD
+from vitruvius.data import eval_loader
+from vitruvius.evaluation import evaluate
+from vitruvius.listing import find_recipe
+from vitruvius.models import load_model
+from vitruvius.report import record_examples, save_model_facts, write_page
+from vitruvius.training import Config, read_recipe, train
+
+RECIPES = {"softmax": "digits/softmax", "rpc": "digits/rpc"}
+STRENGTHS = [4, 8, 16, 32]  # in 1/255
+EXAMPLES = 10
+
+
+def demo(out: Path, *, overrides: tuple[str, ...] = (), console: Console | None = None) -> Path:
+    """Train, evaluate and show; the path of the page. Called again, it goes on where it stopped."""
+    console = console or Console(stderr=True)
+    runs = []
+    for name, recipe in RECIPES.items():
+        console.print(f"\n[bold]{name}[/bold]: training on the embedded digits", highlight=False)
+        config = read_recipe(find_recipe(recipe), [f"out={out / name}", *overrides])
+        runs.append(train(config))
+        console.print(look(config, runs[-1]), highlight=False)
+    page = write_page(runs, out / "report.html", title="Two ways to attend, on digits")
+    console.print("\nOpen this page in a browser:", highlight=False)
+    return page
+
+
+def look(config: Config, run: Path) -> str:
+    """Evaluate one run under growing attacks, and keep its attention on a few images for the page."""
+    model = load_model(run)
+    loader = eval_loader(config.data, input_size=model.data_config)
+    threats = [PGD(eps=strength / 255, steps=10) for strength in STRENGTHS]
+    report = evaluate(model, loader, threats, folder=run / "evaluation")
+    images, labels = next(iter(loader))
+    first = torch.stack([(labels == digit).nonzero()[0, 0] for digit in range(EXAMPLES)])
+    record_examples(run, model, images[first], labels[first].tolist())
+    save_model_facts(run, model)
+    return str(report)

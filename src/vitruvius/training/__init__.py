@@ -1,0 +1,8 @@
+"""Train: a recipe becomes a run folder."""
+
+from vitruvius.training._epoch import Diverged
+from vitruvius.training._run import Run
+from vitruvius.training._train import train
+from vitruvius.training.config import Config, TrainConfig, read_recipe
+
+__all__ = ["Config", "Diverged", "Run", "TrainConfig", "read_recipe", "train"]

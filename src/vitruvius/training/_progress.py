@@ -1,0 +1,74 @@
+"""What a person sees while training: a live bar in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Bar:
+    """One bar over all epochs, with rate, time left, loss and accuracy; a line an epoch without a terminal."""
+
+    def __init__(self, *, epochs: int, start: int, batches: int, shown: bool, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.epochs, self.batches, self.shown = epochs, batches, shown
+        self.current, self.begun = start, time.perf_counter()
+        self.live = shown and self.console.is_terminal
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.live,
+        )
+        self.bar = self.progress.add_task("", total=epochs * batches, completed=start * batches, numbers="")
+
+    def __enter__(self) -> Bar:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def start(self, epoch: int) -> None:
+        """Before an epoch."""
+        self.current, self.begun = epoch, time.perf_counter()
+
+    def batch(self, done: int, total: int | None, /, **numbers: float) -> None:
+        """After some batches of the current epoch."""
+        rate = numbers["images"] / (time.perf_counter() - self.begun)
+        text = f"loss {numbers['loss']:.3f}  accuracy {100 * numbers['accuracy']:5.1f} %  {rate:,.0f} images/s"
+        self.progress.update(
+            self.bar,
+            completed=self.current * self.batches + done,
+            description=f"epoch {self.current + 1}/{self.epochs}",
+            numbers=text,
+        )
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """After an epoch: one line that stays."""
+        if self.shown:
+            self.console.print(line(row, self.epochs), highlight=False)
+
+
+def line(row: dict[str, Any], epochs: int) -> str:
+    """`epoch 3/10  loss 0.412  accuracy 91.2 %  held-out 93.1 %  1,204 images/s`."""
+    text = (
+        f"epoch {row['epoch'] + 1:>{len(str(epochs))}}/{epochs}  loss {row['train_loss']:.3f}  "
+        f"accuracy {100 * row['train_accuracy']:5.1f} %"
+    )
+    if "val_accuracy" in row:
+        text += f"  held-out {100 * row['val_accuracy']:5.1f} %"
+    if "ema_accuracy" in row:
+        text += f"  EMA {100 * row['ema_accuracy']:5.1f} %"
+    return f"{text}  {row['images_per_second']:,.0f} images/s"
