@@ -8,7 +8,7 @@ a *site* is one socket in one model.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from vitruvius._version import __version__
 
 if TYPE_CHECKING:
     from vitruvius.evaluation import evaluate
@@ -30,6 +30,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "__version__",
     "create_model",
     "evaluate",
     "initialise",
@@ -50,4 +51,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted(__all__)

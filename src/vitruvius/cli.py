@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import vitruvius
 from vitruvius._errors import VitruviusError
+from vitruvius._version import __version__
 
 EXAMPLES = """\
 examples:
@@ -51,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"vitruvius {vitruvius.__version__}")
+    parser.add_argument("--version", action="version", version=f"vitruvius {__version__}")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("-v", "--verbose", action="store_true", help="log more, and show where an error came from")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)

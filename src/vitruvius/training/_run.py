@@ -22,9 +22,9 @@ import torch
 import torchvision
 from torch import nn
 
-import vitruvius
 from vitruvius._errors import CheckpointError, RunError
 from vitruvius._files import append_line, atomic_write_bytes, atomic_write_text, ensure_writable, save_tensors
+from vitruvius._version import __version__
 from vitruvius._yaml import dump_yaml, read_yaml, to_plain
 from vitruvius.surgery import inner
 from vitruvius.training.config import Config
@@ -65,7 +65,7 @@ class Run:
 
     def save_weights(self, name: str, model: nn.Module, **notes: Any) -> None:
         """The inner model's own keys; plain timm can read them after `restore`."""
-        metadata = {key: json.dumps(value) for key, value in {"vitruvius": vitruvius.__version__, **notes}.items()}
+        metadata = {key: json.dumps(value) for key, value in {"vitruvius": __version__, **notes}.items()}
         save_tensors(self.folder / f"{name}.safetensors", inner(model).state_dict(), metadata)
 
     def save_state(self, state: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class Run:
 def versions() -> dict[str, str]:
     """What this ran with."""
     return {
-        "vitruvius": vitruvius.__version__,
+        "vitruvius": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "torchvision": str(torchvision.__version__),
