@@ -1,0 +1,70 @@
+"""Sockets repeat a few lines of timm; these tests notice when timm changes them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+
+import pytest
+
+from vitruvius.surgery import Socket
+from vitruvius.surgery._socket import _SOCKETS
+
+# SHA-256 (first 12 digits) of inspect.getsource(upstream.forward), one for each text seen in timm >= 1.0.29.
+KNOWN = {
+    "timm.layers.attention.Attention": {"37a80e0fdf45"},
+    "timm.layers.attention.AttentionRope": {"7cfdadf4d88e", "3f742ca1632d"},  # 1.0.29, 1.0.30
+    "timm.layers.attention_pool.AttentionPoolLatent": {"327a3f339ba6"},
+    "timm.models.beit.Attention": {"0bcb86fe6e1f"},
+    "timm.models.cait.ClassAttn": {"e8bf85de797e"},
+    "timm.models.cait.TalkingHeadAttn": {"e8bdb61a0c2a"},
+    "timm.models.crossvit.CrossAttention": {"bcf2866085c6"},
+    "timm.models.eva.EvaAttention": {"ab5e17e344c3"},
+    "timm.models.levit.Attention": {"17a9cd9e3c60"},
+    "timm.models.levit.AttentionDownsample": {"01b9a7da8cc3"},
+    "timm.models.maxxvit.Attention2d": {"254089d4c16b"},
+    "timm.models.maxxvit.AttentionCl": {"4213588190ad"},
+    "timm.models.swin_transformer.WindowAttention": {"25ecc84950d1"},
+    "timm.models.swin_transformer_v2.WindowAttention": {"127a2e4fdaaa"},
+    "timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention": {"a86e7d6d4a43"},
+    "timm.models.vision_transformer_relpos.RelPosAttention": {"a38419a4d20b"},
+    "timm.models.xcit.XCA": {"353312bdd2b6"},
+}
+
+PAIRS = [(upstream, socket) for upstream, socket in _SOCKETS.items() if socket.__module__.startswith("vitruvius.")]
+
+
+def fingerprint(upstream: type) -> str:
+    return hashlib.sha256(inspect.getsource(upstream.forward).encode()).hexdigest()[:12]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("upstream", "socket"), PAIRS, ids=lambda cls: cls.__name__)
+def test_upstream_forward_is_the_one_we_read(upstream: type, socket: type[Socket]) -> None:
+    name = f"{upstream.__module__}.{upstream.__qualname__}"
+    file = socket.__module__.rsplit(".", 1)[1]
+    found = fingerprint(upstream)
+    assert found in KNOWN.get(name, set()), (
+        f"{name}.forward has changed: re-read upstream, update {file}.py, then this hash: {found}"
+    )
+
+
+@pytest.mark.parametrize(("upstream", "socket"), PAIRS, ids=lambda cls: cls.__name__)
+def test_signatures_are_upstreams(upstream: type, socket: type[Socket]) -> None:
+    ours, theirs = (inspect.signature(cls.forward).parameters.values() for cls in (socket, upstream))  # type: ignore[attr-defined]
+    assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]
+
+
+@pytest.mark.parametrize(("upstream", "socket"), PAIRS, ids=lambda cls: cls.__name__)
+def test_swapping_the_class_keeps_what_upstream_can_do(upstream: type, socket: type[Socket]) -> None:
+    assert issubclass(socket, upstream)
+    assert socket.upstream is upstream
+    ours = {name for name in vars(socket) if not name.startswith("__")}
+    allowed = {"forward", "head_weights", "family", "attends", "upstream", "grid", "width", "check"}
+    private = {name for name in ours if name.startswith("_")}
+    assert ours - private <= allowed, "a socket replaces forward and nothing else"
+    assert not private & set(dir(upstream)), "a private helper hides one of upstream's"
+
+
+def test_every_socket_has_its_own_family_name() -> None:
+    families = [socket.family for _, socket in PAIRS]
+    assert len(set(families)) == len(families)
