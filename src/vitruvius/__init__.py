@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitruvius._version import __version__
 
 if TYPE_CHECKING:
+    from vitruvius.compression import average_maps
     from vitruvius.evaluation import evaluate
     from vitruvius.models import create_model, load_model
     from vitruvius.surgery import record, restore, rewire, survey
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from vitruvius.training import train
 
 _HOMES = {
+    "average_maps": "vitruvius.compression",
     "create_model": "vitruvius.models",
     "evaluate": "vitruvius.evaluation",
     "initialise": "vitruvius.surgery.initialising",
@@ -31,6 +33,7 @@ _HOMES = {
 
 __all__ = [
     "__version__",
+    "average_maps",
     "create_model",
     "evaluate",
     "initialise",

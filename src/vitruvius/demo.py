@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from vitruvius.attacks.pgd import PGD
+from vitruvius.compression import average_maps, save_maps
 from vitruvius.data import eval_loader
 from vitruvius.evaluation import evaluate
 from vitruvius.listing import find_recipe
@@ -45,6 +46,7 @@ def look(config: Config, run: Path) -> str:
     report = evaluate(model, loader, threats, folder=run / "evaluation")
     images, labels = next(iter(loader))
     first = torch.stack([(labels == digit).nonzero()[0, 0] for digit in range(EXAMPLES)])
+    save_maps(run / "maps.safetensors", average_maps(model, loader), data=loader.name)
     record_examples(run, model, images[first], labels[first].tolist())
     save_model_facts(run, model)
     return str(report)
