@@ -1,0 +1,42 @@
+"""Every Python block of the documentation runs, page by page, in a folder of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    page
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    if "```python" in page.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_on_a_page_runs(page: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks), encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} points to {target}, which is not there"
+
+
+def test_the_plugin_of_the_docs_trains_on_digits(tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "vitruvius", "train", "locality.yaml", "--quiet", f"out={tmp_path / 'run'}",
+        "train.epochs=1", "train.warmup_epochs=0", "data.train_num_samples=320", "model.kwargs.depth=1",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT / "docs" / "plugin", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "best.safetensors").exists()
