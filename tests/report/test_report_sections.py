@@ -17,7 +17,7 @@ from vitruvius.report._runs import Run, Threat, read_runs
 from vitruvius.report._threats import family, label_threats
 from vitruvius.report.sections.config import compare, flatten
 from vitruvius.report.sections.curves import draw_metrics, group_metrics, line_styles
-from vitruvius.report.sections.maps import draw_maps, shrink
+from vitruvius.report.sections.maps import draw_maps, shade, shrink
 from vitruvius.report.sections.model import model
 from vitruvius.report.sections.strengths import _ticks, collect_strengths, draw_strengths
 from vitruvius.report.sections.summary import _figures
@@ -218,7 +218,12 @@ def test_maps_can_be_drawn_as_a_figure_to_save(two: list[Run]) -> None:
     assert len(figure.axes) == 12
     shown = figure.axes[4].images[0].get_array()
     heads = two[0].maps["blocks.1.attn"]
-    np.testing.assert_allclose(shown, np.sqrt(heads[1] / heads[1].max()), rtol=1e-5)
+    np.testing.assert_allclose(shown, np.sqrt(heads[1] / max(heads[1].max(), 4 / 65)), rtol=1e-5)
+
+
+def test_even_attention_is_shown_in_the_middle_and_a_peak_at_the_top() -> None:
+    np.testing.assert_allclose(shade(np.full((5, 8), 1 / 8), 8), 0.5)
+    np.testing.assert_allclose(shade(np.eye(8), 8), np.eye(8))
 
 
 def test_the_viewer_and_the_maps_share_their_colours() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitruvius import __version__
+from vitruvius._version import __version__
 from vitruvius._errors import RunError
 from vitruvius._files import atomic_write_text
 from vitruvius.report._motif import motif

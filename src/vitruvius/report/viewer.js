@@ -76,12 +76,13 @@
     const { prefix, grid } = site();
     const patches = row.slice(prefix);
     const most = Math.max(...patches);
+    const top = Math.max(most, 4 / row.length);
     draw(tile, 288, (context, cw, ch) => {
       context.fillStyle = "rgb(12 10 9 / 0.66)";
       context.fillRect(0, 0, tile.width, tile.height);
       patches.forEach((a, at) => {
         const [x, y] = [at % grid[1], Math.floor(at / grid[1])];
-        context.fillStyle = colour(most > 0 ? a / most : 0);
+        context.fillStyle = colour(a / top);
         context.fillRect(Math.floor(x * cw), Math.floor(y * ch), Math.ceil(cw), Math.ceil(ch));
       });
       outline(context, cw, ch, 2.5);
@@ -126,6 +127,7 @@
     }));
     tiles.classList.toggle("many", heads > 6);
     prefixButton.hidden = prefix === 0;
+    canvas.setAttribute("aria-label", `Example image. Move the query patch with the arrow keys${prefix ? "; Home chooses the class token" : ""}.`);
     prefixButton.textContent = prefix > 1 ? "Prefix token" : "Class token";
     state.query = Math.min(state.query, tokens() - 1);
     show();

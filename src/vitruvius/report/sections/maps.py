@@ -51,7 +51,8 @@ def maps(runs: Sequence[Run]) -> Sequence[Block]:
         return []
     text = (
         "Each picture is one head, from left to right: queries run down, keys across, class and register tokens first. "
-        "Colour is the square root of the average attention, each picture up to its own maximum."
+        "Colour is the square root of the average attention, each picture up to its own maximum, "
+        "or to four times even attention where it stays below that: even maps look even, not full."
     )
     return [Note(text=text), *(block for run in shown for block in _grid(run))]
 
@@ -64,7 +65,9 @@ def draw_maps(maps: dict[str, np.ndarray]) -> Figure:
         for row, (name, heads) in enumerate(maps.items()):
             for head, values in enumerate(heads):
                 axes = figure.add_subplot(len(maps), columns, row * columns + head + 1)
-                axes.imshow(_shade(values), cmap=heat(), vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+                axes.imshow(
+                    shade(values, values.shape[-1]), cmap=heat(), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
+                )
                 axes.set(xticks=[], yticks=[])
                 axes.grid(visible=False)
                 if head == 0:
@@ -94,7 +97,9 @@ def _pool(values: np.ndarray, side: int) -> np.ndarray:
 
 def _grid(run: Run) -> list[Block]:
     small, side = shrink(run.maps, MAX_CELLS)
-    sites = [(name, [grey_png(_shade(head)) for head in heads]) for name, heads in small.items()]
+    sites = [
+        (name, [grey_png(shade(head, run.maps[name].shape[-1])) for head in heads]) for name, heads in small.items()
+    ]
     name = f"maps-{run.index}"
     grid = MapGrid(name=name, title=run.name, colour=run.look.name, sites=sites, rows=_rows(run, small))
     if side is None:
@@ -102,9 +107,10 @@ def _grid(run: Run) -> list[Block]:
     return [grid, Note(text=f"{run.name}: neighbouring tokens are averaged into at most {side} × {side} bins.")]
 
 
-def _shade(values: np.ndarray) -> np.ndarray:
-    top = values.max()
-    return np.sqrt(np.clip(values / top, 0, 1)) if top > 0 else np.zeros_like(values)
+def shade(values: np.ndarray, num_keys: int) -> np.ndarray:
+    """√(a / top), top being the maximum but at least 4 / M: even attention, 1 / M, is at most half."""
+    top = max(float(values.max()), 4 / num_keys)
+    return np.sqrt(np.clip(values / top, 0, 1))
 
 
 def _rows(run: Run, maps: dict[str, np.ndarray]) -> list[dict[str, object]]:

@@ -40,7 +40,7 @@ def draw_threats(runs: Sequence[Run]) -> Figure:
     """Dots with intervals: one line a threat, one colour a run."""
     labels = label_threats(runs)
     with figure_style():
-        figure, axes = new_axes(5.4, 0.9 + 0.16 * len(labels) * max(2, len(runs)))
+        figure, axes = new_axes(5.4, 0.9 + len(labels) * max(0.32, 0.115 * len(runs)))
         for place, spec in enumerate(labels):
             for step, run in enumerate(runs):
                 if (threat := _find(run, spec)) is not None:
