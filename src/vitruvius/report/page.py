@@ -11,9 +11,9 @@ from pathlib import Path
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitruvius._version import __version__
 from vitruvius._errors import RunError
 from vitruvius._files import atomic_write_text
+from vitruvius._version import __version__
 from vitruvius.report._motif import motif
 from vitruvius.report._runs import Run, read_runs
 from vitruvius.report._section import in_order
