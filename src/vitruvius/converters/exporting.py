@@ -1,0 +1,74 @@
+"""From ours to plain timm: weights that compute the same without this package."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import SurgeryError
+from vitruvius.attention import Core
+from vitruvius.attention.low_rank import LowRank
+from vitruvius.attention.mask import Mask
+from vitruvius.attention.softmax import Softmax
+from vitruvius.attention.symmetric import Symmetric
+from vitruvius.surgery import Socket, head_weights, inner, restore
+from vitruvius.surgery.folding import fold
+
+
+def to_timm(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a plain timm model that computes what this one does; the model itself stays as it is.
+
+    Auto-encoders are folded, symmetric attention gets queries equal to its keys, masks that keep everything vanish;
+    what timm's attention cannot do (rpc, scaled, a mask …) is an error that names it.
+    """
+    return _plain(model).state_dict()
+
+
+def save_for_hub(model: nn.Module, folder: str | Path) -> Path:
+    """Write the plain timm model in the layout of the Hugging Face hub: `timm.create_model("local-dir:<folder>")`."""
+    timm.models.save_for_hf(_plain(model), str(folder), safe_serialization=True)
+    return Path(folder)
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    root = copy.deepcopy(inner(model))
+    cores = {n: m.core for n, m in root.named_modules() if isinstance(m, Socket) and isinstance(m.core, Core)}
+    for name, core in cores.items():
+        strange = [key for key, part in core.parts.items() if not _has_timm_form(part)]
+        if strange:
+            raise SurgeryError(
+                f"{name!r} attends by {core.describe()}; timm's attention cannot do {', '.join(strange)}. "
+                "restore(model) gives its weights back to timm, with another function."
+            )
+    if any(isinstance(part, LowRank) for core in cores.values() for part in core.children()):
+        fold(root)
+    symmetric = [name for name, core in cores.items() if any(isinstance(part, Symmetric) for part in core.children())]
+    for name in symmetric:
+        _copy_keys_to_queries(root, name)
+    return restore(root) if cores else root
+
+
+def _has_timm_form(part: nn.Module) -> bool:
+    if isinstance(part, Mask):
+        return bool(part.keep.all())
+    return isinstance(part, LowRank | Symmetric | Softmax)
+
+
+@torch.no_grad()
+def _copy_keys_to_queries(root: nn.Module, name: str) -> None:
+    module: Any = root.get_submodule(name)
+    if not isinstance(getattr(module, "q_norm", nn.Identity()), nn.Identity):
+        raise SurgeryError(
+            f"{name!r} normalises q and k by weights of their own; symmetric attention has no timm form."
+        )
+    _, weights = head_weights(root, name)[name]
+    if weights.q_bias is not None and weights.k_bias is None:
+        weights.q_bias.zero_()
+    elif weights.q_bias is not None and weights.k_bias is not None:
+        weights.q_bias.copy_(weights.k_bias)
+    weights.q.copy_(weights.k)

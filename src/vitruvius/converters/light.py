@@ -1,0 +1,71 @@
+"""Checkpoints of dedeswim/vits-robustness-torch (Debenedetti et al. 2023, arXiv:2209.07399): robust XCiTs and others.
+
+Its models were trained on pixels in [0, 1], normalised inside the model or not at all; the statistics were never saved
+with the weights, only in the run's settings.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitruvius.converters._checkpoint import Checkpoint
+from vitruvius.converters._converted import UNTOUCHED, Converted, converters, finish
+from vitruvius.converters._upstream import adapt, class_count, known_name
+
+SMALL = ("xcit_small_12_p4_32", "xcit_small_12_p8_32", "xcit_medium_12_p4_32", "xcit_large_12_p4_32")
+RENAMED = {name: f"vitruvius/{name}" for name in SMALL} | {
+    "xcit_small_12_p2_32": "vitruvius/xcit_small_12_p1_32",  # its re-striding took all four strides
+    "xcit_medium_12_p16_224": "xcit_medium_24_p16_224",
+    "xcit_large_12_p16_224": "xcit_large_24_p16_224",
+    "xcit_large_12_h8_p16_224": "xcit_large_24_p16_224",
+    "cait_s12_224": "cait_s24_224",
+    **{f"resnet{depth}_gelu": f"resnet{depth}" for depth in (18, 50, 152)},
+}
+CHANGED: dict[str, dict[str, Any]] = {  # what those models have other than timm's of that name
+    "xcit_medium_12_p16_224": {"depth": 12},
+    "xcit_large_12_p16_224": {"depth": 12},
+    "xcit_large_12_h8_p16_224": {"depth": 12, "num_heads": 8},
+    "cait_s12_224": {"depth": 12},
+    **{f"resnet{depth}_gelu": {"act_layer": "gelu"} for depth in (18, 50, 152)},
+}
+
+
+@converters.register("light")
+def light(
+    checkpoint: Checkpoint,
+    *,
+    model_name: str | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+) -> Converted:
+    """vits-robustness-torch: XCiT p16/224 and p4/32 (re-strided), and timm models it trained.
+
+    `mean` and `std` are those the model was evaluated with; without them, and without stored settings, pixels go in
+    as they are.
+    """
+    inside = {name: checkpoint.state.pop(f"normalize.{name}", None) for name in ("mean", "std")}
+    checkpoint.state = {key.removeprefix("model."): value for key, value in checkpoint.state.items()}
+    original = str(model_name or checkpoint.args.get("model") or "")
+    model: dict[str, Any] = {"name": known_name(checkpoint, model_name, RENAMED), **CHANGED.get(original, {})}
+    model |= _statistics(checkpoint, {"mean": mean, "std": std}, inside) | class_count(checkpoint)
+    adapt(checkpoint, model)
+    return finish(checkpoint, model)
+
+
+def _statistics(checkpoint: Checkpoint, given: dict[str, Any], inside: dict[str, Any]) -> dict[str, Any]:
+    if all(value is not None for value in given.values()):
+        return given
+    if all(value is not None for value in inside.values()):
+        return {name: tuple(value.flatten().tolist()) for name, value in inside.items()}
+    stored = {name: tuple(checkpoint.args[name]) for name in ("mean", "std") if checkpoint.args.get(name)}
+    if checkpoint.args.get("normalize_model") and len(stored) == 2:
+        return stored
+    if "normalize_model" not in checkpoint.args:
+        checkpoint.notes.append(
+            "nothing says how the pixels were normalised: taken as not at all, right for its ImageNet XCiTs. "
+            "Its CIFAR, Flowers, Caltech and ResNet models need mean and std."
+        )
+    elif checkpoint.args["normalize_model"]:
+        checkpoint.notes.append("normalised by the model's default statistics.")
+        return {}
+    return UNTOUCHED

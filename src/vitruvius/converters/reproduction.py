@@ -1,0 +1,13 @@
+"""Checkpoints of KarahanS/Reproduction-Study-KPCA (arXiv:2505.07908): ViTs that standardise q and k."""
+
+from __future__ import annotations
+
+from vitruvius.converters._checkpoint import Checkpoint
+from vitruvius.converters._converted import Converted, converters
+from vitruvius.converters.kpca import reconstruction
+
+
+@converters.register("reproduction")
+def reproduction(checkpoint: Checkpoint, *, model_name: str | None = None, num_heads: int | None = None) -> Converted:
+    """Reproduction-Study-KPCA: standardised q and k; its deit_tiny has 6 heads, its vit_tiny 3."""
+    return reconstruction(checkpoint, model_name, num_heads)

@@ -1,0 +1,73 @@
+"""Checkpoints of osiriszjq/structured_init (Zheng et al. 2024, arXiv:2404.01139), a fork of timm 0.9.16.
+
+With `sin_pe` the fork kept its position table outside the checkpoint; it is made again here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.layers import build_sincos2d_pos_embed
+
+from vitruvius._errors import CheckpointError
+from vitruvius.converters._checkpoint import Checkpoint
+from vitruvius.converters._converted import Converted, converters, finish
+from vitruvius.converters._upstream import known_name
+from vitruvius.converters._vit import vit_sizes
+
+RENAMED = {
+    "vit_tiny_patch2_32": "vitruvius/vit_tiny_patch2_32",
+    "vit_tiny_patch2_32_base": "vitruvius/vit_base_patch2_32",
+}
+
+
+@converters.register("structured")
+def structured(
+    checkpoint: Checkpoint, *, model_name: str | None = None, num_heads: int | None = None, img_size: int | None = None
+) -> Converted:
+    """structured_init: ViTs of its timm fork, with learned or fixed sin-cos positions."""
+    if "blocks.0.0.fn.0.choice_idx" in checkpoint.state or "stem.0.weight" in checkpoint.state:
+        raise CheckpointError(
+            f"{checkpoint.name} is a ConvMixer of structured_init. Which filter belongs to which channel was drawn at "
+            "random and never saved, so these weights cannot be used again, by anybody."
+        )
+    name = known_name(checkpoint, model_name, RENAMED)
+    kwargs = checkpoint.args.get("model_kwargs") or {}
+    heads = num_heads or kwargs.get("num_heads") or max(checkpoint.shape_of("patch_embed.proj.weight")[0] // 64, 1)
+    sizes = vit_sizes(checkpoint, int(heads))
+    if "cls_token" not in checkpoint.state:
+        sizes |= {"class_token": False, "global_pool": "avg"}
+    elif kwargs.get("no_embed_class"):
+        sizes["no_embed_class"] = True
+    if "pos_embed" not in checkpoint.state:
+        sizes["img_size"] = img_size or _image_size(checkpoint, name)
+        _add_positions(checkpoint, sizes)
+    return finish(checkpoint, {"name": name, **_statistics(checkpoint), **sizes})
+
+
+def _add_positions(checkpoint: Checkpoint, sizes: dict[str, Any]) -> None:
+    side = sizes["img_size"] // sizes["patch_size"]
+    table = build_sincos2d_pos_embed([side, side], dim=sizes["embed_dim"])  # (N, C)
+    prefix = 1 if sizes.get("class_token", True) else 0
+    if prefix:
+        sizes["no_embed_class"] = True
+    checkpoint.state["pos_embed"] = table[None].to(checkpoint.state["patch_embed.proj.weight"].dtype)
+    checkpoint.notes.append(
+        "pos_embed is the fixed 2-D sin-cos table, which the fork did not save; it was not trained."
+    )
+
+
+def _image_size(checkpoint: Checkpoint, name: str) -> int:
+    size = checkpoint.args.get("img_size") or (checkpoint.args.get("input_size") or (None,))[-1]
+    if size is None:
+        size = 32 if name.endswith("_32") else 224 if name.endswith("_224") else None
+    if size is None:
+        raise CheckpointError(f"{checkpoint.name} does not say for which image size it is. Set img_size.")
+    return int(size)
+
+
+def _statistics(checkpoint: Checkpoint) -> dict[str, Any]:
+    found = {key: tuple(checkpoint.args[key]) for key in ("mean", "std") if checkpoint.args.get(key)}
+    if len(found) < 2:
+        checkpoint.notes.append("the checkpoint does not record mean and std; timm's for this model are taken.")
+    return found if len(found) == 2 else {}

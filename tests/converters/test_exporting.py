@@ -1,0 +1,84 @@
+import copy
+
+import pytest
+import timm
+import torch
+
+from families import FAMILIES
+from vitruvius._errors import SurgeryError
+from vitruvius.attention import part
+from vitruvius.converters import save_for_hub, to_timm
+from vitruvius.surgery import rewire
+
+BY_NAME = {family.name: family for family in FAMILIES}
+
+
+def randomise_parts(model):
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".core." in name:
+                parameter.normal_(generator=torch.Generator().manual_seed(1))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("vit", []),
+        ("vit", ["softmax"]),
+        ("vit", ["symmetric"]),
+        ("vit", [part("low_rank"), part("mask", keep="all")]),
+        ("vit", [part("low_rank", tensors="k"), "symmetric"]),
+        ("beit", ["symmetric"]),
+        ("swin", ["symmetric"]),
+    ],
+)
+def test_plain_timm_computes_the_same_and_the_model_stays_as_it_is(name, parts):
+    model, x = BY_NAME[name].randomised()
+    for key, buffer in model.named_buffers():
+        if key.endswith("k_bias"):
+            buffer.zero_()  # a constant of BEiT
+    plain = copy.deepcopy(model)
+    if parts:
+        randomise_parts(rewire(model, *parts))
+    expected, keys = model(x), model.state_dict().keys()
+    state = to_timm(model)
+    assert model.state_dict().keys() == keys
+    torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
+    plain.load_state_dict(state)
+    torch.testing.assert_close(plain(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["rpc", "scaled", "standardised"])
+def test_what_timm_cannot_do_is_named(kind):
+    model, _ = BY_NAME["vit"].randomised()
+    rewire(model, kind)
+    with pytest.raises(SurgeryError, match=rf"timm's attention cannot do {kind}"):
+        to_timm(model)
+
+
+def test_a_mask_that_removes_something_has_no_timm_form():
+    model, _ = BY_NAME["vit"].randomised()
+    keep = torch.ones(2, 17, 17, dtype=torch.bool)
+    keep[0, 0, 1] = False
+    rewire(model, part("mask", keep=keep))
+    with pytest.raises(SurgeryError, match="cannot do mask"):
+        to_timm(model)
+
+
+def test_symmetric_attention_with_norms_of_q_and_k_has_no_timm_form():
+    model, _ = BY_NAME["vit_qk_norm"].randomised()
+    with pytest.raises(SurgeryError, match="weights of their own"):
+        to_timm(rewire(model, "symmetric"))
+
+
+def test_a_folder_for_the_hub_is_loaded_by_timm(tmp_path):
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", num_classes=7).eval()
+    randomise_parts(rewire(model, part("low_rank", start="released")))
+    x = torch.randn(2, 3, 160, 160)
+    expected = model(x)
+    folder = save_for_hub(model, tmp_path / "hub")
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "model.safetensors"}
+    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    torch.testing.assert_close(loaded(x), expected, rtol=1e-4, atol=1e-4)
