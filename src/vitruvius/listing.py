@@ -11,6 +11,7 @@ from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
 from vitruvius.init import bases, inits
 from vitruvius.models import models
+from vitruvius.studies import studies
 from vitruvius.surgery import sockets
 from vitruvius.tasks import tasks
 
@@ -36,6 +37,7 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "models": lambda: [(name, "", doc) for name, _, doc in models.describe()],
     "recipes": recipes,
     "sockets": sockets,
+    "studies": studies.describe,
     "tasks": tasks.describe,
 }
 

@@ -1,0 +1,71 @@
+"""The command line: one file a verb, each with `arguments(parser)` and `run(options)`; no logic of its own.
+
+Options are config keys, `section.key=value`. A file dropped into this room is a verb; its docstring is its help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vitruvius._errors import VitruviusError
+from vitruvius._registry import first_line
+from vitruvius._version import __version__
+
+EXAMPLES = """\
+examples:
+  vitruvius demo                                            everything on the embedded digits, ends with a page
+  vitruvius train digits/rpc train.epochs=20                a recipe by name or path, with overrides
+  vitruvius evaluate runs/rpc --threat pgd:eps=8/255        a run folder is a model everywhere
+  vitruvius evaluate deit_tiny_patch16_224 data.dataset=folder data.root=/imagenet
+  vitruvius report runs/softmax runs/rpc --out page.html
+  vitruvius list attentions
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; 0 if it worked, 1 after an error of the user's or the data's, 130 when interrupted."""
+    options = make_parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, format="%(message)s")
+    verb: Callable[[argparse.Namespace], None] = options.verb
+    try:
+        verb(options)
+    except VitruviusError as error:
+        if options.verbose:
+            raise
+        print(f"vitruvius: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("vitruvius: interrupted; the same command goes on where this one stopped.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `vitruvius list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """A parser with every verb of this room."""
+    parser = argparse.ArgumentParser(
+        prog="vitruvius",
+        description="Study and harden vision transformers: change their attention, train, attack, look inside.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"vitruvius {__version__}")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("-v", "--verbose", action="store_true", help="log more, and show where an error came from")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for info in pkgutil.iter_modules(__path__):
+        module: Any = importlib.import_module(f"{__name__}.{info.name}")
+        words = first_line(module).rstrip(".")
+        verb = verbs.add_parser(info.name, parents=[common], help=words, description=f"{words}.")
+        module.arguments(verb)
+        verb.set_defaults(verb=module.run)
+    return parser

@@ -1,0 +1,20 @@
+"""Accuracy, clean and under threats, image by image."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="RUN|MODEL", help="a run folder or a model name")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.root=/imagenet")
+    parser.add_argument(
+        "--threat", action="append", default=[], metavar="NAME:key=value,…", help="e.g. pgd:eps=4/255,steps=10"
+    )
+    parser.add_argument("--out", help="folder for ledger and report (default: RUN/evaluation)")
+
+
+def run(options: argparse.Namespace) -> None:
+    from vitruvius.evaluation.command import evaluate_target
+
+    print(evaluate_target(options.target, options.overrides, options.threat, options.out))
