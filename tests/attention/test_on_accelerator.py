@@ -1,0 +1,85 @@
+"""The same numbers on a GPU: every precision, autocast, sparse masks in fused kernels, inductor. Run by hand."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from attending import make_heads, make_site
+from torch import nn
+
+from vitruvius.attention import build_core, part
+from vitruvius.heads import Heads
+from vitruvius.surgery import rewire
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore"),
+]
+SITE = make_site(heads=3, queries=197, key_dim=64)
+
+
+def sparse_keep(density=0.05):
+    """About as sparse as ViTCoD's; whole tiles of a row are empty, the class token is kept."""
+    keep = torch.rand(3, 197, 197, generator=torch.Generator().manual_seed(0)) < density
+    keep[:, 0] = True
+    keep[..., 0] = True
+    keep[:, 5] = False
+    keep[:, 5, 190] = True  # one key, far from the first tile
+    return keep
+
+
+CHAINS = {
+    "softmax": ["softmax"],
+    "rpc": [part("rpc")],
+    "rpc_paper": [part("rpc", variant="paper", sparsity=0.3)],
+    "rpc_asymmetric": [part("rpc", asymmetric=True)],
+    "masked": [part("mask", keep=sparse_keep())],
+    "masked_rpc": [part("low_rank", tensors="k"), "symmetric", part("mask", keep=sparse_keep()), part("rpc")],
+    "scaled": [part("scaled")],
+    "scaled_alpha": [part("scaled", form="alpha"), part("mask", keep=sparse_keep())],
+    "standardised": ["standardised"],
+    "truncated": [part("truncated", rank=32)],
+}
+
+
+def run(name, dtype, device, autocast=False):
+    core = build_core(CHAINS[name], SITE)
+    for parameter in core.parameters():
+        nn.init.normal_(parameter, std=0.02, generator=torch.Generator().manual_seed(1))
+    core.to(device, torch.float32 if autocast else dtype)
+    q, k, v = (x.detach().to(device, dtype).requires_grad_() for x in make_heads(4, 3, 197, 64)[:3])
+    with torch.autocast(device, dtype, enabled=autocast):
+        out = core(Heads(q, k, v, None, 0.125))
+    found = torch.autograd.grad(out.float().square().sum(), (q, k, v), allow_unused=True, materialize_grads=True)
+    return [x.detach().double().cpu() for x in (out, *found)]
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_gpu_agrees_with_float64_on_the_cpu(name, dtype, autocast):
+    if autocast and dtype == torch.float32:
+        pytest.skip("autocast is for half precision")
+    expected = run(name, torch.float64, "cpu")
+    tolerance = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}[dtype]
+    for actual, wanted in zip(run(name, dtype, "cuda", autocast), expected, strict=True):
+        assert actual.isfinite().all()
+        assert (actual - wanted).norm() <= tolerance * wanted.norm().clamp(min=1)
+
+
+def test_a_whole_model_trains_under_inductor_as_one_graph():
+    torch.manual_seed(0)
+    model = timm.create_model("deit_tiny_patch16_224", depth=2, num_classes=10).cuda()
+    parts = [part("low_rank", tensors="k"), "symmetric", part("mask", keep=sparse_keep()), part("rpc", iterations=2)]
+    rewire(model, *parts)
+    x = torch.randn(8, 3, 224, 224, device="cuda")
+    twin = copy.deepcopy(model)
+    out, fast = model(x), torch.compile(twin, fullgraph=True)(x)
+    out.square().sum().backward()
+    fast.square().sum().backward()
+    torch.testing.assert_close(fast, out, rtol=1e-2, atol=1e-3)
+    for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert b.grad is not None, name
+        assert (a.grad - b.grad).norm() <= 0.02 * a.grad.norm().clamp(min=1e-3), name
