@@ -9,6 +9,7 @@ from pathlib import Path
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
+from vitruvius.converters import converters
 from vitruvius.init import bases, inits
 from vitruvius.models import models
 from vitruvius.studies import studies
@@ -33,6 +34,7 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "attacks": attacks.describe,
     "attentions": attentions.describe,
     "bases": bases.describe,
+    "converters": converters.describe,
     "inits": inits.describe,
     "models": lambda: [(name, "", doc) for name, _, doc in models.describe()],
     "recipes": recipes,

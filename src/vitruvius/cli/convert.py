@@ -1,0 +1,27 @@
+"""Read a checkpoint of another code base and write it as a run folder; every key is used or named."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="a .pth or .safetensors file; pickled code is never run")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the converter, e.g. layer=0")
+    parser.add_argument("--from", dest="source", required=True, help="its layout; `vitruvius list converters`")
+    parser.add_argument("--model", help="the model's name, where the checkpoint does not say it")
+    parser.add_argument("--ema", action="store_true", help="take the averaged weights")
+    parser.add_argument("--out", required=True, help="the run folder to write")
+
+
+def run(options: argparse.Namespace) -> None:
+    from vitruvius._config import parse_spec
+    from vitruvius.converters import convert, write_run
+
+    _, settings = parse_spec("settings:" + ",".join(options.settings))
+    weights = "ema" if options.ema else "model"
+    converted = convert(options.checkpoint, options.source, model_name=options.model, weights=weights, **settings)
+    for note in converted.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(write_run(converted, options.out, origin=f"{options.checkpoint}, read as {options.source}"))

@@ -1,0 +1,24 @@
+"""A converted checkpoint as a run folder, so that every verb accepts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitruvius._errors import RunError
+from vitruvius._files import atomic_write_text, ensure_writable, save_tensors
+from vitruvius._version import __version__
+from vitruvius._yaml import dump_yaml
+from vitruvius.converters._converted import Converted
+
+
+def write_run(converted: Converted, folder: str | Path, *, origin: str = "") -> Path:
+    """Write config.yaml and best.safetensors; what the user should know stands at the head of the config."""
+    path = Path(folder)
+    if (path / "config.yaml").exists():
+        raise RunError(f"{path} is a run folder already. Choose another one with --out, or delete it.")
+    ensure_writable(path)
+    head = "".join(f"# {note}\n" for note in [f"Converted from {origin}." if origin else "", *converted.notes] if note)
+    config = {"seed": 0, **converted.config, "versions": {"vitruvius": __version__}}
+    save_tensors(path / "best.safetensors", converted.state_dict, {"vitruvius": __version__, "origin": origin})
+    atomic_write_text(path / "config.yaml", head + dump_yaml(config))
+    return path
