@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from operating import Zeros
 from torch import Tensor, nn
-from zeros import Zeros
 
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads
