@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from vitruvius.attention.softmax import attend, attention_map
 from vitruvius.heads import Heads, Site
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -68,6 +69,17 @@ def run_layer(tensors, num_heads, core):
     heads = Heads(q, k, v, None, k.shape[-1] ** -0.5)
     merged = core(heads).transpose(1, 2).flatten(2)
     return heads, torch.nn.functional.linear(merged, leaves["proj.weight"], leaves["proj.bias"]), leaves
+
+
+def mean_maps(tensors, num_heads, stages):
+    """The mean map over two batches, x and half of x with its tokens turned round, after the stages: (H, N, N)."""
+    maps = []
+    for x in (tensors["x"], tensors["x"].flip(1) * 0.5):
+        heads, *_ = run_layer(tensors | {"x": x}, num_heads, attend)
+        for stage in stages:
+            heads = stage(heads)
+        maps.append(attention_map(heads))
+    return torch.cat(maps).mean(0)
 
 
 def assert_golden(actual, expected, tolerance=1e-10):

@@ -1,6 +1,15 @@
 import pytest
 import torch
-from attending import assert_golden, assert_golden_gradients, make_heads, make_site, of_case, read_golden, run_layer
+from attending import (
+    assert_golden,
+    assert_golden_gradients,
+    make_heads,
+    make_site,
+    mean_maps,
+    of_case,
+    read_golden,
+    run_layer,
+)
 from torch import nn
 
 from vitruvius._errors import ConfigError, DataError, SurgeryError
@@ -42,6 +51,7 @@ def test_the_auto_encoder_matches_the_golden_outputs_penalty_and_gradients(name,
     assert_golden(out, expected["out"])
     masked = core.get_submodule("mask")(mixed) if case["masked"] else mixed
     assert_golden(attention_map(masked), expected["attn"])
+    assert_golden(mean_maps(tensors, metadata["H"], list(core.children())[:-1]), expected["attn_avg2"])
     assert_golden_gradients(out.square().sum(), leaves | parameters, expected)
     penalty = stage.penalty(heads, mixed)
     assert_golden(penalty, expected["recon_loss"])

@@ -1,6 +1,15 @@
 import pytest
 import torch
-from attending import assert_golden, assert_golden_gradients, make_heads, make_site, of_case, read_golden, run_layer
+from attending import (
+    assert_golden,
+    assert_golden_gradients,
+    make_heads,
+    make_site,
+    mean_maps,
+    of_case,
+    read_golden,
+    run_layer,
+)
 
 from vitruvius._errors import CheckpointError, ConfigError, SurgeryError, UnsuitableSite
 from vitruvius._files import save_tensors
@@ -23,6 +32,7 @@ def test_masks_match_the_golden_outputs_and_gradients(case):
     core = build_core(parts, make_site(queries=9))
     _, out, leaves = run_layer(TENSORS, METADATA["H"], core)
     assert_golden(out, expected["out"])
+    assert_golden(mean_maps(TENSORS, METADATA["H"], list(core.children())[:-1]), expected["attn_avg2"])
     assert_golden_gradients(out.square().sum(), leaves, expected)
 
 

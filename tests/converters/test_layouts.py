@@ -50,7 +50,8 @@ def test_kpca_networks_compute_the_golden_logits_and_input_gradients(tmp_path, c
     logits = model(images)
     torch.testing.assert_close(logits, tensors[f"{case['id']}.logits"], rtol=1e-10, atol=1e-10)
     (gradient,) = torch.autograd.grad(logits.square().sum(), images)
-    torch.testing.assert_close(gradient, tensors[f"{case['id']}.grad_images"], rtol=1e-9, atol=1e-9)
+    expected = tensors[f"{case['id']}.grad_images"]
+    assert (gradient - expected).abs().max() <= 1e-10 * expected.abs().max()
 
 
 def test_kpca_fills_the_idle_queries_with_keys_so_that_plain_timm_is_symmetric(tmp_path):
