@@ -129,7 +129,9 @@ def draw(row: Row, model: nn.Module, path: Path) -> None:
         for axis, (title, found_of) in zip(line_of_axes, panels, strict=True):
             axis.imshow(found_of(h)[8 * 16 + 8].view(GRID).detach(), cmap="magma", vmin=0)
             axis.plot(8 + target[1], 8 + target[0], "s", mfc="none", mec="cyan", ms=7)
-            axis.set(xticks=[], yticks=[], title=title if h == 0 else None)
+            axis.set(xticks=[], yticks=[])
+            if h == 0:
+                axis.set_title(title, fontsize=8)
         line_of_axes[0].set_ylabel(f"head {h} {target}", fontsize=8)
     kernel = f", kernel {row.kernel}" if row.offsets != "middle" else ""
     figure.suptitle(f"{row.name}{kernel}: attention of the middle patch, layer 0", fontsize=10)
