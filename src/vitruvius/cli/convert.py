@@ -20,8 +20,8 @@ def run(options: argparse.Namespace) -> None:
     from vitruvius.converters import convert, write_run
 
     _, settings = parse_spec("settings:" + ",".join(options.settings))
-    weights = "ema" if options.ema else "model"
-    converted = convert(options.checkpoint, options.source, model_name=options.model, weights=weights, **settings)
+    settings["weights"] = "ema" if options.ema else "model"
+    converted = convert(options.checkpoint, options.source, model_name=options.model, **settings)
     for note in converted.notes:
         print(f"note: {note}", file=sys.stderr)
     print(write_run(converted, options.out, origin=f"{options.checkpoint}, read as {options.source}"))

@@ -17,7 +17,7 @@ class DataConfig:
     `image_size`, `in_chans`, `crop_pct`, `crop_mode`, `interpolation` are the model's.
     """
 
-    dataset: str = "digits"  # digits, fake, folder, torch/…, tfds/…, hfds/…, hfids/…, wds/…
+    dataset: str = "digits"  # digits, fake, tensors, folder, torch/…, tfds/…, hfds/…, hfids/…, wds/…
     root: str | None = None  # folder that holds the data
     train_split: str = "train"
     val_split: str = "validation"
@@ -25,6 +25,7 @@ class DataConfig:
     class_map: str | None = None  # folder, hfds, tfds: text file with one class name a line
     train_num_samples: int | None = None  # use at most so many images, a fixed random choice
     val_num_samples: int | None = None
+    subset: str | None = None  # of the validation images: robustbench-imagenet, or a file with one file name a line
     download: bool = False
 
     image_size: int | None = None  # pixels

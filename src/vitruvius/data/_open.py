@@ -18,7 +18,9 @@ from vitruvius.data._loader import Loader
 from vitruvius.data._noise import seed_of
 from vitruvius.data._order import Order
 from vitruvius.data._preprocessing import InputSize, eval_transform, gentle, needs_pil, resolve, train_transform
+from vitruvius.data._stored import open_stored
 from vitruvius.data._streams import PACKAGES, Share, StreamLoader, open_stream
+from vitruvius.data._subsets import subset_ids
 from vitruvius.data._tensors import TensorLoader, TensorSet, digits, fake
 from vitruvius.data._torchvision import open_torchvision
 
@@ -76,6 +78,8 @@ def eval_loader(
         share = Share(training=False, rank=rank, world_size=world_size)
         return StreamLoader(open_stream(config, split, pre, training=False), share, transform, config, device)
     data = open_data(config, split, pre.size)
+    if config.subset is not None and only is None and split == config.val_split:
+        only = subset_ids(config.subset, data)
     ids = _ids(data, config.val_num_samples if split == config.val_split else None, only=only)
     if config.cache == "memory" and not isinstance(data, TensorSet):
         data, ids = _cached(in_memory(data, ids, pre, config, training=False), ids)
@@ -109,9 +113,11 @@ def open_data(config: DataConfig, split: str, size: tuple[int, int, int]) -> Ten
         return _checked(digits(split, config.train_split, config.val_split), config)
     if config.dataset == "fake":
         return fake(config, split, size)
+    if config.dataset == "tensors":
+        return open_stored(config, split)
     if kind in _RANDOM_ACCESS and bool(slash) == (kind != "folder"):
         return _RANDOM_ACCESS[kind](config, split)
-    known = ("digits", "fake", "folder", "torch/…", "hfds/…", "hfids/…", "tfds/…", "wds/…")
+    known = ("digits", "fake", "tensors", "folder", "torch/…", "hfds/…", "hfids/…", "tfds/…", "wds/…")
     raise DataError(f"no data set named {config.dataset!r}{suggest(config.dataset, known)} Known: {', '.join(known)}.")
 
 

@@ -1,0 +1,32 @@
+"""Images stored as tensors in one safetensors file: `images` (N, C, H, W), `labels` (N), lossless and in order."""
+
+from __future__ import annotations
+
+from vitruvius._errors import CheckpointError, DataError
+from vitruvius._files import load_tensors
+from vitruvius.data._config import DataConfig
+from vitruvius.data._folder import check_num_classes
+from vitruvius.data._tensors import TensorSet
+
+
+def open_stored(config: DataConfig, split: str) -> TensorSet:
+    """`dataset: tensors` with `root` naming the file; it has one split, whatever it is called."""
+    if config.root is None:
+        raise DataError("data.root is not set; it must name the safetensors file that holds images and labels.")
+    try:
+        tensors, metadata = load_tensors(config.root)
+    except CheckpointError as error:
+        raise DataError(f"cannot read the images in {config.root}: {error}") from error
+    if not {"images", "labels"} <= set(tensors):
+        raise DataError(
+            f"{config.root} holds {', '.join(tensors) or 'nothing'}; expected the tensors images and labels."
+        )
+    images, labels = tensors["images"], tensors["labels"].long()
+    if images.dim() != 4 or len(images) != len(labels) or not len(labels):
+        raise DataError(
+            f"{config.root}: images {tuple(images.shape)} and labels {tuple(labels.shape)}, "
+            "expected (N, C, H, W) and (N)."
+        )
+    found = int(metadata.get("num_classes", int(labels.max()) + 1))
+    classes = check_num_classes(config, config.root, found)
+    return TensorSet(name=f"tensors/{split}", images=images, labels=labels, num_classes=classes)

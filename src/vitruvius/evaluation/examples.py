@@ -1,0 +1,89 @@
+"""Adversarial examples as data sets: made once, kept losslessly, evaluated again by any model.
+
+`images`: x'. `perturbations`: (x' − x + ε) / 2ε, the perturbation stretched to [0, 1], to see whether another model
+recognises the class in it (Debenedetti et al. 2023, arXiv:2209.07399; their pictures have the opposite sign).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError
+from vitruvius._files import atomic_write_bytes, ensure_writable, save_tensors
+from vitruvius.evaluation._evaluate import answer, numbered
+from vitruvius.evaluation._names import Threat, describe
+
+What = Literal["images", "perturbations"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleSet:
+    """Adversarial examples, and how often the model they were made for is still right."""
+
+    images: Tensor  # (n, C, height, width) in [0, 1]
+    labels: Tensor  # (n,)
+    ids: Tensor  # (n,)
+    accuracy: float
+    accuracy_8bit: float  # after rounding to whole grey levels, as pictures are stored
+    spec: str
+    num_classes: int
+
+
+def make_examples(model: nn.Module, loader: Iterable[Any], threat: Threat, *, what: What = "images") -> ExampleSet:
+    """Attack every image once; what is kept is x', or the stretched perturbation."""
+    eps = float(getattr(threat, "eps", 0.0))
+    if what == "perturbations" and not eps:
+        raise ConfigError(f"{describe(threat)} has no eps to stretch perturbations by; keep images instead.")
+    device = next(model.parameters()).device
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    right = right_8bit = classes = 0
+    for x, y, ids in numbered(loader):
+        x, y = x.to(device), y.to(device)
+        moved = threat(model, x, y, ids=ids)  # type: ignore[call-arg]
+        right += int(answer(model, moved, y)["correct"].sum())
+        right_8bit += int(answer(model, (moved * 255).round() / 255, y)["correct"].sum())
+        kept = moved if what == "images" else (moved - x + eps) / (2 * eps)
+        rows.append((kept.clamp(0, 1).cpu(), y.cpu(), ids.cpu()))
+        classes = int(getattr(model, "num_classes", 0)) or classes
+    images, labels, numbers = (torch.cat(column) for column in zip(*rows, strict=True))
+    return ExampleSet(
+        images=images,
+        labels=labels,
+        ids=numbers,
+        accuracy=right / len(labels),
+        accuracy_8bit=right_8bit / len(labels),
+        spec=describe(threat),
+        num_classes=max(classes, int(labels.max()) + 1),
+    )
+
+
+def save_examples(examples: ExampleSet, out: str | Path) -> Path:
+    """A file `*.safetensors` (lossless, read by `dataset: tensors`), else a folder of 8-bit PNGs (`folder`)."""
+    path = Path(out)
+    if path.suffix == ".safetensors":
+        tensors = {"images": examples.images, "labels": examples.labels, "ids": examples.ids}
+        notes = {name: str(getattr(examples, name)) for name in ("spec", "accuracy", "accuracy_8bit", "num_classes")}
+        save_tensors(path, tensors, notes)
+        return path
+    if path.exists() and any(path.iterdir()):
+        raise ConfigError(f"{path} is not empty; choose another folder, or a file that ends in .safetensors.")
+    width = len(str(examples.num_classes - 1))
+    for image, label, number in zip(examples.images, examples.labels.tolist(), examples.ids.tolist(), strict=True):
+        folder = Path(ensure_writable(path / "validation" / f"{label:0{width}d}"))
+        atomic_write_bytes(folder / f"{number:08d}.png", _png(image))
+    return path
+
+
+def _png(image: Tensor) -> bytes:
+    pixels = (image * 255).round().byte().movedim(0, -1).numpy()
+    buffer = BytesIO()
+    Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(buffer, "png")
+    return buffer.getvalue()

@@ -1,0 +1,69 @@
+"""RobustBench's protocol without its package: the same images, the same attack, the same kind of result file.
+
+Croce et al. 2021, arXiv:2010.09670. ImageNet: `data.subset=robustbench-imagenet` on the validation folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vitruvius._files import atomic_write_text
+from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.evaluation._evaluate import evaluate
+from vitruvius.evaluation.result import Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What RobustBench's model_info files say of a model."""
+
+    name: str
+    dataset: str  # cifar10, cifar100, imagenet
+    architecture: str
+    eps: str  # "4/255"
+    clean_acc: str  # in per cent
+    autoattack_acc: str
+    link: str = ""
+    authors: str = ""
+    venue: str = ""
+    additional_data: bool = False
+    number_forward_passes: str = "1"
+
+    def save(self, path: str | Path) -> None:
+        """As RobustBench writes it: one flat JSON object of texts."""
+        atomic_write_text(path, json.dumps(self.__dict__, indent=2) + "\n")
+
+
+def benchmark(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    dataset: str,
+    name: str,
+    eps: float,
+    norm: str = "linf",
+    architecture: str = "",
+    seed: int = 0,
+    folder: str | Path | None = None,
+    **facts: Any,
+) -> tuple[Report, Entry]:
+    """Clean accuracy and accuracy under standard AutoAttack, image by image, and the entry to publish."""
+    attack = AutoAttack(eps=eps, norm=norm, seed=seed)  # type: ignore[arg-type]
+    report = evaluate(model, loader, [attack], folder=folder)
+    clean, robust = report.threats[0], report.threats[-1]
+    entry = Entry(
+        name=name,
+        dataset=dataset,
+        architecture=architecture or type(getattr(model, "model", model)).__name__,
+        eps=f"{eps * 255:g}/255" if norm == "linf" else f"{eps:g}",
+        clean_acc=f"{100 * clean.accuracy:.2f}",
+        autoattack_acc=f"{100 * robust.accuracy:.2f}",
+        **facts,
+    )
+    return report, entry

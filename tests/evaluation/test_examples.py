@@ -1,0 +1,122 @@
+"""Adversarial examples become data sets that any model can be evaluated on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitruvius
+from vitruvius._errors import ConfigError, DataError
+from vitruvius._files import load_tensors, save_tensors
+from vitruvius.attacks.pgd import PGD
+from vitruvius.cli import main
+from vitruvius.data import DataConfig, eval_loader
+from vitruvius.data._subsets import robustbench_names, subset_ids
+from vitruvius.evaluation.examples import make_examples, save_examples
+from vitruvius.evaluation.robustbench import benchmark
+
+DATA = DataConfig(dataset="digits", val_num_samples=20, batch_size=8)
+
+
+def small() -> torch.nn.Module:
+    return vitruvius.create_model("vitruvius/vit_digits", depth=1)
+
+
+def loader(config: DataConfig = DATA) -> object:
+    return eval_loader(config, input_size=(3, 8, 8))
+
+
+def test_examples_are_the_attack_s_images_in_order_with_true_labels() -> None:
+    model, attack = small(), PGD(eps=0.1, steps=2)
+    examples = make_examples(model, loader(), attack)  # type: ignore[arg-type]
+    batches = list(loader().with_ids())  # type: ignore[attr-defined]
+    expected = torch.cat([attack(model, x, y, ids=ids) for x, y, ids in batches])
+    assert torch.equal(examples.images, expected)
+    assert torch.equal(examples.labels, torch.cat([y for _, y, _ in batches]))
+    assert examples.accuracy == pytest.approx(float((model(expected).argmax(1) == examples.labels).float().mean()))
+
+
+def test_a_stored_set_is_lossless_and_loads_as_data(tmp_path: Path) -> None:
+    model = small()
+    examples = make_examples(model, loader(), PGD(eps=0.1, steps=2))  # type: ignore[arg-type]
+    file = save_examples(examples, tmp_path / "set.safetensors")
+    again = DataConfig(dataset="tensors", root=str(file), batch_size=7)
+    x = torch.cat([x for x, _ in loader(again)])  # type: ignore[attr-defined]
+    assert torch.equal(x, examples.images)
+    assert vitruvius.evaluate(model, loader(again))["clean"].accuracy == pytest.approx(examples.accuracy)  # type: ignore[arg-type]
+    assert load_tensors(file)[1]["spec"].startswith("pgd(eps=25.5/255")
+
+
+def test_a_folder_of_pictures_has_the_accuracy_after_rounding(tmp_path: Path) -> None:
+    model = small()
+    examples = make_examples(model, loader(), PGD(eps=0.1, steps=2))  # type: ignore[arg-type]
+    folder = save_examples(examples, tmp_path / "pictures")
+    again = DataConfig(dataset="folder", root=str(folder), num_classes=None, workers=0)
+    if len(set(examples.labels.tolist())) == 10:  # every class has a folder
+        assert vitruvius.evaluate(model, loader(again))["clean"].accuracy == pytest.approx(examples.accuracy_8bit)  # type: ignore[arg-type]
+    assert len(list(folder.rglob("*.png"))) == 20
+    with pytest.raises(ConfigError, match="is not empty"):
+        save_examples(examples, folder)
+
+
+def test_perturbations_are_stretched_to_the_whole_range() -> None:
+    model, eps = small(), 0.05
+    moved = make_examples(model, loader(), PGD(eps=eps, steps=3)).images  # type: ignore[arg-type]
+    stretched = make_examples(model, loader(), PGD(eps=eps, steps=3), what="perturbations").images  # type: ignore[arg-type]
+    x = torch.cat([x for x, _ in loader()])  # type: ignore[attr-defined]
+    torch.testing.assert_close(stretched * 2 * eps - eps, moved - x, atol=1e-6, rtol=0)
+    with pytest.raises(ConfigError, match="no eps"):
+        make_examples(model, loader(), lambda m, x, y: x, what="perturbations")  # type: ignore[arg-type]
+
+
+def test_the_command_makes_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["attack", "vitruvius/vit_digits", "data.dataset=digits", "data.val_num_samples=8", "device=cpu"]
+    assert main([*words, "--threat", "fgsm:eps=8/255", "--out", str(tmp_path / "a.safetensors")]) == 0
+    assert "after rounding to 8 bits" in capsys.readouterr().out
+    assert load_tensors(tmp_path / "a.safetensors")[0]["images"].shape == (8, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "letter"),
+    [
+        ({"pictures": torch.zeros(2, 3, 8, 8)}, "expected the tensors images and labels"),
+        ({"images": torch.zeros(2, 3, 8, 8), "labels": torch.zeros(3)}, r"expected \(N, C, H, W\) and \(N\)"),
+    ],
+)
+def test_a_file_that_is_no_image_set_is_refused(tmp_path: Path, tensors: dict[str, torch.Tensor], letter: str) -> None:
+    save_tensors(tmp_path / "x.safetensors", tensors)
+    with pytest.raises(DataError, match=letter):
+        loader(DataConfig(dataset="tensors", root=str(tmp_path / "x.safetensors")))
+
+
+def test_robustbench_s_list_has_five_thousand_images() -> None:
+    names = robustbench_names()
+    assert len(set(names)) == 5000
+    assert names[0] == "ILSVRC2012_val_00015253.JPEG"
+    with pytest.raises(DataError, match="by file name"):
+        subset_ids("robustbench-imagenet", loader())
+
+
+def test_a_subset_by_file_name_is_exactly_that(tmp_path: Path) -> None:
+    examples = make_examples(small(), loader(), PGD(eps=0.1, steps=1))  # type: ignore[arg-type]
+    folder = save_examples(examples, tmp_path / "pictures")
+    chosen = sorted(path.name for path in folder.rglob("*.png"))[3:7]
+    (tmp_path / "list.txt").write_text("\n".join(chosen))
+    config = DataConfig(dataset="folder", root=str(folder), subset=str(tmp_path / "list.txt"), workers=0)
+    assert loader(config).num_images == 4  # type: ignore[attr-defined]
+    (tmp_path / "list.txt").write_text("absent.png")
+    with pytest.raises(DataError, match="lacks 1 of the 1 images"):
+        loader(config)
+
+
+def test_the_robustbench_entry_says_what_was_measured(tmp_path: Path) -> None:
+    data = DataConfig(dataset="digits", val_num_samples=4)
+    report, entry = benchmark(small(), loader(data), dataset="digits", name="Us2026", eps=8 / 255)  # type: ignore[arg-type]
+    entry.save(tmp_path / "Us2026.json")
+    written = json.loads((tmp_path / "Us2026.json").read_text())
+    assert written["eps"] == "8/255"
+    assert float(written["autoattack_acc"]) == pytest.approx(100 * report.threats[-1].accuracy, abs=0.01)
+    assert float(written["autoattack_acc"]) <= float(written["clean_acc"])
