@@ -1,7 +1,7 @@
 """Who disturbs, worst case: one file per attack, (model, x, y) → x'."""
 
 from vitruvius._registry import load_room
-from vitruvius.attacks._base import Attack, SeededThreat, Threat, attacks
+from vitruvius.attacks._base import Attack, Threat, attacks, disturb
 from vitruvius.attacks._checks import check_eps, check_inputs, check_logits, check_mode
 from vitruvius.attacks._losses import CE, DLR, KL, LOSSES, MARGIN, Loss
 from vitruvius.attacks._norms import L1, L2, LINF, NORMS, Norm, as_norm
@@ -21,7 +21,6 @@ __all__ = [
     "Dice",
     "Loss",
     "Norm",
-    "SeededThreat",
     "Threat",
     "as_norm",
     "attacks",
@@ -29,6 +28,7 @@ __all__ = [
     "check_inputs",
     "check_logits",
     "check_mode",
+    "disturb",
     "image_ids",
 ]
 

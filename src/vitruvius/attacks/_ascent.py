@@ -19,6 +19,7 @@ from vitruvius.attacks._random import Dice
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (B, K), label (B,), target (B,) → loss (B,)
 MOMENTUM = 0.25
+REQUIRED_RISES = 0.75  # share of the steps between checkpoints that must raise the loss
 
 
 class Climb(NamedTuple):
@@ -52,7 +53,7 @@ class Ascent(NamedTuple):
     objective: Objective
     passes: int = 1  # of the model, averaged, where it is random
     stops: bool = True  # as soon as the model is fooled
-    required_rises: float = 0.75  # share of steps that must raise the loss
+    fused: bool = False  # bookkeeping by torch.compile
 
     def start(self, x: Tensor, dice: Dice, run: int) -> Tensor:
         """A random point on the surface of the ball."""
@@ -61,7 +62,7 @@ class Ascent(NamedTuple):
 
     def restart(self, x: Tensor, point: Tensor) -> Tensor:
         """The point of this ball nearest to one of another ball."""
-        return self._project(x, point)
+        return project(x, point, self.norm, self.eps)
 
     def begin(self, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> Climb:
         """Ascents that stand at their start, not yet evaluated."""
@@ -75,47 +76,71 @@ class Ascent(NamedTuple):
         )  # fmt: skip
 
     def advance(self, model: Callable[[Tensor], Tensor], s: Climb) -> Climb:
-        """Evaluate the points, remember the best ones, and make a step."""
-        logits, loss, grad = slope(model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes)
-        first, fooled = s.iteration == 0, logits.argmax(1) != s.y
-        better = loss > s.best_loss
-        s = s._replace(
-            seen=s.point,
-            best=torch.where(per_image(better, s.x), s.point, s.best),
-            best_grad=torch.where(per_image(better, s.x), grad, s.best_grad),
-            best_loss=torch.where(better, loss, s.best_loss),
-            checked_loss=torch.where(first, loss, s.checked_loss),
-            rises=s.rises + (~first & (loss > s.last_loss)),
-            last_loss=torch.where(first, 0.0, loss),  # the released code compares the first step with 0
-            fooled=fooled,
-            done=(fooled & self.stops) | (s.iteration >= self.steps),
-        )
-        return self._move(*self._checkpoint(s, grad))
+        """Evaluate the points and make a step."""
+        here = slope(model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes)
+        go_on = fused_follow() if self.fused else follow
+        return go_on(s, *here, checkpoints(self.steps, s.y.device), self.norm, self.eps, self.stops)
 
-    def _checkpoint(self, s: Climb, grad: Tensor) -> tuple[Climb, Tensor]:
-        """Where a checkpoint is due: halve the step and go back to the best point, if the ascent has stalled."""
-        window = checkpoints(self.steps, s.y.device)[s.iteration]  # (B,) steps looked back on; 0: none due
-        due = window > 0
-        stalled = (s.rises <= self.required_rises * window) | (~s.reduced & (s.checked_loss >= s.best_loss))
-        back = due & stalled
-        moved = s._replace(
-            point=torch.where(per_image(back, s.x), s.best, s.point),
-            step=torch.where(back, s.step / 2, s.step),
-            reduced=torch.where(due, stalled, s.reduced),
-            checked_loss=torch.where(due, s.best_loss, s.checked_loss),
-            rises=torch.where(due, 0.0, s.rises),
-        )
-        return moved, torch.where(per_image(back, s.x), s.best_grad, grad)
 
-    def _move(self, s: Climb, grad: Tensor) -> Climb:
-        """Climb, project, add momentum, project."""
-        inertia = per_image(torch.where(s.iteration == 0, 0.0, MOMENTUM).to(s.x), s.x)
-        climbed = self._project(s.x, s.point + per_image(s.step, s.x) * self.norm.steepest(grad))
-        drawn = s.point + (1 - inertia) * (climbed - s.point) + inertia * (s.point - s.previous)
-        return s._replace(previous=s.point, point=self._project(s.x, drawn), iteration=s.iteration + 1)
+def follow(
+    s: Climb, logits: Tensor, loss: Tensor, grad: Tensor, windows: Tensor, norm: Norm, eps: float, stops: bool
+) -> Climb:
+    """Remember what was seen, look back where a checkpoint is due, and step on."""
+    s = _remember(s, logits, loss, grad, stops, last=len(windows) - 2)
+    s, grad = _look_back(s, grad, windows[s.iteration])
+    return _step(s, grad, norm, eps)
 
-    def _project(self, x: Tensor, point: Tensor) -> Tensor:
-        return (x + self.norm.project(point - x, self.eps)).clamp(0, 1)
+
+def _remember(s: Climb, logits: Tensor, loss: Tensor, grad: Tensor, stops: bool, last: int) -> Climb:
+    first, fooled, better = s.iteration == 0, logits.argmax(1) != s.y, loss > s.best_loss
+    return s._replace(
+        seen=s.point,
+        best=torch.where(per_image(better, s.x), s.point, s.best),
+        best_grad=torch.where(per_image(better, s.x), grad, s.best_grad),
+        best_loss=torch.where(better, loss, s.best_loss),
+        checked_loss=torch.where(first, loss, s.checked_loss),
+        rises=s.rises + (~first & (loss > s.last_loss)),
+        last_loss=torch.where(first, 0.0, loss),  # the released code compares the first step with 0
+        fooled=fooled,
+        done=(fooled & stops) | (s.iteration >= last),
+    )
+
+
+def _look_back(s: Climb, grad: Tensor, window: Tensor) -> tuple[Climb, Tensor]:
+    """At a checkpoint, halve the step and go back to the best point where the ascent has stalled.
+
+    `window` (B,) is the number of steps a checkpoint looks back on, 0 where none is due.
+    """
+    due = window > 0
+    stalled = (s.rises <= REQUIRED_RISES * window) | (~s.reduced & (s.checked_loss >= s.best_loss))
+    back = due & stalled
+    moved = s._replace(
+        point=torch.where(per_image(back, s.x), s.best, s.point),
+        step=torch.where(back, s.step / 2, s.step),
+        reduced=torch.where(due, stalled, s.reduced),
+        checked_loss=torch.where(due, s.best_loss, s.checked_loss),
+        rises=torch.where(due, 0.0, s.rises),
+    )
+    return moved, torch.where(per_image(back, s.x), s.best_grad, grad)
+
+
+def _step(s: Climb, grad: Tensor, norm: Norm, eps: float) -> Climb:
+    """Climb, project, add momentum, project."""
+    inertia = per_image(torch.where(s.iteration == 0, 0.0, MOMENTUM).to(s.x.dtype), s.x)
+    climbed = project(s.x, s.point + per_image(s.step, s.x) * norm.steepest(grad), norm, eps)
+    drawn = s.point + (1 - inertia) * (climbed - s.point) + inertia * (s.point - s.previous)
+    return s._replace(previous=s.point, point=project(s.x, drawn, norm, eps), iteration=s.iteration + 1)
+
+
+def project(x: Tensor, point: Tensor, norm: Norm, eps: float) -> Tensor:
+    """The point, brought into ball and image."""
+    return (x + norm.project(point - x, eps)).clamp(0, 1)
+
+
+@functools.cache
+def fused_follow() -> Callable[..., Climb]:
+    """`follow` as a few kernels instead of twenty passes over the images."""
+    return torch.compile(follow, dynamic=True)
 
 
 @functools.lru_cache

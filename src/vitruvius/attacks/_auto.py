@@ -34,6 +34,7 @@ class AutoPGD(Attack):
     restarts: int = 1
     eot_iterations: int = 1  # passes averaged for each gradient, for models that are random
     batch_size: int | None = None  # images searched at once; default all
+    compile: bool = False  # fuse the bookkeeping of linf and l2 by torch.compile
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,7 +64,7 @@ class AutoPGD(Attack):
     def _attempt(self, model: Model, x: Tensor, y: Tensor, target: Tensor, dice: Dice, number: int) -> Found:
         """Climb leg by leg, each from where the last one ended."""
         if self.norm.name != "l1":
-            leg = Ascent(self.norm, self.eps, self.steps, self.objective, self.eot_iterations)
+            leg = Ascent(self.norm, self.eps, self.steps, self.objective, self.eot_iterations, fused=self.compile)
             return climb(model, leg, x, y, target, lambda rows: leg.start(x[rows], dice[rows], number), self.batch_size)
         before: Tensor | None = None
         for sparse in self._sparse_legs():

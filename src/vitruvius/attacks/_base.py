@@ -5,10 +5,11 @@ B images (B, C, H, W) of pixels in [0, 1], K classes. An attack leaves the train
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,19 +25,22 @@ Model: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Threat(Protocol):
-    """Anything that disturbs images: (model, x, y) → x'."""
+    """Anything that disturbs images: (model, x, y) → x'.
+
+    One that also takes `ids=` (B,) int64 gives an image the same x' in every batch, if the ids are the same.
+    """
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /) -> Tensor: ...
 
 
-@runtime_checkable
-class SeededThreat(Protocol):
-    """A threat whose randomness belongs to images: the same `ids`, the same x', whatever the batch."""
-
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None) -> Tensor: ...
-
-
 attacks: Registry[Callable[..., Threat]] = Registry("attack")
+
+
+def disturb(threat: Threat, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+    """Call a threat, telling it the ids of the images if it wants to know them."""
+    if "ids" in inspect.signature(threat).parameters:
+        return threat(model, x, y, ids=ids)  # type: ignore[call-arg]
+    return threat(model, x, y)
 
 
 @dataclass(frozen=True, kw_only=True)

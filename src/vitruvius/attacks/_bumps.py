@@ -34,7 +34,7 @@ class Bumps(NamedTuple):
         side = max(height // 5, 1)
         down, across = -(-height // side), -(-width // side)
         signs = dice.signs("tiles", (channels, down, across)).repeat_interleave(side, 2).repeat_interleave(side, 3)
-        tiles = bump(side, x.device).repeat(down, across)
+        tiles = bump(side, self.norm, x.device).repeat(down, across)
         return self._fill(x, (signs * tiles)[:, :, :height, :width].to(x.dtype))
 
     def propose(self, x: Tensor, best: Tensor, dice: Dice, query: Tensor) -> Tensor:
@@ -67,7 +67,10 @@ class Bumps(NamedTuple):
         """(B, C, 1, 1) norm each channel's bump may have: that of both windows and a share of the unused rest."""
         order = self._order
         unused = (self.eps**order - self.norm.length(delta) ** order).clamp(min=0) / delta.shape[1]
-        return (per_image(unused, delta) + self._mass(delta * windows) ** order) ** (1 / order)
+        budget = (per_image(unused, delta) + self._mass(delta * windows) ** order) ** (1 / order)
+        return (
+            budget * delta.shape[1] if self.norm.name == "l1" else budget
+        )  # in L1 too much: the projection shares out
 
     @property
     def _order(self) -> float:
@@ -75,10 +78,9 @@ class Bumps(NamedTuple):
 
     def _fill(self, x: Tensor, delta: Tensor) -> Tensor:
         """Stretch a change to the whole radius, and stay in the image."""
-        stretched = delta * per_image(self.eps / (self.norm.length(delta) + TINY), x)
         if self.norm.name == "l1":
-            return x + project_l1_box(x, stretched, self.eps)
-        return (x + stretched).clamp(0, 1)
+            return x + project_l1_box(x, delta, self.eps)
+        return (x + delta * per_image(self.eps / (self.norm.length(delta) + TINY), x)).clamp(0, 1)
 
 
 def bumps_of(norm: Norm, eps: float, sides: Tensor) -> Bumps:
@@ -87,22 +89,22 @@ def bumps_of(norm: Norm, eps: float, sides: Tensor) -> Bumps:
     table = torch.zeros(len(known), max(known), max(known), device=sides.device)
     number_of = torch.zeros(max(known) + 1, dtype=torch.long, device=sides.device)
     for number, side in enumerate(known):
-        table[number, :side, :side] = bump(side, sides.device)
+        table[number, :side, :side] = bump(side, norm, sides.device)
         number_of[side] = number
     return Bumps(norm, eps, sides, table, number_of)
 
 
-def bump(side: int, device: torch.device) -> Tensor:
-    """(side, side) of unit L2 norm: a positive hill above a negative one."""
+def bump(side: int, norm: Norm, device: torch.device) -> Tensor:
+    """(side, side) of unit norm: a positive hill above a negative one."""
     upper = side // 2
-    hills = torch.cat([_hill(upper, side, device), -_hill(side - upper, side, device)])
-    return hills / hills.norm()
+    hills = torch.cat([_hill(upper, side, norm, device), -_hill(side - upper, side, norm, device)])
+    return hills / norm.length(hills[None])
 
 
-def _hill(height: int, width: int, device: torch.device) -> Tensor:
-    """(height, width) nested rectangles of weight 1, 1/4, 1/9, … growing from the middle; unit L2 norm."""
-    hill = torch.zeros(height, width, device=device)
+def _hill(height: int, width: int, norm: Norm, device: torch.device) -> Tensor:
+    """(height, width) nested rectangles growing from the middle, of falling weight; unit norm."""
+    hill, power = torch.zeros(height, width, device=device), 2 if norm.name == "l2" else 4
     for ring in range(max(height, width) // 2 + 1):
         top, left = height // 2 - ring, width // 2 - ring
-        hill[max(top, 0) : top + 2 * ring + 1, max(left, 0) : left + 2 * ring + 1] += 1 / (ring + 1) ** 2
-    return hill / hill.norm().clamp(min=TINY)
+        hill[max(top, 0) : top + 2 * ring + 1, max(left, 0) : left + 2 * ring + 1] += (ring + 1.0) ** -power
+    return hill / norm.length(hill[None]).clamp(min=TINY)

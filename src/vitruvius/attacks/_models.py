@@ -50,6 +50,40 @@ def full_precision(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
+class Fast(nn.Module):
+    """A model that computes in bfloat16 where that is safe (autocast) and answers in float32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            logits: Tensor = self.model(x)
+        return logits.float()
+
+
+class Through(nn.Module):
+    """Answers like one model, with the gradient of another: what masks its gradient is attacked through a stand-in.
+
+    Backward pass differentiable approximation, Athalye et al. 2018, arXiv:1802.00420.
+    """
+
+    def __init__(self, model: nn.Module, surrogate: nn.Module) -> None:
+        super().__init__()
+        self.model, self.surrogate = model, surrogate
+        self.training = model.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            answer: Tensor = self.model(x)
+        if not torch.is_grad_enabled():
+            return answer
+        guide = self.surrogate(x)
+        return answer + (guide - guide.detach())
+
+
 @contextmanager
 def frozen(model: object) -> Iterator[None]:
     """Parameters ask for no gradient inside, and for what they asked before outside."""

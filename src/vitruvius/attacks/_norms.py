@@ -37,6 +37,10 @@ class Norm(ABC):
     def project(self, delta: Tensor, eps: float) -> Tensor:
         """The nearest delta in the ball."""
 
+    def usable(self, grad: Tensor, point: Tensor, low: float, high: float) -> Tensor:
+        """The part of a gradient that a step may follow; only sparse steps must know where the image ends."""
+        return grad
+
     def __str__(self) -> str:
         return self.name
 
@@ -117,6 +121,11 @@ class L1Norm(Norm):
         threshold = sizes.topk(count, dim=1).values[:, -1]
         signs = torch.where(grad.abs() >= per_image(threshold, grad), grad.sign(), 0.0)
         return signs / per_image(self.length(signs).clamp(min=1), grad)
+
+    def usable(self, grad: Tensor, point: Tensor, low: float, high: float) -> Tensor:
+        """0 where a pixel is at its end already, so that others get the step."""
+        stuck = ((point <= low) & (grad < 0)) | ((point >= high) & (grad > 0))
+        return torch.where(stuck, 0.0, grad)
 
     def project(self, delta: Tensor, eps: float) -> Tensor:
         sizes = delta.flatten(1).abs()

@@ -67,7 +67,8 @@ class PGD(Attack):
             here = slope(model, point, lambda logits: self.objective(logits, y))
             yield point, here
             velocity = self._accumulate(velocity, here.grad)
-            delta = self.norm.project(point + step * self.norm.steepest(velocity) - x, self.eps)
+            way = self.norm.usable(velocity, point, *self.bounds)
+            delta = self.norm.project(point + step * self.norm.steepest(way) - x, self.eps)
             point = (x + delta).clamp(*self.bounds)
         yield point, None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from vitruvius.attacks._base import Attack, Model, attacks
@@ -38,8 +37,7 @@ class SparseL1(Attack):
         point, share = x, x.new_full((len(x),), self.share)
         for _ in range(self.steps):
             grad = slope(model, point, lambda logits: self.loss(logits, y)).grad
-            stuck = ((point <= 0) & (grad < 0)) | ((point >= 1) & (grad > 0))
-            signs = largest(torch.where(stuck, 0.0, grad), share)
+            signs = largest(L1.usable(grad, point, 0.0, 1.0), share)
             stride = per_image(step / signs.flatten(1).abs().sum(1).clamp(min=1), x)
             point = x + project_l1_box(x, point + stride * signs - x, self.eps)
         return point

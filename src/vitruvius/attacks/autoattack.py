@@ -1,0 +1,86 @@
+"""AutoAttack: a parameter-free ensemble of attacks, each on the images the others left standing.
+
+Croce & Hein 2020, arXiv:2003.01690. Images drop out as soon as they fall and batches are refilled. With
+precision="fast" all stages search in bfloat16 first; what falls is checked in float32, what stands is searched again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError, UnknownName, suggest
+from vitruvius.attacks._base import Attack, Model, Threat, attacks
+from vitruvius.attacks._checks import check_inputs, check_logits, check_mode
+from vitruvius.attacks._models import Fast, frozen
+from vitruvius.attacks._random import Dice, image_ids
+from vitruvius.attacks._siege import Outcome, Siege
+from vitruvius.attacks._stages import STAGES, VERSIONS
+
+PRECISIONS = {"exact": ("exact",), "fast": ("fast", "exact")}
+
+
+@attacks.register("autoattack")
+@dataclass(frozen=True, kw_only=True)
+class AutoAttack(Attack):
+    """The ensemble APGD-CE, APGD-T, FAB-T, Square (standard); plus, rand and custom lists too."""
+
+    version: str = "standard"  # standard, plus, rand or custom
+    attacks: tuple[str | Threat, ...] = ()  # of a custom version: names of stages, or any threats
+    precision: str = "exact"  # fast: search in bfloat16 first, then again in float32 what stands
+    batch_size: int | None = None  # images searched at once; default all that are given
+    compile: bool = False  # torch.compile the model and the bookkeeping; pays off for long runs
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for value, known, what in ((self.version, VERSIONS, "version"), (self.precision, PRECISIONS, "precision")):
+            if value not in known:
+                raise UnknownName(f"no {what} named {value!r}{suggest(value, known)} Known: {', '.join(known)}.")
+        if bool(self.attacks) != (self.version == "custom"):
+            raise ConfigError(
+                f"AutoAttack with version={self.version!r} and {len(self.attacks)} attacks; "
+                "a list of attacks belongs to version='custom', and only there."
+            )
+        self.stages()
+
+    def stages(self) -> list[tuple[str, Threat]]:
+        """The attacks by name, in order."""
+        version = VERSIONS[self.version]
+        effort = (version.l1_effort if self.norm.name == "l1" else version.effort)._replace(compile=self.compile)
+        common: dict[str, Any] = {"eps": self.eps, "norm": self.norm, "seed": self.seed, "batch_size": self.batch_size}
+        made: list[tuple[str, Threat]] = []
+        for item in version.stages or self.attacks:
+            if not isinstance(item, str):
+                made.append((str(getattr(item, "__name__", type(item).__name__)).lower(), item))
+            elif item in STAGES:
+                made.append((item, STAGES[item](effort, common)))
+            else:
+                raise UnknownName(f"no stage named {item!r}{suggest(item, STAGES)} Known: {', '.join(STAGES)}.")
+        return made
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None) -> Tensor:
+        return self.run(model, x, y, ids=ids).x
+
+    def run(self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None) -> Outcome:
+        """All stages, with a record of which one felled which image."""
+        check_mode(model)
+        check_inputs(x, y)
+        with torch.inference_mode(False), torch.no_grad(), frozen(model):
+            x, y = (t.clone() if t.is_inference() else t for t in (x.detach(), y))
+            check_logits(model(x[:1]), y, len(x[:1]))
+            siege = Siege(model, x, y, image_ids(x) if ids is None else ids.to(x.device), self.batch_size)
+            for precision in PRECISIONS[self.precision]:
+                view = self._view(model, precision)
+                for name, threat in self.stages():
+                    siege.storm(name, threat, view, precision)
+        return siege.outcome()
+
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+        raise NotImplementedError("AutoAttack searches by its stages; call it, or its method run.")
+
+    def _view(self, model: nn.Module, precision: str) -> nn.Module:
+        view: Any = torch.compile(model, dynamic=True) if self.compile else model
+        return Fast(view) if precision == "fast" else view
