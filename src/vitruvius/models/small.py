@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import timm
+from timm.layers import to_2tuple
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.xcit import Xcit
 from torch import nn
@@ -65,22 +66,23 @@ def configured(model: Any, size: int | tuple[int, int], channels: int, first: st
         "first_conv": first,
         "classifier": last,
     }
-    if hasattr(model.patch_embed, "num_patches") and hasattr(model.patch_embed, "patch_size"):
-        patch = model.patch_embed.patch_size
-        rows = height // (patch if isinstance(patch, int) else patch[0])
-        columns = width // (patch if isinstance(patch, int) else patch[1])
-        model.patch_embed.img_size, model.patch_embed.num_patches = (height, width), rows * columns
+    embed = getattr(model, "patch_embed", None)
+    if embed is not None:
+        rows, columns = to_2tuple(embed.patch_size)
+        embed.img_size, embed.num_patches = (height, width), (height // rows) * (width // columns)
     return model
 
 
 POOLED = {"class_token": False, "global_pool": "avg"}
 TINY = {"embed_dim": 192, "depth": 12, "num_heads": 3}
-DIGITS = {**{"embed_dim": 48, "depth": 4, "num_heads": 3, "mlp_ratio": 2.0, "num_classes": 10}, **POOLED}
+DIGITS = {"embed_dim": 48, "depth": 4, "num_heads": 3, "mlp_ratio": 2.0, "num_classes": 10, **POOLED}
 SMALL_XCIT = "xcit_small_12_p16_224"
 MEDIUM_XCIT = {"embed_dim": 512, "depth": 12, "num_heads": 8, "tokens_norm": True}
 LARGE_XCIT = {"embed_dim": 768, "depth": 12, "num_heads": 16, "tokens_norm": True}
 
-models.add("vitruvius/vit_digits", _vit(8, 2, **DIGITS), "ViT for the embedded 8×8 digits: 16 patches, 80 thousand parameters")
+models.add(
+    "vitruvius/vit_digits", _vit(8, 2, **DIGITS), "ViT for the embedded 8×8 digits: 16 patches, 80 thousand parameters"
+)
 models.add("vitruvius/vit_tiny_patch2_32", _vit(32, 2, **TINY), "ViT-Tiny on 32×32 images, 256 tokens")
 models.add("vitruvius/vit_tiny_patch4_32", _vit(32, 4, **TINY), "ViT-Tiny on 32×32 images, 64 tokens")
 models.add("vitruvius/vit_base_patch2_32", _vit(32, 2), "ViT-Base on 32×32 images, 256 tokens")
