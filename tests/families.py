@@ -106,7 +106,7 @@ FAMILIES = [
     Family("rope_separate", vit("vit_pe_core_tiny_patch16_384", qkv_fused=False, attn_pool_num_heads=2)),
     Family("rope_gated", with_attention(lambda: AttentionRope(32, 2, gated=True, qkv_fused=False, **NORMS))),
     Family("eva", eva()),
-    Family("eva_fused", eva(qkv_fused=True, scale_attn_inner=True, qk_norm=True)),
+    Family("eva_fused", eva(qkv_fused=True, scale_attn_inner=True)),
     Family("eva_gated", with_attention(lambda: EvaAttention(32, 2, gated=True, qkv_bias_separate=True, **NORMS))),
     Family("dinov3", vit("vit_small_patch16_dinov3")),
     Family("beit", vit("beit_base_patch16_224")),

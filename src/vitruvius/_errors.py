@@ -8,10 +8,11 @@ VitruviusError
 │   └── UnsuitableSite       a part does not make sense at this site
 ├── CheckpointError          weights do not belong to this model, or the file is damaged
 ├── DataError                a data set is missing, empty, or holds broken images
-├── RunError                 a run folder cannot be written or read
+├── RunError                 a run folder cannot be written or read (also an OSError)
+├── Diverged                 training has lost its numbers (also an ArithmeticError)
 └── MissingExtra             an optional package is needed (also an ImportError)
 
-All but the last two are ValueErrors too, so `except ValueError` keeps working.
+All but the last three are ValueErrors too, so `except ValueError` keeps working.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ class DataError(VitruviusError, ValueError):
 
 class RunError(VitruviusError, OSError):
     """A run folder that cannot be read or written."""
+
+
+class Diverged(VitruviusError, ArithmeticError):
+    """A loss or a weight is no longer a finite number."""
 
 
 class MissingExtra(VitruviusError, ImportError):

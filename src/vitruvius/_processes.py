@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from vitruvius._errors import ConfigError
+from vitruvius._errors import ConfigError, VitruviusError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,25 +38,38 @@ class Process:
         dist.all_gather_object(values, value)
         return values
 
-    def share(self, value: Any) -> Any:
-        """The first process's value, everywhere."""
-        return self.gather(value)[0]
+    def once(self, work: Callable[[], T]) -> T:
+        """Done by the first process alone, while the others wait; its result, or its error, on all of them."""
+        value, error = None, None
+        if self.first:
+            try:
+                value = work()
+            except VitruviusError as raised:
+                error = raised
+        value, error = self.gather((value, error))[0]
+        if error is not None:
+            raise error
+        return value
 
-    def wait(self) -> None:
-        """Until all have come this far."""
+    def total(self, numbers: Tensor) -> Tensor:
+        """The sum over all processes."""
+        summed = numbers.clone()
         if self.world_size > 1:
-            dist.barrier()
+            dist.all_reduce(summed)
+        return summed
 
 
 @contextlib.contextmanager
 def joined(device: str = "auto") -> Iterator[Process]:
-    """Join the process group that torchrun announces, and leave it; without torchrun, one process."""
-    rank, local_rank = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    """Join the process group that torchrun announces, and leave it; a group that exists is used; else one process."""
+    local_rank, announced = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     chosen = choose_device(device, local_rank)
-    began = world_size > 1 and not dist.is_initialized()
+    if chosen.index is not None and chosen.type != "cpu":
+        torch.accelerator.set_device_index(chosen)  # where collectives of objects put their bytes
+    began = announced > 1 and not dist.is_initialized()
     if began:
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        dist.init_process_group(dist.get_default_backend_for_device(chosen))
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     try:
         yield Process(device=chosen, rank=rank, local_rank=local_rank, world_size=world_size)
     finally:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from vitruvius._errors import ConfigError, MissingExtra, UnknownName, suggest
@@ -69,10 +72,14 @@ class Registry(Generic[T]):
     def _load_entry_points(self) -> None:
         if self._entry_points_loaded:
             return
-        self._entry_points_loaded = True
-        for point in entry_points(group=f"vitruvius.{self.plural}"):
-            if point.name not in self._pieces:
-                self.register(point.name)(point.load())
+        self._entry_points_loaded = True  # at once: a module that is being loaded may look something up
+        try:
+            for point in entry_points(group=f"vitruvius.{self.plural}"):
+                with _explained(f"the entry point {point.name!r} = {point.value}"):
+                    self.register(point.name)(point.load())
+        except ConfigError:
+            self._entry_points_loaded = False
+            raise
 
 
 def load_room(package: str, path: Iterable[str]) -> None:
@@ -83,17 +90,14 @@ def load_room(package: str, path: Iterable[str]) -> None:
 
 
 def load_plugins(names: Iterable[str]) -> None:
-    """Import the modules a recipe names under `plugins:`."""
+    """Import the modules a recipe names under `plugins:`, from the current folder or the Python path."""
     for name in names:
+        sys.path.insert(0, str(Path.cwd()))  # `vitruvius` as a command does not look there by itself
         try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-                raise ConfigError(
-                    f"plugins: no module named {name!r} on the Python path. "
-                    "Install it, or run from the folder that holds it."
-                ) from error
-            raise
+            with _explained(f"plugins: {name!r}"):
+                importlib.import_module(name)
+        finally:
+            sys.path.remove(str(Path.cwd()))
 
 
 def require(package: str, extra: str) -> object:
@@ -120,6 +124,22 @@ def signature_of(piece: object) -> str:
 def first_line(piece: object) -> str:
     """First line of the docstring, or nothing."""
     return (inspect.getdoc(piece) or "").split("\n", 1)[0]
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Any failure of somebody else's module as one ConfigError that names it."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{what} needs a module named {error.name!r}, which is neither in this folder nor on the Python path. "
+            "Install it, or run from the folder that holds it."
+        ) from error
+    except Exception as error:
+        raise ConfigError(f"{what} fails when it is imported: {type(error).__name__}: {error}") from error
 
 
 def _origin(piece: object) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from vitruvius.attacks.pgd import PGD
 from vitruvius.compression import average_maps, save_maps
 from vitruvius.data import eval_loader
-from vitruvius.evaluation import evaluate
+from vitruvius.evaluation import data_settings, evaluate
 from vitruvius.listing import find_recipe
 from vitruvius.models import load_model
 from vitruvius.report import record_examples, save_model_facts, write_page
@@ -21,7 +21,6 @@ from vitruvius.training import Config, read_recipe, train
 
 RECIPES = {"softmax": "digits/softmax", "rpc": "digits/rpc"}
 STRENGTHS = [4, 8, 16, 32]  # in 1/255
-EXAMPLES = 10
 
 
 def demo(out: Path, *, overrides: tuple[str, ...] = (), console: Console | None = None) -> Path:
@@ -31,7 +30,7 @@ def demo(out: Path, *, overrides: tuple[str, ...] = (), console: Console | None 
     for name, recipe in RECIPES.items():
         console.print(f"\n[bold]{name}[/bold]: training on the embedded digits", highlight=False)
         config = read_recipe(find_recipe(recipe), [f"out={out / name}", *overrides])
-        runs.append(train(config))
+        runs.append(train(config, console=console))
         console.print(look(config, runs[-1]), highlight=False)
     page = write_page(runs, out / "report.html", title="Two ways to attend, on digits")
     console.print("\nOpen this page in a browser:", highlight=False)
@@ -43,9 +42,9 @@ def look(config: Config, run: Path) -> str:
     model = load_model(run)
     loader = eval_loader(config.data, input_size=model.data_config)
     threats = [PGD(eps=strength / 255, steps=10) for strength in STRENGTHS]
-    report = evaluate(model, loader, threats, folder=run / "evaluation")
+    report = evaluate(model, loader, threats, folder=run / "evaluation", signature=data_settings(config.data))
     images, labels = next(iter(loader))
-    first = torch.stack([(labels == digit).nonzero()[0, 0] for digit in range(EXAMPLES)])
+    first = torch.stack([(labels == digit).nonzero()[0, 0] for digit in labels.unique()])  # one of each
     save_maps(run / "maps.safetensors", average_maps(model, loader), data=loader.name)
     record_examples(run, model, images[first], labels[first].tolist())
     save_model_facts(run, model)

@@ -256,6 +256,10 @@ def test_light_xcit_p4_weights_find_their_re_strided_model(tmp_path, monkeypatch
     assert convert(path, "light").model["std"] == (1.0, 1.0, 1.0)
     with pytest.raises(CheckpointError, match="Set model_name"):
         convert(tmp_path / "bare.pth.tar", "light")
+    wrapped = {f"model.{key}": value for key, value in model.state_dict().items()}
+    wrapped |= {"normalize.mean": torch.full((3, 1, 1), 0.25), "normalize.std": torch.full((3, 1, 1), 0.5)}
+    torch.save({"model": wrapped, "arch": "xcit_small_12_p4_32"}, path)
+    assert convert(path, "light").model["mean"] == (0.25, 0.25, 0.25)
 
 
 def hollow(model):

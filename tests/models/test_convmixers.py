@@ -25,10 +25,8 @@ def test_frozen_filters_ask_for_no_gradient(kind: str, frozen: bool) -> None:
 
 
 def test_shared_filters_survive_a_reload() -> None:
-    make = lambda seed: vitruvius.create_model(
-        "vitruvius/convmixer", **SMALL, num_filters=3, filters="impulse", seed=seed
-    )  # noqa: E731
-    one, other = make(0), make(1)
+    settings = {**SMALL, "num_filters": 3, "filters": "impulse"}
+    one, other = (vitruvius.create_model("vitruvius/convmixer", **settings, seed=seed) for seed in (0, 1))
     x = torch.rand(2, 3, 32, 32)
     assert not torch.allclose(one(x), other(x))
     other.model.load_state_dict(one.model.state_dict())

@@ -1,4 +1,4 @@
-"""Compress: average attention maps, from which masks are made."""
+"""Compress: average attention maps, masks made from them, and inference that uses them."""
 
 from vitruvius.compression.maps import average_maps, save_maps
 

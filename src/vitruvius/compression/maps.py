@@ -5,49 +5,58 @@ B batch, H heads, N queries, M keys. Windows of one image count as so many image
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitruvius._errors import DataError
-from vitruvius._files import save_tensors
+from vitruvius._errors import DataError, RunError
+from vitruvius._files import exists, load_tensors, save_tensors
+from vitruvius._processes import Process
 from vitruvius.attention.softmax import attention_map
-from vitruvius.evaluation import numbered
+from vitruvius.compression.files import save_maps
+from vitruvius.evaluation import fingerprint, numbered
 from vitruvius.heads import Heads
 from vitruvius.surgery import inner, record
 
+__all__ = ["after_stages", "average_maps", "save_maps"]
+
+SAVE_EVERY = 60.0  # seconds between two saved states
+
 
 @torch.no_grad()
-def average_maps(model: nn.Module, loader: Iterable[Any], where: str = "*") -> dict[str, Tensor]:
+def average_maps(
+    model: nn.Module,
+    loader: Iterable[Any],
+    where: str = "*",
+    *,
+    process: Process | None = None,
+    partial: str | Path | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Tensor]:
     """The mean map (H, N, M) of every matching site, each image seen once; memory does not grow with the data.
 
     What is averaged is the map of the heads as they leave the stages of a core. Train or eval mode is the caller's.
+    Several processes each bring their share of the images and their `process`. With `partial`, a file of that name
+    keeps the sums, and a loader of `vitruvius.data` goes on where the last call stopped; it is removed at the end.
     """
-    sums: dict[str, Tensor] = {}
-    counts: dict[str, int] = {}
+    process = process or Process(device=next(model.parameters()).device)
+    sums = _Sums(partial, process, model, loader)
 
     def note(name: str, heads: Heads) -> None:
-        maps = attention_map(after_stages(model, name, heads)).double()  # (B, H, N, M)
-        sums[name] = sums.get(name, 0.0) + maps.sum(0)
-        counts[name] = counts.get(name, 0) + len(maps)
+        sums.add(name, attention_map(after_stages(model, name, heads)).double())  # (B, H, N, M)
 
-    device = next(model.parameters()).device
+    sums.resume(loader)
     with record(model, where, on_heads=note):
-        for x, _, _ in numbered(loader):
-            model(x.to(device))
-    if not sums:
-        raise DataError("the loader yielded no images; there is nothing to average.")
-    return {name: (sums[name] / counts[name]).float() for name in sums}
-
-
-def save_maps(path: str | Path, maps: Mapping[str, Tensor], **notes: object) -> None:
-    """Maps by site in one safetensors file that says what it holds."""
-    metadata = {"kind": "average attention maps, (heads, queries, keys), rows sum to one"}
-    save_tensors(path, maps, metadata | {key: json.dumps(value) for key, value in notes.items()})
+        for x, _, _ in numbered(loader, process):
+            model(x.to(process.device))
+            sums.finish_batch(len(x))
+            if progress is not None:
+                progress(sums.images)
+    return sums.means()
 
 
 def after_stages(model: nn.Module, name: str, heads: Heads) -> Heads:
@@ -56,3 +65,68 @@ def after_stages(model: nn.Module, name: str, heads: Heads) -> Heads:
     for stage in list(core.children())[:-1] if core is not None else []:
         heads = stage(heads)
     return heads
+
+
+class _Sums:
+    """Sums of maps by site, and how many they are of; saved now and then."""
+
+    def __init__(self, file: str | Path | None, process: Process, model: nn.Module, loader: Any) -> None:
+        self.process = process
+        self.file = None if file is None else Path(f"{file}.{process.rank}-of-{process.world_size}")
+        self.subject = {} if file is None else _subject(model, loader)
+        self.totals: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = {}
+        self.batches = self.images = 0
+        self._saved = time.monotonic()
+
+    def add(self, name: str, maps: Tensor) -> None:
+        self.totals[name] = self.totals.get(name, 0.0) + maps.sum(0)
+        self.counts[name] = self.counts.get(name, 0) + len(maps)
+
+    def finish_batch(self, images: int) -> None:
+        self.batches, self.images = self.batches + 1, self.images + images
+        if self.file is not None and time.monotonic() - self._saved >= SAVE_EVERY:
+            self.save()
+
+    def save(self) -> None:
+        assert self.file is not None
+        counts = {f"count:{name}": torch.tensor(count) for name, count in self.counts.items()}
+        done = {"batches": str(self.batches), "images": str(self.images)}
+        save_tensors(self.file, {**self.totals, **counts}, {**self.subject, **done})
+        self._saved = time.monotonic()
+
+    def resume(self, loader: Any) -> None:
+        """Take up saved sums, if they are of the same model and images, and send the loader behind them."""
+        if self.file is None or not exists(self.file):
+            return
+        tensors, told = load_tensors(self.file)
+        differing = [key for key, value in self.subject.items() if told.get(key) != value]
+        if differing:
+            raise RunError(
+                f"{self.file} holds sums of another {differing[0]} ({told.get(differing[0])}, now "
+                f"{self.subject[differing[0]]}). Delete it to begin anew, or choose another --out."
+            )
+        self.batches, self.images = int(told["batches"]), int(told["images"])
+        self.totals = {n: t.to(self.process.device) for n, t in tensors.items() if not n.startswith("count:")}
+        self.counts = {name: int(tensors[f"count:{name}"]) for name in self.totals}
+        loader.set_epoch(0, self.batches)
+
+    def means(self) -> dict[str, Tensor]:
+        """Over all processes; every process gets them, and the saved state goes."""
+        if not sum(self.process.gather(self.images)):
+            raise DataError("the loader yielded no images; there is nothing to average.")
+        if not self.totals:
+            raise DataError(f"process {self.process.rank} got no images; use fewer processes.")
+        means = {}
+        for name, total in self.totals.items():
+            count = self.process.total(torch.tensor(float(self.counts[name]), dtype=torch.float64, device=total.device))
+            means[name] = (self.process.total(total) / count).float()
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
+        return means
+
+
+def _subject(model: nn.Module, loader: Any) -> dict[str, str]:
+    if not hasattr(loader, "set_epoch"):
+        raise DataError("maps can only be resumed with a loader of vitruvius.data, which can start at a batch.")
+    return {"model": fingerprint(model), "data": str(loader.name), "number of images": str(loader.num_images)}

@@ -2,6 +2,7 @@
 
 from vitruvius.evaluation._evaluate import Progress, clean, evaluate, numbered
 from vitruvius.evaluation._names import Threat, describe
+from vitruvius.evaluation._subject import data_settings, fingerprint
 from vitruvius.evaluation._target import TargetConfig, open_target, parse_threat
 from vitruvius.evaluation.intervals import wilson
 from vitruvius.evaluation.ledger import Ledger, load_ledger
@@ -15,8 +16,10 @@ __all__ = [
     "TargetConfig",
     "Threat",
     "clean",
+    "data_settings",
     "describe",
     "evaluate",
+    "fingerprint",
     "load_ledger",
     "numbered",
     "open_target",

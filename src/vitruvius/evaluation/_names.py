@@ -1,9 +1,10 @@
-"""What a threat is called: a short name, and a description with the settings that matter."""
+"""What a threat is called: a short name, and a description with the settings that matter, which identifies it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,35 +14,62 @@ from vitruvius._errors import ConfigError
 Threat = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
-def name_threats(threats: Sequence[Threat]) -> dict[str, Threat]:
-    """Short names, made different by their settings where the same attack comes twice."""
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A threat as ledgers and reports know it."""
+
+    spec: str  # pgd(eps=4/255, steps=20): the same description, the same threat
+    short: str  # pgd
+    eps: float | None = None
+
+
+def enter(threat: Threat) -> Entry:
+    return Entry(spec=describe(threat), short=short_name(threat), eps=getattr(threat, "eps", None))
+
+
+def by_spec(threats: Sequence[Threat]) -> dict[str, Threat]:
+    """Threats by their descriptions; the same one twice is an error."""
     named: dict[str, Threat] = {}
     for threat in threats:
-        name = short_name(threat)
-        if name in named:
-            name = describe(threat)
-        if name in named:
-            raise ConfigError(f"the threat {name} is given twice; each once.")
-        named[name] = threat
+        spec = describe(threat)
+        if spec in named:
+            raise ConfigError(f"the threat {spec} is given twice; each once.")
+        named[spec] = threat
+    return named
+
+
+def name_entries(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """Short names, made different by their settings where the same attack comes twice."""
+    named: dict[str, Entry] = {}
+    for entry in entries:
+        named[entry.spec if entry.short in named else entry.short] = entry
     return named
 
 
 def short_name(threat: Threat) -> str:
-    return str(getattr(threat, "__name__", type(threat).__name__)).lower()
+    inside = threat.func if isinstance(threat, functools.partial) else threat
+    return str(getattr(inside, "__name__", type(inside).__name__)).lower()
 
 
 def describe(threat: Threat) -> str:
-    """`pgd(eps=4/255, steps=10)`: the settings that differ from the defaults."""
+    """`pgd(eps=4/255, steps=20)`: the settings that differ from the defaults, exactly."""
+    if isinstance(threat, functools.partial):
+        settings = [*map(spoken, threat.args), *(f"{key}={spoken(value)}" for key, value in threat.keywords.items())]
+        return f"{short_name(threat)}({', '.join(settings)})"
     fields: dict[str, dataclasses.Field[Any]] = getattr(threat, "__dataclass_fields__", {})
     shown = []
     for field in fields.values():
         value = getattr(threat, field.name)
-        if field.default is dataclasses.MISSING or value != field.default:
-            shown.append(f"{field.name}={_spoken(field.name, value)}")
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.init and (default is dataclasses.MISSING or value != default):
+            shown.append(f"{field.name}={spoken(value)}")
     return f"{short_name(threat)}({', '.join(shown)})" if fields else short_name(threat)
 
 
-def _spoken(name: str, value: Any) -> str:
-    if name == "eps" and isinstance(value, float) and 0 < value < 1 and abs(value * 255 - round(value * 255, 2)) < 1e-9:
-        return f"{round(value * 255, 2):g}/255"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def spoken(value: Any) -> str:
+    """A number as one would write it: 4/255 if it is exactly that, else with as many digits as it needs."""
+    if isinstance(value, float) and 0 < value < 1:
+        pixels = round(value * 255, 2)
+        if pixels / 255 == value:
+            return f"{pixels:g}/255"
+    return str(value)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vitruvius._config import bind, build, override, parse_spec
-from vitruvius._errors import RunError, UnknownName
+from vitruvius._errors import ConfigError, UnknownName
 from vitruvius._registry import load_plugins
 from vitruvius._yaml import read_yaml
 from vitruvius.attacks import attacks
@@ -29,25 +29,33 @@ class TargetConfig:
     seed: int = 0
 
 
-def open_target(target: str, overrides: Iterable[str] = ()) -> tuple[PixelModel, TargetConfig]:
+def open_target(target: str, overrides: Sequence[str] = ()) -> tuple[PixelModel, TargetConfig]:
     """The model of a run folder (its data by default), or a model by name (pretrained by default)."""
-    folder = Path(target)
-    if folder.is_dir():
-        if not (folder / "config.yaml").exists():
-            raise RunError(f"{target} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
-        known = read_yaml(folder / "config.yaml")
-        data: dict[str, Any] = {
-            key: known[key] for key in ("model", "attention", "data", "plugins", "seed") if key in known
-        }
-        config = build(TargetConfig, override(data, overrides), source=target)
-        return load_model(folder), config
-    given = {"model": {"name": target, "pretrained": not target.startswith("vitruvius/")}}
-    config = build(TargetConfig, override(given, overrides), source=target)
+    return _open_run(Path(target), overrides) if Path(target).is_dir() else _open_named(target, overrides)
+
+
+def _open_run(folder: Path, overrides: Sequence[str]) -> tuple[PixelModel, TargetConfig]:
+    model = load_model(folder)
+    known = read_yaml(folder / "config.yaml")
+    data: dict[str, Any] = {key: known[key] for key in ("model", "attention", "data", "plugins") if key in known}
+    for setting in overrides:
+        if not setting.startswith(("data.", "device=")):
+            raise ConfigError(f"{setting!r} cannot be changed: {folder} is a run, its model is what was trained.")
+    return model, build(TargetConfig, override(data, overrides), source=str(folder))
+
+
+def _open_named(name: str, overrides: Sequence[str]) -> tuple[PixelModel, TargetConfig]:
+    if not any(setting.startswith("data.dataset=") for setting in overrides):
+        raise ConfigError(
+            f"{name} is not a run folder; for a model by name say which images: data.dataset=… data.root=…"
+        )
+    given = {"model": {"name": name, "pretrained": not name.startswith("vitruvius/")}}
+    config = build(TargetConfig, override(given, overrides), source=name)
     load_plugins(config.plugins)
     try:
         return create_from_config(config.model, config.attention, seed=config.seed), config
     except UnknownName as error:
-        raise UnknownName(f"{target!r} is neither a run folder nor a model: {error}") from None
+        raise UnknownName(f"{name!r} is neither a run folder nor a model: {error}") from None
 
 
 def parse_threat(text: str) -> Threat:

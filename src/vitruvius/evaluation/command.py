@@ -11,15 +11,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from vitruvius._processes import joined
 from vitruvius.data import eval_loader
 from vitruvius.evaluation._evaluate import evaluate
+from vitruvius.evaluation._subject import data_settings
 from vitruvius.evaluation._target import open_target, parse_threat
 from vitruvius.evaluation.result import Report
 
 
 def evaluate_target(target: str, overrides: Sequence[str], threats: Sequence[str], out: str | None) -> Report:
-    """Evaluate a run folder or a model by name; the ledger and the report go to `out`."""
+    """Evaluate a run folder or a model by name; ledger and report go to `out`, by default into the run."""
     made = [parse_threat(text) for text in threats]
     model, config = open_target(target, overrides)
-    folder = out or (str(Path(target) / "evaluation") if Path(target).is_dir() else None)
+    home = Path(target) if Path(target).is_dir() else Path("runs") / target.replace("/", "-")
     with joined(config.device) as process:
         model.to(process.device).eval()
         loader = eval_loader(
@@ -29,9 +30,16 @@ def evaluate_target(target: str, overrides: Sequence[str], threats: Sequence[str
             world_size=process.world_size,
             device=process.device,
         )
-        signature: dict[str, object] = {"target": Path(target).name, "sites": _cores(model)}
         with Watch(shown=process.first) as watch:
-            return evaluate(model, loader, made, folder=folder, process=process, progress=watch, signature=signature)
+            return evaluate(
+                model,
+                loader,
+                made,
+                folder=out or home / "evaluation",
+                process=process,
+                progress=watch,
+                signature=data_settings(config.data),
+            )
 
 
 class Watch:
@@ -61,7 +69,3 @@ class Watch:
     def __call__(self, done: int, total: int | None, /, **numbers: float) -> None:
         text = f"under the last threat {100 * numbers['accuracy']:.1f} %"
         self.bars.update(self.bar, completed=done, total=total, numbers=text)
-
-
-def _cores(model: object) -> list[str]:
-    return sorted({str(m.describe()) for m in getattr(model, "modules", list)() if hasattr(m, "describe")})

@@ -1,52 +1,68 @@
 """The ledger: one row an image, one group of columns a threat; written as it grows, resumed where it stopped.
 
-Rows arrive in parts (`parts/<threat>-<rank>-<number>.safetensors`, each written atomically), so a killed
-evaluation loses at most the batch it was working on, and any number of processes may go on with it.
+ledger.json            what is judged (data, model, weights), and the threats in order of appearance
+parts/…                the rows of one batch under one threat, written in one step: a kill loses no more than that
+ledger.safetensors     all rows, when an evaluation has finished; the parts have gone into it
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitruvius._errors import RunError
-from vitruvius._files import atomic_write_text, load_tensors, save_tensors
+from vitruvius._errors import CheckpointError, RunError
+from vitruvius._files import atomic_write_text, ensure_writable, load_tensors, read_text, save_tensors, sweep
+from vitruvius.evaluation._names import Entry
 
 Columns = dict[str, Tensor]  # every column (n,), `id` among them
-MEANINGS = "id, label, prediction, confidence, correct, loss, top5"
+MEANINGS = "id, label, prediction, confidence, correct, loss, top5, seconds"
+
+_log = logging.getLogger(__name__)
 
 
 class Ledger:
-    """What every image did under every threat."""
+    """What every image did under every threat; threats go by their descriptions."""
 
     def __init__(self, folder: str | Path | None = None, *, rank: int = 0) -> None:
         self.folder = None if folder is None else Path(folder)
         self.rank = rank
         self.columns: dict[str, Columns] = {}
         self._written = 0
-        if self.folder is not None:
-            self._read_parts(self.folder)
 
-    def start(self, signature: Mapping[str, object]) -> None:
-        """Note what is being evaluated; a ledger of something else is refused, never mixed."""
+    def claim(self, subject: Mapping[str, object], entries: Sequence[Entry]) -> list[Entry]:
+        """Note what is judged and by which threats; the ledger of something else is refused, never mixed.
+
+        Returns all threats of the ledger, earlier ones first.
+        """
+        if self.folder is None:
+            return list(entries)
+        file = self.folder / "ledger.json"
+        known: dict[str, Any] = json.loads(read_text(file)) if file.exists() else {"subject": subject, "threats": []}
+        self._compare(known["subject"], subject, file)
+        every = {entry.spec: entry for entry in [*(Entry(**threat) for threat in known["threats"]), *entries]}
+        ensure_writable(self.folder)
+        for left in (self.folder, self.folder / "parts"):
+            sweep(left)
+        known["threats"] = [dataclasses.asdict(entry) for entry in every.values()]
+        atomic_write_text(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+        return list(every.values())
+
+    def read(self) -> None:
+        """Take in the rows that earlier evaluations have left here."""
         if self.folder is None:
             return
-        file, text = self.folder / "signature.json", json.dumps(signature, indent=1, sort_keys=True)
-        if file.exists() and file.read_text() != text:
-            known = json.loads(file.read_text())
-            differing = sorted(k for k in {*known, *signature} if known.get(k) != signature.get(k))
-            raise RunError(
-                f"{self.folder} holds the ledger of another evaluation: {', '.join(differing)} differ. "
-                "Choose another folder, or delete it to begin anew."
-            )
-        if self.rank == 0 and not file.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            atomic_write_text(file, text)
+        if (self.folder / "ledger.safetensors").exists():
+            self.join([load_ledger(self.folder / "ledger.safetensors")])
+        for file in sorted((self.folder / "parts").glob("*.safetensors")):
+            self._read_part(file)
 
     def done(self, threat: str) -> Tensor:
         """Ids of the images this threat has already seen."""
@@ -61,8 +77,8 @@ class Ledger:
             save_tensors(self.folder / "parts" / name, rows, {"threat": threat, "columns": MEANINGS})
             self._written += 1
 
-    def join(self, others: list[dict[str, Columns]]) -> None:
-        """Take in the rows of other processes."""
+    def join(self, others: Sequence[dict[str, Columns]]) -> None:
+        """Take in rows from elsewhere; an image counts once."""
         for columns in others:
             for threat, rows in columns.items():
                 self._merge(threat, rows)
@@ -73,14 +89,25 @@ class Ledger:
         order = columns["id"].argsort()
         return {name: column[order] for name, column in columns.items()}
 
-    def save(self, path: str | Path, signature: Mapping[str, object]) -> None:
-        """All rows in one file: columns named `<threat>/<column>`."""
-        tensors = {
-            f"{threat}/{name}": column.contiguous()
-            for threat in self.columns
-            for name, column in self.rows(threat).items()
-        }
-        save_tensors(path, tensors, {"signature": json.dumps(signature), "columns": MEANINGS})
+    def save(self) -> None:
+        """All rows in one file, columns named `<threat>/<column>`; only then the parts go."""
+        assert self.folder is not None
+        named = {f"{t}/{name}": column for t in self.columns for name, column in self.rows(t).items()}
+        save_tensors(self.folder / "ledger.safetensors", named, {"columns": MEANINGS})
+        for file in (self.folder / "parts").glob("*.safetensors"):
+            file.unlink(missing_ok=True)
+
+    def _compare(self, known: Mapping[str, Any], asked: Mapping[str, Any], file: Path) -> None:
+        differing = [key for key in {**known, **asked} if known.get(key) != asked.get(key)]
+        if differing:
+            said = "; ".join(f"{key} was {known.get(key)}, now {asked.get(key)}" for key in differing[:3])
+            raise RunError(
+                f"{self.folder} holds the ledger of another evaluation: {said}. "
+                "Delete that folder to judge anew, or choose another one."
+            )
+        rows = [self.folder / "ledger.safetensors", *(self.folder / "parts").glob("*")] if self.folder else []
+        if not file.exists() and any(path.exists() for path in rows):
+            raise RunError(f"{self.folder} holds rows, but no ledger.json says of what. Delete that folder.")
 
     def _merge(self, threat: str, rows: Columns) -> None:
         known = self.columns.get(threat)
@@ -90,13 +117,15 @@ class Ledger:
         new = ~torch.isin(rows["id"], known["id"])
         self.columns[threat] = {name: torch.cat([known[name], rows[name][new]]) for name in known}
 
-    def _read_parts(self, folder: Path) -> None:
-        for file in sorted((folder / "parts").glob("*.safetensors")):
+    def _read_part(self, file: Path) -> None:
+        rank, number = map(int, file.stem.rsplit("-", 2)[1:])
+        if rank == self.rank:
+            self._written = max(self._written, number + 1)
+        try:
             rows, metadata = load_tensors(file)
             self._merge(metadata["threat"], rows)
-            rank, number = map(int, file.stem.rsplit("-", 2)[1:])
-            if rank == self.rank:
-                self._written = max(self._written, number + 1)
+        except CheckpointError as error:
+            _log.warning("%s Its images are judged again.", error)
 
 
 def load_ledger(path: str | Path) -> dict[str, Columns]:

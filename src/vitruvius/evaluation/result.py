@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
+from vitruvius.evaluation._names import Entry, name_entries
 from vitruvius.evaluation.intervals import wilson
 from vitruvius.evaluation.ledger import Ledger
 
@@ -28,7 +32,7 @@ class Score:
     loss: float | None = None
     top5: float | None = None
     eps: float | None = None
-    seconds: float | None = None
+    seconds: float | None = None  # for all images together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +47,12 @@ class Report:
     ledger: Ledger = field(repr=False, compare=False, default_factory=Ledger)
 
     def __getitem__(self, name: str) -> Score:
-        return next(score for score in self.threats if name in (score.name, score.spec))
+        """The score of one threat, by its name or its description."""
+        for score in self.threats:
+            if name in (score.name, score.spec):
+                return score
+        known = [score.spec for score in self.threats]
+        raise UnknownName(f"no threat {name!r} in this report{suggest(name, known)} Known: {', '.join(known)}.")
 
     def __str__(self) -> str:
         rows = [*self.threats, self.worst_case] if len(self.threats) > 1 else list(self.threats)
@@ -69,57 +78,40 @@ class Report:
         atomic_write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
 
-def summarise(
-    ledger: Ledger, specs: dict[str, str], eps: dict[str, float | None], data: str, remarks: list[str]
-) -> Report:
-    """Reduce a ledger to scores: one a threat, and the worst case an image meets over all."""
-    scores = [_score(ledger, name, specs[name], eps.get(name)) for name in specs]
-    survivors, n = _worst_case(ledger, list(specs))
-    low, high = wilson(survivors, n)
-    worst = Score(
-        name="worst case",
-        spec="worst case of all",
-        correct=survivors,
-        n=n,
-        accuracy=survivors / max(n, 1),
-        low=low,
-        high=high,
-    )
-    return Report(
-        data=data,
-        num_images=scores[0].n,
-        threats=scores,
-        worst_case=worst,
-        remarks=remarks,
-        ledger=ledger,
-    )
+def summarise(ledger: Ledger, entries: Sequence[Entry], data: str) -> Report:
+    """Reduce a ledger to scores: one a threat, and the worst case over all threats that have seen every image."""
+    number = len(ledger.done("clean"))
+    judged = [entry for entry in entries if len(ledger.done(entry.spec))]
+    scores = [_score(ledger, name, entry) for name, entry in name_entries(judged).items()]
+    whole = [score for score in scores if score.n == number]
+    remarks = [
+        f"{score.spec} has seen {score.n} of {number} images and is left out of the worst case; run it again."
+        for score in scores
+        if score.n != number
+    ]
+    standing = _standing(ledger, [score.spec for score in whole])
+    worst = Score(name="worst case", spec="worst case of all", **_proportion(int(standing.sum()), len(standing)))
+    return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)
 
 
-def _score(ledger: Ledger, name: str, spec: str, eps: float | None) -> Score:
-    rows = ledger.rows(name)
-    n, correct = len(rows["id"]), int(rows["correct"].sum())
-    low, high = wilson(correct, n)
+def _score(ledger: Ledger, name: str, entry: Entry) -> Score:
+    rows = ledger.rows(entry.spec)
     return Score(
         name=name,
-        spec=spec,
-        correct=correct,
-        n=n,
-        accuracy=correct / max(n, 1),
-        low=low,
-        high=high,
+        spec=entry.spec,
+        **_proportion(int(rows["correct"].sum()), len(rows["id"])),
         loss=float(rows["loss"].double().mean()),
-        top5=float(rows["top5"].double().mean()) if "top5" in rows else None,
-        eps=eps,
+        top5=float(rows["top5"].double().mean()),
+        eps=entry.eps,
+        seconds=float(rows["seconds"].double().sum()),
     )
 
 
-def _worst_case(ledger: Ledger, names: list[str]) -> tuple[int, int]:
-    """Images that every threat left correct, among those every threat has seen."""
-    ids = ledger.rows(names[0])["id"]
-    for name in names[1:]:
-        ids = ids[torch.isin(ids, ledger.rows(name)["id"])]
-    standing = torch.ones(len(ids), dtype=torch.bool)
-    for name in names:
-        rows = ledger.rows(name)
-        standing &= rows["correct"][torch.isin(rows["id"], ids)]
-    return int(standing.sum()), len(ids)
+def _proportion(correct: int, n: int) -> dict[str, Any]:
+    low, high = wilson(correct, n)
+    return {"correct": correct, "n": n, "accuracy": correct / max(n, 1), "low": low, "high": high}
+
+
+def _standing(ledger: Ledger, specs: Sequence[str]) -> Tensor:
+    """Whether an image is classified rightly under every one of these threats, (n,)."""
+    return torch.stack([ledger.rows(spec)["correct"] for spec in specs]).all(0)

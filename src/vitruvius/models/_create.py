@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from timm.models import is_model, list_models, parse_model_name, split_model_nam
 from torch import nn
 
 from vitruvius._config import bind, build, split_use
-from vitruvius._errors import ConfigError, RunError, UnknownName, suggest
+from vitruvius._errors import CheckpointError, ConfigError, RunError, UnknownName, suggest
 from vitruvius._registry import load_plugins
 from vitruvius._yaml import read_yaml
 from vitruvius.attention import Part, attentions, part
@@ -108,7 +108,7 @@ def load_model(run: str | Path, *, best: bool = True) -> PixelModel:
     data = read_yaml(folder / "config.yaml")
     source = str(folder / "config.yaml")
     load_plugins(data.get("plugins") or ())
-    config = build(ModelConfig, {**data["model"], "pretrained": False, "weights": None}, source=source)
+    config = build(ModelConfig, {**(data.get("model") or {}), "pretrained": False, "weights": None}, source=source)
     rules = [build(AttentionRule, rule, source=source) for rule in data.get("attention") or ()]
     model = create_from_config(config, rules, seed=int(data.get("seed", 0)))
     wanted = ("best", "last") if best else ("last",)
@@ -178,9 +178,26 @@ def _make(name: str, pretrained: bool, timm_kwargs: Mapping[str, Any]) -> nn.Mod
     if name.startswith(PREFIX):
         if pretrained:
             raise ConfigError(f"{name!r} has no pretrained weights; start from a run with model.weights.")
-        return models[name](**timm_kwargs)
+        return _built(name, lambda: models[name](**timm_kwargs), timm_kwargs)
     _check_known(name)
-    return timm.create_model(name, pretrained=pretrained, **timm_kwargs)
+    try:
+        return _built(name, lambda: timm.create_model(name, pretrained=pretrained, **timm_kwargs), timm_kwargs)
+    except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise
+        raise CheckpointError(
+            f"the pretrained weights of {name!r} cannot be had: {str(error).splitlines()[0]} "
+            "Without a network, give a file with model.weights, or pretrained: false."
+        ) from error
+
+
+def _built(name: str, build: Callable[[], nn.Module], kwargs: Mapping[str, Any]) -> nn.Module:
+    try:
+        return build()
+    except (TypeError, AssertionError, ValueError) as error:
+        if not kwargs or isinstance(error, UnknownName):
+            raise
+        raise ConfigError(f"{name!r} cannot be made with {dict(kwargs)}: {error}") from error
 
 
 def _check_known(name: str) -> None:

@@ -28,8 +28,11 @@ class PixelModel(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        config = resolve_data_config({"in_chans": _in_chans(model)}, model=model)
-        self.statistics = _statistic("mean", mean, config), _statistic("std", std, config)
+        config, channels = resolve_data_config({}, model=model), _in_chans(model)
+        self.statistics = (
+            _statistic("mean", mean, config["mean"], channels),
+            _statistic("std", std, config["std"], channels),
+        )
         self.register_buffer("mean", torch.tensor(self.statistics[0]).view(-1, 1, 1), persistent=False)  # (C, 1, 1)
         self.register_buffer("std", torch.tensor(self.statistics[1]).view(-1, 1, 1), persistent=False)  # (C, 1, 1)
 
@@ -40,10 +43,9 @@ class PixelModel(nn.Module):
     @property
     def data_config(self) -> dict[str, Any]:
         """timm's resolved preprocessing of this model: input_size, interpolation, crop_pct."""
-        config = resolve_data_config({"in_chans": _in_chans(self.model)}, model=self.model)
-        size = getattr(getattr(self.model, "patch_embed", None), "img_size", None)
-        if size is not None:  # the model may have been built for another size than its default
-            config["input_size"] = (_in_chans(self.model), *size)
+        config = resolve_data_config({}, model=self.model)
+        built = getattr(getattr(self.model, "patch_embed", None), "img_size", None)  # may differ from the default
+        config["input_size"] = (len(self.statistics[0]), *(built or config["input_size"][1:]))
         config["mean"], config["std"] = self.statistics
         return dict(config)
 
@@ -60,9 +62,9 @@ def _in_chans(model: nn.Module) -> int:
     return int(getattr(model, "in_chans", 3))
 
 
-def _statistic(name: str, given: Sequence[float] | None, config: dict[str, Any]) -> tuple[float, ...]:
-    channels = config["input_size"][0]
-    values = list(given) if given is not None else list(config[name])
+def _statistic(name: str, given: Sequence[float] | None, resolved: Sequence[float], channels: int) -> tuple[float, ...]:
+    """What was given, else what timm resolves; its mean over the colours where the model takes other channels."""
+    values = list(resolved if given is None else given)
     if given is None and len(values) != channels:
         values = [sum(values) / len(values)] * channels
     if len(values) != channels:

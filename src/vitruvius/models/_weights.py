@@ -69,7 +69,7 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         raise CheckpointError(
-            f"{path} cannot be read as weights: {str(error).splitlines()[0]} "
+            f"{path} cannot be read as weights: {(str(error) or type(error).__name__).splitlines()[0]} "
             "If it is an old training checkpoint, `vitruvius convert` may know its layout."
         ) from error
     for key in ("state_dict", "model"):

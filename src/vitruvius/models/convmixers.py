@@ -37,12 +37,13 @@ models.add(
 )
 for _dim, _depth, _kernel in ((256, 8, 3), (512, 6, 3), (512, 6, 5)):
     _sizes = {"dim": _dim, "depth": _depth, "kernel_size": _kernel}
-    for _name, _filters in {
+    _kinds: dict[str, dict[str, Any]] = {
         "train": {"filters": "random"},
         "random": {"filters": "random", "trainable": False},
         "impulse": {"filters": "impulse", "trainable": False},
         "box": {"filters": "box", "taps": _kernel**2, "trainable": False},
-    }.items():
+    }
+    for _name, _filters in _kinds.items():
         models.add(
             f"vitruvius/convmixer_{_dim}_{_depth}_{_kernel}_{_name}",
             _convmixer(**_sizes, **_filters),

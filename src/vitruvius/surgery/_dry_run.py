@@ -37,7 +37,8 @@ def dry_run(model: nn.Module, input_size: Size | None) -> tuple[Size, dict[str, 
     size = input_size or guess_input_size(model)
     ghost = ghost_of(model).eval()
     probes = {name: _plug_probe(module) for name, module in ghost.named_modules() if socket_of(module) is not None}
-    _run(ghost, size, model)
+    if probes:
+        _run(ghost, size, model)
     seen: dict[str, tuple[Socket, Heads]] = {}
     for name, (socket, probe) in probes.items():
         if probe.seen is not None:
@@ -74,9 +75,9 @@ def _built_size(model: Any) -> tuple[int, int] | None:
         if isinstance(size, tuple) and len(size) == 2:
             return size
     for module in model.modules():  # LeViT: a stem of known stride, then attention of fixed resolution
-        if hasattr(module, "attention_biases") and hasattr(module, "resolution") and hasattr(model, "stem"):
-            stride = model.stem.stride
-            return module.resolution[0] * stride, module.resolution[1] * stride
+        if socket_of(module) is not None and hasattr(module, "resolution"):
+            rows, columns = module.resolution
+            return rows * model.stem.stride, columns * model.stem.stride
     return None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from timm.task import TrainingTask
 from torch import Tensor, nn
 
@@ -17,8 +18,8 @@ tasks: Registry[Callable[..., TrainingTask]] = Registry("task")
 class Penalties:
     """Sums `stage.penalty(before, after)` over the stages of a model while it collects.
 
-    Hooks watch the stages; nothing is kept between two forwards. They only count while `collecting`
-    is open, so the second forward of activation checkpointing, which runs in backward, is not counted.
+    Hooks watch the stages; a term counts only while `collecting` is open. The second forward of activation
+    checkpointing runs in backward, when it is closed: it repeats the computation, as it must, and is not counted.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -39,5 +40,7 @@ class Penalties:
             self._open = False
 
     def _note(self, stage: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        if self._open:
-            self._terms.append(stage.penalty(inputs[0], output))
+        if torch.is_grad_enabled():
+            term = stage.penalty(inputs[0], output)
+            if self._open:
+                self._terms.append(term)

@@ -20,21 +20,22 @@ class Supervised(ClassificationTask):
             raise ConfigError(f"task.smoothing = {smoothing}, expected a number from 0 to below 1.")
         super().__init__(model, Criterion(smoothing=smoothing, binary=binary), verbose=False)
         self.penalty = penalty
-        self.penalties = Penalties(model)
-        if penalty and not self.penalties.stages:
+        self.penalties = Penalties(model) if penalty else None
+        if self.penalties is not None and not self.penalties.stages:
             raise ConfigError(
                 f"task.penalty = {penalty}, but no part of the model's attention has a penalty. "
                 "Leave it out, or add a part such as low_rank."
             )
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
+        if self.penalties is None:
+            output = self.trainable_module(input)
+            return {"loss": self.criterion(output, target), "output": output}
         with self.penalties.collecting() as terms:
             output = self.trainable_module(input)
-        loss = self.criterion(output, target)
-        if not self.penalty:
-            return {"loss": loss, "output": output}
         penalty = torch.stack(terms).sum()
-        return {"loss": loss + self.penalty * penalty, "output": output, "penalty": penalty}
+        loss = self.criterion(output, target) + self.penalty * penalty
+        return {"loss": loss, "output": output, "penalty": penalty}
 
 
 class Criterion(nn.Module):

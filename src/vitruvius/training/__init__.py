@@ -1,6 +1,6 @@
 """Train: a recipe becomes a run folder."""
 
-from vitruvius.training._epoch import Diverged
+from vitruvius._errors import Diverged
 from vitruvius.training._run import Run
 from vitruvius.training._train import train
 from vitruvius.training.config import Config, TrainConfig, read_recipe

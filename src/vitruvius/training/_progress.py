@@ -9,9 +9,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from vitruvius.training._session import Session
+
 
 class Bar:
     """One bar over all epochs, with rate, time left, loss and accuracy; a line an epoch without a terminal."""
+
+    @classmethod
+    def of(cls, session: Session, *, shown: bool, console: Console | None = None) -> Bar:
+        batches = len(session.train_loader)
+        return cls(epochs=session.num_epochs, start=session.epoch, batches=batches, shown=shown, console=console)
 
     def __init__(self, *, epochs: int, start: int, batches: int, shown: bool, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
@@ -44,7 +51,7 @@ class Bar:
         """Before an epoch."""
         self.current, self.begun = epoch, time.perf_counter()
 
-    def batch(self, done: int, total: int | None, /, **numbers: float) -> None:
+    def batch(self, done: int, numbers: dict[str, float], /) -> None:
         """After some batches of the current epoch."""
         rate = numbers["images"] / (time.perf_counter() - self.begun)
         text = f"loss {numbers['loss']:.3f}  accuracy {100 * numbers['accuracy']:5.1f} %  {rate:,.0f} images/s"

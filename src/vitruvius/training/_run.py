@@ -1,14 +1,15 @@
 """A run folder: what was asked, what happened, and the weights. It is a model everywhere.
 
 config.yaml            the resolved recipe, with versions and seed
-metrics.jsonl          one line an epoch
-last.safetensors       weights after the last finished epoch (EMA weights beside it where there are any)
-best.safetensors       the weights that did best on held-out images
-state.pt               everything needed to go on
+state.pt               everything needed to go on; written first, the files below follow from it
+last.safetensors       weights after the last finished epoch, and last_ema.safetensors: their running average, if kept
+best.safetensors       the weights that did best on the images that choose
+metrics.jsonl          one line an epoch; written last
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import io
@@ -22,14 +23,24 @@ import torch
 import torchvision
 from torch import nn
 
+from vitruvius._config import build
 from vitruvius._errors import CheckpointError, RunError
-from vitruvius._files import append_line, atomic_write_bytes, atomic_write_text, ensure_writable, save_tensors
+from vitruvius._files import atomic_write_bytes, atomic_write_text, ensure_writable, read_text, save_tensors, sweep
 from vitruvius._version import __version__
 from vitruvius._yaml import dump_yaml, read_yaml, to_plain
 from vitruvius.surgery import inner
 from vitruvius.training.config import Config
 
-IGNORED = {"started", "versions", "out"}  # a run may go on under another name, time and version
+FREE = {  # what may change between two halves of a run
+    "started",
+    "versions",
+    "out",
+    "data.root",
+    "data.download",
+    "data.workers",
+    "data.eval_batch_size",
+    "train.device",
+}
 
 
 class Run:
@@ -37,36 +48,30 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self._made = False
 
-    def begin(self, config: Config) -> bool:
-        """Make the folder, or recognise it as this very recipe's. True if there is something to go on with."""
+    def begin(self, config: Config) -> None:
+        """Make the folder, or recognise it as this very recipe's."""
         file = self.folder / "config.yaml"
-        if not file.exists():
+        if file.exists():
+            self._recognise(config, file)
             ensure_writable(self.folder)
-            stamped = dataclasses.replace(config, versions=versions(), started=now())
-            atomic_write_text(file, dump_yaml(stamped))
-            return False
-        known, asked = read_yaml(file), to_plain(config)
-        differing = [key for key in asked if key not in IGNORED and known.get(key) != asked[key]]
-        if differing:
-            raise RunError(
-                f"{self.folder} holds a run of another recipe ({', '.join(differing)} differ). "
-                "Choose another folder with out=…, or delete it."
-            )
+            sweep(self.folder)
+            return
+        self._made = not self.folder.exists()
+        ensure_writable(self.folder)
+        stamped = dataclasses.replace(config, versions=versions(), started=now())
+        atomic_write_text(file, dump_yaml(stamped))
+
+    def abandon(self) -> None:
+        """Take the folder back if nothing has come of it: no state, nothing but the recipe."""
+        if self._made and not self.has_state():
+            (self.folder / "config.yaml").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody has put a file there
+                self.folder.rmdir()
+
+    def has_state(self) -> bool:
         return (self.folder / "state.pt").exists()
-
-    def note(self, row: dict[str, Any]) -> None:
-        """One line of metrics."""
-        append_line(self.folder / "metrics.jsonl", json.dumps(row))
-
-    def rewrite(self, rows: list[dict[str, Any]]) -> None:
-        """The metrics as the state knows them: no line twice, none missing, whenever the run was stopped."""
-        atomic_write_text(self.folder / "metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
-
-    def save_weights(self, name: str, model: nn.Module, **notes: Any) -> None:
-        """The inner model's own keys; plain timm can read them after `restore`."""
-        metadata = {key: json.dumps(value) for key, value in {"vitruvius": __version__, **notes}.items()}
-        save_tensors(self.folder / f"{name}.safetensors", inner(model).state_dict(), metadata)
 
     def save_state(self, state: dict[str, Any]) -> None:
         buffer = io.BytesIO()
@@ -83,6 +88,45 @@ class Run:
             ) from error
         return state
 
+    def save_weights(self, name: str, model: nn.Module, **notes: Any) -> None:
+        """The inner model's own keys; plain timm can read them after `restore`."""
+        metadata = {key: json.dumps(value) for key, value in {"vitruvius": __version__, **notes}.items()}
+        save_tensors(self.folder / f"{name}.safetensors", inner(model).state_dict(), metadata)
+
+    def save_metrics(self, rows: list[dict[str, Any]]) -> None:
+        """All rows: none twice, none missing, whenever the run was stopped."""
+        atomic_write_text(self.folder / "metrics.jsonl", _lines(rows))
+
+    def has_metrics(self, rows: list[dict[str, Any]]) -> bool:
+        """Whether the metrics are these rows, and so every file is as new as the state."""
+        file = self.folder / "metrics.jsonl"
+        return file.exists() and read_text(file) == _lines(rows)
+
+    def _recognise(self, config: Config, file: Path) -> None:
+        known = flatten(to_plain(build(Config, read_yaml(file), source=str(file))))
+        asked = flatten(to_plain(config))
+        differing = [
+            f"{key} was {known.get(key)}, now {asked.get(key)}"
+            for key in {**known, **asked}
+            if known.get(key) != asked.get(key)
+        ]
+        if differing:
+            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+            raise RunError(
+                f"{self.folder} holds a run of another recipe: {'; '.join(differing[:3])}{more}. "
+                "Choose another folder with out=…, or delete this one."
+            )
+
+
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """`{"train": {"lr": 1}}` → `{"train.lr": 1}`, without what may change."""
+    if path in FREE:
+        return {}
+    if not isinstance(value, dict) or not value:
+        return {path: value}
+    inside = (flatten(item, f"{path}.{key}" if path else key) for key, item in value.items())
+    return {key: item for one in inside for key, item in one.items()}
+
 
 def versions() -> dict[str, str]:
     """What this ran with."""
@@ -97,3 +141,7 @@ def versions() -> dict[str, str]:
 
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)

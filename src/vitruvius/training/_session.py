@@ -43,6 +43,8 @@ class Session:
     epoch: int = 0
     updates: int = 0
     best: float = float("-inf")
+    best_epoch: int = -1
+    best_is_ema: bool = False
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -63,6 +65,7 @@ def open_session(config: Config, process: Process) -> Session:
     loaders = make_loaders(config, process)
     config = with_classes(config, loaders[0].num_classes)
     model = create_from_config(config.model, config.attention, init=config.init, seed=config.seed)
+    config = with_statistics(config, model)
     model.to(process.device)
     if config.train.channels_last:
         model.to(memory_format=torch.channels_last)
@@ -71,12 +74,12 @@ def open_session(config: Config, process: Process) -> Session:
     task = make_task(config, model)
     task.to(process.device)
     optimizer = make_optimizer(config, model)
-    updates = max(1, len(loaders[0]) // config.train.grad_accum_steps)
+    updates = -(-len(loaders[0]) // config.train.grad_accum_steps)  # in an epoch; the last may see fewer batches
     scheduler, num_epochs = make_scheduler(config, optimizer, updates)
     if config.train.model_ema:
         task.setup_ema(decay=config.train.model_ema_decay)
     if config.train.compile:
-        task.compile()
+        compile_task(task, config.train.compile)
     if process.world_size > 1:
         task.prepare_distributed(device_ids=[process.device] if process.device.type != "cpu" else None)
     return Session(
@@ -112,6 +115,12 @@ def with_classes(config: Config, num_classes: int) -> Config:
     return config
 
 
+def with_statistics(config: Config, model: PixelModel) -> Config:
+    """The recipe with the normalisation that the model really uses: it is not in the weights."""
+    mean, std = model.statistics
+    return replace(config, model=replace(config.model, mean=mean, std=std))
+
+
 def make_loaders(config: Config, process: Process) -> tuple[Loader, Loader]:
     """Training images, and those that choose the best weights: a held-out part, or the validation split."""
     shares: dict[str, Any] = {
@@ -136,6 +145,14 @@ def make_task(config: Config, model: nn.Module) -> TrainingTask:
     return maker(model, **bind(name, maker, settings, where="task"))
 
 
+def compile_task(task: TrainingTask, how: bool | str) -> None:
+    """torch.compile; `how` may name its backend."""
+    try:
+        task.compile(backend=how if isinstance(how, str) else "inductor")
+    except Exception as error:  # nothing is compiled yet: only the backend can be wrong
+        raise ConfigError(f"train.compile = {how!r} is no backend of torch.compile: {error}") from error
+
+
 def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     """timm's optimiser of that name, with its parameter groups (no weight decay on vectors)."""
     train = config.train
@@ -155,10 +172,8 @@ def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def make_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates: int) -> tuple[Any, int]:
-    """timm's scheduler, moved by every update; and the number of epochs, cool-down included."""
+    """timm's scheduler, moved by every update (plateau: every epoch); and the number of epochs, cool-down included."""
     train = config.train
-    if train.warmup_epochs >= train.epochs and train.sched != "none":
-        raise ConfigError(f"train.warmup_epochs = {train.warmup_epochs} leaves nothing of {train.epochs} epochs.")
     return create_scheduler_v2(
         optimizer,
         sched=train.sched,
@@ -168,7 +183,9 @@ def make_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates: in
         min_lr=train.min_lr,
         cooldown_epochs=train.cooldown_epochs,
         decay_epochs=train.decay_epochs,
+        decay_milestones=list(train.decay_milestones),
         decay_rate=train.decay_rate,
-        step_on_epochs=False,
+        patience_epochs=train.patience_epochs,
+        step_on_epochs=train.sched == "plateau",
         updates_per_epoch=updates,
     )

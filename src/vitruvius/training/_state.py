@@ -1,72 +1,51 @@
-"""Everything that a run needs to go on as if it had never stopped: weights, optimiser, schedule, random states."""
+"""Everything a run needs to go on as if it had never stopped: weights, their average, optimiser, schedule, rows."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import numpy as np
-import torch
-
+from vitruvius._errors import RunError
 from vitruvius.surgery import inner
 from vitruvius.training._session import Session
 
+COUNTERS = ("epoch", "updates", "best", "best_epoch", "best_is_ema", "rows")
+
 
 def capture(session: Session) -> dict[str, Any]:
-    """The state after a finished epoch; every process contributes its random state."""
-    state = {
-        "epoch": session.epoch,
-        "updates": session.updates,
-        "best": session.best,
-        "rows": session.rows,
+    """The state after a finished epoch. Dice need no place in it: see `_luck`."""
+    state = {name: getattr(session, name) for name in COUNTERS}
+    state |= {
+        "processes": session.process.world_size,
         "model": inner(session.eval_model()).state_dict(),
         "optimizer": session.optimizer.state_dict(),
         "scaler": session.scaler.state_dict(),
-        "luck": session.process.gather(capture_luck(session)),
+        "plateau": _plateau(session).state_dict() if _plateau(session) is not None else None,
     }
     if session.task.has_ema():
         state["ema"] = inner(session.eval_model(ema=True)).state_dict()
     return state
 
 
-def apply(session: Session, state: dict[str, Any]) -> None:
+def apply(session: Session, state: dict[str, Any], source: str) -> None:
     """Put a captured state back."""
+    if state["processes"] != session.process.world_size:
+        raise RunError(
+            f"{source} was trained by {state['processes']} process(es) and cannot go on with "
+            f"{session.process.world_size}: every update would see another number of images."
+        )
     inner(session.eval_model()).load_state_dict(state["model"])
     if session.task.has_ema():
         inner(session.eval_model(ema=True)).load_state_dict(state["ema"])
     session.optimizer.load_state_dict(state["optimizer"])
     session.scaler.load_state_dict(state["scaler"])
-    session.epoch, session.updates, session.best = state["epoch"], state["updates"], state["best"]
-    session.rows = state["rows"]
+    for name in COUNTERS:
+        setattr(session, name, state[name])
     if session.scheduler is not None:
         session.scheduler.step_update(session.updates)
-    luck = state["luck"]
-    apply_luck(session, luck[session.process.rank % len(luck)])
+    if _plateau(session) is not None:
+        _plateau(session).load_state_dict(state["plateau"])
 
 
-def capture_luck(session: Session) -> dict[str, Any]:
-    """States of every random number generator that training may draw from."""
-    version, numbers, gauss = random.getstate()
-    kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 (timm draws from numpy's global state)
-    return {
-        "torch": torch.get_rng_state(),
-        "device": _device_state(session),
-        "python": [version, list(numbers), gauss],
-        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest],
-    }
-
-
-def apply_luck(session: Session, luck: dict[str, Any]) -> None:
-    torch.set_rng_state(luck["torch"])
-    if luck["device"] is not None:
-        torch.get_device_module(session.process.device).set_rng_state(luck["device"], session.process.device)
-    version, numbers, gauss = luck["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    kind, keys, *rest = luck["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
-
-
-def _device_state(session: Session) -> Any:
-    if session.process.device.type == "cpu":
-        return None
-    return torch.get_device_module(session.process.device).get_rng_state(session.process.device)
+def _plateau(session: Session) -> Any:
+    """torch's scheduler inside timm's plateau schedule, the only one with a memory."""
+    return getattr(session.scheduler, "lr_scheduler", None)

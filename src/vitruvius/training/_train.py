@@ -2,58 +2,51 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
+from rich.console import Console
 
-from vitruvius._processes import Process, joined
+from vitruvius._processes import joined
 from vitruvius._registry import load_plugins
 from vitruvius.evaluation import evaluate
 from vitruvius.training._epoch import train_epoch
+from vitruvius.training._luck import borrowed_luck
 from vitruvius.training._progress import Bar
 from vitruvius.training._run import Run
 from vitruvius.training._session import Session, open_session
-from vitruvius.training._state import apply, apply_luck, capture, capture_luck
+from vitruvius.training._state import apply, capture
 from vitruvius.training.config import Config, check
 
 
-def train(config: Config, *, quiet: bool = False) -> Path:
+def train(config: Config, *, quiet: bool = False, console: Console | None = None) -> Path:
     """Train as the recipe says; the run folder. Called again with the same recipe, it goes on where it stopped."""
     check(config, "the recipe")
     load_plugins(config.plugins)
     run = Run(config.out or "runs/unnamed")
-    with joined(config.train.device) as process:
+    with joined(config.train.device) as process, borrowed_luck(process.device):
         session = open_session(config, process)  # everything that can be wrong is found before a file is written
-        unfinished = process.share(run.begin(session.config) if process.first else None)
-        with own_luck(session):
-            if unfinished:
-                apply(session, run.load_state())
-                if process.first:
-                    run.rewrite(session.rows)
-            process.wait()
-            _run_epochs(session, run, shown=process.first and not quiet)
+        process.once(lambda: run.begin(session.config))
+        try:
+            resume(session, run)
+            _run_epochs(session, run, Bar.of(session, shown=process.first and not quiet, console=console))
+        except BaseException:
+            if process.first:
+                run.abandon()
+            raise
     return run.folder
 
 
-def _run_epochs(session: Session, run: Run, *, shown: bool) -> None:
-    batches = len(session.train_loader)
-    with Bar(epochs=session.num_epochs, start=session.epoch, batches=batches, shown=shown) as bar:
+def _run_epochs(session: Session, run: Run, bar: Bar) -> None:
+    with bar:
         while session.epoch < session.num_epochs:
-            epoch = session.epoch
-            bar.start(epoch)
-            row = {"epoch": epoch, **train_epoch(session, bar.batch)}
-            last = epoch + 1 == session.num_epochs
-            if last or (epoch + 1) % session.config.train.evaluate_every == 0:
+            bar.start(session.epoch)
+            row = {"epoch": session.epoch, **train_epoch(session, bar.batch)}
+            last = session.epoch + 1 == session.num_epochs
+            if last or (session.epoch + 1) % session.config.train.evaluate_every == 0:
                 row |= validate(session)
-            session.epoch += 1
-            if session.scheduler is not None:
-                session.scheduler.step(session.epoch, row.get("val_accuracy"))
-            keep(session, run, row)
+            finish_epoch(session, row)
+            keep(session, run)
             bar.epoch(row)
 
 
@@ -63,47 +56,50 @@ def validate(session: Session) -> dict[str, float]:
     for name, ema in (("val", False), ("ema", True)):
         if ema and not session.task.has_ema():
             continue
-        model = session.eval_model(ema=ema)
-        training = model.training
+        model = session.eval_model(ema=ema).eval()
         with session.autocast():
-            score = evaluate(model.eval(), session.val_loader, process=session.process)["clean"]
-        model.train(training)
+            score = evaluate(model, session.val_loader, process=session.process)["clean"]
         numbers |= {f"{name}_accuracy": score.accuracy, f"{name}_loss": float(score.loss or 0.0)}
     return numbers
 
 
-def keep(session: Session, run: Run, row: dict[str, Any]) -> None:
-    """Write weights, state and metrics, in an order that a crash at any point leaves usable."""
-    ema = session.task.has_ema()
-    score = max(row.get("val_accuracy", -1.0), row.get("ema_accuracy", -1.0))
-    improved = score > session.best
-    session.best = max(session.best, score)
+def finish_epoch(session: Session, row: dict[str, Any]) -> None:
+    """Count the epoch, move a schedule that goes by epochs, and judge whether these weights are the best so far."""
     session.rows.append(row)
-    state = capture(session)
-    if session.process.first:
-        if improved:
-            chosen = session.eval_model(ema=ema and row["ema_accuracy"] >= row["val_accuracy"])
-            run.save_weights("best", chosen, epoch=row["epoch"], accuracy=score)
-        run.save_weights("last", session.eval_model(), epoch=row["epoch"])
-        run.save_state(state)
-        run.note(row)
-    session.process.wait()
+    session.epoch += 1
+    if session.scheduler is not None:
+        session.scheduler.step(session.epoch, row.get("val_accuracy"))
+    scores = {ema: row[key] for key, ema in (("val_accuracy", False), ("ema_accuracy", True)) if key in row}
+    if scores and max(scores.values()) > session.best:
+        session.best_is_ema = max(scores, key=lambda ema: (scores[ema], ema))
+        session.best, session.best_epoch = scores[session.best_is_ema], row["epoch"]
 
 
-@contextmanager
-def own_luck(session: Session) -> Iterator[None]:
-    """Seed this process's dice from the recipe, and leave the caller's as they were."""
-    before = capture_luck(session)
-    try:
-        seed_luck(session.config.seed, session.process)
-        yield
-    finally:
-        apply_luck(session, before)
+def keep(session: Session, run: Run) -> None:
+    """The state first, in one step; then what follows from it, so that a crash at any point is mended by a resume."""
+    session.process.once(lambda: _save(session, run))
 
 
-def seed_luck(seed: int, process: Process) -> None:
-    """Different dice in every process, the same in every run."""
-    own = seed * 1_000_003 + process.rank
-    torch.manual_seed(own)
-    random.seed(own)
-    np.random.seed(own % 2**32)  # noqa: NPY002 (timm's augmentations draw from numpy's global state)
+def resume(session: Session, run: Run) -> None:
+    """Go on where the state was saved; files that a crash has kept from following it are written now."""
+    if not session.process.once(run.has_state):
+        return
+    apply(session, run.load_state(), str(run.folder))
+    session.process.once(lambda: None if run.has_metrics(session.rows) else publish(session, run))
+
+
+def publish(session: Session, run: Run) -> None:
+    """Weights and metrics of the last finished epoch, the metrics last."""
+    epoch = session.epoch - 1
+    run.save_weights("last", session.eval_model(), epoch=epoch)
+    if session.task.has_ema():
+        run.save_weights("last_ema", session.eval_model(ema=True), epoch=epoch)
+    if session.best_epoch == epoch:
+        chosen = session.eval_model(ema=session.best_is_ema)
+        run.save_weights("best", chosen, epoch=epoch, accuracy=session.best, ema=session.best_is_ema)
+    run.save_metrics(session.rows)
+
+
+def _save(session: Session, run: Run) -> None:
+    run.save_state(capture(session))
+    publish(session, run)

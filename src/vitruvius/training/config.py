@@ -31,15 +31,17 @@ class TrainConfig:
     warmup_lr: float = 1e-6
     min_lr: float = 1e-6
     cooldown_epochs: int = 0
-    decay_epochs: int = 30
-    decay_rate: float = 0.1
+    decay_epochs: int = 30  # step
+    decay_milestones: tuple[int, ...] = (90, 180, 270)  # multistep, in epochs
+    decay_rate: float = 0.1  # step, multistep, plateau; the power of poly
+    patience_epochs: int = 10  # plateau
     clip_grad: float | None = None
     clip_mode: Literal["norm", "value", "agc"] = "norm"
     grad_accum_steps: int = 1
     model_ema: bool = False
     model_ema_decay: float = 0.9998
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    compile: bool = False
+    compile: bool | str = False  # true, or the name of a torch.compile backend
     grad_checkpointing: bool = False
     channels_last: bool = False
     device: str = "auto"
@@ -78,16 +80,19 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 def check(config: Config, source: str) -> None:
     """What types alone cannot say."""
     train = config.train
-    bounds = {
-        "train.epochs": train.epochs >= 1,
-        "train.lr": train.lr > 0,
-        "train.grad_accum_steps": train.grad_accum_steps >= 1,
-        "train.evaluate_every": train.evaluate_every >= 1,
-        "train.holdout": 0 <= train.holdout < 1,
-        "train.model_ema_decay": 0 <= train.model_ema_decay < 1,
+    warm = train.sched == "none" or train.warmup_epochs < train.epochs
+    expectations = {
+        "epochs": (train.epochs >= 1, "at least 1"),
+        "lr": (train.lr > 0, "a number above 0"),
+        "grad_accum_steps": (train.grad_accum_steps >= 1, "at least 1"),
+        "evaluate_every": (train.evaluate_every >= 1, "at least 1"),
+        "holdout": (0 <= train.holdout < 1, "a number from 0 to below 1"),
+        "model_ema_decay": (0 <= train.model_ema_decay < 1, "a number from 0 to below 1"),
+        "clip_grad": (train.clip_grad is None or train.clip_grad > 0, "a number above 0, or null for none"),
+        "warmup_epochs": (warm and train.warmup_epochs >= 0, f"fewer than the {train.epochs} of train.epochs"),
     }
-    for key, fine in bounds.items():
+    for name, (fine, expected) in expectations.items():
         if not fine:
-            value = getattr(train, key.split(".")[1])
-            wanted = "a number from 0 to below 1" if key in ("train.holdout", "train.model_ema_decay") else "above 0"
-            raise ConfigError(f"{source}: {key} = {value}, expected {wanted}.")
+            raise ConfigError(f"{source}: train.{name} = {getattr(train, name)}, expected {expected}.")
+    if train.sched == "none" and train.warmup_epochs:
+        raise ConfigError(f"{source}: train.warmup_epochs = {train.warmup_epochs}, but train.sched = none never moves.")
