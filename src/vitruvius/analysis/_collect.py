@@ -1,0 +1,154 @@
+"""Collect: Heads come by, statistics are kept as running sums, of what was observed and of chance beside it.
+
+Memory does not grow with the number of images. B images, H heads, K positions of a curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import UnsuitableSite
+from vitruvius.analysis._ask import Question
+from vitruvius.analysis._items import Group, finite_rows, gather_rows, over_windows, real_groups, rows_of
+from vitruvius.analysis._moments import Moments
+from vitruvius.analysis._nulls import NULLS
+from vitruvius.analysis._registry import ModelAnalysis, Statistics
+from vitruvius.attacks import Dice
+from vitruvius.heads import Heads, Site
+
+MODEL = "model"  # the site of statistics that belong to no single one
+OBSERVED = ""
+Key = tuple[str, str, str, str]  # site, analysis, statistic, null
+Answers = dict[tuple[str, str], Tensor]  # (analysis, statistic) → (B, H) or (B, H, K)
+
+
+@dataclass
+class Sums:
+    """What is left of all images; two add up to what both have seen."""
+
+    moments: dict[Key, Moments] = field(default_factory=dict)
+    apart: dict[Key, float] = field(default_factory=dict)  # largest relative distance from a null to the observed
+    refused: dict[tuple[str, str], str] = field(default_factory=dict)  # (analysis, site) → why
+
+    def add(self, other: Sums) -> None:
+        """Take in what another process has seen."""
+        for key, moments in other.moments.items():
+            self.moments[key] = self.moments[key] + moments if key in self.moments else moments
+        for key, distance in other.apart.items():
+            self.apart[key] = max(self.apart.get(key, 0.0), distance)
+        self.refused |= other.refused
+
+
+class Collector:
+    """Asks every question of every Heads that comes by: `begin(ids)`, then `see` for each site, then `end()`."""
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        sites: Mapping[str, Site],
+        *,
+        nulls: Sequence[str] = (),
+        seed: int = 0,
+        curves: bool = True,
+    ) -> None:
+        self.at_sites = [q for q in questions if not q.of_model]
+        self.of_model = [q for q in questions if q.of_model]
+        self.sites, self.nulls, self.seed, self.curves = sites, nulls, seed, curves
+        self.sums = Sums()
+        self.ids, self.few = torch.empty(0, dtype=torch.int64), 0
+        self.whole: dict[tuple[str, str], ModelAnalysis] = {}
+        self.broken = torch.empty(0, dtype=torch.bool)
+
+    def begin(self, ids: Tensor, *, with_nulls: int) -> None:
+        """A batch of images is about to run; chance is drawn for the first `with_nulls` of them."""
+        self.ids, self.few, self.whole = ids, with_nulls, {}
+        self.broken = torch.zeros(len(ids), dtype=torch.bool)
+
+    def see(self, name: str, heads: Heads) -> None:
+        """One site of this batch."""
+        site, windows = self.sites[name], len(heads.q) // len(self.ids)
+        groups = real_groups(heads)
+        observed = self._answer(site, groups, OBSERVED, windows)
+        self._see_whole(site, heads, OBSERVED)
+        if not self.few:
+            return
+        dice = Dice(self._row_ids(windows).to(heads.q.device), self.seed, f"analysis/{name}")
+        limit = self.few * windows
+        groups = [(rows[rows < limit], rows_of(part, rows < limit)) for rows, part in groups if (rows < limit).any()]
+        for null in self.nulls:
+            drawn = [(rows, NULLS[null](part, dice[rows])) for rows, part in groups]
+            self._compare(name, null, observed, self._answer(site, drawn, null, windows))
+            for rows, part in drawn:
+                if len(rows) == limit:
+                    self._see_whole(site, part, null)
+
+    def end(self) -> None:
+        """The batch is over: model analyses answer."""
+        observed: Answers = {}
+        for (name, null), analysis in self.whole.items():
+            found = {key: self._unbroken(values)[:, None] for key, values in analysis.result().items()}
+            self._keep(MODEL, name, null, found)
+            answers = {(name, key): values for key, values in found.items()}
+            if null == OBSERVED:
+                observed |= answers
+            else:
+                self._compare(MODEL, null, observed, answers)
+
+    def _answer(self, site: Site, groups: list[Group], null: str, windows: int) -> Answers:
+        found: Answers = {}
+        images = len(self.ids) if null == OBSERVED else self.few
+        for q in self.at_sites:
+            if not groups or (q.name, site.name) in self.sums.refused:
+                continue
+            try:
+                answers = [(rows, q.ask(part, site)) for rows, part in groups]
+            except UnsuitableSite as error:
+                self.sums.refused[q.name, site.name] = str(error)
+                continue
+            whole = gather_rows(answers, images * windows)
+            whole = {name: over_windows(values, images) for name, values in whole.items()}
+            self._keep(site.name, q.name, null, whole)
+            found |= {(q.name, name): values for name, values in whole.items()}
+        return found
+
+    def _see_whole(self, site: Site, heads: Heads, null: str) -> None:
+        """Show a site to the model analyses; rows that are not finite become zeros and their answers NaN."""
+        if not self.of_model:
+            return
+        finite = finite_rows(heads)
+        if null == OBSERVED and len(finite) == len(self.broken):
+            self.broken |= ~finite.cpu()
+        shown = heads._replace(**{n: getattr(heads, n).nan_to_num(0.0, 0.0, 0.0) for n in ("q", "k", "v")})
+        for q in self.of_model:
+            try:
+                analysis = self.whole.get((q.name, null)) or q.begin()
+                analysis.see(heads if finite.all() else shown, site)
+                self.whole[q.name, null] = analysis
+            except UnsuitableSite as error:
+                self.sums.refused[q.name, site.name] = str(error)
+
+    def _unbroken(self, values: Tensor) -> Tensor:
+        rows = self.broken[: len(values)].to(values.device)
+        return values.masked_fill(rows.view(-1, *[1] * (values.dim() - 1)), torch.nan)
+
+    def _keep(self, site: str, analysis: str, null: str, answer: Statistics) -> None:
+        for name, values in answer.items():
+            if values.dim() == 2 or self.curves:
+                new = Moments.of(values)
+                key = (site, analysis, name, null)
+                self.sums.moments[key] = self.sums.moments[key] + new if key in self.sums.moments else new
+
+    def _compare(self, site: str, null: str, observed: Answers, drawn: Answers) -> None:
+        for (analysis, name), values in drawn.items():
+            before = observed[analysis, name][: len(values)]
+            gap = (values - before).abs() / (values.abs() + before.abs()).clamp(min=1e-300)
+            key = (site, analysis, name, null)
+            self.sums.apart[key] = max(self.sums.apart.get(key, 0.0), float(gap.nan_to_num(0.0).max()))
+
+    def _row_ids(self, windows: int) -> Tensor:
+        ids = self.ids[: self.few]
+        return (ids[:, None] * windows + torch.arange(windows)).flatten() if windows > 1 else ids

@@ -1,0 +1,87 @@
+"""What of Heads is real: padded tokens are taken out, windows are put back together, broken images are set aside.
+
+B rows of Heads, H heads, M keys, W windows of an image
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitruvius.analysis._registry import Statistics
+from vitruvius.heads import Heads
+
+MASKED = -1e4  # a bias below this hides a key
+Group = tuple[Tensor, Heads]  # rows of a batch, and their Heads
+
+
+def real_groups(heads: Heads) -> list[Group]:
+    """The rows whose q, k and v are finite, without the tokens that padding hides; rows of one pattern together."""
+    rows = finite_rows(heads).nonzero().squeeze(1)
+    if not len(rows):
+        return []
+    part = rows_of(heads, rows) if len(rows) < len(heads.q) else heads
+    return [(rows[own], real) for own, real in without_padding(part)] if has_padding(part) else [(rows, part)]
+
+
+def finite_rows(heads: Heads) -> Tensor:
+    """(B,) bool."""
+    return torch.stack([x.flatten(1).isfinite().all(1) for x in heads[:3]]).all(0)
+
+
+def has_padding(heads: Heads) -> bool:
+    """Whether some key is hidden from every query."""
+    return heads.bias is not None and bool((_four(heads.bias).amax((1, 2)) < MASKED).any())
+
+
+def without_padding(heads: Heads) -> list[Group]:
+    """Cropped Heads; where queries and keys are the same items, both are cropped."""
+    assert heads.bias is not None
+    batch, queries, keys = heads.k.shape[0], heads.q.shape[-2], heads.k.shape[-2]
+    bias = _four(heads.bias).expand(batch, -1, -1, keys)
+    real = bias.amax((1, 2)) >= MASKED  # (B, M)
+    patterns, owner = real.unique(dim=0, return_inverse=True)
+    groups = []
+    for place, keep in enumerate(patterns):
+        rows = (owner == place).nonzero().squeeze(1)
+        asks = keep if queries == keys else keep.new_ones(queries)
+        groups.append((rows, _cropped(rows_of(heads._replace(bias=bias), rows), asks, keep)))
+    return groups
+
+
+def rows_of(heads: Heads, rows: Tensor) -> Heads:
+    """Some rows of the batch."""
+    bias = heads.bias
+    if bias is not None and bias.dim() == 4 and bias.shape[0] > 1:
+        bias = bias[rows]
+    return heads._replace(q=heads.q[rows], k=heads.k[rows], v=heads.v[rows], bias=bias)
+
+
+def gather_rows(answers: list[tuple[Tensor, Statistics]], batch: int) -> Statistics:
+    """The answers of groups as one batch, NaN in rows nobody answered for; of several groups curves are left out."""
+    if len(answers) == 1 and len(answers[0][0]) == batch:
+        return answers[0][1]
+    found: Statistics = {}
+    for rows, answer in answers:
+        for name, values in answer.items():
+            if values.dim() == 2:
+                whole = found.setdefault(name, values.new_full((batch, values.shape[1]), torch.nan))
+                whole[rows] = values
+    return found
+
+
+def over_windows(values: Tensor, images: int) -> Tensor:
+    """(B · W, H, …) → (B, H, …): the mean over the windows of each image."""
+    return values if len(values) == images else values.unflatten(0, (images, -1)).mean(1)
+
+
+def _four(bias: Tensor) -> Tensor:
+    """A bias as (B or 1, H or 1, N or 1, M or 1)."""
+    return bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
+
+
+def _cropped(heads: Heads, asks: Tensor, keep: Tensor) -> Heads:
+    assert heads.bias is not None
+    bias = heads.bias[..., keep]
+    bias = bias[..., asks, :] if bias.shape[-2] > 1 else bias
+    return heads._replace(q=heads.q[..., asks, :], k=heads.k[..., keep, :], v=heads.v[..., keep, :], bias=bias)

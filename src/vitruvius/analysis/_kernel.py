@@ -1,0 +1,79 @@
+"""The kernel of self-attention seen as kernel PCA (Teo & Nguyen 2024, arXiv:2406.13762), in float64 and in logarithms.
+
+κ(x, y) = exp(x·y · scale), g(x) = Σ_j κ(x, k_j), φ(x) = κ(x, ·) / g(x); the Gram matrix of φ at the keys is
+κ(k_i, k_j) / (g_i g_j). B batch, H heads, N queries, M keys, D key width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import DataError
+from vitruvius.attention.standardised import standardise as z_score
+from vitruvius.heads import Heads
+
+RELEASED_EPSILON = 1e-6  # the published scripts add it to g gᵀ
+
+
+class Gram(NamedTuple):
+    """The centred Gram matrix of the keys' features, and the logarithm of each key's mass g."""
+
+    centred: Tensor  # (B, H, M, M)
+    log_mass: Tensor  # (B, H, M)
+
+
+def precise(heads: Heads) -> Heads:
+    """The same in float64; values that are not finite are an error."""
+    for name in ("q", "k", "v"):
+        if not getattr(heads, name).isfinite().all():
+            raise DataError(f"{name} holds values that are not finite: the model overflowed before the analysis.")
+    bias = None if heads.bias is None else heads.bias.double()
+    return heads._replace(q=heads.q.double(), k=heads.k.double(), v=heads.v.double(), bias=bias)
+
+
+def released_z_score(x: Tensor) -> Tensor:
+    """(x − mean) / (unbiased deviation + 1e-8), as the published scripts do."""
+    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-8)
+
+
+def key_gram(heads: Heads, *, standardise: bool, released: bool = False) -> Gram:
+    """The centred Gram matrix; of standardised keys with the papers' scale 1/√D, else with the model's own."""
+    keys, scale = heads.k, heads.scale
+    if standardise:
+        keys, scale = (released_z_score if released else z_score)(keys), keys.shape[-1] ** -0.5
+    logits = (keys * scale) @ keys.mT  # (B, H, M, M)
+    log_mass = logits.logsumexp(-1)
+    norm = log_mass[..., :, None] + log_mass[..., None, :]
+    if released:
+        norm = torch.logaddexp(norm, norm.new_tensor(math.log(RELEASED_EPSILON)))
+    return Gram(centred((logits - norm).exp()), log_mass)
+
+
+def centred(gram: Tensor) -> Tensor:
+    """(I − 1/M) K (I − 1/M)."""
+    rows = gram.mean(-1, keepdim=True)
+    return gram - rows - gram.mean(-2, keepdim=True) + rows.mean(-2, keepdim=True)
+
+
+def log_attention(heads: Heads) -> Tensor:
+    """log softmax(q kᵀ · scale + bias), (B, H, N, M)."""
+    return _logits(heads).log_softmax(-1)
+
+
+def log_phi2(heads: Heads) -> Tensor:
+    """log ‖φ(q_i)‖² = q_i·q_i · scale − 2 log g(q_i), (B, H, N); g is what the softmax divides by, bias included."""
+    return heads.q.square().sum(-1) * heads.scale - 2 * _logits(heads).logsumexp(-1)
+
+
+def output(heads: Heads) -> Tensor:
+    """h = softmax(q kᵀ · scale + bias) v, (B, H, N, E)."""
+    return log_attention(heads).exp() @ heads.v
+
+
+def _logits(heads: Heads) -> Tensor:
+    logits = (heads.q * heads.scale) @ heads.k.mT
+    return logits if heads.bias is None else logits + heads.bias

@@ -1,0 +1,102 @@
+"""From running sums to rows: means, spreads, nulls and claims; what was not finite or refused becomes a remark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from vitruvius.analysis._ask import Question
+from vitruvius.analysis._claims import Sample, judge
+from vitruvius.analysis._collect import MODEL, OBSERVED, Key, Sums
+from vitruvius.analysis._moments import Moments
+from vitruvius.analysis._table import Curve, Row
+from vitruvius.surgery._sites import abridge
+
+
+def make_rows(sums: Sums, questions: Sequence[Question], sites: Sequence[str], nulls: Sequence[str]) -> list[Row]:
+    """Site by site, head by head, in the order in which the questions were asked."""
+    rows = []
+    for q in questions:
+        for site in (*sites, MODEL):
+            for _, _, statistic, _ in _keys(sums, site, q.name):
+                rows += _statistic(sums, (site, q.name, statistic, OBSERVED), nulls)
+    return rows
+
+
+def make_curves(sums: Sums) -> list[Curve]:
+    """The statistics that have one more axis."""
+    return [
+        Curve(site=key[0], analysis=key[1], statistic=key[2], null=key[3], mean=found.mean, std=found.std)
+        for key, found in sums.moments.items()
+        if found.mean.dim() == 2
+    ]
+
+
+def make_remarks(sums: Sums) -> list[str]:
+    """Why something is missing."""
+    refused: dict[tuple[str, str], list[str]] = {}
+    for (analysis, site), reason in sums.refused.items():
+        refused.setdefault((analysis, reason.replace(repr(site), "it")), []).append(site)
+    remarks = [f"{analysis} left out {abridge(own)}: {reason}" for (analysis, reason), own in refused.items()]
+    lost: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
+    for (site, analysis, statistic, null), found in sums.moments.items():
+        if null == OBSERVED and found.mean.dim() == 1 and found.dropped.any():
+            worst = int(found.dropped.max())
+            lost.setdefault((analysis, statistic), []).append((site, worst, worst + int(found.count.min())))
+    for (analysis, statistic), places in lost.items():
+        site, dropped, images = max(places, key=lambda place: place[1])
+        remarks.append(
+            f"{analysis}: {statistic} is not a finite number for some images at {abridge(p[0] for p in places)} "
+            f"(at most {dropped} of {images}, at {site}); those images are left out of its mean."
+        )
+    return remarks
+
+
+def _keys(sums: Sums, site: str, analysis: str) -> list[Key]:
+    """The observed statistics, one number a head."""
+    return [
+        key
+        for key, found in sums.moments.items()
+        if key[0] == site and key[1] == analysis and key[3] == OBSERVED and found.mean.dim() == 1
+    ]
+
+
+def _statistic(sums: Sums, key: Key, nulls: Sequence[str]) -> list[Row]:
+    found, rows = sums.moments[key], []
+    site, analysis, statistic, _ = key
+    for head in range(len(found.mean)):
+        sample = _sample(found, head)
+        if sample is None:
+            continue
+        own = {
+            "site": site,
+            "head": None if site == MODEL else head,
+            "analysis": analysis,
+            "statistic": statistic,
+            "mean": sample.mean,
+            "std": _known(sample.std),
+            "n": sample.n,
+        }
+        beside = [_beside(sums, (*key[:3], null), head, sample) for null in nulls]
+        told = [columns for columns in beside if columns]
+        rows += [Row(**own, **columns) for columns in told] if told else [Row(**own)]  # type: ignore[arg-type]
+    return rows
+
+
+def _beside(sums: Sums, key: Key, head: int, observed: Sample) -> Mapping[str, object]:
+    """The columns of one null, or nothing where none was drawn."""
+    null = _sample(sums.moments[key], head) if key in sums.moments else None
+    if null is None:
+        return {}
+    effect, claim = judge(observed, null, apart=sums.apart.get(key, math.inf))
+    columns = {"null": key[3], "null_mean": null.mean, "null_std": _known(null.std), "null_n": null.n}
+    return {**columns, "effect": effect, "claim": claim}
+
+
+def _sample(found: Moments, head: int) -> Sample | None:
+    n = int(found.count[head])
+    return Sample(float(found.mean[head]), float(found.std[head]), n) if n else None
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,150 @@
+"""analyse: a model, images, some questions → a table with chance beside every number; memory does not grow with images.
+
+B images, H heads, N queries, M keys
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError, DataError, UnsuitableSite
+from vitruvius._processes import Process
+from vitruvius._version import __version__
+from vitruvius.analysis._ask import Question, question
+from vitruvius.analysis._batches import Count, Progress, batches_of, share_of
+from vitruvius.analysis._collect import Collector, Sums
+from vitruvius.analysis._nulls import NULLS
+from vitruvius.analysis._registry import analyses
+from vitruvius.analysis._rows import make_curves, make_remarks, make_rows
+from vitruvius.analysis._table import Table
+from vitruvius.heads import Heads, Site
+from vitruvius.surgery import inner, record, survey
+from vitruvius.surgery._sites import Where
+
+ENTRIES = 2**22  # of the attention maps of one site that are looked at together
+NULL_IMAGES = 16
+Asked = str | Callable[..., Any] | Question
+
+
+@torch.no_grad()
+def analyse(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *asked: Asked,
+    images: int | None = None,
+    seed: int = 0,
+    nulls: bool | Sequence[str] = True,
+    null_images: int = NULL_IMAGES,
+    where: Where = "*",
+    process: Process | None = None,
+    progress: Progress | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Table:
+    """Ask every question of every site, on what the softmax receives (after stages), and beside chance.
+
+    `images` takes the first so many of the loader. Chance is drawn from (`seed`, image, site) for the first
+    `null_images` images, so it does not depend on batches or processes. Under torchrun each process takes its share.
+    """
+    if model.training:
+        raise ConfigError("the model is in train mode, where dropout blurs what attention does; call .eval().")
+    process = process or Process(device=next(model.parameters()).device)
+    questions, chosen = ask_all(asked), choose_nulls(nulls)
+    mine = None if images is None else share_of(images, process)
+    batches = batches_of(loader, process.device, mine)
+    first = next(batches, None)
+    sizes = process.gather(None if first is None else tuple(first[0].shape[1:]))
+    size = next((found for found in sizes if found is not None), None)
+    if size is None:
+        raise DataError(f"the loader {getattr(loader, 'name', 'given')!r} yielded no images; nothing to analyse.")
+    sites = survey(model, input_size=size)
+    collector = Collector(questions, sites, nulls=chosen, seed=seed)
+    seen = itertools.chain([first] if first is not None else [], batches)
+    total = share_of(loader.num_images, process) if mine is None and hasattr(loader, "num_images") else mine
+    few = share_of(null_images, process) if chosen else 0
+    _look(model, collector, seen, where, size, few, Count(progress, total))
+    return summarise(collector.sums, questions, list(sites), chosen, process, _facts(model, loader, seed, facts))
+
+
+def ask_all(asked: Sequence[Asked]) -> list[Question]:
+    """The questions, each once; all that are registered if none is named."""
+    questions = [question(each) for each in asked or list(analyses)]
+    names = [q.name for q in questions]
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{doubled[0]!r} is asked twice; once is enough.")
+    return questions
+
+
+def choose_nulls(nulls: bool | Sequence[str]) -> list[str]:
+    """All, none, or those named."""
+    chosen = list(NULLS) if nulls is True else list(nulls or ())
+    if unknown := [name for name in chosen if name not in NULLS]:
+        raise ConfigError(f"no null named {unknown[0]!r}. Known: {', '.join(NULLS)}.")
+    return chosen
+
+
+def summarise(
+    sums: Sums,
+    questions: Sequence[Question],
+    sites: Sequence[str],
+    nulls: Sequence[str],
+    process: Process,
+    facts: dict[str, Any],
+) -> Table:
+    """What all processes have seen, as a table."""
+    whole = Sums()
+    for part in process.gather(sums):
+        whole.add(part)
+    rows, remarks = make_rows(whole, questions, sites, nulls), make_remarks(whole)
+    if not rows:
+        reason = remarks[0] if remarks else "every image gave numbers that are not finite."
+        raise UnsuitableSite(f"nothing could be analysed. {reason}")
+    facts = {**facts, "images": max(row.n for row in rows)}
+    return Table(rows=rows, curves=make_curves(whole), facts=facts, remarks=remarks)
+
+
+def _look(
+    model: nn.Module,
+    collector: Collector,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    where: Where,
+    size: tuple[int, ...],
+    with_nulls: int,
+    count: Count,
+) -> None:
+    """Run the model over parts of batches small enough for the largest site."""
+    part = max(1, ENTRIES // max(_entries(site) for site in collector.sites.values()))
+    with record(model, where, on_heads=_after_stages(model, collector.see), input_size=size):  # type: ignore[arg-type]
+        for x, ids in batches:
+            for some, own in zip(x.split(part), ids.split(part), strict=True):
+                collector.begin(own, with_nulls=min(len(own), max(0, with_nulls - count.done)))
+                model(some)
+                collector.end()
+                count.add(len(own))
+
+
+def _after_stages(model: nn.Module, see: Callable[[str, Heads], None]) -> Callable[[str, Heads], None]:
+    """What the kernel of a core receives: Heads after the core's stages."""
+
+    def look(name: str, heads: Heads) -> None:
+        core: Any = inner(model).get_submodule(name).core
+        for stage in list(core.children())[:-1]:
+            heads = stage(heads)
+        see(name, heads)
+
+    return look
+
+
+def _entries(site: Site) -> int:
+    """Entries of the attention maps of one image at a site, about; of windows there may be many."""
+    windows = 64 if site.attends == "windows" else 1
+    return windows * site.num_heads * max(site.num_queries, site.num_keys) * site.num_keys
+
+
+def _facts(model: nn.Module, loader: object, seed: int, facts: Mapping[str, Any] | None) -> dict[str, Any]:
+    names = {"model": type(inner(model)).__name__, "data": str(getattr(loader, "name", "unnamed"))}
+    return {**names, "seed": seed, **(facts or {}), "vitruvius": __version__}

@@ -1,0 +1,101 @@
+"""A table in words: for each analysis, sites down, its first statistics across, the nearest chance in brackets."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from vitruvius.analysis._table import Row
+
+MOST = 4  # statistics of an analysis that are printed; the files hold all
+KEPT = "the same by construction"
+
+
+class Layer(NamedTuple):
+    """One statistic of one site, heads together: value, nearest chance, and how many heads lie beyond every null."""
+
+    value: float
+    chance: float | None
+    beyond: int
+    judged: int
+    heads: int
+
+
+def table_text(rows: Sequence[Row], facts: dict[str, Any], remarks: Sequence[str]) -> str:
+    """The whole summary."""
+    told = [f"{key} {facts[key]}" for key in ("model", "data", "images", "seed") if key in facts]
+    head = [" · ".join(told)] if told else []
+    asked = list(dict.fromkeys(row.analysis for row in rows))
+    blocks = [_block(name, [row for row in rows if row.analysis == name]) for name in asked]
+    return "\n\n".join([*head, *blocks, *(f"note: {remark}" for remark in remarks)])
+
+
+def layer(rows: Sequence[Row]) -> Layer:
+    """The rows of one site and statistic, all heads and nulls, as one number."""
+    heads: dict[int | None, list[Row]] = {}
+    for row in rows:
+        heads.setdefault(row.head, []).append(row)
+    value = statistics.fmean(own[0].mean for own in heads.values())
+    verdicts = [v for own in heads.values() if (v := beyond_chance(own)) is not None]
+    return Layer(value, nearest_chance(rows, value), sum(verdicts), len(verdicts), len(heads))
+
+
+def nearest_chance(rows: Sequence[Row], value: float) -> float | None:
+    """The mean of the null that comes nearest, of those that can tell; where none can, of the first."""
+    means: dict[str | None, list[float]] = {}
+    for row in rows:
+        if row.null_mean is not None and (row.claim != KEPT or all(r.claim == KEPT for r in rows)):
+            means.setdefault(row.null, []).append(row.null_mean)
+    return min((statistics.fmean(own) for own in means.values()), key=lambda mean: abs(mean - value), default=None)
+
+
+def beyond_chance(rows: Sequence[Row]) -> bool | None:
+    """Whether one head's number lies beyond every null that could tell, on the same side of all; None if none could."""
+    claims = [row.claim for row in rows if row.claim.startswith(("above", "below", "indist"))]
+    sides = {claim.split()[0] for claim in claims}
+    return (len(sides) == 1 and "indistinguishable" not in sides) if claims else None
+
+
+def number(value: float | None) -> str:
+    """Three significant digits; scientific where small or large."""
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if 0.01 <= abs(value) < 100 or value == 0 else f"{value:.3g}"
+
+
+def _block(analysis: str, rows: Sequence[Row]) -> str:
+    names = list(dict.fromkeys(row.statistic for row in rows))
+    shown, sites = names[:MOST], list(dict.fromkeys(row.site for row in rows))
+    layers = {
+        (site, name): layer(own)
+        for site in sites
+        for name in shown
+        if (own := [row for row in rows if row.site == site and row.statistic == name])
+    }
+    with_chance = any(found.chance is not None for found in layers.values())
+    lines = [[analysis, *shown]]
+    lines += [[site, *(_cell(layers.get((site, name)), with_chance) for name in shown)] for site in sites]
+    if with_chance:
+        lines.append(["beyond chance", *(_count([layers[s, n] for s in sites if (s, n) in layers]) for n in shown)])
+    more = [f"… and {', '.join(names[MOST:])}"] if names[MOST:] else []
+    return "\n".join([*_aligned(lines), *more])
+
+
+def _cell(found: Layer | None, with_chance: bool) -> str:
+    if found is None:
+        return "–"
+    return f"{number(found.value)} ({number(found.chance)})" if with_chance else number(found.value)
+
+
+def _count(layers: Sequence[Layer]) -> str:
+    judged = sum(found.judged for found in layers)
+    return f"{sum(found.beyond for found in layers)} of {judged}" if judged else "no null tells"
+
+
+def _aligned(lines: list[list[str]]) -> list[str]:
+    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+    text = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+    rule = "-" * len(text[0])
+    return [text[0], rule, *text[1:-1], *([rule] if lines[-1][0] == "beyond chance" else []), text[-1]]

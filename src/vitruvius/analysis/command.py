@@ -1,0 +1,116 @@
+"""The verb `analyse` as a command uses it: open the target, choose images, ask, keep table and figures in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from vitruvius._errors import ConfigError
+from vitruvius._files import atomic_write_text
+from vitruvius._processes import Process, joined
+from vitruvius._yaml import dump_yaml, to_plain
+from vitruvius.analysis._run import analyse, ask_all
+from vitruvius.analysis._table import Table
+from vitruvius.data import DataConfig, Loader, eval_loader
+from vitruvius.data._open import is_stream
+from vitruvius.evaluation import TargetConfig, open_target
+from vitruvius.models import PixelModel
+
+Draw = Callable[[Table, Path], Any]
+
+
+def analyse_target(
+    target: str,
+    overrides: Sequence[str],
+    names: Sequence[str],
+    images: int | None = None,
+    seed: int = 0,
+    out: str | None = None,
+    *,
+    draw: Draw | None = None,
+) -> Table:
+    """Analyse a run folder or a model by name on `images` random images of its validation split.
+
+    Table, curves and what `draw(table, folder)` makes go to `out`, by default to the folder `analysis` of the run.
+    """
+    questions = ask_all(names)  # a misspelt name is found before a model is loaded
+    if images is not None and images < 1:
+        raise ConfigError(f"--images {images}: nothing to analyse; give 1 or more.")
+    model, config = open_target(target, overrides)
+    folder = Path(out) if out else Path(target) / "analysis" if Path(target).is_dir() else None
+    with joined(config.device) as process:
+        model.to(process.device).eval()
+        loader = open_images(config.data, model, images, seed, process)
+        facts = {"model": config.model.name, "target": Path(target).name}
+        with Watch(shown=process.first) as watch:
+            table = analyse(
+                model, loader, *questions, images=images, seed=seed, process=process, progress=watch, facts=facts
+            )
+        if folder is not None:
+            process.once(lambda: keep(table, folder, None if Path(target).is_dir() else config, draw))
+    return table
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(analyses, overrides): `norms gammas:variant=released data.root=/imagenet`."""
+    is_override = ["=" in text and ":" not in text.partition("=")[0] for text in arguments]
+    pairs = list(zip(arguments, is_override, strict=True))
+    return [text for text, override in pairs if not override], [text for text, override in pairs if override]
+
+
+def open_images(config: DataConfig, model: PixelModel, images: int | None, seed: int, process: Process) -> Loader:
+    """The validation split as the model wants it, or `images` of it, chosen by `seed`; of a stream, its first ones."""
+    shares: dict[str, Any] = {
+        "input_size": model.data_config,
+        "rank": process.rank,
+        "world_size": process.world_size,
+        "device": process.device,
+    }
+    if images is None or is_stream(config):
+        return eval_loader(config, **shares)
+    whole = eval_loader(replace(config, val_num_samples=None), **shares)
+    return whole if images >= whole.num_images else eval_loader(config, only=_some(whole, images, seed), **shares)
+
+
+def keep(table: Table, folder: Path, config: TargetConfig | None, draw: Draw | None) -> None:
+    """Write the table and draw it; for a model without a run folder also its config, so that `report` can read it."""
+    table.save(folder)
+    if draw is not None:
+        draw(table, folder)
+    if config is not None:
+        versions = {name: version(name) for name in ("vitruvius", "torch", "timm")}
+        atomic_write_text(folder / "config.yaml", dump_yaml({**to_plain(config), "versions": versions}))
+
+
+class Watch:
+    """A bar with the time left, in a terminal; silent elsewhere."""
+
+    def __init__(self, *, shown: bool) -> None:
+        console = Console(stderr=True)
+        columns = TextColumn("[bold]analysing"), BarColumn(), MofNCompleteColumn(), TextColumn("left")
+        hidden = not (shown and console.is_terminal)
+        self.bars = Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden)
+        self.bar = self.bars.add_task("", total=None)
+
+    def __enter__(self) -> Watch:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def __call__(self, done: int, total: int | None, /) -> None:
+        self.bars.update(self.bar, completed=done, total=total)
+
+
+def _some(loader: Loader, images: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(loader.num_images, generator=generator)[:images].sort().values

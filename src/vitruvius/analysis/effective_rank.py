@@ -1,0 +1,29 @@
+"""Effective rank: exp of the entropy of the singular values (Roy & Vetterli 2007), of q, k, v and the output.
+
+B batch, H heads, N tokens, D width
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitruvius.analysis._kernel import output, precise
+from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.heads import Heads
+
+
+@analyses.register("effective_rank")
+def effective_rank(heads: Heads) -> Statistics:
+    """How many dimensions queries, keys, values and outputs really use, from 1 to the head width."""
+    heads = precise(heads)
+    sets = {"keys": heads.k, "queries": heads.q, "values": heads.v, "output": output(heads)}
+    return {name: spread(x) for name, x in sets.items()}
+
+
+def spread(x: Tensor) -> Tensor:
+    """exp(−Σ p log p) with p the singular values divided by their sum; (…, N, D) → (…)."""
+    gram = x.mT @ x if x.shape[-1] <= x.shape[-2] else x @ x.mT
+    sigma = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    p = sigma / sigma.sum(-1, keepdim=True)
+    return torch.special.entr(p).sum(-1).exp()

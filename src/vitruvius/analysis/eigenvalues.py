@@ -1,0 +1,66 @@
+"""Eigenvalues of the centred Gram matrix of the keys: what kernel PCA calls variance (arXiv:2406.13762, section 2).
+
+All lie between 0 and the trace, and the trace is at most the number of keys, so the published maximum of 648 for 197
+keys cannot be. B batch, H heads, M keys, D key width.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vitruvius.analysis._kernel import key_gram, precise
+from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.heads import Heads, Site
+
+
+@analyses.register("eigenvalues")
+def eigenvalues(
+    heads: Heads, *, standardise: bool = True, variant: Literal["exact", "released"] = "exact"
+) -> Statistics:
+    """Spectrum of the centred Gram matrix of the keys: its D largest eigenvalues."""
+    values = spectrum(heads, standardise=standardise, variant=variant)  # (B, H, K)
+    return {
+        "max": values.amax(-1),
+        "min": values.amin(-1),
+        "mean": values.mean(-1),
+        "median": values.median(-1).values,
+        "first_share": values.amax(-1) / values.sum(-1),
+        "spectrum": values,
+    }
+
+
+@analyses.register("eigenvalues_by_rank")
+class EigenvaluesByRank:
+    """The published summary: eigenvalues of each rank averaged over heads and layers, then max, min, mean, median."""
+
+    def __init__(self, *, standardise: bool = True, variant: Literal["exact", "released"] = "released") -> None:
+        self.standardise, self.variant = standardise, variant
+        self.sums: Tensor | None = None
+        self.count = 0
+
+    def see(self, heads: Heads, site: Site) -> None:
+        site.require("eigenvalues_by_rank", "tokens")
+        values = spectrum(heads, standardise=self.standardise, variant=self.variant)
+        self.sums = values.sum(1) if self.sums is None else self.sums + values.sum(1)  # (B, K)
+        self.count += values.shape[1]
+
+    def result(self) -> dict[str, Tensor]:
+        assert self.sums is not None
+        means = self.sums / self.count
+        return {
+            "max": means.amax(-1),
+            "min": means.amin(-1),
+            "mean": means.mean(-1),
+            "median": means.median(-1).values,
+        }
+
+
+def spectrum(heads: Heads, *, standardise: bool, variant: Literal["exact", "released"] = "exact") -> Tensor:
+    """The min(D, M) largest eigenvalues, descending; `released` adds 1e-6 to g gᵀ and takes absolute values."""
+    heads, released = precise(heads), variant == "released"
+    gram = key_gram(heads, standardise=standardise, released=released).centred
+    values = torch.linalg.eigvalsh(gram).flip(-1)[..., : heads.k.shape[-1]]
+    return values.abs() if released else values.clamp(min=0)  # below zero is rounding: the matrix is a Gram matrix

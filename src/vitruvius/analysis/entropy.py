@@ -1,0 +1,24 @@
+"""Entropy of attention: how many keys a query looks at. B batch, H heads, N queries, M keys."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from vitruvius.analysis._kernel import log_attention, precise
+from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.heads import Heads
+
+
+@analyses.register("entropy")
+def entropy(heads: Heads) -> Statistics:
+    """Entropy of each query's attention: in nats, as a share of the largest possible, and as a number of keys."""
+    weights = log_attention(precise(heads)).exp()
+    nats = torch.special.entr(weights).sum(-1)  # (B, H, N)
+    return {
+        "relative": nats.mean(-1) / math.log(max(heads.k.shape[-2], 2)),
+        "nats": nats.mean(-1),
+        "effective_keys": nats.exp().mean(-1),
+        "largest_weight": weights.amax(-1).mean(-1),
+    }

@@ -1,0 +1,56 @@
+"""Norms: ‖φ(q)‖² and ‖h‖² of every token; equal where attention is a projection (arXiv:2505.07908, section 4).
+
+B batch, H heads, N queries
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from torch import Tensor
+
+from vitruvius.analysis._kernel import log_phi2, output, precise
+from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.heads import Heads
+
+RELEASED_DIVISOR = 8.0  # √64, a literal in the published script whatever the head width
+
+
+@analyses.register("norms")
+def norms(heads: Heads, *, variant: Literal["exact", "released"] = "exact") -> Statistics:
+    """‖φ(q)‖² and ‖h‖² token by token; `log10_ratio` is the mean of log₁₀(‖φ(q)‖² / ‖h‖²), 0 for a projection."""
+    log_phi, h2 = token_norms(heads, variant=variant)
+    phi2 = log_phi.exp()
+    if variant == "released":
+        phi2 = phi2.nan_to_num(0.0, posinf=0.0)
+    found = {
+        "log10_ratio": ((log_phi - h2.log()) / math.log(10)).mean(-1),
+        "phi2": phi2.mean(-1),
+        "h2": h2.mean(-1),
+        "phi2_median": phi2.median(-1).values,
+        "h2_median": h2.median(-1).values,
+    }
+    return found | (_errors_of_means(found) if variant == "released" else _mean_errors(phi2, h2))
+
+
+def token_norms(heads: Heads, *, variant: Literal["exact", "released"] = "exact") -> tuple[Tensor, Tensor]:
+    """(log ‖φ(q)‖², ‖h‖²), each (B, H, N); `released` divides by 8 in the exponents of φ and by √D in those of h."""
+    heads = precise(heads)
+    scaled = heads if variant == "exact" else heads._replace(scale=1 / RELEASED_DIVISOR)
+    return log_phi2(scaled), output(heads).square().sum(-1)
+
+
+def _mean_errors(phi2: Tensor, h2: Tensor) -> Statistics:
+    error = (phi2 - h2).abs()
+    return {
+        "error": error.mean(-1),
+        "relative_to_h": (error / h2).mean(-1),
+        "relative_to_phi": (error / phi2).mean(-1),
+    }
+
+
+def _errors_of_means(found: Statistics) -> Statistics:
+    """The published script compares the means, not the tokens."""
+    error = (found["phi2"] - found["h2"]).abs()
+    return {"error": error, "relative_to_h": error / found["h2"], "relative_to_phi": error / found["phi2"]}

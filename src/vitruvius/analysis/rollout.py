@@ -1,0 +1,53 @@
+"""Attention rollout: attention through all layers, residual paths included (Abnar & Zuidema 2020, arXiv:2005.00928).
+
+B images, N tokens, P patches
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import UnsuitableSite
+from vitruvius.analysis._kernel import log_attention, precise
+from vitruvius.analysis._registry import analyses
+from vitruvius.heads import Heads, Site
+
+
+@analyses.register("rollout")
+class Rollout:
+    """Where the class token (or the average of tokens) looks in the end; `residual` is the share that stays."""
+
+    def __init__(self, *, residual: float = 0.5) -> None:
+        self.residual = residual
+        self.flow: Tensor | None = None  # (B, N, N)
+        self.prefix = 0
+
+    def see(self, heads: Heads, site: Site) -> None:
+        site.require("rollout", "tokens")
+        site.require_self_attention("rollout")
+        weights = log_attention(precise(heads)).exp().mean(1)
+        if self.flow is not None and self.flow.shape != weights.shape:
+            raise UnsuitableSite(
+                f"'rollout' follows {self.flow.shape[-1]} tokens; {site.name!r} has {weights.shape[-1]}."
+            )
+        stay = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
+        step = self.residual * stay + (1 - self.residual) * weights
+        self.flow = step if self.flow is None else step @ self.flow
+        self.prefix = site.num_prefix_tokens
+
+    def result(self) -> dict[str, Tensor]:
+        assert self.flow is not None
+        seen = self.flow[:, 0] if self.prefix else self.flow.mean(1)  # (B, N)
+        patches = seen[:, self.prefix :]
+        p = patches / patches.sum(-1, keepdim=True)
+        nats = torch.special.entr(p).sum(-1)
+        return {
+            "relative_entropy": nats / math.log(max(p.shape[-1], 2)),
+            "effective_patches": nats.exp(),
+            "largest_share": p.amax(-1),
+            "prefix": seen[:, : self.prefix].sum(-1),
+            "map": p,
+        }

@@ -1,0 +1,39 @@
+"""Token norms: outliers among the tokens, and where attention gathers, as registers and sinks do (Darcet et al. 2024,
+arXiv:2309.16588). B batch, H heads, N queries, M keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitruvius.analysis._kernel import log_attention, precise
+from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.heads import Heads, Site
+
+
+@analyses.register("token_norms")
+def token_norms(heads: Heads, site: Site) -> Statistics:
+    """Lengths of keys, values and outputs, their largest over their median, and the share of the strongest sink."""
+    heads = precise(heads)
+    weights = log_attention(heads).exp()
+    received = weights.mean(-2)  # (B, H, M)
+    lengths = {name: _lengths(x) for name, x in (("key", heads.k), ("value", heads.v), ("output", weights @ heads.v))}
+    return {
+        "sink": received.amax(-1),
+        **{f"{name}_peak": each.amax(-1) / each.median(-1).values for name, each in lengths.items()},
+        **{name: each.mean(-1) for name, each in lengths.items()},
+        "outliers": _outliers(lengths["value"]),
+        **({"prefix": received[..., : site.num_prefix_tokens].sum(-1)} if site.num_prefix_tokens else {}),
+    }
+
+
+def _lengths(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1)
+
+
+def _outliers(lengths: Tensor) -> Tensor:
+    """Share of tokens longer than the median by more than five robust deviations (1.4826 · median deviation)."""
+    gap = lengths - lengths.median(-1, keepdim=True).values
+    robust = 1.4826 * gap.abs().median(-1, keepdim=True).values
+    return (gap > 5 * robust).double().mean(-1)

@@ -1,0 +1,122 @@
+"""Value vectors: are the learnt V what kernel PCA would choose, V̂ = diag(1/g) (I − 1/N) A with eigenvectors A of the
+centred Gram matrix? (arXiv:2406.13762, equation 8; arXiv:2505.07908, section 6.)
+
+Eigenvectors have no sign and no fixed order, so `cosine` sees chance at best; Procrustes, the principal angles and
+CKA do not depend on either. B batch, H heads, N tokens, E value width.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitruvius.analysis._kernel import key_gram, precise
+from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.analysis._similarity import (
+    cka,
+    cosines,
+    debiased_cka,
+    linear_gram,
+    matched_cosines,
+    pearson,
+    principal_cosines,
+    procrustes,
+    rbf_gram,
+)
+from vitruvius.heads import Heads
+
+RELEASED = {"tiny_length": 1e-8, "tiny_product": 1e-10}
+FIRST = ("matched_cosine", "linear_cka", "linear_cka_debiased", "subspace_overlap", "procrustes", "cosine")
+
+
+@analyses.register("value_vectors")
+def value_vectors(
+    heads: Heads, *, standardise: bool = False, variant: Literal["exact", "released"] = "exact"
+) -> Statistics:
+    """V against the values kernel PCA predicts: directly, matched, up to rotation, and by CKA."""
+    heads = precise(heads)
+    if variant == "released":
+        directions, log_mass = predicted_values(heads, standardise=standardise, released=True)
+        w = directions * (-log_mass).exp()[..., None]
+        return compare(heads.v, w, **RELEASED)
+    directions, log_mass = predicted_values(heads, standardise=standardise)
+    lowest = log_mass.amin(-1, keepdim=True)[..., None]  # a common factor: only the distances of V and V̂ feel it
+    w = directions * (lowest.squeeze(-1) - log_mass).exp()[..., None]
+    found = {
+        **alignments(heads.v, w),
+        **similarities(heads.v, directions),  # nor do cosines feel the length of a token
+        **distances(heads.v, w * (-lowest).exp()),
+    }
+    return _in_order(found)
+
+
+def compare(v: Tensor, w: Tensor, *, tiny_length: float = 0.0, tiny_product: float = 0.0) -> Statistics:
+    """Every statistic of two sets of values as they stand; the published ones add tiny numbers to denominators."""
+    found = {
+        **alignments(v, w, tiny=tiny_product),
+        **similarities(v, w, tiny=tiny_length),
+        **distances(v, w),
+    }
+    return _in_order(found)
+
+
+def predicted_values(heads: Heads, *, standardise: bool, released: bool = False) -> tuple[Tensor, Tensor]:
+    """(A − column means, log g): V̂ is the first divided by g, row by row. Columns beyond N are zero."""
+    gram = key_gram(heads, standardise=standardise, released=released)
+    values, vectors = torch.linalg.eigh(gram.centred)
+    order = (values.abs() if released else values).argsort(-1, descending=True)[..., : heads.v.shape[-1]]
+    chosen = vectors.gather(-1, order[..., None, :].expand(*vectors.shape[:-1], order.shape[-1]))
+    chosen = chosen - chosen.mean(-2, keepdim=True)
+    return F.pad(chosen, (0, heads.v.shape[-1] - chosen.shape[-1])), gram.log_mass
+
+
+def similarities(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
+    """Cosines of tokens, direct and matched, and correlations."""
+    direct, matched = cosines(v, w, tiny=tiny), matched_cosines(v, w, tiny=tiny)
+    return {
+        "cosine": direct.mean(-1),
+        "cosine_min": direct.amin(-1),
+        "cosine_max": direct.amax(-1),
+        "negative": (direct < 0).double().mean(-1),
+        "matched_cosine": matched.mean(-1),
+        "matched_min": matched.amin(-1),
+        "matched_max": matched.amax(-1),
+        "matched_negative": (matched < 0).double().mean(-1),
+        "pearson": pearson(v, w, tiny=tiny).mean(-1),
+    }
+
+
+def alignments(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
+    """CKA, Procrustes and principal angles: none depends on signs, order or rotation of the columns."""
+    linear = [linear_gram(each) for each in (v, w)]
+    kernel = [rbf_gram(each) for each in (v, w)]
+    angles = principal_cosines(v, w)
+    return {
+        "linear_cka_debiased": debiased_cka(*linear),
+        "kernel_cka_debiased": debiased_cka(*kernel),
+        "subspace_overlap": angles.square().mean(-1),
+        "procrustes": procrustes(v, w),
+        "linear_cka": cka(*linear, tiny=tiny),
+        "kernel_cka": cka(*kernel, tiny=tiny),
+        "principal_angle": angles.arccos().rad2deg().mean(-1),
+    }
+
+
+def distances(v: Tensor, w: Tensor) -> Statistics:
+    """How far V and V̂ lie apart."""
+    gap = v - w
+    frobenius = torch.linalg.matrix_norm(gap)
+    return {
+        "relative_frobenius": frobenius / torch.linalg.matrix_norm(v),
+        "frobenius": frobenius,
+        "euclidean": torch.linalg.vector_norm(gap, dim=-1).mean(-1),
+        "l1": gap.abs().sum(-1).mean(-1),
+        "allclose": (gap.abs() <= 1e-5 + 1e-3 * w.abs()).all(-1).all(-1).double(),
+    }
+
+
+def _in_order(found: Statistics) -> Statistics:
+    return {name: found[name] for name in dict.fromkeys((*FIRST, *found))}
