@@ -1,0 +1,70 @@
+"""What an evaluation is about, in few words: enough to notice that a ledger belongs to other weights or images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius.attention import Core
+from vitruvius.data import DataConfig
+from vitruvius.surgery import inner
+
+JUDGED = (
+    "root",
+    "val_split",
+    "class_map",
+    "val_num_samples",
+    "image_size",
+    "in_chans",
+    "interpolation",
+    "crop_pct",
+    "crop_mode",
+    "broken",
+)  # settings of data that change what is judged
+
+
+def subject_of(model: nn.Module, loader: Any) -> dict[str, Any]:
+    """Data, number of images, architecture with its cores, and a fingerprint of weights and settings."""
+    cores = Counter(module.describe() for module in model.modules() if isinstance(module, Core))
+    attention = "".join(f", {core} at {count} sites" for core, count in cores.items())
+    return {
+        "data": str(getattr(loader, "name", "unnamed")),
+        "images": getattr(loader, "num_images", None),
+        "model": f"{type(inner(model)).__name__}{attention}",
+        "weights": fingerprint(model),
+    }
+
+
+def data_settings(config: DataConfig) -> dict[str, Any]:
+    """What a recipe says about the images to judge, where it differs from the defaults."""
+    defaults = DataConfig()
+    values = {name: getattr(config, name) for name in JUDGED if getattr(config, name) != getattr(defaults, name)}
+    return {f"data.{name}": value for name, value in values.items()}
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of every parameter and buffer (normalisation included) and of the settings of the cores."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(_tensors(model)):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for core in model.modules():
+        if isinstance(core, Core):
+            digest.update(repr([(name, _settings(part)) for name, part in core.named_modules()]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _settings(part: nn.Module) -> list[tuple[str, Any]]:
+    """Numbers and words among the attributes of a part: its hyper-parameters."""
+    plain = {key: value for key, value in vars(part).items() if isinstance(value, bool | int | float | str | tuple)}
+    return sorted((key, value) for key, value in plain.items() if key != "training" and not key.startswith("_"))

@@ -1,0 +1,34 @@
+"""Luck: the dice that layers and timm throw (dropout, stochastic depth), a function of seed, epoch and process.
+
+Nothing of it has to be saved: a run that goes on throws the same dice as one that never stopped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def borrowed_luck(device: torch.device) -> Iterator[None]:
+    """Leave the caller's dice (Python's, numpy's, torch's) as they were."""
+    python, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002 (timm draws from numpy's global state)
+    devices = [] if device.type == "cpu" else [device]
+    try:
+        with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numbers)  # noqa: NPY002
+
+
+def seed_luck(*, seed: int, epoch: int, rank: int) -> None:
+    """Other dice for every epoch and process, the same in every run."""
+    mixed = np.random.SeedSequence([seed % 2**64, epoch, rank])
+    torch.manual_seed(int(mixed.generate_state(1, np.uint64)[0]) >> 1)
+    random.seed(int(mixed.generate_state(2, np.uint64)[1]))
+    np.random.seed(mixed.generate_state(4))  # noqa: NPY002

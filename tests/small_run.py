@@ -1,0 +1,74 @@
+"""The smallest training that is still one: a one-block ViT on a few digits, a fraction of a second."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitruvius._files import load_tensors
+from vitruvius.training import Config, read_recipe, train
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "digits" / "softmax.yaml"
+SMALL = (
+    "model.kwargs={depth: 1, embed_dim: 24}",
+    "data.train_num_samples=48",
+    "data.val_num_samples=24",
+    "data.batch_size=8",
+    "train.holdout=0.25",
+    "train.epochs=2",
+    "train.warmup_epochs=0",
+    "train.device=cpu",
+)
+TIMES = ("seconds", "images_per_second")  # what no two runs share
+
+
+def small_config(out: Path, *overrides: str) -> Config:
+    """36 training images, 12 held out, 24 for validation; two epochs of four batches."""
+    return read_recipe(RECIPE, [*SMALL, f"out={out}", *overrides])
+
+
+def small_run(out: Path, *overrides: str) -> Path:
+    return train(small_config(out, *overrides), quiet=True)
+
+
+def state_of(run: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(run / "state.pt", weights_only=True)
+    return state
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """The metrics without the times."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Bit for bit: weights, average, optimiser, counters, metrics, and the files that hold them."""
+    left, right = state_of(one), state_of(other)
+    for state in (left, right):
+        state["rows"] = None
+    assert_same(left, right)
+    assert rows_of(one) == rows_of(other)
+    assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
+    for file in one.glob("*.safetensors"):
+        assert_same(load_tensors(file), load_tensors(other / file.name))
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Equal in every number and every bit, through dictionaries and lists."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    else:
+        assert one == other

@@ -1,0 +1,50 @@
+"""The tree of errors: as drawn, and catchable the way people catch."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+
+import pytest
+
+from vitruvius import _errors
+from vitruvius._errors import RunError, UnknownName, VitruviusError, suggest
+
+KINDS = {
+    name: kind
+    for name, kind in vars(_errors).items()
+    if inspect.isclass(kind) and issubclass(kind, VitruviusError) and kind is not VitruviusError
+}
+
+
+def test_the_drawing_shows_every_error_below_its_parent() -> None:
+    drawn = re.findall(r"^([│ ]*)[├└]── (\w+)", _errors.__doc__ or "", re.MULTILINE)
+    assert {name for _, name in drawn} == set(KINDS)
+    parent = "VitruviusError"
+    for bars, name in drawn:
+        if not bars:
+            parent = name
+            assert VitruviusError in KINDS[name].__bases__
+        else:
+            assert KINDS[parent] in KINDS[name].__bases__
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_an_error_is_also_one_of_pythons_own(name: str) -> None:
+    python = {"RunError": OSError, "Diverged": ArithmeticError, "MissingExtra": ImportError}.get(name, ValueError)
+    assert issubclass(KINDS[name], python)
+    assert KINDS[name].__doc__
+
+
+def test_messages_read_plainly_and_travel_between_processes() -> None:
+    assert str(UnknownName("no hat named 'x'.")) == "no hat named 'x'."
+    for error in (RunError("cannot write"), UnknownName("no hat")):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+
+
+def test_a_suggestion_comes_only_when_something_is_close() -> None:
+    assert suggest("rcp", ["rpc", "mask"]) == "; did you mean 'rpc'?"
+    assert suggest("zzz", ["rpc", "mask"]) == "."

@@ -1,0 +1,122 @@
+"""Exact resume: stopped anywhere, a run ends bit for bit as if it had never been stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from small_run import assert_same_run, rows_of, small_run, state_of
+from vitruvius._errors import RunError
+from vitruvius.training import _epoch
+from vitruvius.training._run import Run
+
+LIVELY = (  # everything with a memory: average, momentum, dice of layers and of mixup, a schedule with warm-up
+    "train.epochs=3",
+    "train.warmup_epochs=1",
+    "train.model_ema=true",
+    "train.model_ema_decay=0.8",
+    "train.grad_accum_steps=2",
+    "train.clip_grad=1.0",
+    "data.mixup=0.4",
+    "data.reprob=0.5",
+    "data.pad=1",
+    "model.kwargs={depth: 1, embed_dim: 24, drop_path_rate: 0.3, proj_drop_rate: 0.2}",
+)
+
+
+class Stop(Exception):
+    """The plug is pulled."""
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, *, after: bool = False) -> None:
+    """Raise at the so-many-th call of a function, before or after it has done its work."""
+    original: Callable[..., Any] = getattr(owner, name)
+    calls = 0
+
+    def stopping(*arguments: Any, **settings: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call and not after:
+            raise Stop
+        result = original(*arguments, **settings)
+        if calls == call:
+            raise Stop
+        return result
+
+    monkeypatch.setattr(owner, name, stopping)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_run(tmp_path_factory.mktemp("unbroken") / "run", *LIVELY)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "after"),
+    [
+        (_epoch, "_step", 2, False),  # the first epoch: begun anew
+        (_epoch, "_step", 7, False),  # in the middle of the second
+        (_epoch, "_update", 5, True),
+        (Run, "save_state", 2, False),  # epoch 2 is trained and lost
+        (Run, "save_state", 2, True),  # state written, weights not
+        (Run, "save_weights", 4, False),  # between last and last_ema of the second epoch, or best of the first
+        (Run, "save_weights", 5, False),
+        (Run, "save_metrics", 2, False),
+        (Run, "save_metrics", 2, True),  # between two epochs
+        (Run, "save_metrics", 3, False),  # all trained, nothing told
+    ],
+)
+def test_a_run_stopped_anywhere_ends_as_the_unbroken_one(
+    owner: Any, name: str, call: int, after: bool, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_at(patch, owner, name, call, after=after)
+        with pytest.raises(Stop):
+            small_run(run, *LIVELY)
+    small_run(run, *LIVELY)
+    assert_same_run(run, unbroken)
+    assert [row["epoch"] for row in rows_of(run)] == [0, 1, 2]
+
+
+def test_a_run_stopped_again_and_again_ends_as_the_unbroken_one(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for call in (6, 3, 5):
+        with monkeypatch.context() as patch:
+            stop_at(patch, _epoch, "_step", call)
+            with pytest.raises(Stop):
+                small_run(tmp_path / "run", *LIVELY)
+    small_run(tmp_path / "run", *LIVELY)
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+def test_a_plateau_schedule_remembers_how_long_it_has_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = (
+        "train.sched=plateau",
+        "train.epochs=5",
+        "train.patience_epochs=1",
+        "train.decay_rate=0.5",
+        "train.opt=sgd",
+        "train.lr=1e-6",  # accuracy never improves, so the rate falls in the fourth epoch
+        "train.min_lr=0",
+    )
+    unbroken = small_run(tmp_path / "unbroken", *settings)
+    assert [row["lr"] for row in rows_of(unbroken)] == [1e-6, 1e-6, 1e-6, 5e-7, 5e-7]
+    with monkeypatch.context() as patch:
+        stop_at(patch, Run, "save_metrics", 2, after=True)
+        with pytest.raises(Stop):
+            small_run(tmp_path / "run", *settings)
+    small_run(tmp_path / "run", *settings)
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run")
+    torch.save({**state_of(run), "processes": 4}, run / "state.pt")
+    with pytest.raises(RunError, match=r"was trained by 4 process\(es\) and cannot go on with 1"):
+        small_run(run)
