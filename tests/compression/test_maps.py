@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 import torch
 
 import vitruvius
-from vitruvius._errors import DataError
+from families import FAMILIES
+from vitruvius._errors import DataError, RunError
 from vitruvius._files import load_tensors
+from vitruvius._processes import Process
 from vitruvius.attention import part
 from vitruvius.compression import average_maps, save_maps
+from vitruvius.data import DataConfig, Loader, eval_loader
 
 
 def small(**kwargs: object) -> torch.nn.Module:
@@ -55,3 +63,88 @@ def test_maps_are_saved_with_what_they_are(tmp_path: object) -> None:
 def test_no_images_is_an_error() -> None:
     with pytest.raises(DataError, match="no images"):
         average_maps(small(), [])
+
+
+def digit_loader(**shares: object) -> Loader:
+    config = DataConfig(dataset="digits", batch_size=40, val_num_samples=100)
+    return eval_loader(config, input_size=small().data_config, **shares)  # type: ignore[attr-defined, arg-type]
+
+
+class Stopped(Exception):
+    """Somebody pulled the plug."""
+
+
+def test_an_interrupted_average_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, partial = small(), tmp_path / "maps.partial"
+    whole = average_maps(model, digit_loader())
+    monkeypatch.setattr("vitruvius.compression.maps.SAVE_EVERY", 0.0)
+    seen: list[int] = []
+
+    def stop_after_two(images: int) -> None:
+        seen.append(images)
+        if len(seen) == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        average_maps(model, digit_loader(), partial=partial, progress=stop_after_two)
+    assert [file.name for file in tmp_path.iterdir()] == ["maps.partial.0-of-1"]
+    again = average_maps(model, digit_loader(), partial=partial, progress=seen.append)
+    assert seen == [40, 80, 100]
+    assert list(tmp_path.iterdir()) == []
+    for name, map_ in whole.items():
+        torch.testing.assert_close(again[name], map_)
+
+
+def test_sums_of_another_model_are_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitruvius.compression.maps.SAVE_EVERY", 0.0)
+
+    def stop(_: int) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        average_maps(small(), digit_loader(), partial=tmp_path / "p", progress=stop)
+    with pytest.raises(RunError, match="sums of another model"):
+        average_maps(small(seed=1), digit_loader(), partial=tmp_path / "p")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Twin(Process):
+    """One of two processes that meet in memory: threads instead of torchrun."""
+
+    meeting: threading.Barrier
+    table: dict[int, list[object]]
+
+    def gather(self, value: object) -> list[object]:
+        self.table[self.rank].append(value)
+        self.meeting.wait(30)
+        place = len(self.table[self.rank]) - 1
+        return [self.table[rank][place] for rank in (0, 1)]
+
+    def total(self, numbers: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.gather(numbers.clone())).sum(0)  # type: ignore[arg-type]
+
+
+def test_two_processes_average_what_one_does() -> None:
+    meeting, table = threading.Barrier(2), {0: [], 1: []}
+    models, loaders = [small(), small()], [digit_loader(rank=rank, world_size=2) for rank in (0, 1)]
+
+    def share(rank: int) -> dict[str, torch.Tensor]:
+        twin = Twin(device=torch.device("cpu"), rank=rank, world_size=2, meeting=meeting, table=table)
+        return average_maps(models[rank], loaders[rank], process=twin)
+
+    with ThreadPoolExecutor(2) as pool:
+        shares = list(pool.map(share, (0, 1)))
+    alone = average_maps(small(), digit_loader())
+    for maps in shares:
+        for name, map_ in alone.items():
+            torch.testing.assert_close(maps[name], map_)
+
+
+@pytest.mark.parametrize("name", ["swin", "levit", "cait", "eva"])
+def test_windows_stages_and_class_attention_have_maps_of_their_own_sizes(name: str) -> None:
+    family = next(family for family in FAMILIES if family.name == name)
+    model, x = family.randomised()
+    maps = average_maps(model, [(x, torch.zeros(2, dtype=torch.long))])
+    for site in vitruvius.survey(model).values():
+        assert maps[site.name].shape == (site.num_heads, site.num_queries, site.num_keys)
+        torch.testing.assert_close(maps[site.name].sum(-1), torch.ones(site.num_heads, site.num_queries))

@@ -113,10 +113,11 @@ class _Sums:
 
     def means(self) -> dict[str, Tensor]:
         """Over all processes; every process gets them, and the saved state goes."""
-        if not sum(self.process.gather(self.images)):
+        shares = self.process.gather(self.images)
+        if not sum(shares):
             raise DataError("the loader yielded no images; there is nothing to average.")
-        if not self.totals:
-            raise DataError(f"process {self.process.rank} got no images; use fewer processes.")
+        if not min(shares):
+            raise DataError(f"{shares.count(0)} of {len(shares)} processes got no images; use fewer processes.")
         means = {}
         for name, total in self.totals.items():
             count = self.process.total(torch.tensor(float(self.counts[name]), dtype=torch.float64, device=total.device))

@@ -1,0 +1,147 @@
+"""Maps and masks in files: safetensors that say what they hold, and ViTCoD's .npy arrays in and out.
+
+You et al. 2023, "ViTCoD": maps (L, H, N, M), row sums 1; masks (L, H, N, M) with True = removed; for LeViT a folder
+with an array a stage. Ours: one tensor (H, N, M) a site; in masks True = kept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitruvius._errors import CheckpointError, ConfigError
+from vitruvius._files import load_tensors, save_tensors
+from vitruvius.compression._places import as_bool, guess_sites, sites_from_json, sites_to_json
+from vitruvius.compression.masks import Masks
+from vitruvius.compression.polarisation import Polarised
+from vitruvius.heads import Site
+
+MAPS = "average attention maps, (heads, queries, keys), rows sum to one"
+MASKS = "attention masks, (heads, queries, keys), true = kept"
+LEVIT = {"dpt": r"stages\.(\d+)\.blocks\.\d+\.attn", "subsample": r"stages\.(\d+)\.downsample\.attn_downsample"}
+
+
+def save_maps(
+    path: str | Path, maps: Mapping[str, Tensor], *, sites: Mapping[str, Site] | None = None, **notes: object
+) -> None:
+    """Maps by site in one safetensors file that says what it holds; a .npy name or folder is ViTCoD's layout."""
+    if _is_array(path):
+        write_arrays(path, maps, "attention_score")
+        return
+    known = {"sites": sites_to_json({name: sites[name] for name in maps})} if sites is not None else {}
+    told = {key: json.dumps(value) for key, value in notes.items()}
+    save_tensors(path, maps, {"kind": MAPS, **known, **told})
+
+
+def load_maps(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Site]]:
+    """Maps and their sites, from our file or from ViTCoD's arrays."""
+    if _is_array(path):
+        maps = read_arrays(path, "attention_score")
+        return maps, guess_sites(maps)
+    maps, told = load_tensors(path)
+    if told.get("kind", MAPS) != MAPS:
+        raise ConfigError(f"{path} holds {told['kind']}, expected average maps as `vitruvius maps` writes them.")
+    return maps, sites_from_json(told.get("sites"), maps, path)
+
+
+def save_masks(
+    path: str | Path, masks: Masks, *, polarised: Mapping[str, Polarised] | None = None, **notes: object
+) -> None:
+    """Masks by site, with rule, protected tokens and sparsity; with the permutations of `polarised` beside them."""
+    if _is_array(path):
+        write_arrays(path, {name: ~keep for name, keep in masks.keep.items()}, "mask")
+        return
+    tensors = dict(masks.keep)
+    for name, one in (polarised or {}).items():
+        tensors |= {f"{name}:order": one.order, f"{name}:num_global": one.num_global}
+    told = {"rule": masks.rule, "protected": masks.protected, "limits": masks.limits, **notes}
+    told["sparsity"] = masks.sparsity.total.sparsity
+    told["sparsity without protected tokens"] = masks.sparsity.total.sparsity_inside
+    metadata = {key: json.dumps(value) for key, value in told.items()}
+    save_tensors(path, tensors, {"kind": MASKS, "sites": sites_to_json(masks.sites), **metadata})
+
+
+def load_masks(path: str | Path) -> Masks:
+    """Masks from our file, or from ViTCoD's arrays, turned over."""
+    if _is_array(path):
+        keep = {name: ~as_bool(removed) for name, removed in read_arrays(path, "mask").items()}
+        sites = guess_sites(keep)
+        return Masks(keep=keep, sites=sites, protected={n: tuple(range(s.num_prefix_tokens)) for n, s in sites.items()})
+    tensors, told = load_tensors(path)
+    if told.get("kind", MASKS) != MASKS:
+        raise ConfigError(f"{path} holds {told['kind']}, expected masks as `vitruvius masks` writes them.")
+    keep = {name: tensor for name, tensor in tensors.items() if ":" not in name}
+    protected = {name: tuple(tokens) for name, tokens in json.loads(told.get("protected", "{}")).items()}
+    return Masks(
+        keep=keep,
+        sites=sites_from_json(told.get("sites"), keep, path),
+        protected=protected,
+        rule=json.loads(told.get("rule", '""')),
+        limits=json.loads(told.get("limits", "{}")),
+    )
+
+
+def load_orders(path: str | Path) -> dict[str, Tensor]:
+    """The permutations (H, N) that were saved with masks, by site."""
+    tensors, _ = load_tensors(path)
+    return {name.removesuffix(":order"): tensor for name, tensor in tensors.items() if name.endswith(":order")}
+
+
+def read_arrays(path: str | Path, stem: str) -> dict[str, Tensor]:
+    """ViTCoD's array of all layers, or its folder of one array a stage, by our site names."""
+    path = Path(path)
+    if not path.is_dir():
+        return {f"blocks.{i}.attn": layer for i, layer in enumerate(_read(path))}
+    found: dict[str, Tensor] = {}
+    for file in sorted(path.glob(f"{stem}_*.npy")):
+        kind, stage = re.fullmatch(rf"{stem}_(dpt|subsample)(\d+)", file.stem).groups()  # type: ignore[union-attr]
+        for block, layer in enumerate(_read(file)):
+            name = f"stages.{stage}.blocks.{block}.attn"
+            found[name if kind == "dpt" else f"stages.{int(stage) + 1}.downsample.attn_downsample"] = layer
+    if not found:
+        raise CheckpointError(f"{path} holds no {stem}_dpt*.npy; expected ViTCoD's arrays of the stages of a LeViT.")
+    return found
+
+
+def write_arrays(path: str | Path, tensors: Mapping[str, Tensor], stem: str) -> None:
+    """The same layout, for somebody else's tools. A folder if the sites are a LeViT's, else one .npy file."""
+    path = Path(path)
+    if path.suffix == ".npy":
+        if len({tensor.shape for tensor in tensors.values()}) != 1:
+            raise ConfigError(f"{path}: one array needs sites of one shape; these differ. Write a .safetensors file.")
+        np.save(path, torch.stack(list(tensors.values())).numpy())
+        return
+    stages: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors.items():
+        stages.setdefault(_levit_file(name, stem), []).append(tensor)
+    path.mkdir(parents=True, exist_ok=True)
+    for file, layers in stages.items():
+        np.save(path / file, torch.stack(layers).numpy())
+
+
+def _levit_file(name: str, stem: str) -> str:
+    for kind, pattern in LEVIT.items():
+        if found := re.fullmatch(pattern, name):
+            return f"{stem}_{kind}{int(found[1]) - (kind == 'subsample')}.npy"
+    raise ConfigError(f"{name!r} is not a site of a LeViT; folders of arrays are for LeViT. Write one .npy file.")
+
+
+def _read(path: Path) -> Tensor:
+    """(L, H, N, M)."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not one of ViTCoD's arrays: {error}") from error
+    if array.ndim != 4:
+        raise CheckpointError(f"{path} has shape {array.shape}; expected (layers, heads, queries, keys).")
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _is_array(path: str | Path) -> bool:
+    return Path(path).suffix == ".npy" or (Path(path).suffix == "" and not Path(path).is_file())

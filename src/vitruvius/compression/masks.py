@@ -1,0 +1,129 @@
+"""Average maps → masks: a rule with its own limit, or the limit that removes exactly the wanted share.
+
+L sites, H heads, N queries, M keys; True = kept
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import ConfigError
+from vitruvius.compression._places import check_maps, guess_sites
+from vitruvius.compression.rules import Rule
+from vitruvius.compression.sparsity import Sparsity, count
+from vitruvius.heads import Site
+
+Budget = Literal["global", "layer", "head"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masks:
+    """Patterns by site, and how they came about."""
+
+    keep: dict[str, Tensor]  # site → bool (H, N, M)
+    protected: dict[str, tuple[int, ...]]  # site → tokens whose rows and columns are kept
+    sites: dict[str, Site]
+    rule: str = ""
+    limits: dict[str, float] = field(default_factory=dict)  # where a wanted sparsity put the limit of the rule
+
+    @property
+    def sparsity(self) -> Sparsity:
+        """Shares removed, in all, by site and by head."""
+        return count(self.keep, self.protected)
+
+
+def make_masks(
+    maps: Mapping[str, Tensor],
+    rule: Rule,
+    *,
+    sparsity: float | None = None,
+    budget: Budget = "global",
+    protect: Sequence[int] | None = None,
+    sites: Mapping[str, Site] | None = None,
+) -> Masks:
+    """Masks of the maps (H, N, M) by site. No query ever loses its best key.
+
+    Without `sparsity` the rule's own limit holds. With it, exactly that share of all pairs goes (rounded), from the
+    highest levels down: over all sites together, in every site, or in every head. `protect` names tokens whose rows
+    and columns stay whole; by default class, distillation and register tokens. `sites`, as from `survey(model)`,
+    must be those of the maps.
+    """
+    sites = check_maps(maps, guess_sites(maps) if sites is None else sites)
+    protected = {name: _protected(sites[name], protect) for name in maps}
+    levels = {name: rule.levels(map_.double().cpu(), sites[name]) for name, map_ in maps.items()}
+    forced = {name: _forced(levels[name], maps[name].cpu(), protected[name], sites[name]) for name in maps}
+    limits: dict[str, float] = {}
+    if sparsity is None:
+        keep = {name: forced[name] | (levels[name] < rule.limit) for name in maps}
+    else:
+        keep, limits = _search(levels, maps, forced, sparsity, budget)
+    return Masks(keep=keep, protected=protected, sites=sites, rule=repr(rule), limits=limits)
+
+
+def _protected(site: Site, asked: Sequence[int] | None) -> tuple[int, ...]:
+    tokens = tuple(range(site.num_prefix_tokens)) if asked is None else tuple(asked)
+    for token in tokens:
+        if not 0 <= token < site.num_keys:
+            raise ConfigError(f"protect names token {token}; {site.name!r} has tokens 0 … {site.num_keys - 1}.")
+    return tokens
+
+
+def _forced(levels: Tensor, map_: Tensor, tokens: tuple[int, ...], site: Site) -> Tensor:
+    """What must stay: rows and columns of protected tokens, and the best key of every query, (H, N, M)."""
+    best = torch.where(levels == levels.amin(-1, keepdim=True), map_.double(), -torch.inf).argmax(-1, keepdim=True)
+    forced = torch.zeros(levels.shape, dtype=torch.bool).scatter_(-1, best, True)
+    forced[..., list(tokens)] = True
+    if site.num_queries == site.num_keys:
+        forced[..., list(tokens), :] = True
+    return forced
+
+
+def _search(
+    levels: Mapping[str, Tensor], maps: Mapping[str, Tensor], forced: Mapping[str, Tensor], share: float, budget: Budget
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Exactly the wanted share, in each purse of the budget."""
+    if not 0 <= share < 1:
+        raise ConfigError(f"sparsity = {share}, expected a share of pairs from 0 to below 1.")
+    keep = {name: force.clone() for name, force in forced.items()}
+    limits = {}
+    for purse, slots in _purses(levels, budget).items():
+        pieces = [[table[name][index].flatten() for name, index in slots] for table in (levels, maps, forced)]
+        level, value, force = (torch.cat(piece) for piece in pieces)
+        chosen, limits[purse] = _cut(level, value.cpu(), force, share, purse)
+        for (name, index), part in zip(slots, chosen.split([len(piece) for piece in pieces[0]]), strict=True):
+            keep[name][index] = part.view(keep[name][index].shape)
+    return keep, limits
+
+
+def _purses(levels: Mapping[str, Tensor], budget: Budget) -> dict[str, list[tuple[str, Any]]]:
+    """What shares one limit: (site, heads) by the purse's name."""
+    if budget == "global":
+        return {"all": [(name, slice(None)) for name in levels]}
+    if budget == "layer":
+        return {name: [(name, slice(None))] for name in levels}
+    if budget == "head":
+        return {f"{name} head {head}": [(name, head)] for name in levels for head in range(len(levels[name]))}
+    raise ConfigError(f"budget = {budget!r}, expected global, layer or head.")
+
+
+def _cut(level: Tensor, value: Tensor, forced: Tensor, share: float, purse: str) -> tuple[Tensor, float]:
+    """Keep what is forced and then the lowest levels, ties by attention; and the first level that goes."""
+    wanted = len(level) - round(share * len(level))
+    if int(forced.sum()) > wanted:
+        most = 1 - int(forced.sum()) / len(level)
+        raise ConfigError(
+            f"sparsity {share:.4g} cannot be reached in {purse}: protected rows and columns and one key for every "
+            f"query alone keep {int(forced.sum()):,} of {len(level):,} pairs. At most {most:.4f}, or protect less."
+        )
+    free = (~forced).nonzero().flatten()
+    order = value[free].argsort(descending=True, stable=True)
+    order = free[order[level[free][order].argsort(stable=True)]]
+    room = wanted - int(forced.sum())
+    keep = forced.clone()
+    keep[order[:room]] = True
+    return keep, float(level[order[room]]) if room < len(order) else float("inf")

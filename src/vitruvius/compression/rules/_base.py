@@ -1,0 +1,36 @@
+"""What rules share: every pair of a map gets a level, and is kept below a limit; so a limit can be searched.
+
+H heads, N queries, M keys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from vitruvius._registry import Registry
+from vitruvius.heads import Site
+
+
+class Rule:
+    """Levels say in which order pairs leave: those below the limit stay. Subclasses are frozen dataclasses."""
+
+    @property
+    def limit(self) -> float:
+        """Pairs with a level below this are kept."""
+        raise NotImplementedError
+
+    def levels(self, map_: Tensor, site: Site) -> Tensor:
+        """The level of every pair of a map (H, N, M) in float64; lower is more worth keeping."""
+        raise NotImplementedError
+
+
+rules: Registry[Callable[..., Rule]] = Registry("rule")
+
+
+def places(values: Tensor) -> Tensor:
+    """How many entries of its row are larger, ties in order: 0 for the largest, (…, M)."""
+    order = values.argsort(dim=-1, descending=True, stable=True)
+    return torch.empty_like(order).scatter_(-1, order, torch.arange(values.shape[-1]).expand_as(order).contiguous())

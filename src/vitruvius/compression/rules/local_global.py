@@ -1,0 +1,61 @@
+"""A window around every query, and a few tokens that see and are seen by all.       H heads, N queries, M keys"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import ConfigError, UnsuitableSite
+from vitruvius.compression.rules._base import Rule, rules
+from vitruvius.heads import Site
+
+
+@rules.register("local_global")
+@dataclass(frozen=True, kw_only=True)
+class LocalGlobal(Rule):
+    """Keep patches at most `radius` rows and columns away, and the `tokens` most attended ones of each head."""
+
+    radius: int = 2  # patches
+    tokens: int = 1  # global ones besides class and register tokens, which always are
+
+    def __post_init__(self) -> None:
+        if self.radius < 0 or self.tokens < 0:
+            raise ConfigError(f"local_global got radius={self.radius}, tokens={self.tokens}, expected 0 or more.")
+
+    @property
+    def limit(self) -> float:
+        return self.radius + 1.0
+
+    def levels(self, map_: Tensor, site: Site) -> Tensor:
+        """Distance in patches, within it by attention; global tokens come before all."""
+        distance = distances(site).expand(map_.shape)  # (H, N, N)
+        levels = distance + (1 - map_.double().clamp(0, 1)) * 0.5
+        return torch.where(self._reach(map_, site), -1.0, levels)
+
+    def _reach(self, map_: Tensor, site: Site) -> Tensor:
+        """(H, N, N), True in the rows and columns of global tokens."""
+        prefix = site.num_prefix_tokens
+        attended = map_.double().mean(-2)[:, prefix:]  # (H, patches)
+        chosen = attended.topk(min(self.tokens, attended.shape[-1]), -1).indices + prefix
+        reaching = torch.zeros(map_.shape[0], map_.shape[-1], dtype=torch.bool)
+        reaching.scatter_(-1, chosen, True)
+        reaching[:, :prefix] = True
+        return reaching[:, :, None] | reaching[:, None, :]
+
+
+def distances(site: Site) -> Tensor:
+    """Chebyshev distance of patches in rows and columns, (N, N); prefix tokens are next to everything."""
+    if site.grid is None or site.num_queries != site.num_keys:
+        raise UnsuitableSite(
+            f"'local_global' needs queries and keys on one grid of patches; {site.name!r} attends over {site.attends} "
+            f"from {site.num_queries} to {site.num_keys} and its grid is {site.grid}. Choose other sites with where=…"
+        )
+    rows, columns = site.grid
+    at = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).double()  # (patches, 2)
+    apart = torch.cdist(at, at, p=torch.inf)
+    prefix = site.num_prefix_tokens
+    full = torch.zeros(site.num_queries, site.num_keys, dtype=torch.float64)
+    full[prefix:, prefix:] = apart
+    return full
