@@ -98,8 +98,8 @@ def test_the_model_for_digits_is_small_and_takes_any_channels() -> None:
     assert next(iter(survey(model).values())).num_keys == 16
 
 
-def test_every_model_of_ours_can_be_made_and_rewired() -> None:
-    for name in models:
+def test_every_transformer_of_ours_can_be_made_and_rewired() -> None:
+    for name in (name for name in models if "vit_" in name or "xcit_" in name):
         with torch.device("meta"):
             model = create_model(name, num_classes=10, depth=1)
         assert survey(model)

@@ -1,0 +1,231 @@
+"""Optimisation: rates that move, gradients that add up, averages that follow, precisions that train."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from small_run import rows_of, small_config, small_run, state_of
+from vitruvius._processes import Process
+from vitruvius.data import eval_loader, held_out
+from vitruvius.evaluation import evaluate
+from vitruvius.models import load_model
+from vitruvius.training import _epoch
+from vitruvius.training._session import Session, open_session
+
+ALONE = Process(device=torch.device("cpu"))
+
+
+def watch(_: int, numbers: dict[str, float]) -> None:
+    assert math.isfinite(numbers["loss"])
+
+
+def session_of(tmp_path: Path, *overrides: str) -> Session:
+    return open_session(small_config(tmp_path / "unused", *overrides), ALONE)
+
+
+def weights(session: Session) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in session.model.state_dict().items()}
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The learning rate of every update, as the optimiser sees it."""
+    seen: list[float] = []
+    update = _epoch._update
+
+    def noting(session: Session) -> None:
+        seen.append(session.optimizer.param_groups[0]["lr"])
+        update(session)
+
+    monkeypatch.setattr(_epoch, "_update", noting)
+    return seen
+
+
+def test_the_rate_follows_warmup_and_cosine_at_every_update(tmp_path: Path, rates: list[float]) -> None:
+    settings = ("train.epochs=3", "train.warmup_epochs=1", "train.warmup_lr=1e-4", "train.lr=1e-2", "train.min_lr=1e-5")
+    run = small_run(tmp_path / "run", *settings)
+    warm = [1e-4 + (1e-2 - 1e-4) * step / 4 for step in range(4)]
+    cosine = [1e-5 + 0.5 * (1e-2 - 1e-5) * (1 + math.cos(math.pi * step / 12)) for step in range(4, 12)]
+    assert rates == pytest.approx(warm + cosine)
+    assert [row["lr"] for row in rows_of(run)] == pytest.approx([rates[3], rates[7], rates[11]])
+
+
+def test_with_accumulation_the_schedule_counts_updates(tmp_path: Path, rates: list[float]) -> None:
+    small_run(tmp_path / "run", "train.grad_accum_steps=3", "train.lr=1e-2", "train.min_lr=0")
+    # four batches: an update of three and one of one
+    assert rates == pytest.approx([0.5e-2 * (1 + math.cos(math.pi * step / 4)) for step in range(4)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["train.sched=none"], [1, 1, 1, 1]),
+        (["train.sched=step", "train.decay_epochs=2", "train.decay_rate=0.1"], [1, 1, 0.1, 0.1]),
+        (["train.sched=multistep", "train.decay_milestones=[1, 3]", "train.decay_rate=0.1"], [1, 0.1, 0.1, 0.01]),
+        (["train.cooldown_epochs=1", "train.epochs=3", "train.min_lr=0.5"], [None, None, None, 0.5]),
+    ],
+)
+def test_other_schedules_do_what_they_say(
+    settings: list[str], expected: list[float | None], tmp_path: Path, rates: list[float]
+) -> None:
+    settings = ["train.epochs=4", "train.opt=sgd", "train.lr=1", "data.train_num_samples=28", *settings]
+    small_run(tmp_path / "run", *settings)  # 21 images to train on: two batches an epoch
+    for rate, wanted in zip(rates[::2], expected, strict=True):
+        assert wanted is None or rate == pytest.approx(wanted)
+
+
+def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path: Path) -> None:
+    settings = ("train.opt=sgd", "train.lr=0.1", "data.train_num_samples=44")  # 33 images: 4 batches of 8, or 2 of 16
+    large = session_of(tmp_path, *settings, "data.batch_size=16")
+    small = session_of(tmp_path, *settings, "data.batch_size=8", "train.grad_accum_steps=2")
+    rows = [_epoch.train_epoch(session, watch) for session in (large, small)]
+    assert large.updates == small.updates == 2
+    assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-6)
+    torch.testing.assert_close(weights(small), weights(large), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["norm", "value", "agc"])
+def test_gradients_are_clipped_as_asked(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path, f"train.clip_mode={mode}", "train.clip_grad=1e-3", "train.opt=sgd")
+    step, seen = session.optimizer.step, []
+
+    def noting(*arguments: Any) -> Any:
+        seen.append({name: p.grad.clone() for name, p in session.model.model.named_parameters()})
+        return step(*arguments)
+
+    monkeypatch.setattr(session.optimizer, "step", noting)
+    _epoch.train_epoch(session, watch)
+    for gradients in seen:
+        if mode == "norm":
+            total = torch.stack([g.norm() for g in gradients.values()]).norm()
+            assert total == pytest.approx(1e-3, rel=1e-3)
+        elif mode == "value":
+            assert max(float(g.abs().max()) for g in gradients.values()) == pytest.approx(1e-3)
+        else:  # each row at most a thousandth of its weights; the head goes free
+            assert gradients["blocks.0.mlp.fc1.weight"].norm() < 1e-2 < gradients["head.weight"].norm()
+
+
+def test_the_average_is_an_exponential_one_and_is_judged_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history: list[torch.Tensor] = []
+    update = _epoch._update
+
+    def noting(session: Session) -> None:
+        update(session)
+        history.append(session.model.model.head.weight.detach().clone())
+
+    monkeypatch.setattr(_epoch, "_update", noting)
+    run = small_run(tmp_path / "run", "train.model_ema=true", "train.model_ema_decay=0.7")
+    average = history[0]  # the first update is copied, as upstream does
+    for weight in history[1:]:
+        average = 0.7 * average + 0.3 * weight
+    torch.testing.assert_close(state_of(run)["ema"]["head.weight"], average)
+    model = load_model(run, best=False)
+    model.model.load_state_dict(state_of(run)["ema"])
+    config = small_config(run)
+    chosen = held_out(config.data, 0.25, seed=config.seed)
+    loader = eval_loader(config.data, input_size=model.data_config, split="train", only=chosen)
+    assert rows_of(run)[-1]["ema_accuracy"] == evaluate(model, loader)["clean"].accuracy
+
+
+def test_weights_are_chosen_by_images_kept_from_training(tmp_path: Path) -> None:
+    session = session_of(tmp_path)
+    assert session.val_loader.name == "digits/train"
+    chosen = {int(i) for _, _, ids in session.val_loader.with_ids() for i in ids}
+    trained = set()
+    for epoch in range(3):
+        session.train_loader.set_epoch(epoch)
+        trained |= {int(i) for _, _, ids in session.train_loader.with_ids() for i in ids}
+    assert len(chosen) == 12
+    assert len(trained) == 36
+    assert not chosen & trained
+
+
+def test_without_a_held_out_part_the_validation_split_chooses(tmp_path: Path) -> None:
+    session = session_of(tmp_path, "train.holdout=0")
+    assert session.val_loader.name == "digits/validation"
+    assert session.train_loader.num_images == 48
+
+
+def test_the_best_weights_are_those_of_the_best_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitruvius.training import _train
+
+    scores = iter([0.2, 0.9, 0.5, 0.9])
+    monkeypatch.setattr(_train, "validate", lambda session: {"val_accuracy": next(scores), "val_loss": 1.0})
+    kept: dict[int, torch.Tensor] = {}
+    publish = _train.publish
+
+    def noting(session: Session, run: Any) -> None:
+        kept[session.epoch - 1] = session.model.model.head.weight.detach().clone()
+        publish(session, run)
+
+    monkeypatch.setattr(_train, "publish", noting)
+    run = small_run(tmp_path / "run", "train.epochs=4")
+    torch.testing.assert_close(load_model(run).model.head.weight.data, kept[1], rtol=0, atol=0)
+    torch.testing.assert_close(load_model(run, best=False).model.head.weight.data, kept[3], rtol=0, atol=0)
+
+
+def test_epochs_without_a_look_choose_nothing(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", "train.epochs=3", "train.evaluate_every=2", "train.model_ema=true")
+    assert ["val_accuracy" in row for row in rows_of(run)] == [False, True, True]
+    assert state_of(run)["best_epoch"] in (1, 2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["train.precision=bf16"],
+        ["data.mixup=0.8", "data.cutmix=1.0", "data.smoothing=0.1"],
+        ["train.grad_checkpointing=true"],
+        ["train.channels_last=true"],
+        ["train.layer_decay=0.7"],
+        ["task={use: supervised, binary: true}"],
+        ["train.opt=lion", "train.lr=1e-4"],
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_training_works_with(settings: list[str], tmp_path: Path) -> None:
+    rows = rows_of(small_run(tmp_path / "run", "train.epochs=4", *settings))
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+
+
+def test_checkpointed_activations_change_nothing(tmp_path: Path) -> None:
+    plain, thrifty = session_of(tmp_path), session_of(tmp_path, "train.grad_checkpointing=true")
+    for session in (plain, thrifty):
+        _epoch.train_epoch(session, watch)
+    torch.testing.assert_close(weights(thrifty), weights(plain), rtol=0, atol=1e-7)
+
+
+def test_bf16_computes_in_bf16_and_keeps_float32_weights(tmp_path: Path) -> None:
+    session = session_of(tmp_path, "train.precision=bf16")
+    with session.autocast():
+        assert session.model(torch.rand(1, 3, 8, 8)).dtype == torch.bfloat16
+    assert next(session.model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_compiled_model_trains_and_is_saved_as_the_plain_one(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    settings = ["train.epochs=1", "train.model_ema=true", "data.train_num_samples=24"]
+    plain = small_run(tmp_path / "plain", *settings)
+    compiled = small_run(tmp_path / "compiled", *settings, "train.compile=eager")
+    torch.testing.assert_close(state_of(compiled)["model"], state_of(plain)["model"], rtol=1e-5, atol=1e-6)
+    assert rows_of(compiled)[0]["val_accuracy"] == rows_of(plain)[0]["val_accuracy"]
+
+
+def test_the_penalty_of_stages_is_trained_and_told(tmp_path: Path) -> None:
+    settings = ["attention=[{parts: [{use: low_rank, rank: 1}]}]", "task={use: supervised, penalty: 0.1}"]
+    rows = rows_of(small_run(tmp_path / "run", "train.epochs=3", *settings))
+    assert all(row["train_penalty"] > 0 for row in rows)
+
+
+def test_smoothing_of_the_data_reaches_the_task(tmp_path: Path) -> None:
+    assert session_of(tmp_path, "data.smoothing=0.3").task.criterion.smoothing == 0.3
+    own = session_of(tmp_path, "data.smoothing=0.3", "task={use: supervised, smoothing: 0.2}")
+    assert own.task.criterion.smoothing == 0.2

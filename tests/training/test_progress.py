@@ -1,0 +1,49 @@
+"""What a person sees: a live bar in a terminal, a plain line an epoch elsewhere."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+from rich.console import Console
+
+from small_run import small_config
+from vitruvius.training import train
+from vitruvius.training._progress import Bar, line
+
+LINE = r"epoch {}/2  loss \d\.\d{{3}}  accuracy +\d+\.\d %  held-out +\d+\.\d %  EMA +\d+\.\d %  [\d,]+ images/s"
+
+
+def test_without_a_terminal_every_epoch_is_one_plain_line(tmp_path: Path) -> None:
+    out = io.StringIO()
+    train(small_config(tmp_path / "run", "train.model_ema=true"), console=Console(file=out, width=120))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    for number, text in enumerate(lines, 1):
+        assert re.fullmatch(LINE.format(number), text)
+    assert "\x1b" not in out.getvalue()
+
+
+def test_quiet_says_nothing(tmp_path: Path) -> None:
+    out = io.StringIO()
+    train(small_config(tmp_path / "run"), quiet=True, console=Console(file=out))
+    assert out.getvalue() == ""
+
+
+def test_in_a_terminal_the_bar_shows_rate_loss_accuracy_and_time_left() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=160, height=20)
+    with Bar(epochs=3, start=1, batches=10, shown=True, console=console) as bar:
+        bar.start(1)
+        bar.batch(5, {"loss": 0.25, "accuracy": 0.5, "images": 640.0})
+        bar.progress.refresh()
+        assert bar.progress.tasks[0].completed == 15
+        assert bar.progress.tasks[0].total == 30
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert re.search(r"epoch 2/3 .*loss 0\.250  accuracy  50\.0 %  [\d,]+ images/s .*left", shown)
+
+
+def test_a_line_leaves_out_what_was_not_looked_at() -> None:
+    row = {"epoch": 4, "train_loss": 0.4123, "train_accuracy": 0.912, "images_per_second": 1204.4}
+    assert line(row, 10) == "epoch  5/10  loss 0.412  accuracy  91.2 %  1,204 images/s"
