@@ -23,7 +23,7 @@ class LevitSocket(Socket, Attention):
     def forward(self, x: Tensor) -> Tensor:
         widths = [self.key_dim, self.key_dim, self.val_dim]
         q, k, v = _by_head(self.qkv(x), self.num_heads).split(widths, dim=-1)  # (B, H, N, D), …, (B, H, N, E)
-        bias = self.attention_biases[:, self.attention_bias_idxs]  # (H, N, N)
+        bias = self.attention_biases[None, :, self.attention_bias_idxs]  # (1, H, N, N)
         out = self.core(Heads(q, k, v, bias, self.scale, 0.0))
         return self.proj(_as_image(out, *x.shape[2:]) if self.use_conv else merge_heads(out))
 
@@ -45,7 +45,7 @@ class LevitDownsampleSocket(Socket, AttentionDownsample):
     def forward(self, x: Tensor) -> Tensor:
         k, v = _by_head(self.kv(x), self.num_heads).split([self.key_dim, self.val_dim], dim=-1)  # (B, H, M, D or E)
         q = _by_head(self.q(x), self.num_heads)  # (B, H, N, D)
-        bias = self.attention_biases[:, self.attention_bias_idxs]  # (H, N, M)
+        bias = self.attention_biases[None, :, self.attention_bias_idxs]  # (1, H, N, M)
         out = self.core(Heads(q, k, v, bias, self.scale, 0.0))
         rows_columns = [-(-side // self.stride) for side in x.shape[2:]]
         return self.proj(_as_image(out, *rows_columns) if self.use_conv else merge_heads(out))
