@@ -67,9 +67,7 @@ def describe(threat: Threat) -> str:
 
 
 def spoken(value: Any) -> str:
-    """A number as one would write it: 4/255 if it is exactly that, else with as many digits as it needs."""
-    if isinstance(value, float) and 0 < value < 1:
-        pixels = round(value * 255, 2)
-        if pixels / 255 == value:
-            return f"{pixels:g}/255"
+    """A number as one would write it: 4/255 if it is exactly that, 0.5, else with as many digits as it needs."""
+    if isinstance(value, float) and (pixels := round(value * 255, 2)) / 255 == value:
+        return min(f"{pixels:g}/255", str(value), key=len)
     return str(value)

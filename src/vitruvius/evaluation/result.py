@@ -51,8 +51,8 @@ class Report:
         for score in self.threats:
             if name in (score.name, score.spec):
                 return score
-        known = [score.spec for score in self.threats]
-        raise UnknownName(f"no threat {name!r} in this report{suggest(name, known)} Known: {', '.join(known)}.")
+        names = [score.name for score in self.threats]
+        raise UnknownName(f"no threat {name!r} in this report{suggest(name, names)} Known: {', '.join(names)}.")
 
     def __str__(self) -> str:
         rows = [*self.threats, self.worst_case] if len(self.threats) > 1 else list(self.threats)

@@ -1,0 +1,230 @@
+"""evaluate: every image once under every threat, nothing judged that cannot be, intervals and tables that are right."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from judging import THREATS, loader, model
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError, DataError, UnknownName
+from vitruvius.attacks.fgsm import FGSM
+from vitruvius.attacks.pgd import PGD
+from vitruvius.evaluation import describe, evaluate, wilson
+from vitruvius.evaluation._names import spoken
+
+
+def test_the_numbers_are_those_of_a_slow_loop() -> None:
+    net, data = model(), loader()
+    report = evaluate(net, data, THREATS)
+    x, y, ids = (torch.cat(column) for column in zip(*data.with_ids(), strict=True))
+    logits = net(x)
+    ranks = (logits > logits.gather(1, y[:, None])).sum(1)  # how many classes come before the label
+    score = report["clean"]
+    assert (score.n, score.correct) == (22, int((ranks == 0).sum()))
+    assert score.accuracy == score.correct / 22
+    assert (score.low, score.high) == wilson(score.correct, 22)
+    assert score.top5 == pytest.approx(float((ranks < 5).float().mean()))
+    assert score.loss == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-5)
+    standing = ranks == 0
+    for threat in THREATS:
+        right = net(threat(net, x, y, ids=ids)).argmax(1) == y
+        assert report[describe(threat)].correct == int(right.sum())
+        assert report[describe(threat)].eps == threat.eps
+        standing &= right
+    assert report.worst_case.correct == int(standing.sum())
+    assert report.num_images == 22
+
+
+def test_a_ledger_row_says_everything_about_an_image() -> None:
+    net, data = model(), loader()
+    rows = evaluate(net, data).ledger.rows("clean")
+    x, y, ids = (torch.cat(column) for column in zip(*data.with_ids(), strict=True))
+    probabilities = net(x).softmax(-1)
+    assert torch.equal(rows["id"], ids)
+    assert torch.equal(rows["label"], y)
+    assert torch.equal(rows["prediction"].long(), probabilities.argmax(-1))
+    torch.testing.assert_close(rows["confidence"], probabilities.amax(-1))
+    assert torch.equal(rows["correct"], probabilities.argmax(-1) == y)
+
+
+@pytest.mark.parametrize(
+    ("correct", "n", "low", "high"),
+    [
+        (0, 10, 0.0, 0.2775327998628892),  # z² / (n + z²)
+        (10, 10, 0.7224672001371107, 1.0),
+        (5, 10, 0.2365930905125640, 0.7634069094874360),
+        (81, 263, 0.2552701, 0.3662064),  # Newcombe 1998, table I: 0.2553 to 0.3662
+        (15, 148, 0.0623861, 0.1605187),  # the same: 0.0624 to 0.1605
+        (1, 29, 0.0061129, 0.1717602),  # the same: 0.0061 to 0.1718
+        (0, 0, 0.0, 1.0),
+    ],
+)
+def test_the_interval_is_wilsons(correct: int, n: int, low: float, high: float) -> None:
+    assert wilson(correct, n) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_the_interval_solves_wilsons_equation() -> None:
+    z = 1.959963984540054
+    for correct, n in ((3, 40), (77, 100), (9999, 10000)):
+        for bound in wilson(correct, n):
+            assert abs(correct / n - bound) == pytest.approx(z * (bound * (1 - bound) / n) ** 0.5, rel=1e-9)
+
+
+def test_a_report_prints_as_a_table_and_saves_as_json(tmp_path: Path) -> None:
+    report = evaluate(model(), loader(), THREATS)
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["threat", "accuracy", "95", "%", "interval", "n"]
+    assert [line.split("  ")[0] for line in lines[2:]] == [
+        "clean",
+        "pgd(eps=8/255, steps=2)",
+        "fgsm(eps=4/255)",
+        "worst case of all",
+    ]
+    assert f"{100 * report['clean'].accuracy:.2f} %" in lines[2]
+    report.save(tmp_path / "report.json")
+    saved = json.loads((tmp_path / "report.json").read_text())
+    assert saved == report.to_dict()
+    assert [threat["name"] for threat in saved["threats"]] == ["clean", "pgd", "fgsm"]
+    assert saved["worst_case"]["n"] == 22
+    assert saved["threats"][1]["seconds"] > 0
+    assert len(str(evaluate(model(), loader())).splitlines()) == 3  # clean alone has no worst case
+
+
+def test_threats_are_found_by_name_and_by_description() -> None:
+    twice = [PGD(eps=4 / 255, steps=1), PGD(eps=8 / 255, steps=1)]
+    report = evaluate(model(), loader(), twice)
+    assert [score.name for score in report.threats] == ["clean", "pgd", "pgd(eps=8/255, steps=1)"]
+    assert report["pgd"] is report["pgd(eps=4/255, steps=1)"]
+    with pytest.raises(UnknownName, match=r"no threat 'pgt' in this report; did you mean 'pgd'\?"):
+        report["pgt"]
+    with pytest.raises(ConfigError, match=r"the threat pgd\(eps=4/255, steps=1\) is given twice"):
+        evaluate(model(), loader(), [twice[0], PGD(eps=4 / 255, steps=1)])
+
+
+@pytest.mark.parametrize(
+    ("threat", "text"),
+    [
+        (PGD(eps=4 / 255, steps=20), "pgd(eps=4/255, steps=20)"),
+        (PGD(eps=0.5 / 255), "pgd(eps=0.5/255)"),
+        (PGD(eps=0.5, norm="l2", best=True), "pgd(eps=0.5, norm=l2, best=True)"),
+        (FGSM(eps=0.0157), "fgsm(eps=0.0157)"),
+        (PGD(eps=8 / 255, step_size=2 / 255, seed=3), "pgd(eps=8/255, seed=3, step_size=2/255)"),
+    ],
+    ids=str,
+)
+def test_a_description_shows_what_differs_from_the_defaults(threat: Any, text: str) -> None:
+    assert describe(threat) == text
+
+
+def test_descriptions_never_hide_a_difference() -> None:
+    assert describe(FGSM(eps=0.0157)) != describe(FGSM(eps=0.01570001))
+    assert spoken(4 / 255) == "4/255"
+    assert spoken(4 / 255 + 1e-12) != "4/255"
+
+    def shift(model: nn.Module, x: Tensor, y: Tensor, by: float) -> Tensor:
+        return (x + by).clamp(0, 1)
+
+    assert describe(functools.partial(shift, by=0.25)) == "shift(by=0.25)"
+
+
+def test_any_callable_is_a_threat_and_sees_the_true_labels() -> None:
+    seen = []
+
+    def blacken(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        seen.append(y)
+        return torch.zeros_like(x)
+
+    report = evaluate(model(), loader(), [blacken])
+    assert torch.equal(torch.cat(seen), torch.cat([y for _, y in loader()]))
+    assert len(set(report.ledger.rows("blacken")["prediction"].tolist())) == 1
+
+
+def test_plain_loaders_are_numbered_in_order() -> None:
+    batches = [(torch.rand(3, 3, 8, 8), torch.tensor([0, 1, 2])), (torch.rand(2, 3, 8, 8), torch.tensor([3, 4]))]
+    report = evaluate(model(), batches)
+    assert report.ledger.rows("clean")["id"].tolist() == [0, 1, 2, 3, 4]
+    assert report.data == "unnamed"
+    named = [(*batch, torch.tensor(ids)) for batch, ids in zip(batches, ([7, 5, 9], [1, 3]), strict=True)]
+    assert evaluate(model(), named).ledger.rows("clean")["label"].tolist() == [3, 4, 1, 0, 2]
+
+
+def test_an_image_that_comes_twice_counts_once() -> None:
+    batch = (torch.rand(3, 3, 8, 8), torch.tensor([0, 1, 2]), torch.tensor([4, 5, 6]))
+    assert evaluate(model(), [batch, batch])["clean"].n == 3
+
+
+class Broken(nn.Module):
+    def __init__(self, answer: Tensor) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answer.expand(len(x), *self.answer.shape)
+
+
+def images(value: float = 0.5, **settings: Any) -> Tensor:
+    return torch.full((2, 3, 8, 8), value, **settings)
+
+
+LABELS = torch.tensor([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "letter"),
+    [
+        (images(1.5), LABELS, r"pixels reach from 1.5 to 1.5; expected \[0, 1\]. Normalisation belongs inside"),
+        (images(-0.1), LABELS, r"pixels reach from -0.1 to -0.1; expected \[0, 1\]"),
+        (images(float("nan")), LABELS, "images hold NaN pixels"),
+        (images(float("inf")), LABELS, "pixels reach from inf"),
+        (images(1, dtype=torch.uint8), LABELS, "images have dtype torch.uint8"),
+        (images(), torch.tensor([1, 10]), r"labels reach from 1 to 10, the model knows classes 0 … 9"),
+        (images(), torch.tensor([-1, 1]), "labels reach down to -1"),
+        (images(), torch.tensor([0.5, 1.0]), "labels have dtype torch.float32"),
+        (images(), torch.rand(2, 10), r"labels have shape \(2, 10\), expected one whole number an image"),
+        (images(), torch.tensor([1]), r"images \(2, 3, 8, 8\) and labels \(1,\) do not pair"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(x: Tensor, y: Tensor, letter: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=letter):
+        evaluate(model(), [(x, y)], THREATS, folder=tmp_path / "evaluation")
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_model_in_train_mode_is_refused_even_in_part() -> None:
+    net = model()
+    net.model.blocks.train()
+    with pytest.raises(ConfigError, match=r"the model is in train mode.*call model.eval\(\)"):
+        evaluate(net, loader())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_that_answers_no_numbers_is_refused(value: float) -> None:
+    with pytest.raises(DataError, match=r"logits that are not finite; its weights may be damaged"):
+        evaluate(Broken(torch.full((10,), value)).eval(), loader())
+
+
+def test_a_model_that_answers_no_logits_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the model answered \(6, 2, 10\), expected logits \(6, classes\)"):
+        evaluate(Broken(torch.zeros(2, 10)).eval(), loader())
+
+
+def test_an_empty_loader_is_refused() -> None:
+    def nothing() -> Iterator[Any]:
+        yield from ()
+
+    with pytest.raises(DataError, match="the loader 'unnamed' yielded no images; nothing to evaluate"):
+        evaluate(model(), nothing())
+
+
+def test_who_watches_is_told_after_every_batch() -> None:
+    seen: list[tuple[int, int | None]] = []
+    evaluate(model(), loader(), progress=lambda done, total, **numbers: seen.append((done, total)))
+    assert seen == [(6, 22), (12, 22), (18, 22), (22, 22)]

@@ -1,0 +1,64 @@
+"""One process or two: what is gathered, summed, done once; and which device is chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from two_processes import in_two_processes
+from vitruvius._errors import ConfigError, RunError
+from vitruvius._processes import Process, choose_device, joined
+
+
+def test_alone_everything_is_immediate() -> None:
+    with joined("cpu") as process:
+        assert process == Process(device=torch.device("cpu"))
+        assert process.first
+        assert process.gather("x") == ["x"]
+        assert process.once(lambda: 3) == 3
+        numbers = torch.tensor([1.0, 2.0])
+        total = process.total(numbers)
+        assert torch.equal(total, numbers)
+        assert total is not numbers
+        with pytest.raises(RunError, match="no"):
+            process.once(_fail)
+    assert not torch.distributed.is_initialized()
+
+
+def _fail() -> None:
+    raise RunError("no room")
+
+
+def _talk(rank: int, folder: str) -> None:
+    with joined("cpu") as process:
+        assert (process.rank, process.world_size, process.first) == (rank, 2, rank == 0)
+        assert process.gather(rank) == [0, 1]
+        assert torch.equal(process.total(torch.tensor([rank + 1.0])), torch.tensor([3.0]))
+        with joined("cpu") as inside:  # a group that exists is used
+            assert inside == process
+        assert process.once(lambda: _note(folder, rank)) == 0
+        with pytest.raises(RunError, match="no room"):  # on both, though only the first has tried
+            process.once(_fail)
+    assert not torch.distributed.is_initialized()
+
+
+def _note(folder: str, rank: int) -> int:
+    (Path(folder) / f"{rank}").touch()
+    return rank
+
+
+def test_two_talk_and_share_one_failure(tmp_path: Path) -> None:
+    in_two_processes(_talk, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_a_device_is_found_or_named_or_refused() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+    assert choose_device("auto").type in ("cpu", "cuda", "mps", "xpu")
+    for wanted in ("quantum", "xpu:99"):
+        with pytest.raises(
+            ConfigError, match=rf"device '{wanted}' cannot be used here: .* Use device=auto or device=cpu"
+        ):
+            choose_device(wanted)
