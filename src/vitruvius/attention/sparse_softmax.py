@@ -1,0 +1,170 @@
+"""Softmax attention that computes a fixed pattern only: blocks of queries meet the keys that any of them keeps.
+
+Equal to `mask → softmax`. Neighbouring patches keep similar keys, so a block of them shares a short list of keys; the
+few queries that keep most keys (class tokens, global ones) are computed densely.
+B batch, H heads, N queries, M keys, E value width; S blocks of a bucket, T queries and U keys of a block; True = kept
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitruvius._errors import ConfigError, SurgeryError
+from vitruvius._files import StrPath
+from vitruvius.attention._core import Kernel, attentions
+from vitruvius.attention.mask import Mask
+from vitruvius.heads import Heads, Site
+
+NAMES = ("queries", "keys", "bias")
+
+
+class Bucket(NamedTuple):
+    """Blocks with about as many keys each."""
+
+    queries: Tensor  # (S, T), place in H·N; the last may repeat
+    keys: Tensor  # (S, U), place in H·M
+    bias: Tensor  # (S, T, U), 0 where kept, -inf elsewhere
+
+
+@attentions.register("sparse_softmax")
+class SparseSoftmax(Kernel):
+    """Softmax over a fixed pattern (as in mask) without computing what it removes; for inference and long sequences."""
+
+    keep: Tensor
+    wide: Tensor
+    inverse: Tensor
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        file: StrPath | None = None,
+        keep: Tensor | Literal["all"] | None = None,
+        block: int = 64,
+    ) -> None:
+        super().__init__()
+        if block < 1:
+            raise ConfigError(f"sparse_softmax.block = {block}, expected the number of queries computed together.")
+        self.site_name, self.block, self.grid, self.num_buckets = site.name, block, site.grid, 0
+        self.num_prefix_tokens = site.num_prefix_tokens
+        self.register_buffer("keep", Mask(site, file=file, keep=keep).keep)
+        self._plan()
+
+    def forward(self, heads: Heads) -> Tensor:
+        H, N, M = self.keep.shape
+        if (heads.q.shape[-2], heads.k.shape[-2]) != (N, M):
+            raise SurgeryError(
+                f"'sparse_softmax' at {self.site_name!r} is for {N} queries and {M} keys and met "
+                f"{heads.q.shape[-2]} and {heads.k.shape[-2]}. Resample it with vitruvius.attention.interpolate."
+            )
+        q, k, v = (x.flatten(1, 2) for x in heads[:3])  # (B, H·N, D), (B, H·M, D), (B, H·M, E)
+        given = None if heads.bias is None else heads.bias.expand(*heads.bias.shape[:-3], H, N, M)
+        done = [self._attend(q, k, v, given, heads, bucket) for bucket in self._buckets()]
+        if len(self.wide):
+            done.append(self._attend_densely(heads, given))
+        return torch.cat(done, 1).index_select(1, self.inverse).unflatten(1, (H, N))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, given: Tensor | None, heads: Heads, bucket: Bucket) -> Tensor:
+        """One bucket, (B, S·T, E)."""
+        (S, T), U = bucket.queries.shape, bucket.keys.shape[1]
+        bias = bucket.bias.to(q.dtype)
+        if given is not None:
+            M = self.keep.shape[-1]
+            pairs = bucket.queries[:, :, None] * M + bucket.keys[:, None, :] % M  # (S, T, U)
+            bias = bias + given.flatten(-3).index_select(-1, pairs.flatten()).unflatten(-1, (S, T, U))
+        rows, columns = bucket.queries.flatten(), bucket.keys.flatten()
+        out = F.scaled_dot_product_attention(
+            q.index_select(1, rows).unflatten(1, (S, T)),
+            k.index_select(1, columns).unflatten(1, (S, U)),
+            v.index_select(1, columns).unflatten(1, (S, U)),
+            attn_mask=bias,
+            dropout_p=heads.dropout,
+            scale=heads.scale,
+        )
+        return out.flatten(1, 2)
+
+    def _attend_densely(self, heads: Heads, given: Tensor | None) -> Tensor:
+        """The queries that keep most keys, (B, H·W, E)."""
+        kept = self.keep[:, self.wide]  # (H, W, M)
+        bias = heads.q.new_zeros(kept.shape).masked_fill(~kept, -torch.inf)
+        if given is not None:
+            bias = bias + given[..., self.wide, :]
+        q = heads.q[:, :, self.wide]
+        out = F.scaled_dot_product_attention(q, heads.k, heads.v, bias, heads.dropout, scale=heads.scale)
+        return out.flatten(1, 2)
+
+    def _buckets(self) -> Iterator[Bucket]:
+        for i in range(self.num_buckets):
+            yield Bucket(*(self.get_buffer(f"{name}_{i}") for name in NAMES))
+
+    def _plan(self) -> None:
+        """Derive the lists from the pattern; they follow the model but stay out of checkpoints."""
+        for i in range(self.num_buckets):
+            for name in NAMES:
+                delattr(self, f"{name}_{i}")
+        keep, device = self.keep.cpu(), self.keep.device
+        H, N, M = keep.shape
+        wide = (keep.sum(-1) > M / 2).any(0)  # (N)
+        order = tile_order(N, self.grid if N == M else None, self.num_prefix_tokens, self.block)
+        buckets = make_buckets(keep, order[~wide[order]], self.block)
+        self.num_buckets = len(buckets)
+        for i, bucket in enumerate(buckets):
+            for name, tensor in zip(NAMES, bucket, strict=True):
+                self.register_buffer(f"{name}_{i}", tensor.to(device), persistent=False)
+        chosen = wide.nonzero().flatten()
+        dense = (torch.arange(H)[:, None] * N + chosen).flatten()
+        places = torch.cat([*(bucket.queries.flatten() for bucket in buckets), dense])
+        inverse = torch.empty(H * N, dtype=torch.long).scatter_(0, places, torch.arange(len(places)))
+        self.register_buffer("wide", chosen.to(device), persistent=False)
+        self.register_buffer("inverse", inverse.to(device), persistent=False)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._plan()
+
+    def extra_repr(self) -> str:
+        pairs = sum(bucket.bias.numel() for bucket in self._buckets()) + len(self.wide) * self.keep[:, 0].numel()
+        return f"{tuple(self.keep.shape)}, computes {pairs / self.keep.numel():.1%} of the pairs"
+
+
+def tile_order(num_queries: int, grid: tuple[int, int] | None, prefix: int, block: int) -> Tensor:
+    """Queries so that neighbours on the grid follow each other: square tiles of about `block` patches, (N)."""
+    if grid is None or prefix + grid[0] * grid[1] != num_queries:
+        return torch.arange(num_queries)
+    side = max(1, round(block**0.5))
+    rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
+    tile = (rows // side) * -(-grid[1] // side) + columns // side
+    return torch.cat([torch.arange(prefix), tile.flatten().argsort(stable=True) + prefix])
+
+
+def make_buckets(keep: Tensor, order: Tensor, block: int) -> list[Bucket]:
+    """Blocks of `block` queries in this order, for each head; together with others that need about as many keys."""
+    H, N, M = keep.shape
+    groups: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    block = min(block, len(order))
+    for queries in order.split(block) if block else ():
+        padded = torch.cat([queries, queries[-1:].expand(block - len(queries))])  # (T)
+        for head in range(H):
+            rows = keep[head, padded]  # (T, M)
+            keys = rows.any(0).nonzero().flatten()
+            size = min(_round_up(len(keys)), M)
+            filled = torch.cat([keys, keys[-1:].expand(size - len(keys))])
+            kept = rows[:, filled]
+            kept[:, len(keys) :] = False
+            groups.setdefault(size, []).append((head * N + padded, head * M + filled, kept))
+    buckets = []
+    for _, members in sorted(groups.items()):
+        queries, keys, kept = (torch.stack(column) for column in zip(*members, strict=True))
+        buckets.append(Bucket(queries, keys, torch.zeros(kept.shape).masked_fill(~kept, -torch.inf)))
+    return buckets
+
+
+def _round_up(number: int) -> int:
+    """To a multiple of a quarter of the power of two below: at most a quarter of the keys of a block is padding."""
+    step = max(16, 2 ** (number.bit_length() - 3))
+    return -(-number // step) * step

@@ -1,0 +1,55 @@
+"""Inference that skips what a mask removes: `mask → softmax` becomes `sparse_softmax`, with equal results."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import nn
+
+from vitruvius._errors import SurgeryError
+from vitruvius.attention import Core
+from vitruvius.attention.mask import Mask
+from vitruvius.attention.softmax import Softmax
+from vitruvius.attention.sparse_softmax import SparseSoftmax
+from vitruvius.heads import Site
+from vitruvius.surgery import Socket, inner, survey
+from vitruvius.surgery.rewiring import Where, match
+
+
+def use_sparse(model: nn.Module, where: Where = "*", *, block: int = 64) -> nn.Module:
+    """Replace `mask → softmax` by `sparse_softmax` at the matching sites that have it; in place.
+
+    Every site is checked first. The pattern moves along; a checkpoint saved afterwards names it under the new part.
+    """
+    masked = _masked(model)
+    sites = survey(model)
+    cores = {name: _sparse_core(masked[name], sites[name], block) for name in match(model, list(masked), where)}
+    for name, core in cores.items():
+        cast(Any, inner(model).get_submodule(name)).core = core
+    return model
+
+
+def _masked(model: nn.Module) -> dict[str, Core]:
+    """Cores that hold a mask right before their softmax."""
+    cores = {n: m.core for n, m in inner(model).named_modules() if isinstance(m, Socket) and isinstance(m.core, Core)}
+    masked = {name: core for name, core in cores.items() if _ends_masked(core)}
+    if not masked:
+        held = sorted({core.describe() for core in cores.values()}) or ["upstream's attention"]
+        raise SurgeryError(
+            f"{type(inner(model)).__name__} has no site with mask → softmax to make sparse; its sites hold "
+            f"{', '.join(held)}."
+        )
+    return masked
+
+
+def _ends_masked(core: Core) -> bool:
+    *_, stage, kernel = [None, *core.children()]
+    return isinstance(stage, Mask) and isinstance(kernel, Softmax)
+
+
+def _sparse_core(core: Core, site: Site, block: int) -> Core:
+    *stages, (_, mask), _ = core.parts.items()
+    assert isinstance(mask, Mask)
+    kernel = SparseSoftmax(site, keep=mask.keep, block=block)
+    made = Core([*stages, ("sparse_softmax", kernel)], site)
+    return made.to(mask.keep.device).train(core.training)
