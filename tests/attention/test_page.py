@@ -15,9 +15,13 @@ def table():
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in rows.splitlines()]
 
 
-def test_the_table_has_a_row_for_every_registered_part_and_no_empty_cell():
+def test_the_table_has_a_row_for_every_part_of_the_page_and_no_empty_cell():
     head, _, *rows = table()
-    assert {row[0].split(",")[0] for row in rows} == set(attentions)
+    described = {
+        line.split("`")[1] for line in PAGE.split("## What goes where")[0].splitlines() if line.startswith("| `")
+    }
+    assert {row[0].split(",")[0] for row in rows} == described
+    assert described <= set(attentions)
     assert all(len(row) == len(head) and all(row) for row in rows)
 
 
