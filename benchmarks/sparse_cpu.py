@@ -1,0 +1,117 @@
+"""Sparse softmax on the CPU against dense SDPA, with nothing masked, as ratios from one run on one thread.
+
+    python benchmarks/sparse_cpu.py [--repeats 9] [--models] [--json FILE]
+
+Kernels: DeiT-Tiny's three heads of width 64, one image, `local_global` patterns on grids of patches, and the one mask
+published with ViTCoD (197 tokens, 94.7 % removed). Models (`--models`): DeiT-Tiny at higher resolutions, whole forward.
+Runs of both alternate, and the median of each counts, so a busy machine slows both. Results are checked for equality
+with the masked dense result first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+import vitruvius
+from vitruvius.attention import build_core, part
+from vitruvius.compression.rules.local_global import LocalGlobal
+from vitruvius.compression.sparse import use_sparse
+from vitruvius.heads import Heads, Site
+
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "vitcod_deit_tiny_mask.safetensors"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    options.add_argument("--repeats", type=int, default=9)
+    options.add_argument("--models", action="store_true", help="whole models too")
+    options.add_argument("--json", type=Path)
+    chosen = options.parse_args()
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, one thread, median of {chosen.repeats}, ratio = dense / sparse\n")
+    print(f"{'what':<44} {'removed':>8}  {'dense':>9}  {'sparse':>9}  {'ratio':>5}")
+    rows = [compare_kernels(name, site, keep, chosen.repeats) for name, site, keep in kernels()]
+    rows += [compare_models(size, 2, chosen.repeats) for size in (512, 896) if chosen.models]
+    if chosen.json:
+        chosen.json.write_text(json.dumps(rows, indent=1))
+
+
+def kernels() -> list[tuple[str, Site, Tensor]]:
+    bits = load_file(GOLDEN)["removed_bits"].numpy()
+    removed = np.unpackbits(bits)[: 36 * 197 * 197].astype(bool).reshape(12, 3, 197, 197)
+    found = [("197 tokens, published mask, layer 8", site_of(14), torch.from_numpy(~removed[8]))]
+    for side, radius in ((32, 1), (32, 3), (56, 1), (56, 3), (56, 6)):
+        site, rule = site_of(side), LocalGlobal(radius=radius, tokens=1)
+        even = torch.full((3, site.num_keys, site.num_keys), 1 / site.num_keys)
+        keep = rule.levels(even, site) < rule.limit
+        found.append((f"{site.num_keys} tokens, window {2 * radius + 1}x{2 * radius + 1} + 2 global", site, keep))
+    return found
+
+
+def site_of(side: int) -> Site:
+    tokens = side * side + 1
+    return Site(
+        name="blocks.0.attn", family="vit", attends="tokens", num_heads=3, num_queries=tokens, num_keys=tokens,
+        key_dim=64, value_dim=64, dim=192, num_prefix_tokens=1, grid=(side, side),
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def compare_kernels(name: str, site: Site, keep: Tensor, repeats: int) -> dict[str, Any]:
+    q, k, v = (torch.randn(1, 3, site.num_keys, 64) for _ in range(3))
+    heads = Heads(q, k, v, None, 0.125)
+    sparse = build_core([part("sparse_softmax", keep=keep)], site)
+    torch.testing.assert_close(sparse(heads), build_core([part("mask", keep=keep)], site)(heads), atol=1e-5, rtol=1e-4)
+    times = alternate(repeats, lambda: F.scaled_dot_product_attention(q, k, v, scale=0.125), lambda: sparse(heads))
+    return tell(name, 1 - float(keep.double().mean()), *times)
+
+
+@torch.no_grad()
+def compare_models(size: int, radius: int, repeats: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    dense = timm.create_model("deit_tiny_patch16_224", img_size=size).eval()
+    sparse = timm.create_model("deit_tiny_patch16_224", img_size=size).eval()
+    sparse.load_state_dict(dense.state_dict())
+    site = site_of(size // 16)
+    rule = LocalGlobal(radius=radius, tokens=1)
+    keep = rule.levels(torch.full((3, site.num_keys, site.num_keys), 1 / site.num_keys), site) < rule.limit
+    vitruvius.rewire(sparse, part("mask", keep=keep))
+    x = torch.randn(1, 3, size, size)
+    masked = sparse(x)
+    torch.testing.assert_close(use_sparse(sparse)(x), masked, atol=1e-4, rtol=1e-3)
+    times = alternate(max(3, repeats // 3), lambda: dense(x), lambda: sparse(x))
+    return tell(f"DeiT-Tiny, {size} pixels, whole forward", 1 - float(keep.double().mean()), *times)
+
+
+def alternate(repeats: int, *functions: Callable[[], object]) -> list[float]:
+    """Median seconds of each, measured in turn."""
+    seconds: list[list[float]] = [[] for _ in functions]
+    for turn in range(repeats + 1):
+        for mine, function in zip(seconds, functions, strict=True):
+            begun = time.perf_counter()
+            function()
+            if turn:  # the first warms up
+                mine.append(time.perf_counter() - begun)
+    return [statistics.median(mine) for mine in seconds]
+
+
+def tell(name: str, removed: float, dense: float, sparse: float) -> dict[str, Any]:
+    print(f"{name:<44} {100 * removed:6.1f} %  {1e3 * dense:6.1f} ms  {1e3 * sparse:6.1f} ms  {dense / sparse:5.2f}")
+    return {"name": name, "removed": removed, "dense_ms": 1e3 * dense, "sparse_ms": 1e3 * sparse}
+
+
+if __name__ == "__main__":
+    main()
