@@ -32,7 +32,7 @@ def sparse_keep(density=0.05):
 
 CHAINS = {
     "softmax": ["softmax"],
-    "rpc": [part("rpc")],
+    "rpc": [part("rpc", sparsity=0.5)],
     "rpc_paper": [part("rpc", variant="paper", sparsity=0.3)],
     "rpc_asymmetric": [part("rpc", asymmetric=True)],
     "masked": [part("mask", keep=sparse_keep())],
@@ -49,7 +49,9 @@ def run(name, dtype, device, autocast=False):
     for parameter in core.parameters():
         nn.init.normal_(parameter, std=0.02, generator=torch.Generator().manual_seed(1))
     core.to(device, torch.float32 if autocast else dtype)
-    q, k, v = (x.detach().to(device, dtype).requires_grad_() for x in make_heads(4, 3, 197, 64)[:3])
+    q, k, v = make_heads(4, 3, 197, 64)[:3]
+    mild = (0.4 * q, 0.4 * k, v)  # a saturated softmax has gradients below the noise of any half precision
+    q, k, v = (x.detach().to(device, dtype).requires_grad_() for x in mild)
     with torch.autocast(device, dtype, enabled=autocast):
         out = core(Heads(q, k, v, None, 0.125))
     found = torch.autograd.grad(out.float().square().sum(), (q, k, v), allow_unused=True, materialize_grads=True)

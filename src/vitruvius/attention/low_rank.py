@@ -50,6 +50,7 @@ class LowRank(Stage):
                 "Use tensors='q', or other sites with where=…"
             )
         self.tensors, self.reconstruction, self.detach_target = tensors, reconstruction, detach_target
+        self.start = start
         self.writes = frozenset(tensors)
         generator = torch.Generator().manual_seed(seed + zlib.crc32(site.name.encode()))
         for name in tensors:

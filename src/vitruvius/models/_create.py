@@ -12,19 +12,16 @@ import torch
 from timm.models import is_model, list_models, parse_model_name, split_model_name_tag
 from torch import nn
 
-from vitruvius._config import bind, build, split_use
+from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, RunError, UnknownName, suggest
 from vitruvius._registry import load_plugins
 from vitruvius._yaml import read_yaml
-from vitruvius.attention import Part, attentions, part
-from vitruvius.init import Init
 from vitruvius.models._pixel import PixelModel
 from vitruvius.models._registry import PREFIX, models
+from vitruvius.models._starting import Start, begin_low_rank, start, start_new_parts
 from vitruvius.models._weights import load_weights
-from vitruvius.surgery import restore, rewire, survey
-from vitruvius.surgery.initialising import initialise
+from vitruvius.models._wiring import AttentionRule, Parts, wire, without_files
 from vitruvius.surgery.positions import use_sincos_positions
-from vitruvius.surgery.rewiring import match
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +35,6 @@ class ModelConfig:
     std: tuple[float, ...] | None = None
     positions: Literal["upstream", "sincos"] = "upstream"  # sincos: a fixed table instead of a learned one
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to the timm constructor
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionRule:
-    """One item of the `attention:` section: which sites, which parts, in reading order."""
-
-    where: str = "*"
-    parts: list[str | dict[str, Any]]
-
-
-Parts = Sequence[str | Part | AttentionRule]
-Start = str | Mapping[str, Any] | Init  # "impulse", {"use": "impulse", "kernel": 5}, or a function of layers
 
 
 def create_model(
@@ -77,6 +62,7 @@ def create_model(
         if init is not None:
             start(model, init, seed)
         wire(model, attention)
+        begin_low_rank(model)
     return model.eval()
 
 
@@ -96,7 +82,7 @@ def create_from_config(
         **config.kwargs,
     )
     if config.weights is not None:
-        load_weights(model, config.weights)
+        start_new_parts(model, load_weights(model, config.weights))
     return model
 
 
@@ -109,7 +95,7 @@ def load_model(run: str | Path, *, best: bool = True) -> PixelModel:
     source = str(folder / "config.yaml")
     load_plugins(data.get("plugins") or ())
     config = build(ModelConfig, {**(data.get("model") or {}), "pretrained": False, "weights": None}, source=source)
-    rules = [build(AttentionRule, rule, source=source) for rule in data.get("attention") or ()]
+    rules = [without_files(build(AttentionRule, rule, source=source)) for rule in data.get("attention") or ()]
     model = create_from_config(config, rules, seed=int(data.get("seed", 0)))
     wanted = ("best", "last") if best else ("last",)
     file = next((folder / f"{w}.safetensors" for w in wanted if (folder / f"{w}.safetensors").exists()), None)
@@ -117,61 +103,6 @@ def load_model(run: str | Path, *, best: bool = True) -> PixelModel:
         raise RunError(f"{folder} holds no weights yet (expected {wanted[0]}.safetensors).")
     load_weights(model, file)
     return model
-
-
-def start(model: nn.Module, init: Start, seed: int) -> None:
-    """Give the attention weights the start a recipe names."""
-    generator = torch.Generator().manual_seed(seed)
-    if isinstance(init, str | Mapping):
-        name, settings = split_use(init, where="init")
-        initialise(model, name, generator=generator, **settings)
-    else:
-        initialise(model, init, generator=generator)
-
-
-def wire(model: nn.Module, attention: Parts) -> None:
-    """Apply parts or rules; a site matched by two rules, or a rule that matches none, is an error."""
-    if not attention:
-        return
-    rules = [item for item in attention if isinstance(item, AttentionRule)]
-    if not rules:
-        rewire(model, *attention)  # type: ignore[arg-type]
-        return
-    if len(rules) != len(attention):
-        raise ConfigError("attention mixes parts and rules; give a list of parts, or a list of rules.")
-    made = [parts_of(rule, f"attention.{i}") for i, rule in enumerate(rules)]
-    _check_overlap(model, rules)
-    done: list[str] = []
-    try:
-        for rule, parts in zip(rules, made, strict=True):
-            rewire(model, *parts, where=rule.where)
-            done.append(rule.where)
-    except Exception:
-        for where in done:
-            restore(model, where)
-        raise
-
-
-def parts_of(rule: AttentionRule, where: str) -> list[Part]:
-    """The parts a rule names, with their settings checked."""
-    made = []
-    for item in rule.parts:
-        name, settings = split_use(item, where=where)
-        made.append(part(name, **bind(name, attentions[name], settings, where=where)))
-    return made
-
-
-def _check_overlap(model: nn.Module, rules: Sequence[AttentionRule]) -> None:
-    owner: dict[str, str] = {}
-    sites = list(survey(model))
-    for rule in rules:
-        for site in match(model, sites, rule.where):
-            if site in owner:
-                raise ConfigError(
-                    f"attention: {site!r} is matched by two rules, where={owner[site]!r} and where={rule.where!r}. "
-                    "Make the patterns disjoint."
-                )
-            owner[site] = rule.where
 
 
 def _make(name: str, pretrained: bool, timm_kwargs: Mapping[str, Any]) -> nn.Module:

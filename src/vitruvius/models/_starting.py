@@ -1,0 +1,55 @@
+"""How a new model's weights begin: the init a recipe names, and auto-encoders that keep what the model can do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitruvius._config import split_use
+from vitruvius._errors import SurgeryError
+from vitruvius.attention.low_rank import LowRank
+from vitruvius.init import Init
+from vitruvius.surgery import inner
+from vitruvius.surgery.folding import start_low_rank
+from vitruvius.surgery.initialising import initialise
+
+logger = logging.getLogger(__name__)
+Start = str | Mapping[str, Any] | Init  # "impulse", {"use": "impulse", "kernel": 5}, or a function of layers
+
+
+def start(model: nn.Module, init: Start, seed: int) -> None:
+    """Give the attention weights the start a recipe names."""
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(init, str | Mapping):
+        name, settings = split_use(init, where="init")
+        initialise(model, name, generator=generator, **settings)
+    else:
+        initialise(model, init, generator=generator)
+
+
+def start_new_parts(model: nn.Module, missing: Sequence[str]) -> None:
+    """Let auto-encoders that the weights did not bring begin from the weights that they did."""
+    sites = {key.partition(".core.low_rank.")[0] for key in missing if ".core.low_rank." in key}
+    begin_low_rank(model, only=sites)
+
+
+def begin_low_rank(model: nn.Module, only: set[str] | None = None) -> None:
+    """`low_rank` with start "svd" begins as the projection that keeps most of the model's q and k."""
+    fresh = [
+        name.removesuffix(".core.low_rank")
+        for name, module in inner(model).named_modules()
+        if name.endswith(".core.low_rank") and isinstance(module, LowRank) and module.start == "svd"
+    ]
+    chosen = [name for name in fresh if only is None or name in only]
+    if not chosen or any(parameter.is_meta for parameter in model.parameters()):
+        return
+    try:
+        start_low_rank(model, chosen)
+    except SurgeryError as error:  # a norm or another stage stands between the weights and the auto-encoder
+        logger.warning(
+            "low_rank begins as a plain projection: %s fit_low_rank(model, batches) finds a better one.", error
+        )
