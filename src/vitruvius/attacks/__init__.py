@@ -4,7 +4,7 @@ from vitruvius._registry import load_room
 from vitruvius.attacks._base import Attack, Threat, attacks, disturb
 from vitruvius.attacks._checks import check_eps, check_inputs, check_logits, check_mode
 from vitruvius.attacks._losses import CE, DLR, KL, LOSSES, MARGIN, Loss
-from vitruvius.attacks._norms import L1, L2, LINF, NORMS, Norm, as_norm
+from vitruvius.attacks._norms import L1, L2, LINF, NORMS, L1Norm, L2Norm, LinfNorm, Norm, as_norm
 from vitruvius.attacks._random import Dice, image_ids
 
 __all__ = [
@@ -19,6 +19,9 @@ __all__ = [
     "NORMS",
     "Attack",
     "Dice",
+    "L1Norm",
+    "L2Norm",
+    "LinfNorm",
     "Loss",
     "Norm",
     "Threat",

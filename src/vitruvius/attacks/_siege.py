@@ -47,14 +47,18 @@ class Outcome:
         """(B,) bool: not fallen to this stage or one before it."""
         return self.standing | (self.fallen_by > stage)
 
+    def standing_by_stage(self) -> dict[str, Tensor]:
+        """(B,) bool after each stage, in order; a search that comes again has a name of its own."""
+        standing: dict[str, Tensor] = {}
+        for index, stage in enumerate(self.stages):
+            name = stage.name if stage.precision == "exact" else f"{stage.name} ({stage.precision})"
+            repeats = sum(known == name or known.startswith(f"{name} #") for known in standing)
+            standing[f"{name} #{repeats + 1}" if repeats else name] = self.standing_after(index)
+        return standing
+
     def accuracies(self) -> dict[str, float]:
-        """Robust accuracy after each stage, in order; the two searches of a fast run have a name each."""
-        return {
-            stage.name if stage.precision == "exact" else f"{stage.name} ({stage.precision})": float(
-                self.standing_after(index).double().mean()
-            )
-            for index, stage in enumerate(self.stages)
-        }
+        """Robust accuracy after each stage."""
+        return {name: float(standing.double().mean()) for name, standing in self.standing_by_stage().items()}
 
 
 class Siege:

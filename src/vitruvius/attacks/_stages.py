@@ -47,7 +47,7 @@ class Version(NamedTuple):
 
 
 VERSIONS: dict[str, Version] = {
-    "standard": Version(("apgd-ce", "apgd-t", "fab-t", "square")),
+    "standard": Version(("apgd-ce", "apgd-t", "fab-t", "square"), Effort(restarts=2)),
     "plus": Version(("apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"), *[Effort(restarts=5)] * 2),
     "rand": Version(("apgd-ce", "apgd-dlr"), *[Effort(eot_iterations=20)] * 2),
     "custom": Version(()),

@@ -7,7 +7,7 @@ precision="fast" all stages search in bfloat16 first; what falls is checked in f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ PRECISIONS = {"exact": ("exact",), "fast": ("fast", "exact")}
 @dataclass(frozen=True, kw_only=True)
 class AutoAttack(Attack):
     """The ensemble APGD-CE, APGD-T, FAB-T, Square (standard); plus, rand and custom lists too."""
+
+    pool_batches: ClassVar[int] = 8  # an evaluation hands over so many batches at once, so that active sets stay full
 
     version: str = "standard"  # standard, plus, rand or custom
     attacks: tuple[str | Threat, ...] = ()  # of a custom version: names of stages, or any threats

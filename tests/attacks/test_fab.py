@@ -1,0 +1,84 @@
+"""FAB: projections onto hyperplanes, the released iterates, and distances that are those of the ball."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from attacked import GoldenNet, accuracy, digits_cnn, golden, labels_of, small_net, some_images
+
+from vitruvius.attacks import L2, LINF, NORMS, Norm
+from vitruvius.attacks._boundary import Boundary, Nearest, dual_length, toward_target
+from vitruvius.attacks._hyperplane import project_to_plane
+from vitruvius.attacks.fab import FAB
+from vitruvius.attacks.fab_targeted import FABTargeted
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=str)
+def test_the_shortest_way_to_a_hyperplane_is_the_golden_one(norm: Norm) -> None:
+    tensors, _, _ = golden("aa_projections")
+    delta = project_to_plane(norm, tensors["x"], tensors["w"], tensors["b"])
+    torch.testing.assert_close(delta, tensors[str(norm)], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=str)
+def test_weights_of_zero_and_points_on_the_plane_are_no_trouble(norm: Norm) -> None:
+    x = torch.tensor([[0.5, 0.2, 0.9], [0.5, 0.2, 0.9]])
+    w = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    delta = project_to_plane(norm, x, w, torch.tensor([0.5, 0.75]))
+    torch.testing.assert_close(delta[:, 0], torch.tensor([0.0, 0.25]))
+    assert bool(delta.isfinite().all())
+
+
+@pytest.mark.parametrize("case", golden("aa_fab_trace")[1], ids=lambda case: case["id"])
+def test_iterates_and_nearest_points_are_the_originals(case: dict[str, Any]) -> None:
+    tensors, _, metadata = golden("aa_fab_trace")
+    net, norm = GoldenNet(tensors), {"Linf": LINF, "L2": L2}[case["norm"]]
+    right = labels_of(net, tensors["x"]) == tensors["y"]
+    x, y = tensors["x"][right], tensors["y"][right]
+    target = net(x).argsort(1)[:, -case["target_rank"]] if case["targeted"] else y
+    rules = Boundary(norm, case["eps"], case["n_iter"], toward_target if case["targeted"] else Nearest(norm))
+    state, points = rules.begin(x, y, target, x), []
+    for _ in range(case["n_iter"]):
+        points.append(state.point)
+        state = rules.advance(net, state)
+    name = case["id"]
+    kept = torch.stack(points)[:: int(metadata["stride"])]
+    torch.testing.assert_close(kept, tensors[f"{name}.iterates"], rtol=0, atol=1e-12)
+    torch.testing.assert_close(state.nearest, tensors[f"{name}.adv"][right], rtol=0, atol=1e-12)
+    torch.testing.assert_close(state.distance, tensors[f"{name}.dist"][right], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=str)
+def test_the_dual_norm_is_the_steepest_slope(norm: Norm) -> None:
+    """⟨g, d⟩ ≤ dual(g) · ‖d‖ for all d, with equality for some: tried on random and on extreme d."""
+    grad = torch.randn(1, 8, generator=torch.Generator().manual_seed(0))
+    extreme = {"linf": grad.sign(), "l2": grad, "l1": (grad.abs() == grad.abs().max()) * grad.sign()}[str(norm)]
+    dual = dual_length(norm, grad)
+    torch.testing.assert_close((grad * extreme).sum(1) / norm.length(extreme), dual)
+    others = torch.randn(200, 8, generator=torch.Generator().manual_seed(1))
+    assert float(((others @ grad.T).squeeze(1) / norm.length(others)).max()) <= float(dual)
+
+
+def test_fab_t_falls_as_many_images_as_the_original_alone() -> None:
+    net, x, y = digits_cnn()
+    x, y = x[:30], y[:30]
+    ours = net(FABTargeted(eps=0.15, steps=40)(net, x, y)).argmax(1) == y
+    flags, _, _ = golden("aa_runs_cnn")
+    original = flags["Linf_0.15_seed0.final_robust"][:30]
+    assert int(ours.sum()) <= int(original.sum()) + 1
+
+
+def test_images_that_are_wrong_already_come_back_untouched() -> None:
+    net, (x, _) = small_net(), some_images()
+    y = (labels_of(net, x) + 1) % 5
+    assert torch.equal(FABTargeted(eps=0.1)(net, x, y), x)
+
+
+def test_untargeted_fab_and_random_restarts_find_points_within_the_ball() -> None:
+    net, (x, _) = small_net(), some_images(8)
+    y = labels_of(net, x)
+    once, thrice = (FAB(eps=0.1, steps=10, restarts=n)(net, x, y) for n in (1, 3))
+    assert accuracy(net, thrice, y) <= accuracy(net, once, y) < 1
+    assert float((thrice - x).abs().max()) <= 0.1 + 1e-6
