@@ -47,7 +47,7 @@ def test_a_stored_set_is_lossless_and_loads_as_data(tmp_path: Path) -> None:
     x = torch.cat([x for x, _ in loader(again)])  # type: ignore[attr-defined]
     assert torch.equal(x, examples.images)
     assert vitruvius.evaluate(model, loader(again))["clean"].accuracy == pytest.approx(examples.accuracy)  # type: ignore[arg-type]
-    assert load_tensors(file)[1]["spec"].startswith("pgd(eps=25.5/255")
+    assert load_tensors(file)[1]["spec"].startswith("pgd(eps=0.1")
 
 
 def test_a_folder_of_pictures_has_the_accuracy_after_rounding(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from vitruvius._processes import joined
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attention import part
-from vitruvius.evaluation import Ledger, _evaluate, data_settings, describe, evaluate, fingerprint, load_ledger
+from vitruvius.evaluation import Ledger, _judging, data_settings, describe, evaluate, fingerprint, load_ledger
 
 SPECS = ["clean", *map(describe, THREATS)]
 
@@ -42,7 +42,7 @@ def assert_same_rows(one: Path, other: Path, *, atol: float = 0.0) -> None:
 
 def answers_until(monkeypatch: pytest.MonkeyPatch, calls: int) -> list[int]:
     """Let the model answer so often, then pull the plug; how many images it was asked about."""
-    answer, asked = _evaluate.answer, []
+    answer, asked = _judging.answer, []
 
     def answering(*arguments: Any) -> Any:
         if len(asked) == calls:
@@ -50,7 +50,7 @@ def answers_until(monkeypatch: pytest.MonkeyPatch, calls: int) -> list[int]:
         asked.append(len(arguments[1]))
         return answer(*arguments)
 
-    monkeypatch.setattr(_evaluate, "answer", answering)
+    monkeypatch.setattr(_judging, "answer", answering)
     return asked
 
 

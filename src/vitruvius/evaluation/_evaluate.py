@@ -5,23 +5,21 @@ B images in a batch, K classes.
 
 from __future__ import annotations
 
-import inspect
-import time
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius.attacks import check_inputs
+from vitruvius.evaluation._judging import judge
 from vitruvius.evaluation._names import Threat, by_spec, enter
 from vitruvius.evaluation._subject import subject_of
-from vitruvius.evaluation.ledger import Columns, Ledger
+from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.result import Report, summarise
 
 ALONE = Process(device=torch.device("cpu"))
@@ -103,53 +101,36 @@ def _judge_all(
     process: Process,
     watch: Callable[[int, float], None],
 ) -> None:
-    for x, y, ids in batches:
-        x, y, ids = x.to(process.device), y.to(process.device), ids.cpu()
-        if y.ndim != 1:
-            raise DataError(f"labels have shape {tuple(y.shape)}, expected one whole number an image.")
-        check_inputs(x, y)
+    sieges = {spec: threat for spec, threat in threats.items() if hasattr(threat, "pool_batches")}
+    size = max((threat.pool_batches for threat in sieges.values()), default=1)
+    last = list(threats)[-1]
+    for pool in _batched(batches, size):
+        checked = [_checked(batch, process) for batch in pool]
         for spec, threat in threats.items():
-            _judge(model, spec, threat, x, y, ids, ledger)
-        watch(len(y), float(ledger.columns[spec]["correct"].float().mean()))
+            for x, y, ids in [_joined(checked)] if spec in sieges else checked:
+                judge(model, spec, threat, x, y, ids, ledger, len(checked[0][1]))
+        watch(sum(len(y) for _, y, _ in checked), float(ledger.columns[last]["correct"].float().mean()))
 
 
-def _judge(model: nn.Module, spec: str, threat: Threat, x: Tensor, y: Tensor, ids: Tensor, ledger: Ledger) -> None:
-    """Run one threat on the images it has not seen, and write down what the model answers."""
-    new = ~torch.isin(ids, ledger.done(spec))
-    if not new.any():
-        return
-    keep = new.to(x.device)
-    x, y, ids = x[keep], y[keep], ids[new]
-    begun = time.perf_counter()
-    moved = threat(model, x, y, ids=ids) if _takes_ids(threat) else threat(model, x, y)  # type: ignore[call-arg]
-    rows = answer(model, moved, y)
-    elapsed = (time.perf_counter() - begun) / len(y)
-    ledger.add(spec, {"id": ids, "label": y, "seconds": torch.full_like(rows["loss"], elapsed), **rows})
+def _checked(batch: Batch, process: Process) -> Batch:
+    x, y, ids = batch
+    x, y, ids = x.to(process.device), y.to(process.device), ids.cpu()
+    if y.ndim != 1:
+        raise DataError(f"labels have shape {tuple(y.shape)}, expected one whole number an image.")
+    check_inputs(x, y)
+    return x, y, ids
 
 
-@torch.no_grad()
-def answer(model: nn.Module, x: Tensor, y: Tensor) -> Columns:
-    """What the model says of a batch; `top5`: whether the label is among its five best guesses."""
-    logits = model(x).float()  # (B, K)
-    if logits.shape[:-1] != y.shape:
-        raise ConfigError(f"the model answered {tuple(logits.shape)}, expected logits ({len(y)}, classes).")
-    if not torch.isfinite(logits).all():
-        raise DataError(
-            f"the model answered {tuple(logits.shape)} logits that are not finite; its weights may be damaged."
-        )
-    if int(y.max()) >= logits.shape[1] or int(y.min()) < 0:
-        raise DataError(
-            f"labels reach from {int(y.min())} to {int(y.max())}, the model knows classes 0 … {logits.shape[1] - 1}."
-        )
-    confidence, prediction = logits.softmax(-1).max(-1)
-    top = logits.topk(min(5, logits.shape[1])).indices
-    return {
-        "prediction": prediction.int(),
-        "confidence": confidence,
-        "correct": prediction == y,
-        "loss": F.cross_entropy(logits, y, reduction="none"),
-        "top5": (top == y[:, None]).any(-1),
-    }
+def _joined(batches: Sequence[Batch]) -> Batch:
+    x, y, ids = (torch.cat(column) for column in zip(*batches, strict=True))
+    return x, y, ids
+
+
+def _batched(batches: Iterable[Batch], size: int) -> Iterator[tuple[Batch, ...]]:
+    """itertools.batched, which Python 3.11 lacks."""
+    source = iter(batches)
+    while pool := tuple(itertools.islice(source, size)):
+        yield pool
 
 
 def _keep(ledger: Ledger, report: Report, folder: Path) -> None:
@@ -157,12 +138,8 @@ def _keep(ledger: Ledger, report: Report, folder: Path) -> None:
     report.save(folder / "report.json")
 
 
-def _takes_ids(threat: Threat) -> bool:
-    return "ids" in inspect.signature(threat).parameters
-
-
 def _device(model: nn.Module) -> torch.device:
-    return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+    return next((tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
 
 
 def _watched(loader: Any, process: Process, progress: Progress | None) -> Callable[[int, float], None]:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_bytes, ensure_writable, save_tensors
-from vitruvius.evaluation._evaluate import answer, numbered
+from vitruvius.evaluation._evaluate import numbered
+from vitruvius.evaluation._judging import answer
 from vitruvius.evaluation._names import Threat, describe
 
 What = Literal["images", "perturbations"]

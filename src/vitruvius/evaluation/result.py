@@ -15,7 +15,7 @@ from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
 from vitruvius.evaluation._names import Entry, name_entries
 from vitruvius.evaluation.intervals import wilson
-from vitruvius.evaluation.ledger import Ledger
+from vitruvius.evaluation.ledger import AFTER, Ledger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,7 @@ class Score:
     top5: float | None = None
     eps: float | None = None
     seconds: float | None = None  # for all images together
+    stages: dict[str, float] = field(default_factory=dict)  # of an ensemble: accuracy after each of its attacks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +59,10 @@ class Report:
         rows = [*self.threats, self.worst_case] if len(self.threats) > 1 else list(self.threats)
         width = max(len("threat"), *(len(row.spec) for row in rows))
         lines = [f"{'threat':<{width}}  accuracy   95 % interval       n", "-" * (width + 39)]
-        lines += [
-            f"{r.spec:<{width}}  {100 * r.accuracy:6.2f} %   {100 * r.low:6.2f} – {100 * r.high:6.2f}  {r.n:>7,}"
-            for r in rows
-        ]
+        for r in rows:
+            interval = f"{100 * r.low:6.2f} – {100 * r.high:6.2f}"
+            lines.append(f"{r.spec:<{width}}  {100 * r.accuracy:6.2f} %   {interval}  {r.n:>7,}")
+            lines += [f"{f'  after {name}':<{width}}  {100 * share:6.2f} %" for name, share in r.stages.items()]
         return "\n".join([*lines, *(f"note: {remark}" for remark in self.remarks)])
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,6 +105,11 @@ def _score(ledger: Ledger, name: str, entry: Entry) -> Score:
         top5=float(rows["top5"].double().mean()),
         eps=entry.eps,
         seconds=float(rows["seconds"].double().sum()),
+        stages={
+            column.removeprefix(AFTER): float(standing.double().mean())
+            for column, standing in rows.items()
+            if column.startswith(AFTER)
+        },
     )
 
 

@@ -1,0 +1,83 @@
+"""Judge: one threat, some images, and what the model answers, as rows of a ledger.
+
+B images, K classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError, DataError
+from vitruvius.evaluation._names import Threat
+from vitruvius.evaluation.ledger import AFTER, Columns, Ledger
+
+
+def judge(
+    model: nn.Module, spec: str, threat: Threat, x: Tensor, y: Tensor, ids: Tensor, ledger: Ledger, batch_size: int
+) -> None:
+    """Run one threat on the images it has not seen, and write down what the model answers."""
+    new = ~torch.isin(ids, ledger.done(spec))
+    if not new.any():
+        return
+    keep = new.to(x.device)
+    x, y, ids = x[keep], y[keep], ids[new]
+    begun = time.perf_counter()
+    moved, record = disturb(model, threat, x, y, ids, batch_size)
+    rows = answer_all(model, moved, y, batch_size)
+    elapsed = (time.perf_counter() - begun) / len(y)
+    ledger.add(spec, {"id": ids, "label": y, "seconds": torch.full_like(rows["loss"], elapsed), **rows, **record})
+
+
+def disturb(
+    model: nn.Module, threat: Any, x: Tensor, y: Tensor, ids: Tensor, batch_size: int
+) -> tuple[Tensor, Columns]:
+    """x', and what the threat itself recorded: for an ensemble, whether each image stood after each of its stages."""
+    if hasattr(threat, "run") and hasattr(threat, "pool_batches"):
+        sized = threat if threat.batch_size is not None else dataclasses.replace(threat, batch_size=batch_size)
+        outcome = sized.run(model, x, y, ids=ids)
+        record = {f"{AFTER}{name}": standing for name, standing in outcome.standing_by_stage().items()}
+        return outcome.x, record
+    moved: Tensor = threat(model, x, y, ids=ids) if _takes_ids(threat) else threat(model, x, y)
+    return moved, {}
+
+
+def answer_all(model: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Columns:
+    """`answer`, a batch at a time."""
+    parts = [answer(model, *batch) for batch in zip(x.split(batch_size), y.split(batch_size), strict=True)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+@torch.no_grad()
+def answer(model: nn.Module, x: Tensor, y: Tensor) -> Columns:
+    """What the model says of a batch; `top5`: whether the label is among its five best guesses."""
+    logits = model(x).float()  # (B, K)
+    if logits.shape[:-1] != y.shape:
+        raise ConfigError(f"the model answered {tuple(logits.shape)}, expected logits ({len(y)}, classes).")
+    if not torch.isfinite(logits).all():
+        raise DataError(
+            f"the model answered {tuple(logits.shape)} logits that are not finite; its weights may be damaged."
+        )
+    if int(y.max()) >= logits.shape[1] or int(y.min()) < 0:
+        raise DataError(
+            f"labels reach from {int(y.min())} to {int(y.max())}, the model knows classes 0 … {logits.shape[1] - 1}."
+        )
+    confidence, prediction = logits.softmax(-1).max(-1)
+    top = logits.topk(min(5, logits.shape[1])).indices
+    return {
+        "prediction": prediction.int(),
+        "confidence": confidence,
+        "correct": prediction == y,
+        "loss": F.cross_entropy(logits, y, reduction="none"),
+        "top5": (top == y[:, None]).any(-1),
+    }
+
+
+def _takes_ids(threat: Threat) -> bool:
+    return "ids" in inspect.signature(threat).parameters

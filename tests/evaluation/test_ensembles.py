@@ -1,0 +1,62 @@
+"""An ensemble in an evaluation: pools of batches, stage by stage in the ledger, the same whatever the pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitruvius
+from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.pgd import PGD
+from vitruvius.data import DataConfig, eval_loader
+from vitruvius.evaluation import evaluate
+
+ENSEMBLE = AutoAttack(eps=16 / 255, version="custom", attacks=(PGD(eps=16 / 255, steps=2), PGD(eps=16 / 255, steps=4)))
+
+
+def model() -> torch.nn.Module:
+    return vitruvius.create_model("vitruvius/vit_digits", depth=1, init="skip")
+
+
+def loader(batch_size: int) -> object:
+    return eval_loader(DataConfig(val_num_samples=30, batch_size=batch_size), input_size=(3, 8, 8))
+
+
+def test_the_report_says_what_each_stage_left_standing() -> None:
+    score = evaluate(model(), loader(8), [ENSEMBLE]).threats[-1]  # type: ignore[arg-type]
+    shares = list(score.stages.values())
+    assert len(shares) == 3  # clean, then two attacks
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] == pytest.approx(score.accuracy)
+    report = evaluate(model(), loader(8), [ENSEMBLE])  # type: ignore[arg-type]
+    assert "after clean" in str(report)
+    assert report.to_dict()["threats"][-1]["stages"] == score.stages
+
+
+def test_the_batch_size_changes_nothing() -> None:
+    one, other = (evaluate(model(), loader(size), [ENSEMBLE]) for size in (4, 30))  # type: ignore[arg-type]
+    mine, theirs = (report.ledger.rows(report.threats[-1].spec) for report in (one, other))
+    for column in ("id", "correct", "prediction"):
+        assert torch.equal(mine[column], theirs[column]), column
+
+
+def test_a_killed_siege_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+    whole = evaluate(model(), loader(2), [ENSEMBLE], folder=tmp_path / "whole")  # type: ignore[arg-type]
+
+    class Cut:
+        name, num_images = "digits/validation", 30
+
+        def with_ids(self) -> object:
+            for number, batch in enumerate(loader(2).with_ids()):  # type: ignore[attr-defined]
+                if number == 10:  # in the middle of the second pool
+                    raise KeyboardInterrupt
+                yield batch
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model(), Cut(), [ENSEMBLE], folder=tmp_path / "broken")  # type: ignore[arg-type]
+    again = evaluate(model(), loader(2), [ENSEMBLE], folder=tmp_path / "broken")  # type: ignore[arg-type]
+    assert again.threats[-1].correct == whole.threats[-1].correct
+    assert again.threats[-1].stages == whole.threats[-1].stages
+    assert again.threats[-1].n == 30
