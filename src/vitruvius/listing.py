@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitruvius._errors import ConfigError, UnknownName, suggest
+from vitruvius.analysis import analyses
 from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
+from vitruvius.compression.rules import rules
 from vitruvius.converters import converters
 from vitruvius.init import bases, inits
 from vitruvius.models import models
@@ -31,6 +33,7 @@ def recipes() -> list[Row]:
 
 
 KINDS: dict[str, Callable[[], list[Row]]] = {
+    "analyses": analyses.describe,
     "attacks": attacks.describe,
     "attentions": attentions.describe,
     "bases": bases.describe,
@@ -38,6 +41,7 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "inits": inits.describe,
     "models": lambda: [(name, "", doc) for name, _, doc in models.describe()],
     "recipes": recipes,
+    "rules": rules.describe,
     "sockets": sockets,
     "studies": studies.describe,
     "tasks": tasks.describe,

@@ -15,7 +15,7 @@ import timm
 import torch
 from safetensors import safe_open
 
-from small_run import assert_same, rows_of, small_config, small_run, state_of
+from small_run import assert_same, assert_same_run, rows_of, small_config, small_run, state_of
 from vitruvius import __version__
 from vitruvius._errors import CheckpointError, ConfigError, DataError, Diverged, RunError, VitruviusError
 from vitruvius._files import _local
@@ -294,3 +294,18 @@ def test_the_callers_dice_are_left_as_they_were(tmp_path: Path) -> None:
     assert torch.equal(before[0], after[0])
     assert before[1] == after[1]
     assert_same([before[2][0], before[2][1].tolist(), before[2][2]], [after[2][0], after[2][1].tolist(), after[2][2]])
+
+
+def test_callbacks_are_told_after_every_epoch_and_cannot_disturb_the_training(run: Path, tmp_path: Path) -> None:
+    class Curious:
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, int]] = []
+
+        def epoch_end(self, epoch: int, model: torch.nn.Module) -> None:
+            torch.rand(17), random.random()
+            self.seen.append((epoch, len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())))
+
+    curious = Curious()
+    train(small_config(tmp_path / "run", "seed=7", "train.model_ema=true"), quiet=True, callbacks=[curious])
+    assert curious.seen == [(0, 1), (1, 2)]
+    assert_same_run(tmp_path / "run", run)

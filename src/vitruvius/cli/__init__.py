@@ -6,7 +6,9 @@ Options are config keys, `section.key=value`. A file dropped into this room is a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
 import logging
 import os
 import pkgutil
@@ -31,15 +33,17 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; 0 if it worked, 1 after an error of the user's or the data's, 130 when interrupted."""
-    options = make_parser().parse_args(arguments)
+    options = read(arguments)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, format="%(message)s")
     verb: Callable[[argparse.Namespace], None] = options.verb
+    answer = sys.stdout if os.environ.get("RANK", "0") == "0" else io.StringIO()  # of many processes one answers
     try:
-        verb(options)
+        with contextlib.redirect_stdout(answer):
+            verb(options)
     except VitruviusError as error:
         if options.verbose:
             raise
-        print(f"vitruvius: {error}", file=sys.stderr)
+        print(f"vitruvius: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("vitruvius: interrupted; the same command goes on where this one stopped.", file=sys.stderr)
@@ -48,6 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0
+
+
+def read(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The words of a command. argparse takes `key=value` only before the first option; here they may come late."""
+    parser = make_parser()
+    options, late = parser.parse_known_args(arguments)
+    wrong = [word for word in late if word.startswith("-") or "=" not in word or options.several is None]
+    if wrong:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    if late:
+        getattr(options, options.several).extend(late)
+    return options
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -67,5 +83,6 @@ def make_parser() -> argparse.ArgumentParser:
         words = first_line(module).rstrip(".")
         verb = verbs.add_parser(info.name, parents=[common], help=words, description=f"{words}.")
         module.arguments(verb)
-        verb.set_defaults(verb=module.run)
+        several = next((a.dest for a in verb._actions if not a.option_strings and a.nargs in ("*", "+")), None)
+        verb.set_defaults(verb=module.run, several=several)
     return parser

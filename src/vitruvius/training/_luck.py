@@ -17,9 +17,11 @@ import torch
 def borrowed_luck(device: torch.device) -> Iterator[None]:
     """Leave the caller's dice (Python's, numpy's, torch's) as they were."""
     python, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002 (timm draws from numpy's global state)
-    devices = [] if device.type == "cpu" else [device]
+    fork = (
+        torch.random.fork_rng([]) if device.type == "cpu" else torch.random.fork_rng([device], device_type=device.type)
+    )
     try:
-        with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        with fork:
             yield
     finally:
         random.setstate(python)

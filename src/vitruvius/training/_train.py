@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
+from torch import nn
 
 from vitruvius._processes import joined
 from vitruvius._registry import load_plugins
@@ -19,7 +21,15 @@ from vitruvius.training._state import apply, capture
 from vitruvius.training.config import Config, check
 
 
-def train(config: Config, *, quiet: bool = False, console: Console | None = None) -> Path:
+class Callback(Protocol):
+    """Told after every epoch, on the first process, when its files are written."""
+
+    def epoch_end(self, epoch: int, model: nn.Module) -> object: ...
+
+
+def train(
+    config: Config, *, quiet: bool = False, console: Console | None = None, callbacks: Sequence[Callback] = ()
+) -> Path:
     """Train as the recipe says; the run folder. Called again with the same recipe, it goes on where it stopped."""
     check(config, "the recipe")
     load_plugins(config.plugins)
@@ -29,7 +39,8 @@ def train(config: Config, *, quiet: bool = False, console: Console | None = None
         process.once(lambda: run.begin(session.config))
         try:
             resume(session, run)
-            _run_epochs(session, run, Bar.of(session, shown=process.first and not quiet, console=console))
+            bar = Bar.of(session, shown=process.first and not quiet, console=console)
+            _run_epochs(session, run, bar, callbacks if process.first else ())
         except BaseException:
             if process.first:
                 run.abandon()
@@ -37,7 +48,7 @@ def train(config: Config, *, quiet: bool = False, console: Console | None = None
     return run.folder
 
 
-def _run_epochs(session: Session, run: Run, bar: Bar) -> None:
+def _run_epochs(session: Session, run: Run, bar: Bar, callbacks: Sequence[Callback]) -> None:
     with bar:
         while session.epoch < session.num_epochs:
             bar.start(session.epoch)
@@ -48,6 +59,8 @@ def _run_epochs(session: Session, run: Run, bar: Bar) -> None:
             finish_epoch(session, row)
             keep(session, run)
             bar.epoch(row)
+            for callback in callbacks:
+                callback.epoch_end(session.epoch - 1, session.eval_model())
 
 
 def validate(session: Session) -> dict[str, float]:

@@ -1,0 +1,35 @@
+"""The verbs and flags that people have in their scripts; taking one away is a breaking change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitruvius.cli import make_parser
+
+COMMON = ["--help", "--verbose", "-h", "-v"]
+FLAGS = {
+    "analyse": ["target", "what", "--images", "--seed", "--out"],
+    "attack": ["target", "overrides", "--threat", "--what", "--out"],
+    "convert": ["checkpoint", "settings", "--from", "--model", "--ema", "--out"],
+    "demo": ["--out"],
+    "evaluate": ["target", "overrides", "--threat", "--out"],
+    "list": ["kind"],
+    "report": ["runs", "--out", "--title"],
+    "study": ["name", "words", "--out"],
+    "train": ["recipe", "overrides", "--quiet"],
+}
+
+
+def words(parser: Any) -> list[str]:
+    return sorted(word for action in parser._actions for word in (action.option_strings or [action.dest]))
+
+
+def test_the_verbs_and_their_flags_are_these() -> None:
+    verbs: Any = make_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    assert {verb: words(parser) for verb, parser in verbs.items()} == {
+        verb: sorted([*COMMON, *flags]) for verb, flags in FLAGS.items()
+    }
+
+
+def test_the_program_itself_knows_help_and_version() -> None:
+    assert {"--help", "--version"} <= set(words(make_parser()))

@@ -1,0 +1,213 @@
+"""The command line: verbs that work, help that a newcomer understands, mistakes answered in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from small_run import RECIPE, SMALL, small_run
+from vitruvius import __version__
+from vitruvius.cli import main, make_parser
+
+VERBS = sorted(make_parser()._subparsers._group_actions[0].choices)  # type: ignore[union-attr, arg-type]
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    code = main(words)
+    return code, *capsys.readouterr()
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that answers a mistake."""
+    code, out, err = answer(capsys, *words)
+    assert code == 1
+    assert out == ""
+    assert err.startswith("vitruvius: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+def test_version_and_help_come_quickly_without_torch() -> None:
+    code = (
+        "import sys, vitruvius.cli as c\n"
+        "try: c.main(['--version'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"vitruvius {__version__}\n"
+    done = subprocess.run([sys.executable, "-m", "vitruvius", "--help"], capture_output=True, text=True, check=True)
+    for verb in VERBS:
+        assert verb in done.stdout
+    assert "vitruvius train digits/rpc train.epochs=20" in done.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: vitruvius {verb}")
+    parser: Any = make_parser()._subparsers._group_actions[0].choices[verb]  # type: ignore[union-attr]
+    for action in parser._actions:
+        assert action.help or action.metavar == "RUN", f"{action} has no help"
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["trian"], ["train"], ["evaluate", "x", "--treat", "y"], ["list", "--quiet"], ["demo", "x=1"]]
+)
+def test_what_is_no_command_ends_with_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "usage: vitruvius" in capsys.readouterr().err
+
+
+def test_a_recipe_is_trained_judged_and_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    code, out, err = answer(capsys, "train", "digits/softmax", *SMALL, f"out={run}")
+    assert (code, out) == (0, f"{run}\n")
+    assert err.count("epoch") == 2
+    assert answer(capsys, "train", str(RECIPE), *SMALL, f"out={run}", "--quiet")[1:] == (f"{run}\n", "")
+    code, first, err = answer(capsys, "evaluate", str(run), "--threat", "pgd:eps=8/255,steps=1")
+    assert (code, err) == (0, "")
+    assert [line.split("  ")[0] for line in first.splitlines()[2:]] == [
+        "clean",
+        "pgd(eps=8/255, steps=1)",
+        "worst case of all",
+    ]
+    code, second, _ = answer(capsys, "evaluate", str(run), "--threat", "fgsm:eps=4/255", "data.eval_batch_size=5")
+    assert code == 0
+    assert [line.split("  ")[0] for line in second.splitlines()[2:]] == [
+        "clean",
+        "pgd(eps=8/255, steps=1)",
+        "fgsm(eps=4/255)",
+        "worst case of all",
+    ]
+    assert first.splitlines()[2:4] == second.splitlines()[2:4]
+    report = json.loads((run / "evaluation" / "report.json").read_text())
+    assert [threat["n"] for threat in report["threats"]] == [24, 24, 24]
+    assert "crop_pct" in mistake(capsys, "evaluate", str(run), "data.crop_pct=0.5")
+    code, _, _ = answer(capsys, "evaluate", str(run), "data.crop_pct=0.5", "--out", str(tmp_path / "cropped"))
+    assert code == 0
+    assert (tmp_path / "cropped" / "ledger.safetensors").exists()
+
+
+def test_a_run_trained_further_is_not_taken_for_the_one_that_was_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small_run(tmp_path / "run", "train.epochs=1")
+    assert answer(capsys, "evaluate", str(run))[0] == 0
+    other = small_run(tmp_path / "other", "train.epochs=1", "seed=1")
+    for name in ("best", "last"):
+        (run / f"{name}.safetensors").write_bytes((other / f"{name}.safetensors").read_bytes())
+    letter = mistake(capsys, "evaluate", str(run))
+    assert "holds the ledger of another evaluation: weights was" in letter
+    assert "Delete that folder to judge anew, or choose another one." in letter
+
+
+def test_a_model_by_name_is_judged_on_the_images_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["evaluate", "vitruvius/vit_digits", "data.dataset=digits", "data.val_num_samples=20", "device=cpu"]
+    code, out, _ = answer(capsys, *words)
+    assert code == 0
+    assert " 20" in out.splitlines()[2]
+    assert (tmp_path / "runs" / "vitruvius-vit_digits" / "evaluation" / "report.json").exists()
+
+
+def picture_folder(root: Path, *, broken: bool = False) -> Path:
+    for split in ("train", "val"):
+        for label in ("cat", "dog"):
+            (root / split / label).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (8, 8), (40 * number, 90, 10)).save(root / split / label / f"{number}.png")
+    if broken:
+        (root / "train" / "cat" / "2.png").write_bytes(b"no picture")
+    return root
+
+
+FOLDER = ["data.dataset=folder", "data.batch_size=2", "data.workers=0", "data.train_num_samples=null"]
+
+
+def test_mistakes_of_a_recipe_are_one_line_and_leave_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    broken = picture_folder(tmp_path / "broken", broken=True)
+    out = tmp_path / "run"
+    cases = {
+        "train.epoch=3": "softmax.yaml: unknown key 'train.epoch'; did you mean 'epochs'?",
+        "model.name=deit_tiny_patch61_224": "did you mean 'deit_tiny_patch16_224'?",
+        "attention=[{parts: [rcp]}]": "no attention named 'rcp'; did you mean 'rpc'? Known:",
+        "attention=[{where: block.*, parts: [rpc]}]": "matches none of the 1 attention sites of VisionTransformer.",
+        "train.epochs=many": "softmax.yaml: train.epochs = 'many', expected a whole number.",
+        "data.dataset=folder": "data.root is not set",
+        f"data.root={tmp_path / 'missing'}": "missing does not exist; set data.root",
+        f"data.root={tmp_path / 'empty'}": "no folder for the split 'train'",
+        f"data.root={broken}": "2.png",
+        "nonsense": "override 'nonsense' is not of the form section.key=value",
+    }
+    for setting, letter in cases.items():
+        more = FOLDER if setting.startswith("data.root") else []
+        assert letter in mistake(capsys, "train", str(RECIPE), *SMALL, *more, f"out={out}", setting)
+        assert not out.exists(), setting
+    assert "no recipe at digits/sofmax; did you mean 'digits/softmax'?" in mistake(capsys, "train", "digits/sofmax")
+
+
+def test_broken_images_are_skipped_if_the_user_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = picture_folder(tmp_path / "pictures", broken=True)
+    words = [*SMALL, *FOLDER, f"data.root={root}", f"out={tmp_path / 'run'}", "data.broken=skip", "train.epochs=1"]
+    assert answer(capsys, "train", str(RECIPE), *words, "--quiet")[0] == 0
+
+
+def test_mistakes_of_an_evaluation_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = small_run(tmp_path / "run", "train.epochs=1")
+    assert "no attack named 'pdg'; did you mean 'pgd'?" in mistake(
+        capsys, "evaluate", str(run), "--threat", "pdg:eps=4/255"
+    )
+    assert "'pgd' needs a value for eps" in mistake(capsys, "evaluate", str(run), "--threat", "pgd")
+    assert "is not of the form key=value" in mistake(capsys, "evaluate", str(run), "--threat", "pgd:8")
+    assert "its model is what was trained" in mistake(capsys, "evaluate", str(run), "model.name=resnet18")
+    assert "has no config.yaml" in mistake(capsys, "evaluate", str(tmp_path))
+    assert "say which images: data.dataset=" in mistake(capsys, "evaluate", "resnet18")
+    assert "'resnet81' is neither a run folder nor a model" in mistake(
+        capsys, "evaluate", "resnet81", "data.dataset=digits"
+    )
+    assert not (run / "evaluation").exists()
+
+
+def test_verbose_shows_where_an_error_came_from() -> None:
+    from vitruvius._errors import ConfigError
+
+    with pytest.raises(ConfigError):
+        main(["train", "digits/sofmax", "--verbose"])
+
+
+def test_an_interruption_says_that_one_can_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import vitruvius.listing
+
+    def interrupted(_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(vitruvius.listing, "listing", interrupted)
+    code, _, err = answer(capsys, "list")
+    assert code == 130
+    assert err == "vitruvius: interrupted; the same command goes on where this one stopped.\n"
+
+
+def test_of_many_processes_one_answers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert answer(capsys, "list", "tasks") == (0, "", "")

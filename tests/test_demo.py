@@ -1,0 +1,38 @@
+"""The demo, made tiny: two runs, judged under growing attacks, and one page that needs no network."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from small_run import SMALL
+from vitruvius import demo as room
+
+
+def test_the_demo_ends_with_one_page_about_both_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "STRENGTHS", [4, 32])
+    told = io.StringIO()
+    tiny = (*SMALL, "train.epochs=1", "data.train_num_samples=32", "data.val_num_samples=12")
+    page = room.demo(tmp_path / "demo", overrides=tiny, console=Console(file=told, width=120))
+    assert page == tmp_path / "demo" / "report.html"
+    text = page.read_text()
+    assert "Two ways to attend, on digits" in text
+    assert "<svg" in text
+    assert not re.search(r"""(src|href)=["']https?://""", text)
+    for name in ("softmax", "rpc"):
+        report = json.loads((tmp_path / "demo" / name / "evaluation" / "report.json").read_text())
+        assert [threat["spec"] for threat in report["threats"]] == [
+            "clean",
+            "pgd(eps=4/255)",
+            "pgd(eps=32/255)",
+        ]
+        assert name in told.getvalue()
+    assert "Open this page in a browser" in told.getvalue()
+    before = (tmp_path / "demo" / "softmax" / "state.pt").stat().st_mtime_ns
+    assert room.demo(tmp_path / "demo", overrides=tiny, console=Console(file=told)) == page
+    assert (tmp_path / "demo" / "softmax" / "state.pt").stat().st_mtime_ns == before  # nothing is trained twice
