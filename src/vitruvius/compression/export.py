@@ -1,0 +1,156 @@
+"""Export a model for inference elsewhere: torch.export, ONNX or safetensors; the result is run and must agree.
+
+Auto-encoders are folded into the projections where that is exact; masks go along as constants. The input is a batch of
+images in pixels [0, 1], of any number; normalisation is inside.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._config import build
+from vitruvius._errors import CheckpointError, ConfigError, SurgeryError
+from vitruvius._files import load_tensors, save_tensors
+from vitruvius._registry import require
+from vitruvius._version import __version__
+from vitruvius.attention.low_rank import LowRank
+from vitruvius.attention.mask import Mask
+from vitruvius.compression.sparse import use_sparse
+from vitruvius.models import AttentionRule, ModelConfig, PixelModel, create_from_config, load_weights
+from vitruvius.surgery import inner
+from vitruvius.surgery.folding import fold
+
+Format = Literal["torch-export", "onnx", "safetensors"]
+TOLERANCE = 1e-3  # of the largest logit
+KIND = "a vitruvius model for inference"
+
+
+def export(
+    model: PixelModel,
+    path: str | Path,
+    *,
+    format: Format = "torch-export",
+    sparse: bool = False,
+    recipe: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the model to `path`, read it back, and refuse it if its logits differ.
+
+    With `sparse`, masks followed by softmax become `sparse_softmax`, which computes only what they keep. `safetensors`
+    needs the `recipe` of the run (its `model` and `attention`), since weights alone do not tell what they are of.
+    """
+    if format not in WRITERS:
+        raise ConfigError(f"format = {format!r}, expected one of {', '.join(WRITERS)}.")
+    prepared, folded = prepare(model, sparse=sparse)
+    images = torch.rand(3, *prepared.data_config["input_size"], generator=torch.Generator().manual_seed(0))
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    again = WRITERS[format](prepared, path, images, _rewritten(recipe, folded, sparse))
+    with torch.no_grad():
+        expected = model.cpu().eval()(images)
+    _compare(again(images), expected, path)
+    return path
+
+
+@torch.no_grad()
+def prepare(model: PixelModel, *, sparse: bool = False) -> tuple[PixelModel, bool]:
+    """A copy on the CPU in eval mode with folded auto-encoders; and whether there was anything to fold."""
+    ready = copy.deepcopy(model).cpu().eval()
+    folded = False
+    if any(isinstance(module, LowRank) for module in ready.modules()):
+        try:
+            fold(ready)
+            folded = True
+        except SurgeryError:
+            folded = False  # something stands between projection and auto-encoder; it is exported as it is
+    if sparse and any(isinstance(module, Mask) for module in ready.modules()):
+        use_sparse(ready)
+    return ready, folded
+
+
+def load_export(path: str | Path) -> PixelModel:
+    """A model from a safetensors export."""
+    state, told = load_tensors(path)
+    if told.get("kind") != KIND:
+        raise CheckpointError(f"{path} is not an export: it does not tell its model. `vitruvius export` makes them.")
+    config = build(ModelConfig, json.loads(told["model"]), source=str(path))
+    rules = [build(AttentionRule, rule, source=str(path)) for rule in json.loads(told["attention"])]
+    model = create_from_config(config, rules)
+    if missing := load_weights(model, state):
+        raise CheckpointError(f"{path} lacks {missing[0]} and {len(missing) - 1} more keys of the model it tells of.")
+    return model
+
+
+def _write_torch_export(model: PixelModel, path: Path, images: Tensor, _: Any) -> Callable[[Tensor], Tensor]:
+    program = torch.export.export(model, (images,), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=1)}})
+    torch.export.save(program, path)
+    loaded: nn.Module = torch.export.load(path).module()
+    return loaded
+
+
+def _write_onnx(model: PixelModel, path: Path, images: Tensor, _: Any) -> Callable[[Tensor], Tensor]:
+    for package in ("onnx", "onnxscript"):
+        require(package, "export")
+    runtime: Any = require("onnxruntime", "export")
+    shapes = {"x": {0: torch.export.Dim("batch", min=1)}}
+    torch.onnx.export(
+        model, (images,), path, dynamo=True, dynamic_shapes=shapes, external_data=False, verbose=False,
+        input_names=["images"], output_names=["logits"],
+    )  # fmt: skip
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
+
+
+def _write_safetensors(
+    model: PixelModel, path: Path, _: Tensor, recipe: dict[str, str] | None
+) -> Callable[[Tensor], Tensor]:
+    if recipe is None:
+        raise ConfigError("format safetensors needs the recipe of the model; export a run folder, or give recipe=….")
+    save_tensors(path, inner(model).state_dict(), {"kind": KIND, "vitruvius": __version__, **recipe})
+    return load_export(path).eval()
+
+
+WRITERS: dict[str, Callable[[PixelModel, Path, Tensor, Any], Callable[[Tensor], Tensor]]] = {
+    "torch-export": _write_torch_export,
+    "onnx": _write_onnx,
+    "safetensors": _write_safetensors,
+}
+
+
+def _rewritten(recipe: Mapping[str, Any] | None, folded: bool, sparse: bool) -> dict[str, str] | None:
+    """Model and attention as they are in the export: patterns come with the weights, folded stages are gone."""
+    if recipe is None:
+        return None
+    rules = []
+    for rule in recipe.get("attention") or ():
+        parts = [_plain_part(part, sparse) for part in rule["parts"] if not (folded and _name(part) == "low_rank")]
+        if sparse and any(_name(part) == "sparse_softmax" for part in parts):
+            parts = [part for part in parts if _name(part) != "softmax"]
+        rules.append({"where": rule.get("where", "*"), "parts": parts or ["softmax"]})
+    model = {**recipe["model"], "pretrained": False, "weights": None}
+    return {"model": json.dumps(model), "attention": json.dumps(rules)}
+
+
+def _plain_part(part: str | Mapping[str, Any], sparse: bool) -> str | dict[str, Any]:
+    if _name(part) != "mask":
+        return part if isinstance(part, str) else dict(part)
+    return {"use": "sparse_softmax" if sparse else "mask", "keep": "all"}
+
+
+def _name(part: str | Mapping[str, Any]) -> str:
+    return part if isinstance(part, str) else str(part["use"])
+
+
+@torch.no_grad()
+def _compare(actual: Tensor, expected: Tensor, path: Path) -> None:
+    error = float((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+    if not error <= TOLERANCE:
+        raise SurgeryError(
+            f"the export in {path} answers differently, by {error:.1e} of the largest logit; do not use it."
+        )
