@@ -9,7 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvius.attacks._norms import per_image
+from vitruvius.attacks._norms import L1, per_image
+
+
+INSIDE = 1 - 1e-6  # share of the radius that attacks use, so that rounding of many pixels cannot leave the ball
 
 
 def project_l1_box(x: Tensor, delta: Tensor, eps: float) -> Tensor:
@@ -17,7 +20,9 @@ def project_l1_box(x: Tensor, delta: Tensor, eps: float) -> Tensor:
     room = torch.where(delta > 0, 1 - x, x)
     threshold = _threshold(delta.abs().flatten(1), room.flatten(1), eps)
     sizes = torch.minimum((delta.abs() - per_image(threshold, delta)).clamp(min=0), room)
-    return delta.sign() * sizes
+    return (
+        delta.sign() * sizes * per_image((eps / L1.length(sizes).clamp(min=1e-30)).clamp(max=1), x)
+    )  # 1, but for rounding
 
 
 def _threshold(sizes: Tensor, room: Tensor, eps: float) -> Tensor:
@@ -34,4 +39,14 @@ def _threshold(sizes: Tensor, room: Tensor, eps: float) -> Tensor:
     total = torch.cat([at_zero, at_zero - falls.cumsum(1)], 1)  # (B, 2D), not increasing
     last = (total > eps).sum(1, keepdim=True).clamp(min=1) - 1  # the last breakpoint at which too much is left
     excess = (total.gather(1, last) - eps).clamp(min=0)
-    return (breaks.gather(1, last) + excess / slopes.gather(1, last).clamp(min=1)).squeeze(1)
+    return _refined(breaks.gather(1, last) + excess / slopes.gather(1, last).clamp(min=1), sizes, room, eps).squeeze(1)
+
+
+def _refined(threshold: Tensor, sizes: Tensor, room: Tensor, eps: float) -> Tensor:
+    """(B, 1) after two Newton steps, which take away what the long sums of sorted pixels have lost to rounding."""
+    for _ in range(2):
+        left = sizes - threshold
+        shrinking = ((left > 0) & (left < room)).sum(1, keepdim=True).clamp(min=1)
+        total = torch.minimum(left.clamp(min=0), room).sum(1, keepdim=True)
+        threshold = (threshold + (total - eps) / shrinking).clamp(min=0)
+    return threshold

@@ -134,7 +134,9 @@ class L1Norm(Norm):
         count = torch.arange(1, sizes.shape[1] + 1, device=delta.device)
         last = (ordered * count > excess).sum(1, keepdim=True).clamp(min=1)
         threshold = (excess.gather(1, last - 1) / last).clamp(min=0)
-        return delta.sign() * (sizes - threshold).clamp(min=0).view_as(delta)
+        shrunk = (sizes - threshold).clamp(min=0)
+        fit = (eps / shrunk.sum(1, keepdim=True).clamp(min=1e-30)).clamp(max=1)  # 1, but for the rounding of long sums
+        return delta.sign() * (shrunk * fit).view_as(delta)
 
 
 LINF, L2, L1 = LinfNorm(), L2Norm(), L1Norm()

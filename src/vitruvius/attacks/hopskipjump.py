@@ -56,7 +56,7 @@ class HopSkipJump(Attack):
         """The image itself where it is misclassified, else the first random image that is; and whether there is one."""
         point, found = x, fools(x)
         for number in range(TRIES):
-            guess = dice.uniform("first", x.shape[1:], number).to(x.dtype)
+            guess = _noise(x, dice, number)
             new = fools(guess) & ~found
             point, found = torch.where(per_image(new, x), guess, point), found | new
         return point, found
@@ -115,3 +115,13 @@ class HopSkipJump(Attack):
         """Along the line in L2, by clipping in Linf."""
         limit = per_image(amount, x)
         return x + (limit * delta if self.norm == L2 else torch.minimum(torch.maximum(delta, -limit), limit))
+
+
+def _noise(x: Tensor, dice: Dice, number: int) -> Tensor:
+    """Random images, of coarser and coarser grain: many models call all fine noise by one name."""
+    noise = dice.uniform("first", x.shape[1:], number).to(x.dtype)
+    grain = 2 ** (number % 5)
+    if x.ndim != 4 or grain == 1:
+        return noise
+    coarse = noise[:, :, ::grain, ::grain].repeat_interleave(grain, 2).repeat_interleave(grain, 3)
+    return coarse[:, :, : x.shape[2], : x.shape[3]]

@@ -1,0 +1,184 @@
+"""AutoAttack: stages and versions, who felled whom, fast search with exact judgement, strength."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attacked import digits_cnn, digits_vit, golden, labels_of, small_net, some_images
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError, DataError, UnknownName
+from vitruvius.attacks import CE, DLR, attacks
+from vitruvius.attacks._models import Fast, Through
+from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.pgd import PGD
+
+
+def test_standard_is_the_four_stages_of_the_paper() -> None:
+    names, stages = zip(*AutoAttack(eps=0.1, seed=3, batch_size=7).stages(), strict=True)
+    assert names == ("apgd-ce", "apgd-t", "fab-t", "square")
+    assert [type(stage).__name__ for stage in stages] == ["APGD", "APGDTargeted", "FABTargeted", "Square"]
+    assert {(stage.eps, stage.seed, stage.batch_size) for stage in stages} == {(0.1, 3, 7)}
+    ce, t, fab, square = stages
+    assert (ce.steps, t.steps, t.targets, fab.steps, fab.targets, square.queries) == (100, 100, 9, 100, 9, 5000)
+
+
+def test_versions_differ_as_published() -> None:
+    assert [n for n, _ in AutoAttack(eps=0.1, version="plus").stages()] == [
+        "apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t",
+    ]  # fmt: skip
+    rand = [stage for _, stage in AutoAttack(eps=0.1, version="rand").stages()]
+    assert [(stage.loss, stage.eot_iterations) for stage in rand] == [(CE, 20), (DLR, 20)]
+    l1 = [stage for _, stage in AutoAttack(eps=5.0, norm="l1").stages()]
+    assert (l1[0].restarts, l1[1].targets) == (5, 5)
+
+
+def test_custom_lists_mix_names_and_any_threats() -> None:
+    def darken(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return x * 0.9
+
+    attack = AutoAttack(eps=0.1, version="custom", attacks=("apgd-dlr", darken, PGD(eps=0.1)))
+    assert [name for name, _ in attack.stages()] == ["apgd-dlr", "darken", "pgd"]
+    net, (x, y) = small_net(), some_images()
+    assert [stage.name for stage in attack.run(net, x, y).stages] == ["clean", "apgd-dlr", "darken", "pgd"]
+
+
+def test_wrong_versions_lists_and_precisions_are_refused() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'standard'"):
+        AutoAttack(eps=0.1, version="standart")
+    with pytest.raises(UnknownName, match="no precision named 'bf16'"):
+        AutoAttack(eps=0.1, precision="bf16")
+    with pytest.raises(ConfigError, match="belongs to version='custom'"):
+        AutoAttack(eps=0.1, attacks=("square",))
+    with pytest.raises(ConfigError, match="belongs to version='custom'"):
+        AutoAttack(eps=0.1, version="custom")
+    with pytest.raises(UnknownName, match="did you mean 'apgd-ce'"):
+        AutoAttack(eps=0.1, version="custom", attacks=("apgd-se",))
+
+
+def test_every_image_is_charged_to_the_first_stage_that_felled_it() -> None:
+    net, (x, _) = small_net(), some_images(8)
+    right = labels_of(net, x)
+    y = torch.where(torch.arange(8) < 2, (right + 1) % 5, right)
+    wrong_way = x.clone()
+
+    def fell(numbers: set[int]):  # type: ignore[no-untyped-def]
+        def threat(model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+            chosen = torch.tensor([int(i) in numbers for i in ids])
+            elsewhere = torch.stack([next(z for z in wrong_way if labels_of(net, z[None])[0] != c) for c in y])
+            return torch.where(chosen.view(-1, 1, 1, 1), elsewhere, x)
+
+        return threat
+
+    attack = AutoAttack(eps=1.0, version="custom", attacks=(fell({0, 2, 3}), fell({3, 4}), fell({5})))
+    outcome = attack.run(net, x, y, ids=torch.arange(8))
+    assert outcome.fallen_by.tolist() == [0, 0, 1, 1, 2, 3, -1, -1]
+    assert [(stage.searched, stage.fallen) for stage in outcome.stages] == [(8, 2), (6, 2), (4, 1), (3, 1)]
+    assert outcome.standing.tolist() == [False] * 6 + [True] * 2
+    assert list(outcome.accuracies().values()) == [0.75, 0.5, 0.375, 0.25]
+    assert torch.equal(labels_of(net, outcome.x) == y, outcome.standing)
+
+
+def test_a_fast_claim_counts_only_if_the_exact_model_is_fooled() -> None:
+    """A bfloat16 view that is wrong about everything must not fell a single image."""
+
+    class Touchy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small_net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits = self.net(x)
+            wrong = torch.is_autocast_enabled(x.device.type)
+            return logits.roll(1, 1) if wrong else logits
+
+    net, (x, _) = Touchy().eval(), some_images(6)
+    y = labels_of(net, x)
+    outcome = AutoAttack(eps=1e-6, precision="fast", version="custom", attacks=("apgd-ce", "apgd-dlr")).run(net, x, y)
+    assert bool(outcome.standing.all())
+    assert [(s.name, s.precision, s.searched) for s in outcome.stages[1:]] == [
+        ("apgd-ce", "fast", 6), ("apgd-dlr", "fast", 6), ("apgd-ce", "exact", 6), ("apgd-dlr", "exact", 6),
+    ]  # fmt: skip
+
+
+def test_the_fast_figure_is_not_above_the_exact_one() -> None:
+    net, x, y = digits_cnn()
+    x, y = x[:30], y[:30]
+    figures = {}
+    for precision in ("exact", "fast"):
+        attack = AutoAttack(eps=0.15, precision=precision, version="custom", attacks=(APGD(eps=0.15, steps=30),))
+        outcome = attack.run(net, x, y)
+        figures[precision] = int(outcome.standing.sum())
+        assert torch.equal(net(outcome.x).argmax(1) == y, outcome.standing)
+    assert figures["fast"] <= figures["exact"]
+
+
+def test_the_fast_view_answers_in_float32_with_a_gradient_for_the_image() -> None:
+    net, (x, _) = small_net(), some_images()
+    x.requires_grad_()
+    logits = Fast(net)(x)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, net(x), rtol=0.05, atol=0.05)
+    assert not torch.equal(logits, net(x))
+    assert torch.autograd.grad(logits.sum(), x)[0].dtype == torch.float32
+
+
+def test_through_answers_like_the_model_and_climbs_like_the_surrogate() -> None:
+    model, surrogate, (x, _) = small_net(seed=0), small_net(seed=1), some_images()
+    x.requires_grad_()
+    through = Through(model, surrogate)
+    torch.testing.assert_close(through(x), model(x))
+    torch.testing.assert_close(
+        torch.autograd.grad(through(x).sum(), x)[0], torch.autograd.grad(surrogate(x).sum(), x)[0]
+    )
+
+
+def test_a_masked_gradient_is_attacked_through_a_surrogate() -> None:
+    net, x, y = digits_cnn()
+
+    class Masked(nn.Module):
+        """Steps of 1/64 in the logits: right, and without any slope."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (64 * net(x)).round() / 64 + 0 * x.sum()
+
+    masked = Masked().eval()
+    blind = int((masked(APGD(eps=0.15, steps=20)(masked, x, y)).argmax(1) == y).sum())
+    seeing = int((masked(APGD(eps=0.15, steps=20)(Through(masked, net).eval(), x, y)).argmax(1) == y).sum())
+    assert seeing < blind - 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "case_id"), [("cnn", "Linf_0.15_seed0"), ("cnn", "L2_1_seed0"), ("vit", "Linf_0.1_seed0")]
+)
+def test_the_white_box_stages_leave_no_more_images_standing_than_the_original(kind: str, case_id: str) -> None:
+    net, x, y = digits_cnn() if kind == "cnn" else digits_vit()
+    x, y = x[:24], y[:24]
+    flags, cases, _ = golden(f"aa_runs_{kind}")
+    case = next(c for c in cases if c["id"] == case_id)
+    common = {"eps": case["eps"], "norm": case["norm"]}
+    attack = AutoAttack(
+        version="custom",
+        attacks=(attacks["apgd"](**common), attacks["apgd_targeted"](steps=50, targets=3, **common)),
+        **common,
+    )
+    standing = attack.run(net, x, y).standing
+    original = flags[f"{case_id}.final_robust"][:24]
+    assert int((standing & ~original).sum()) <= 1
+    assert int((original & ~standing).sum()) <= 1
+
+
+def test_the_model_must_be_in_eval_mode_and_answer_numbers() -> None:
+    (x, y) = some_images()
+    with pytest.raises(ConfigError, match="train mode"):
+        AutoAttack(eps=0.1)(small_net().train(), x, y)
+    with pytest.raises(DataError, match="labels reach up to 7"):
+        AutoAttack(eps=0.1)(small_net(), x, torch.full_like(y, 7))
+
+
+def test_autoattack_is_a_threat_that_returns_images() -> None:
+    net, (x, _) = small_net(), some_images()
+    y = labels_of(net, x)
+    attack = AutoAttack(eps=0.3, version="custom", attacks=("apgd-ce",))
+    assert torch.equal(attack(net, x, y), attack.run(net, x, y).x)

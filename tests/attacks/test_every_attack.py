@@ -1,0 +1,216 @@
+"""What every registered attack promises: ball, image, seeds, batches, few classes, errors that speak."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from attacked import accuracy, digits_cnn, labels_of, small_net, some_images
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError, DataError
+from vitruvius.attacks import NORMS, Attack, attacks, check_inputs, check_mode, disturb
+
+SMALL: dict[str, dict[str, Any]] = {
+    "apgd": {"steps": 6},
+    "apgd_targeted": {"steps": 4, "targets": 2},
+    "autoattack": {"version": "custom", "attacks": ("apgd-ce", "fab-t", "square")},
+    "carlini": {"steps": 8, "search_steps": 2},
+    "fab": {"steps": 4},
+    "fab_targeted": {"steps": 4, "targets": 2},
+    "fgsm": {},
+    "gaussian_noise": {},
+    "hopskipjump": {"steps": 2, "first_queries": 12},
+    "pgd": {"steps": 3, "restarts": 2, "best": True},
+    "sparse_l1": {"steps": 4},
+    "spsa": {"steps": 3, "samples": 8},
+    "square": {"queries": 15},
+    "targeted_pgd": {"steps": 3},
+    "uniform_noise": {},
+}
+SLOW = {"autoattack"}
+PAIRS = [(name, norm) for name in SMALL for norm in attacks[name].norms if name not in SLOW]  # type: ignore[attr-defined]
+each_attack = pytest.mark.parametrize("name", [name for name in SMALL if name not in SLOW])
+
+
+def make(name: str, eps: float, norm: str | None = None, **more: Any) -> Attack:
+    """A small attack of this name, in its own norm unless another is given."""
+    chosen = {} if norm is None else {"norm": norm}
+    made = attacks[name](eps=eps, **chosen, **SMALL[name], **more)
+    assert isinstance(made, Attack)
+    return made
+
+
+def test_every_registered_attack_is_tried_here() -> None:
+    assert sorted(SMALL) == list(attacks)
+
+
+@pytest.mark.parametrize(("name", "norm"), PAIRS)
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 1000), eps=st.floats(0, 1), classes=st.sampled_from([2, 3, 5]), size=st.sampled_from([3, 6]))
+def test_results_stay_in_ball_and_image(name: str, norm: str, seed: int, eps: float, classes: int, size: int) -> None:
+    net, (x, y) = small_net(classes, seed, size), some_images(3, classes, seed, size)
+    before = x.clone()
+    moved = make(name, eps, norm, seed=seed)(net, x, y)
+    assert moved.shape == x.shape
+    assert moved.dtype == x.dtype
+    assert not moved.requires_grad
+    assert torch.equal(x, before)
+    assert float(NORMS[norm].length(moved - x).max()) <= eps + 1e-6
+    assert float(moved.min()) >= 0
+    assert float(moved.max()) <= 1
+
+
+@each_attack
+def test_the_same_seed_gives_the_same_result_whatever_the_batch(name: str) -> None:
+    net, (x, _) = small_net(), some_images(7)
+    y = labels_of(net, x)
+    attack = make(name, 0.3 if name != "sparse_l1" else 3.0)
+    torch.manual_seed(1)
+    whole = attack(net, x, y)
+    torch.manual_seed(2)
+    apart = torch.cat([attack(net, *pair) for pair in zip(x.split(3), y.split(3), strict=True)])
+    reordered = attack(net, x.flip(0), y.flip(0)).flip(0)
+    torch.testing.assert_close(apart, whole, rtol=0, atol=1e-5)
+    torch.testing.assert_close(reordered, whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["pgd", "apgd", "square", "spsa", "uniform_noise", "hopskipjump"])
+def test_another_seed_or_other_ids_give_another_result(name: str) -> None:
+    net, (x, _) = small_net(), some_images(4)
+    y, attack = labels_of(net, x), make(name, 0.02)
+    first = attack(net, x, y, ids=torch.arange(4))
+    assert torch.equal(first, attack(net, x, y, ids=torch.arange(4)))
+    assert not torch.equal(first, attack(net, x, y, ids=torch.arange(4, 8)))
+    assert not torch.equal(first, replace(attack, seed=1)(net, x, y, ids=torch.arange(4)))
+
+
+@each_attack
+def test_the_global_generator_is_never_touched(name: str) -> None:
+    net, (x, y) = small_net(), some_images(2)
+    before = torch.random.get_rng_state()
+    make(name, 0.1)(net, x, y)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+LONGER: dict[str, dict[str, Any]] = {
+    "pgd": {"steps": 20},
+    "apgd": {"steps": 20},
+    "spsa": {"steps": 40, "lr": 0.05},
+    "square": {"queries": 60},
+    "fab": {"steps": 10},
+    "carlini": {"steps": 80, "search_steps": 4, "lr": 0.1},
+    "sparse_l1": {"steps": 40, "share": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(SMALL) - SLOW - {"fgsm", "uniform_noise", "gaussian_noise"}))
+def test_searches_find_what_the_whole_range_of_pixels_allows(name: str) -> None:
+    """In a ball larger than the image, a hardened network loses almost every image."""
+    net, x, y = digits_cnn()
+    x, y = x[:8], y[:8]
+    norm = {"sparse_l1": "l1", "carlini": "l2", "hopskipjump": "l2"}.get(name, "linf")
+    eps = {"linf": 1.0, "l2": 20.0, "l1": 250.0}[norm]
+    attack = replace(make(name, eps, norm), **LONGER.get(name, {}))
+    assert accuracy(net, attack(net, x, y), y) <= 0.25
+
+
+def test_binary_problems_and_more_targets_than_classes_work_everywhere() -> None:
+    net, (x, _) = small_net(2), some_images(6, 2)
+    y = labels_of(net, x)
+    for attack in (
+        attacks["apgd"](eps=0.5, steps=10, loss="dlr"),
+        attacks["apgd_targeted"](eps=0.5, steps=10),
+        attacks["fab_targeted"](eps=0.5, steps=10),
+        attacks["autoattack"](eps=0.5, version="custom", attacks=("apgd-t", "fab-t")),
+    ):
+        assert accuracy(net, disturb(attack, net, x, y, torch.arange(6)), y) < 1
+
+
+class Broken(nn.Module):
+    """Answers something that is no use."""
+
+    def __init__(self, answer: Tensor | None) -> None:
+        super().__init__()
+        self.answer = answer
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.answer is None:
+            with torch.no_grad():
+                return x.flatten(1)[:, :4] + 0
+        return self.answer + 0 * x.flatten(1)[:, :1]
+
+
+@pytest.mark.parametrize("name", ["pgd", "apgd", "fab_targeted", "square", "carlini"])
+def test_models_that_answer_nonsense_are_named(name: str) -> None:
+    x, y = some_images(2, 3)
+    attack = make(name, 0.1)
+    with pytest.raises(DataError, match="NaN logits"):
+        attack(Broken(torch.full((2, 3), math.nan)), x, y)
+    with pytest.raises(ConfigError, match="one output"):
+        attack(Broken(torch.zeros(2, 1)), x, y)
+    with pytest.raises(DataError, match="labels reach up to 9, but the model has 3 classes"):
+        attack(Broken(torch.zeros(2, 3)), x, y + 9 - y.max())
+
+
+def test_a_model_without_gradient_is_named_and_black_boxes_do_not_mind() -> None:
+    x, y = some_images(2, 3)
+    with pytest.raises(ConfigError, match=r"no gradient with respect to the image.*square"):
+        make("pgd", 0.1)(Broken(None), x, y)
+    assert make("square", 0.1)(Broken(None), x, y).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (torch.rand(2, 3, 4, 4) + 0.5, torch.zeros(2, dtype=torch.long), r"pixels reach from .* expected \[0, 1\]"),
+        (torch.full((2, 3, 4, 4), math.nan), torch.zeros(2, dtype=torch.long), "NaN pixels"),
+        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.long), "dtype torch.uint8"),
+        (torch.rand(2, 3, 4, 4), torch.tensor([0, -1]), "down to -1"),
+        (torch.rand(2, 3, 4, 4), torch.zeros(3, dtype=torch.long), "do not pair"),
+        (torch.rand(2, 3, 4, 4), torch.zeros(2), "whole numbers"),
+    ],
+)
+def test_images_and_labels_that_mean_nothing_are_refused(x: Tensor, y: Tensor, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        check_inputs(x, y)
+
+
+def test_radii_are_checked_when_an_attack_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"eps=-0\.1 is no radius"):
+        make("pgd", -0.1)
+    with pytest.raises(ConfigError, match="is no radius"):
+        make("pgd", math.nan)
+    with pytest.warns(UserWarning, match="did you mean 8/255"):
+        make("pgd", 8.0)
+    with pytest.raises(ConfigError, match="Carlini works in l2, not in linf"):
+        make("carlini", 0.1, "linf")
+    make("pgd", 8.0, "l2")
+
+
+def test_train_mode_is_the_callers_business_but_can_be_refused() -> None:
+    net, (x, y) = small_net().train(), some_images()
+    make("pgd", 0.1)(net, x, y)
+    assert net.training
+    with pytest.raises(ConfigError, match=r"call model.eval\(\)"):
+        check_mode(net)
+
+
+def test_attacks_print_as_what_they_are_and_describe_themselves() -> None:
+    assert "norm=l2" in repr(make("pgd", 0.5, "l2"))
+    for name, signature, line in attacks.describe():
+        assert "eps" in signature, name
+        assert line, name
+
+
+def test_no_images_give_no_images() -> None:
+    net = small_net()
+    x, y = torch.empty(0, 3, 6, 6), torch.empty(0, dtype=torch.long)
+    for name in ("pgd", "apgd", "square", "fab_targeted"):
+        assert make(name, 0.1)(net, x, y).shape == x.shape
