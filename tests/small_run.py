@@ -39,6 +39,11 @@ def state_of(run: Path) -> dict[str, Any]:
     return state
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file, as it stands."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
 def rows_of(run: Path) -> list[dict[str, Any]]:
     """The metrics without the times."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from judging import THREATS, loader, model
 from torch import Tensor, nn
 
-from vitruvius._errors import ConfigError, DataError, UnknownName
+from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation import describe, evaluate, wilson
@@ -159,69 +158,6 @@ def test_plain_loaders_are_numbered_in_order() -> None:
 def test_an_image_that_comes_twice_counts_once() -> None:
     batch = (torch.rand(3, 3, 8, 8), torch.tensor([0, 1, 2]), torch.tensor([4, 5, 6]))
     assert evaluate(model(), [batch, batch])["clean"].n == 3
-
-
-class Broken(nn.Module):
-    def __init__(self, answer: Tensor) -> None:
-        super().__init__()
-        self.answer = answer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.answer.expand(len(x), *self.answer.shape)
-
-
-def images(value: float = 0.5, **settings: Any) -> Tensor:
-    return torch.full((2, 3, 8, 8), value, **settings)
-
-
-LABELS = torch.tensor([1, 2])
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "letter"),
-    [
-        (images(1.5), LABELS, r"pixels reach from 1.5 to 1.5; expected \[0, 1\]. Normalisation belongs inside"),
-        (images(-0.1), LABELS, r"pixels reach from -0.1 to -0.1; expected \[0, 1\]"),
-        (images(float("nan")), LABELS, "images hold NaN pixels"),
-        (images(float("inf")), LABELS, "pixels reach from inf"),
-        (images(1, dtype=torch.uint8), LABELS, "images have dtype torch.uint8"),
-        (images(), torch.tensor([1, 10]), r"labels reach from 1 to 10, the model knows classes 0 … 9"),
-        (images(), torch.tensor([-1, 1]), "labels reach down to -1"),
-        (images(), torch.tensor([0.5, 1.0]), "labels have dtype torch.float32"),
-        (images(), torch.rand(2, 10), r"labels have shape \(2, 10\), expected one whole number an image"),
-        (images(), torch.tensor([1]), r"images \(2, 3, 8, 8\) and labels \(1,\) do not pair"),
-    ],
-)
-def test_what_cannot_be_judged_is_refused(x: Tensor, y: Tensor, letter: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=letter):
-        evaluate(model(), [(x, y)], THREATS, folder=tmp_path / "evaluation")
-    assert not list(tmp_path.rglob("*.safetensors"))
-
-
-def test_a_model_in_train_mode_is_refused_even_in_part() -> None:
-    net = model()
-    net.model.blocks.train()
-    with pytest.raises(ConfigError, match=r"the model is in train mode.*call model.eval\(\)"):
-        evaluate(net, loader())
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_model_that_answers_no_numbers_is_refused(value: float) -> None:
-    with pytest.raises(DataError, match=r"logits that are not finite; its weights may be damaged"):
-        evaluate(Broken(torch.full((10,), value)).eval(), loader())
-
-
-def test_a_model_that_answers_no_logits_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"the model answered \(6, 2, 10\), expected logits \(6, classes\)"):
-        evaluate(Broken(torch.zeros(2, 10)).eval(), loader())
-
-
-def test_an_empty_loader_is_refused() -> None:
-    def nothing() -> Iterator[Any]:
-        yield from ()
-
-    with pytest.raises(DataError, match="the loader 'unnamed' yielded no images; nothing to evaluate"):
-        evaluate(model(), nothing())
 
 
 def test_who_watches_is_told_after_every_batch() -> None:

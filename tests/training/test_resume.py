@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,19 @@ def test_a_run_stopped_again_and_again_ends_as_the_unbroken_one(
             stop_at(patch, _epoch, "_step", call)
             with pytest.raises(Stop):
                 small_run(tmp_path / "run", *LIVELY)
+    small_run(tmp_path / "run", *LIVELY)
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+def test_a_run_killed_at_random_moments_ends_as_the_unbroken_one(unbroken: Path, tmp_path: Path) -> None:
+    """SIGKILL: nothing is tidied up, not even a file that is half written."""
+    moments = random.Random(0)
+    for _ in range(5):
+        child = multiprocessing.get_context("fork").Process(target=small_run, args=(tmp_path / "run", *LIVELY))
+        child.start()
+        child.join(moments.uniform(0.05, 0.8))
+        child.kill()
+        child.join()
     small_run(tmp_path / "run", *LIVELY)
     assert_same_run(tmp_path / "run", unbroken)
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import math
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +12,9 @@ import timm
 import torch
 from safetensors import safe_open
 
-from small_run import assert_same, assert_same_run, rows_of, small_config, small_run, state_of
+from small_run import assert_same, assert_same_run, contents, rows_of, small_config, small_run, state_of
 from vitruvius import __version__
-from vitruvius._errors import CheckpointError, ConfigError, DataError, Diverged, RunError, VitruviusError
-from vitruvius._files import _local
+from vitruvius._errors import CheckpointError, RunError
 from vitruvius._yaml import read_yaml
 from vitruvius.models import create_model
 from vitruvius.training import _epoch, read_recipe, train
@@ -28,10 +24,6 @@ from vitruvius.training._run import Run
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_run(tmp_path_factory.mktemp("runs") / "small", "seed=7", "train.model_ema=true")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_it_holds_what_was_asked_what_happened_and_the_weights(run: Path) -> None:
@@ -123,167 +115,6 @@ def test_leftovers_of_a_killed_process_are_swept(tmp_path: Path) -> None:
     (run / ".state.pt.123.tmp").write_bytes(b"half")
     small_run(run, "train.epochs=1")
     assert not list(run.glob(".*"))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "error", "letter"),
-    [
-        (["model.name=vitruvius/vit_digit"], VitruviusError, "did you mean 'vitruvius/vit_digits'"),
-        (["attention=[{parts: [rcp]}]"], VitruviusError, "no attention named 'rcp'; did you mean 'rpc'"),
-        (["attention=[{where: x, parts: [rpc]}]"], VitruviusError, "where='x' matches none of the 1 attention sites"),
-        (["task=supervized"], VitruviusError, "no task named 'supervized'; did you mean 'supervised'"),
-        (["task={use: supervised, penalty: 1}"], ConfigError, "no part of the model's attention has a penalty"),
-        (["init=mimetik"], VitruviusError, "mimetic"),
-        (["train.opt=adamm"], ConfigError, "train.opt = 'adamm' cannot be made"),
-        (["data.dataset=folder"], DataError, "data.root is not set"),
-        (["data.dataset=folder", "data.root=/no/such/place"], DataError, "does not exist"),
-        (["model.kwargs.num_classes=7"], ConfigError, "num_classes = 7, but digits has 10 classes"),
-        (["model.kwargs.dept=2"], ConfigError, "cannot be made with .*'dept'"),
-        (["model.kwargs.num_heads=5"], ConfigError, "cannot be made with .*'num_heads': 5"),
-        (["data.batch_size=640"], DataError, "do not fill one batch of 640"),
-        (["train.device=quantum"], ConfigError, "device 'quantum' cannot be used here"),
-        (["plugins=[no_such_lab]"], ConfigError, "no_such_lab"),
-        (["model.weights=/no/such/run"], CheckpointError, "no weights at /no/such/run"),
-        (["train.compile=hopes"], ConfigError, "train.compile = 'hopes'"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_before_a_folder_is_made(
-    overrides: list[str], error: type[Exception], letter: str, tmp_path: Path
-) -> None:
-    with pytest.raises(error, match=letter):
-        small_run(tmp_path / "run", *overrides)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("setting", "letter"),
-    [
-        ("train.epochs=0", "train.epochs = 0, expected at least 1"),
-        ("train.lr=0", "train.lr = 0.0, expected a number above 0"),
-        ("train.holdout=1", "train.holdout = 1.0, expected a number from 0 to below 1"),
-        ("train.clip_grad=-1", "train.clip_grad = -1.0, expected a number above 0, or null for none"),
-        ("train.warmup_epochs=2", "train.warmup_epochs = 2, expected fewer than the 2 of train.epochs"),
-        ("train.lr=fast", "train.lr = 'fast', expected a number"),
-        ("train.epoch=3", r"unknown key 'train.epoch'; did you mean 'train.epochs'\?|did you mean 'epochs'\?"),
-        ("trian.epochs=3", r"unknown key 'trian'; did you mean 'train'\?"),
-        ("train.sched=cosinus", "expected one of cosine, tanh, step, multistep, plateau, poly, none"),
-    ],
-)
-def test_a_recipe_that_cannot_be_meant_names_key_and_expectation(setting: str, letter: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=letter) as caught:
-        small_config(tmp_path / "run", setting)
-    assert "softmax.yaml" in str(caught.value)
-
-
-def test_warmup_of_a_schedule_that_never_moves_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train.warmup_epochs = 1, but train.sched = none never moves"):
-        small_config(tmp_path / "run", "train.sched=none", "train.warmup_epochs=1")
-
-
-def fill_the_disk(monkeypatch: pytest.MonkeyPatch, after: int, number: int = errno.ENOSPC) -> None:
-    """Let so many files be written, then no more."""
-    write, written = _local.write_synced, 0
-
-    def failing(path: Path, data: bytes) -> None:
-        nonlocal written
-        written += 1
-        if written > after:
-            raise OSError(number, "simulated")
-        write(path, data)
-
-    monkeypatch.setattr(_local, "write_synced", failing)
-
-
-def test_no_permission_is_one_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill_the_disk(monkeypatch, after=0, number=errno.EACCES)
-    with pytest.raises(RunError, match=r"cannot write to .*run: no permission. Choose another folder"):
-        small_run(tmp_path / "run")
-    assert not list((tmp_path / "run").glob("*"))
-
-
-@pytest.mark.parametrize("files", range(3))
-def test_a_disk_that_fills_up_leaves_the_previous_files(
-    files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the second epoch so many more files fit: of state, last and metrics each is the old one or the new, whole."""
-    run, update, seen = tmp_path / "run", _epoch._update, 0
-
-    def counting(session: Any) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == 5:
-            fill_the_disk(monkeypatch, after=files)
-        update(session)
-
-    monkeypatch.setattr(_epoch, "_update", counting)
-    with pytest.raises(RunError, match=r"cannot write .*: the disk is full. What was there before is intact"):
-        small_run(run)
-    monkeypatch.undo()
-    names = {path.name for path in run.iterdir()}
-    assert names == {"config.yaml", "state.pt", "last.safetensors", "best.safetensors", "metrics.jsonl"}
-    assert len(rows_of(run)) == 1
-    assert state_of(run)["epoch"] == (2 if files else 1)
-    small_run(run)
-    assert len(rows_of(run)) == 2
-
-
-def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, step, seen = tmp_path / "run", _epoch._step, 0
-    good: dict[str, bytes] = {}
-
-    def poisoned(session: Any, *rest: Any) -> Any:
-        nonlocal seen
-        seen += 1
-        numbers = step(session, *rest)
-        if seen == 6:
-            good.update(contents(run))
-            numbers["loss"] = numbers["loss"] * math.nan
-        return numbers
-
-    monkeypatch.setattr(_epoch, "_step", poisoned)
-    with pytest.raises(Diverged, match=r"the training loss is nan at batch 4 of epoch 2. Lower train.lr"):
-        small_run(run)
-    assert contents(run) == good
-    assert len(rows_of(run)) == 1
-
-
-def test_weights_that_the_last_update_spoilt_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    update = _epoch._update
-
-    def spoiling(session: Any) -> None:
-        update(session)
-        if session.updates == 4:
-            next(session.model.parameters()).data.fill_(math.inf)
-
-    monkeypatch.setattr(_epoch, "_update", spoiling)
-    with pytest.raises(Diverged, match="weights are no longer finite after epoch 1"):
-        small_run(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_real_explosion_is_noticed(tmp_path: Path) -> None:
-    with pytest.raises(Diverged):
-        small_run(tmp_path / "run", "train.opt=sgd", "train.lr=1e30")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_that_fails_before_its_first_epoch_takes_its_folder_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_epoch, "_step", stop)
-    with pytest.raises(KeyboardInterrupt):
-        small_run(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(KeyboardInterrupt):
-        small_run(tmp_path / "run")
-    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
 def test_the_callers_dice_are_left_as_they_were(tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def evaluate(
     data = str(getattr(loader, "name", "unnamed"))
     if not len(ledger.done("clean")):
         raise DataError(f"the loader {data!r} yielded no images; nothing to evaluate.")
-    report = summarise(ledger, entries, data)
+    broken = {name for names in process.gather(list(getattr(loader, "broken", ()))) for name in names}
+    report = summarise(ledger, entries, data, broken=sorted(broken))
     if folder is not None:
         process.once(lambda: _keep(ledger, report, Path(folder)))
     return report

@@ -79,7 +79,7 @@ class Report:
         atomic_write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
 
-def summarise(ledger: Ledger, entries: Sequence[Entry], data: str) -> Report:
+def summarise(ledger: Ledger, entries: Sequence[Entry], data: str, *, broken: Sequence[str] = ()) -> Report:
     """Reduce a ledger to scores: one a threat, and the worst case over all threats that have seen every image."""
     number = len(ledger.done("clean"))
     judged = [entry for entry in entries if len(ledger.done(entry.spec))]
@@ -90,6 +90,9 @@ def summarise(ledger: Ledger, entries: Sequence[Entry], data: str) -> Report:
         for score in scores
         if score.n != number
     ]
+    if broken:
+        named = ", ".join(broken[:5]) + (", …" if len(broken) > 5 else "")
+        remarks.append(f"{len(broken)} image(s) could not be read and were left out: {named}.")
     standing = _standing(ledger, [score.spec for score in whole])
     worst = Score(name="worst case", spec="worst case of all", **_proportion(int(standing.sum()), len(standing)))
     return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)

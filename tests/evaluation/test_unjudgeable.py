@@ -1,0 +1,113 @@
+"""What cannot be judged is refused: images that are no pixels, labels that are no classes, models that say nothing."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from judging import THREATS, loader, model, rows
+from torch import Tensor, nn
+
+from failing_disk import fill_the_disk
+from small_run import contents
+from vitruvius._errors import ConfigError, DataError, RunError
+from vitruvius.evaluation import evaluate
+
+
+class Broken(nn.Module):
+    def __init__(self, answer: Tensor) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answer.expand(len(x), *self.answer.shape)
+
+
+def images(value: float = 0.5, **settings: Any) -> Tensor:
+    return torch.full((2, 3, 8, 8), value, **settings)
+
+
+LABELS = torch.tensor([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "letter"),
+    [
+        (images(1.5), LABELS, r"pixels reach from 1.5 to 1.5; expected \[0, 1\]. Normalisation belongs inside"),
+        (images(-0.1), LABELS, r"pixels reach from -0.1 to -0.1; expected \[0, 1\]"),
+        (images(float("nan")), LABELS, "images hold NaN pixels"),
+        (images(float("inf")), LABELS, "pixels reach from inf"),
+        (images(1, dtype=torch.uint8), LABELS, "images have dtype torch.uint8"),
+        (images(), torch.tensor([1, 10]), r"labels reach from 1 to 10, the model knows classes 0 … 9"),
+        (images(), torch.tensor([-1, 1]), "labels reach down to -1"),
+        (images(), torch.tensor([0.5, 1.0]), "labels have dtype torch.float32"),
+        (images(), torch.rand(2, 10), r"labels have shape \(2, 10\), expected one whole number an image"),
+        (images(), torch.tensor([1]), r"images \(2, 3, 8, 8\) and labels \(1,\) do not pair"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(x: Tensor, y: Tensor, letter: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=letter):
+        evaluate(model(), [(x, y)], THREATS, folder=tmp_path / "evaluation")
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_model_in_train_mode_is_refused_even_in_part() -> None:
+    net = model()
+    net.model.blocks.train()
+    with pytest.raises(ConfigError, match=r"the model is in train mode.*call model.eval\(\)"):
+        evaluate(net, loader())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_that_answers_no_numbers_is_refused(value: float) -> None:
+    with pytest.raises(DataError, match=r"logits that are not finite; its weights may be damaged"):
+        evaluate(Broken(torch.full((10,), value)).eval(), loader())
+
+
+def test_a_model_that_answers_no_logits_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the model answered \(6, 2, 10\), expected logits \(6, classes\)"):
+        evaluate(Broken(torch.zeros(2, 10)).eval(), loader())
+
+
+def test_an_empty_loader_is_refused() -> None:
+    def nothing() -> Iterator[Any]:
+        yield from ()
+
+    with pytest.raises(DataError, match="the loader 'unnamed' yielded no images; nothing to evaluate"):
+        evaluate(model(), nothing())
+
+
+def test_images_that_were_skipped_are_told() -> None:
+    data = loader()
+    data.broken = [f"{number}.png" for number in range(7)]
+    report = evaluate(model(), data)
+    assert report.remarks == ["7 image(s) could not be read and were left out: 0.png, 1.png, 2.png, 3.png, 4.png, …."]
+
+
+def test_no_permission_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_the_disk(monkeypatch, after=0, number=errno.EACCES)
+    with pytest.raises(RunError, match=r"cannot write to .*: no permission"):
+        evaluate(model(), loader(), folder=tmp_path / "evaluation")
+    assert not contents(tmp_path / "evaluation")
+
+
+@pytest.mark.parametrize("files", [2, 5, 14, 15])
+def test_a_full_disk_is_one_error_and_loses_nothing(
+    files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve parts, then ledger and report."""
+    with monkeypatch.context() as patch:
+        fill_the_disk(patch, after=files)
+        with pytest.raises(RunError, match=r"cannot write .*: the disk is full"):
+            evaluate(model(), loader(), THREATS, folder=tmp_path)
+    assert len(list((tmp_path / "parts").glob("*"))) == (files - 2 if files < 15 else 0)
+    evaluate(model(), loader(), THREATS, folder=tmp_path)
+    evaluate(model(), loader(), THREATS, folder=tmp_path / "undisturbed")
+    for threat, columns in rows(tmp_path).items():
+        assert all(
+            torch.equal(column, rows(tmp_path / "undisturbed")[threat][name]) for name, column in columns.items()
+        )
