@@ -11,7 +11,6 @@ from torch import Tensor
 
 from vitruvius.attacks._norms import L1, per_image
 
-
 INSIDE = 1 - 1e-6  # share of the radius that attacks use, so that rounding of many pixels cannot leave the ball
 
 
