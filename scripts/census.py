@@ -1,6 +1,6 @@
 """Count how many of timm's models each socket reaches, and write docs/families.md.
 
-    python scripts/census.py --jobs 4            (about fifteen minutes of one core, no weights, no network)
+    python scripts/census.py --jobs 4            (about twenty minutes of one core, no weights, no network)
 
 Every model is built on the meta device and surveyed there, so nothing is computed and nothing is downloaded.
 """
@@ -8,7 +8,6 @@ Every model is built on the meta device and surveyed there, so nothing is comput
 from __future__ import annotations
 
 import argparse
-import inspect
 import multiprocessing
 import re
 import sys
@@ -45,7 +44,7 @@ def main() -> None:
     parser.add_argument("--models", default="*", help="a glob over timm's model names; the page is written for * only")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     arguments = parser.parse_args()
-    names = candidates(arguments.models)
+    names = timm.list_models(arguments.models)
     found = []
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         for i, one in enumerate(pool.imap(look_at, names, chunksize=4)):
@@ -59,12 +58,6 @@ def main() -> None:
             print(f"no survey of {one.model}: {one.refusal}")
     if arguments.models == "*":
         PAGE.write_text(page(found), encoding="utf-8")
-
-
-def candidates(pattern: str) -> list[str]:
-    """Models from those of timm's files that speak of attention at all."""
-    files = [m for m in timm.list_modules() if ALIKE.search(inspect.getsource(sys.modules[f"timm.models.{m}"]))]
-    return sorted({name for m in files for name in timm.list_models(pattern, module=m)})
 
 
 def look_at(name: str) -> Found | None:

@@ -59,11 +59,11 @@ def ghost_of(model: nn.Module) -> Any:
 
 
 def guess_input_size(model: nn.Module) -> Size:
-    """Channels from the first convolution; rows and columns from the patch embedding, or from timm's configuration."""
+    """Channels, rows and columns as the model was built, else as timm's configuration says."""
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     configured = config.get("input_size") or (3, 224, 224)
     convolution = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    channels = configured[0] if convolution is None else convolution.in_channels
+    channels = getattr(model, "in_chans", configured[0] if convolution is None else convolution.in_channels)
     rows, columns = _built_size(model) or configured[1:]
     return channels, rows, columns
 
