@@ -1,0 +1,175 @@
+"""Is the robustness real? The checks a reviewer asks for (Carlini et al. 2019, arXiv:1902.06705; Athalye et al. 2018).
+
+Each check compares accuracies that must be in order if gradients tell the truth. N images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius.attacks import CE, LINF, MARGIN, Norm, Threat, as_norm, check_inputs, check_mode, disturb, image_ids
+from vitruvius.attacks._models import Through, frozen, slope
+from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.square import Square
+
+SLACK = 0.01  # share of images by which an order may be missed, and one image always
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one check saw."""
+
+    name: str
+    passed: bool
+    sentence: str
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{key} {value:.4g}" for key, value in self.numbers.items())
+        return f"{'ok        ' if self.passed else 'suspicious'}  {self.name}: {self.sentence} ({numbers})"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sanity:
+    """How thoroughly to look. With a `surrogate`, transfer from it and attacks through it are tried too."""
+
+    eps: float
+    norm: Norm = LINF
+    steps: int = 50
+    queries: int = 500
+    eot_iterations: int = 20  # where the model turns out to be random
+    seed: int = 0
+    surrogate: nn.Module | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", as_norm(self.norm))
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None) -> list[Finding]:
+        """All checks on these images; a few hundred say enough."""
+        check_mode(model)
+        check_inputs(x, y)
+        return _Examination(self, model, x, y, image_ids(x) if ids is None else ids).findings()
+
+
+class _Examination:
+    """One model on one set of images."""
+
+    def __init__(self, plan: Sanity, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> None:
+        self.plan, self.model, self.x, self.y, self.ids = plan, model, x, y, ids
+        self.spread = self._spread()
+        self.passes = plan.eot_iterations if self.spread > 0 else 1
+
+    def findings(self) -> list[Finding]:
+        white = self._stands(self._apgd(self.plan.eps)) & self._stands(self._apgd(self.plan.eps, loss=MARGIN))
+        checks: list[Callable[[Tensor], Finding]] = [self._randomness, self._zero_gradients, self._steps, self._radius]
+        checks += [self._unbounded, self._black_box]
+        if self.plan.surrogate is not None:
+            checks += [self._transfer, self._adaptive]
+        return [check(white) for check in checks]
+
+    def _randomness(self, white: Tensor) -> Finding:
+        return Finding(
+            name="randomness",
+            passed=self.spread == 0,
+            sentence="two passes agree"
+            if self.spread == 0
+            else f"two passes differ: the model is random; gradients here are means of {self.passes} passes, "
+            "and AutoAttack must run as version='rand'",
+            numbers={"largest difference of logits": self.spread},
+        )
+
+    def _zero_gradients(self, white: Tensor) -> Finding:
+        with frozen(self.model):
+            grad = slope(self.model, self.x, lambda logits: CE(logits, self.y)).grad
+        share = float((grad.flatten(1).abs().amax(1) < 1e-12).double().mean())
+        sentence = "the loss has a slope at the images" if share <= SLACK else "the loss is flat at some images"
+        return Finding(name="zero gradients", passed=share <= SLACK, sentence=sentence, numbers={"share": share})
+
+    def _steps(self, white: Tensor) -> Finding:
+        counts = [max(self.plan.steps // 10, 1), max(self.plan.steps // 3, 1), self.plan.steps]
+        accuracies = [self._accuracy(self._apgd(self.plan.eps, steps=n)) for n in counts]
+        return self._falling("more steps", "accuracy does not rise with steps", counts, accuracies, "steps")
+
+    def _radius(self, white: Tensor) -> Finding:
+        radii = [self.plan.eps * factor for factor in (0.5, 1.0, 2.0)]
+        if self.plan.norm == LINF:
+            radii = [min(radius, 1.0) for radius in radii]
+        accuracies = [self._accuracy(self._apgd(radius)) for radius in radii]
+        return self._falling("larger radius", "accuracy does not rise with the radius", radii, accuracies, "eps")
+
+    def _unbounded(self, white: Tensor) -> Finding:
+        everything = {"linf": 1.0, "l2": self.x[0].numel() ** 0.5, "l1": float(self.x[0].numel())}[self.plan.norm.name]
+        left = self._stands(self._apgd(everything)) & self._stands(self._apgd(everything, loss=MARGIN))
+        accuracy = float(left.double().mean())
+        passed = int(left.sum()) <= self._tolerated()
+        sentence = "with every image allowed, " + ("none stands" if passed else "some still stand")
+        return Finding(name="unbounded", passed=passed, sentence=sentence, numbers={"accuracy": accuracy})
+
+    def _black_box(self, white: Tensor) -> Finding:
+        square = Square(eps=self.plan.eps, norm=self.plan.norm, queries=self.plan.queries, seed=self.plan.seed)
+        return self._not_stronger("black box", "a search without gradients", self._stands(square), white)
+
+    def _transfer(self, white: Tensor) -> Finding:
+        assert self.plan.surrogate is not None
+        moved = self._apgd(self.plan.eps, loss=MARGIN)(self.plan.surrogate, self.x, self.y, ids=self.ids)
+        return self._not_stronger("transfer", "an attack on the surrogate", self._right(moved), white)
+
+    def _adaptive(self, white: Tensor) -> Finding:
+        assert self.plan.surrogate is not None
+        through = Through(self.model, self.plan.surrogate)
+        stands = self._right(self._apgd(self.plan.eps)(through, self.x, self.y, ids=self.ids))
+        stands &= self._right(self._apgd(self.plan.eps, loss=MARGIN)(through, self.x, self.y, ids=self.ids))
+        return self._not_stronger("adaptive", "an attack with the surrogate's gradients", stands, white)
+
+    def _falling(
+        self, name: str, sentence: str, settings: Sequence[float], accuracies: list[float], unit: str
+    ) -> Finding:
+        slack = self._tolerated() / len(self.y)
+        passed = all(later <= earlier + slack for earlier, later in pairwise(accuracies))
+        numbers = {f"{unit} {setting:.4g}": accuracy for setting, accuracy in zip(settings, accuracies, strict=True)}
+        sentence = sentence if passed else sentence.replace("does not rise", "rises")
+        return Finding(name=name, passed=passed, sentence=sentence, numbers=numbers)
+
+    def _not_stronger(self, name: str, who: str, stands: Tensor, white: Tensor) -> Finding:
+        surprises = int((white & ~stands).sum())
+        passed = surprises <= self._tolerated()
+        numbers = {
+            "its accuracy": float(stands.double().mean()),
+            "white-box accuracy": float(white.double().mean()),
+            "images only it fells": float(surprises),
+        }
+        sentence = f"{who} fells {'nothing' if passed else 'images'} that the white-box attack does not"
+        return Finding(name=name, passed=passed, sentence=sentence, numbers=numbers)
+
+    def _tolerated(self) -> int:
+        """Images by which chance may spoil an order."""
+        return max(1, int(SLACK * len(self.y)))
+
+    def _apgd(self, eps: float, **settings: Any) -> APGD:
+        chosen = {"steps": self.plan.steps, "seed": self.plan.seed, "eot_iterations": self.passes, **settings}
+        return APGD(eps=eps, norm=self.plan.norm, **chosen)
+
+    def _accuracy(self, threat: Threat) -> float:
+        return float(self._stands(threat).double().mean())
+
+    def _stands(self, threat: Threat) -> Tensor:
+        return self._right(disturb(threat, self.model, self.x, self.y, self.ids))
+
+    @torch.no_grad()
+    def _right(self, x: Tensor) -> Tensor:
+        return self.model(x).argmax(1) == self.y
+
+    @torch.no_grad()
+    def _spread(self) -> float:
+        first, second = self.model(self.x), self.model(self.x)
+        spread = float((first - second).abs().max())
+        return spread if spread > 1e-4 * (1 + float(first.abs().max())) else 0.0

@@ -1,0 +1,91 @@
+"""The checks a reviewer asks for: quiet on an honest model, loud on each way of fooling oneself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attacked import digits_cnn
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError
+from vitruvius.evaluation.sanity import Finding, Sanity
+
+
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings}
+
+
+def look(
+    model: nn.Module, surrogate: nn.Module | None = None, *, count: int = 24, queries: int = 40
+) -> dict[str, Finding]:
+    _, x, y = digits_cnn()
+    plan = Sanity(eps=0.2, steps=20, queries=queries, eot_iterations=3, surrogate=surrogate)
+    return by_name(plan(model.eval(), x[:count], y[:count]))
+
+
+def test_an_honest_model_passes_every_check() -> None:
+    findings = look(digits_cnn()[0])
+    assert list(findings) == ["randomness", "zero gradients", "more steps", "larger radius", "unbounded", "black box"]
+    assert all(finding.passed for finding in findings.values()), [str(f) for f in findings.values()]
+
+
+def test_a_saturated_softmax_is_caught_by_its_flat_loss() -> None:
+    """Logits times 1000: the same classes, and a cross-entropy without slope in float32."""
+    net = digits_cnn()[0]
+
+    class Saturated(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 1000 * net(x)
+
+    finding = look(Saturated())["zero gradients"]
+    assert not finding.passed
+    assert finding.numbers["share"] > 0.5
+
+
+def test_a_staircase_is_caught_by_black_box_unbounded_and_the_surrogate() -> None:
+    net = digits_cnn()[0]
+
+    class Staircase(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (64 * net(x)).round() / 64 + 0 * x.sum()
+
+    findings = look(Staircase(), surrogate=net, queries=300)
+    for name in ("zero gradients", "unbounded", "black box", "transfer", "adaptive"):
+        assert not findings[name].passed, name
+    assert findings["adaptive"].numbers["images only it fells"] >= 5
+
+
+def test_randomness_is_noticed_and_answered_with_averaged_gradients() -> None:
+    net = digits_cnn()[0]
+    calls = []
+
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(len(x))
+            return net(x + 0.05 * torch.randn_like(x))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        finding = look(Noisy(), count=6)["randomness"]
+    assert not finding.passed
+    assert "means of 3 passes" in finding.sentence
+    assert finding.numbers["largest difference of logits"] > 0
+
+
+def test_an_honest_model_is_not_hurt_more_through_itself() -> None:
+    net = digits_cnn()[0]
+    findings = look(net, surrogate=net)
+    assert findings["transfer"].passed
+    assert findings["adaptive"].passed
+
+
+def test_findings_print_and_become_json() -> None:
+    finding = Finding(name="black box", passed=False, sentence="a search fells images", numbers={"accuracy": 0.5})
+    assert str(finding) == "suspicious  black box: a search fells images (accuracy 0.5)"
+    assert finding.to_dict()["numbers"] == {"accuracy": 0.5}
+
+
+def test_train_mode_is_refused() -> None:
+    net, x, y = digits_cnn()
+    with pytest.raises(ConfigError, match="train mode"):
+        Sanity(eps=0.1)(net.train(), x, y)
