@@ -51,7 +51,7 @@ def check_map(name: str, map_: Tensor, site: Site) -> None:
 
 def guess_sites(tensors: Mapping[str, Tensor]) -> dict[str, Site]:
     """Sites from shapes alone: one class token if that leaves a square of patches, else what is square."""
-    return {name: guess_site(name, tensor) for name, tensor in tensors.items()}
+    return {name: guess_site(name, tensors[name]) for name in sorted(tensors, key=_natural)}
 
 
 def guess_site(name: str, tensor: Tensor) -> Site:
@@ -76,6 +76,11 @@ def guess_site(name: str, tensor: Tensor) -> Site:
     )
 
 
+def _natural(name: str) -> list[tuple[int, str]]:
+    """So that blocks.2 comes before blocks.10."""
+    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in name.split(".")]
+
+
 def sites_to_json(sites: Mapping[str, Site]) -> str:
     return json.dumps([dataclasses.asdict(site) for site in sites.values()])
 
@@ -90,6 +95,12 @@ def sites_from_json(text: str | None, tensors: Mapping[str, Tensor], source: obj
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{source} does not tell its sites in a way we understand ({error}).") from error
     return {site.name: site for site in sites}
+
+
+def in_order(tensors: Mapping[str, Tensor], sites: Mapping[str, Site]) -> dict[str, Tensor]:
+    """The tensors in the order of the model; a file keeps none."""
+    places = {name: place for place, name in enumerate(sites)}
+    return dict(sorted(tensors.items(), key=lambda item: places.get(item[0], len(places))))
 
 
 def as_bool(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitruvius._errors import CheckpointError, ConfigError
 from vitruvius._files import load_tensors, save_tensors
-from vitruvius.compression._places import as_bool, guess_sites, sites_from_json, sites_to_json
+from vitruvius.compression._places import as_bool, guess_sites, in_order, sites_from_json, sites_to_json
 from vitruvius.compression.masks import Masks
 from vitruvius.compression.polarisation import Polarised
 from vitruvius.heads import Site
@@ -47,7 +47,7 @@ def load_maps(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Site]]:
     maps, told = load_tensors(path)
     if told.get("kind", MAPS) != MAPS:
         raise ConfigError(f"{path} holds {told['kind']}, expected average maps as `vitruvius maps` writes them.")
-    return maps, sites_from_json(told.get("sites"), maps, path)
+    return in_order(maps, sites := sites_from_json(told.get("sites"), maps, path)), sites
 
 
 def save_masks(
@@ -77,10 +77,11 @@ def load_masks(path: str | Path) -> Masks:
     if told.get("kind", MASKS) != MASKS:
         raise ConfigError(f"{path} holds {told['kind']}, expected masks as `vitruvius masks` writes them.")
     keep = {name: tensor for name, tensor in tensors.items() if ":" not in name}
+    sites = sites_from_json(told.get("sites"), keep, path)
     protected = {name: tuple(tokens) for name, tokens in json.loads(told.get("protected", "{}")).items()}
     return Masks(
-        keep=keep,
-        sites=sites_from_json(told.get("sites"), keep, path),
+        keep=in_order(keep, sites),
+        sites=sites,
         protected=protected,
         rule=json.loads(told.get("rule", '""')),
         limits=json.loads(told.get("limits", "{}")),

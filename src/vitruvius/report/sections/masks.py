@@ -1,0 +1,109 @@
+"""Masks: a row for each site, a picture for each head; what is kept is dark. And accuracy, cycles by sparsity.
+
+H heads, N queries, M keys; True = kept
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vitruvius._errors import CheckpointError, ConfigError
+from vitruvius.compression.files import load_masks
+from vitruvius.compression.masks import Masks
+from vitruvius.report._blocks import Block, Note
+from vitruvius.report._pictures import grey_png
+from vitruvius.report._runs import Run
+from vitruvius.report._section import section
+from vitruvius.report.sections.maps import MapGrid, shrink
+from vitruvius.report.style import figure_style, heat, new_axes, series
+
+MAX_CELLS = 120_000  # of all masks of a run together; larger ones are averaged down to stay a page
+
+
+@section("masks", title="Attention masks", order=52)
+def masks(runs: Sequence[Run]) -> Sequence[Block]:
+    """The pairs of query and key that a run's mask keeps, and how much it removes."""
+    blocks: list[Block] = []
+    for run in runs:
+        if (run.folder / "masks.safetensors").is_file():
+            blocks += _grid(run)
+    text = "Each picture is one head, queries down, keys across; what the mask keeps is dark."
+    return [Note(text=text), *blocks] if blocks else []
+
+
+def draw_masks(keep: Mapping[str, Tensor]) -> Figure:
+    """The same grid as a figure to save: sites down, heads across."""
+    columns = max(len(heads) for heads in keep.values())
+    with figure_style():
+        figure = Figure(figsize=(1.1 * columns + 1, 1.15 * len(keep)), layout="constrained")
+        for row, (name, heads) in enumerate(keep.items()):
+            for head, pattern in enumerate(heads):
+                axes = figure.add_subplot(len(keep), columns, row * columns + head + 1)
+                axes.imshow(
+                    pattern.float().numpy(), cmap=heat(), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
+                )
+                axes.set(xticks=[], yticks=[], xlabel=f"{1 - float(pattern.float().mean()):.0%} removed")
+                axes.xaxis.label.set_fontsize(7)
+                axes.grid(visible=False)
+                if head == 0:
+                    axes.set_ylabel(name, rotation=0, ha="right", va="center")
+                if row == 0:
+                    axes.set_title(f"head {head}", loc="center", fontweight="normal", fontsize=9, pad=4)
+    return figure
+
+
+def draw_accuracy(curves: Mapping[str, Mapping[float, float]], *, dense: float) -> Figure:
+    """Accuracy against the share of pairs removed, one line a way; the dense accuracy beside them."""
+    with figure_style():
+        figure, axes = new_axes()
+        axes.axhline(100 * dense, color="0.5", linewidth=1, linestyle=(0, (4, 3)), label="dense")
+        for index, (name, points) in enumerate(curves.items()):
+            look = series(index)
+            shares, values = [100 * s for s in points], [100 * a for a in points.values()]
+            axes.plot(shares, values, color=look.colour, marker=look.marker, label=name)
+        axes.set(xlabel="pairs removed, %", ylabel="accuracy, %", title="Accuracy against sparsity")
+        axes.legend(loc="lower left")
+    return figure
+
+
+def draw_cycles(points: Mapping[str, Mapping[float, float]]) -> Figure:
+    """Cycles of the accelerator against the share of pairs removed, one line a part."""
+    with figure_style():
+        figure, axes = new_axes()
+        for index, (name, cycles) in enumerate(points.items()):
+            look = series(index)
+            axes.plot(
+                [100 * s for s in cycles], list(cycles.values()), color=look.colour, marker=look.marker, label=name
+            )
+        axes.set(xlabel="pairs removed, %", ylabel="cycles", title="Cycles against sparsity", yscale="log")
+        axes.legend(loc="lower left")
+    return figure
+
+
+def _grid(run: Run) -> list[Block]:
+    try:
+        found: Masks = load_masks(run.folder / "masks.safetensors")
+    except (CheckpointError, ConfigError) as error:
+        return [Note(text=f"{run.name}: {error}")]
+    small, side = shrink({name: keep.float().numpy() for name, keep in found.keep.items()}, MAX_CELLS)
+    sites = [(name, [grey_png(head) for head in heads]) for name, heads in small.items()]
+    grid = MapGrid(name=f"masks-{run.index}", title=run.name, colour=run.look.name, sites=sites, rows=_rows(run, found))
+    share = found.sparsity.total
+    text = (
+        f"{run.name}: {share.sparsity:.2%} of all pairs removed, {share.sparsity_inside:.2%} without protected tokens"
+    )
+    text += f"; neighbouring tokens are averaged into at most {side} × {side} bins." if side else "."
+    return [grid, Note(text=text)]
+
+
+def _rows(run: Run, found: Masks) -> list[dict[str, object]]:
+    """One row a head."""
+    return [
+        {"run": run.name, "site": site, "head": head, "kept": share.kept, "pairs": share.pairs}
+        | {"sparsity": f"{share.sparsity:.6f}", "sparsity_unprotected": f"{share.sparsity_inside:.6f}"}
+        for site, heads in found.sparsity.heads.items()
+        for head, share in enumerate(heads)
+    ]
