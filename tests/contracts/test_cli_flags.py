@@ -12,7 +12,7 @@ FLAGS = {
     "attack": ["target", "overrides", "--threat", "--what", "--out"],
     "convert": ["checkpoint", "settings", "--from", "--model", "--ema", "--out"],
     "demo": ["--out"],
-    "evaluate": ["target", "overrides", "--threat", "--out"],
+    "evaluate": ["target", "overrides", "--threat", "--sanity", "--out"],
     "list": ["kind"],
     "report": ["runs", "--out", "--title"],
     "study": ["name", "words", "--out"],

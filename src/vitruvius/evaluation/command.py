@@ -13,11 +13,18 @@ from vitruvius.data import eval_loader
 from vitruvius.evaluation._evaluate import evaluate
 from vitruvius.evaluation._subject import data_settings
 from vitruvius.evaluation._target import open_target, parse_threat
+from vitruvius.evaluation.examination import examine, save_findings
 from vitruvius.evaluation.result import Report
+from vitruvius.evaluation.sanity import Finding
 
 
-def evaluate_target(target: str, overrides: Sequence[str], threats: Sequence[str], out: str | None) -> Report:
-    """Evaluate a run folder or a model by name; ledger and report go to `out`, by default into the run."""
+def evaluate_target(
+    target: str, overrides: Sequence[str], threats: Sequence[str], out: str | None, sanity: float | None = None
+) -> tuple[Report, list[Finding]]:
+    """Evaluate a run folder or a model by name; ledger and report go to `out`, by default into the run.
+
+    With an ε for `sanity`, the checks against gradient masking run too, and their findings lie beside the report.
+    """
     made = [parse_threat(text) for text in threats]
     model, config = open_target(target, overrides)
     home = Path(target) if Path(target).is_dir() else Path("runs") / target.replace("/", "-")
@@ -30,16 +37,21 @@ def evaluate_target(target: str, overrides: Sequence[str], threats: Sequence[str
             world_size=process.world_size,
             device=process.device,
         )
+        folder = Path(out or home / "evaluation")
         with Watch(shown=process.first) as watch:
-            return evaluate(
+            report = evaluate(
                 model,
                 loader,
                 made,
-                folder=out or home / "evaluation",
+                folder=folder,
                 process=process,
                 progress=watch,
                 signature=data_settings(config.data),
             )
+        findings = examine(model, loader, sanity) if sanity is not None and process.first else []
+    if findings:
+        save_findings(findings, folder / "sanity.json")
+    return report, findings
 
 
 class Watch:

@@ -1,0 +1,49 @@
+"""Sanity checks from the command line, with a smooth surrogate for robust attention."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitruvius
+from vitruvius.attention import part
+from vitruvius.cli import main
+from vitruvius.evaluation.examination import plain_surrogate
+
+NAME = "vitruvius/vit_digits"
+
+
+def test_the_surrogate_of_rpc_is_symmetric_softmax_with_the_same_weights() -> None:
+    model = vitruvius.create_model(NAME, depth=2)
+    vitruvius.rewire(model, part("rpc", iterations=3), where="blocks.1.attn")
+    surrogate = plain_surrogate(model)
+    assert surrogate is not None
+    expected = vitruvius.create_model(NAME, depth=2)
+    vitruvius.rewire(expected, "symmetric", where="blocks.1.attn")
+    x = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(surrogate(x), expected(x))
+    assert "rpc" in str(model.model.blocks[1].attn.core)  # the model itself is as it was
+
+
+def test_a_model_without_rpc_needs_no_surrogate() -> None:
+    assert plain_surrogate(vitruvius.create_model(NAME, depth=1)) is None
+
+
+def test_the_command_prints_and_keeps_the_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["evaluate", NAME, "data.dataset=digits", "data.val_num_samples=6", "model.kwargs.depth=1", "device=cpu"]
+    words += ["attention=[{where: blocks.0.attn, parts: [rpc]}]"]
+    assert main([*words, "--sanity", "8/255", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    findings = json.loads((tmp_path / "sanity.json").read_text())
+    assert len(findings) >= 5
+    for finding in findings:
+        assert finding["name"] in printed
+    assert {"transfer", "adaptive"} <= {finding["name"] for finding in findings}
+
+
+def test_a_strength_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", NAME, "data.dataset=digits", "--sanity", "much"]) == 1
+    assert "8/255" in capsys.readouterr().err
