@@ -29,8 +29,9 @@ from vitruvius.surgery import survey
 from vitruvius.training import Config, read_recipe, train
 
 SPARSITIES = (0.5, 0.8, 0.9, 0.95)
-PIXELS = ["model.kwargs.img_size=12", "data.image_size=12"]  # 36 patches: 16 have no room for 95 %
-STARTS = {"svd": "normalised", "released": "released"}  # start of the auto-encoder: its reconstruction loss
+MODEL = ["model.kwargs.img_size=12", "data.image_size=12", "model.kwargs.num_heads=6"]
+# 36 patches, since 16 have no room for 95 %; six heads, so that there is something to squeeze
+STARTS = [("svd", 5), ("released", 5), ("svd", 3)]  # start of the auto-encoder, and its rank
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -54,9 +55,9 @@ def compress(out: Path, training: list[str], tuning: list[str]) -> dict[str, obj
     masked = {s: mask_and_tune(out, maps, s, tuning) for s in SPARSITIES}
     for sparsity, (before, after) in masked.items():
         print(f"{sparsity:.0%} removed: {before:.2%}, fine-tuned {after:.2%}")
-    starts = {start: squeeze_and_tune(out, start, tuning) for start in STARTS}
+    starts = {f"{start}, rank {rank}": squeeze_and_tune(out, start, rank, tuning) for start, rank in STARTS}
     for start, (before, after) in starts.items():
-        print(f"low rank, start {start}: {before:.2%}, fine-tuned {after:.2%}")
+        print(f"low rank, start {start} of 6: {before:.2%}, fine-tuned {after:.2%}")
     results = {"dense": accuracy, "masked": masked, "low_rank": starts}
     (out / "results.json").write_text(json.dumps(results, indent=1))
     curves = {"masked": {s: before for s, (before, _) in masked.items()}}
@@ -75,12 +76,13 @@ def mask_and_tune(out: Path, maps: Mapping[str, Tensor], sparsity: float, tuning
     return tune(recipe("digits/masked", file.with_suffix(""), [weights, pattern, *tuning]))
 
 
-def squeeze_and_tune(out: Path, start: str, tuning: list[str]) -> tuple[float, float]:
-    """Accuracy with the auto-encoder, before and after fine-tuning."""
-    settings = [f"attention.0.parts.0.start={start}", f"attention.0.parts.0.reconstruction={STARTS[start]}"]
-    weight = ["task.penalty=1e-4"] if start == "released" else []
-    weights = f"model.weights={out / 'dense'}"
-    return tune(recipe("digits/low_rank", out / f"low_rank-{start}", [weights, *settings, *weight, *tuning]))
+def squeeze_and_tune(out: Path, start: str, rank: int, tuning: list[str]) -> tuple[float, float]:
+    """Accuracy with the auto-encoder, before and after fine-tuning; the released start has the released loss."""
+    loss = {"svd": ("normalised", 0.1), "released": ("released", 1e-4)}[start]
+    settings = {"rank": rank, "start": start, "reconstruction": loss[0]}
+    parts = [f"attention.0.parts.0.{key}={value}" for key, value in settings.items()]
+    weights = [f"model.weights={out / 'dense'}", f"task.penalty={loss[1]}"]
+    return tune(recipe("digits/low_rank", out / f"low_rank-{start}-{rank}", [*weights, *parts, *tuning]))
 
 
 def tune(config: Config) -> tuple[float, float]:
@@ -89,7 +91,7 @@ def tune(config: Config) -> tuple[float, float]:
 
 
 def recipe(name: str, out: Path, overrides: list[str]) -> Config:
-    return read_recipe(find_recipe(name), [f"out={out}", "model.kwargs.num_classes=10", *PIXELS, *overrides])
+    return read_recipe(find_recipe(name), [f"out={out}", "model.kwargs.num_classes=10", *MODEL, *overrides])
 
 
 def judge(model: PixelModel, config: Config) -> float:

@@ -1,0 +1,86 @@
+"""The verbs maps, masks and export on a run; a run with a mask cannot be evaluated without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vitruvius._files import load_tensors
+from vitruvius.cli import main
+from vitruvius.compression.files import load_maps, load_masks
+from vitruvius.listing import find_recipe
+from vitruvius.models import load_model
+from vitruvius.training import read_recipe, train
+
+SHORT = [
+    "train.epochs=1", "train.warmup_epochs=0", "data.train_num_samples=192", "data.val_num_samples=64",
+    "model.kwargs.depth=1", "model.kwargs.num_classes=10",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense run, its maps and masks, and a run fine-tuned with the masks."""
+    home = tmp_path_factory.mktemp("runs")
+    dense, maps, masks = home / "dense", home / "maps.safetensors", home / "masks.safetensors"
+    train(read_recipe(find_recipe("digits/softmax"), [f"out={dense}", *SHORT]), quiet=True)
+    assert main(["maps", str(dense), "--out", str(maps), "--figure", str(home / "maps.png")]) == 0
+    wanted = ["--sparsity", "0.8", "--of", str(dense), "--figure", str(home / "masks.png"), "--out", str(masks)]
+    assert main(["masks", str(maps), *wanted]) == 0
+    pattern = [f"model.weights={dense}", f"attention.0.parts.0.file={masks}", f"out={home / 'masked'}"]
+    train(read_recipe(find_recipe("digits/masked"), [*pattern, *SHORT]), quiet=True)
+    return home
+
+
+def test_files_and_figures_are_written(runs: Path) -> None:
+    maps, sites = load_maps(runs / "maps.safetensors")
+    assert sites["blocks.0.attn"].grid == (4, 4)
+    torch.testing.assert_close(maps["blocks.0.attn"].sum(-1), torch.ones(3, 16))
+    _, told = load_tensors(runs / "maps.safetensors")
+    assert json.loads(told["images"]) == 1437  # of the whole training split, each once
+    assert load_masks(runs / "masks.safetensors").sparsity.total.kept == 768 - round(0.8 * 768)
+    assert (runs / "maps.png").read_bytes()[:4] == (runs / "masks.png").read_bytes()[:4] == b"\x89PNG"
+    assert not list(runs.glob("*.partial*"))
+
+
+def test_the_mask_is_in_the_checkpoint_and_loading_the_run_brings_it_back(runs: Path) -> None:
+    keep = load_masks(runs / "masks.safetensors").keep["blocks.0.attn"]
+    for file in ("best", "last"):
+        state, _ = load_tensors(runs / "masked" / f"{file}.safetensors")
+        assert torch.equal(state["blocks.0.attn.core.mask.keep"], keep)
+    (runs / "masks.safetensors").rename(runs / "moved.safetensors")
+    try:
+        model = load_model(runs / "masked")
+    finally:
+        (runs / "moved.safetensors").rename(runs / "masks.safetensors")
+    assert torch.equal(model.model.blocks[0].attn.core.mask.keep, keep)
+    assert main(["evaluate", str(runs / "masked"), "attention=[]"]) == 1  # the mask cannot be talked away
+
+
+def test_maps_of_a_masked_run_are_zero_where_its_mask_removes(runs: Path, tmp_path: Path) -> None:
+    assert main(["maps", str(runs / "masked"), "--augment", "--out", str(tmp_path / "maps.npy")]) == 0
+    maps = np.load(tmp_path / "maps.npy")
+    keep = load_masks(runs / "masks.safetensors").keep["blocks.0.attn"].numpy()
+    assert maps.shape == (1, 3, 16, 16)
+    assert (maps[0][~keep] == 0).all()
+    assert (maps[0][keep] > 0).all()
+
+
+def test_a_masked_run_is_exported(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(runs / "masked"), "--format", "safetensors"]) == 0
+    assert (runs / "masked" / "export.safetensors").exists()
+    assert "export.safetensors" in capsys.readouterr().out
+
+
+def test_errors_of_the_user_are_one_line(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    maps = str(runs / "maps.safetensors")
+    assert main(["masks", maps, "--sparsity", "0.99"]) == 1
+    assert "cannot be reached" in capsys.readouterr().err
+    assert main(["masks", maps, "--rule", "informations"]) == 1
+    assert "did you mean 'information'?" in capsys.readouterr().err
+    assert main(["masks", maps, "--rule", "information:mas=0.5"]) == 1
+    assert "did you mean 'mass'?" in capsys.readouterr().err

@@ -1,0 +1,115 @@
+"""What is exported answers as the model does, folded, masked and sparse."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import vitruvius
+from vitruvius._errors import CheckpointError, ConfigError, MissingExtra
+from vitruvius._files import save_tensors
+from vitruvius.attention import part
+from vitruvius.compression import export as room
+from vitruvius.compression.export import export, load_export, prepare
+from vitruvius.models import PixelModel
+
+ONNX = all(importlib.util.find_spec(package) for package in ("onnx", "onnxruntime", "onnxscript"))
+NAME = "vitruvius/vit_digits"
+KEEP = torch.eye(16, dtype=torch.bool).expand(3, 16, 16) | (
+    torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0)) > 0.7
+)
+RECIPE = {
+    "model": {"name": NAME, "kwargs": {"depth": 1}},
+    "attention": [
+        {"where": "*", "parts": [{"use": "low_rank", "rank": 2}, {"use": "mask", "file": "gone"}, "softmax"]}
+    ],
+}
+
+
+def compressed() -> PixelModel:
+    return vitruvius.create_model(NAME, depth=1, attention=[part("low_rank", rank=2), part("mask", keep=KEEP)])
+
+
+def images(number: int = 5) -> Tensor:
+    return torch.rand(number, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def test_torch_export_answers_the_same_for_any_number_of_images(tmp_path: Path) -> None:
+    model = compressed()
+    path = export(model, tmp_path / "model.pt2")
+    loaded = torch.export.load(path).module()
+    with torch.no_grad():
+        for number in (1, 5):
+            torch.testing.assert_close(loaded(images(number)), model(images(number)), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(
+    not ONNX, reason="onnx, onnxruntime or onnxscript is not installed: pip install 'vitruvius[export]'"
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_onnxruntime_answers_the_same_for_any_number_of_images(tmp_path: Path) -> None:
+    import onnxruntime
+
+    model = compressed()
+    path = export(model, tmp_path / "model.onnx", format="onnx", sparse=True)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        for number in (1, 5):
+            (logits,) = session.run(None, {"images": images(number).numpy()})
+            torch.testing.assert_close(torch.from_numpy(logits), model(images(number)), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_safetensors_tell_their_model_and_need_no_other_file(sparse: bool, tmp_path: Path) -> None:
+    model = compressed()
+    path = export(model, tmp_path / "model.safetensors", format="safetensors", sparse=sparse, recipe=RECIPE)
+    loaded = load_export(path)
+    core = loaded.model.blocks[0].attn.core
+    assert core.describe() == ("sparse_softmax" if sparse else "mask → softmax")
+    assert torch.equal(next(core.children()).keep, KEEP)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(images()), model(images()), atol=1e-5, rtol=1e-4)
+
+
+def test_the_model_itself_stays_as_it_is() -> None:
+    model = compressed()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    ready, folded = prepare(model, sparse=True)
+    assert folded
+    assert ready.model.blocks[0].attn.core.describe() == "sparse_softmax"
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_auto_encoders_that_cannot_be_folded_stay() -> None:
+    model = vitruvius.create_model("test_vit", img_size=32, depth=1, num_classes=5, qk_norm=True)
+    vitruvius.rewire(model, part("low_rank", rank=1))
+    low_rank = model.model.blocks[0].attn.core.low_rank
+    low_rank.set_projection("q", torch.tensor([[0.6], [0.8]]))  # mixes heads that have been normalised one by one
+    ready, folded = prepare(model)
+    assert not folded
+    with torch.no_grad():
+        torch.testing.assert_close(ready(torch.ones(1, 3, 32, 32)), model(torch.ones(1, 3, 32, 32)))
+
+
+def test_an_export_that_answers_differently_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(room.WRITERS, "torch-export", lambda model, *_: lambda x: model(x) + 1)
+    with pytest.raises(ValueError, match="answers differently"):
+        export(compressed(), tmp_path / "model.pt2")
+
+
+def test_bad_questions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="'tflite', expected one of torch-export, onnx, safetensors"):
+        export(compressed(), tmp_path / "x", format="tflite")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="needs the recipe"):
+        export(compressed(), tmp_path / "x.safetensors", format="safetensors")
+    save_tensors(tmp_path / "plain.safetensors", {"a": torch.zeros(1)})
+    with pytest.raises(CheckpointError, match="not an export"):
+        load_export(tmp_path / "plain.safetensors")
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    with pytest.raises(MissingExtra, match=r"vitruvius\[export\]"):
+        export(compressed(), tmp_path / "x.onnx", format="onnx")
