@@ -8,7 +8,7 @@ from attacked import digits_cnn, digits_vit, golden, labels_of, small_net, some_
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, DataError, UnknownName
-from vitruvius.attacks import CE, DLR, attacks
+from vitruvius.attacks import CE, DLR, Dice, attacks
 from vitruvius.attacks._models import Fast, Through
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
@@ -42,6 +42,11 @@ def test_custom_lists_mix_names_and_any_threats() -> None:
     assert [name for name, _ in attack.stages()] == ["apgd-dlr", "darken", "pgd"]
     net, (x, y) = small_net(), some_images()
     assert [stage.name for stage in attack.run(net, x, y).stages] == ["clean", "apgd-dlr", "darken", "pgd"]
+
+
+def test_stages_of_one_name_are_numbered() -> None:
+    attack = AutoAttack(eps=0.1, version="custom", attacks=("square", PGD(eps=0.1), PGD(eps=0.2), "square"))
+    assert [name for name, _ in attack.stages()] == ["square", "pgd", "pgd 2", "square 2"]
 
 
 def test_wrong_versions_lists_and_precisions_are_refused() -> None:
@@ -97,21 +102,57 @@ def test_a_fast_claim_counts_only_if_the_exact_model_is_fooled() -> None:
     y = labels_of(net, x)
     outcome = AutoAttack(eps=1e-6, precision="fast", version="custom", attacks=("apgd-ce", "apgd-dlr")).run(net, x, y)
     assert bool(outcome.standing.all())
-    assert [(s.name, s.precision, s.searched) for s in outcome.stages[1:]] == [
-        ("apgd-ce", "fast", 6), ("apgd-dlr", "fast", 6), ("apgd-ce", "exact", 6), ("apgd-dlr", "exact", 6),
+    assert [(s.name, s.search, s.searched) for s in outcome.stages[1:]] == [
+        ("apgd-ce", "fast", 6), ("apgd-dlr", "fast", 6), ("apgd-ce", "polish", 6), ("apgd-dlr", "polish", 6),
     ]  # fmt: skip
+
+
+def test_where_the_fast_search_is_blind_the_exact_one_follows_in_full() -> None:
+    """A view that shows nothing in bfloat16: the short search fells many images, so the full one is run as well."""
+    net, x, y = digits_cnn()
+
+    class Blind(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.is_autocast_enabled(x.device.type)
+            return net(x.detach()) + 0 * x.sum() if hidden else net(x)
+
+    model, custom = Blind().eval(), {"version": "custom", "attacks": (APGD(eps=0.15, steps=20),)}
+    fast = AutoAttack(eps=0.15, precision="fast", **custom).run(model, x, y)
+    exact = AutoAttack(eps=0.15, **custom).run(model, x, y)
+    assert [stage.label for stage in fast.stages] == ["clean", "apgd (fast)", "apgd (polish)", "apgd"]
+    assert fast.stages[2].fallen > 10
+    assert int(fast.standing.sum()) <= int(exact.standing.sum())
 
 
 def test_the_fast_figure_is_not_above_the_exact_one() -> None:
     net, x, y = digits_cnn()
-    x, y = x[:30], y[:30]
     figures = {}
     for precision in ("exact", "fast"):
         attack = AutoAttack(eps=0.15, precision=precision, version="custom", attacks=(APGD(eps=0.15, steps=30),))
-        outcome = attack.run(net, x, y)
+        outcome = attack.run(net, x[:30], y[:30])
         figures[precision] = int(outcome.standing.sum())
-        assert torch.equal(net(outcome.x).argmax(1) == y, outcome.standing)
+        assert torch.equal(net(outcome.x).argmax(1) == y[:30], outcome.standing)
     assert figures["fast"] <= figures["exact"]
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"), [("apgd-ce", "linf"), ("apgd-ce", "l1"), ("apgd-t", "l2"), ("fab-t", "linf"), ("square", "linf")]
+)
+def test_polishing_is_short_and_stays_in_the_ball(name: str, norm: str) -> None:
+    net, x, y = digits_cnn()
+    x, y, eps = x[:6], y[:6], {"linf": 0.15, "l2": 1.0, "l1": 4.0}[norm]
+    ((_, attack),) = AutoAttack(eps=eps, norm=norm, version="custom", attacks=(name,)).stages()
+    dice = Dice(torch.arange(6))
+    start = attacks["pgd"](eps=eps, norm=norm)(net, x, y)
+    calls = []
+
+    def counted(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return net(x)
+
+    moved = attack.polish(counted, x, y, dice, start)
+    assert float(attack.norm.length(moved - x).max()) <= eps + 1e-6
+    assert len(calls) <= {"apgd-ce": 11, "apgd-t": 100, "fab-t": 181, "square": 500}[name]
 
 
 def test_the_fast_view_answers_in_float32_with_a_gradient_for_the_image() -> None:

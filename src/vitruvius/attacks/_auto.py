@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -51,37 +51,48 @@ class AutoPGD(Attack):
     def runs(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Run]:
         """The attempts, in order."""
 
-    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor | None = None) -> Tensor:
+        """Run after run; the first from `start` where one is given, the others from random points."""
         worst, y = Worst(x), hard_labels(y)
         for run in self.runs(model, x, y):
             rows = worst.standing()
             if not len(rows):
                 break
-            found = self._attempt(model, x[rows], y[rows], run.target[rows], dice[rows], run.number)
+            begin = None if start is None else start[rows]
+            found = self._attempt(model, x[rows], y[rows], run.target[rows], dice[rows], run.number, begin)
             worst.offer_to(rows, found.point, found.fooled, found.loss)
         return worst.x
 
-    def _attempt(self, model: Model, x: Tensor, y: Tensor, target: Tensor, dice: Dice, number: int) -> Found:
-        """Climb leg by leg, each from where the last one ended."""
+    def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
+        """A tenth of the steps, once a target, all from the worst point known."""
+        return replace(self, steps=max(self.steps // 10, 5), restarts=1).search(model, x, y, dice, start)
+
+    def _attempt(
+        self, model: Model, x: Tensor, y: Tensor, target: Tensor, dice: Dice, number: int, start: Tensor | None
+    ) -> Found:
+        """Climb leg by leg, each from where the last one ended; with a start, the last leg alone."""
         if self.norm.name != "l1":
             leg = Ascent(self.norm, self.eps, self.steps, self.objective, self.eot_iterations, fused=self.compile)
-            return climb(model, leg, x, y, target, lambda rows: leg.start(x[rows], dice[rows], number), self.batch_size)
-        before: Tensor | None = None
-        for sparse in self._sparse_legs():
-            found = climb(model, sparse, x, y, target, _starts(sparse, x, dice, number, before), self.batch_size)
-            before = found.best
+            return climb(model, leg, x, y, target, _starts(leg, x, dice, number, start), self.batch_size)
+        for sparse in self._sparse_legs(warm=start is not None):
+            found = climb(model, sparse, x, y, target, _starts(sparse, x, dice, number, start), self.batch_size)
+            start = found.best
         return found
 
-    def _sparse_legs(self) -> Iterator[SparseAscent]:
+    def _sparse_legs(self, warm: bool) -> Iterator[SparseAscent]:
         """In L1, three ascents through balls of 3, 2 and 1 times the radius; only the last may stop early."""
-        third = int(0.3 * self.steps)
+        third = 0 if warm else int(0.3 * self.steps)
         rules = SparseAscent(self.eps, third, self.objective, self.eot_iterations, stops=False, fresh=False)
-        yield rules._replace(eps=3 * self.eps, fresh=True)
-        yield rules._replace(eps=2 * self.eps)
+        if not warm:
+            yield rules._replace(eps=3 * self.eps, fresh=True)
+            yield rules._replace(eps=2 * self.eps)
         yield rules._replace(steps=self.steps - 2 * third, stops=True)
 
 
-def _starts(leg: SparseAscent, x: Tensor, dice: Dice, number: int, before: Tensor | None) -> Callable[[Tensor], Tensor]:
+def _starts(
+    leg: Ascent | SparseAscent, x: Tensor, dice: Dice, number: int, before: Tensor | None
+) -> Callable[[Tensor], Tensor]:
+    """Where the images of some rows begin: at random, or at the nearest point of the ball to where they were before."""
     if before is None:
         return lambda rows: leg.start(x[rows], dice[rows], number)
     return lambda rows: leg.restart(x[rows], before[rows])

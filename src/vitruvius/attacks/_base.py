@@ -73,6 +73,10 @@ class Attack(ABC):
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         """The attack itself, without checks; called under no_grad with the parameters frozen."""
 
+    def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
+        """Search again where a faster search has failed; `start` is the worst point known. Shorter where it can be."""
+        return self.search(model, x, y, dice)
+
     def tag(self) -> str:
         """Whose dice these are."""
         return type(self).__name__

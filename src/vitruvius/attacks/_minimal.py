@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -49,6 +49,10 @@ class MinimalAttack(Attack):
             nearest, distance = self._walk(model, x[rows], y[rows], target[rows], start)
             worst.offer_to(rows, self._within(x[rows], nearest, distance), distance <= self.eps, -distance)
         return worst.x
+
+    def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
+        """A tenth of the steps, once a target, from the images themselves."""
+        return replace(self, steps=max(self.steps // 10, 5), restarts=1).search(model, x, y, dice)
 
     def _walk(self, model: Model, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest point found for every image, and its distance (N,)."""

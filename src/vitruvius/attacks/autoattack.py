@@ -16,11 +16,12 @@ from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius.attacks._base import Attack, Model, Threat, attacks
 from vitruvius.attacks._checks import check_inputs, check_logits, check_mode
 from vitruvius.attacks._models import Fast, frozen
+from vitruvius.attacks._outcome import Outcome
 from vitruvius.attacks._random import Dice, image_ids
-from vitruvius.attacks._siege import Outcome, Siege
+from vitruvius.attacks._siege import Siege
 from vitruvius.attacks._stages import STAGES, VERSIONS
 
-PRECISIONS = {"exact": ("exact",), "fast": ("fast", "exact")}
+PRECISIONS = ("exact", "fast")
 
 
 @attacks.register("autoattack")
@@ -32,7 +33,7 @@ class AutoAttack(Attack):
 
     version: str = "standard"  # standard, plus, rand or custom
     attacks: tuple[str | Threat, ...] = ()  # of a custom version: names of stages, or any threats
-    precision: str = "exact"  # fast: search in bfloat16 first, then again in float32 what stands
+    precision: str = "exact"  # fast: search in bfloat16 first, in float32 again what stands
     batch_size: int | None = None  # images searched at once; default all that are given
     compile: bool = False  # torch.compile the model and the bookkeeping; pays off for long runs
 
@@ -53,15 +54,15 @@ class AutoAttack(Attack):
         version = VERSIONS[self.version]
         effort = (version.l1_effort if self.norm.name == "l1" else version.effort)._replace(compile=self.compile)
         common: dict[str, Any] = {"eps": self.eps, "norm": self.norm, "seed": self.seed, "batch_size": self.batch_size}
-        made: list[tuple[str, Threat]] = []
+        made: dict[str, Threat] = {}
         for item in version.stages or self.attacks:
-            if not isinstance(item, str):
-                made.append((str(getattr(item, "__name__", type(item).__name__)).lower(), item))
-            elif item in STAGES:
-                made.append((item, STAGES[item](effort, common)))
-            else:
+            if isinstance(item, str) and item not in STAGES:
                 raise UnknownName(f"no stage named {item!r}{suggest(item, STAGES)} Known: {', '.join(STAGES)}.")
-        return made
+            name = item if isinstance(item, str) else str(getattr(item, "__name__", type(item).__name__)).lower()
+            again = sum(name == known.split(" ")[0] for known in made)
+            threat = STAGES[item](effort, common) if isinstance(item, str) else item
+            made[f"{name} {again + 1}" if again else name] = threat
+        return list(made.items())
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None) -> Tensor:
         return self.run(model, x, y, ids=ids).x
@@ -74,15 +75,14 @@ class AutoAttack(Attack):
             x, y = (t.clone() if t.is_inference() else t for t in (x.detach(), y))
             check_logits(model(x[:1]), y, len(x[:1]))
             siege = Siege(model, x, y, image_ids(x) if ids is None else ids.to(x.device), self.batch_size)
-            for precision in PRECISIONS[self.precision]:
-                view = self._view(model, precision)
+            view: nn.Module = torch.compile(model, dynamic=True) if self.compile else model  # type: ignore[assignment]
+            if self.precision == "fast":
                 for name, threat in self.stages():
-                    siege.storm(name, threat, view, precision)
+                    siege.storm(name, threat, Fast(view), "fast")
+            again = siege.storm_again if self.precision == "fast" else siege.storm
+            for name, threat in self.stages():
+                again(name, threat, view)
         return siege.outcome()
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         raise NotImplementedError("AutoAttack searches by its stages; call it, or its method run.")
-
-    def _view(self, model: nn.Module, precision: str) -> nn.Module:
-        view: Any = torch.compile(model, dynamic=True) if self.compile else model
-        return Fast(view) if precision == "fast" else view
