@@ -5,31 +5,31 @@ H heads, N queries, M keys; True = kept
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitruvius._errors import CheckpointError, ConfigError
-from vitruvius.compression.files import load_masks
+from vitruvius.compression._places import guess_sites
 from vitruvius.compression.masks import Masks
 from vitruvius.report._blocks import Block, Note
 from vitruvius.report._pictures import grey_png
+from vitruvius.report._readers import natural
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
 from vitruvius.report.sections.maps import MapGrid, shrink
 from vitruvius.report.style import figure_style, heat, new_axes, series
 
+KEYS = (".core.mask.keep", ".core.sparse_softmax.keep")
 MAX_CELLS = 120_000  # of all masks of a run together; larger ones are averaged down to stay a page
 
 
 @section("masks", title="Attention masks", order=52)
 def masks(runs: Sequence[Run]) -> Sequence[Block]:
     """The pairs of query and key that a run's mask keeps, and how much it removes."""
-    blocks: list[Block] = []
-    for run in runs:
-        if (run.folder / "masks.safetensors").is_file():
-            blocks += _grid(run)
+    blocks = [block for run in runs for block in _grid(run, read_masks(run))]
     text = "Each picture is one head, queries down, keys across; what the mask keeps is dark."
     return [Note(text=text), *blocks] if blocks else []
 
@@ -83,11 +83,26 @@ def draw_cycles(points: Mapping[str, Mapping[float, float]]) -> Figure:
     return figure
 
 
-def _grid(run: Run) -> list[Block]:
-    try:
-        found: Masks = load_masks(run.folder / "masks.safetensors")
-    except (CheckpointError, ConfigError) as error:
-        return [Note(text=f"{run.name}: {error}")]
+def read_masks(run: Run) -> Masks | None:
+    """The masks in the checkpoint of a run: what the model really does."""
+    files = (run.folder / name for name in ("best.safetensors", "last.safetensors"))
+    path = next((file for file in files if file.is_file()), None)
+    keep: dict[str, Tensor] = {}
+    if path is not None:
+        with (
+            contextlib.suppress(SafetensorError, OSError),
+            safe_open(path, framework="pt") as file,
+        ):  # remarked elsewhere
+            names = [name for name in file.keys() if name.endswith(KEYS)]  # noqa: SIM118 (not a dict)
+            keep = {name.partition(".core.")[0]: file.get_tensor(name) for name in sorted(names, key=natural)}
+    sites = guess_sites(keep)
+    protected = {name: tuple(range(site.num_prefix_tokens)) for name, site in sites.items()}
+    return Masks(keep=keep, sites=sites, protected=protected) if keep else None
+
+
+def _grid(run: Run, found: Masks | None) -> list[Block]:
+    if found is None:
+        return []
     small, side = shrink({name: keep.float().numpy() for name, keep in found.keep.items()}, MAX_CELLS)
     sites = [(name, [grey_png(head) for head in heads]) for name, heads in small.items()]
     grid = MapGrid(name=f"masks-{run.index}", title=run.name, colour=run.look.name, sites=sites, rows=_rows(run, found))
