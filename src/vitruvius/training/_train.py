@@ -11,6 +11,7 @@ from torch import nn
 
 from vitruvius._processes import joined
 from vitruvius._registry import load_plugins
+from vitruvius.analysis import AnalysisCallback, first_images
 from vitruvius.evaluation import evaluate
 from vitruvius.training._epoch import train_epoch
 from vitruvius.training._luck import borrowed_luck
@@ -40,12 +41,25 @@ def train(
         try:
             resume(session, run)
             bar = Bar.of(session, shown=process.first and not quiet, console=console)
-            _run_epochs(session, run, bar, callbacks if process.first else ())
+            watchers = [*callbacks, *analyses_of(session, run)] if process.first else []
+            _run_epochs(session, run, bar, watchers)
         except BaseException:
             if process.first:
                 run.abandon()
             raise
     return run.folder
+
+
+def analyses_of(session: Session, run: Run) -> list[Callback]:
+    """The analyses that a recipe asks for while training, of fixed images; curves go to analysis.jsonl."""
+    config = session.config
+    if not config.analyses:
+        return []
+    batches = {
+        name: first_images(loader, config.train.analyse_images)
+        for name, loader in (("train", session.train_loader), ("validation", session.val_loader))
+    }
+    return [AnalysisCallback(config.analyses, batches, every=config.train.analyse_every, folder=run.folder)]
 
 
 def _run_epochs(session: Session, run: Run, bar: Bar, callbacks: Sequence[Callback]) -> None:

@@ -47,6 +47,8 @@ class TrainConfig:
     device: str = "auto"
     holdout: float = 0.1  # part of the training set that chooses the best weights; 0: the validation split does
     evaluate_every: int = 1  # epochs
+    analyse_every: int = 1  # epochs, where the recipe names analyses
+    analyse_images: int = 64  # fixed images of the training and of the choosing set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,7 @@ class Config:
     init: str | dict[str, Any] | None = None  # a start for the attention weights, before surgery
     data: DataConfig = field(default_factory=DataConfig)
     task: str | dict[str, Any] = "supervised"
+    analyses: list[str] = field(default_factory=list)  # asked while training, e.g. reconstruction:variant=reproduction
     train: TrainConfig = field(default_factory=TrainConfig)
     seed: int = 0
     plugins: list[str] = field(default_factory=list)
@@ -86,6 +89,8 @@ def check(config: Config, source: str) -> None:
         "lr": (train.lr > 0, "a number above 0"),
         "grad_accum_steps": (train.grad_accum_steps >= 1, "at least 1"),
         "evaluate_every": (train.evaluate_every >= 1, "at least 1"),
+        "analyse_every": (train.analyse_every >= 1, "at least 1"),
+        "analyse_images": (train.analyse_images >= 1, "at least 1"),
         "holdout": (0 <= train.holdout < 1, "a number from 0 to below 1"),
         "model_ema_decay": (0 <= train.model_ema_decay < 1, "a number from 0 to below 1"),
         "clip_grad": (train.clip_grad is None or train.clip_grad > 0, "a number above 0, or null for none"),
