@@ -14,6 +14,7 @@ from vitruvius._registry import load_plugins
 from vitruvius.analysis import AnalysisCallback, first_images
 from vitruvius.evaluation import evaluate
 from vitruvius.training._epoch import train_epoch
+from vitruvius.training._gradual import gradual_of, start_epoch
 from vitruvius.training._luck import borrowed_luck
 from vitruvius.training._progress import Bar
 from vitruvius.training._run import Run
@@ -63,14 +64,16 @@ def analyses_of(session: Session, run: Run) -> list[Callback]:
 
 
 def _run_epochs(session: Session, run: Run, bar: Bar, callbacks: Sequence[Callback]) -> None:
+    gradual = gradual_of(session)
     with bar:
         while session.epoch < session.num_epochs:
             bar.start(session.epoch)
+            start_epoch(session, gradual)
             row = {"epoch": session.epoch, **train_epoch(session, bar.batch)}
             last = session.epoch + 1 == session.num_epochs
             if last or (session.epoch + 1) % session.config.train.evaluate_every == 0:
                 row |= validate(session)
-            finish_epoch(session, row)
+            finish_epoch(session, row, final=gradual is None or gradual.finished(session.epoch))
             keep(session, run)
             bar.epoch(row)
             for callback in callbacks:
@@ -90,14 +93,17 @@ def validate(session: Session) -> dict[str, float]:
     return numbers
 
 
-def finish_epoch(session: Session, row: dict[str, Any]) -> None:
-    """Count the epoch, move a schedule that goes by epochs, and judge whether these weights are the best so far."""
+def finish_epoch(session: Session, row: dict[str, Any], *, final: bool = True) -> None:
+    """Count the epoch, move a schedule that goes by epochs, and judge whether these weights are the best so far.
+
+    Weights that were trained with looser masks than the `final` ones are never the best.
+    """
     session.rows.append(row)
     session.epoch += 1
     if session.scheduler is not None:
         session.scheduler.step(session.epoch, row.get("val_accuracy"))
     scores = {ema: row[key] for key, ema in (("val_accuracy", False), ("ema_accuracy", True)) if key in row}
-    if scores and max(scores.values()) > session.best:
+    if final and scores and max(scores.values()) > session.best:
         session.best_is_ema = max(scores, key=lambda ema: (scores[ema], ema))
         session.best, session.best_epoch = scores[session.best_is_ema], row["epoch"]
 

@@ -60,6 +60,7 @@ class Config:
     init: str | dict[str, Any] | None = None  # a start for the attention weights, before surgery
     data: DataConfig = field(default_factory=DataConfig)
     task: str | dict[str, Any] = "supervised"
+    gradual: dict[str, Any] | None = None  # masks that tighten: {masks: file, maps: file, epochs: 10, power: 3}
     analyses: list[str] = field(default_factory=list)  # asked while training, e.g. reconstruction:variant=reproduction
     train: TrainConfig = field(default_factory=TrainConfig)
     seed: int = 0
