@@ -20,6 +20,8 @@ from torch import Tensor
 
 from vitruvius._errors import ConfigError, UnsuitableSite
 from vitruvius.attention._core import Kernel, attentions
+from vitruvius.attention.fused import wanted
+from vitruvius.attention.fused.rpc import pursue
 from vitruvius.attention.softmax import attend
 from vitruvius.attention.symmetric import require_keys_can_ask
 from vitruvius.heads import Heads, Site
@@ -53,6 +55,8 @@ class RPC(Kernel):
         self.discards = frozenset() if asymmetric else frozenset({"q"})
 
     def forward(self, heads: Heads) -> Tensor:
+        if wanted(heads, part="rpc"):
+            return self._fused(heads)
         keys = heads.k.float() if heads.k.dtype.itemsize < 4 else heads.k  # half precision: iterate in float32
         tau = THRESHOLDS[self.variant](keys, self.sparsity)  # (B, H, 1, 1)
         low = dual = keys.new_zeros(())  # then (B, H, N, D)
@@ -65,6 +69,18 @@ class RPC(Kernel):
             if remaining:
                 dual = clipped + before - low
         return low
+
+    def _fused(self, heads: Heads) -> Tensor:
+        released = self.variant == "released"
+        coefficient = self.sparsity * heads.k.shape[1] / 4 if released else 4 * self.sparsity
+        return pursue(
+            heads,
+            iterations=self.iterations,
+            coefficient=coefficient,
+            inverse=released,
+            asymmetric=self.asymmetric,
+            dual_sign=self.dual_sign,
+        )
 
     def extra_repr(self) -> str:
         form = ", asymmetric=True" if self.asymmetric else ""

@@ -17,6 +17,8 @@ from torch import Tensor
 from vitruvius._errors import ConfigError, SurgeryError
 from vitruvius._files import StrPath
 from vitruvius.attention._core import Kernel, attentions
+from vitruvius.attention.fused import can_run, wanted
+from vitruvius.attention.fused.masked import attend_kept, make_pattern
 from vitruvius.attention.mask import Mask
 from vitruvius.heads import Heads, Site
 
@@ -51,7 +53,7 @@ class SparseSoftmax(Kernel):
         if block < 1:
             raise ConfigError(f"sparse_softmax.block = {block}, expected the number of queries computed together.")
         self.site_name, self.block, self.grid, self.num_buckets = site.name, block, site.grid, 0
-        self.num_prefix_tokens = site.num_prefix_tokens
+        self.num_prefix_tokens, self.num_lists = site.num_prefix_tokens, 12 if can_run() else 0
         self.register_buffer("keep", Mask(site, file=file, keep=keep).keep)
         self._plan()
 
@@ -62,6 +64,8 @@ class SparseSoftmax(Kernel):
                 f"'sparse_softmax' at {self.site_name!r} is for {N} queries and {M} keys and met "
                 f"{heads.q.shape[-2]} and {heads.k.shape[-2]}. Resample it with vitruvius.attention.interpolate."
             )
+        if self.num_lists and heads.bias is None and wanted(heads, part="sparse_softmax"):
+            return attend_kept(heads, [self.get_buffer(f"list_{i}") for i in range(self.num_lists)])
         q, k, v = (x.flatten(1, 2) for x in heads[:3])  # (B, H·N, D), (B, H·M, D), (B, H·M, E)
         given = None if heads.bias is None else heads.bias.expand(*heads.bias.shape[:-3], H, N, M)
         done = [self._attend(q, k, v, given, heads, bucket) for bucket in self._buckets()]
@@ -116,6 +120,8 @@ class SparseSoftmax(Kernel):
         for i, bucket in enumerate(buckets):
             for name, tensor in zip(NAMES, bucket, strict=True):
                 self.register_buffer(f"{name}_{i}", tensor.to(device), persistent=False)
+        for i, tensor in enumerate(make_pattern(keep) if self.num_lists else ()):
+            self.register_buffer(f"list_{i}", tensor.to(device), persistent=False)
         chosen = wide.nonzero().flatten()
         dense = (torch.arange(H)[:, None] * N + chosen).flatten()
         places = torch.cat([*(bucket.queries.flatten() for bucket in buckets), dense])

@@ -1,0 +1,140 @@
+"""Attention under a fixed keep-mask on the GPU: work falls with what the mask removes; nothing of it is dense.
+
+You et al. 2023, "ViTCoD", arXiv:2210.09573. The plain twin is `attention/mask.py` before `attention/softmax.py`.
+B batch, H heads, N queries, M keys, D width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitruvius.attention.fused._launch import in_eager_mode, like_rows
+from vitruvius.attention.fused._pattern import make_lists
+from vitruvius.attention.fused._switch import rows_together
+from vitruvius.heads import Heads
+
+SHORT = 512  # tokens
+
+
+class Tile(NamedTuple):
+    """Rows and columns of a tile (a row's bits of a block are one word), warps and stages of its program."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+FORWARD, FORWARD_LONG = Tile(16, 32, 1, 2), Tile(64, 64, 4, 2)
+BACKWARD, BACKWARD_LONG = Tile(64, 32, 4, 1), Tile(64, 64, 4, 3)
+
+
+def make_pattern(keep: Tensor) -> list[Tensor]:
+    """A bool mask (H, N, M), True = kept, as the kernels read it: for the way there, for q's and for k's gradient."""
+    there, back = _tiles(keep.shape[1], keep.shape[2])
+    lists = [make_lists(mask, rows=tile.rows, keys=tile.keys) for mask, tile in
+             ((keep, there), (keep, back), (keep.mT, back))]  # fmt: skip
+    return [tensor for four in lists for tensor in four]
+
+
+def attend_kept(heads: Heads, pattern: list[Tensor]) -> Tensor:
+    """softmax(q kᵀ · scale) v over the kept keys, (B, H, N, D). Heads with a bias or dropout are not for this."""
+    q, k, v = (rows_together(x) for x in heads[:3])
+    call = torch.ops.vitruvius.masked if torch.compiler.is_compiling() else _eager
+    out: Tensor = call(q, k, v, pattern, heads.scale)[0]
+    return out
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, pattern: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:
+    """(out, log-sums)."""
+    from vitruvius.attention.fused import _sparse as kernels
+
+    out, sums = _room(q, k, v, pattern, scale)
+    tile, _ = _tiles(q.shape[2], k.shape[2])
+    kernels.look[_grid(q, k, pattern[0].shape[1] // tile.rows)](
+        q, k, v, out, sums, *pattern[:4], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], scale,
+        **_settings(q, k, tile),
+    )  # fmt: skip
+    return out, sums
+
+
+def _room(q: Tensor, k: Tensor, v: Tensor, pattern: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:
+    return like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _backward(
+    slope: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, pattern: list[Tensor], scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    from vitruvius.attention.fused import _sparse as kernels
+
+    slope = rows_together(slope)
+    found = _room_back(slope, q, k, v, out, sums, pattern, scale)
+    _, tile = _tiles(q.shape[2], k.shape[2])
+    tiles, back_tiles = pattern[4].shape[1] // tile.rows, pattern[8].shape[1] // tile.rows
+    kernels.look_back[_grid(q, k, tiles + back_tiles)](
+        q, k, v, out, sums, slope, *found, *pattern[4:], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        *slope.stride()[:3], tiles, back_tiles, scale, **_settings(q, k, tile),
+    )  # fmt: skip
+    return found
+
+
+def _room_back(
+    slope: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, pattern: list[Tensor], scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return like_rows(q), like_rows(k), like_rows(k)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, pattern, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output, *pattern)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _way_back(ctx: Any, slope: Tensor | None, *_: Any, call: Callable[..., Any] = _backward) -> tuple[Any, ...]:
+    if slope is None:
+        return (None,) * 5
+    tensors = ctx.saved_tensors
+    return (*call(slope, *tensors[:5], list(tensors[5:]), ctx.scale), None, None)
+
+
+def _way_back_of_operator(ctx: Any, *slopes: Tensor | None) -> tuple[Any, ...]:
+    *slope_qkv, _, _ = _way_back(ctx, *slopes, call=_masked_back)
+    return (*slope_qkv, [None] * (len(ctx.saved_tensors) - 5), None)  # an operator wants one for each of a list
+
+
+def _grid(q: Tensor, k: Tensor, tiles: int) -> tuple[int, int]:
+    heads = q.shape[0] * q.shape[1]
+    return (heads, tiles) if _long(q.shape[2], k.shape[2]) else (tiles, heads)
+
+
+def _long(num_queries: int, num_keys: int) -> bool:
+    return max(num_queries, num_keys) > SHORT
+
+
+def _tiles(num_queries: int, num_keys: int) -> tuple[Tile, Tile]:
+    """The tiles there and back."""
+    return (FORWARD_LONG, BACKWARD_LONG) if _long(num_queries, num_keys) else (FORWARD, BACKWARD)
+
+
+def _settings(q: Tensor, k: Tensor, tile: Tile) -> dict[str, Any]:
+    """What is fixed when a kernel is compiled."""
+    _, H, N, D = q.shape
+    return {
+        "N": N, "M": k.shape[2], "D": D, "W": 1 << (D - 1).bit_length(), "H": H, "ROWS": tile.rows,
+        "KEYS": tile.keys, "LONG": _long(N, k.shape[2]), "EXACT": "ieee" if q.dtype == torch.float32 else "tf32",
+        "num_warps": tile.warps, "num_stages": tile.stages,
+    }  # fmt: skip
+
+
+_eager = in_eager_mode(_forward, _remember, _way_back)
+_masked = torch.library.custom_op("vitruvius::masked", _forward, mutates_args=())
+_masked_back = torch.library.custom_op("vitruvius::masked_back", _backward, mutates_args=())
+_masked.register_fake(_room)
+_masked_back.register_fake(_room_back)
+_masked.register_autograd(_way_back_of_operator, setup_context=_remember)

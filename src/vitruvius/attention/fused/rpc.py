@@ -1,0 +1,199 @@
+"""Robust principal components on the GPU: all iterations in one kernel, or one launch an iteration.
+
+The plain twin is `attention/rpc.py`. A head of up to `WHOLE` tokens (backward: `WHOLE_BACK`) is one program's work;
+longer heads take a launch an iteration. Only L and log-sums are saved.      B batch, H heads, N tokens, D width
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitruvius.attention.fused._launch import Tiling, bias_of, in_eager_mode, like_rows, slots, strides, tiling
+from vitruvius.attention.fused._switch import INTERPRETED, rows_together
+from vitruvius.heads import Heads
+
+WHOLE, WHOLE_BACK = 272, 272  # tokens
+TILED = Tiling(rows=64, keys=64, warps=4, stages=2, programs=1)
+TILED_BACK = Tiling(rows=64, keys=64, warps=4, stages=2, programs=1)
+FORWARD = Tiling(rows=64, keys=64, warps=4, stages=1, programs=2)
+BACKWARD = Tiling(rows=64, keys=64, warps=4, stages=1, programs=2)
+
+
+def pursue(
+    heads: Heads, *, iterations: int, coefficient: float, inverse: bool, asymmetric: bool = False, dual_sign: int = -1
+) -> Tensor:
+    """RPC's output, (B, H, N, D), clipping at tau = coefficient · mean|k| of each head, or coefficient / mean|k|."""
+    q, k, v = (rows_together(x) for x in heads[:3])
+    call = torch.ops.vitruvius.rpc if torch.compiler.is_compiling() else _eager
+    query = q if asymmetric else None
+    out: Tensor = call(query, k, v, heads.bias, iterations, coefficient, inverse, dual_sign, heads.scale)[0]
+    return out
+
+
+def _forward(
+    q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None, iterations: int, coefficient: float, inverse: bool,
+    sign: int, scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(out, L of the earlier iterations, log-sums, tau)."""
+    from vitruvius.attention.fused import _pursuit as kernels
+
+    out, low, sums, taus = _room(q, k, v, bias, iterations, coefficient, inverse, sign, scale)
+    run = _Run.of(q, k, v, bias, coefficient, sign, FORWARD if _fits(k, WHOLE) else TILED)
+    B, H, N, D = k.shape
+    low_or_out = low if iterations > 1 else out
+    tensors = (run.q, k, v, run.bias, out, low_or_out, sums, taus)
+    if _fits(k, WHOLE):
+        grid = min(B * H, slots(k, FORWARD.programs))
+        scratch = k.new_empty(grid, 2, N, D)
+        kernels.pursue[(grid,)](
+            *tensors, scratch, *run.strides, out.numel(), B * H, iterations, coefficient, scale,
+            INVERSE=inverse, **run.settings, CHUNKS=N // run.settings["KEYS"],
+        )  # fmt: skip
+        return out, low, sums, taus
+    clean = k.new_empty(2, B, H, N, D)
+    kernels.begin[(B * H,)](
+        k, taus, clean, *k.stride()[:3], coefficient, INVERSE=inverse, num_warps=8,
+        **run.only("N", "D", "W", "H", "CLIP"), ROWS=64,
+    )  # fmt: skip
+    for step in range(iterations):
+        kernels.iterate[(run.blocks, B * H)](
+            *tensors, clean[step % 2], clean[(step + 1) % 2], *run.strides, out.numel(), B * H, step, iterations - 1,
+            scale, **run.settings,
+        )  # fmt: skip
+    return out, low, sums, taus
+
+
+def _room(
+    q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None, iterations: int, coefficient: float, inverse: bool,
+    sign: int, scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    B, H, N, D = k.shape
+    low = k.new_empty(iterations - 1, B, N, H, D)
+    sums = k.new_empty(iterations, B, H, N, dtype=torch.float32)
+    return like_rows(k), low, sums, k.new_empty(B, H, dtype=torch.float32)
+
+
+def _backward(
+    slope: Tensor, q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, low: Tensor, sums: Tensor,
+    taus: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q (empty without q), k and v."""
+    from vitruvius.attention.fused import _pursuit_back as kernels
+
+    slope = rows_together(slope)
+    found = _room_back(slope, q, k, v, bias, out, low, sums, taus, iterations, coefficient, inverse, sign, scale)
+    run = _Run.of(q, k, v, bias, coefficient, sign, BACKWARD if _fits(k, WHOLE_BACK) else TILED_BACK)
+    B, H, N, D = k.shape
+    if not _fits(k, WHOLE_BACK):
+        _back_in_launches(slope, run, k, v, out, low, sums, taus, found, iterations, coefficient, inverse, scale)
+        return found
+    grid = min(B * H, slots(k, BACKWARD.programs))
+    kernels.pursue_back[(grid,)](
+        run.q, k, v, run.bias, out, low if iterations > 1 else out, sums, taus, slope, *found,
+        k.new_empty(grid, iterations, N, D), k.new_empty(grid, 2, N, D), sums.new_empty(grid, 4, N, D),
+        k.new_empty(grid, iterations, N, D, dtype=torch.int8), sums.new_empty(grid, 2, N), *run.strides,
+        *slope.stride()[:3], out.numel(), B * H, iterations, coefficient,
+        scale, INVERSE=inverse, **run.settings, CHUNKS=N // run.settings["KEYS"],
+    )  # fmt: skip
+    return found
+
+
+def _room_back(
+    slope: Tensor, q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, low: Tensor, sums: Tensor,
+    taus: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return k.new_empty(0) if q is None else like_rows(k), like_rows(k), like_rows(k)
+
+
+def _back_in_launches(
+    slope: Tensor, run: _Run, k: Tensor, v: Tensor, out: Tensor, low: Tensor, sums: Tensor, taus: Tensor,
+    found: tuple[Tensor, Tensor, Tensor], iterations: int, coefficient: float, inverse: bool, scale: float,
+) -> None:  # fmt: skip
+    from vitruvius.attention.fused import _pursuit_back_tiled as kernels
+
+    B, H, N, D = k.shape
+    grid, last = (run.blocks, B * H), iterations - 1
+    clean, side = k.new_empty(iterations, B, H, N, D), k.new_empty(iterations, B, H, N, D, dtype=torch.int8)
+    slopes, deltas = k.new_empty(2, B, H, N, D), sums.new_empty(2, B, H, N)
+    single, pulls = (
+        sums.new_empty(3 if run.settings["SELF"] else 4, B, H, N, D),
+        sums.new_zeros(iterations, B * H, run.blocks),
+    )
+    low = low if iterations > 1 else out
+    plain = run.only("N", "D", "W", "H", "ROWS", "CLIP")
+    kernels.begin_back[grid](
+        k, out, low, taus, slope, clean, slopes[last % 2], side, deltas[last % 2], *k.stride()[:3],
+        *slope.stride()[:3], out.numel(), iterations, SIGN=run.settings["SIGN"], **plain,
+    )  # fmt: skip
+    for step in reversed(range(iterations)):
+        now, then = step % 2, (step + 1) % 2
+        kernels.iterate_back[grid](
+            run.q, v, run.bias, out, low, sums, pulls, clean[step], side[step], slopes[now], deltas[now],
+            slopes[then], deltas[then], single[0], single[1], single[2], single[-1],
+            *run.strides[:3], *run.strides[6:], out.numel(), B * H, step, last, scale, **run.settings,
+        )  # fmt: skip
+    kernels.finish_back[grid](
+        k, *found, single[0], single[2], single[-1], taus, pulls.sum((0, 2)), *k.stride()[:3], coefficient,
+        INVERSE=inverse, SELF=run.settings["SELF"], **plain,
+    )  # fmt: skip
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, bias, *ctx.settings = inputs
+    ctx.save_for_backward(q, k, v, bias, *output)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _way_back(
+    ctx: Any, slope: Tensor | None, *_: Tensor | None, call: Callable[..., Any] = _backward
+) -> tuple[Tensor | None, ...]:
+    if slope is None:
+        return (None,) * 9
+    q, *rest = ctx.saved_tensors
+    slope_q, slope_k, slope_v = call(slope, q, *rest, *ctx.settings)
+    return (None if q is None else slope_q, slope_k, slope_v, None, None, None, None, None, None)
+
+
+_eager = in_eager_mode(_forward, _remember, _way_back)
+_rpc = torch.library.custom_op("vitruvius::rpc", _forward, mutates_args=())
+_rpc_back = torch.library.custom_op("vitruvius::rpc_back", _backward, mutates_args=())
+_rpc.register_fake(_room)
+_rpc_back.register_fake(_room_back)
+_rpc.register_autograd(functools.partial(_way_back, call=_rpc_back), setup_context=_remember)
+
+
+def _fits(k: Tensor, limit: int) -> bool:
+    """Whether one program can hold a head on the chip: half precision, and wider heads count for more."""
+    return k.shape[2] <= (limit if k.shape[3] <= 64 else limit // 2) and (k.dtype.itemsize == 2 or INTERPRETED)
+
+
+class _Run(NamedTuple):
+    """What every launch is given."""
+
+    q: Tensor
+    bias: Tensor
+    strides: tuple[int, ...]
+    blocks: int
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None, coefficient: float, sign: int, tiles: Tiling
+    ) -> _Run:  # fmt: skip
+        spread = bias_of(bias, k)
+        query = k if q is None else q
+        settings = tiling(k, tiles) | {
+            "SIGN": sign, "CLIP": not math.isinf(coefficient), "BIAS": bias is not None, "SELF": q is None,
+        }  # fmt: skip
+        blocks = -(-k.shape[2] // settings["ROWS"])
+        return cls(query, spread, strides(query, k, v, spread), blocks, settings)
+
+    def only(self, *names: str) -> dict[str, Any]:
+        return {name: self.settings[name] for name in names}
