@@ -65,7 +65,7 @@ def test_the_gpu_agrees_with_float64_on_the_cpu(name, dtype, autocast):
     if autocast and dtype == torch.float32:
         pytest.skip("autocast is for half precision")
     expected = run(name, torch.float64, "cpu", rounded=dtype)  # the same keys: rpc magnifies what rounding changes
-    tolerance = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}[dtype]
+    tolerance = {torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 8e-2}[dtype]
     for actual, wanted in zip(run(name, dtype, "cuda", autocast), expected, strict=True):
         assert actual.isfinite().all()
         assert (actual - wanted).norm() <= tolerance * wanted.norm().clamp(min=1)

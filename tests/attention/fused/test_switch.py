@@ -8,8 +8,10 @@ from vitruvius._errors import ConfigError
 from vitruvius.attention.fused import _switch, use, wanted
 
 
-def test_on_the_cpu_the_plain_path_is_taken_by_itself():
-    assert not wanted(make_heads(5, 32, torch.float32), part="rpc")
+def test_the_plain_path_is_taken_unless_asked_and_on_the_cpu_always():
+    assert _switch._mode == "plain"
+    with use("auto"):
+        assert not wanted(make_heads(5, 32, torch.float32), part="rpc")
 
 
 def test_forcing_the_fused_path_on_the_cpu_says_why_not():
@@ -18,11 +20,11 @@ def test_forcing_the_fused_path_on_the_cpu_says_why_not():
 
 
 def test_the_choice_before_comes_back_even_after_an_error():
-    chosen = use("plain")
-    assert _switch._mode == "plain"
+    chosen = use("auto")
+    assert _switch._mode == "auto"
     with pytest.raises(ZeroDivisionError), chosen:
         1 / 0  # noqa: B018
-    assert _switch._mode == "auto"
+    assert _switch._mode == "plain"
 
 
 def test_an_unknown_choice_gets_a_suggestion():
@@ -45,7 +47,8 @@ def test_what_the_kernels_cannot_do_is_left_to_the_plain_path(change, reason, mo
     monkeypatch.setattr(_switch, "INTERPRETED", True)
     monkeypatch.setattr(_switch, "TRITON_IS_HERE", True)
     heads = make_heads(5, 32, torch.float32)
-    assert wanted(heads, part="rpc")
-    assert not wanted(heads._replace(**change), part="rpc")
+    with use("auto"):
+        assert wanted(heads, part="rpc")
+        assert not wanted(heads._replace(**change), part="rpc")
     with use("fused"), pytest.raises(ConfigError, match=reason):
         wanted(heads._replace(**change), part="rpc")
