@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from vitruvius.analysis._similarity import (
-    cka,
     cosines,
-    debiased_cka,
-    linear_gram,
+    kernel_cka,
+    linear_cka,
     matched_cosines,
     pearson,
     principal_cosines,
@@ -49,7 +48,10 @@ def test_biased_cka_is_the_definition_with_centring_matrices():
     h = torch.eye(9, dtype=torch.float64) - 1 / 9
     k, l = h @ x @ x.T @ h, h @ y @ y.T @ h  # noqa: E741
     expected = (k * l).sum() / ((k * k).sum() * (l * l).sum()).sqrt()
-    torch.testing.assert_close(cka(linear_gram(x), linear_gram(y)), expected)
+    torch.testing.assert_close(linear_cka(x, y)[0], expected)
+    k, l = h @ rbf_gram(x) @ h, h @ rbf_gram(y) @ h  # noqa: E741
+    expected = (k * l).sum() / ((k * k).sum() * (l * l).sum()).sqrt()
+    torch.testing.assert_close(kernel_cka(x, y)[0], expected)
 
 
 def test_debiased_cka_is_song_s_estimator_written_out():
@@ -62,19 +64,23 @@ def test_debiased_cka_is_song_s_estimator_written_out():
         middle = (one @ k @ one) * (one @ l @ one) / ((n - 1) * (n - 2))
         return ((k @ l).trace() + middle - 2 / (n - 2) * (one @ k @ l @ one)) / (n * (n - 3))
 
-    for gram in (linear_gram, rbf_gram):
+    for gram, cka in ((lambda each: each @ each.T, linear_cka), (rbf_gram, kernel_cka)):
         k, l = gram(x), gram(y)  # noqa: E741
-        torch.testing.assert_close(debiased_cka(k, l), hsic(k, l) / (hsic(k, k) * hsic(l, l)).sqrt())
+        torch.testing.assert_close(cka(x, y)[1], hsic(k, l) / (hsic(k, k) * hsic(l, l)).sqrt())
 
 
 def test_debiased_cka_is_zero_on_average_where_the_biased_one_has_a_floor():
     x, y = draw(200, 20, 16), draw(200, 20, 16, seed=1)
-    assert float(debiased_cka(linear_gram(x), linear_gram(y)).mean()) == pytest.approx(0, abs=0.02)
-    assert float(cka(linear_gram(x), linear_gram(y)).mean()) > 0.4
+    biased, debiased = linear_cka(x, y)
+    assert float(debiased.mean()) == pytest.approx(0, abs=0.02)
+    assert float(biased.mean()) > 0.4
 
 
 def test_three_tokens_are_too_few_for_the_debiased_estimator_and_it_says_nan():
-    assert debiased_cka(linear_gram(draw(2, 3)), linear_gram(draw(2, 3, seed=1))).isnan()
+    for cka in (linear_cka, kernel_cka):
+        biased, debiased = cka(draw(3, 2), draw(3, 2, seed=1))
+        assert debiased.isnan()
+        assert biased.isfinite()
 
 
 @pytest.mark.parametrize("measure", ["linear", "kernel", "procrustes", "angles"])
@@ -83,8 +89,8 @@ def test_rotations_scales_and_shifts_change_nothing_they_should_not(measure):
     turned = 3 * y @ torch.linalg.qr(draw(4, 4, seed=2)).Q
     moved = turned + (0 if measure == "angles" else 5)
     take = {
-        "linear": lambda a, b: cka(linear_gram(a), linear_gram(b)),
-        "kernel": lambda a, b: cka(rbf_gram(a), rbf_gram(b)),
+        "linear": lambda a, b: torch.stack(linear_cka(a, b)),
+        "kernel": lambda a, b: torch.stack(kernel_cka(a, b)),
         "procrustes": procrustes,
         "angles": principal_cosines,
     }[measure]

@@ -25,10 +25,9 @@ class Question:
         """Whether it looks at all sites together."""
         return isinstance(self.make.func if isinstance(self.make, functools.partial) else self.make, type)
 
-    def ask(self, heads: Heads, site: Site) -> Statistics:
-        """One site's answer."""
-        found: Statistics = self.make(heads, site) if _takes_site(self.make) else self.make(heads)
-        return found
+    def about(self, site: Site) -> Callable[[Heads], Statistics]:
+        """The question as a function of this site's Heads."""
+        return (lambda heads: self.make(heads, site)) if _takes_site(self.make) else self.make
 
     def begin(self) -> ModelAnalysis:
         """A model analysis that has seen nothing yet."""

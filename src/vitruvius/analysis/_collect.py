@@ -17,6 +17,7 @@ from vitruvius.analysis._items import Group, finite_rows, gather_rows, over_wind
 from vitruvius.analysis._moments import Moments
 from vitruvius.analysis._nulls import NULLS
 from vitruvius.analysis._registry import ModelAnalysis, Statistics
+from vitruvius.analysis._threads import Threads
 from vitruvius.attacks import Dice
 from vitruvius.heads import Heads, Site
 
@@ -54,10 +55,12 @@ class Collector:
         nulls: Sequence[str] = (),
         seed: int = 0,
         curves: bool = True,
+        threads: Threads | None = None,
     ) -> None:
         self.at_sites = [q for q in questions if not q.of_model]
         self.of_model = [q for q in questions if q.of_model]
         self.sites, self.nulls, self.seed, self.curves = sites, nulls, seed, curves
+        self.threads = threads or Threads()
         self.sums = Sums()
         self.ids, self.few = torch.empty(0, dtype=torch.int64), 0
         self.whole: dict[tuple[str, str], ModelAnalysis] = {}
@@ -105,7 +108,7 @@ class Collector:
             if not groups or (q.name, site.name) in self.sums.refused:
                 continue
             try:
-                answers = [(rows, q.ask(part, site)) for rows, part in groups]
+                answers = [(rows, self.threads.ask(q.about(site), part)) for rows, part in groups]
             except UnsuitableSite as error:
                 self.sums.refused[q.name, site.name] = str(error)
                 continue

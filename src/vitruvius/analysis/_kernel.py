@@ -47,10 +47,13 @@ def key_gram(heads: Heads, *, standardise: bool, released: bool = False) -> Gram
         keys, scale = (released_z_score if released else z_score)(keys), keys.shape[-1] ** -0.5
     logits = (keys * scale) @ keys.mT  # (B, H, M, M)
     log_mass = logits.logsumexp(-1)
-    norm = log_mass[..., :, None] + log_mass[..., None, :]
     if released:
-        norm = torch.logaddexp(norm, norm.new_tensor(math.log(RELEASED_EPSILON)))
-    return Gram(centred((logits - norm).exp()), log_mass)
+        norm = log_mass[..., :, None] + log_mass[..., None, :]
+        logits -= torch.logaddexp(norm, norm.new_tensor(math.log(RELEASED_EPSILON)))
+    else:
+        logits -= log_mass[..., :, None]
+        logits -= log_mass[..., None, :]
+    return Gram(centred(logits.exp_()), log_mass)
 
 
 def centred(gram: Tensor) -> Tensor:

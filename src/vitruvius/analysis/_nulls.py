@@ -28,12 +28,12 @@ def spectrum(heads: Heads, dice: Dice) -> Heads:
     """The same singular values and the same directions in the width, turned at random over the tokens."""
 
     def draw(name: str, x: Tensor) -> Tensor:
-        _, sigma, right = torch.linalg.svd(x, full_matrices=False)
-        rank = sigma.shape[-1]
-        noise = dice.normal(name, (*x.shape[1:-1], rank)).to(x)
-        q, r = torch.linalg.qr(noise)
+        squares, right = torch.linalg.eigh(x.mT @ x)  # of the D × D matrix: cheaper than singular values of x
+        rank = min(x.shape[-2:])
+        sigma, right = squares[..., -rank:].clamp(min=0).sqrt(), right[..., -rank:]
+        q, r = torch.linalg.qr(dice.normal(name, (*x.shape[1:-1], rank)).to(x))
         turned = q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]  # uniform over orthonormal columns
-        return (turned * sigma[..., None, :]) @ right
+        return (turned * sigma[..., None, :]) @ right.mT
 
     return _each(heads, draw)
 

@@ -22,11 +22,13 @@ from vitruvius.analysis._nulls import NULLS
 from vitruvius.analysis._registry import analyses
 from vitruvius.analysis._rows import make_curves, make_remarks, make_rows
 from vitruvius.analysis._table import Table
+from vitruvius.analysis._threads import threads
 from vitruvius.heads import Heads, Site
 from vitruvius.surgery import inner, record, survey
 from vitruvius.surgery._sites import Where
 
-ENTRIES = 2**22  # of the attention maps of one site that are looked at together
+ENTRIES = 2**20  # of the attention maps of one site that are looked at together, so that caches hold them
+ENTRIES_ON_ACCELERATORS = 2**24
 NULL_IMAGES = 16
 Asked = str | Callable[..., Any] | Question
 
@@ -62,11 +64,12 @@ def analyse(
     if size is None:
         raise DataError(f"the loader {getattr(loader, 'name', 'given')!r} yielded no images; nothing to analyse.")
     sites = survey(model, input_size=size)
-    collector = Collector(questions, sites, nulls=chosen, seed=seed)
     seen = itertools.chain([first] if first is not None else [], batches)
     total = share_of(loader.num_images, process) if mine is None and hasattr(loader, "num_images") else mine
     few = share_of(null_images, process) if chosen else 0
-    _look(model, collector, seen, where, size, few, Count(progress, total))
+    with threads() as workers:
+        collector = Collector(questions, sites, nulls=chosen, seed=seed, threads=workers)
+        _look(model, collector, seen, where, size, few, Count(progress, total))
     return summarise(collector.sums, questions, list(sites), chosen, process, _facts(model, loader, seed, facts))
 
 
@@ -117,7 +120,8 @@ def _look(
     count: Count,
 ) -> None:
     """Run the model over parts of batches small enough for the largest site."""
-    part = max(1, ENTRIES // max(_entries(site) for site in collector.sites.values()))
+    entries = ENTRIES if next(model.parameters()).device.type == "cpu" else ENTRIES_ON_ACCELERATORS
+    part = max(1, entries // max(_entries(site) for site in collector.sites.values()))
     with record(model, where, on_heads=_after_stages(model, collector.see), input_size=size):  # type: ignore[arg-type]
         for x, ids in batches:
             for some, own in zip(x.split(part), ids.split(part), strict=True):

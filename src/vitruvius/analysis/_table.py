@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,7 @@ class Table:
             data = json.loads(read_text(path))
             rows = [Row(**dict(zip(data["columns"], row, strict=True))) for row in data["rows"]]
             curves = join(folder, "curves.safetensors")
-            found = _unpack(load_tensors(curves)[0]) if exists(curves) else []
+            found = _unpack(load_tensors(curves)[0], rows) if exists(curves) else []
             return cls(rows=rows, curves=found, facts=data["facts"], remarks=data["remarks"])
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(
@@ -115,6 +115,9 @@ def _pack(curves: Iterable[Curve]) -> dict[str, Tensor]:
     return {"|".join(getattr(c, part) for part in _PARTS): torch.stack([c.mean, c.std]).float() for c in curves}
 
 
-def _unpack(tensors: dict[str, Tensor]) -> list[Curve]:
+def _unpack(tensors: dict[str, Tensor], rows: Sequence[Row]) -> list[Curve]:
+    """In the order of the rows' sites: the file knows none."""
+    sites = {site: place for place, site in enumerate(dict.fromkeys(row.site for row in rows))}
     named = [(dict(zip(_PARTS, key.split("|"), strict=True)), pair) for key, pair in tensors.items()]
-    return [Curve(mean=pair[0], std=pair[1], **names) for names, pair in named]
+    curves = [Curve(mean=pair[0], std=pair[1], **names) for names, pair in named]
+    return sorted(curves, key=lambda curve: (sites.get(curve.site, len(sites)), curve.analysis, curve.statistic))

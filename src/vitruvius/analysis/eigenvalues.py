@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vitruvius._errors import UnsuitableSite
 from vitruvius.analysis._kernel import key_gram, precise
 from vitruvius.analysis._registry import Statistics, analyses
 from vitruvius.heads import Heads, Site
@@ -44,6 +45,10 @@ class EigenvaluesByRank:
     def see(self, heads: Heads, site: Site) -> None:
         site.require("eigenvalues_by_rank", "tokens")
         values = spectrum(heads, standardise=self.standardise, variant=self.variant)
+        if self.sums is not None and self.sums.shape[-1] != values.shape[-1]:
+            raise UnsuitableSite(
+                f"'eigenvalues_by_rank' averages {self.sums.shape[-1]} ranks; {site.name!r} has {values.shape[-1]}."
+            )
         self.sums = values.sum(1) if self.sums is None else self.sums + values.sum(1)  # (B, K)
         self.count += values.shape[1]
 

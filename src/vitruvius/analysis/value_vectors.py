@@ -16,15 +16,13 @@ from torch import Tensor
 from vitruvius.analysis._kernel import key_gram, precise
 from vitruvius.analysis._registry import Statistics, analyses
 from vitruvius.analysis._similarity import (
-    cka,
     cosines,
-    debiased_cka,
-    linear_gram,
+    kernel_cka,
+    linear_cka,
     matched_cosines,
     pearson,
     principal_cosines,
     procrustes,
-    rbf_gram,
 )
 from vitruvius.heads import Heads
 
@@ -91,16 +89,15 @@ def similarities(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
 
 def alignments(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
     """CKA, Procrustes and principal angles: none depends on signs, order or rotation of the columns."""
-    linear = [linear_gram(each) for each in (v, w)]
-    kernel = [rbf_gram(each) for each in (v, w)]
+    linear, kernel = linear_cka(v, w, tiny=tiny), kernel_cka(v, w, tiny=tiny)
     angles = principal_cosines(v, w)
     return {
-        "linear_cka_debiased": debiased_cka(*linear),
-        "kernel_cka_debiased": debiased_cka(*kernel),
+        "linear_cka_debiased": linear[1],
+        "kernel_cka_debiased": kernel[1],
         "subspace_overlap": angles.square().mean(-1),
         "procrustes": procrustes(v, w),
-        "linear_cka": cka(*linear, tiny=tiny),
-        "kernel_cka": cka(*kernel, tiny=tiny),
+        "linear_cka": linear[0],
+        "kernel_cka": kernel[0],
         "principal_angle": angles.arccos().rad2deg().mean(-1),
     }
 

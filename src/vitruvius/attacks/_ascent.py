@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitruvius.attacks._models import slope
-from vitruvius.attacks._norms import Norm, per_image
+from vitruvius.attacks._norms import LINF, Norm, per_image
 from vitruvius.attacks._random import Dice
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (B, K), label (B,), target (B,) → loss (B,)
@@ -26,6 +26,8 @@ class Climb(NamedTuple):
     """Where the ascents of B images stand."""
 
     x: Tensor
+    low: Tensor  # least and largest pixels allowed, in Linf those of the ball too
+    high: Tensor
     y: Tensor  # (B,)
     target: Tensor  # (B,) class that targeted losses aim at
     point: Tensor  # evaluated next
@@ -62,14 +64,20 @@ class Ascent(NamedTuple):
 
     def restart(self, x: Tensor, point: Tensor) -> Tensor:
         """The point of this ball nearest to one of another ball."""
-        return project(x, point, self.norm, self.eps)
+        return project(point, x, *self.limits(x), self.norm, self.eps)
+
+    def limits(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Least and largest pixels: those of ball and image in Linf, those of the image (B, 1, 1, 1) elsewhere."""
+        if self.norm == LINF:
+            return (x - self.eps).clamp(min=0), (x + self.eps).clamp(max=1)
+        return per_image(x.new_zeros(len(x)), x), per_image(x.new_ones(len(x)), x)
 
     def begin(self, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> Climb:
         """Ascents that stand at their start, not yet evaluated."""
-        start = start.clamp(0, 1)
+        start, (low, high) = start.clamp(0, 1), self.limits(x)
         zero, off = x.new_zeros(len(x)), y.new_zeros(len(x), dtype=torch.bool)
         return Climb(
-            x=x, y=y, target=target,
+            x=x, low=low, high=high, y=y, target=target,
             point=start, seen=start, previous=start, best=start, best_grad=torch.zeros_like(x),
             best_loss=zero - torch.inf, checked_loss=zero - torch.inf, last_loss=zero,
             rises=zero, reduced=~off, step=zero + 2 * self.eps, iteration=torch.zeros_like(y), fooled=off, done=off,
@@ -127,14 +135,17 @@ def _look_back(s: Climb, grad: Tensor, window: Tensor) -> tuple[Climb, Tensor]:
 def _step(s: Climb, grad: Tensor, norm: Norm, eps: float) -> Climb:
     """Climb, project, add momentum, project."""
     inertia = per_image(torch.where(s.iteration == 0, 0.0, MOMENTUM).to(s.x.dtype), s.x)
-    climbed = project(s.x, s.point + per_image(s.step, s.x) * norm.steepest(grad), norm, eps)
+    climbed = s.point + per_image(s.step, s.x) * norm.steepest(grad)
+    climbed = project(climbed, s.x, s.low, s.high, norm, eps)
     drawn = s.point + (1 - inertia) * (climbed - s.point) + inertia * (s.point - s.previous)
-    return s._replace(previous=s.point, point=project(s.x, drawn, norm, eps), iteration=s.iteration + 1)
+    point = project(drawn, s.x, s.low, s.high, norm, eps)
+    return s._replace(previous=s.point, point=point, iteration=s.iteration + 1)
 
 
-def project(x: Tensor, point: Tensor, norm: Norm, eps: float) -> Tensor:
+def project(point: Tensor, x: Tensor, low: Tensor, high: Tensor, norm: Norm, eps: float) -> Tensor:
     """The point, brought into ball and image."""
-    return (x + norm.project(point - x, eps)).clamp(0, 1)
+    inside = point if norm == LINF else x + norm.project(point - x, eps)
+    return inside.clamp(low, high)
 
 
 @functools.cache

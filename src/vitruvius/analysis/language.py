@@ -1,0 +1,184 @@
+"""Language models: the same questions of BERT-like encoders from transformers, padding left out of every number.
+
+Queries, keys and values are read from the three projections of each self-attention; what the model makes of them is
+checked against plain attention, so rotary or relative positions and sparse patterns are refused, not misread.
+B sentences, H heads, N tokens, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError, DataError, NoSiteError, UnsuitableSite
+from vitruvius._processes import Process
+from vitruvius._registry import require
+from vitruvius._version import __version__
+from vitruvius.analysis._collect import Collector
+from vitruvius.analysis._run import NULL_IMAGES, Asked, ask_all, choose_nulls, summarise
+from vitruvius.analysis._table import Table
+from vitruvius.attention.softmax import attend
+from vitruvius.heads import Heads, Site
+
+PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))  # BERT and its kin, DistilBERT
+HEAD_COUNTS = ("num_attention_heads", "n_heads")
+Tokens = Mapping[str, Tensor]  # input_ids (B, N), attention_mask (B, N), …
+
+
+class Encoder(NamedTuple):
+    """A model and its tokenizer."""
+
+    model: nn.Module
+    tokenizer: Callable[..., Any]
+
+
+def load_encoder(name: str) -> Encoder:
+    """An encoder by its name on the hub, or from a local folder; needs the extra `nlp`."""
+    transformers: Any = require("transformers", "nlp")
+    model = transformers.AutoModel.from_pretrained(name).eval()
+    return Encoder(model, transformers.AutoTokenizer.from_pretrained(name))
+
+
+def encode(
+    tokenizer: Callable[..., Any], sentences: Sequence[str], *, max_length: int = 128, batch_size: int = 16
+) -> list[Tokens]:
+    """Sentences as padded batches of at most `max_length` tokens."""
+    parts = [list(sentences[start : start + batch_size]) for start in range(0, len(sentences), batch_size)]
+    return [
+        dict(tokenizer(part, padding=True, truncation=True, max_length=max_length, return_tensors="pt"))
+        for part in parts
+    ]
+
+
+@torch.no_grad()
+def analyse_text(
+    model: nn.Module,
+    batches: Iterable[Tokens],
+    *asked: Asked,
+    seed: int = 0,
+    nulls: bool | Sequence[str] = True,
+    null_images: int = NULL_IMAGES,
+) -> Table:
+    """Ask questions of an encoder's attention; a padded token is neither query nor key nor value."""
+    if model.training:
+        raise ConfigError("the model is in train mode, where dropout blurs what attention does; call .eval().")
+    questions, chosen = ask_all(asked or ("norms", "value_vectors")), choose_nulls(nulls)
+    if whole := [q.name for q in questions if q.of_model]:
+        raise ConfigError(f"{whole[0]!r} looks at a whole image model; ask sentences about single sites.")
+    modules = attention_modules(model)
+    sites = {name: _site(name, module) for name, module in modules.items()}
+    collector, done = Collector(questions, sites, nulls=chosen, seed=seed, curves=False), 0
+    device = next(model.parameters()).device
+    for batch in batches:
+        tokens = {key: value.to(device) for key, value in batch.items()}
+        count = len(tokens["input_ids"])
+        few = min(count, max(0, null_images - done)) if chosen else 0
+        collector.begin(torch.arange(done, done + count), with_nulls=few)
+        with recorded(modules, tokens.get("attention_mask"), collector.see):
+            model(**tokens)
+        done += count
+    if not done:
+        raise DataError("no sentences were given; nothing to analyse.")
+    facts = {"model": type(model).__name__, "data": "sentences", "seed": seed, "vitruvius": __version__}
+    return summarise(collector.sums, questions, list(sites), chosen, Process(device=device), facts)
+
+
+def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Every self-attention with separate projections for queries, keys and values, by name."""
+    found = {name: m for name, m in model.named_modules() if _projections(m) is not None}
+    if not found:
+        raise NoSiteError(
+            f"{type(model).__name__} has no attention with the projections {' or '.join(map('/'.join, PROJECTIONS))}; "
+            "BERT, RoBERTa, ELECTRA, DistilBERT and their kin do."
+        )
+    return found
+
+
+@contextmanager
+def recorded(
+    modules: Mapping[str, nn.Module], mask: Tensor | None, see: Callable[[str, Heads], None]
+) -> Iterator[None]:
+    """While open, every run hands on the Heads of each module; `mask` (B, N) is 1 for real tokens."""
+    handles: list[Any] = []
+    try:
+        for name, module in modules.items():
+            handles += _watch(name, module, mask, see)
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _watch(name: str, module: nn.Module, mask: Tensor | None, see: Callable[[str, Heads], None]) -> list[Any]:
+    seen: dict[str, Tensor] = {}
+    names = _projections(module)
+    assert names is not None
+    keep = [
+        getattr(module, projection).register_forward_hook(lambda _, __, out, own=own: seen.__setitem__(own, out))
+        for own, projection in zip("qkv", names, strict=True)
+    ]
+
+    def look(_: nn.Module, __: Any, out: Any) -> None:
+        heads = _heads(module, seen, mask)
+        made: Tensor = out[0] if isinstance(out, tuple) else out
+        _check(name, heads, mask, seen.get("context", made))
+        see(name, heads)
+
+    if isinstance(last := getattr(module, "out_lin", None), nn.Module):
+        keep.append(last.register_forward_pre_hook(lambda _, args: seen.__setitem__("context", args[0])))
+    return [*keep, module.register_forward_hook(look)]
+
+
+def _heads(module: nn.Module, seen: Mapping[str, Tensor], mask: Tensor | None) -> Heads:
+    count = _head_count(module)
+    q, k, v = (seen[own].unflatten(-1, (count, -1)).transpose(1, 2) for own in "qkv")  # (B, H, N, D)
+    bias = None
+    if mask is not None:
+        bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask == 0, -torch.inf)[:, None, None]
+    return Heads(q, k, v, bias, q.shape[-1] ** -0.5)
+
+
+def _check(name: str, heads: Heads, mask: Tensor | None, context: Tensor) -> None:
+    """What the module made of these heads must be plain attention."""
+    expected = attend(heads).transpose(1, 2).flatten(2)
+    real = torch.ones_like(context[..., 0], dtype=torch.bool) if mask is None else mask.bool()
+    same = expected.shape == context.shape
+    if not same or not torch.allclose(expected[real], context[real], rtol=1e-3, atol=1e-4):
+        raise UnsuitableSite(
+            f"{name!r} does not attend by softmax(q kᵀ/√D) v alone (rotary or relative positions, a causal or sparse "
+            "pattern?); its numbers would be misread."
+        )
+
+
+def _projections(module: nn.Module) -> tuple[str, str, str] | None:
+    counted = any(hasattr(module, name) for name in HEAD_COUNTS)
+    return next((own for own in PROJECTIONS if counted and all(_is_linear(module, name) for name in own)), None)
+
+
+def _is_linear(module: nn.Module, name: str) -> bool:
+    return isinstance(getattr(module, name, None), nn.Linear)
+
+
+def _head_count(module: nn.Module) -> int:
+    return int(next(getattr(module, name) for name in HEAD_COUNTS if hasattr(module, name)))
+
+
+def _site(name: str, module: nn.Module) -> Site:
+    names, heads = _projections(module), _head_count(module)
+    assert names is not None
+    query, value = getattr(module, names[0]), getattr(module, names[2])
+    return Site(
+        name=name,
+        family="text",
+        attends="tokens",
+        num_heads=heads,
+        num_queries=0,
+        num_keys=0,
+        key_dim=query.out_features // heads,
+        value_dim=value.out_features // heads,
+        dim=query.in_features,
+    )

@@ -1,0 +1,99 @@
+"""Inside attention: what each analysis found by layer, with chance beside it, as figures and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from markupsafe import Markup, escape
+
+from vitruvius._errors import VitruviusError
+from vitruvius._registry import first_line
+from vitruvius.analysis import NULLS, Table
+from vitruvius.analysis import analyses as registry
+from vitruvius.report._blocks import Block, Drawing, Fold, Html, Key, Note
+from vitruvius.report._legend import run_keys
+from vitruvius.report._runs import Run
+from vitruvius.report._section import section
+from vitruvius.report._svg import inline_svg
+from vitruvius.report.sections.analyses_figures import DASHES, Shown, draw_bands, telling_nulls, words
+from vitruvius.report.sections.analyses_gallery import MOST, further, of_model, statistics_of
+from vitruvius.report.sections.analyses_tables import layer_rows, layer_table, slug
+
+EXPLAINED = (
+    "Lines are means over heads, bands reach from the lowest to the highest head. Dashed lines are chance: heads of "
+    "the same size filled with independent normal numbers (gaussian), turned at random with their singular values kept "
+    "(spectrum), or with tokens shuffled (permuted); nulls that cannot change a number are not drawn. A head lies "
+    "beyond chance when it lies on the same side of every null by Welch's test at 99.9 %. Histograms count heads; "
+    "their outermost bins hold all that lies beyond."
+)
+
+
+@section("analyses", title="Inside attention", order=55)
+def analyses(runs: Sequence[Run]) -> Sequence[Block]:
+    """Every analysis of every run that has some."""
+    shown, notes = [], []
+    for run in runs:
+        try:
+            table = read_analysis(run.folder)
+        except VitruviusError as error:
+            notes.append(Note(text=f"{run.name}: {error}"))
+            continue
+        if table is not None:
+            shown.append(Shown(name=run.name, look=run.look, table=table))
+            notes += [Note(text=f"{run.name}: {remark}") for remark in table.remarks]
+    if not shown:
+        return notes
+    asked = list(dict.fromkeys(name for one in shown for name in one.table.names("analysis")))
+    keys = run_keys([run for run in runs if any(one.name == run.name for one in shown)])
+    blocks = [block for name in asked for block in _analysis(shown, name, keys)]
+    return [Note(text=_told(shown)), Note(text=EXPLAINED), *blocks, *notes]
+
+
+def read_analysis(folder: Path) -> Table | None:
+    """The table of a run folder, or of a folder that `vitruvius analyse --out` wrote; None if there is none."""
+    places = [place for place in (folder / "analysis", folder) if (place / "table.json").is_file()]
+    return Table.load(places[0]) if places else None
+
+
+def _analysis(shown: Sequence[Shown], name: str, keys: list[Key]) -> list[Block]:
+    own = [one for one in shown if one.table.select(analysis=name)]
+    title = Html(markup=Markup(f'<h3 style="margin-top: 2.5rem">{escape(name)}</h3>'))
+    drawn = [] if of_model(own[0].table, name) else statistics_of(own[0].table, name)[:MOST]
+    panels = [(words(statistic), draw_bands(own, name, statistic)) for statistic in drawn]
+    panels += [(stem, figure) for stem, figure in further(own, name, legend=False)]
+    rows = [row for one in own for row in layer_rows(one, name)]
+    legend = [*keys, *_null_keys(own, name, drawn)]
+    svgs = [
+        inline_svg(figure, name=f"analysis-{slug(name)}-{place}", alt=_alt(own, name, stem))
+        for place, (stem, figure) in enumerate(panels)
+    ]
+    picture = Drawing(name=f"analysis-{slug(name)}", panels=svgs, caption=_caption(name), rows=rows, legend=legend)
+    tables = [Fold(title=f"{name} by layer: {one.name}", inside=[layer_table(one, name)]) for one in own]
+    return [title, picture if svgs else Note(text=_caption(name)), *tables]
+
+
+def _null_keys(shown: Sequence[Shown], analysis: str, statistics: Sequence[str]) -> list[Key]:
+    rows = [row for one in shown for row in one.table.select(analysis=analysis) if row.statistic in statistics]
+    told = telling_nulls(rows)
+    return [Key(text=n, dashes=" ".join(f"{1.8 * s:g}" for s in DASHES[n][1])) for n in NULLS if n in told]
+
+
+def _told(shown: Sequence[Shown]) -> str:
+    parts = [
+        f"{one.name}: {one.table.facts.get('images')} images of {one.table.facts.get('data')}, "
+        f"seed {one.table.facts.get('seed')}"
+        for one in shown
+    ]
+    return "; ".join(parts) + "."
+
+
+def _caption(analysis: str) -> str:
+    name = analysis.partition(":")[0]
+    return first_line(registry[name]).replace("`", "") if name in registry else ""
+
+
+def _alt(shown: Sequence[Shown], analysis: str, what: str) -> str:
+    return (
+        f"{analysis}: {what} by layer for " + ", ".join(one.name for one in shown) + "; the numbers are in the table."
+    )

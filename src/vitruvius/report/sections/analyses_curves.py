@@ -1,0 +1,119 @@
+"""Figures of analyses along one more axis: spectra, gammas by column, rollout maps; and curves over training.
+
+H heads, K positions
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from vitruvius.analysis import Curve, Table
+from vitruvius.analysis.shipped import ShippedCurve
+from vitruvius.report.sections.analyses_figures import DASHES, Scale, stand_alone, words
+from vitruvius.report.style import LIGHT, LINES, figure_style, heat, new_axes, series
+
+
+def draw_curves(table: Table, analysis: str, statistic: str, *, xlabel: str, legend: bool = False) -> Figure:
+    """A statistic along its axis in the first, middle and last layer, heads averaged; nulls of the middle dashed."""
+    curves = [c for c in table.curves if c.analysis == analysis and c.statistic == statistic]
+    observed = [curve for curve in curves if curve.null == ""]
+    chosen = sorted({0, len(observed) // 2, len(observed) - 1})
+    scale = Scale.of([float(value) for curve in observed for value in curve.mean.mean(0)])
+    with figure_style():
+        figure, axes = new_axes(5.0, 3.1)
+        for place in reversed(chosen):
+            _draw_curve(axes, observed[place], scale, color=series(chosen.index(place)).colour, label=f"layer {place}")
+        for curve in curves:
+            if curve.null and curve.site == observed[chosen[len(chosen) // 2]].site and _differs(curve, observed):
+                look: dict[str, Any] = {"color": LIGHT["quiet"], "linestyle": DASHES[curve.null], "linewidth": 1.3}
+                _draw_curve(axes, curve, scale, label=curve.null if legend else None, **look)
+        axes.set_title(words(statistic.removesuffix("_by_column")))
+        axes.set_xlabel(xlabel)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        scale.label(axes)
+        if legend:
+            stand_alone(figure, axes, f"{analysis}: {words(statistic.removesuffix('_by_column'))}")
+        else:
+            axes.legend(loc="best", fontsize=8.5)  # of layers; the page explains the nulls
+    return figure
+
+
+def draw_map(table: Table, analysis: str = "rollout", statistic: str = "map") -> Figure:
+    """A statistic of patches as a picture, averaged over images: bright where attention ends up."""
+    curve = next(c for c in table.curves if c.analysis == analysis and c.statistic == statistic and not c.null)
+    values = curve.mean.mean(0).numpy()
+    side = math.isqrt(len(values))
+    with figure_style():
+        figure, axes = new_axes(3.6, 3.1)
+        grid = values[: side * side].reshape(side, -1)
+        picture = axes.imshow(grid * len(values), cmap=heat(), vmin=0, interpolation="nearest")
+        axes.set(xticks=[], yticks=[])
+        axes.grid(visible=False)
+        axes.set_title("rollout: share of a patch × patches")
+        bar = figure.colorbar(picture, ax=axes, shrink=0.9)
+        bar.outline.set_visible(False)
+    return figure
+
+
+def draw_training(
+    rows: Sequence[Mapping[str, Any]],
+    analysis: str,
+    statistics: Sequence[str],
+    *,
+    shipped: Mapping[str, ShippedCurve] | None = None,
+    title: str = "",
+    legend: bool = True,
+) -> Figure:
+    """Statistics over epochs, batches by line, one colour each; `shipped` curves of the reproduction in grey beside."""
+    lines = _training_lines(rows, analysis, statistics)
+    scale = Scale.of([value for _, values, _ in lines for value in values] + _shipped_values(shipped))
+    with figure_style():
+        figure, axes = new_axes(5.0, 3.1)
+        for epochs, values, look in lines:
+            axes.plot(epochs, scale(values), **look)
+        for name, curve in (shipped or {}).items():
+            axes.plot(curve.epochs, scale(curve.values), color=LIGHT["quiet"], linewidth=1.2, label=name)
+        axes.set_title(title or analysis)
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        scale.label(axes)
+        if legend:
+            stand_alone(figure, axes, title or analysis)
+    return figure
+
+
+def _training_lines(
+    rows: Sequence[Mapping[str, Any]], analysis: str, statistics: Sequence[str]
+) -> list[tuple[list[float], list[float], dict[str, Any]]]:
+    """(epochs, values, look) of each statistic on each batch."""
+    batches = list(dict.fromkeys(str(row["batch"]) for row in rows if row["analysis"] == analysis))
+    lines = []
+    for place, name in enumerate(statistics):
+        for line, batch in enumerate(batches):
+            own = [r for r in rows if (r["analysis"], r["statistic"], r["batch"]) == (analysis, name, batch)]
+            look = {"color": series(place).colour, "linestyle": LINES[line % len(LINES)]}
+            epochs, values = [float(row["epoch"]) for row in own], [float(row["mean"]) for row in own]
+            lines.append((epochs, values, {**look, "label": f"{words(name)}, {batch}"}))
+    return lines
+
+
+def _shipped_values(shipped: Mapping[str, ShippedCurve] | None) -> list[float]:
+    return [value for curve in (shipped or {}).values() for value in curve.values]
+
+
+def _draw_curve(axes: Axes, curve: Curve, scale: Scale, **look: Any) -> None:
+    mean = curve.mean.mean(0).tolist()
+    axes.plot(range(1, len(mean) + 1), scale(mean), **look)
+
+
+def _differs(curve: Curve, observed: Sequence[Curve]) -> bool:
+    """Whether a null changed the curve of its site at all."""
+    own = next(c for c in observed if c.site == curve.site)
+    gap = (own.mean - curve.mean).abs().max()
+    return bool(gap > 1e-6 * own.mean.abs().max())

@@ -1,0 +1,198 @@
+"""Figures of analyses by layer: bands over heads, histograms over heads, and heat maps of heads, chance beside each.
+
+Layers are the sites of a model in order; nulls are dashed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from vitruvius.analysis import NULLS, Row, Table
+from vitruvius.report.style import LIGHT, LINES, Series, figure_style, heat, new_axes, series
+
+DASHES = dict(zip(NULLS, LINES[1:], strict=True))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Plain, or in powers of ten where positive numbers span more than two of them; up to the limits of float64."""
+
+    powers: bool
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Scale:
+        return cls(bool(values) and min(values) > 0 and max(values) / 100 > min(values))
+
+    def __call__(self, values: Sequence[float]) -> list[float]:
+        """Where to draw them."""
+        return [math.log10(v) if v > 0 else math.nan for v in values] if self.powers else list(values)
+
+    def label(self, axes: Axes) -> None:
+        """Ticks that tell the numbers."""
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=self.powers))
+        if self.powers:
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda power, _: _power_of_ten(power)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A table on the page, and how its lines look."""
+
+    name: str
+    look: Series
+    table: Table
+
+
+def alone(table: Table) -> list[Shown]:
+    """One table, as the only one."""
+    return [Shown(name=str(table.facts.get("model", "model")), look=series(0), table=table)]
+
+
+def draw_bands(shown: Sequence[Shown], analysis: str, statistic: str, *, legend: bool = False) -> Figure:
+    """The mean over heads for each layer, with the range of heads as a band, and every null that can tell."""
+    with figure_style():
+        figure, axes = new_axes(4.5, 2.9)
+        rows = [row for one in shown for row in one.table.select(analysis=analysis, statistic=statistic)]
+        scale = Scale.of([row.mean for row in rows])
+        for one in shown:
+            _draw_layers(axes, one, analysis, statistic, scale, quiet=len(shown) == 1)
+        axes.set_title(words(statistic))
+        axes.set_xlabel("layer")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        scale.label(axes)
+        if legend:
+            stand_alone(figure, axes, f"{analysis}: {words(statistic)}")
+    return figure
+
+
+def draw_histogram(shown: Sequence[Shown], analysis: str, statistic: str, *, legend: bool = False) -> Figure:
+    """Heads of all layers as bars, their nulls as lines; the outermost bins hold all that lies beyond."""
+    with figure_style():
+        figure, axes = new_axes(4.5, 2.9)
+        rows = [(one, one.table.select(analysis=analysis, statistic=statistic)) for one in shown]
+        values = [v for _, own in rows for row in own for v in (row.mean, row.null_mean) if v is not None]
+        ends = np.percentile(values, [2, 98])
+        bins = np.linspace(ends[0], ends[1] + 1e-12, 25)
+        for one, own in rows:
+            means = [row.mean for row in own if row.null == own[0].null]
+            axes.hist(
+                np.clip(means, *ends), bins=bins.tolist(), color=one.look.colour, alpha=0.45, label=_label(one, shown)
+            )
+            for null in telling_nulls(own):
+                drawn = [row.null_mean for row in own if row.null == null and row.null_mean is not None]
+                counts, _ = np.histogram(np.clip(drawn, *ends), bins=bins)
+                colour = LIGHT["ink"] if len(shown) == 1 else one.look.colour
+                look: dict[str, Any] = {"color": colour, "linestyle": DASHES[null], "linewidth": 1.3, "label": null}
+                axes.plot((bins[1:] + bins[:-1]) / 2, counts, **look)
+        axes.set_title(f"heads by {words(statistic)}")
+        axes.set_xlabel(words(statistic))
+        axes.set_ylabel("heads")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+        if legend:
+            stand_alone(figure, axes, f"{analysis}: heads by {words(statistic)}")
+    return figure
+
+
+def draw_heads(table: Table, analysis: str, statistic: str) -> Figure:
+    """Two heat maps of one scale, layers down and heads across: what was observed, and the nearest null."""
+    rows = table.select(analysis=analysis, statistic=statistic)
+    null = _nearest(rows)
+    pictures = {words(statistic): _grid(rows, "mean", rows[0].null)}
+    if null is not None:
+        pictures[f"chance ({null})"] = _grid(rows, "null_mean", null)
+    top = max(float(np.nanmax(grid)) for grid in pictures.values())
+    low = min(0.0, *(float(np.nanmin(grid)) for grid in pictures.values()))
+    with figure_style():
+        shape = next(iter(pictures.values())).shape
+        figure = Figure(figsize=(1.2 + 2.0 * len(pictures), 0.9 + 0.2 * shape[0]), layout="constrained")
+        panels = [figure.add_subplot(1, len(pictures), place + 1) for place in range(len(pictures))]
+        for axes, (title, grid) in zip(panels, pictures.items(), strict=True):
+            picture = axes.imshow(grid, cmap=heat(), vmin=low, vmax=top, aspect="auto", interpolation="nearest")
+            axes.set_title(title)
+            axes.set_xlabel("head")
+            axes.grid(visible=False)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        panels[0].set_ylabel("layer")
+        bar = figure.colorbar(picture, ax=panels, shrink=0.9)
+        bar.outline.set_visible(False)
+    return figure
+
+
+def stand_alone(figure: Figure, axes: Axes, title: str) -> None:
+    """Title and legend for a figure outside the page; the legend keeps clear of the data."""
+    axes.set_title(title)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8.5, handlelength=1.8, columnspacing=1.2)
+
+
+def telling_nulls(rows: Sequence[Row]) -> list[str]:
+    """The nulls that do not leave the statistic as it is."""
+    told = {row.null for row in rows if row.claim != "the same by construction"}
+    return [null for null in NULLS if null in told]
+
+
+def words(name: str) -> str:
+    """`matched_cosine` → matched cosine."""
+    return (
+        name.replace("_", " ")
+        .replace("cka", "CKA")
+        .replace("log10", "log₁₀")
+        .replace("phi2", "‖φ(q)‖²")
+        .replace("h2", "‖h‖²")
+    )
+
+
+def _draw_layers(axes: Axes, one: Shown, analysis: str, statistic: str, scale: Scale, *, quiet: bool) -> None:
+    rows = one.table.select(analysis=analysis, statistic=statistic)
+    sites = list(dict.fromkeys(row.site for row in rows))
+    if not sites:
+        return
+    heads = [[row.mean for row in rows if row.site == site and row.null == rows[0].null] for site in sites]
+    places, low, high = range(len(sites)), scale([min(own) for own in heads]), scale([max(own) for own in heads])
+    axes.fill_between(places, low, high, color=one.look.colour, alpha=0.16, lw=0)
+    marker, label = one.look.marker if len(sites) <= 24 else "", "observed" if quiet else one.name
+    means = scale([statistics.fmean(own) for own in heads])
+    axes.plot(places, means, color=one.look.colour, marker=marker, markersize=3.5, label=label)
+    for null in telling_nulls(rows):
+        own = [[r.null_mean for r in rows if r.site == s and r.null == null and r.null_mean is not None] for s in sites]
+        chance = [statistics.fmean(values) if values else math.nan for values in own]
+        colour = LIGHT["quiet"] if quiet else one.look.colour
+        axes.plot(places, scale(chance), color=colour, linestyle=DASHES[null], linewidth=1.3, label=null)
+
+
+def _label(one: Shown, shown: Sequence[Shown]) -> str:
+    return one.name if len(shown) > 1 else "observed"
+
+
+def _power_of_ten(power: float) -> str:
+    return "10" + f"{power:.0f}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def _nearest(rows: Sequence[Row]) -> str | None:
+    """The null whose mean comes nearest to what was observed."""
+    gaps = {
+        null: abs(
+            statistics.fmean(row.mean - row.null_mean for row in rows if row.null == null and row.null_mean is not None)
+        )
+        for null in telling_nulls(rows)
+    }
+    return min(gaps, key=lambda null: gaps[null], default=None)
+
+
+def _grid(rows: Sequence[Row], column: str, null: str | None) -> np.ndarray:
+    sites = list(dict.fromkeys(row.site for row in rows))
+    heads = 1 + max(row.head or 0 for row in rows)
+    grid = np.full((len(sites), heads), np.nan)
+    for row in rows:
+        value = getattr(row, column)
+        if row.null == null and value is not None:
+            grid[sites.index(row.site), row.head or 0] = value
+    return grid

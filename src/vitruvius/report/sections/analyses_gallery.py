@@ -1,0 +1,68 @@
+"""The gallery of an analysis: which figures there are of a table, to put on the page or to keep as files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from vitruvius.analysis import Table
+from vitruvius.report.sections.analyses_curves import draw_curves, draw_map
+from vitruvius.report.sections.analyses_figures import Shown, alone, draw_bands, draw_heads, draw_histogram
+from vitruvius.report.style import save_figure
+
+MOST = 3  # statistics of an analysis that are drawn; the tables hold more, the files all
+MODEL = "model"
+CURVES = {
+    ("eigenvalues", "spectrum"): "rank of the eigenvalue",
+    ("gammas", "relative_by_column"): "column of V",
+    ("gammas", "alignment_by_column"): "column of V",
+}
+HISTOGRAMS = (("value_vectors", "matched_cosine"), ("value_vectors", "linear_cka_debiased"), ("norms", "log10_ratio"))
+HEAT_MAPS = (("value_vectors", "linear_cka"), ("value_vectors", "linear_cka_debiased"))
+
+
+def save_figures(table: Table, folder: Path) -> list[Path]:
+    """Every figure of a table as PNG and PDF in the folder `figures`."""
+    return [path for name, figure in figures(table) for path in save_figure(figure, folder / "figures" / name)]
+
+
+def figures(table: Table) -> Iterator[tuple[str, Figure]]:
+    """(name, figure) of a table, each to stand alone."""
+    for analysis in table.names("analysis"):
+        name = analysis.replace(":", "-").replace("=", "-").replace(",", "-")
+        for statistic in statistics_of(table, analysis)[:MOST]:
+            if not of_model(table, analysis):
+                yield f"{name}-{statistic}", draw_bands(alone(table), analysis, statistic, legend=True)
+        for stem, figure in further(alone(table), analysis, legend=True):
+            yield f"{name}-{stem}", figure
+
+
+def further(shown: Sequence[Shown], analysis: str, *, legend: bool) -> Iterator[tuple[str, Figure]]:
+    """Histograms for all runs together; curves and heat maps where there is one run."""
+    for _, statistic in (pair for pair in HISTOGRAMS if pair[0] == analysis):
+        if all(one.table.select(analysis=analysis, statistic=statistic) for one in shown):
+            yield f"histogram-{statistic}", draw_histogram(shown, analysis, statistic, legend=legend)
+    if len(shown) > 1:
+        return
+    table = shown[0].table
+    known = {(curve.analysis, curve.statistic) for curve in table.curves}
+    for (name, statistic), xlabel in CURVES.items():
+        if name == analysis and (name, statistic) in known:
+            yield statistic, draw_curves(table, name, statistic, xlabel=xlabel, legend=legend)
+    for _, statistic in (pair for pair in HEAT_MAPS if pair[0] == analysis):
+        if table.select(analysis=analysis, statistic=statistic):
+            yield f"heads-{statistic}", draw_heads(table, analysis, statistic)
+    if analysis == "rollout" and ("rollout", "map") in known:
+        yield "map", draw_map(table)
+
+
+def statistics_of(table: Table, analysis: str) -> list[str]:
+    """In the order in which the analysis gives them: what matters most first."""
+    return list(dict.fromkeys(row.statistic for row in table.select(analysis=analysis)))
+
+
+def of_model(table: Table, analysis: str) -> bool:
+    """Whether it belongs to no single site."""
+    return all(row.site == MODEL for row in table.select(analysis=analysis))

@@ -1,0 +1,157 @@
+"""The sections about attention's inside, and their figures: what is drawn, what is told, what is left out."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from fake_run import write_run
+from html_page import read_page
+from matplotlib.figure import Figure
+
+import vitruvius
+from vitruvius.analysis import AnalysisCallback, Table, analyse
+from vitruvius.analysis.shipped import ShippedCurve
+from vitruvius.report import write_page
+from vitruvius.report.sections.analyses_curves import draw_curves, draw_training
+from vitruvius.report.sections.analyses_figures import Scale, alone, draw_bands, draw_heads, draw_histogram
+from vitruvius.report.sections.analyses_gallery import figures, save_figures
+
+ASKED = ("eigenvalues", "gammas", "value_vectors", "norms", "rollout", "effective_rank")
+
+
+@pytest.fixture(scope="module")
+def table() -> Table:
+    """A tiny model on noise."""
+    model = vitruvius.create_model("vitruvius/vit_digits", depth=3, num_heads=2, embed_dim=16)
+    images = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    return analyse(model, [images], *ASKED, null_images=4, facts={"model": "tiny", "data": "noise"})
+
+
+def some(table: Table, *analyses: str) -> Table:
+    """Of a table only some analyses: figures take their time."""
+    rows = [row for row in table.rows if row.analysis in analyses]
+    return Table(rows=rows, curves=table.curves, facts=table.facts)
+
+
+def analysed(folder: Path, table: Table) -> Path:
+    run = write_run(folder, epochs=1, patch=4, images=1)
+    table.save(run / "analysis")
+    return run
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for axes in figure.axes for text in (*axes.texts, axes.title, axes.xaxis.label)]
+
+
+def test_the_page_shows_every_analysis_with_its_numbers_and_claims(table: Table, tmp_path: Path) -> None:
+    run = analysed(tmp_path / "tiny", some(table, "value_vectors", "rollout"))
+    page = read_page(write_page([run], tmp_path / "report.html"))
+    assert not page.errors
+    told = page.text["analyses"]
+    for name in ("value_vectors", "rollout"):
+        assert name in told
+    assert "6 images of noise, seed 0" in told
+    assert "heads beyond chance" in told
+    rows = page.downloads()["analysis-value-vectors.csv"]
+    assert {"gaussian", "spectrum", "permuted"} == {row["null"] for row in rows}
+    first = next(row for row in rows if row["statistic"] == "matched_cosine" and row["null"] == "permuted")
+    own = table.select(site=first["site"], analysis="value_vectors", statistic="matched_cosine", null="permuted")
+    assert float(first["mean"]) == pytest.approx(sum(row.mean for row in own) / 2, rel=1e-4)
+    assert float(first["null_mean"]) == pytest.approx(sum(row.null_mean for row in own) / 2, rel=1e-4)
+
+
+def test_two_runs_share_panels_and_a_damaged_table_is_told_not_shown(table: Table, tmp_path: Path) -> None:
+    small = some(table, "norms")
+    runs = [analysed(tmp_path / name, small) for name in ("one", "other", "damaged")]
+    (runs[2] / "analysis" / "table.json").write_text("{")
+    page = read_page(write_page(runs, tmp_path / "report.html"))
+    assert not page.errors
+    assert "norms by layer: other" in page.text["analyses"]
+    assert "not a table of an analysis" in page.text["analyses"]
+
+
+def test_a_folder_of_a_model_without_a_run_can_be_reported(table: Table, tmp_path: Path) -> None:
+    some(table, "effective_rank").save(tmp_path / "model")
+    (tmp_path / "model" / "config.yaml").write_text("model: {name: tiny}\n")
+    page = read_page(write_page([tmp_path / "model"], tmp_path / "report.html"))
+    assert "effective_rank" in page.text["analyses"]
+
+
+def test_runs_without_analyses_have_no_such_section(run: Path, tmp_path: Path) -> None:
+    page = read_page(write_page([run], tmp_path / "report.html"))
+    assert "analyses" not in page.text
+    assert "analyses_training" not in page.text
+
+
+def test_every_figure_is_saved_as_png_and_pdf_without_a_complaint(table: Table, tmp_path: Path) -> None:
+    small = some(table, "eigenvalues", "rollout")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        files = save_figures(small, tmp_path)
+    names = {file.name for file in files}
+    assert {"eigenvalues-max.png", "eigenvalues-max.pdf", "eigenvalues-spectrum.png", "rollout-map.pdf"} <= names
+    assert all(file.stat().st_size > 1000 for file in files)
+
+
+def test_the_gallery_has_bands_spectra_histograms_gammas_and_heat_maps(table: Table) -> None:
+    names = [name for name, _ in figures(table)]
+    assert {"value_vectors-matched_cosine", "eigenvalues-spectrum", "gammas-relative_by_column"} <= set(names)
+    assert {"value_vectors-histogram-matched_cosine", "value_vectors-heads-linear_cka", "rollout-map"} <= set(names)
+
+
+def test_bands_draw_the_mean_over_heads_their_range_and_the_nulls_that_tell(table: Table) -> None:
+    (axes,) = draw_bands(alone(table), "effective_rank", "keys").axes
+    labels = [line.get_label() for line in axes.lines]
+    assert labels == ["observed", "gaussian"]  # the others keep the rank by construction
+    rows = table.select(analysis="effective_rank", statistic="keys", null="gaussian", site="blocks.1.attn")
+    assert axes.lines[0].get_ydata()[1] == pytest.approx(sum(row.mean for row in rows) / 2)
+    assert axes.lines[1].get_ydata()[1] == pytest.approx(sum(row.null_mean for row in rows) / 2)
+    assert len(axes.collections) == 1
+
+
+def test_spectra_are_drawn_in_the_order_of_layers_after_loading(table: Table, tmp_path: Path) -> None:
+    table.save(tmp_path)
+    for own in (table, Table.load(tmp_path)):
+        (axes,) = draw_curves(own, "eigenvalues", "spectrum", xlabel="rank").axes
+        last = next(line for line in axes.lines if line.get_label() == "layer 2")
+        curve = next(c for c in table.curves if c.site == "blocks.2.attn" and c.statistic == "spectrum" and not c.null)
+        drawn = Scale.of([1.0, 1e-9] if min(last.get_ydata()) < 0 else [1.0])(curve.mean.mean(0).tolist())
+        assert list(last.get_ydata()) == pytest.approx(drawn, rel=1e-4, nan_ok=True)
+
+
+def test_histograms_and_heat_maps_count_every_head(table: Table) -> None:
+    (axes,) = draw_histogram(alone(table), "value_vectors", "linear_cka").axes
+    assert sum(patch.get_height() for patch in axes.patches) == 3 * 2
+    assert all(sum(line.get_ydata()) == 3 * 2 for line in axes.lines)
+    panels = [axes for axes in draw_heads(table, "value_vectors", "linear_cka").axes if axes.images]
+    assert [axes.images[0].get_array().shape for axes in panels] == [(3, 2), (3, 2)]
+    assert panels[0].images[0].get_clim() == panels[1].images[0].get_clim()
+
+
+def test_powers_of_ten_reach_as_far_as_float64() -> None:
+    scale = Scale.of([1e-300, 1.0, 1e300])
+    assert scale.powers
+    assert scale([1e-300, 0.0, 1e300])[0::2] == pytest.approx([-300, 300])
+    assert not Scale.of([1.0, 5.0]).powers
+    assert not Scale.of([-1.0, 500.0]).powers
+
+
+def test_curves_over_training_are_on_the_page_and_can_be_drawn_beside_shipped_ones(run: Path, tmp_path: Path) -> None:
+    model = vitruvius.create_model("vitruvius/vit_digits", depth=1)
+    batches = {name: torch.rand(2, 3, 8, 8) for name in ("train", "validation")}
+    callback = AnalysisCallback(["reconstruction:variant=reproduction"], batches, folder=run)
+    rows = [row for epoch in range(3) for row in callback.epoch_end(epoch, model)]
+    page = read_page(write_page([run], tmp_path / "report.html"))
+    assert not page.errors
+    assert "reconstruction:variant=reproduction" in page.text["analyses_training"]
+    name = next(name for name in page.downloads() if name.startswith("training-0-reconstruction"))
+    assert len(page.downloads()[name]) == len(rows) == 3 * 2 * 6
+    shipped = {"published": ShippedCurve(name="deit", epochs=[0, 1], values=[4.9, 4.3])}
+    figure = draw_training(rows, "reconstruction:variant=reproduction", ["error", "h2"], shipped=shipped)
+    labels = [line.get_label() for line in figure.axes[0].lines]
+    assert labels == ["error, train", "error, validation", "‖h‖², train", "‖h‖², validation", "published"]
+    assert json.dumps(rows)
