@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitruvius._version import __version__
 
 if TYPE_CHECKING:
+    from vitruvius.analysis import analyse
     from vitruvius.compression import average_maps
     from vitruvius.evaluation import evaluate
     from vitruvius.models import create_model, load_model
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from vitruvius.training import train
 
 _HOMES = {
+    "analyse": "vitruvius.analysis",
     "average_maps": "vitruvius.compression",
     "create_model": "vitruvius.models",
     "evaluate": "vitruvius.evaluation",
@@ -33,6 +35,7 @@ _HOMES = {
 
 __all__ = [
     "__version__",
+    "analyse",
     "average_maps",
     "create_model",
     "evaluate",

@@ -13,6 +13,7 @@ import vitruvius
 
 PUBLIC = [
     "__version__",
+    "analyse",
     "average_maps",
     "create_model",
     "evaluate",
