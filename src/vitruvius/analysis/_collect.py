@@ -15,7 +15,6 @@ from vitruvius._errors import UnsuitableSite
 from vitruvius.analysis._ask import Question
 from vitruvius.analysis._items import Group, finite_rows, gather_rows, over_windows, real_groups, rows_of
 from vitruvius.analysis._moments import Moments
-from vitruvius.analysis._nulls import NULLS
 from vitruvius.analysis._registry import ModelAnalysis, Statistics
 from vitruvius.analysis._threads import Threads
 from vitruvius.attacks import Dice
@@ -83,7 +82,7 @@ class Collector:
         limit = self.few * windows
         groups = [(rows[rows < limit], rows_of(part, rows < limit)) for rows, part in groups if (rows < limit).any()]
         for null in self.nulls:
-            drawn = [(rows, NULLS[null](part, dice[rows])) for rows, part in groups]
+            drawn = [(rows, self.threads.draw(null, part, dice[rows])) for rows, part in groups]
             self._compare(name, null, observed, self._answer(site, drawn, null, windows))
             for rows, part in drawn:
                 if len(rows) == limit:

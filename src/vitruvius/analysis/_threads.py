@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
 from vitruvius.analysis._items import rows_of
+from vitruvius.analysis._nulls import NULLS
 from vitruvius.analysis._registry import Statistics
+from vitruvius.attacks import Dice
 from vitruvius.heads import Heads
+
+T = TypeVar("T")
 
 
 class Threads:
@@ -21,27 +26,33 @@ class Threads:
 
     def ask(self, question: Callable[[Heads], Statistics], heads: Heads) -> Statistics:
         """The answer for all rows."""
-        if self.pool is None or heads.q.device.type != "cpu" or len(heads.q) < self.workers:
-            return question(heads)
-        parts = [rows_of(heads, rows) for rows in torch.arange(len(heads.q)).chunk(self.workers)]
-        answers = list(self.pool.map(_without_gradients(question), parts))
+        answers = self._share(lambda part, _: question(part), heads)
         return {name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}
+
+    def draw(self, null: str, heads: Heads, dice: Dice) -> Heads:
+        """Chance for all rows."""
+        parts = self._share(lambda part, rows: NULLS[null](part, dice[rows]), heads)
+        q, k, v = (torch.cat(tensors) for tensors in zip(*(part[:3] for part in parts), strict=True))
+        return heads._replace(q=q, k=k, v=v)
+
+    def _share(self, work: Callable[[Heads, torch.Tensor], T], heads: Heads) -> list[T]:
+        rows = torch.arange(len(heads.q), device=heads.q.device)
+        if self.pool is None or heads.q.device.type != "cpu" or len(rows) < 2:
+            return [work(heads, rows)]
+        quiet = torch.no_grad()(work)  # whether gradients are kept is a matter of each thread
+        return list(self.pool.map(lambda own: quiet(rows_of(heads, own), own), rows.chunk(self.workers)))
 
 
 @contextmanager
 def threads() -> Iterator[Threads]:
-    """Workers for a while; PyTorch's own threads are as before afterwards."""
+    """Workers for a while, each with one thread as PyTorch itself meanwhile; afterwards it has its threads again."""
     workers = torch.get_num_threads()
     if workers == 1:
         yield Threads()
         return
     try:
+        torch.set_num_threads(1)
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             yield Threads(pool, workers)
     finally:
         torch.set_num_threads(workers)
-
-
-def _without_gradients(question: Callable[[Heads], Statistics]) -> Callable[[Heads], Statistics]:
-    """Whether gradients are kept is a matter of each thread."""
-    return torch.no_grad()(question)
