@@ -41,8 +41,14 @@ class Outcome:
         """(B,) bool: not fallen to this stage or one before it."""
         return self.standing | (self.fallen_by > stage)
 
+    def standing_by_stage(self) -> dict[str, Tensor]:
+        """(B,) bool after each stage, in order; a search that comes again has a label of its own."""
+        standing: dict[str, Tensor] = {}
+        for index, stage in enumerate(self.stages):
+            repeats = sum(known == stage.label or known.startswith(f"{stage.label} #") for known in standing)
+            standing[f"{stage.label} #{repeats + 1}" if repeats else stage.label] = self.standing_after(index)
+        return standing
+
     def accuracies(self) -> dict[str, float]:
-        """Robust accuracy after each stage, in order; the searches of a fast run have a label each."""
-        return {
-            stage.label: float(self.standing_after(index).double().mean()) for index, stage in enumerate(self.stages)
-        }
+        """Robust accuracy after each stage."""
+        return {label: float(standing.double().mean()) for label, standing in self.standing_by_stage().items()}
