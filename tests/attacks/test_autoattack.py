@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, DataError, UnknownName
 from vitruvius.attacks import CE, DLR, Dice, attacks
-from vitruvius.attacks._models import Fast, Through
+from vitruvius.attacks._models import Autocast, Fast, Through, compiled, fast_view
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.pgd import PGD
@@ -95,15 +95,15 @@ def test_a_fast_claim_counts_only_if_the_exact_model_is_fooled() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             logits = self.net(x)
-            wrong = torch.is_autocast_enabled(x.device.type)
-            return logits.roll(1, 1) if wrong else logits
+            return logits.roll(1, 1) if x.dtype == torch.bfloat16 else logits
 
     net, (x, _) = Touchy().eval(), some_images(6)
     y = labels_of(net, x)
     outcome = AutoAttack(eps=1e-6, precision="fast", version="custom", attacks=("apgd-ce", "apgd-dlr")).run(net, x, y)
     assert bool(outcome.standing.all())
     assert [(s.name, s.search, s.searched) for s in outcome.stages[1:]] == [
-        ("apgd-ce", "fast", 6), ("apgd-dlr", "fast", 6), ("apgd-ce", "polish", 6), ("apgd-dlr", "polish", 6),
+        ("apgd-ce", "fast", 6), ("apgd-dlr", "fast", 6),
+        ("apgd-ce", "polish", 6), ("apgd-ce", "exact", 6), ("apgd-dlr", "polish", 6), ("apgd-dlr", "exact", 6),
     ]  # fmt: skip
 
 
@@ -112,9 +112,13 @@ def test_where_the_fast_search_is_blind_the_exact_one_follows_in_full() -> None:
     net, x, y = digits_cnn()
 
     class Blind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
         def forward(self, x: Tensor) -> Tensor:
-            hidden = torch.is_autocast_enabled(x.device.type)
-            return net(x.detach()) + 0 * x.sum() if hidden else net(x)
+            blind = x.dtype == torch.bfloat16
+            return self.net(x.detach()) + 0 * x.sum() if blind else self.net(x)
 
     model, custom = Blind().eval(), {"version": "custom", "attacks": (APGD(eps=0.15, steps=20),)}
     fast = AutoAttack(eps=0.15, precision="fast", **custom).run(model, x, y)
@@ -163,6 +167,43 @@ def test_the_fast_view_answers_in_float32_with_a_gradient_for_the_image() -> Non
     torch.testing.assert_close(logits, net(x), rtol=0.05, atol=0.05)
     assert not torch.equal(logits, net(x))
     assert torch.autograd.grad(logits.sum(), x)[0].dtype == torch.float32
+
+
+def test_models_that_cannot_live_in_bfloat16_are_searched_by_autocast() -> None:
+    class Stubborn(nn.Module):
+        """Multiplies by a float32 matrix that is no parameter."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1) @ torch.ones(108, 3)
+
+    x, _ = some_images()
+    assert isinstance(fast_view(Stubborn().eval(), x), Autocast)
+    assert isinstance(fast_view(small_net(), x), Fast)
+    torch.testing.assert_close(Autocast(small_net())(x), small_net()(x), rtol=0.05, atol=0.05)
+
+
+def test_where_the_fast_search_is_trusted_only_its_claims_are_searched_in_full() -> None:
+    net, x, y = digits_cnn()
+    attack = AutoAttack(eps=0.1, precision="fast", version="custom", attacks=(APGD(eps=0.1, steps=30),))
+    stages = attack.run(net, x, y).stages
+    fast, polish, *full = stages[1:]
+    assert (fast.search, polish.search) == ("fast", "polish")
+    assert polish.searched == fast.searched - fast.fallen
+    assert sum(stage.searched for stage in full) < 0.2 * polish.searched
+
+
+def test_what_cannot_be_compiled_is_attacked_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(model: nn.Module, **settings: object) -> nn.Module:
+        class Fails(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                raise RuntimeError("no compiler here\nand a long story")
+
+        return Fails()
+
+    monkeypatch.setattr(torch, "compile", broken)
+    net, (x, _) = small_net(), some_images()
+    with pytest.warns(UserWarning, match=r"failed on Sequential \(no compiler here\)"):
+        assert compiled(net, x) is net
 
 
 def test_through_answers_like_the_model_and_climbs_like_the_surrogate() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -51,7 +53,20 @@ def full_precision(logits: Tensor) -> Tensor:
 
 
 class Fast(nn.Module):
-    """A model that computes in bfloat16 where that is safe (autocast) and answers in float32."""
+    """A copy of a model in bfloat16 that answers in float32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).bfloat16()
+        self.training = model.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x.bfloat16())
+        return logits.float()
+
+
+class Autocast(nn.Module):
+    """The model itself, in bfloat16 where PyTorch thinks it safe, for models that cannot live in bfloat16 alone."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -62,6 +77,16 @@ class Fast(nn.Module):
         with torch.autocast(x.device.type, torch.bfloat16):
             logits: Tensor = self.model(x)
         return logits.float()
+
+
+def fast_view(model: nn.Module, x: Tensor) -> nn.Module:
+    """The model in bfloat16: a copy if that can answer for these images, else by autocast."""
+    try:
+        view = Fast(model)
+        view(x[:1])
+    except (RuntimeError, TypeError, ValueError):  # parts of some models insist on their precision
+        return Autocast(model)
+    return view
 
 
 class Through(nn.Module):
@@ -82,6 +107,18 @@ class Through(nn.Module):
             return answer
         guide = self.surrogate(x)
         return answer + (guide - guide.detach())
+
+
+def compiled(model: nn.Module, x: Tensor) -> nn.Module:
+    """The model compiled for any number of such images; where that fails, the model as it is, and a warning."""
+    faster: nn.Module = torch.compile(model, dynamic=True)  # type: ignore[assignment]
+    try:
+        slope(faster, x[:3], lambda logits: logits.sum(1))
+    except Exception as error:  # whatever the compiler stumbles over, the attack can go on without it
+        reason = str(error).strip().split("\n")[0]
+        warnings.warn(f"torch.compile failed on {type(model).__name__} ({reason}); attacking without it.", stacklevel=2)
+        return model
+    return faster
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """A siege: one attack after the other on the images that still stand, and a record of who brought each one down.
 
 An image counts as fallen only if its x' fools the float32 model; what a faster search claims is always checked. What
-stands after it is searched again in float32: shortly, from the worst point known, and in full if that fells more than
-a hundredth of the images, for then the fast search is not to be trusted on this model.
+stands after it is searched again in float32: shortly, from the worst point known; then in full where the fast search
+had claimed a success, for there it stopped too soon, and everywhere if the short search has felled more than a
+hundredth of the others, for then the fast search is not to be trusted on this model.
 """
 
 from __future__ import annotations
@@ -30,43 +31,61 @@ class Siege:
         self.model, self.x, self.y, self.ids = model, x, y, ids
         self.batch_size = batch_size or max(len(x), 1)
         self.found = x.clone()  # x' of the fallen; for the others the worst point of the first stage
+        self.claimed = torch.zeros_like(y, dtype=torch.bool)  # images a faster view of the model was wrong about
         self.stages: list[Stage] = []
         begun = time.perf_counter()
         wrong = self._wrong(x, y)
         self.fallen_by = torch.where(wrong, CLEAN, STANDING)
         self._record("clean", "exact", len(x), int(wrong.sum()), begun)
 
-    def storm(self, name: str, threat: Threat, model: nn.Module, search: str = "exact") -> None:
-        """Search with a threat on some view of the model; judge with the model itself."""
+    def storm(self, name: str, threat: Threat, model: nn.Module) -> None:
+        """Search with a threat on the images that stand."""
+        self._storm(name, "exact", self._search(threat, model), self._standing(), threat)
+
+    def storm_fast(self, name: str, threat: Threat, view: nn.Module) -> None:
+        """Search on a view of the model that is faster than the model, and note what only the view is fooled by."""
+        search = self._search(threat, view)
 
         def move(rows: Tensor) -> Tensor:
-            return disturb(threat, model, self.x[rows], self.y[rows], self.ids[rows])
+            moved = search(rows)
+            self.claimed[rows] |= clean_logits(view, moved, self.batch_size).argmax(1) != self.y[rows]
+            return moved
 
-        self._storm(name, search, move, self._portion(threat))
+        self._storm(name, "fast", move, self._standing(), threat)
 
     def storm_again(self, name: str, threat: Threat, model: nn.Module) -> None:
-        """After a fast search: shortly, and in full if that was not in vain or cannot be done."""
-        if isinstance(threat, Attack) and not self._polish(name, threat, model):
-            return
-        self.storm(name, threat, model)
+        """After a fast search: shortly, then in full where that search is not to be trusted."""
+        doubtful = self._standing()
+        if isinstance(threat, Attack):
+            doubtful = self._polish(name, threat, model, doubtful)
+        if len(doubtful):
+            self._storm(name, "exact", self._search(threat, model), doubtful, threat)
 
     def outcome(self) -> Outcome:
         return Outcome(self.found, self.fallen_by, tuple(self.stages))
 
-    def _polish(self, name: str, attack: Attack, model: nn.Module) -> bool:
-        """Search shortly from the worst points known; whether that fells more than a trusted fast search leaves."""
+    def _polish(self, name: str, attack: Attack, model: nn.Module, rows: Tensor) -> Tensor:
+        """Search shortly from the worst points known; the images that need the full search."""
 
-        def move(rows: Tensor) -> Tensor:
-            dice = Dice(self.ids[rows], attack.seed, attack.tag())
-            return attack.polish(model, self.x[rows], self.y[rows], dice, self.found[rows])
+        def move(part: Tensor) -> Tensor:
+            dice = Dice(self.ids[part], attack.seed, attack.tag())
+            return attack.polish(model, self.x[part], self.y[part], dice, self.found[part])
 
-        self._storm(name, "polish", move, self._portion(attack))
-        return self.stages[-1].fallen > TRUST * self.stages[-1].searched
+        self._storm(name, "polish", move, rows, attack)
+        standing, claimed = self.fallen_by[rows] == STANDING, self.claimed[rows]
+        surprises, others = int((~standing & ~claimed).sum()), int((~claimed).sum())
+        return rows[standing] if surprises > TRUST * others else rows[standing & claimed]
 
-    def _storm(self, name: str, search: str, move: Callable[[Tensor], Tensor], portion: int) -> None:
-        """Move the images that stand, a portion at a time, and see which ones fall."""
-        begun, rows = time.perf_counter(), (self.fallen_by == STANDING).nonzero().squeeze(1)
-        fallen = sum(self._see(move(part), part) for part in rows.split(portion) if len(part))
+    def _search(self, threat: Threat, model: nn.Module) -> Callable[[Tensor], Tensor]:
+        return lambda rows: disturb(threat, model, self.x[rows], self.y[rows], self.ids[rows])
+
+    def _standing(self) -> Tensor:
+        return (self.fallen_by == STANDING).nonzero().squeeze(1)
+
+    def _storm(self, name: str, search: str, move: Callable[[Tensor], Tensor], rows: Tensor, threat: Threat) -> None:
+        """Move images, all at once if the threat makes batches by itself, and see which ones fall."""
+        begun, portion = time.perf_counter(), len(self.x) if hasattr(threat, "batch_size") else self.batch_size
+        fallen = sum(self._see(move(part), part) for part in rows.split(max(portion, 1)) if len(part))
         self._record(name, search, len(rows), fallen, begun)
 
     def _see(self, moved: Tensor, rows: Tensor) -> int:
@@ -80,10 +99,6 @@ class Siege:
         if logits.isnan().any():
             raise DataError(f"the model returned {int(logits.isnan().sum())} NaN logits; check its weights.")
         return logits.argmax(1) != y
-
-    def _portion(self, threat: Threat) -> int:
-        """Images given to a threat at once: all, if it makes batches by itself."""
-        return max(len(self.x), 1) if hasattr(threat, "batch_size") else self.batch_size
 
     def _record(self, name: str, search: str, searched: int, fallen: int, begun: float) -> None:
         self.stages.append(Stage(name, search, searched, fallen, time.perf_counter() - begun))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius.attacks._base import Attack, Model, Threat, attacks
 from vitruvius.attacks._checks import check_inputs, check_logits, check_mode
-from vitruvius.attacks._models import Fast, frozen
+from vitruvius.attacks._models import compiled, fast_view, frozen
 from vitruvius.attacks._outcome import Outcome
 from vitruvius.attacks._random import Dice, image_ids
 from vitruvius.attacks._siege import Siege
@@ -75,13 +75,15 @@ class AutoAttack(Attack):
             x, y = (t.clone() if t.is_inference() else t for t in (x.detach(), y))
             check_logits(model(x[:1]), y, len(x[:1]))
             siege = Siege(model, x, y, image_ids(x) if ids is None else ids.to(x.device), self.batch_size)
-            view: nn.Module = torch.compile(model, dynamic=True) if self.compile else model  # type: ignore[assignment]
+            exact = compiled(model, x) if self.compile else model
+            again = siege.storm
             if self.precision == "fast":
+                view, again = fast_view(model, x), siege.storm_again
+                view = compiled(view, x) if self.compile else view
                 for name, threat in self.stages():
-                    siege.storm(name, threat, Fast(view), "fast")
-            again = siege.storm_again if self.precision == "fast" else siege.storm
+                    siege.storm_fast(name, threat, view)
             for name, threat in self.stages():
-                again(name, threat, view)
+                again(name, threat, exact)
         return siege.outcome()
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
