@@ -29,7 +29,7 @@ from vitruvius.surgery._sites import Where
 
 ENTRIES = 2**20  # of the attention maps of one site that are looked at together, so that caches hold them
 ENTRIES_ON_ACCELERATORS = 2**24
-NULL_IMAGES = 16
+NULL_IMAGES = 12
 Asked = str | Callable[..., Any] | Question
 
 

@@ -72,7 +72,11 @@ def rbf_gram(x: Tensor) -> Tensor:
     sizes = x.square().sum(-1)
     d2 = (sizes[..., :, None] + sizes[..., None, :]).sub_(x @ x.mT, alpha=2).clamp_(min=0)
     d2.diagonal(dim1=-2, dim2=-1).zero_()
-    sigma2 = torch.where(d2 > 0, d2, math.nan).flatten(-2).nanmedian(-1).values  # pairs twice: the same lower median
+    rows, columns = torch.tril_indices(x.shape[-2], x.shape[-2], -1, device=x.device)
+    below = d2.flatten(-2).index_select(-1, rows * x.shape[-2] + columns)
+    if not below.shape[-1]:
+        return torch.full_like(d2, math.nan)  # one token: no distance, no width
+    sigma2 = below.masked_fill_(below == 0, math.nan).nanmedian(-1).values
     return d2.div_(-2 * sigma2[..., None, None]).exp_()
 
 

@@ -45,9 +45,10 @@ def pairwise(values: Tensor) -> dict[str, Tensor]:
 
     Along the last axis, in O(N log N): ordered by |x|, the pairs of x_j with all before it are cumulative sums.
     """
-    order = values.abs().argsort(-1)
-    x = values.gather(-1, order)
-    offset = x - x.median(-1, keepdim=True).values  # differences are the same, rounding is smaller
+    ordered = values.sort(-1).values
+    middle = ordered[..., (values.shape[-1] - 1) // 2, None]  # differences from it are the same, rounding is smaller
+    x = values.gather(-1, values.abs().argsort(-1))
+    offset = x - middle
     before = torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
     first, second = offset.cumsum(-1) - offset, offset.square().cumsum(-1) - offset.square()
     distance = (before * offset - first) * x.sign()  # Σ_{i<j} |x_j − x_i|
@@ -55,7 +56,7 @@ def pairwise(values: Tensor) -> dict[str, Tensor]:
     size = x.abs() + 1e-10
     pairs = x.shape[-1] * (x.shape[-1] - 1) / 2
     relative = _moments((distance / size).sum(-1), (square / size.square()).sum(-1), pairs)
-    absolute = _moments(_absolute_sum(values), square.sum(-1), pairs)
+    absolute = _moments(_absolute_sum(ordered - middle), square.sum(-1), pairs)
     return dict(zip(("relative", "relative_std", "absolute", "absolute_std"), (*relative, *absolute), strict=True))
 
 
@@ -82,9 +83,8 @@ def _over_pairs(values: Tensor) -> dict[str, Tensor]:
     return pairwise(values.mT)
 
 
-def _absolute_sum(values: Tensor) -> Tensor:
-    """Σ_{i<j} |x_i − x_j|, from the order statistics."""
-    x = (values - values.median(-1, keepdim=True).values).sort(-1).values
+def _absolute_sum(x: Tensor) -> Tensor:
+    """Σ_{i<j} |x_i − x_j| of numbers in ascending order."""
     n = x.shape[-1]
     weights = 2 * torch.arange(n, dtype=x.dtype, device=x.device) - (n - 1)
     return (weights * x).sum(-1)
