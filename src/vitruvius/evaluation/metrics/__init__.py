@@ -1,0 +1,51 @@
+"""Numbers from ledgers: corruption errors, calibration, selective answers, detection, temperature; one idea a file."""
+
+from vitruvius.evaluation.metrics.bootstrap import Interval, bootstrap
+from vitruvius.evaluation.metrics.calibration import (
+    Bins,
+    EqualMass,
+    EqualWidth,
+    as_released,
+    expected_error,
+    largest_error,
+    rms_error,
+    soft_f1,
+)
+from vitruvius.evaluation.metrics.corruption import (
+    Baseline,
+    CorruptionErrors,
+    Errors,
+    alexnet,
+    corruption_errors,
+    mean_error,
+)
+from vitruvius.evaluation.metrics.detection import Detection, detect, fpr_as_released, fpr_at_recall
+from vitruvius.evaluation.metrics.selective import aurra
+from vitruvius.evaluation.metrics.temperature import Tempered, collect_logits, fit_temperature
+
+__all__ = [
+    "Baseline",
+    "Bins",
+    "CorruptionErrors",
+    "Detection",
+    "EqualMass",
+    "EqualWidth",
+    "Errors",
+    "Interval",
+    "Tempered",
+    "alexnet",
+    "as_released",
+    "aurra",
+    "bootstrap",
+    "collect_logits",
+    "corruption_errors",
+    "detect",
+    "expected_error",
+    "fit_temperature",
+    "fpr_as_released",
+    "fpr_at_recall",
+    "largest_error",
+    "mean_error",
+    "rms_error",
+    "soft_f1",
+]

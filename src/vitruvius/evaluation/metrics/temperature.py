@@ -1,0 +1,61 @@
+"""Temperature scaling: logits divided by one number T that makes the likelihood of held-out labels largest.
+
+Guo et al. 2017, arXiv:1706.04599. In β = 1/T the loss is convex, so the sign of its slope leads to the one minimum.
+B images, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import DataError
+
+
+class Tempered(nn.Module):
+    """A model whose logits are divided by a temperature: other confidences, the same answers."""
+
+    temperature: Tensor
+
+    def __init__(self, model: nn.Module, temperature: float) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise DataError(f"a temperature is a positive number; got {temperature}.")
+        self.model = model
+        self.register_buffer("temperature", torch.tensor(float(temperature)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x) / self.temperature
+        return logits
+
+
+def fit_temperature(logits: Tensor, labels: Tensor, *, low: float = 0.2, high: float = 5.0) -> float:
+    """The T in [low, high] of least cross-entropy, by bisection; fit it on images that neither trained nor test."""
+    if logits.ndim != 2 or labels.shape != logits.shape[:1] or not len(labels):
+        raise DataError(f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}, expected (n, K) and (n).")
+    if not torch.isfinite(logits).all():
+        raise DataError("some logits are not finite; the model may be damaged.")
+    z = logits.detach().cpu().double()
+    own = z.gather(1, labels.cpu()[:, None].long())[:, 0]  # (n,) logit of the label
+    while high - low > 1e-7:
+        middle = (low + high) / 2
+        expected = ((z / middle).softmax(-1) * z).sum(-1)  # (n,) d loss / dβ = expected − own
+        if float((expected - own).mean()) > 0:  # a colder model would be too sure: T must grow
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+@torch.no_grad()
+def collect_logits(model: nn.Module, loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
+    """(logits (n, K), labels (n)) of every image of a loader, on the CPU."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    rows = [(model(batch[0].to(device)).float().cpu(), batch[1].cpu()) for batch in loader]
+    if not rows:
+        raise DataError("the loader yielded no images; there is nothing to fit a temperature on.")
+    logits, labels = (torch.cat(column) for column in zip(*rows, strict=True))
+    return logits, labels
