@@ -1,0 +1,75 @@
+"""What a shift is: some parts, each a set of labelled images, and what is to be known before a model answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from PIL import Image
+from torch import Tensor
+
+from vitruvius._config import bind, parse_spec
+from vitruvius._errors import ConfigError, DataError
+from vitruvius._registry import Registry
+
+
+class Images(Protocol):
+    """Labelled images by number."""
+
+    name: str
+    num_classes: int
+    keys: Tensor  # (n,) int64: which image each one is, in whatever order they are listed
+    remarks: list[str]  # what was found beside them, or not found
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> tuple[Image.Image, int]: ...
+
+    def describe(self, index: int) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One set of images: a corruption at a severity, a variant, or all of them. Opened when its turn comes."""
+
+    name: str  # "fog 3"
+    group: str  # "fog"
+    open: Callable[[], Images]
+    severity: int | None = None
+    outside: bool = False  # images of classes that no model was taught: there is no right answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """What was found of a published set, and what was not."""
+
+    name: str
+    parts: tuple[Part, ...]
+    num_classes: int  # that a model must know
+    columns: tuple[int, ...] | None = None  # the logits that count, where the set has a subset of the classes
+    cropped: bool = False  # images are at the crop already: they are resized to the model's size, not cropped again
+    benchmark: tuple[str, ...] = ()  # corruptions that mCE is the mean of
+    missing: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+Reader = Callable[..., Shift]
+shifts: Registry[Reader] = Registry("shift")
+
+
+def open_shift(spec: str, **settings: Any) -> Shift:
+    """`imagenet-c:/data/imagenet-c`, or with settings `imagenet-o:/data/imagenet-o,validation=/data/imagenet/val`."""
+    name, colon, rest = spec.partition(":")
+    if not colon or not rest:
+        raise ConfigError(f"{spec!r} does not say where the images are; write e.g. imagenet-c:/data/imagenet-c.")
+    place, _, told = rest.partition(",")
+    reader = shifts[name.strip()]
+    given = {**parse_spec(f"{name}:{told}")[1], **settings}
+    bound = bind(name, reader, given, where="--shift")
+    root = Path(place).expanduser()
+    if not root.is_dir():
+        kind = "is a file" if root.is_file() else "does not exist"
+        raise DataError(f"the folder {root} of {name} {kind}; name the folder that holds its images.")
+    return reader(root, **bound)

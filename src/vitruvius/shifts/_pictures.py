@@ -1,0 +1,79 @@
+"""Pictures in folders, one folder a class; what belongs to no class is left out and named."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from vitruvius._errors import DataError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
+
+
+class Pictures:
+    """The pictures of the classes `labels` below a folder, in order of class and name."""
+
+    def __init__(self, folder: Path, labels: Mapping[str, int], *, name: str) -> None:
+        found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        known = sorted((one for one in found if one in labels), key=lambda one: (labels[one], one))
+        if not known:
+            raise DataError(
+                f"{folder} has no folder of a class of {name}; expected e.g. {next(iter(labels))}, "
+                f"found {_some(found) or 'no folders'}."
+            )
+        self.name, self.folder = name, folder
+        self.num_classes = len(set(labels.values()))
+        self._strange: list[str] = []
+        self.files = [(f"{one}/{file}", labels[one]) for one in known for file in self._pictures(one)]
+        if not self.files:
+            raise DataError(f"the class folders in {folder} hold no pictures ({', '.join(EXTENSIONS)}).")
+        self.keys = torch.tensor([_key(file) for file, _ in self.files])
+        self.remarks = self._remarks(found, labels)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        file, label = self.files[index]
+        with Image.open(self.folder / file) as image:
+            image.load()
+        return image, label
+
+    def describe(self, index: int) -> str:
+        return str(self.folder / self.files[index][0])
+
+    def _pictures(self, one: str) -> Iterator[str]:
+        for file in sorted(entry.name for entry in os.scandir(self.folder / one)):
+            if file.lower().endswith(EXTENSIONS):
+                yield file
+            else:
+                self._strange.append(f"{one}/{file}")
+
+    def _remarks(self, found: Sequence[str], labels: Mapping[str, int]) -> list[str]:
+        unknown = [one for one in found if one not in labels]
+        present = {label for _, label in self.files}
+        absent = [one for one, label in labels.items() if label not in present]
+        remarks = []
+        if unknown:
+            remarks.append(f"{self.name}: left out, no class of it: {_some(unknown)}.")
+        if self._strange:
+            remarks.append(f"{self.name}: left out, no pictures: {_some(self._strange)}.")
+        if absent:
+            number = self.num_classes - len(present)
+            remarks.append(f"{self.name}: {number} of {self.num_classes} classes have no pictures: {_some(absent)}.")
+        return remarks
+
+
+def _some(names: Sequence[str], shown: int = 3) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
+def _key(file: str) -> int:
+    """A number that belongs to a class and file name: the same wherever the folder lies and whatever lies beside."""
+    return int.from_bytes(hashlib.blake2b(file.encode(), digest_size=8).digest(), "little", signed=True)

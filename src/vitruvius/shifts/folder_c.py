@@ -1,0 +1,41 @@
+"""Any folder data in the layout of ImageNet-C, as `vitruvius corrupt` writes it: classes are the folders, in order."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from vitruvius._errors import DataError
+from vitruvius.corruptions import ALL, BENCHMARK
+from vitruvius.shifts._base import Shift, shifts
+from vitruvius.shifts._corrupted import ARCHIVES, corrupted_parts
+
+
+@shifts.register("folder-c")
+def folder_c(root: Path) -> Shift:
+    """`<corruption>/<severity>/<class>/` of any data; classes are numbered in natural order of their names."""
+    classes = sorted(_classes(root), key=_natural)
+    if not classes:
+        raise DataError(f"{root} holds no folders <corruption>/<severity>/<class>.")
+    labels = {one: place for place, one in enumerate(classes)}
+    parts, missing, remarks = corrupted_parts(root, ALL, lambda _: labels, name="folder-c")
+    return Shift(
+        name="folder-c",
+        parts=parts,
+        num_classes=len(classes),
+        benchmark=BENCHMARK,
+        missing=missing,
+        remarks=remarks,
+    )
+
+
+def _classes(root: Path) -> set[str]:
+    """Class folders of all corruptions and severities together."""
+    tops = [root, *(root / archive for archive in ARCHIVES)]
+    folders = [path for top in tops for one in ALL for path in (top / one).glob("[1-5]/*") if path.is_dir()]
+    return {path.name for path in folders}
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Numbers in names count as numbers: 2 before 10."""
+    return [(int(piece), "") if piece.isdigit() else (-1, piece.lower()) for piece in re.split(r"(\d+)", name)]

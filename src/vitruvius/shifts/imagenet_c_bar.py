@@ -1,0 +1,30 @@
+"""ImageNet-C-bar: 10 corruptions at 5 severities, unlike those of ImageNet-C (Mintun et al. 2021, arXiv:2102.11273)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitruvius.shifts._base import Shift, shifts
+from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels
+from vitruvius.shifts._corrupted import PUBLISHED, below, corrupted_parts
+
+BAR = (
+    *("blue_noise_sample", "brownish_noise", "caustic_refraction", "checkerboard_cutout", "cocentric_sine_waves"),
+    *("inverse_sparkles", "perlin_noise", "plasma_noise", "single_frequency_greyscale", "sparkles"),
+)
+
+
+@shifts.register("imagenet-c-bar")
+def imagenet_c_bar(root: Path) -> Shift:
+    """`<corruption>/<severity>/<wnid>/`, ten corruptions of its own."""
+    folder = below(root, PUBLISHED["imagenet-c-bar"])
+    parts, missing, remarks = corrupted_parts(folder, BAR, lambda _: imagenet_labels(), name="imagenet-c-bar")
+    return Shift(
+        name="imagenet-c-bar",
+        parts=parts,
+        num_classes=NUM_CLASSES,
+        cropped=True,
+        benchmark=BAR,
+        missing=missing,
+        remarks=remarks,
+    )

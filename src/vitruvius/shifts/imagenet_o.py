@@ -1,0 +1,42 @@
+"""ImageNet-O: pictures of classes outside ImageNet, for detection (Hendrycks et al. 2021, arXiv:1907.07174).
+
+They lie in folders of the 200 classes they are mistaken for, and are told from validation pictures of those classes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitruvius._errors import DataError
+from vitruvius.shifts._base import Part, Shift, shifts
+from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels, subset_columns
+from vitruvius.shifts._natural import open_pictures
+from vitruvius.shifts._pictures import Pictures
+
+INSIDE = "imagenet of the same classes"
+
+
+@shifts.register("imagenet-o")
+def imagenet_o(root: Path, *, validation: str | None = None) -> Shift:
+    """`<wnid>/`, 2,000 pictures; `validation` is the folder `<wnid>/` of ImageNet that they are told from."""
+    name = "imagenet-o"
+    parts = [Part(name=name, group=name, outside=True, open=lambda: open_pictures(root, name=name, subset="o"))]
+    missing: tuple[str, ...] = ()
+    if validation is None:
+        missing = ("validation pictures of its classes, without which nothing is detected: add validation=…",)
+    else:
+        folder = Path(validation).expanduser()
+        if not folder.is_dir():
+            raise DataError(f"imagenet-o: validation={validation} is no folder; name the one with ImageNet's classes.")
+        parts.append(Part(name=INSIDE, group=INSIDE, open=lambda: _Inside(folder)))
+    return Shift(name=name, parts=tuple(parts), num_classes=NUM_CLASSES, columns=subset_columns("o"), missing=missing)
+
+
+class _Inside(Pictures):
+    """Validation pictures of the 200 classes; that the other 800 lie beside them is no news."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, imagenet_labels("o"), name=INSIDE)
+        every = imagenet_labels()
+        if {path.name for path in folder.iterdir() if path.is_dir()} <= set(every):
+            self.remarks = [one for one in self.remarks if "no class of it" not in one]

@@ -1,0 +1,14 @@
+"""ImageNet-Sketch: drawings of all 1,000 classes (Wang et al. 2019, arXiv:1905.13549)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitruvius.shifts._base import Shift, shifts
+from vitruvius.shifts._natural import natural_shift
+
+
+@shifts.register("imagenet-sketch")
+def imagenet_sketch(root: Path) -> Shift:
+    """`sketch/<wnid>/` or `<wnid>/`, 50,889 drawings."""
+    return natural_shift(root, name="imagenet-sketch")

@@ -1,0 +1,44 @@
+"""ImageNetV2: a second validation set in three variants (Recht et al. 2019, arXiv:1902.10811).
+
+Its class folders are numbers 0 … 999; sorted as text, 10 would come before 2 and every label would be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from vitruvius._errors import DataError
+from vitruvius.shifts._base import Images, Part, Shift, shifts
+from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels
+from vitruvius.shifts._pictures import Pictures
+
+VARIANTS = {  # name → how folders of it are called
+    "matched-frequency": "*matched*frequency*",
+    "threshold-0.7": "*threshold*",
+    "top-images": "*top*images*",
+}
+
+
+@shifts.register("imagenet-v2")
+def imagenet_v2(root: Path) -> Shift:
+    """`imagenetv2-<variant>-format-val/<0 … 999>/`, three variants of 10,000 pictures, or the folder of one."""
+    found = {name: path for name, pattern in VARIANTS.items() if (path := _folder(root, pattern)) is not None}
+    if not found and (root / "0").is_dir():
+        found = {next((name for name in VARIANTS if name[:9] in root.name), "imagenet-v2"): root}
+    if not found:
+        raise DataError(f"{root} holds no variant of imagenet-v2, e.g. imagenetv2-matched-frequency-format-val/0.")
+    parts = [Part(name=name, group=name, open=_opener(path, name)) for name, path in found.items()]
+    missing = tuple(name for name in VARIANTS if name not in found)
+    return Shift(name="imagenet-v2", parts=tuple(parts), num_classes=NUM_CLASSES, missing=missing)
+
+
+def _folder(root: Path, pattern: str) -> Path | None:
+    return next((path for path in sorted(root.glob(pattern)) if path.is_dir()), None)
+
+
+def _opener(folder: Path, name: str) -> Callable[[], Images]:
+    labels = {str(number): number for number in range(NUM_CLASSES)}
+    if not any((folder / one).is_dir() for one in labels):
+        labels = imagenet_labels()  # some copies have renamed the folders
+    return lambda: Pictures(folder, labels, name=f"imagenet-v2/{name}")

@@ -1,0 +1,244 @@
+"""Readers of published layouts: right labels, what is missing named, what is wrong refused."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from layouts import CLASSES, write_arrays, write_corrupted, write_pictures
+from PIL import Image
+
+from vitruvius._errors import ConfigError, DataError, UnknownName
+from vitruvius.corruptions import ALL, BENCHMARK
+from vitruvius.shifts import ArrayImages, Pictures, imagenet_classes, open_shift, shifts
+from vitruvius.shifts._classes import subset_columns
+from vitruvius.shifts.imagenet_o import INSIDE
+
+
+def labels_of(images: Pictures | ArrayImages) -> list[int]:
+    return [images.read(index)[1] for index in range(len(images))]
+
+
+def test_every_reader_says_in_one_line_what_it_reads() -> None:
+    assert list(shifts) == [
+        *("cifar-10-c", "cifar-100-c", "folder-c", "imagenet-a", "imagenet-c", "imagenet-c-bar"),
+        *("imagenet-o", "imagenet-r", "imagenet-sketch", "imagenet-v2"),
+    ]
+    assert all(line.endswith(".") and "<" in line for _, _, line in shifts.describe())
+
+
+@pytest.mark.parametrize(
+    ("subset", "number", "digest"),  # of the published lists, one id a line
+    [
+        ("", 1000, "385e0240499426c0"),
+        ("a", 200, "f6aa4b23244554d9"),
+        ("o", 200, "39f8e64e8f89efad"),
+        ("r", 200, "e19a59d84e3746fa"),
+    ],
+)
+def test_the_class_lists_are_the_published_ones(subset: str, number: int, digest: str) -> None:
+    classes = imagenet_classes(subset)
+    assert len(set(classes)) == number
+    assert hashlib.sha256("\n".join(classes).encode()).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_imagenet_c_is_found_flat_and_in_its_archives(tmp_path: Path, nested: bool) -> None:
+    wnids = [CLASSES[999], CLASSES[3], CLASSES[20]]
+    write_corrupted(tmp_path / "weather" if nested else tmp_path, ["fog", "snow"], [1, 3], wnids)
+    shift = open_shift(f"imagenet-c:{tmp_path}")
+    assert [part.name for part in shift.parts] == ["snow 1", "snow 3", "fog 1", "fog 3"]
+    assert [(part.group, part.severity) for part in shift.parts[2:]] == [("fog", 1), ("fog", 3)]
+    assert shift.benchmark == BENCHMARK
+    assert {"fog 2", "fog 4", "fog 5", "contrast", "saturate"} < set(shift.missing)
+    assert len(shift.missing) == 17 + 6
+    images = shift.parts[0].open()
+    assert labels_of(images) == [3, 20, 999]
+    assert images.remarks == [
+        "imagenet-c/snow 1: 997 of 1000 classes have no pictures: n01440764, n01443537, n01484850 and 994 more."
+    ]
+    assert torch.equal(images.keys, shift.parts[3].open().keys)  # the same file is the same image everywhere
+
+
+def test_keys_do_not_depend_on_what_lies_beside(tmp_path: Path) -> None:
+    write_pictures(tmp_path, CLASSES[4:6], each=2)
+    before = {images.files[i][0]: int(images.keys[i]) for images in [_sketch(tmp_path)] for i in range(4)}
+    write_pictures(tmp_path, CLASSES[:3])
+    after = _sketch(tmp_path)
+    found = {file: int(key) for (file, _), key in zip(after.files, after.keys, strict=True)}
+    assert len(found) == 7
+    assert before.items() < found.items()
+
+
+def _sketch(root: Path) -> Pictures:
+    images = open_shift(f"imagenet-sketch:{root}").parts[0].open()
+    assert isinstance(images, Pictures)
+    return images
+
+
+@pytest.mark.parametrize("letter", ["a", "r", "o"])
+def test_subsets_have_labels_among_their_classes_and_name_their_logits(tmp_path: Path, letter: str) -> None:
+    classes = imagenet_classes(letter)
+    write_pictures(tmp_path / f"imagenet-{letter}", [classes[7], classes[0]])
+    (tmp_path / f"imagenet-{letter}" / "README.txt").write_text("words")
+    shift = open_shift(f"imagenet-{letter}:{tmp_path}")
+    assert shift.columns == subset_columns(letter)
+    assert [CLASSES[column] for column in shift.columns] == list(classes)
+    assert shift.num_classes == 1000
+    assert labels_of(shift.parts[0].open()) == [0, 7]
+    assert shift.parts[0].outside == (letter == "o")
+
+
+def test_imagenet_o_is_told_from_validation_pictures_of_its_classes(tmp_path: Path) -> None:
+    classes = imagenet_classes("o")
+    write_pictures(tmp_path / "o", classes[:2])
+    write_pictures(tmp_path / "val", [*CLASSES[:3], classes[5]])
+    assert "add validation=" in open_shift(f"imagenet-o:{tmp_path / 'o'}").missing[0]
+    shift = open_shift(f"imagenet-o:{tmp_path / 'o'},validation={tmp_path / 'val'}")
+    assert not shift.missing
+    assert [(part.name, part.outside) for part in shift.parts] == [("imagenet-o", True), (INSIDE, False)]
+    inside = shift.parts[1].open()
+    assert labels_of(inside) == [0, 5]  # of the first three classes one is among the 200
+    assert not [remark for remark in inside.remarks if "no class of it" in remark]
+    with pytest.raises(DataError, match="validation=nowhere is no folder"):
+        open_shift(f"imagenet-o:{tmp_path / 'o'},validation=nowhere")
+
+
+def test_the_folders_of_imagenet_v2_are_numbers_and_not_words(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "imagenetv2-matched-frequency-format-val", ["0", "2", "10", "999"])
+    write_pictures(tmp_path / "imagenetv2-top-images-format-val", [CLASSES[5]])
+    shift = open_shift(f"imagenet-v2:{tmp_path}")
+    assert [part.name for part in shift.parts] == ["matched-frequency", "top-images"]
+    assert shift.missing == ("threshold-0.7",)
+    images = shift.parts[0].open()
+    assert labels_of(images) == [0, 2, 10, 999]
+    assert labels_of(shift.parts[1].open()) == [5]  # a copy with WordNet ids
+    one = open_shift(f"imagenet-v2:{tmp_path / 'imagenetv2-matched-frequency-format-val'}")
+    assert [part.name for part in one.parts] == ["matched-frequency"]
+
+
+def test_imagenet_c_bar_and_folders_of_any_data_have_corruptions_too(tmp_path: Path) -> None:
+    write_corrupted(tmp_path / "bar", ["sparkles"], [5], CLASSES[:2])
+    assert [part.name for part in open_shift(f"imagenet-c-bar:{tmp_path / 'bar'}").parts] == ["sparkles 5"]
+    write_corrupted(tmp_path / "own", ["fog"], [1], ["class10", "class9"])
+    write_corrupted(tmp_path / "own", ["snow"], [1], ["class11"])
+    shift = open_shift(f"folder-c:{tmp_path / 'own'}")
+    assert shift.num_classes == 3
+    assert {part.name: labels_of(part.open()) for part in shift.parts} == {"snow 1": [2], "fog 1": [0, 1]}
+
+
+@pytest.mark.parametrize(("name", "classes"), [("cifar-10-c", 10), ("cifar-100-c", 100)])
+def test_cifar_c_has_five_severities_one_after_the_other(tmp_path: Path, name: str, classes: int) -> None:
+    write_arrays(tmp_path / name.upper(), ["fog", "saturate"], images=4)
+    shift = open_shift(f"{name}:{tmp_path}")
+    assert [part.name for part in shift.parts] == [f"{one} {s}" for one in ("fog", "saturate") for s in range(1, 6)]
+    assert set(shift.missing) == set(ALL) - {"fog", "saturate"}
+    assert shift.num_classes == classes
+    whole = np.load(tmp_path / name.upper() / "fog.npy")
+    for severity in range(5):
+        images = shift.parts[severity].open()
+        assert isinstance(images, ArrayImages)
+        assert images.keys.tolist() == [0, 1, 2, 3]
+        assert labels_of(images) == [0, 1, 2, 3]
+        np.testing.assert_array_equal(images.pixels.movedim(1, -1), whole[4 * severity : 4 * severity + 4])
+        np.testing.assert_array_equal(np.asarray(images.read(2)[0]), whole[4 * severity + 2])
+    assert "4 images a severity; as published there are 10,000" in shift.remarks[0]
+
+
+def test_strange_files_and_folders_are_left_out_and_named(tmp_path: Path) -> None:
+    write_corrupted(tmp_path, ["fog"], [1], CLASSES[:2])
+    (tmp_path / "fog" / "1" / CLASSES[0] / "notes.txt").write_text("words")
+    write_pictures(tmp_path / "fog" / "1", ["n00000000"])
+    (tmp_path / "fig").mkdir()
+    shift = open_shift(f"imagenet-c:{tmp_path}")
+    assert shift.remarks == ("imagenet-c: left out, no corruption of it: fig.",)
+    images = shift.parts[0].open()
+    assert len(images) == 2
+    assert images.remarks[:2] == [
+        "imagenet-c/fog 1: left out, no class of it: n00000000.",
+        f"imagenet-c/fog 1: left out, no pictures: {CLASSES[0]}/notes.txt.",
+    ]
+
+
+def test_wrong_folders_are_refused(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "v2", ["0", "1", "2", "3"])
+    with pytest.raises(
+        DataError, match=r"has no folder of a class of imagenet-sketch; .*n01440764, found 0, 1, 2 and 1 m"
+    ):
+        _sketch(tmp_path / "v2")
+    with pytest.raises(
+        DataError, match=r"has no corruption of imagenet-c; .*gaussian_noise/1/<class>, found 0, 1, 2, 3"
+    ):
+        open_shift(f"imagenet-c:{tmp_path / 'v2'}")
+    with pytest.raises(DataError, match="holds no variant of imagenet-v2"):
+        open_shift(f"imagenet-v2:{tmp_path}")
+    with pytest.raises(DataError, match="holds no folders <corruption>/<severity>/<class>"):
+        open_shift(f"folder-c:{tmp_path / 'v2'}")
+    (tmp_path / "c" / "fog").mkdir(parents=True)
+    with pytest.raises(DataError, match="have no severities"):
+        open_shift(f"imagenet-c:{tmp_path / 'c'}")
+    (tmp_path / "empty" / CLASSES[0]).mkdir(parents=True)
+    with pytest.raises(DataError, match="hold no pictures"):
+        _sketch(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "letter"),
+    [
+        ("imagenet-c", ConfigError, "does not say where the images are"),
+        ("imagenet-c:", ConfigError, "does not say where the images are"),
+        ("imagenet-c:nowhere", DataError, "the folder nowhere of imagenet-c does not exist"),
+        ("imagenet-z:.", UnknownName, "no shift named 'imagenet-z'; did you mean"),
+        ("imagenet-c:.,validation=x", ConfigError, "'imagenet-c' has no setting 'validation'"),
+    ],
+)
+def test_wrong_words_are_refused(spec: str, error: type[Exception], letter: str) -> None:
+    with pytest.raises(error, match=letter):
+        open_shift(spec)
+
+
+def test_damaged_arrays_are_refused_before_anything_is_judged(tmp_path: Path) -> None:
+    root = write_arrays(tmp_path, ["fog", "snow"])
+    whole = (root / "snow.npy").read_bytes()
+    for damage, letter in (
+        (whole[:-100], r"snow.npy cannot be read \(.*may be truncated"),
+        (whole[:20], "snow.npy cannot be read"),
+        (b"", "snow.npy cannot be read"),
+    ):
+        (root / "snow.npy").write_bytes(damage)
+        with pytest.raises(DataError, match=letter):
+            open_shift(f"cifar-10-c:{root}")
+    np.save(root / "snow.npy", np.zeros((30, 8, 8, 3), np.float32))
+    with pytest.raises(DataError, match=r"snow.npy holds float32 \(30, 8, 8, 3\); expected uint8 \(30, height"):
+        open_shift(f"cifar-10-c:{root}")
+    np.save(root / "snow.npy", np.zeros((25, 8, 8, 3), np.uint8))
+    with pytest.raises(DataError, match=r"snow.npy holds uint8 \(25, 8, 8, 3\)"):
+        open_shift(f"cifar-10-c:{root}")
+    (root / "snow.npy").rename(root / "snowfall.npy")
+    assert open_shift(f"cifar-10-c:{root}").remarks[0].endswith("no corruption of it: snowfall.npy.")
+    np.save(root / "labels.npy", np.full(30, 10))
+    with pytest.raises(DataError, match=r"labels other than 0 … 9"):
+        open_shift(f"cifar-10-c:{root}")
+    np.save(root / "labels.npy", np.zeros(31, int))
+    with pytest.raises(DataError, match=r"shape \(31,\); expected one label an image"):
+        open_shift(f"cifar-10-c:{root}")
+    (root / "labels.npy").unlink()
+    with pytest.raises(DataError, match=r"has no labels.npy"):
+        open_shift(f"cifar-10-c:{root}")
+    (root / "fog.npy").unlink()
+    np.save(root / "labels.npy", np.zeros(30, int))
+    with pytest.raises(DataError, match=r"none of the files of cifar-10-c"):
+        open_shift(f"cifar-10-c:{root}")
+
+
+def test_pictures_say_where_they_are_and_broken_ones_raise(tmp_path: Path) -> None:
+    write_pictures(tmp_path, CLASSES[:1], each=2)
+    images = _sketch(tmp_path)
+    assert images.describe(1) == str(tmp_path / CLASSES[0] / "001.png")
+    (tmp_path / CLASSES[0] / "001.png").write_bytes(b"no picture")
+    assert images.read(0)[0].size == (8, 8)
+    with pytest.raises(Image.UnidentifiedImageError):
+        images.read(1)
