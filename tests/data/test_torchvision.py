@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.datasets
+from pictures import write_image
 
 from vitruvius._errors import DataError
 from vitruvius.data import DataConfig, eval_loader, train_loader
@@ -110,3 +111,91 @@ def test_svhn_is_read_with_its_own_splits(tmp_path, monkeypatch):
     assert torch.equal(images, torch.from_numpy(pixels).permute(3, 2, 0, 1) / 255)
     assert loader.num_classes == 10
     assert train_loader(config(tmp_path, **settings), input_size=SIZE, seed=0).num_images == 5
+
+
+def test_flowers_are_read_with_their_own_splits(tmp_path, monkeypatch):
+    from scipy.io import savemat
+
+    base = tmp_path / "flowers-102"
+    for number in range(1, 8):
+        write_image(base / "jpg" / f"image_{number:05d}.jpg", number)
+    savemat(base / "imagelabels.mat", {"labels": np.array([[5, 102, 1, 1, 2, 3, 4]])})
+    savemat(
+        base / "setid.mat", {"trnid": np.array([[2, 3]]), "valid": np.array([[1, 7]]), "tstid": np.array([[4, 5, 6]])}
+    )
+    sums = {
+        key: (name, hashlib.md5((base / name).read_bytes()).hexdigest())
+        for key, name in (("label", "imagelabels.mat"), ("setid", "setid.mat"))
+    }
+    kind = torchvision.datasets.Flowers102
+    monkeypatch.setattr(kind, "_file_dict", {**kind._file_dict, **sums})
+    flowers = config(tmp_path, dataset="torch/flowers102", eval_batch_size=8)
+    assert [loader_labels(flowers, split) for split in ("validation", "val", "test")] == [[4, 3], [4, 3], [0, 1, 2]]
+    assert loader_labels(flowers, "train") == [101, 0]
+    assert eval_loader(flowers, input_size=SIZE).num_classes == 102
+
+
+def loader_labels(data, split):
+    return [label for _, labels in eval_loader(data, input_size=SIZE, split=split) for label in labels.tolist()]
+
+
+@pytest.fixture
+def caltech(tmp_path):
+    """Two classes of 33 and 31 images, and the background that is no class."""
+    folder = tmp_path / "caltech101" / "101_ObjectCategories"
+    for name, count in (("BACKGROUND_Google", 1), ("crab", 33), ("wrench", 31)):
+        for number in range(1, count + 1):
+            write_image(folder / name / f"image_{number:04d}.jpg", number)
+    (tmp_path / "caltech101" / "Annotations").mkdir()
+    return tmp_path
+
+
+def test_caltech_is_split_for_ever_into_thirty_images_a_class_and_the_rest(caltech):
+    data = config(caltech, dataset="torch/caltech101", eval_batch_size=64)
+    assert loader_labels(data, "train") == [0] * 30 + [1] * 30
+    assert loader_labels(data, "validation") == loader_labels(data, "test") == [0] * 3 + [1]
+    parts = [eval_loader(data, input_size=SIZE, split=split) for split in ("train", "test")]
+    rows = [set(part.images.rows) for part in parts]
+    assert not rows[0] & rows[1]
+    assert rows[1] == {8, 22, 29, 61}  # pinned: these images must never move to the other side
+    assert parts[0].num_classes == 2
+    with pytest.raises(DataError, match="torch/caltech101 has no split 'all'; choose train or test"):
+        loader_labels(data, "all")
+
+
+@pytest.fixture
+def inaturalist(tmp_path):
+    kinds = ("Animalia_A_B_C_D_E_e", "Animalia_A_B_C_D_E_f", "Plantae_K_L_M_N_O_p")
+    for version, count in (("2021_train", 3), ("2021_train_mini", 1), ("2021_valid", 2)):
+        for number, kind in enumerate(kinds):
+            for i in range(count):
+                write_image(tmp_path / version / f"{number:05d}_{kind}" / f"{9 - i}.jpg", i)
+    return tmp_path
+
+
+def test_inaturalist_is_read_by_version_and_by_rank(inaturalist):
+    def data(**settings):
+        return config(inaturalist, dataset="torch/inaturalist", eval_batch_size=16, **settings)
+
+    assert loader_labels(data(), "validation") == [0, 0, 1, 1, 2, 2]
+    assert loader_labels(data(), "train") == [0] * 3 + [1] * 3 + [2] * 3
+    assert loader_labels(data(), "2021_train_mini") == [0, 1, 2]
+    assert loader_labels(data(), "kingdom/validation") == [0, 0, 0, 0, 1, 1]
+    counts = [eval_loader(data(), input_size=SIZE, split=split).num_classes for split in ("val", "kingdom/val")]
+    assert counts == [3, 2]
+    files = [name for _, name in eval_loader(data(), input_size=SIZE).images.dataset.index[:2]]
+    assert files == ["8.jpg", "9.jpg"]  # in the order of their names, whatever the disk's
+    with pytest.raises(DataError, match="one label an image, not kingdom, order"):
+        loader_labels(data(), "kingdom_order/validation")
+
+
+def test_classes_are_chosen_by_name_and_numbered_in_the_order_of_the_list(cifar, tmp_path):
+    everything = loader_labels(config(cifar), "test")
+    wanted = sorted(set(everything), reverse=True)[:2]
+    (tmp_path / "classes.txt").write_text("".join(f"class {i}\n" for i in wanted))
+    data = config(cifar, classes=str(tmp_path / "classes.txt"))
+    assert loader_labels(data, "test") == [wanted.index(label) for label in everything if label in wanted]
+    assert eval_loader(data, input_size=SIZE).num_classes == 2
+    (tmp_path / "classes.txt").write_text("class 1\nunicorn\n")
+    with pytest.raises(DataError, match=r"lacks 1 of the classes of data\.classes, among them unicorn"):
+        loader_labels(data, "test")

@@ -3,9 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from vitruvius._config import build
 from vitruvius._errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """A second data set in every training batch, read and augmented like the first."""
+
+    dataset: str  # npz, tensors, folder, torch/…, hfds/…; nothing that can only be streamed
+    fraction: float  # of every batch: exactly round(fraction · batch_size) images come from here
+    root: str | None = None
+    train_split: str = "train"
+    class_map: str | None = None
+    num_samples: int | None = None  # use at most so many of its images, a fixed random choice
+    epoch_images: int | None = None  # images in an epoch, of both sets together; None: as many as the first set has
+    download: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction < 1:
+            raise ConfigError(f"data.mix.fraction is {self.fraction}, expected a number between 0 and 1.")
+        for name in ("num_samples", "epoch_images"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"data.mix.{name} is {getattr(self, name)}, expected at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,16 +39,18 @@ class DataConfig:
     `image_size`, `in_chans`, `crop_pct`, `crop_mode`, `interpolation` are the model's.
     """
 
-    dataset: str = "digits"  # digits, fake, tensors, folder, torch/…, tfds/…, hfds/…, hfids/…, wds/…
+    dataset: str = "digits"  # digits, fake, tensors, npz, folder, torch/…, tfds/…, hfds/…, hfids/…, wds/…
     root: str | None = None  # folder that holds the data
     train_split: str = "train"
     val_split: str = "validation"
     num_classes: int | None = None  # None: as found in the data
+    classes: str | None = None  # only these, numbered in this order: imagenet-100, or a file with one class name a line
     class_map: str | None = None  # folder, hfds, tfds: text file with one class name a line
     train_num_samples: int | None = None  # use at most so many images, a fixed random choice
     val_num_samples: int | None = None
     subset: str | None = None  # of the validation images: robustbench-imagenet, or a file with one file name a line
     download: bool = False
+    mix: dict[str, Any] | None = None  # a second set in every batch, see `Mix`: {dataset: npz, root: …, fraction: 0.7}
 
     image_size: int | None = None  # pixels
     in_chans: int | None = None  # 1 grey, 3 colour
@@ -58,6 +82,7 @@ class DataConfig:
     remode: Literal["const", "rand", "pixel"] = "pixel"
     recount: int = 1
     aug_repeats: int = 0  # repeated augmentation; 3 in DeiT
+    aug_splits: int = 0  # every image so often in a batch: first all clean, then augmented anew each time (AugMix: 3)
 
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -79,6 +104,25 @@ class DataConfig:
             self._check(name, 0, 1)
         for name in ("grayscale_prob", "gaussian_blur_prob", "smoothing"):
             self._check(name, 0, 1)
+        if self.classes is not None and self.class_map is not None:
+            raise ConfigError("data.classes and data.class_map both choose and number the classes; keep one of them.")
+        self._check_splits()
+        if self.mixing is not None and self.aug_repeats > 1:
+            raise ConfigError("data.aug_repeats repeats the images of one data set; it does not go with data.mix.")
+
+    @property
+    def mixing(self) -> Mix | None:
+        """`mix`, checked and with its defaults."""
+        return None if self.mix is None else build(Mix, self.mix, source="data.mix")
+
+    def _check_splits(self) -> None:
+        if self.aug_splits == 0:
+            return
+        self._check("aug_splits", 2, None)
+        if self.no_aug:
+            raise ConfigError(f"data.aug_splits = {self.aug_splits} augments images, data.no_aug forbids it.")
+        if self.mixup or self.cutmix or self.cutmix_minmax:
+            raise ConfigError("data.aug_splits compares an image with itself; it does not go with mixup and cutmix.")
 
     def _check(self, name: str, low: float, high: float | None) -> None:
         value = getattr(self, name)

@@ -50,7 +50,7 @@ class Sample(NamedTuple):
 class Collated(NamedTuple):
     """The readable images of a batch, and (index, reason) of the others."""
 
-    images: Tensor | None  # uint8 (B, C, H, W)
+    images: Tensor | None  # uint8 (B, C, H, W), or (S·B, C, H, W)
     labels: Tensor
     ids: Tensor
     broken: list[tuple[int, str]]
@@ -74,12 +74,20 @@ class Decoded(Dataset[Sample]):
 
 
 def collate(samples: list[Sample]) -> Collated:
-    """Stack what could be read; keep ids and labels with their images."""
+    """Stack what could be read; keep ids and labels with their images.
+
+    Views (S, C, H, W) of B images become (S·B, C, H, W) split by split: all clean images first, labels repeated.
+    """
     good = [(s.image, s.label, s.id) for s in samples if s.image is not None]
-    images, labels, ids = zip(*good, strict=True) if good else ((), (), ())
     broken = [(s.id, s.reason) for s in samples if s.image is None]
-    stacked = torch.stack(images) if good else None
-    return Collated(stacked, torch.tensor(labels, dtype=torch.int64), torch.tensor(ids, dtype=torch.int64), broken)
+    images, labels, ids = zip(*good, strict=True) if good else ((), (), ())
+    numbers = (torch.tensor(labels, dtype=torch.int64), torch.tensor(ids, dtype=torch.int64))
+    if not good:
+        return Collated(None, *numbers, broken)
+    if images[0].dim() == 3:
+        return Collated(torch.stack(images), *numbers, broken)
+    splits = len(images[0])
+    return Collated(torch.stack(images, dim=1).flatten(0, 1), *(n.repeat(splits) for n in numbers), broken)
 
 
 def pil_mode(channels: int) -> str:

@@ -12,6 +12,7 @@ from timm.utils.misc import natural_key
 
 from vitruvius._errors import DataError
 from vitruvius._registry import require
+from vitruvius.data._classes import class_names
 from vitruvius.data._config import DataConfig
 
 TRAIN_NAMES = ("train", "training")
@@ -41,15 +42,18 @@ class FileImages:
 def open_folder(config: DataConfig, split: str) -> FileImages:
     """`root/<split>/<class>/*.jpg`; the classes are those of the training folder, so labels agree between splits.
 
-    A class map chooses and numbers the classes instead; folders that it does not name are left out.
+    A class map, or `data.classes`, chooses and numbers the classes instead; folders that it does not name are left out.
     """
     root = existing_folder(config.root)
     folder = split_folder(root, split)
     classes = _classes(config, root, folder)
-    unknown = [name for name in leaf_classes(folder) if name not in classes]
-    if unknown and config.class_map is None:
+    found = leaf_classes(folder)
+    unknown = [name for name in found if name not in classes]
+    if config.classes is not None:
+        _require_classes(classes, found, folder)
+    elif unknown and config.class_map is None:
         raise DataError(f"{folder} has classes that the training folder lacks: {', '.join(unknown[:5])}.")
-    if len(unknown) == len(leaf_classes(folder)):
+    if len(unknown) == len(found):
         raise DataError(f"the class map {config.class_map} names none of the folders in {folder}.")
     dataset = create_dataset("folder", root=str(folder), search_split=False, class_map=classes)
     return FileImages(dataset, f"folder/{split}", check_num_classes(config, str(folder), len(set(classes.values()))))
@@ -118,7 +122,16 @@ def existing_folder(root: str | None) -> Path:
     return path
 
 
+def _require_classes(classes: dict[str, int], found: list[str], folder: Path) -> None:
+    """A subset of classes is a whole one: accuracy over a part of it would be another number."""
+    absent = [name for name in classes if name not in found]
+    if absent:
+        raise DataError(f"{folder} lacks {len(absent)} of the classes of data.classes, among them {absent[0]}.")
+
+
 def _classes(config: DataConfig, root: Path, folder: Path) -> dict[str, int]:
+    if config.classes is not None:
+        return {name: number for number, name in enumerate(class_names(config.classes))}
     if config.class_map is not None:
         return _read_class_map(config.class_map, root)
     try:

@@ -16,7 +16,7 @@ from vitruvius._errors import DataError
 from vitruvius.data._config import DataConfig
 from vitruvius.data._decoding import Decoded, ImageSet, collate, pil_mode
 from vitruvius.data._loader import BatchLoader, BatchWithIds
-from vitruvius.data._order import Order
+from vitruvius.data._order import AnyOrder
 from vitruvius.data._preprocessing import Transform, to_pixels
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class Batches(Sampler[list[tuple[int, int]]]):
     """Lists of (index, key); the loader sets epoch and start."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: AnyOrder) -> None:
         self.order, self.epoch, self.start = order, 0, 0
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
@@ -44,7 +44,7 @@ class ImageLoader(BatchLoader):
     def __init__(
         self,
         images: ImageSet,
-        order: Order,
+        order: AnyOrder,
         transform: Transform,
         config: DataConfig,
         *,
@@ -71,13 +71,15 @@ class ImageLoader(BatchLoader):
         return len(self.order)
 
     def with_ids(self) -> Iterator[BatchWithIds]:
+        return (batch for batch in self.every_batch() if len(batch[0]))
+
+    def every_batch(self) -> Iterator[BatchWithIds]:
         self._batches.epoch, self._batches.start = self.epoch, self.start_batch
         already = len(self.broken)
         for batch in self._loader:
             self._note(batch.broken)
-            if batch.images is not None:
-                images = batch.images.to(self.device, non_blocking=True)
-                yield images if self.raw else to_pixels(images), batch.labels.to(self.device), batch.ids
+            images = torch.empty(0) if batch.images is None else batch.images.to(self.device, non_blocking=True)
+            yield images if self.raw else to_pixels(images), batch.labels.to(self.device), batch.ids
         if new := self.broken[already:]:
             logger.warning("skipped %d broken image(s) of %s: %s", len(new), self.name, ", ".join(new))
 

@@ -58,3 +58,7 @@ class BatchLoader(ABC):
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
         """Choose the order and the luck of an epoch; iteration then begins at `start_batch`."""
         self.epoch, self.start_batch = epoch, start_batch
+
+    def every_batch(self) -> Iterator[BatchWithIds]:
+        """As `with_ids`, but a batch of which nothing could be read is there, and empty."""
+        return self.with_ids()

@@ -7,6 +7,7 @@ Evaluation: images in their order, dealt out likewise, each exactly once.
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,18 @@ from vitruvius._errors import DataError
 from vitruvius.data._noise import image_keys, seed_of
 
 _ROUND = 256  # repeated augmentation selects a multiple of this many images, as DeiT and timm do
+
+
+class AnyOrder(Protocol):
+    """What a loader asks of an order."""
+
+    ids: Tensor
+    batch_size: int
+    shuffle: bool
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, epoch: int, /) -> tuple[Tensor, Tensor]: ...
 
 
 class Order:

@@ -20,7 +20,7 @@ from vitruvius.data._augment import Erase
 from vitruvius.data._config import DataConfig
 
 InputSize = Mapping[str, Any] | Sequence[int]
-Transform = Callable[[Image.Image], Tensor]  # → uint8 (C, H, W)
+Transform = Callable[[Image.Image], Tensor]  # → uint8 (C, H, W), or (S, C, H, W) with aug_splits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +83,25 @@ def train_transform(config: DataConfig, pre: Preprocessing) -> Transform:
             interpolation=config.train_interpolation,
             mean=pre.mean,
             normalize=False,
+            separate=not config.no_aug,
         )
     except (AssertionError, KeyError, ValueError) as error:
         raise ConfigError(f"timm cannot make the training transform: {error!r}; see data.aa, data.scale, …") from error
-    for step in made.transforms:
-        _mend(step)
-    return made if config.no_aug else transforms.Compose(_adapted(made.transforms, config, pre))
+    return made if config.no_aug else _assembled(*(step.transforms for step in made), config=config, pre=pre)
+
+
+class Splits:
+    """AugMix's views of one image, (S, C, H, W): cropped and flipped once, clean first, then augmented S - 1 times.
+
+    Hendrycks et al. 2020, arXiv:1912.02781.
+    """
+
+    def __init__(self, shared: Transform, clean: Transform, augmented: Transform, count: int) -> None:
+        self.shared, self.clean, self.augmented, self.count = shared, clean, augmented, count
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        base = self.shared(image)
+        return torch.stack([self.clean(base), *(self.augmented(base) for _ in range(self.count - 1))])
 
 
 def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
@@ -110,7 +123,7 @@ def needs_pil(config: DataConfig) -> bool:
     """Whether the recipe asks for augmentations that timm makes on PIL images, one by one."""
     asked = (config.scale, config.ratio, config.aa, config.train_crop_mode)
     amounts = (config.color_jitter, config.rotation, config.grayscale_prob, config.gaussian_blur_prob)
-    return any(value is not None for value in asked) or any(amounts) or config.rand_crop
+    return any(value is not None for value in asked) or any(amounts) or config.rand_crop or config.aug_splits > 0
 
 
 def gentle(config: DataConfig) -> DataConfig:
@@ -124,9 +137,13 @@ def gentle(config: DataConfig) -> DataConfig:
     )
 
 
-def _adapted(steps: list[Any], config: DataConfig, pre: Preprocessing) -> list[Any]:
+def _assembled(
+    shared: list[Any], colours: list[Any], last: list[Any], *, config: DataConfig, pre: Preprocessing
+) -> Transform:
     """Padding and cropping at the front, rotation before the conversion to a tensor, erasing after it."""
-    first, *middle, last = steps
+    for step in colours:
+        _mend(step)
+    first, *flips = shared
     pad = config.pad or 0
     if config.rand_crop:
         front = [transforms.RandomCrop(pre.size[1:], padding=pad or None, pad_if_needed=True)]
@@ -134,7 +151,13 @@ def _adapted(steps: list[Any], config: DataConfig, pre: Preprocessing) -> list[A
         front = [transforms.Pad(pad), first] if pad else [first]
     erase = [Erase(probability=config.reprob, mode=config.remode, count=config.recount)] if config.reprob else []
     turn = [transforms.RandomRotation(config.rotation)] if config.rotation else []
-    return [*front, *middle, *turn, last, *erase]
+    shared, augmented = [*front, *flips], [*colours, *turn, *last, *erase]
+    if not config.aug_splits:
+        return transforms.Compose([*shared, *augmented])
+    if len(augmented) == len(last):
+        raise ConfigError("data.aug_splits: all splits are alike; augment them with data.aa, e.g. augmix-m5-w4-d2.")
+    made = (transforms.Compose(steps) for steps in (shared, last, augmented))
+    return Splits(*made, count=config.aug_splits)
 
 
 def resize_pixels(images: Tensor, pre: Preprocessing) -> Tensor:

@@ -18,7 +18,7 @@ from vitruvius.data._augment import erase, flip, shift
 from vitruvius.data._config import DataConfig
 from vitruvius.data._loader import BatchLoader, BatchWithIds
 from vitruvius.data._noise import image_keys
-from vitruvius.data._order import Order
+from vitruvius.data._order import AnyOrder
 from vitruvius.data._preprocessing import Preprocessing, resize_pixels, to_pixels
 
 _VALIDATION_PER_DIGIT = 36
@@ -91,7 +91,7 @@ class TensorLoader(BatchLoader):
     """Batches sliced from tensors on the device; no worker processes."""
 
     def __init__(
-        self, data: TensorSet, order: Order, pre: Preprocessing, config: DataConfig, device: torch.device | str
+        self, data: TensorSet, order: AnyOrder, pre: Preprocessing, config: DataConfig, device: torch.device | str
     ) -> None:
         super().__init__(data.name, len(order.ids), data.num_classes, device)
         self.order, self.pre, self.config = order, pre, config

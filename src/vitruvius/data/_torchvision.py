@@ -1,16 +1,20 @@
-"""torchvision's data sets: those of timm's factory, and some more with a `split` argument."""
+"""torchvision's data sets: those of timm's factory, some more with a `split` argument, and Caltech-101."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torchvision.datasets
 from PIL import Image
 from timm.data import create_dataset
 
 from vitruvius._errors import DataError, suggest
+from vitruvius.data._classes import class_names
 from vitruvius.data._config import DataConfig
 from vitruvius.data._folder import TRAIN_NAMES, VALIDATION_NAMES, check_num_classes
+from vitruvius.data._noise import image_keys
 
 _TIMM = ("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist", "inaturalist", "places365", "imagenet")
 _TWO_SPLITS = _TIMM[:6]  # training or test
@@ -24,55 +28,112 @@ _MORE = {  # name: (class, training split, validation split)
     "gtsrb": ("GTSRB", "train", "test"),
 }
 _CLASSES = {"svhn": 10, "stl10": 10, "flowers102": 102, "gtsrb": 43}
+_NAMES = ("caltech101", *_TIMM, *_MORE)
+_CALTECH_TRAINING = 30  # images of each class, as is usual; all others are for validation
 
 
 class TorchvisionImages:
-    """A torchvision data set by number."""
+    """A torchvision data set by number: all its images, or the `rows`; labels may be renumbered."""
 
-    def __init__(self, dataset: Any, name: str, num_classes: int) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        name: str,
+        num_classes: int,
+        rows: Sequence[int] | None = None,
+        numbers: dict[int, int] | None = None,
+    ) -> None:
         self.dataset, self.name, self.num_classes = dataset, name, num_classes
+        self.rows, self.numbers = range(len(dataset)) if rows is None else rows, numbers
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.rows)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        image, label = self.dataset[index]
-        return image, int(label)
+        image, label = self.dataset[self.rows[index]]
+        return image, int(label) if self.numbers is None else self.numbers[int(label)]
 
     def describe(self, index: int) -> str:
-        return f"image {index} of {self.name}"
+        return f"image {self.rows[index]} of {self.name}"
 
 
 def open_torchvision(config: DataConfig, split: str) -> TorchvisionImages:
     """`torch/cifar10` and the like, from `root`; downloaded only if asked."""
     name = config.dataset.removeprefix("torch/").lower()
-    if name not in (*_TIMM, *_MORE):
-        known = ", ".join(sorted((*_TIMM, *_MORE)))
-        raise DataError(f"no torchvision data set {name!r}{suggest(name, (*_TIMM, *_MORE))} Known: {known}.")
+    if name not in _NAMES:
+        known = ", ".join(sorted(_NAMES))
+        raise DataError(f"no torchvision data set {name!r}{suggest(name, _NAMES)} Known: {known}.")
     if config.root is None:
         raise DataError(f"data.root is not set; it must name the folder of {config.dataset}.")
-    if name in _TWO_SPLITS and split not in (*TRAIN_NAMES, *VALIDATION_NAMES, "test"):
+    if name in (*_TWO_SPLITS, "caltech101") and split not in (*TRAIN_NAMES, *VALIDATION_NAMES, "test"):
         raise DataError(f"{config.dataset} has no split {split!r}; choose train or test.")
     try:
         dataset = _build(config, name, split)
     except (RuntimeError, OSError, ValueError) as error:
         hint = "" if config.download else " Set data.root to its folder, or data.download=true."
         raise DataError(f"cannot open {config.dataset} ({split}) in {config.root}: {error}{hint}") from error
-    return TorchvisionImages(
-        dataset, f"{config.dataset}/{split}", check_num_classes(config, config.dataset, _found(name, dataset))
-    )
+    rows = _caltech_rows(dataset, training=split in TRAIN_NAMES) if name == "caltech101" else None
+    place = f"{config.dataset}/{split}"
+    if config.classes is not None:
+        return _chosen(dataset, place, config, rows)
+    return TorchvisionImages(dataset, place, check_num_classes(config, config.dataset, _found(name, dataset)), rows)
 
 
 def _build(config: DataConfig, name: str, split: str) -> Any:
+    if name == "caltech101":
+        return torchvision.datasets.Caltech101(config.root, download=config.download)
     if name in _TIMM:
-        return create_dataset(f"torch/{name}", root=config.root, split=split, download=config.download)
+        dataset = create_dataset(f"torch/{name}", root=config.root, split=split, download=config.download)
+        if name == "inaturalist":
+            dataset.index.sort()  # torchvision lists files in the order of the disk; ids should not depend on it
+        return dataset
     kind, training, validation = _MORE[name]
     split = training if split in TRAIN_NAMES else validation if split in VALIDATION_NAMES else split
     return getattr(torchvision.datasets, kind)(config.root, split=split, download=config.download)
 
 
 def _found(name: str, dataset: Any) -> int | None:
-    for attribute in ("classes", "all_categories"):
+    if name == "inaturalist":
+        (rank,) = dataset.target_type if len(dataset.target_type) == 1 else (None,)
+        if rank is None:
+            raise DataError(f"torch/inaturalist: one label an image, not {', '.join(dataset.target_type)}.")
+        return len(dataset.all_categories if rank == "full" else dataset.categories_index[rank])
+    names = _class_names(dataset)
+    return len(names) if names else _CLASSES.get(name)
+
+
+def _class_names(dataset: Any) -> list[str]:
+    """ImageNet's classes by WordNet id, others by their names."""
+    for attribute in ("wnids", "classes", "categories", "all_categories"):
         if names := getattr(dataset, attribute, None):
-            return len(names)
-    return _CLASSES.get(name)
+            return list(names)
+    return []
+
+
+def _caltech_rows(dataset: Any, *, training: bool) -> list[int]:
+    """Caltech-101 comes without splits: the images of a class with the smallest hashed numbers train, for ever."""
+    labels = torch.tensor(dataset.y)
+    luck = image_keys(torch.arange(len(labels)), torch.zeros_like(labels), seed=0, epoch=0)
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        members = (labels == label).nonzero()[:, 0]
+        chosen[members[luck[members].argsort()[:_CALTECH_TRAINING]]] = True
+    rows: list[int] = (chosen if training else ~chosen).nonzero()[:, 0].tolist()
+    return rows
+
+
+def _chosen(dataset: Any, place: str, config: DataConfig, rows: Sequence[int] | None) -> TorchvisionImages:
+    """Only the classes that `data.classes` lists, numbered in its order."""
+    assert config.classes is not None
+    wanted, known = class_names(config.classes), _class_names(dataset)
+    labels = next(
+        (getattr(dataset, key) for key in ("targets", "labels", "_labels", "y") if hasattr(dataset, key)), None
+    )
+    if not known or labels is None:
+        raise DataError(f"data.classes: torchvision does not say which classes the images of {place} have.")
+    absent = [name for name in wanted if name not in known]
+    if absent:
+        raise DataError(f"{place} lacks {len(absent)} of the classes of data.classes, among them {absent[0]}.")
+    numbers = {known.index(name): number for number, name in enumerate(wanted)}
+    chosen = [row for row in (range(len(dataset)) if rows is None else rows) if int(labels[row]) in numbers]
+    return TorchvisionImages(dataset, place, check_num_classes(config, place, len(wanted)), chosen, numbers)

@@ -1,0 +1,68 @@
+"""Images in a numpy archive, as synthetic sets are published: `image` (N, H, W, C) uint8 and `label` (N).
+
+Gowal et al. 2021, arXiv:2110.09468; Wang et al. 2023, arXiv:2302.04638. Pickled objects are never read.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitruvius._errors import DataError
+from vitruvius.data._config import DataConfig
+from vitruvius.data._folder import TRAIN_NAMES, VALIDATION_NAMES, check_num_classes
+from vitruvius.data._tensors import TensorSet
+
+_CHANNELS = (1, 3, 4)
+
+
+def open_npz(config: DataConfig, split: str) -> TensorSet:
+    """`root` names the file; its arrays are image and label, images and labels, or x_<split> and y_<split>."""
+    if config.root is None:
+        raise DataError("data.root is not set; it must name the .npz file that holds images and labels.")
+    path = Path(config.root).expanduser()
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            pictures, numbers = _pair(arrays, split, path)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"cannot read the images in {path}: {error}") from error
+    images, labels = _images(pictures, path), torch.from_numpy(numbers.astype(np.int64)).flatten()
+    if len(images) != len(labels) or not len(labels):
+        raise DataError(f"{path} holds {len(images)} images and {len(labels)} labels.")
+    classes = check_num_classes(config, str(path), max(int(labels.max()) + 1, config.num_classes or 0))
+    return TensorSet(name=f"npz/{split}", images=images, labels=labels, num_classes=classes)
+
+
+def _pair(arrays: Any, split: str, path: Path) -> tuple[Any, Any]:
+    """Images and labels of a split; a file with one pair has one split, whatever it is called."""
+    family = next((f for f in (TRAIN_NAMES, (*VALIDATION_NAMES, "test")) if split in f), ())
+    pairs = [("image", "label"), ("images", "labels"), *((f"x_{name}", f"y_{name}") for name in (split, *family))]
+    for images, labels in pairs:
+        if images in arrays and labels in arrays:
+            return arrays[images], arrays[labels]
+    found = ", ".join(arrays.files) or "nothing"
+    raise DataError(f"{path} holds {found}; expected the arrays image and label, or x_{split} and y_{split}.")
+
+
+def _images(pictures: Any, path: Path) -> Tensor:
+    """(N, C, H, W), without a copy: bytes, or floats in [0, 1]."""
+    if pictures.ndim == 3:
+        pictures = pictures[..., None]
+    if pictures.ndim != 4 or not {pictures.shape[1], pictures.shape[3]} & set(_CHANNELS):
+        raise DataError(
+            f"{path}: images {pictures.shape}, expected (N, H, W, C) or (N, C, H, W) with 1, 3 or 4 channels."
+        )
+    images = torch.from_numpy(pictures)
+    images = images.movedim(-1, 1) if images.shape[-1] in _CHANNELS else images
+    if images.dtype == torch.uint8:
+        return images
+    if not images.is_floating_point() or images.min() < 0 or images.max() > 1:
+        raise DataError(f"{path}: images are {images.dtype}, expected uint8, or floats from 0 to 1.")
+    return images.float()
