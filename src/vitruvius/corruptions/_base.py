@@ -1,0 +1,114 @@
+"""What a corruption is: frozen settings, called with (model, x, y) as every threat, giving x' by chance.
+
+Hendrycks & Dietterich 2019, "Benchmarking neural network robustness to common corruptions and perturbations".
+B images (B, C, H, W) of pixels in [0, 1], C is 1 (grey) or 3 (colour).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._dice import Dice, image_ids
+from vitruvius._errors import ConfigError, DataError
+from vitruvius._registry import Registry
+
+Scale = Literal["auto", "imagenet", "cifar"]
+SMALL = 64  # pixels: the shorter side up to which `auto` takes the constants of CIFAR-10-C
+SEVERITIES = (1, 2, 3, 4, 5)
+
+corruptions: Registry[Callable[..., Corruption]] = Registry("corruption")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corruption(ABC):
+    """What all corruptions share: a severity, a seed, the table of constants, and 8-bit levels at the end.
+
+    `round8`: the result is cut down to the 256 levels of stored images, as in the published sets; false keeps
+    the finer numbers. `scale`: whose constants, ImageNet-C's or CIFAR-10-C's; `auto` goes by the shorter side.
+    """
+
+    name: ClassVar[str]
+    imagenet: ClassVar[tuple[Any, ...]]  # one entry a severity
+    cifar: ClassVar[tuple[Any, ...]]
+
+    severity: int  # 1 … 5
+    seed: int = 0
+    scale: Scale = "auto"
+    round8: bool = True
+
+    def __post_init__(self) -> None:
+        if self.severity not in SEVERITIES:
+            raise ConfigError(f"{self.name}: severity={self.severity!r}, expected a whole number from 1 to 5.")
+        if self.scale not in ("auto", "imagenet", "cifar"):
+            raise ConfigError(f"{self.name}: scale={self.scale!r}, expected auto, imagenet or cifar.")
+
+    def __call__(
+        self, model: nn.Module | None, x: Tensor, y: Tensor | None = None, /, *, ids: Tensor | None = None
+    ) -> Tensor:
+        """Neither model nor labels matter. `ids` (B,) int64 name the images for the dice; default: their pixels."""
+        return self.apply(x, ids=ids)
+
+    @torch.no_grad()
+    def apply(self, x: Tensor, *, ids: Tensor | None = None) -> Tensor:
+        """x' of the same shape, dtype and device. One image with the same id gives the same x' in every batch."""
+        check_images(x)
+        if not len(x):
+            return x.clone()
+        dice = Dice(image_ids(x) if ids is None else ids.to(x.device), self.seed, self.label)
+        moved = self.disturb(x.float(), dice, *self.constants(x)).clamp(0, 1)
+        return (to_levels(moved) / 255 if self.round8 else moved).to(x.dtype)
+
+    @abstractmethod
+    def disturb(self, x: Tensor, dice: Dice, /, *constants: Any) -> Tensor:
+        """The corruption itself, float32 in and out, without checks; the caller clips and rounds."""
+
+    def constants(self, x: Tensor) -> tuple[Any, ...]:
+        """The published constants of this severity, for images of this size."""
+        chosen = (self.cifar if self.is_small(x) else self.imagenet)[self.severity - 1]
+        return chosen if isinstance(chosen, tuple) else (chosen,)
+
+    def is_small(self, x: Tensor) -> bool:
+        """Whether CIFAR-10-C's constants are meant."""
+        return self.scale == "cifar" or (self.scale == "auto" and min(x.shape[-2:]) <= SMALL)
+
+    @property
+    def label(self) -> str:
+        """`fog 3`."""
+        return f"{self.name} {self.severity}"
+
+    @property
+    def __name__(self) -> str:
+        """What reports call it: `glass_blur`, not `glassblur`."""
+        return self.name
+
+
+def to_levels(x: Tensor) -> Tensor:
+    """0 … 255, cut and not rounded as the published code does; the 1/1000 keeps whole numbers from rounding noise."""
+    return (x * 255 + 1e-3).floor()
+
+
+def check_images(x: Tensor) -> None:
+    """Refuse what is no batch of pixels. Reads the tensor once."""
+    if not x.is_floating_point():
+        raise DataError(
+            f"images have dtype {x.dtype}; corruptions need floating-point pixels in [0, 1]; divide by 255."
+        )
+    if x.ndim != 4 or x.shape[1] not in (1, 3):
+        raise DataError(f"images have shape {tuple(x.shape)}; corruptions need (B, 1 or 3, height, width).")
+    if min(x.shape[-2:]) < 4:
+        raise DataError(f"images are {x.shape[-2]}×{x.shape[-1]} pixels; corruptions need at least 4×4.")
+    if not len(x):
+        return
+    least, most = torch.stack([x.amin(), x.amax()]).tolist()
+    if math.isnan(least) or math.isnan(most) or least < 0 or most > 1:
+        raise DataError(
+            f"pixels reach from {least:.4g} to {most:.4g}; expected [0, 1]. "
+            "Normalisation belongs inside the model, 8-bit images are divided by 255."
+        )

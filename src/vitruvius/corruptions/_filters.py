@@ -1,0 +1,89 @@
+"""Filters on batches of images, the same on every device: as matrices where they separate, by Fourier where not.
+
+No convolution of cuDNN's is used, whose reduced precision would move 8-bit levels.  (…, H, W) images, n pixels a side
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def reflect(index: Tensor, n: int) -> Tensor:
+    """Whole numbers folded into 0 … n − 1, half a pixel beyond the edge: c b a | a b c | c b a."""
+    index = index.remainder(2 * n)
+    return torch.where(index < n, index, 2 * n - 1 - index)
+
+
+def reflect_101(index: Tensor, n: int) -> Tensor:
+    """Whole numbers folded into 0 … n − 1 at the middle of the edge pixel: c b | a b c | b a."""
+    period = max(2 * (n - 1), 1)
+    index = index.remainder(period)
+    return torch.where(index < n, index, period - index)
+
+
+def nearest(index: Tensor, n: int) -> Tensor:
+    """Whole numbers folded into 0 … n − 1 by staying at the edge: a a | a b c | c c."""
+    return index.clamp(0, n - 1)
+
+
+BORDERS = {"reflect": reflect, "reflect_101": reflect_101, "nearest": nearest}
+
+
+def gaussian(x: Tensor, sigma: float, *, border: str = "nearest", truncate: float = 4.0) -> Tensor:
+    """Gaussian filter of the last two axes, cut off at `truncate` sigmas; any sigma, however small the image."""
+    if int(truncate * sigma + 0.5) == 0:
+        return x
+    rows, columns = (gaussian_matrix(x, n, sigma, border, truncate) for n in x.shape[-2:])
+    return rows @ x @ columns.T
+
+
+def gaussian_matrix(like: Tensor, n: int, sigma: float, border: str, truncate: float) -> Tensor:
+    """(n, n): what each pixel of a line takes from each."""
+    radius = int(truncate * sigma + 0.5)
+    offset = torch.arange(-radius, radius + 1, device=like.device)
+    weight = (-0.5 * (offset.double() / sigma) ** 2).exp()
+    weight = (weight / weight.sum()).expand(n, -1)
+    source = BORDERS[border](torch.arange(n, device=like.device)[:, None] + offset, n)
+    return weight.new_zeros(n, n).scatter_add_(1, source, weight).to(like.dtype)
+
+
+def pad(x: Tensor, size: int, border: str = "reflect_101") -> Tensor:
+    """`size` more pixels on every side, of images smaller than that too."""
+    height, width = x.shape[-2:]
+    rows = BORDERS[border](torch.arange(-size, height + size, device=x.device), height)
+    columns = BORDERS[border](torch.arange(-size, width + size, device=x.device), width)
+    return x[..., rows, :][..., columns]
+
+
+def correlate(x: Tensor, kernel: Tensor) -> Tensor:
+    """Each pixel's neighbourhood weighted by one odd square kernel (k, k), borders mirrored, by Fourier transform."""
+    half = kernel.shape[-1] // 2
+    padded = pad(x, half)
+    size = padded.shape[-2:]
+    spectrum = torch.fft.rfft2(padded) * torch.fft.rfft2(kernel.to(x), s=size).conj()
+    return torch.fft.irfft2(spectrum, s=size)[..., : x.shape[-2], : x.shape[-1]]
+
+
+def stencil(x: Tensor, kernel: Tensor) -> Tensor:
+    """`correlate` for a small kernel, as a sum of shifted images: whole numbers stay exact."""
+    height, width = x.shape[-2:]
+    padded = pad(x, kernel.shape[-1] // 2)
+    total = torch.zeros_like(x)
+    for i, row in enumerate(kernel.tolist()):
+        for j, weight in enumerate(row):
+            total += weight * padded[..., i : i + height, j : j + width]
+    return total
+
+
+def disk(like: Tensor, radius: float, sigma: float) -> Tensor:
+    """(k, k) even disk with a softened edge, 17 or more pixels wide: what a lens out of focus makes of a point."""
+    half = 8 if radius <= 8 else math.ceil(radius)
+    line = torch.arange(-half, half + 1, device=like.device)
+    flat = (line[:, None] ** 2 + line**2 <= radius**2).to(torch.float64)
+    soft = torch.arange(-1, 2) if radius <= 8 else torch.arange(-2, 3)
+    weight = (-0.5 * (soft.double() / sigma) ** 2).exp()
+    weight = weight / weight.sum()
+    return stencil(flat / flat.sum(), weight[:, None] * weight).to(like.dtype)

@@ -1,0 +1,128 @@
+"""JPEG: the loss of a compressed file, without writing one. Hendrycks & Dietterich 2019; ITU-T T.81, JFIF.
+
+Only rounding loses anything in JPEG; the coding of the rounded numbers does not, so it is left out, and a whole batch
+is done at once on any device. Colour is stored at half the width and height (4:2:0) and spread again with weights 3:1,
+as libjpeg does by default. B images (B, C, H, W); blocks of 8 × 8.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vitruvius._dice import Dice
+from vitruvius.corruptions._base import Corruption, corruptions
+from vitruvius.corruptions._filters import nearest
+
+LUMINANCE = (
+    (16, 11, 10, 16, 24, 40, 51, 61),
+    (12, 12, 14, 19, 26, 58, 60, 55),
+    (14, 13, 16, 24, 40, 57, 69, 56),
+    (14, 17, 22, 29, 51, 87, 80, 62),
+    (18, 22, 37, 56, 68, 109, 103, 77),
+    (24, 35, 55, 64, 81, 104, 113, 92),
+    (49, 64, 78, 87, 103, 121, 120, 101),
+    (72, 92, 95, 98, 112, 100, 103, 99),
+)  # T.81, table K.1
+CHROMINANCE = (
+    (17, 18, 24, 47, 99, 99, 99, 99),
+    (18, 21, 26, 66, 99, 99, 99, 99),
+    (24, 26, 56, 99, 99, 99, 99, 99),
+    (47, 66, 99, 99, 99, 99, 99, 99),
+    *((99,) * 8,) * 4,
+)  # table K.2
+
+
+@corruptions.register("jpeg_compression")
+@dataclass(frozen=True, kw_only=True)
+class JPEGCompression(Corruption):
+    """The loss of a JPEG file of low quality."""
+
+    name: ClassVar[str] = "jpeg_compression"
+    imagenet: ClassVar = (25, 18, 15, 10, 7)  # quality, of 100
+    cifar: ClassVar = (80, 65, 58, 50, 40)
+
+    def disturb(self, x: Tensor, dice: Dice, /, quality: int) -> Tensor:
+        levels = (x * 255).round()
+        if x.shape[1] == 1:
+            return coded(levels, quality, LUMINANCE) / 255
+        y, cb, cr = to_ycc(levels)
+        y = coded(y, quality, LUMINANCE)
+        colour = coded(halved(torch.cat((cb, cr), 1)), quality, CHROMINANCE)
+        return to_rgb(y, doubled(colour)[..., : x.shape[-2], : x.shape[-1]]) / 255
+
+
+def to_ycc(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Brightness and two colour differences, whole numbers 0 … 255, each (B, 1, H, W)."""
+    r, g, b = rgb.split(1, 1)
+    y = 0.299 * r + 0.587 * g + 0.114 * b
+    cb = 128 - 0.168735892 * r - 0.331264108 * g + 0.5 * b
+    cr = 128 + 0.5 * r - 0.418687589 * g - 0.081312411 * b
+    return _whole(y), _whole(cb), _whole(cr)
+
+
+def to_rgb(y: Tensor, colour: Tensor) -> Tensor:
+    cb, cr = (colour - 128).split(1, 1)
+    return _whole(torch.cat((y + 1.402 * cr, y - 0.344136286 * cb - 0.714136286 * cr, y + 1.772 * cb), 1))
+
+
+def coded(x: Tensor, quality: int, base: tuple[tuple[int, ...], ...]) -> Tensor:
+    """What is left of a plane when the cosine coefficients of its blocks are rounded to multiples of the table."""
+    height, width = x.shape[-2:]
+    blocks = _padded(x, 8).unflatten(-2, (-1, 8)).unflatten(-1, (-1, 8)).transpose(-3, -2)  # (B, C, h, w, 8, 8)
+    basis, table = cosines(x), steps(x, quality, base)
+    ratio = basis @ (blocks - 128) @ basis.T / table
+    rounded = ratio.sign() * (ratio.abs() + 0.5 + 1e-4).floor()  # halves go outwards, whatever the rounding noise
+    plane = (basis.T @ (rounded * table) @ basis + 128).transpose(-3, -2).flatten(-4, -3).flatten(-2)
+    return _whole(plane)[..., :height, :width]
+
+
+def steps(like: Tensor, quality: int, base: tuple[tuple[int, ...], ...]) -> Tensor:
+    """(8, 8) steps of the coefficients at a quality from 1 to 100, as libjpeg scales the tables."""
+    percent = 5000 // quality if quality < 50 else 200 - 2 * quality
+    return ((like.new_tensor(base) * percent + 50) / 100).floor().clamp(1, 255)
+
+
+def cosines(like: Tensor) -> Tensor:
+    """(8, 8) orthonormal cosine basis, one frequency a row."""
+    frequency, place = torch.arange(8, dtype=torch.float64)[:, None], torch.arange(8, dtype=torch.float64)
+    basis = ((2 * place + 1) * frequency * math.pi / 16).cos() / 2
+    basis[0] /= math.sqrt(2)
+    return basis.to(like)
+
+
+def halved(x: Tensor) -> Tensor:
+    """Means of 2 × 2 pixels; what lies between two levels goes down and up in turn."""
+    x = _padded(x, 2)
+    total = x[..., ::2, ::2] + x[..., ::2, 1::2] + x[..., 1::2, ::2] + x[..., 1::2, 1::2]
+    turn = 1 + torch.arange(total.shape[-1], device=x.device) % 2
+    return ((total + turn) / 4).floor()
+
+
+def doubled(x: Tensor) -> Tensor:
+    """Twice the size: each pixel three quarters its own, one quarter its neighbour's, on both axes."""
+    above, below = _moved(x, -2, -1), _moved(x, -2, 1)
+    rows = torch.stack((3 * x + above, 3 * x + below), -2).flatten(-3, -2)
+    left, right = _moved(rows, -1, -1), _moved(rows, -1, 1)
+    return torch.stack(((3 * rows + left + 8) / 16, (3 * rows + right + 7) / 16), -1).floor().flatten(-2)
+
+
+def _moved(x: Tensor, axis: int, by: int) -> Tensor:
+    n = x.shape[axis]
+    return x.index_select(axis, nearest(torch.arange(n, device=x.device) + by, n))
+
+
+def _padded(x: Tensor, multiple: int) -> Tensor:
+    """The last row and column repeated up to a multiple."""
+    for axis in (-2, -1):
+        n = x.shape[axis]
+        x = x.index_select(axis, nearest(torch.arange(-(-n // multiple) * multiple, device=x.device), n))
+    return x
+
+
+def _whole(x: Tensor) -> Tensor:
+    return (x + 0.5 + 1e-4).floor().clamp(0, 255)

@@ -1,0 +1,85 @@
+"""Noise of sensors: every pixel for itself.
+
+Hendrycks & Dietterich 2019. B images (B, C, H, W) in [0, 1]; lambda a mean number of photons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vitruvius._dice import Dice
+from vitruvius.corruptions._base import Corruption, corruptions
+
+
+@corruptions.register("gaussian_noise")
+@dataclass(frozen=True, kw_only=True)
+class GaussianNoise(Corruption):
+    """Normal noise added to every pixel, as in low light."""
+
+    name: ClassVar[str] = "gaussian_noise"
+    imagenet: ClassVar = (0.08, 0.12, 0.18, 0.26, 0.38)  # standard deviation
+    cifar: ClassVar = (0.04, 0.06, 0.08, 0.09, 0.10)
+
+    def disturb(self, x: Tensor, dice: Dice, /, std: float) -> Tensor:
+        return x + std * dice.normal("noise", x.shape[1:])
+
+
+@corruptions.register("speckle_noise")
+@dataclass(frozen=True, kw_only=True)
+class SpeckleNoise(Corruption):
+    """Normal noise in proportion to every pixel."""
+
+    name: ClassVar[str] = "speckle_noise"
+    imagenet: ClassVar = (0.15, 0.2, 0.35, 0.45, 0.6)  # standard deviation for a white pixel
+    cifar: ClassVar = (0.06, 0.1, 0.12, 0.16, 0.2)
+
+    def disturb(self, x: Tensor, dice: Dice, /, std: float) -> Tensor:
+        return x + x * std * dice.normal("noise", x.shape[1:])
+
+
+@corruptions.register("impulse_noise")
+@dataclass(frozen=True, kw_only=True)
+class ImpulseNoise(Corruption):
+    """Salt and pepper: some values become black or white, channel by channel."""
+
+    name: ClassVar[str] = "impulse_noise"
+    imagenet: ClassVar = (0.03, 0.06, 0.09, 0.17, 0.27)  # share of the values
+    cifar: ClassVar = (0.01, 0.02, 0.03, 0.05, 0.07)
+
+    def disturb(self, x: Tensor, dice: Dice, /, share: float) -> Tensor:
+        hit = dice.uniform("hit", x.shape[1:]) < share
+        salt = (dice.uniform("salt", x.shape[1:]) < 0.5).to(x.dtype)
+        return torch.where(hit, salt, x)
+
+
+@corruptions.register("shot_noise")
+@dataclass(frozen=True, kw_only=True)
+class ShotNoise(Corruption):
+    """Photons are counted: a Poisson number in place of every pixel."""
+
+    name: ClassVar[str] = "shot_noise"
+    imagenet: ClassVar = (60, 25, 12, 5, 3)  # photons of a white pixel
+    cifar: ClassVar = (500, 250, 100, 75, 50)
+
+    def disturb(self, x: Tensor, dice: Dice, /, photons: int) -> Tensor:
+        level = (x * 255).round().long()
+        return poisson(level, dice.uniform("photons", x.shape[1:]), photons).to(x.dtype) / photons
+
+
+def poisson(level: Tensor, u: Tensor, photons: int) -> Tensor:
+    """Poisson numbers of mean λ = level / 255 × photons, by inverting the distribution at u in [0, 1).
+
+    The 256 distributions, raised by their level, are one sorted list: one search serves all pixels.
+    """
+    most = int(photons + 12 * photons**0.5 + 12)
+    count = torch.arange(most, dtype=torch.float64, device=level.device)
+    lam = torch.arange(256, dtype=torch.float64, device=level.device)[:, None] * (photons / 255)
+    log_probability = torch.xlogy(count, lam) - lam - torch.lgamma(count + 1)
+    below = log_probability.exp().cumsum(1).clamp(max=1)  # (256, most): P(at most `count`)
+    below[:, -1] = 1
+    table = (below + torch.arange(256, dtype=torch.float64, device=level.device)[:, None]).flatten()
+    return torch.searchsorted(table, u.double() + level, right=True) - level * most

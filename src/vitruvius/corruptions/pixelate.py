@@ -1,0 +1,27 @@
+"""Too few pixels: shrunk by boxes, enlarged by blocks. Hendrycks & Dietterich 2019."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from vitruvius._dice import Dice
+from vitruvius.corruptions._base import Corruption, corruptions
+from vitruvius.corruptions._resampling import box_shrink, stretch
+
+
+@corruptions.register("pixelate")
+@dataclass(frozen=True, kw_only=True)
+class Pixelate(Corruption):
+    """Too few pixels, shown as blocks."""
+
+    name: ClassVar[str] = "pixelate"
+    imagenet: ClassVar = (0.6, 0.5, 0.4, 0.3, 0.25)  # what is left of each side
+    cifar: ClassVar = (0.95, 0.9, 0.85, 0.75, 0.65)
+
+    def disturb(self, x: Tensor, dice: Dice, /, left: float) -> Tensor:
+        height, width = x.shape[-2:]
+        small = box_shrink((x * 255).round(), max(int(height * left), 1), max(int(width * left), 1))
+        return stretch(small, height, width) / 255
