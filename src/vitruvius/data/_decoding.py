@@ -81,13 +81,13 @@ def collate(samples: list[Sample]) -> Collated:
     good = [(s.image, s.label, s.id) for s in samples if s.image is not None]
     broken = [(s.id, s.reason) for s in samples if s.image is None]
     images, labels, ids = zip(*good, strict=True) if good else ((), (), ())
-    numbers = (torch.tensor(labels, dtype=torch.int64), torch.tensor(ids, dtype=torch.int64))
+    classes, numbers = torch.tensor(labels, dtype=torch.int64), torch.tensor(ids, dtype=torch.int64)
     if not good:
-        return Collated(None, *numbers, broken)
+        return Collated(None, classes, numbers, broken)
     if images[0].dim() == 3:
-        return Collated(torch.stack(images), *numbers, broken)
+        return Collated(torch.stack(images), classes, numbers, broken)
     splits = len(images[0])
-    return Collated(torch.stack(images, dim=1).flatten(0, 1), *(n.repeat(splits) for n in numbers), broken)
+    return Collated(torch.stack(images, dim=1).flatten(0, 1), classes.repeat(splits), numbers.repeat(splits), broken)
 
 
 def pil_mode(channels: int) -> str:

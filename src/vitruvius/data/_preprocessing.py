@@ -96,7 +96,9 @@ class Splits:
     Hendrycks et al. 2020, arXiv:1912.02781.
     """
 
-    def __init__(self, shared: Transform, clean: Transform, augmented: Transform, count: int) -> None:
+    def __init__(
+        self, shared: Callable[[Image.Image], Image.Image], clean: Transform, augmented: Transform, *, count: int
+    ) -> None:
         self.shared, self.clean, self.augmented, self.count = shared, clean, augmented, count
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -156,8 +158,8 @@ def _assembled(
         return transforms.Compose([*shared, *augmented])
     if len(augmented) == len(last):
         raise ConfigError("data.aug_splits: all splits are alike; augment them with data.aa, e.g. augmix-m5-w4-d2.")
-    made = (transforms.Compose(steps) for steps in (shared, last, augmented))
-    return Splits(*made, count=config.aug_splits)
+    compose = transforms.Compose
+    return Splits(compose(shared), compose(last), compose(augmented), count=config.aug_splits)
 
 
 def resize_pixels(images: Tensor, pre: Preprocessing) -> Tensor:
