@@ -52,6 +52,9 @@ def test_a_ledger_row_says_everything_about_an_image() -> None:
     assert torch.equal(rows["prediction"].long(), probabilities.argmax(-1))
     torch.testing.assert_close(rows["confidence"], probabilities.amax(-1))
     assert torch.equal(rows["correct"], probabilities.argmax(-1) == y)
+    torch.testing.assert_close(rows["max_logit"], net(x).amax(-1))
+    torch.testing.assert_close(rows["energy"], net(x).exp().sum(-1).log())
+    torch.testing.assert_close(rows["entropy"], -(probabilities * probabilities.log()).sum(-1))
 
 
 @pytest.mark.parametrize(

@@ -234,3 +234,15 @@ def test_one_file_reads_back_to_the_same_columns(tmp_path: Path) -> None:
     columns = load_ledger(tmp_path / "ledger.safetensors")["a/b(c=1/2)"]
     assert columns["id"].tolist() == [1, 2, 3]
     assert columns["correct"].tolist() == [False, True, True]  # the first word about an image counts
+
+
+def test_a_ledger_of_an_older_version_is_read_and_goes_on_with_its_columns(tmp_path: Path) -> None:
+    old = Ledger(tmp_path)
+    old.claim({}, [])
+    old.add("clean", {"id": torch.tensor([1, 2]), "confidence": torch.tensor([0.5, 0.6])})
+    again = Ledger(tmp_path)
+    again.read()
+    again.add("clean", {"id": torch.tensor([3]), "confidence": torch.tensor([0.7]), "energy": torch.tensor([4.0])})
+    rows = again.rows("clean")
+    assert set(rows) == {"id", "confidence"}
+    assert rows["id"].tolist() == [1, 2, 3]

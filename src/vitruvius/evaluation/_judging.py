@@ -56,8 +56,14 @@ def answer_all(model: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Colum
 
 @torch.no_grad()
 def answer(model: nn.Module, x: Tensor, y: Tensor) -> Columns:
-    """What the model says of a batch; `top5`: whether the label is among its five best guesses."""
+    """What the model says of a batch."""
     logits = model(x).float()  # (B, K)
+    check_logits(logits, y)
+    return read_logits(logits, y)
+
+
+def check_logits(logits: Tensor, y: Tensor) -> None:
+    """Refuse what cannot be judged."""
     if logits.shape[:-1] != y.shape:
         raise ConfigError(f"the model answered {tuple(logits.shape)}, expected logits ({len(y)}, classes).")
     if not torch.isfinite(logits).all():
@@ -68,6 +74,11 @@ def answer(model: nn.Module, x: Tensor, y: Tensor) -> Columns:
         raise DataError(
             f"labels reach from {int(y.min())} to {int(y.max())}, the model knows classes 0 … {logits.shape[1] - 1}."
         )
+
+
+def read_logits(logits: Tensor, y: Tensor) -> Columns:
+    """Columns of a ledger from logits (B, K); `top5`: whether the label is among the five best guesses."""
+    log_p = logits.log_softmax(-1)  # (B, K)
     confidence, prediction = logits.softmax(-1).max(-1)
     top = logits.topk(min(5, logits.shape[1])).indices
     return {
@@ -76,6 +87,9 @@ def answer(model: nn.Module, x: Tensor, y: Tensor) -> Columns:
         "correct": prediction == y,
         "loss": F.cross_entropy(logits, y, reduction="none"),
         "top5": (top == y[:, None]).any(-1),
+        "max_logit": logits.amax(-1),
+        "energy": logits.logsumexp(-1),
+        "entropy": -(log_p.exp() * log_p).sum(-1),
     }
 
 

@@ -21,10 +21,12 @@ class Entry:
     spec: str  # pgd(eps=4/255, steps=20): the same description, the same threat
     short: str  # pgd
     eps: float | None = None
+    severity: int | None = None  # of a corruption
 
 
 def enter(threat: Threat) -> Entry:
-    return Entry(spec=describe(threat), short=short_name(threat), eps=getattr(threat, "eps", None))
+    eps, severity = getattr(threat, "eps", None), getattr(threat, "severity", None)
+    return Entry(spec=describe(threat), short=short_name(threat), eps=eps, severity=severity)
 
 
 def by_spec(threats: Sequence[Threat]) -> dict[str, Threat]:

@@ -12,6 +12,7 @@ from vitruvius._errors import ConfigError, UnknownName
 from vitruvius._registry import load_plugins
 from vitruvius._yaml import read_yaml
 from vitruvius.attacks import attacks
+from vitruvius.corruptions import is_corruption, parse_corruptions
 from vitruvius.data import DataConfig
 from vitruvius.evaluation._names import Threat
 from vitruvius.models import AttentionRule, ModelConfig, PixelModel, create_from_config, load_model
@@ -59,7 +60,17 @@ def _open_named(name: str, overrides: Sequence[str]) -> tuple[PixelModel, Target
 
 
 def parse_threat(text: str) -> Threat:
-    """`pgd:eps=4/255,steps=10` → PGD(eps=…, steps=10)."""
+    """`pgd:eps=4/255,steps=10` → PGD(eps=…, steps=10); `fog:severity=3` → Fog(severity=3)."""
+    threats = parse_threats(text)
+    if len(threats) != 1:
+        raise ConfigError(f"{text!r} means {len(threats)} threats; one is asked for, e.g. fog:severity=3.")
+    return threats[0]
+
+
+def parse_threats(text: str) -> list[Threat]:
+    """One threat for most names; `corruptions` stands for 15 corruptions at 5 severities."""
     name, settings = parse_spec(text)
+    if is_corruption(name, settings):
+        return list(parse_corruptions(name, settings, where="--threat"))
     maker = attacks[name]
-    return maker(**bind(name, maker, settings, where="--threat"))
+    return [maker(**bind(name, maker, settings, where="--threat"))]

@@ -12,7 +12,7 @@ from vitruvius._processes import joined
 from vitruvius.data import eval_loader
 from vitruvius.evaluation._evaluate import evaluate
 from vitruvius.evaluation._subject import data_settings
-from vitruvius.evaluation._target import open_target, parse_threat
+from vitruvius.evaluation._target import open_target, parse_threats
 from vitruvius.evaluation.examination import examine, save_findings
 from vitruvius.evaluation.result import Report
 from vitruvius.evaluation.sanity import Finding
@@ -25,7 +25,7 @@ def evaluate_target(
 
     With an ε for `sanity`, the checks against gradient masking run too, and their findings lie beside the report.
     """
-    made = [parse_threat(text) for text in threats]
+    made = [threat for text in threats for threat in parse_threats(text)]
     model, config = open_target(target, overrides)
     home = Path(target) if Path(target).is_dir() else Path("runs") / target.replace("/", "-")
     with joined(config.device) as process:

@@ -24,7 +24,10 @@ from vitruvius.evaluation._names import Entry
 
 AFTER = "standing after "  # columns of an ensemble: which images each of its stages left standing
 Columns = dict[str, Tensor]  # every column (n,), `id` among them
-MEANINGS = "id, label, prediction, confidence, correct, loss, top5, seconds"
+MEANINGS = (
+    "id, label, prediction, confidence (max softmax), correct, loss, top5, max_logit, energy (logsumexp of the logits), "
+    "entropy (nats), seconds"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -111,12 +114,13 @@ class Ledger:
             raise RunError(f"{self.folder} holds rows, but no ledger.json says of what. Delete that folder.")
 
     def _merge(self, threat: str, rows: Columns) -> None:
+        """Rows written by an older version may lack columns; of a threat all rows have the same ones."""
         known = self.columns.get(threat)
         if known is None:
             self.columns[threat] = rows
             return
         new = ~torch.isin(rows["id"], known["id"])
-        self.columns[threat] = {name: torch.cat([known[name], rows[name][new]]) for name in known}
+        self.columns[threat] = {name: torch.cat([known[name], rows[name][new]]) for name in known if name in rows}
 
     def _read_part(self, file: Path) -> None:
         rank, number = map(int, file.stem.rsplit("-", 2)[1:])
