@@ -12,6 +12,7 @@ from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
 from vitruvius.compression.rules import rules
 from vitruvius.converters import converters
+from vitruvius.corruptions import corruptions
 from vitruvius.init import bases, inits
 from vitruvius.models import models
 from vitruvius.studies import studies
@@ -38,6 +39,7 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "attentions": attentions.describe,
     "bases": bases.describe,
     "converters": converters.describe,
+    "corruptions": corruptions.describe,
     "inits": inits.describe,
     "models": lambda: [(name, "", doc) for name, _, doc in models.describe()],
     "recipes": recipes,

@@ -50,7 +50,9 @@ def corruption_grid(
 
 def is_corruption(name: str, settings: Mapping[str, Any]) -> bool:
     """Whether a threat's name and settings mean corruptions; `gaussian_noise` with an eps is an attack."""
-    return name in ("corrupt", "corruptions") or (name in corruptions and "eps" not in settings)
+    return (
+        name in ("corrupt", "corruptions") or "severity" in settings or (name in corruptions and "eps" not in settings)
+    )
 
 
 def parse_corruptions(name: str, settings: Mapping[str, Any], *, where: str = "") -> list[Corruption]:
