@@ -2,6 +2,7 @@
 
     python benchmarks/autoattack.py                  DeiT-Tiny at 224 where there is a GPU, the digits CNN on a CPU
     python benchmarks/autoattack.py --images 1024 --survivors 0.1 0.5 1.0 --compile
+    python benchmarks/autoattack.py --gradients --survivors     gradients alone: how fast is each view of the model?
 
 One run, the same weights and images for all. The reference keeps full batches for 100 iterations, as the original does:
 every image is climbed to the end whether it has fallen or not. What we save depends on how many images fall, so it is
@@ -13,6 +14,7 @@ that has no robustness at all.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -23,6 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitruvius.attacks import CE, LINF
+from vitruvius.attacks._ascent import Ascent, Climb
+from vitruvius.attacks._models import frozen, slope
+from vitruvius.attacks._views import Autocast, compiled, fast_view
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
 
@@ -48,14 +54,20 @@ class Measured(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, help="default 512 on a GPU, 100 on a CPU")
-    parser.add_argument("--survivors", type=float, nargs="+", default=[0.1, 0.5, 1.0])
-    parser.add_argument("--compile", action="store_true", help="also measure with torch.compile, which takes a minute")
+    parser.add_argument("--survivors", type=float, nargs="*", default=[0.1, 0.5, 1.0])
+    parser.add_argument("--precision", nargs="+", default=["exact", "fast"])
+    parser.add_argument("--compile", type=int, nargs="+", default=[0], help="0, 1 or both; compiling takes a minute")
+    parser.add_argument("--gradients", action="store_true", help="first measure gradients of the views alone")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     options = parser.parse_args()
     problem = patterns(options.device) if options.device != "cpu" else digits()
     images = options.images or (512 if options.device != "cpu" else 100)
     print(f"{problem.name}, eps {problem.eps:.4g}, batches of {problem.batch_size}, {images} images", flush=True)
+    if options.gradients:
+        measure_gradients(problem, options.compile)
+    if not options.survivors:
+        return
     fallen = sort_pool(problem)
     rows = [row(problem, *mixture(fallen, images, share), options) for share in options.survivors]
     print_table(rows)
@@ -111,21 +123,19 @@ def loss_and_gradient(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, T
 def row(problem: Problem, x: Tensor, y: Tensor, options: argparse.Namespace) -> dict[str, Any]:
     """Seconds and survivors of the reference and of ours, on the same images."""
     measured = {"reference": timed(x, lambda: run_reference(problem, x, y), runs=1)}
-    for compiled in (False, True) if options.compile else (False,):
-        for precision in ("exact", "fast"):
-            attack = AutoAttack(
-                eps=problem.eps,
-                version="custom",
-                attacks=("apgd-ce",),
-                precision=precision,
-                batch_size=problem.batch_size,
-                compile=compiled,
-            )
+    for wanted, precision in itertools.product(map(bool, options.compile), options.precision):
+        settings = {"precision": precision, "batch_size": problem.batch_size, "compile": wanted}
+        attack = AutoAttack(eps=problem.eps, version="custom", attacks=("apgd-ce",), **settings)
+        stages: list[Any] = []
 
-            def search(attack: AutoAttack = attack) -> int:
-                return int(attack.run(problem.model, x, y).standing.sum())
+        def search(attack: AutoAttack = attack, stages: list[Any] = stages) -> int:
+            outcome = attack.run(problem.model, x, y)
+            stages[:] = [f"{s.label} {s.searched} → −{s.fallen} in {s.seconds:.2f} s" for s in outcome.stages]
+            return int(outcome.standing.sum())
 
-            measured[f"{precision}{', compiled' if compiled else ''}"] = timed(x, search)
+        name = f"{precision}{', compiled' if wanted else ''}"
+        measured[name] = timed(x, search)
+        print(name, measured[name], *stages, sep="; ", flush=True)
     first = measured["reference"]
     return {
         "images": len(x),
@@ -190,6 +200,59 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         print(f"| {r['reference']['standing']} of {r['images']} | {speed:.0f} | " + " | ".join(cells) + " |")
 
 
+# Where the time goes.
+
+
+def measure_gradients(problem: Problem, compile: list[int]) -> None:
+    """Gradient images a second of each view of the model, and of a whole step of Auto-PGD, at a full batch."""
+    x, y = (t.repeat(-(-problem.batch_size // len(t)), *[1] * (t.ndim - 1))[: problem.batch_size] for t in problem[2:4])
+    with frozen(problem.model), torch.no_grad():
+        views = {"float32": problem.model, "bfloat16": fast_view(problem.model, x), "autocast": Autocast(problem.model)}
+        if 1 in compile:
+            views |= {f"{name}, compiled": compiled(views[name], x) for name in ("bfloat16", "float32")}
+        for name, view in views.items():
+            rates = {}
+            for what, fused in (("gradient", None), ("step", False), ("fused step", True)):
+                if fused and "compiled" not in name:
+                    continue
+                leg = Ascent(LINF, problem.eps, STEPS, lambda z, y, _: CE(z, y), stops=False, fused=bool(fused))
+                state = leg.begin(x, y, y, x)
+
+                def once(view: nn.Module = view, leg: Ascent = leg, state: Climb = state, alone=fused is None) -> Any:
+                    return slope(view, x, lambda z: CE(z, y)) if alone else leg.advance(view, state)
+
+                rates[what] = len(x) / repeat(x, once)
+            print(f"{name}: " + ", ".join(f"{what} {rate:.0f} images/s" for what, rate in rates.items()), flush=True)
+            if x.is_cuda:
+                print(f"  as a CUDA graph: {graphed(view, x, y)}", flush=True)
+
+
+def graphed(view: nn.Module, x: Tensor, y: Tensor) -> str:
+    """Gradient images a second without any launching by the host."""
+    try:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(3):
+                slope(view, x, lambda z: CE(z, y))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            slope(view, x, lambda z: CE(z, y))
+        return f"{len(x) / repeat(x, graph.replay):.0f} images/s"
+    except RuntimeError as error:
+        return str(error).split("\n")[0]
+
+
+def repeat(x: Tensor, once: Callable[[], Any], times: int = 20) -> float:
+    """Seconds of one call, after three to warm up."""
+    for left in range(times + 3):
+        if left == 3:
+            torch.cuda.synchronize() if x.is_cuda else None
+            begun = time.perf_counter()
+        once()
+    torch.cuda.synchronize() if x.is_cuda else None
+    return (time.perf_counter() - begun) / times
+
+
 # The problems.
 
 
@@ -209,6 +272,7 @@ def patterns(device: str, classes: int = 10, steps: int = 250, batch: int = 256,
     """DeiT-Tiny at 224, trained for a moment against FGSM on soft patterns of all contrasts."""
     import timm
 
+    begun = time.perf_counter()
     torch.manual_seed(0)
     model = timm.create_model("deit_tiny_patch16_224", num_classes=classes).to(device)
     shapes = F.interpolate(torch.rand(classes, 3, 7, 7, device=device) - 0.5, size=224, mode="bicubic")
@@ -228,7 +292,8 @@ def patterns(device: str, classes: int = 10, steps: int = 250, batch: int = 256,
     x, y = draw(shapes, pool)
     with torch.no_grad():
         right = model.eval()(x).argmax(1) == y
-    print(f"trained: loss {loss.item():.3f}, {100 * right.float().mean().item():.1f} % right", flush=True)
+    seconds, share = time.perf_counter() - begun, 100 * right.float().mean().item()
+    print(f"trained in {seconds:.0f} s: loss {loss.item():.3f}, {share:.1f} % right", flush=True)
     return Problem(
         "DeiT-Tiny, 224 × 224", model, x[right], y[right], radius(model, x[right][:128], y[right][:128]), 256
     )

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, DataError, UnknownName
 from vitruvius.attacks import CE, DLR, Dice, attacks
-from vitruvius.attacks._models import Autocast, Fast, Through, compiled, fast_view
+from vitruvius.attacks._models import Through
+from vitruvius.attacks._views import Autocast, Fast, compiled, fast_view
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.pgd import PGD
@@ -95,7 +96,7 @@ def test_a_fast_claim_counts_only_if_the_exact_model_is_fooled() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             logits = self.net(x)
-            return logits.roll(1, 1) if x.dtype == torch.bfloat16 else logits
+            return logits.roll(1, 1) if self.net[-1].weight.dtype == torch.bfloat16 else logits
 
     net, (x, _) = Touchy().eval(), some_images(6)
     y = labels_of(net, x)
@@ -117,7 +118,7 @@ def test_where_the_fast_search_is_blind_the_exact_one_follows_in_full() -> None:
             self.net = net
 
         def forward(self, x: Tensor) -> Tensor:
-            blind = x.dtype == torch.bfloat16
+            blind = self.net[-1].weight.dtype == torch.bfloat16
             return self.net(x.detach()) + 0 * x.sum() if blind else self.net(x)
 
     model, custom = Blind().eval(), {"version": "custom", "attacks": (APGD(eps=0.15, steps=20),)}

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitruvius.attacks._fusing import Fused
 from vitruvius.attacks._models import slope
 from vitruvius.attacks._norms import LINF, Norm, per_image
 from vitruvius.attacks._random import Dice
@@ -86,7 +87,7 @@ class Ascent(NamedTuple):
     def advance(self, model: Callable[[Tensor], Tensor], s: Climb) -> Climb:
         """Evaluate the points and make a step."""
         here = slope(model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes)
-        go_on = fused_follow() if self.fused else follow
+        go_on = follow_fused if self.fused else follow
         return go_on(s, *here, checkpoints(self.steps, s.y.device), self.norm, self.eps, self.stops)
 
 
@@ -101,7 +102,8 @@ def follow(
 
 def _remember(s: Climb, logits: Tensor, loss: Tensor, grad: Tensor, stops: bool, last: int) -> Climb:
     first, fooled, better = s.iteration == 0, logits.argmax(1) != s.y, loss > s.best_loss
-    return s._replace(
+    return change(
+        s,
         seen=s.point,
         best=torch.where(per_image(better, s.x), s.point, s.best),
         best_grad=torch.where(per_image(better, s.x), grad, s.best_grad),
@@ -122,7 +124,8 @@ def _look_back(s: Climb, grad: Tensor, window: Tensor) -> tuple[Climb, Tensor]:
     due = window > 0
     stalled = (s.rises <= REQUIRED_RISES * window) | (~s.reduced & (s.checked_loss >= s.best_loss))
     back = due & stalled
-    moved = s._replace(
+    moved = change(
+        s,
         point=torch.where(per_image(back, s.x), s.best, s.point),
         step=torch.where(back, s.step / 2, s.step),
         reduced=torch.where(due, stalled, s.reduced),
@@ -139,7 +142,7 @@ def _step(s: Climb, grad: Tensor, norm: Norm, eps: float) -> Climb:
     climbed = project(climbed, s.x, s.low, s.high, norm, eps)
     drawn = s.point + (1 - inertia) * (climbed - s.point) + inertia * (s.point - s.previous)
     point = project(drawn, s.x, s.low, s.high, norm, eps)
-    return s._replace(previous=s.point, point=point, iteration=s.iteration + 1)
+    return change(s, previous=s.point, point=point, iteration=s.iteration + 1)
 
 
 def project(point: Tensor, x: Tensor, low: Tensor, high: Tensor, norm: Norm, eps: float) -> Tensor:
@@ -148,10 +151,12 @@ def project(point: Tensor, x: Tensor, low: Tensor, high: Tensor, norm: Norm, eps
     return inside.clamp(low, high)
 
 
-@functools.cache
-def fused_follow() -> Callable[..., Climb]:
-    """`follow` as a few kernels instead of twenty passes over the images."""
-    return torch.compile(follow, dynamic=True)
+def change(s: Climb, **fields: Tensor) -> Climb:
+    """The state with some fields replaced; `_replace`, which torch.compile does not follow in every version."""
+    return Climb(*(fields.get(name, value) for name, value in zip(Climb._fields, s, strict=True)))
+
+
+follow_fused = Fused(follow)
 
 
 @functools.lru_cache

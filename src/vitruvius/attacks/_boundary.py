@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitruvius.attacks._hyperplane import project_to_plane
 from vitruvius.attacks._losses import TARGETED_MARGIN
-from vitruvius.attacks._models import full_precision, slope
+from vitruvius.attacks._models import full_precision, plain, slope
 from vitruvius.attacks._norms import Norm, per_image
 
 LEAN = 0.1  # largest weight of the image's own projection
@@ -98,7 +98,7 @@ class Nearest:
     def __call__(self, model: Callable[[Tensor], Tensor], point: Tensor, y: Tensor, target: Tensor) -> Plane:
         with torch.enable_grad():
             point = point.detach().requires_grad_()
-            heights = full_precision(model(point))
+            heights = full_precision(plain(model)(point))  # a compiled backward pass can be walked only once
             heights = heights - heights.gather(1, y[:, None])  # (B, K)
             columns = heights.sum(0)
             normals = [torch.autograd.grad(column, point, retain_graph=True)[0] for column in columns]

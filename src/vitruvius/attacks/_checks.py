@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, DataError
+from vitruvius.attacks._models import Around
 from vitruvius.attacks._norms import LINF, Norm
 
 
@@ -67,15 +68,15 @@ def check_mode(model: nn.Module) -> None:
         raise ConfigError("the model is in train mode; call model.eval() first.")
 
 
-class Watched:
+class Watched(Around):
     """A model whose first answer is checked, so that no extra pass is spent on it."""
 
     def __init__(self, model: Callable[[Tensor], Tensor], y: Tensor) -> None:
-        self.model, self.y = model, y
+        self.inner, self.y = model, y
         self.seen = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        logits = self.model(x)
+        logits = self.inner(x)
         if not self.seen:
             check_logits(logits, self.y, len(x))
             self.seen = True

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,43 +50,6 @@ def full_precision(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
-class Fast(nn.Module):
-    """A copy of a model in bfloat16 that answers in float32."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = copy.deepcopy(model).bfloat16()
-        self.training = model.training
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.model(x.bfloat16())
-        return logits.float()
-
-
-class Autocast(nn.Module):
-    """The model itself, in bfloat16 where PyTorch thinks it safe, for models that cannot live in bfloat16 alone."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.training = model.training
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, torch.bfloat16):
-            logits: Tensor = self.model(x)
-        return logits.float()
-
-
-def fast_view(model: nn.Module, x: Tensor) -> nn.Module:
-    """The model in bfloat16: a copy if that can answer for these images, else by autocast."""
-    try:
-        view = Fast(model)
-        view(x[:1])
-    except (RuntimeError, TypeError, ValueError):  # parts of some models insist on their precision
-        return Autocast(model)
-    return view
-
-
 class Through(nn.Module):
     """Answers like one model, with the gradient of another: what masks its gradient is attacked through a stand-in.
 
@@ -109,16 +70,17 @@ class Through(nn.Module):
         return answer + (guide - guide.detach())
 
 
-def compiled(model: nn.Module, x: Tensor) -> nn.Module:
-    """The model compiled for any number of such images; where that fails, the model as it is, and a warning."""
-    faster: nn.Module = torch.compile(model, dynamic=True)  # type: ignore[assignment]
-    try:
-        slope(faster, x[:3], lambda logits: logits.sum(1))
-    except Exception as error:  # whatever the compiler stumbles over, the attack can go on without it
-        reason = str(error).strip().split("\n")[0]
-        warnings.warn(f"torch.compile failed on {type(model).__name__} ({reason}); attacking without it.", stacklevel=2)
-        return model
-    return faster
+class Around:
+    """Something put around a model to watch it or to make it faster."""
+
+    inner: Callable[[Tensor], Tensor]
+
+
+def plain(model: Any) -> Callable[[Tensor], Tensor]:
+    """The model as it was given."""
+    while isinstance(model, Around):
+        model = model.inner
+    return model
 
 
 @contextmanager

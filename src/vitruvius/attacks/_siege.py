@@ -2,7 +2,7 @@
 
 An image counts as fallen only if its x' fools the float32 model; what a faster search claims is always checked. What
 stands after it is searched again in float32: shortly, from the worst point known; then in full where the fast search
-had claimed a success, for there it stopped too soon, and everywhere if the short search has felled more than a
+may have claimed a success, for there it stopped too soon, and everywhere if the short search has felled more than a
 hundredth of the others, for then the fast search is not to be trusted on this model.
 """
 
@@ -15,12 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import DataError
-from vitruvius.attacks._base import Attack, Threat, disturb
+from vitruvius.attacks._base import Attack, Model, Threat, disturb
+from vitruvius.attacks._losses import MARGIN
+from vitruvius.attacks._models import plain
 from vitruvius.attacks._norms import per_image
 from vitruvius.attacks._outcome import CLEAN, STANDING, Outcome, Stage
 from vitruvius.attacks._random import Dice
 from vitruvius.attacks._targets import clean_logits
 
+DOUBTS = 4  # mean errors of a view's logits within which its word on a label is not taken
 TRUST = 0.01  # share of images the short search may fell before the full one must follow
 
 
@@ -31,7 +34,7 @@ class Siege:
         self.model, self.x, self.y, self.ids = model, x, y, ids
         self.batch_size = batch_size or max(len(x), 1)
         self.found = x.clone()  # x' of the fallen; for the others the worst point of the first stage
-        self.claimed = torch.zeros_like(y, dtype=torch.bool)  # images a faster view of the model was wrong about
+        self.claimed = torch.zeros_like(y, dtype=torch.bool)  # images that may have fooled a faster view of the model
         self.stages: list[Stage] = []
         begun = time.perf_counter()
         wrong = self._wrong(x, y)
@@ -43,12 +46,12 @@ class Siege:
         self._storm(name, "exact", self._search(threat, model), self._standing(), threat)
 
     def storm_fast(self, name: str, threat: Threat, view: nn.Module) -> None:
-        """Search on a view of the model that is faster than the model, and note what only the view is fooled by."""
+        """Search on a view of the model that is faster than the model, and note where the two might differ."""
         search = self._search(threat, view)
 
         def move(rows: Tensor) -> Tensor:
             moved = search(rows)
-            self.claimed[rows] |= clean_logits(view, moved, self.batch_size).argmax(1) != self.y[rows]
+            self.claimed[rows] |= self._close(moved, self.y[rows], plain(view))
             return moved
 
         self._storm(name, "fast", move, self._standing(), threat)
@@ -75,6 +78,12 @@ class Siege:
         standing, claimed = self.fallen_by[rows] == STANDING, self.claimed[rows]
         surprises, others = int((~standing & ~claimed).sum()), int((~claimed).sum())
         return rows[standing] if surprises > TRUST * others else rows[standing & claimed]
+
+    def _close(self, moved: Tensor, y: Tensor, view: Model) -> Tensor:
+        """Points at which the model is as near to an error as the view is wrong about its logits: maybe a claim."""
+        logits, seen = (clean_logits(model, moved, self.batch_size) for model in (self.model, view))
+        doubt = (seen - logits).abs().amax(1).mean()
+        return MARGIN(logits, y) > -DOUBTS * doubt
 
     def _search(self, threat: Threat, model: nn.Module) -> Callable[[Tensor], Tensor]:
         return lambda rows: disturb(threat, model, self.x[rows], self.y[rows], self.ids[rows])

@@ -42,11 +42,11 @@ def stream(
     state = begin(active)
     while len(active):
         state = advance(state)
-        done = state.done.nonzero().squeeze(1)
-        if not len(done):
+        over = state.done.cpu()
+        if not over.any():
             continue
+        done, left = (rows.nonzero().squeeze(1).to(images.device) for rows in (over, ~over))
         finish(active[done], take(state, done))
-        left = (~state.done).nonzero().squeeze(1)
         active, state = active[left], take(state, left)
         arrivals, waiting = waiting[: room - len(active)], waiting[room - len(active) :]
         if len(arrivals):
