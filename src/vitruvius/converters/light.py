@@ -11,22 +11,10 @@ from typing import Any
 from vitruvius.converters._checkpoint import Checkpoint
 from vitruvius.converters._converted import UNTOUCHED, Converted, converters, finish
 from vitruvius.converters._upstream import adapt, class_count, known_name
+from vitruvius.models import models
 
-SMALL = ("xcit_small_12_p4_32", "xcit_small_12_p8_32", "xcit_medium_12_p4_32", "xcit_large_12_p4_32")
-RENAMED = {name: f"vitruvius/{name}" for name in SMALL} | {
+RENAMED = {name.removeprefix("vitruvius/"): name for name in models} | {
     "xcit_small_12_p2_32": "vitruvius/xcit_small_12_p1_32",  # its re-striding took all four strides
-    "xcit_medium_12_p16_224": "xcit_medium_24_p16_224",
-    "xcit_large_12_p16_224": "xcit_large_24_p16_224",
-    "xcit_large_12_h8_p16_224": "xcit_large_24_p16_224",
-    "cait_s12_224": "cait_s24_224",
-    **{f"resnet{depth}_gelu": f"resnet{depth}" for depth in (18, 50, 152)},
-}
-CHANGED: dict[str, dict[str, Any]] = {  # what those models have other than timm's of that name
-    "xcit_medium_12_p16_224": {"depth": 12},
-    "xcit_large_12_p16_224": {"depth": 12},
-    "xcit_large_12_h8_p16_224": {"depth": 12, "num_heads": 8},
-    "cait_s12_224": {"depth": 12},
-    **{f"resnet{depth}_gelu": {"act_layer": "gelu"} for depth in (18, 50, 152)},
 }
 
 
@@ -38,15 +26,14 @@ def light(
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
 ) -> Converted:
-    """vits-robustness-torch: XCiT p16/224 and p4/32 (re-strided), and timm models it trained.
+    """vits-robustness-torch: XCiT p16/224 and p4/32 (re-strided), its ResNets, and timm models it trained.
 
     `mean` and `std` are those the model was evaluated with; without them, and without stored settings, pixels go in
     as they are.
     """
     inside = {name: checkpoint.state.pop(f"normalize.{name}", None) for name in ("mean", "std")}
     checkpoint.state = {key.removeprefix("model."): value for key, value in checkpoint.state.items()}
-    original = str(model_name or checkpoint.args.get("model") or "")
-    model: dict[str, Any] = {"name": known_name(checkpoint, model_name, RENAMED), **CHANGED.get(original, {})}
+    model: dict[str, Any] = {"name": known_name(checkpoint, model_name, RENAMED)}
     model |= _statistics(checkpoint, {"mean": mean, "std": std}, inside) | class_count(checkpoint)
     adapt(checkpoint, model)
     return finish(checkpoint, model)

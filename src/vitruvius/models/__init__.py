@@ -2,8 +2,10 @@
 
 from vitruvius._registry import load_room
 from vitruvius.models._create import ModelConfig, create_from_config, create_model, load_model
+from vitruvius.models._freezing import freeze
 from vitruvius.models._pixel import PixelModel
 from vitruvius.models._registry import models
+from vitruvius.models._restriding import restride
 from vitruvius.models._weights import check_fit, load_weights
 from vitruvius.models._wiring import AttentionRule, Parts, wire
 
@@ -15,9 +17,11 @@ __all__ = [
     "check_fit",
     "create_from_config",
     "create_model",
+    "freeze",
     "load_model",
     "load_weights",
     "models",
+    "restride",
     "wire",
 ]
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import timm
 import torch
+from timm.layers import to_2tuple
 from timm.models import is_model, list_models, parse_model_name, split_model_name_tag
 from torch import nn
 
@@ -16,8 +17,11 @@ from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, RunError, UnknownName, suggest
 from vitruvius._registry import load_plugins
 from vitruvius._yaml import read_yaml
+from vitruvius.models._adapting import head_keys
+from vitruvius.models._freezing import freeze
 from vitruvius.models._pixel import PixelModel
 from vitruvius.models._registry import PREFIX, models
+from vitruvius.models._restriding import restride as _restride
 from vitruvius.models._starting import Start, begin_low_rank, start, start_new_parts
 from vitruvius.models._weights import load_weights
 from vitruvius.models._wiring import AttentionRule, Parts, wire, without_files
@@ -34,6 +38,9 @@ class ModelConfig:
     mean: tuple[float, ...] | None = None  # null: what timm resolves for the model
     std: tuple[float, ...] | None = None
     positions: Literal["upstream", "sincos"] = "upstream"  # sincos: a fixed table instead of a learned one
+    reset_head: bool = False  # take no head from the weights: for other classes than theirs
+    restride: int | None = None  # XCiT: patches of so many pixels from the weights for 16
+    freeze: tuple[str, ...] = ()  # globs over parameters and modules, e.g. [patch_embed, "blocks.[0-5]"]; "!…" thaws
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to the timm constructor
 
 
@@ -44,6 +51,7 @@ def create_model(
     attention: Parts = (),
     init: Start | None = None,
     positions: Literal["upstream", "sincos"] = "upstream",
+    restride: int | None = None,
     seed: int = 0,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -52,16 +60,18 @@ def create_model(
     """A timm model (or one of ours) that takes pixels in [0, 1], with the attention asked for.
 
     `attention` is a list of parts for every site, or of `AttentionRule`s; `init` a start for the attention
-    weights. Random weights come from `seed` alone; the global random state is left as it was.
+    weights; `restride` a smaller patch for XCiTs, from the same weights. Random weights come from `seed` alone; the
+    global random state is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = PixelModel(_make(name, pretrained, timm_kwargs), mean=mean, std=std)
+        made = _make(name, pretrained, timm_kwargs)
+        model = PixelModel(made if restride is None else _restride(made, restride), mean=mean, std=std)
         if positions == "sincos":
             use_sincos_positions(model)
         if init is not None:
             start(model, init, seed)
-        wire(model, attention)
+        wire(model, attention, input_size=model.data_config["input_size"] if "img_size" in timm_kwargs else None)
         begin_low_rank(model)
     return model.eval()
 
@@ -70,20 +80,25 @@ def create_from_config(
     config: ModelConfig, rules: Sequence[AttentionRule] = (), *, init: Start | None = None, seed: int = 0
 ) -> PixelModel:
     """The model a recipe describes, weights included."""
-    model = create_model(
-        config.name,
-        pretrained=config.pretrained,
-        attention=rules,
-        init=init,
-        positions=config.positions,
-        seed=seed,
-        mean=config.mean,
-        std=config.std,
-        **config.kwargs,
-    )
+    settings: dict[str, Any] = {
+        "attention": rules,
+        "init": init,
+        "positions": config.positions,
+        "restride": config.restride,
+    }
+    settings |= {"seed": seed, "mean": config.mean, "std": config.std, **config.kwargs}
+    model = create_model(config.name, pretrained=config.pretrained, **settings)
     if config.weights is not None:
-        start_new_parts(model, load_weights(model, config.weights))
-    return model
+        start_new_parts(model, load_weights(model, config.weights, reset_head=config.reset_head, resample=True))
+    elif config.pretrained and config.reset_head:
+        _renew_head(model, create_model(config.name, **settings))
+    return freeze(model, config.freeze)
+
+
+def _renew_head(model: PixelModel, new: PixelModel) -> None:
+    """The head of a new model in place of the pretrained one."""
+    start = new.model.state_dict()
+    model.model.load_state_dict({key: start[key] for key in head_keys(model.model)}, strict=False)
 
 
 def load_model(run: str | Path, *, best: bool = True) -> PixelModel:
@@ -94,7 +109,8 @@ def load_model(run: str | Path, *, best: bool = True) -> PixelModel:
     data = read_yaml(folder / "config.yaml")
     source = str(folder / "config.yaml")
     load_plugins(data.get("plugins") or ())
-    config = build(ModelConfig, {**(data.get("model") or {}), "pretrained": False, "weights": None}, source=source)
+    begun = {"pretrained": False, "weights": None, "reset_head": False}  # how the run began is over
+    config = build(ModelConfig, {**(data.get("model") or {}), **begun}, source=source)
     rules = [without_files(build(AttentionRule, rule, source=source)) for rule in data.get("attention") or ()]
     model = create_from_config(config, rules, seed=int(data.get("seed", 0)))
     wanted = ("best", "last") if best else ("last",)
@@ -109,10 +125,10 @@ def _make(name: str, pretrained: bool, timm_kwargs: Mapping[str, Any]) -> nn.Mod
     if name.startswith(PREFIX):
         if pretrained:
             raise ConfigError(f"{name!r} has no pretrained weights; start from a run with model.weights.")
-        return _built(name, lambda: models[name](**timm_kwargs), timm_kwargs)
+        return _sized(_built(name, lambda: models[name](**timm_kwargs), timm_kwargs), timm_kwargs)
     _check_known(name)
     try:
-        return _built(name, lambda: timm.create_model(name, pretrained=pretrained, **timm_kwargs), timm_kwargs)
+        made = _built(name, lambda: timm.create_model(name, pretrained=pretrained, **timm_kwargs), timm_kwargs)
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise
@@ -120,6 +136,17 @@ def _make(name: str, pretrained: bool, timm_kwargs: Mapping[str, Any]) -> nn.Mod
             f"the pretrained weights of {name!r} cannot be had: {str(error).splitlines()[0]} "
             "Without a network, give a file with model.weights, or pretrained: false."
         ) from error
+    return _sized(made, timm_kwargs)
+
+
+def _sized(model: Any, timm_kwargs: Mapping[str, Any]) -> nn.Module:
+    """Let a model that was built for another image size say so: surveys and loaders ask its configuration."""
+    config, size = getattr(model, "pretrained_cfg", None), timm_kwargs.get("img_size")
+    if size is not None and isinstance(config, Mapping) and "input_size" in config:
+        model.pretrained_cfg = {**config, "input_size": (config["input_size"][0], *to_2tuple(size))}
+        model.default_cfg = model.pretrained_cfg
+    assert isinstance(model, nn.Module)
+    return model
 
 
 def _built(name: str, build: Callable[[], nn.Module], kwargs: Mapping[str, Any]) -> nn.Module:

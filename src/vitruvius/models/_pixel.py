@@ -28,6 +28,7 @@ class PixelModel(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self.still: tuple[str, ...] = ()  # modules that stay in eval mode: batch norms of what is frozen
         config, channels = resolve_data_config({}, model=model), _in_chans(model)
         self.statistics = (
             _statistic("mean", mean, config["mean"], channels),
@@ -39,6 +40,12 @@ class PixelModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.model((x - self.mean) / self.std)
         return out
+
+    def train(self, mode: bool = True) -> PixelModel:
+        super().train(mode)
+        for name in self.still:
+            self.get_submodule(name).eval()
+        return self
 
     @property
     def data_config(self) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 Unexpected keys are an error. Missing keys are allowed only under `<site>.core.<part>.` of a part that
 the source does not have at that site, so a low-rank checkpoint loads into low rank + mask, and nothing
-is ever dropped in silence.
+is ever dropped in silence. Two exceptions must be asked for: a new head, and tables resampled to another size.
 """
 
 from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -17,27 +17,41 @@ from torch import Tensor, nn
 
 from vitruvius._errors import CheckpointError
 from vitruvius._files import load_tensors
+from vitruvius.models._adapting import head_keys, resampled, without_head
 from vitruvius.surgery import inner
 
 _PART = re.compile(r"^(.*\.core\.[^.]+)\.")
 
 
-def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) -> list[str]:
-    """Load a state dict, a safetensors or .pth file, or a run folder. Returns the keys that keep their start."""
+def load_weights(
+    model: nn.Module,
+    source: str | Path | Mapping[str, Tensor],
+    *,
+    reset_head: bool = False,
+    resample: bool = False,
+) -> list[str]:
+    """Load a state dict, a safetensors or .pth file, or a run folder. Returns the keys that keep their start.
+
+    `reset_head` takes no head from the weights, whatever its number of classes; `resample` brings positions and
+    patch embeddings of another image or patch size to the model's.
+    """
     state, name = (dict(source), "the given weights") if isinstance(source, Mapping) else _read(source)
     target = inner(model)
-    missing = check_fit(target, state, name)
+    new = head_keys(target) if reset_head else []
+    state = without_head(target, state) if reset_head else state
+    state = resampled(target, state, name) if resample else state
+    missing = check_fit(target, state, name, new=new)
     target.load_state_dict(state, strict=False)
     return missing
 
 
-def check_fit(model: nn.Module, state: Mapping[str, Tensor], name: str) -> list[str]:
-    """Keys the weights lack and may lack; anything else that does not fit is a CheckpointError."""
+def check_fit(model: nn.Module, state: Mapping[str, Tensor], name: str, *, new: Collection[str] = ()) -> list[str]:
+    """Keys the weights lack and may lack (`new` ones among them); what else does not fit is a CheckpointError."""
     own = model.state_dict()
     unexpected = [key for key in state if key not in own]
     missing = [key for key in own if key not in state]
     wrong = [key for key in state if key in own and state[key].shape != own[key].shape]
-    unexplained = [key for key in missing if not _belongs_to_new_part(key, state)]
+    unexplained = [key for key in missing if key not in new and not _belongs_to_new_part(key, state)]
     letters = [
         _list("keys the model does not have", unexpected),
         _list("keys the weights lack", unexplained),
@@ -47,7 +61,8 @@ def check_fit(model: nn.Module, state: Mapping[str, Tensor], name: str) -> list[
         kind = type(model).__name__
         raise CheckpointError(
             f"{name} does not fit this {kind}: {'; '.join(problems)}. "
-            "Is it the same architecture, number of classes and attention? `vitruvius convert` reads old layouts."
+            "Is it the same architecture, number of classes and attention? For other classes set model.reset_head; "
+            "`vitruvius convert` reads old layouts."
         )
     return missing
 

@@ -26,22 +26,25 @@ class AttentionRule:
 Parts = Sequence[str | Part | AttentionRule]
 
 
-def wire(model: nn.Module, attention: Parts) -> None:
-    """Apply parts or rules; a site matched by two rules, or a rule that matches none, is an error."""
+def wire(model: nn.Module, attention: Parts, *, input_size: tuple[int, int, int] | None = None) -> None:
+    """Apply parts or rules; a site matched by two rules, or a rule that matches none, is an error.
+
+    `input_size` is the size of an image, for models that do not know it themselves.
+    """
     if not attention:
         return
     rules = [item for item in attention if isinstance(item, AttentionRule)]
     if not rules:
-        rewire(model, *attention)  # type: ignore[arg-type]
+        rewire(model, *attention, input_size=input_size)  # type: ignore[arg-type]
         return
     if len(rules) != len(attention):
         raise ConfigError("attention mixes parts and rules; give a list of parts, or a list of rules.")
     made = [parts_of(rule, f"attention.{i}") for i, rule in enumerate(rules)]
-    _check_overlap(model, rules)
+    _check_overlap(model, rules, input_size)
     done: list[str] = []
     try:
         for rule, parts in zip(rules, made, strict=True):
-            rewire(model, *parts, where=rule.where)
+            rewire(model, *parts, where=rule.where, input_size=input_size)
             done.append(rule.where)
     except Exception:
         for where in done:
@@ -58,9 +61,9 @@ def parts_of(rule: AttentionRule, where: str) -> list[Part]:
     return made
 
 
-def _check_overlap(model: nn.Module, rules: Sequence[AttentionRule]) -> None:
+def _check_overlap(model: nn.Module, rules: Sequence[AttentionRule], input_size: tuple[int, int, int] | None) -> None:
     owner: dict[str, str] = {}
-    sites = list(survey(model))
+    sites = list(survey(model, input_size=input_size))
     for rule in rules:
         for site in match(model, sites, rule.where):
             if site in owner:

@@ -1,8 +1,4 @@
-"""Models for small images, under our own prefix: the papers' 32-pixel ViTs and XCiTs, and one for the digits.
-
-XCiT is re-strided: the first convolutions of its patch embedding lose their stride, kernels and weights
-stay, so ImageNet weights of the 16-pixel model load unchanged (Debenedetti et al. 2023, arXiv:2209.07399).
-"""
+"""Models for small images, under our own prefix: the papers' 32-pixel ViTs and XCiTs, and one for the digits."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.xcit import Xcit
 from torch import nn
 
-from vitruvius._errors import ConfigError
 from vitruvius.models._registry import models
+from vitruvius.models._restriding import restride
 
 
 def _vit(size: int, patch: int, **defaults: Any) -> Any:
@@ -37,23 +33,9 @@ def _xcit(patch: int, name: str = "", sizes: dict[str, Any] | None = None) -> An
     return make
 
 
-def restride(model: nn.Module, patch: int) -> nn.Module:
-    """Set the patch size of an XCiT by taking the stride from its first convolutions; weights stay."""
-    embed: Any = model.patch_embed
-    halvings = [layer for layer in embed.proj if isinstance(layer, nn.Sequential)]  # conv + norm, stride 2 each
-    wanted = {2**kept: len(halvings) - kept for kept in range(len(halvings) + 1)}
-    if patch not in wanted:
-        raise ConfigError(f"patch {patch} cannot be had by re-striding; possible: {sorted(wanted)}.")
-    for i, layer in enumerate(halvings):
-        conv = layer[0]
-        assert isinstance(conv, nn.Conv2d)
-        conv.stride = (1, 1) if i < wanted[patch] else (2, 2)
-    embed.patch_size = patch
-    embed.num_patches = (embed.img_size[0] // patch) * (embed.img_size[1] // patch)
-    return model
-
-
-def configured(model: Any, size: int | tuple[int, int], channels: int, first: str, last: str) -> nn.Module:
+def configured(
+    model: Any, size: int | tuple[int, int], channels: int, first: str, last: str, **settings: Any
+) -> nn.Module:
     """Give a model the preprocessing that timm's resolver reads."""
     height, width = (size, size) if isinstance(size, int) else size
     model.pretrained_cfg = {
@@ -65,6 +47,7 @@ def configured(model: Any, size: int | tuple[int, int], channels: int, first: st
         "num_classes": model.num_classes,
         "first_conv": first,
         "classifier": last,
+        **settings,
     }
     embed = getattr(model, "patch_embed", None)
     if embed is not None:

@@ -1,0 +1,67 @@
+"""Freezing by glob: parameters that get no gradient, and batch norms that keep their statistics."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from vitruvius._errors import ConfigError
+from vitruvius.models._pixel import PixelModel
+from vitruvius.surgery import inner
+
+
+def freeze(model: PixelModel, globs: Sequence[str]) -> PixelModel:
+    """Freeze what the globs match, names as in `named_parameters` or of a module above; `!` before one thaws again.
+
+    Later globs win. Batch norms whose parameters are all frozen stay in eval mode, whatever `model.train()` says.
+    """
+    if not globs:
+        return model
+    root = inner(model)
+    _check(root, globs)
+    frozen = {name for name, _ in root.named_parameters() if _matched(name, globs)}
+    if len(frozen) == len(dict(root.named_parameters())):
+        raise ConfigError(f"model.freeze = {list(globs)} leaves nothing to train. Thaw something, e.g. with '!head'.")
+    for name, parameter in root.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
+    model.still = tuple(f"model.{name}" for name, norm in _batch_norms(root) if _is_frozen(name, norm, frozen, globs))
+    return model.train(model.training)
+
+
+def _batch_norms(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((name, module) for name, module in root.named_modules() if isinstance(module, _BatchNorm))
+
+
+def _is_frozen(name: str, norm: nn.Module, frozen: set[str], globs: Sequence[str]) -> bool:
+    own = [f"{name}.{parameter}" for parameter, _ in norm.named_parameters()]
+    return all(key in frozen for key in own) if own else _matched(name, globs)
+
+
+def _matched(name: str, globs: Sequence[str]) -> bool:
+    """Whether the last glob that speaks of a name, or of a module above it, freezes it."""
+    for glob in reversed(globs):
+        if any(fnmatch.fnmatchcase(above, glob.removeprefix("!")) for above in _upwards(name)):
+            return not glob.startswith("!")
+    return False
+
+
+def _upwards(name: str) -> Iterator[str]:
+    """a.b.c, a.b, a."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _check(root: nn.Module, globs: Sequence[str]) -> None:
+    names = {above for name, _ in root.named_parameters() for above in _upwards(name)}
+    for glob in globs:
+        if not fnmatch.filter(names, glob.removeprefix("!")):
+            tops = dict.fromkeys(name.split(".")[0] for name, _ in root.named_parameters())
+            raise ConfigError(
+                f"model.freeze: {glob!r} matches no parameter of {type(root).__name__}. "
+                f"It has {', '.join(tops)}; a glob may go deeper, e.g. blocks.[0-5]."
+            )
