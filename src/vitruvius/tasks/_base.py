@@ -1,4 +1,7 @@
-"""What tasks share: their registry, and the penalties that stages of attention ask for."""
+"""What tasks share: their registry, and the penalties that stages of attention ask for.
+
+A task is called with pixels (B, C, H, W) and labels (B,), or distributions (B, K).
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,41 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from timm.task import TrainingTask
+from timm.task import ClassificationTask, TrainingTask
 from torch import Tensor, nn
 
+from vitruvius._errors import ConfigError
 from vitruvius._registry import Registry
 
 tasks: Registry[Callable[..., TrainingTask]] = Registry("task")
+
+
+class Objective(ClassificationTask):
+    """A task whose loss adds, with a weight, what the stages of attention ask to keep small."""
+
+    def __init__(self, model: nn.Module, criterion: nn.Module, *, penalty: float = 0.0) -> None:
+        super().__init__(model, criterion, verbose=False)
+        self.penalty = penalty
+        self.penalties = Penalties(model) if penalty else None
+        if self.penalties is not None and not self.penalties.stages:
+            raise ConfigError(
+                f"task.penalty = {penalty}, but no part of the model's attention has a penalty. "
+                "Leave it out, or add a part such as low_rank."
+            )
+
+    def ask(self, *inputs: Tensor) -> tuple[Any, Tensor | None]:
+        """What the trainable module answers, and the penalty of its stages, a mean over the inputs."""
+        if self.penalties is None:
+            return self.trainable_module(*inputs), None
+        with self.penalties.collecting() as terms:
+            answer = self.trainable_module(*inputs)
+        return answer, torch.stack(terms).sum() / len(inputs)
+
+    def total(self, loss: Tensor, output: Tensor, penalty: Tensor | None, **numbers: Tensor) -> dict[str, Tensor]:
+        """What a task returns: the whole loss, the logits that are judged, and numbers for the log."""
+        if penalty is None:
+            return {"loss": loss, "output": output, **numbers}
+        return {"loss": loss + self.penalty * penalty, "output": output, "penalty": penalty, **numbers}
 
 
 class Penalties:
@@ -25,7 +57,7 @@ class Penalties:
     def __init__(self, model: nn.Module) -> None:
         self.stages = [module for module in model.modules() if callable(getattr(module, "penalty", None))]
         self._terms: list[Tensor] = []
-        self._open = False
+        self._open, self._silent = False, False
         for stage in self.stages:
             stage.register_forward_hook(self._note)
 
@@ -39,8 +71,17 @@ class Penalties:
         finally:
             self._open = False
 
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Nothing is computed inside the block: the passes of an attack, backward included."""
+        self._silent = True
+        try:
+            yield
+        finally:
+            self._silent = False
+
     def _note(self, stage: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not self._silent:
             term = stage.penalty(inputs[0], output)
             if self._open:
                 self._terms.append(term)

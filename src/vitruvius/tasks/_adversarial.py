@@ -1,0 +1,131 @@
+"""What adversarial objectives share: x' from the inner attack, passes through the model, numbers for the log."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from timm.utils import unwrap_model
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError
+from vitruvius.attacks._models import frozen
+from vitruvius.tasks._base import Objective
+from vitruvius.tasks._inner import Inner, Spec
+from vitruvius.tasks._losses import accuracy
+from vitruvius.tasks._passes import Passes
+from vitruvius.tasks._schedules import make_schedule
+
+Statistics = tuple[Literal["attack", "clean", "adversarial"], ...]
+
+
+class AdversarialObjective(Objective):
+    """A loss at x'. The attack runs on the bare model, the passes of the loss on the wrapped one.
+
+    `statistics` names the passes that add to the running statistics of batch norms.
+    """
+
+    climbs_answers = False  # attack the model's own answer instead of the label
+    inputs: tuple[str, ...] = ("adversarial",)  # the passes of the loss, in order
+
+    def __init__(
+        self,
+        model: nn.Module,
+        criterion: nn.Module,
+        inner: Inner,
+        *,
+        penalty: float,
+        statistics: Statistics,
+        log_clean: bool = False,
+        compile_attack: bool = True,
+    ) -> None:
+        super().__init__(model, criterion, penalty=penalty)
+        check_statistics(statistics, inner, {*self.inputs, *(("clean",) if log_clean else ())})
+        self.inner, self.log_clean, self.compile_attack = inner, log_clean, compile_attack
+        self.trainable_module = Passes(model, tuple(name in statistics for name in self.inputs))
+        self.clean_updates = "clean" in statistics
+        self._attacked = (model,)  # in a tuple: not a child of the task
+
+    @property
+    def threat(self) -> tuple[str, float]:
+        """Norm and final eps: what the best weights must withstand."""
+        return self.inner.threat
+
+    def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
+        """Told before every batch: how far training has come."""
+        self.inner.at(epoch=epoch, update=update, updates_per_epoch=updates_per_epoch)
+
+    def compile(self, backend: str = "inductor", mode: str | None = None, **settings: Any) -> nn.Module:
+        """torch.compile the passes of the loss, and with `compile_attack` those of the attack."""
+        passes = self.passes()
+        if self.compile_attack:
+            self._attacked = (torch.compile(passes.model, backend=backend, mode=mode, **settings),)  # type: ignore[assignment]
+        return passes.compile_inside(backend=backend, mode=mode, **settings)
+
+    def get_eval_model(self, module: nn.Module | None = None, ema: bool = False) -> nn.Module | None:
+        """The model itself: evaluation knows nothing of passes."""
+        found = super().get_eval_model(module=module, ema=ema)
+        return None if found is None else unwrap_model(found)
+
+    def passes(self) -> Passes:
+        """The passes inside DistributedDataParallel."""
+        module = self.trainable_module
+        found = module if isinstance(module, Passes) else module.module
+        assert isinstance(found, Passes)
+        return found
+
+    def attack(self, x: Tensor, y: Tensor) -> Tensor:
+        """x', by the bare model; parameters ask for no gradient meanwhile."""
+        model, ask = self.passes().model, self._attacked[0]
+        with self.silence():
+            return self.inner(model, x, y, ask=ask, answers=self.climbs_answers)
+
+    def silence(self) -> AbstractContextManager[None]:
+        """No penalties of stages inside."""
+        return nullcontext() if self.penalties is None else self.penalties.silent()
+
+    def numbers(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """eps; and, if it is logged, how the model does on the images themselves."""
+        eps = {"eps": x.new_full((), self.inner.eps)}
+        if not self.log_clean:
+            return eps
+        with torch.no_grad(), frozen(self.passes().model):
+            logits = self.passes().one(x, updating=self.clean_updates)
+        return {**eps, "clean_accuracy": accuracy(logits, y)}
+
+
+def check_statistics(statistics: Statistics, inner: Inner, made: set[str]) -> None:
+    """Refuse passes that are never made, or cannot update anything."""
+    for name in statistics:
+        if name == "attack" and inner.mode == "eval":
+            raise ConfigError(
+                "task.statistics names the attack, whose passes update nothing in eval mode; "
+                "set attack_mode: train, or leave it out."
+            )
+        if name != "attack" and name not in made:
+            raise ConfigError(f"task.statistics names the {name} pass, which this task does not make.")
+
+
+def make_inner(
+    attack: Spec,
+    *,
+    eps: float,
+    norm: str,
+    schedule: str | dict[str, Any],
+    coupled: bool,
+    attack_mode: Literal["eval", "train"],
+    attack_precision: Literal["same", "fp32", "bf16"],
+    statistics: Statistics,
+) -> Inner:
+    """The inner attack as a recipe describes it."""
+    return Inner(
+        attack,
+        eps=eps,
+        norm=norm,
+        schedule=make_schedule(schedule),
+        coupled=coupled,
+        mode=attack_mode,
+        resting="attack" not in statistics,
+        precision=attack_precision,
+    )

@@ -1,0 +1,149 @@
+"""The inner maximisation of adversarial training: any attack of ours, its eps as far as the schedule has come.
+
+Nothing here waits for the device: checks that read tensors are made on the first batch alone. B images, K classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._config import bind, parse_spec, split_use
+from vitruvius._errors import ConfigError
+from vitruvius.attacks import Attack, Dice, Threat, as_norm, attacks, check_inputs, disturb
+from vitruvius.attacks._checks import Watched
+from vitruvius.attacks._losses import hard_labels
+from vitruvius.attacks._models import frozen, full_precision
+from vitruvius.attacks.pgd import PGD
+from vitruvius.tasks._modes import evaluating, resting
+from vitruvius.tasks._precision import precision_of, scaled_for_half
+from vitruvius.tasks._schedules import Schedule
+
+Spec = str | dict[str, Any] | Callable[..., Threat]  # pgd:steps=1, {use: pgd, steps: 1}, or what makes a threat
+Answer = Callable[[Tensor], Tensor]
+
+
+class Inner:
+    """x' for a batch of training images.
+
+    `mode` and `resting` say how the model stands during the attack, `coupled` whether the step size shrinks with eps.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        eps: float,
+        norm: str,
+        schedule: Schedule,
+        coupled: bool = True,
+        mode: Literal["eval", "train"] = "eval",
+        resting: bool = True,
+        precision: Literal["same", "fp32", "bf16"] = "same",
+    ) -> None:
+        self.final, self.norm, self.schedule = eps, as_norm(norm), schedule
+        self.mode, self.resting, self.precision = mode, resting, precision
+        self.maker, self.settings = bound_attack(spec, eps=eps, norm=norm)
+        self.step = self._fixed_step(coupled)
+        self.coupled, self.checked = coupled, False
+        self.at(epoch=0, update=0, updates_per_epoch=1)
+
+    @property
+    def threat(self) -> tuple[str, float]:
+        """The norm and the radius that training leads to."""
+        return self.norm.name, self.final
+
+    def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
+        """Told before every batch; another attack is made only where eps has changed."""
+        share = self.schedule.share(epoch=epoch, update=update, updates_per_epoch=updates_per_epoch)
+        if share != getattr(self, "share", None):
+            self.share, self.eps = share, share * self.final
+            self.attack = self._made()
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ask: nn.Module, answers: bool = False) -> Tensor:
+        """x' of x's shape; `ask` is the model, or a compiled form of it.
+
+        `answers`: climb away from the model's own answer instead of the label. Dice are thrown by the device's
+        global generator, which the loop seeds.
+        """
+        if self.eps == 0:
+            return x
+        with self.posture(model), frozen(model), torch.no_grad(), precision_of(self.precision, x):
+            answer = self._checked(scaled_for_half(ask, x), x, y)
+            labels = full_precision(answer(x)).softmax(1) if answers else hard_labels(y)
+            ids = torch.randint(2**62, (len(x),), device=x.device)
+            return self._search(answer, x.detach(), labels, ids).detach()
+
+    def posture(self, model: nn.Module) -> AbstractContextManager[None]:
+        """How the model stands while it is attacked."""
+        if self.mode == "eval":
+            return evaluating(model)
+        return resting(model) if self.resting else nullcontext()
+
+    def _search(self, answer: Answer, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+        attack = self.attack
+        if isinstance(attack, Attack) and searches(attack):
+            return attack.search(answer, x, y, Dice(ids, attack.seed, attack.tag()))
+        return disturb(self.attack, answer, x, y, ids)  # type: ignore[arg-type]
+
+    def _checked(self, answer: nn.Module, x: Tensor, y: Tensor) -> Any:
+        """On the first batch: images are pixels, labels are classes, logits are numbers."""
+        if self.checked:
+            return answer
+        self.checked = True
+        check_inputs(x, y)
+        return Watched(answer, y) if searches(self.attack) else answer
+
+    def _made(self) -> Threat:
+        settings = {**self.settings, "eps": self.eps}
+        if self.step is not None:
+            settings["step_size"] = self.step * self.share if self.coupled else self.step
+        return self.maker(**settings)
+
+    def _fixed_step(self, coupled: bool) -> float | None:
+        """The step size at the final eps, where it must be named: one that was given, or must not shrink."""
+        attack = self.maker(**self.settings)
+        given: float | None = getattr(attack, "step_size", None)
+        if given is not None or coupled:
+            return given
+        if not isinstance(attack, PGD):
+            raise ConfigError(
+                f"task.coupled = false, but {type(attack).__name__} has no step size of its own that could stay; "
+                "use pgd, or give the attack a step_size."
+            )
+        return 1.5 * self.final / max(attack.steps, 1)
+
+
+def searches(attack: Threat) -> bool:
+    """Whether the attack has a search without checks; an ensemble, or a threat of somebody else, is called instead."""
+    return isinstance(attack, Attack) and type(attack).__call__ is Attack.__call__
+
+
+def bound_attack(spec: Spec, *, eps: float, norm: str) -> tuple[Callable[..., Threat], dict[str, Any]]:
+    """The maker of an attack and its settings, checked; eps and norm are the task's."""
+    name, maker, settings = named_attack(spec)
+    for key in ("eps", "norm"):
+        if key in settings:
+            raise ConfigError(f"task.attack.{key} = {settings[key]}: give {key} to the task, the schedule moves it.")
+    if "norm" in inspect.signature(maker).parameters:
+        settings["norm"] = as_norm(norm)
+    elif norm != "linf":
+        raise ConfigError(f"task.norm = {norm}, but the attack {name!r} does not let its norm be chosen.")
+    bound = {**settings, "eps": eps}
+    if isinstance(spec, str | dict):
+        bound = bind(name, maker, bound, where="task.attack")
+    maker(**bound)  # wrong settings are refused here
+    return maker, bound
+
+
+def named_attack(spec: Spec) -> tuple[str, Callable[..., Threat], dict[str, Any]]:
+    """Name, maker and settings."""
+    if not isinstance(spec, str | dict):
+        return getattr(spec, "__name__", "attack"), spec, {}
+    name, settings = parse_spec(spec) if isinstance(spec, str) else split_use(spec, where="task.attack")
+    return name, attacks[name], settings

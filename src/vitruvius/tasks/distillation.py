@@ -1,0 +1,129 @@
+"""Knowledge distillation: labels, and what a teacher says of the same pixels (Hinton et al. 2015, arXiv:1503.02531).
+
+hard: the teacher's decision (Touvron et al. 2021, arXiv:2012.12877); feature: its pooled features. Weights and losses
+are those of timm's distillation tasks, which want normalised images; ours go through each model's own normalisation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from timm.utils import unwrap_model
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError
+from vitruvius.models import PixelModel
+from vitruvius.surgery import inner
+from vitruvius.tasks._base import Objective, tasks
+from vitruvius.tasks._features import Featured, feature_width
+from vitruvius.tasks._losses import Criterion, divergence
+from vitruvius.tasks._teacher import load_teacher
+
+
+@tasks.register("distillation")
+class Distillation(Objective):
+    """Cross-entropy plus what keeps the student near a teacher: a timm model or a run folder.
+
+    A student with a distillation token (deit_*_distilled, levit) learns from the teacher with that token. Weights as
+    in timm: both 1; one minus the task's where only that is given.
+    """
+
+    def __init__(
+        self,
+        model: PixelModel,
+        *,
+        teacher: str,
+        teacher_weights: str | None = None,
+        kind: Literal["soft", "hard", "feature"] = "soft",
+        temperature: float = 1.0,
+        distill_loss_weight: float | None = None,
+        task_loss_weight: float | None = None,
+        smoothing: float = 0.0,
+        binary: bool = False,
+        penalty: float = 0.0,
+    ) -> None:
+        super().__init__(model, Criterion(smoothing=smoothing, binary=binary), penalty=penalty)
+        self.teacher = load_teacher(teacher, weights=teacher_weights, classes=model.num_classes)
+        self.weights = weights_of(task_loss_weight, distill_loss_weight)
+        self.kind, self.temperature = kind, temperature
+        if kind == "feature":
+            self.trainable_module = Featured(model, feature_width(self.teacher.model))
+        else:
+            check_classes(self.teacher.model, model)
+            use_token(model)
+
+    def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
+        answer, penalty = self.ask(input)
+        output, taught = answer if isinstance(answer, tuple) else (answer, answer)
+        task_loss, lesson = self.criterion(output, target), self.lesson(taught, input)
+        loss = self.weights[0] * task_loss + self.weights[1] * lesson
+        return self.total(loss, output, penalty, task_loss=task_loss.detach(), distill_loss=lesson.detach())
+
+    def lesson(self, taught: Tensor, x: Tensor) -> Tensor:
+        """How far the student is from the teacher."""
+        if self.kind == "feature":
+            return F.mse_loss(taught.float(), self.teacher.features(x).float())
+        return lesson(taught, self.teacher(x), hard=self.kind == "hard", temperature=self.temperature)
+
+    def compile(self, backend: str = "inductor", mode: str | None = None, **settings: Any) -> nn.Module:
+        """torch.compile the student and the teacher."""
+        if self.kind != "feature":
+            self.teacher.model.compile(backend=backend, mode=mode, **settings)
+        return super().compile(backend=backend, mode=mode, **settings)
+
+    def get_eval_model(self, module: nn.Module | None = None, ema: bool = False) -> nn.Module | None:
+        """The student itself: evaluation knows nothing of features."""
+        found = super().get_eval_model(module=module, ema=ema)
+        return unwrap_model(found) if self.kind == "feature" and found is not None else found
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        """What is trained beside the model: the projection of its features."""
+        return list(self.featured().projection.parameters()) if self.kind == "feature" else []
+
+    def get_task_state(self, module: nn.Module | None = None, ema: bool = False) -> dict[str, Any]:
+        """The projection, which is no part of the model."""
+        return {"projection": self.featured().projection.state_dict()} if self.own_parameters() else {}
+
+    def load_task_state(
+        self, state: dict[str, Any] | None, strict: bool = True, module: nn.Module | None = None, ema: bool = False
+    ) -> None:
+        if state:
+            self.featured().projection.load_state_dict(state["projection"], strict=strict)
+
+    def featured(self) -> Featured:
+        """The student with its projection, inside the compiler's and DistributedDataParallel's wrappers."""
+        found: Any = self.trainable_module
+        while not isinstance(found, Featured):
+            found = getattr(found, "_orig_mod", None) or found.module
+        return found
+
+
+def lesson(student: Tensor, teacher: Tensor, *, hard: bool, temperature: float) -> Tensor:
+    """T² · mean KL(teacher ‖ student) at temperature T; or cross-entropy with the teacher's decision."""
+    if hard:
+        return F.cross_entropy(student, teacher.argmax(1))
+    return divergence(teacher / temperature, student / temperature).mean() * temperature**2
+
+
+def weights_of(task: float | None, distill: float | None) -> tuple[float, float]:
+    """Weights of labels and teacher, by timm's rule."""
+    if distill is not None:
+        return (1.0 if task is None else task), distill
+    return (1.0, 1.0) if task is None else (task, 1.0 - task)
+
+
+def check_classes(teacher: PixelModel, student: PixelModel) -> None:
+    """A teacher of other classes has nothing to say about these."""
+    if teacher.num_classes != student.num_classes:
+        raise ConfigError(
+            f"the teacher knows {teacher.num_classes} classes, the student {student.num_classes}; "
+            "take a teacher of the same data, or kind: feature."
+        )
+
+
+def use_token(student: nn.Module) -> None:
+    """Let a student that has a distillation token answer with both of its heads while it trains."""
+    set_training = getattr(inner(student), "set_distilled_training", None)
+    if set_training is not None:
+        set_training(True)

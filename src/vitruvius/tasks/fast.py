@@ -1,0 +1,108 @@
+"""Single-step adversarial training: RS-FGSM (Wong et al. 2020, arXiv:2001.03994) and N-FGSM (de Jorge et al. 2022,
+arXiv:2202.01181), with gradient alignment against catastrophic overfitting (Andriushchenko & Flammarion 2020,
+arXiv:2007.02617) if asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError
+from vitruvius.attacks import CE, Attack, Dice
+from vitruvius.attacks._base import Model
+from vitruvius.attacks._models import slope
+from vitruvius.tasks._adversarial import AdversarialObjective, Statistics, make_inner
+from vitruvius.tasks._alignment import misalignment
+from vitruvius.tasks._base import tasks
+from vitruvius.tasks._losses import Criterion
+
+METHODS: dict[
+    str, dict[str, Any]
+] = {  # start in so many eps, then a step of so many eps, then back into the ball or not
+    "rs_fgsm": {"noise": 1.0, "step": 1.25, "project": True},
+    "n_fgsm": {"noise": 2.0, "step": 1.0, "project": False},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyFGSM(Attack):
+    """One step from a random start, which may lie outside the ball and stay there: for training alone."""
+
+    noise: float = 1.0  # radius of the start, in eps
+    step: float = 1.25  # in eps
+    project: bool = True  # back into the ball
+
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+        start = (x + self.norm.random(x, self.noise * self.eps, dice)).clamp(0, 1)
+        grad = slope(model, start, lambda logits: CE(logits, y)).grad
+        delta = start - x + self.step * self.eps * self.norm.steepest(grad)
+        return (x + (self.norm.project(delta, self.eps) if self.project else delta)).clamp(0, 1)
+
+
+@tasks.register("fast")
+class Fast(AdversarialObjective):
+    """Cross-entropy at x' of a single step; `align` weighs the guard against catastrophic overfitting."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        eps: float,
+        norm: str = "linf",
+        method: Literal["rs_fgsm", "n_fgsm"] = "n_fgsm",
+        noise: float | None = None,
+        step: float | None = None,
+        align: float = 0.0,
+        schedule: str | dict[str, Any] = "constant",
+        attack_mode: Literal["eval", "train"] = "eval",
+        attack_precision: Literal["same", "fp32", "bf16"] = "same",
+        compile_attack: bool = True,
+        statistics: Statistics = ("adversarial",),
+        log_clean: bool = False,
+        smoothing: float = 0.0,
+        binary: bool = False,
+        penalty: float = 0.0,
+    ) -> None:
+        if align < 0:
+            raise ConfigError(f"task.align = {align}, expected 0 for no guard, or a weight such as 0.2.")
+        chosen = {key: value for key, value in {"noise": noise, "step": step}.items() if value is not None}
+        inner = make_inner(
+            partial(NoisyFGSM, **{**METHODS[method], **chosen}),
+            eps=eps,
+            norm=norm,
+            schedule=schedule,
+            coupled=True,
+            attack_mode=attack_mode,
+            attack_precision=attack_precision,
+            statistics=statistics,
+        )
+        super().__init__(
+            model,
+            Criterion(smoothing=smoothing, binary=binary),
+            inner,
+            penalty=penalty,
+            statistics=statistics,
+            log_clean=log_clean,
+            compile_attack=compile_attack,
+        )
+        self.align = align
+
+    def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
+        attacked = self.attack(input, target)
+        numbers = self.numbers(input, target)
+        (output,), penalty = self.ask(attacked)
+        loss = self.criterion(output, target)
+        if self.align and self.inner.eps:
+            crooked = self.crookedness(input, target)
+            loss, numbers = loss + self.align * crooked, {**numbers, "misalignment": crooked.detach()}
+        return self.total(loss, output, penalty, **numbers)
+
+    def crookedness(self, x: Tensor, y: Tensor) -> Tensor:
+        """How far the gradients at x and at a random point of its ball point apart; 0 where the loss is linear."""
+        model = self.passes().model
+        with self.inner.posture(model), self.silence():
+            return misalignment(model, x, y, norm=self.inner.norm, eps=self.inner.eps)

@@ -1,0 +1,81 @@
+"""MART: images the model gets wrong anyway weigh more (Wang et al. 2020, openreview rklOg6EFwS, equation 11).
+
+loss = BCE(p(x'), y) + β · mean KL(p(x) ‖ p(x')) · (1 − p_y(x)),  BCE = −log p_y(x') − log(1 − max_{k≠y} p_k(x')).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius.tasks._adversarial import AdversarialObjective, Statistics, make_inner
+from vitruvius.tasks._base import tasks
+from vitruvius.tasks._inner import Spec
+from vitruvius.tasks._losses import Criterion, accuracy, divergence, log_probabilities
+
+
+@tasks.register("mart")
+class Mart(AdversarialObjective):
+    """Boosted cross-entropy at x' plus beta times a divergence that weighs misclassified images more."""
+
+    inputs = ("clean", "adversarial")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        eps: float,
+        beta: float = 5.0,
+        norm: str = "linf",
+        attack: Spec = "pgd",
+        schedule: str | dict[str, Any] = "constant",
+        coupled: bool = True,
+        attack_mode: Literal["eval", "train"] = "eval",
+        attack_precision: Literal["same", "fp32", "bf16"] = "same",
+        compile_attack: bool = True,
+        statistics: Statistics = ("clean", "adversarial"),
+        smoothing: float = 0.0,
+        penalty: float = 0.0,
+    ) -> None:
+        inner = make_inner(
+            attack,
+            eps=eps,
+            norm=norm,
+            schedule=schedule,
+            coupled=coupled,
+            attack_mode=attack_mode,
+            attack_precision=attack_precision,
+            statistics=statistics,
+        )
+        criterion = Criterion(smoothing=smoothing)
+        super().__init__(model, criterion, inner, penalty=penalty, statistics=statistics, compile_attack=compile_attack)
+        self.beta = beta
+
+    def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
+        numbers = self.numbers(input, target)
+        if self.inner.eps == 0:  # both answers are one
+            (output,), penalty = self.ask(input)
+            return self.total(self.criterion(output, target) + runner_up(output, target), output, penalty, **numbers)
+        (clean, output), penalty = self.ask(input, self.attack(input, target))
+        loss = self.criterion(output, target) + runner_up(output, target)
+        gap = (divergence(clean, output) * doubt(clean, target)).mean()
+        numbers |= {"clean_accuracy": accuracy(clean, target), "divergence": gap.detach()}
+        return self.total(loss + self.beta * gap, output, penalty, **numbers)
+
+
+def runner_up(logits: Tensor, target: Tensor) -> Tensor:
+    """−mean log(1 − p) of the likeliest class that is not the label, without ever forming 1 − p."""
+    labels = target.argmax(1) if target.dim() == 2 else target
+    logs = log_probabilities(logits)  # (B, K)
+    rival = logs.detach().scatter(1, labels[:, None], -torch.inf).argmax(1)
+    return -logs.scatter(1, rival[:, None], -torch.inf).logsumexp(1).mean()
+
+
+def doubt(logits: Tensor, target: Tensor) -> Tensor:
+    """(B,) 1 − the probability of the label; of a mixed one, its expectation."""
+    probabilities = log_probabilities(logits).exp()
+    if target.dim() == 2:
+        return 1 - (probabilities * target).sum(1)
+    return 1 - probabilities.gather(1, target[:, None]).squeeze(1)

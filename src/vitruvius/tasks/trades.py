@@ -1,0 +1,85 @@
+"""TRADES: accuracy on x, and an answer at x' that stays near the answer at x (Zhang et al. 2019, arXiv:1901.08573).
+
+loss = C(f(x), y) + β · mean KL(p(x) ‖ p(x')), x' climbs the same divergence; gradients flow through both answers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError
+from vitruvius.attacks import KL
+from vitruvius.attacks.pgd import PGD
+from vitruvius.attacks.targeted_pgd import TargetedPGD
+from vitruvius.tasks._adversarial import AdversarialObjective, Statistics, make_inner
+from vitruvius.tasks._base import tasks
+from vitruvius.tasks._inner import Spec, bound_attack, named_attack
+from vitruvius.tasks._losses import Criterion, accuracy, divergence
+
+
+@tasks.register("trades")
+class Trades(AdversarialObjective):
+    """Cross-entropy at x plus beta times the divergence between the answers at x and at x'."""
+
+    climbs_answers = True
+    inputs = ("clean", "adversarial")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        eps: float,
+        beta: float = 6.0,
+        norm: str = "linf",
+        attack: Spec = "pgd",
+        schedule: str | dict[str, Any] = "constant",
+        coupled: bool = True,
+        attack_mode: Literal["eval", "train"] = "eval",
+        attack_precision: Literal["same", "fp32", "bf16"] = "same",
+        compile_attack: bool = True,
+        statistics: Statistics = ("clean", "adversarial"),
+        smoothing: float = 0.0,
+        binary: bool = False,
+        penalty: float = 0.0,
+    ) -> None:
+        inner = make_inner(
+            climbing_divergence(attack, eps=eps, norm=norm),
+            eps=eps,
+            norm=norm,
+            schedule=schedule,
+            coupled=coupled,
+            attack_mode=attack_mode,
+            attack_precision=attack_precision,
+            statistics=statistics,
+        )
+        criterion = Criterion(smoothing=smoothing, binary=binary)
+        super().__init__(model, criterion, inner, penalty=penalty, statistics=statistics, compile_attack=compile_attack)
+        self.beta = beta
+
+    def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
+        numbers = self.numbers(input, target)
+        if self.inner.eps == 0:  # both answers are one
+            (clean,), penalty = self.ask(input)
+            return self.total(self.criterion(clean, target), clean, penalty, **numbers)
+        attacked = self.attack(input, target)
+        (clean, output), penalty = self.ask(input, attacked)
+        gap = divergence(clean, output).mean()
+        numbers |= {"clean_accuracy": accuracy(clean, target), "divergence": gap.detach()}
+        return self.total(self.criterion(clean, target) + self.beta * gap, output, penalty, **numbers)
+
+
+def climbing_divergence(spec: Spec, *, eps: float, norm: str) -> Spec:
+    """The attack with the loss of TRADES; attacks that aim at labels or classes are refused."""
+    if "loss" in named_attack(spec)[2]:
+        raise ConfigError("task.attack.loss is given, but trades climbs the divergence; leave it out.")
+    maker, settings = bound_attack(spec, eps=eps, norm=norm)
+    attack = maker(**settings)
+    if not isinstance(attack, PGD) or isinstance(attack, TargetedPGD):
+        raise ConfigError(
+            f"task.attack = {type(attack).__name__}, but trades climbs the divergence from the model's own answer, "
+            "which has no label and no target; use pgd."
+        )
+    return partial(maker, **{key: settings[key] for key in settings if key not in ("eps", "norm")}, loss=KL)
