@@ -12,13 +12,14 @@ FLAGS = {
     "attack": ["target", "overrides", "--threat", "--what", "--out"],
     "convert": ["checkpoint", "settings", "--from", "--model", "--ema", "--out"],
     "demo": ["--out"],
-    "evaluate": ["target", "overrides", "--threat", "--sanity", "--out"],
+    "evaluate": ["target", "overrides", "--threat", "--shift", "--baseline", "--calibrate", "--sanity", "--out"],
     "export": ["run", "--format", "--sparse", "--out"],
     "list": ["kind"],
     "maps": ["target", "overrides", "--augment", "--out", "--figure"],
     "masks": ["maps", "--rule", "--sparsity", "--budget", "--protect", "--threshold", "--of", "--out", "--figure"],
     "report": ["runs", "--out", "--title"],
     "study": ["name", "words", "--out"],
+    "sweep": ["sweep", "overrides", "--dry-run"],
     "train": ["recipe", "overrides", "--quiet"],
 }
 

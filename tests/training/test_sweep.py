@@ -1,0 +1,175 @@
+"""Sweeps: the runs of a grid, going on after a stop, failing runs, and the table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from small_run import RECIPE, SMALL, assert_same_run, small_run
+from two_processes import in_two_processes
+from vitruvius._errors import ConfigError, Preempted
+from vitruvius._yaml import dump_yaml
+from vitruvius.cli import main
+from vitruvius.training import sweep as room
+from vitruvius.training.sweep import Sweep, name_of
+
+COMMON = [*SMALL, "train.epochs=1"]
+GRID = {"train.lr": [1e-3, 1e-2], "seed": [0, 1]}
+
+
+def write(folder: Path, **settings: object) -> Path:
+    file = folder / "sweep.yaml"
+    file.write_text(dump_yaml({"recipe": str(RECIPE), "out": str(folder / "out"), **settings}))
+    return file
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "out" / "summary.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_combination_and_every_set_of_the_list_is_a_run(tmp_path: Path) -> None:
+    sweep = Sweep(write(tmp_path, grid=GRID, list=[{"train.opt": "sgd", "train.lr": 0.1}]), COMMON)
+    assert [run.name for run in sweep.runs] == [
+        "train.lr=0.001,seed=0",
+        "train.lr=0.001,seed=1",
+        "train.lr=0.01,seed=0",
+        "train.lr=0.01,seed=1",
+        "train.opt=sgd,train.lr=0.1",
+    ]
+    assert [run.config.train.lr for run in sweep.runs] == [1e-3, 1e-3, 1e-2, 1e-2, 0.1]
+    assert [run.config.seed for run in sweep.runs] == [0, 1, 0, 1, 0]
+    assert sweep.runs[-1].config.train.opt == "sgd"
+    assert {run.config.train.epochs for run in sweep.runs} == {1}
+    assert sweep.runs[0].config.out == str(tmp_path / "out" / "train.lr=0.001,seed=0")
+
+
+def test_a_sweep_trains_and_sorts_and_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, grid={"train.lr": [1e-5, 1e-2]})
+    text = Sweep(file, COMMON).train()
+    rows = table(tmp_path)
+    scores = [float(row["accuracy"]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+    assert {row["train.lr"] for row in rows} == {"1e-05", "0.01"}
+    assert {row["status"] for row in rows} == {"finished"}
+    for row in rows:
+        metrics = tmp_path / "out" / f"train.lr={row['train.lr']}" / "metrics.jsonl"
+        (epoch,) = [json.loads(line) for line in metrics.read_text().splitlines()]
+        assert float(row["accuracy"]) == pytest.approx(epoch["val_accuracy"], abs=1e-4)
+        assert float(row["train_loss"]) == pytest.approx(epoch["train_loss"], abs=1e-4)
+    assert (tmp_path / "out" / "summary.md").read_text() == text + "\n"
+    monkeypatch.setattr(room, "train", lambda *_, **__: pytest.fail("trained again"))
+    assert Sweep(file, COMMON).train() == text
+
+
+def test_a_sweep_that_was_stopped_goes_on_with_the_run_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, real = write(tmp_path, grid={"seed": [0, 1]}), room.train
+    overrides = [*SMALL, "train.epochs=2"]
+
+    class Once:
+        def epoch_end(self, epoch: int, model: object) -> None:
+            raise Preempted("stopped")
+
+    def stopped(config, **settings):
+        return real(config, callbacks=[Once()] if config.seed == 1 else [], **settings)
+
+    monkeypatch.setattr(room, "train", stopped)
+    with pytest.raises(Preempted):
+        Sweep(file, overrides).train()
+    assert [line.split()[-1] for line in Sweep(file, overrides).listing().splitlines()[1:]] == [
+        "finished",
+        "unfinished",
+    ]
+    seen = []
+    monkeypatch.setattr(room, "train", lambda config, **settings: seen.append(config.seed) or real(config, **settings))
+    Sweep(file, overrides).train()
+    assert seen == [1]
+    expected = small_run(tmp_path / "unbroken", "seed=1", "train.epochs=2")
+    assert_same_run(tmp_path / "out" / "seed=1", expected)
+
+
+def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, grid={"train.opt": ["addam", "adamw"]})
+    assert main(["sweep", str(file), *COMMON]) == 0
+    said = capsys.readouterr().out
+    assert "[1/2] train.opt=addam" in said
+    assert "failed: train.opt = 'addam' cannot be made" in said
+    good, bad = table(tmp_path)
+    assert (good["train.opt"], good["status"]) == ("adamw", "finished")
+    assert bad["status"].startswith("failed: train.opt = 'addam'")
+    assert bad["accuracy"] == ""
+
+
+def test_an_unexpected_error_is_a_failed_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(config, **_):
+        raise ZeroDivisionError("by chance")
+
+    monkeypatch.setattr(room, "train", broken)
+    assert "failed: ZeroDivisionError: by chance" in Sweep(write(tmp_path, grid={"seed": [0]}), COMMON).train()
+
+
+def test_a_changed_recipe_is_not_taken_for_finished(tmp_path: Path) -> None:
+    file = write(tmp_path, grid={"seed": [0]})
+    Sweep(file, COMMON).train()
+    (row,) = Sweep(file, [*COMMON, "train.weight_decay=0.3"]).listing().splitlines()[1:]
+    assert row.split()[-1] == "unfinished"
+
+
+def test_listing_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", str(write(tmp_path, grid=GRID)), "--dry-run", *COMMON]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].endswith(f"4 runs in {tmp_path / 'out'}")
+    assert said[1].split() == ["train.lr=0.001,seed=0", "waiting"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_out_moves_the_sweep(tmp_path: Path) -> None:
+    sweep = Sweep(write(tmp_path, grid=GRID), [*COMMON, "out=elsewhere"])
+    assert sweep.runs[0].config.out == str(Path("elsewhere") / "train.lr=0.001,seed=0")
+
+
+def test_another_metric_sorts_the_other_way(tmp_path: Path) -> None:
+    text = Sweep(write(tmp_path, grid={"train.lr": [1e-2, 1e-5]}, metric="train_loss", order="min"), COMMON).train()
+    losses = [float(row["train_loss"]) for row in table(tmp_path)]
+    assert losses == sorted(losses)
+    assert text.splitlines()[0].split(" | ")[1].strip() == "train_loss"
+
+
+def test_names_are_short_safe_and_different() -> None:
+    assert name_of({"data.aa": "rand-m9-mstd0.5-inc1"}) == "data.aa=rand-m9-mstd0.5-inc1"
+    odd = [name_of({"task": {"use": "trades", "beta": beta}, "x": "/a b"}) for beta in (6, 12)]
+    assert len(set(odd)) == 2
+    assert all("/" not in name and " " not in name for name in odd)
+    assert len(name_of({"key": "x" * 500})) < 120
+
+
+@pytest.mark.parametrize(
+    ("settings", "overrides", "message"),
+    [
+        ({}, [], "neither grid nor list"),
+        ({"grid": {"train.lr": 0.1}}, [], r"grid\.train\.lr = 0\.1, expected a list of values"),
+        ({"grid": {"seed": [0, 0]}}, [], "twice the same run: seed=0"),
+        ({"grid": {"seed": [0]}}, ["seed=3"], "seed is what the sweep varies"),
+        ({"grid": {"out": ["a"]}}, [], "out is what the sweep varies"),
+        ({"gird": {}}, [], "unknown key 'gird'; did you mean 'grid'"),
+        ({"grid": {"train.lrr": [1]}}, [], "unknown key 'train.lrr'"),
+    ],
+)
+def test_mistakes_are_found_before_the_first_run(tmp_path: Path, settings, overrides, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Sweep(write(tmp_path, **settings), [*COMMON, *overrides])
+
+
+def _sweep(rank: int, file: str) -> None:
+    Sweep(file, COMMON).train()
+
+
+def test_two_processes_share_every_run(tmp_path: Path) -> None:
+    file = write(tmp_path, grid={"seed": [0, 1]}, list=[{"train.opt": "addam"}])
+    in_two_processes(_sweep, str(file))
+    rows = table(tmp_path)
+    assert [row["status"] for row in rows][:2] == ["finished", "finished"]
+    assert rows[2]["status"].startswith("failed: ")
