@@ -20,7 +20,7 @@ FLAGS = {
     "report": ["runs", "--out", "--title"],
     "study": ["name", "words", "--out"],
     "sweep": ["sweep", "overrides", "--dry-run"],
-    "train": ["recipe", "overrides", "--quiet"],
+    "train": ["recipe", "overrides", "--quiet", "--dry-run", "--slurm"],
 }
 
 

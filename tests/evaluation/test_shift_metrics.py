@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.evaluation import metrics
 from vitruvius.evaluation.metrics.bootstrap import multiplicities
+from vitruvius.evaluation.metrics.redetection import weighted
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -210,6 +212,22 @@ def test_bootstrap_intervals_are_those_of_the_normal_approximation_and_repeatabl
     assert metrics.bootstrap(share, [correct], replications=20, seed=4) != (low, high)
     with pytest.raises(ConfigError):
         metrics.bootstrap(share, [correct], level=1.5)
+
+
+@pytest.mark.parametrize("case", cases("detection"), ids=lambda case: case["id"])
+def test_detection_counted_by_weights_is_that_of_images_repeated(case: dict[str, Any]) -> None:
+    tensors, _ = golden("detection")
+    out, known = (tensors[f"{case['id']}.{name}"] for name in ("out_score", "in_score"))
+    times = multiplicities(len(out), replications=3), multiplicities(len(known), replications=3, seed=1)
+    found = weighted(out, known, *times)
+    for place in range(3):
+        rows = [t[place].long() for t in times]
+        expected = asdict(metrics.detect(out.repeat_interleave(rows[0]), known.repeat_interleave(rows[1])))
+        assert {name: float(values[place]) for name, values in found.items()} == pytest.approx(expected, abs=1e-12)
+    point = asdict(metrics.detect(out, known))
+    for name, (low, high) in metrics.detection_intervals(out, known).items():
+        assert low <= point[name] + 0.02
+        assert high >= point[name] - 0.02
 
 
 def test_multiplicities_count_draws() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from layouts import CLASSES, write_arrays, write_corrupted, write_pictures
 from PIL import Image
 
+from shift_layouts import CLASSES, write_arrays, write_corrupted, write_pictures
 from vitruvius._errors import ConfigError, DataError, UnknownName
 from vitruvius.corruptions import ALL, BENCHMARK
 from vitruvius.shifts import ArrayImages, Pictures, imagenet_classes, open_shift, shifts

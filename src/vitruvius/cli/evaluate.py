@@ -1,4 +1,4 @@
-"""Accuracy, clean and under threats, image by image."""
+"""Accuracy, clean, under threats and on shifted images, image by image."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threat", action="append", default=[], metavar="NAME:key=value,…", help="e.g. pgd:eps=4/255,steps=10"
     )
+    parser.add_argument(
+        "--shift", action="append", default=[], metavar="NAME:FOLDER", help="e.g. imagenet-c:/data/imagenet-c"
+    )
+    parser.add_argument("--baseline", metavar="RUN", help="mCE against this run, evaluated under the same shifts")
+    parser.add_argument(
+        "--calibrate", metavar="SPLIT", help="fit a temperature for shifts on this split; held-out: what a run held out"
+    )
     parser.add_argument("--sanity", metavar="EPS", help="also check for masked gradients at this strength, e.g. 8/255")
     parser.add_argument("--out", help="folder for ledger and report (default: RUN/evaluation)")
 
@@ -18,12 +25,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from vitruvius._errors import ConfigError
     from vitruvius._yaml import parse_value
-    from vitruvius.evaluation.command import evaluate_target
+    from vitruvius.evaluation.command import Wish, evaluate_target
 
     eps = None if options.sanity is None else parse_value(options.sanity)
     if eps is not None and not isinstance(eps, int | float):
         raise ConfigError(f"--sanity {options.sanity} is no strength; write a number of pixels such as 8/255.")
-    report, findings = evaluate_target(options.target, options.overrides, options.threat, options.out, eps)
-    print(report)
-    for finding in findings:
-        print(finding)
+    wish = Wish(
+        threats=options.threat,
+        shifts=options.shift,
+        sanity=eps,
+        calibrate=options.calibrate,
+        baseline=options.baseline,
+    )
+    print(evaluate_target(options.target, options.overrides, wish, options.out))

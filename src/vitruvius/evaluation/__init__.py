@@ -7,20 +7,27 @@ from vitruvius.evaluation._target import TargetConfig, open_target, parse_threat
 from vitruvius.evaluation.intervals import wilson
 from vitruvius.evaluation.ledger import Ledger, load_ledger
 from vitruvius.evaluation.result import Report, Score
+from vitruvius.evaluation.shift import evaluate_shift
+from vitruvius.evaluation.shift_report import PartScore, ShiftReport, corruption_report, load_shift_report
 
 __all__ = [
     "Ledger",
+    "PartScore",
     "Progress",
     "Report",
     "Score",
+    "ShiftReport",
     "TargetConfig",
     "Threat",
     "clean",
+    "corruption_report",
     "data_settings",
     "describe",
     "evaluate",
+    "evaluate_shift",
     "fingerprint",
     "load_ledger",
+    "load_shift_report",
     "numbered",
     "open_target",
     "parse_threat",

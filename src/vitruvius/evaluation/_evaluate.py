@@ -21,6 +21,7 @@ from vitruvius.evaluation._names import Threat, by_spec, enter
 from vitruvius.evaluation._subject import subject_of
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.result import Report, summarise
+from vitruvius.evaluation.shift_report import corruption_report
 
 ALONE = Process(device=torch.device("cpu"))
 Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, height, width) in [0, 1], labels (B), ids (B)
@@ -64,7 +65,7 @@ def evaluate(
         raise ConfigError(
             "the model is in train mode, where dropout and batch statistics blur the result; call model.eval()."
         )
-    process = process or Process(device=_device(model))
+    process = process or Process(device=device_of(model))
     chosen = by_spec([clean, *threats])
     ledger = Ledger(folder, rank=process.rank)
     subject = {} if folder is None else {**subject_of(model, loader), **(signature or {})}
@@ -137,9 +138,11 @@ def _batched(batches: Iterable[Batch], size: int) -> Iterator[tuple[Batch, ...]]
 def _keep(ledger: Ledger, report: Report, folder: Path) -> None:
     ledger.save()
     report.save(folder / "report.json")
+    if (found := corruption_report(report)) is not None:
+        found.save(folder / "shifts" / found.name / "report.json")
 
 
-def _device(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     return next((tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -46,6 +47,11 @@ def name_entries(entries: Iterable[Entry]) -> dict[str, Entry]:
     for entry in entries:
         named[entry.spec if entry.short in named else entry.short] = entry
     return named
+
+
+def family(entry: Entry) -> str:
+    """A corruption without its severity: `fog`, or `fog(seed=1)` where other settings differ."""
+    return re.sub(r"severity=\d+(, )?", "", entry.spec).replace(", )", ")").removesuffix("()")
 
 
 def short_name(threat: Threat) -> str:

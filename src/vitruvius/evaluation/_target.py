@@ -30,9 +30,20 @@ class TargetConfig:
     seed: int = 0
 
 
-def open_target(target: str, overrides: Sequence[str] = ()) -> tuple[PixelModel, TargetConfig]:
-    """The model of a run folder (its data by default), or a model by name (pretrained by default)."""
-    return _open_run(Path(target), overrides) if Path(target).is_dir() else _open_named(target, overrides)
+def open_target(
+    target: str, overrides: Sequence[str] = (), *, data_needed: bool = True
+) -> tuple[PixelModel, TargetConfig]:
+    """The model of a run folder (its data by default), or a model by name (pretrained by default).
+
+    A model by name has no data of its own; where some is needed, the overrides must say which.
+    """
+    if Path(target).is_dir():
+        return _open_run(Path(target), overrides)
+    if data_needed and not any(setting.startswith("data.dataset=") for setting in overrides):
+        raise ConfigError(
+            f"{target} is not a run folder; for a model by name say which images: data.dataset=… data.root=…"
+        )
+    return _open_named(target, overrides)
 
 
 def _open_run(folder: Path, overrides: Sequence[str]) -> tuple[PixelModel, TargetConfig]:
@@ -46,10 +57,6 @@ def _open_run(folder: Path, overrides: Sequence[str]) -> tuple[PixelModel, Targe
 
 
 def _open_named(name: str, overrides: Sequence[str]) -> tuple[PixelModel, TargetConfig]:
-    if not any(setting.startswith("data.dataset=") for setting in overrides):
-        raise ConfigError(
-            f"{name} is not a run folder; for a model by name say which images: data.dataset=… data.root=…"
-        )
     given = {"model": {"name": name, "pretrained": not name.startswith("vitruvius/")}}
     config = build(TargetConfig, override(given, overrides), source=name)
     load_plugins(config.plugins)

@@ -1,83 +1,142 @@
-"""The verb `evaluate` as a command uses it: open the target, make the threats, keep the ledger in a folder."""
+"""The verb `evaluate` as a command uses it: open the target, make the threats, keep the ledgers in a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from vitruvius._processes import joined
-from vitruvius.data import eval_loader
+from vitruvius._processes import Process, joined
+from vitruvius.data import Loader, eval_loader
 from vitruvius.evaluation._evaluate import evaluate
+from vitruvius.evaluation._names import Threat
+from vitruvius.evaluation._shift_command import open_shifts, read_baseline, temperature_of
+from vitruvius.evaluation._shift_text import format_corruption
 from vitruvius.evaluation._subject import data_settings
-from vitruvius.evaluation._target import open_target, parse_threats
+from vitruvius.evaluation._target import TargetConfig, open_target, parse_threats
+from vitruvius.evaluation._watch import Watch
 from vitruvius.evaluation.examination import examine, save_findings
+from vitruvius.evaluation.metrics import Baseline
 from vitruvius.evaluation.result import Report
 from vitruvius.evaluation.sanity import Finding
+from vitruvius.evaluation.shift import evaluate_shift
+from vitruvius.evaluation.shift_report import ShiftReport, corruption_report
+from vitruvius.models import PixelModel
+from vitruvius.shifts import Shift
 
 
-def evaluate_target(
-    target: str, overrides: Sequence[str], threats: Sequence[str], out: str | None, sanity: float | None = None
-) -> tuple[Report, list[Finding]]:
-    """Evaluate a run folder or a model by name; ledger and report go to `out`, by default into the run.
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What a command asks for besides its target."""
 
-    With an ε for `sanity`, the checks against gradient masking run too, and their findings lie beside the report.
-    """
-    made = [threat for text in threats for threat in parse_threats(text)]
-    model, config = open_target(target, overrides)
-    home = Path(target) if Path(target).is_dir() else Path("runs") / target.replace("/", "-")
+    threats: Sequence[str] = ()  # pgd:eps=4/255,steps=10
+    shifts: Sequence[str] = ()  # imagenet-c:/path
+    sanity: float | None = None  # ε of the checks against gradient masking
+    calibrate: str | None = None  # split that a temperature is fitted on; held-out: of a run's own training images
+    baseline: str | None = None  # another run, evaluated under the same shifts, that mCE is against
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Everything a command found; no report where only shifts were asked for and no data was named."""
+
+    report: Report | None
+    corruptions: ShiftReport | None = None  # what threats that are corruptions come to
+    findings: list[Finding] = field(default_factory=list)
+    shifts: list[ShiftReport] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        parts = [] if self.report is None else [str(self.report)]
+        if self.corruptions is not None:
+            parts[-1] = "\n".join([*parts[-1:], *format_corruption(self.corruptions.corruption)])
+        findings = ["\n".join(map(str, self.findings))] if self.findings else []
+        return "\n\n".join([*parts, *findings, *map(str, self.shifts)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Target:
+    """The model and its surroundings."""
+
+    model: PixelModel
+    config: TargetConfig
+    folder: Path
+    process: Process
+
+
+def evaluate_target(target: str, overrides: Sequence[str], wish: Wish, out: str | None = None) -> Evaluation:
+    """Evaluate a run folder or a model by name; ledgers and reports go to `out`, by default into the run."""
+    made = [threat for text in wish.threats for threat in parse_threats(text)]
+    is_run = Path(target).is_dir()
+    named = is_run or any(setting.startswith("data.dataset=") for setting in overrides)
+    wanted = bool(made or wish.sanity is not None or wish.calibrate or not wish.shifts)
+    model, config = open_target(target, overrides, data_needed=wanted)
+    shifts = open_shifts(wish.shifts, config.data)
+    corrupting = any(getattr(threat, "severity", None) is not None for threat in made)
+    names = [shift.name for shift in shifts] + (["corruptions"] if corrupting else [])
+    baselines = {name: read_baseline(wish.baseline, name) for name in names}
+    home = Path(target) if is_run else Path("runs") / target.replace("/", "-")
     with joined(config.device) as process:
         model.to(process.device).eval()
-        loader = eval_loader(
-            config.data,
-            input_size=model.data_config,
-            rank=process.rank,
-            world_size=process.world_size,
-            device=process.device,
+        here = _Target(model=model, config=config, folder=Path(out or home / "evaluation"), process=process)
+        report = _evaluate(here, made) if wanted or named else None
+        corruptions = _corrupted(here, report, baselines["corruptions"]) if corrupting and report else None
+        findings = _examine(here, wish.sanity) if wish.sanity is not None and process.first else []
+        temperature = temperature_of(model, config, target, wish.calibrate, process) if wish.calibrate else None
+        reports = [_evaluate_shift(here, one, baselines[one.name], report, temperature) for one in shifts]
+    return Evaluation(report=report, corruptions=corruptions, findings=findings, shifts=reports)
+
+
+def _evaluate(here: _Target, threats: Sequence[Threat]) -> Report:
+    """Clean images and threats."""
+    with Watch(shown=here.process.first) as watch:
+        return evaluate(
+            here.model,
+            _loader(here),
+            threats,
+            folder=here.folder,
+            process=here.process,
+            progress=watch,
+            signature=data_settings(here.config.data),
         )
-        folder = Path(out or home / "evaluation")
-        with Watch(shown=process.first) as watch:
-            report = evaluate(
-                model,
-                loader,
-                made,
-                folder=folder,
-                process=process,
-                progress=watch,
-                signature=data_settings(config.data),
-            )
-        findings = examine(model, loader, sanity) if sanity is not None and process.first else []
-    if findings:
-        save_findings(findings, folder / "sanity.json")
-    return report, findings
 
 
-class Watch:
-    """A bar with the time left and the accuracy so far, in a terminal; silent elsewhere."""
+def _loader(here: _Target) -> Loader:
+    process = here.process
+    return eval_loader(
+        here.config.data,
+        input_size=here.model.data_config,
+        rank=process.rank,
+        world_size=process.world_size,
+        device=process.device,
+    )
 
-    def __init__(self, *, shown: bool) -> None:
-        console = Console(stderr=True)
-        self.bars = Progress(
-            TextColumn("[bold]evaluating"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}  left"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not (shown and console.is_terminal),
+
+def _corrupted(here: _Target, report: Report, baseline: Baseline | None) -> ShiftReport | None:
+    """`evaluate` has kept what corruptions come to; against a baseline it is kept anew."""
+    found = corruption_report(report, baseline)
+    if found is not None and baseline is not None and here.process.first:
+        found.save(here.folder / "shifts" / found.name / "report.json")
+    return found
+
+
+def _examine(here: _Target, eps: float) -> list[Finding]:
+    findings = examine(here.model, _loader(here), eps)
+    save_findings(findings, here.folder / "sanity.json")
+    return findings
+
+
+def _evaluate_shift(
+    here: _Target, shift: Shift, baseline: Baseline | None, report: Report | None, temperature: float | None
+) -> ShiftReport:
+    with Watch(shown=here.process.first, title=shift.name, what="batch") as watch:
+        return evaluate_shift(
+            here.model,
+            shift,
+            data=here.config.data,
+            folder=here.folder / "shifts" / shift.name,
+            process=here.process,
+            progress=watch,
+            temperature=temperature,
+            baseline=baseline,
+            clean_error=None if report is None else 1 - report["clean"].accuracy,
         )
-        self.bar = self.bars.add_task("", total=None, numbers="")
-
-    def __enter__(self) -> Watch:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bars.stop()
-
-    def __call__(self, done: int, total: int | None, /, **numbers: float) -> None:
-        text = f"under the last threat {100 * numbers['accuracy']:.1f} %"
-        self.bars.update(self.bar, completed=done, total=total, numbers=text)

@@ -25,7 +25,7 @@ from vitruvius.evaluation._names import Entry
 AFTER = "standing after "  # columns of an ensemble: which images each of its stages left standing
 Columns = dict[str, Tensor]  # every column (n,), `id` among them
 MEANINGS = (
-    "id, label, prediction, confidence (max softmax), correct, loss, top5, max_logit, energy (logsumexp of the logits), "
+    "id, label, prediction, confidence (max softmax), correct, loss, top5, max_logit, energy (logsumexp of logits), "
     "entropy (nats), seconds"
 )
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
-from vitruvius.evaluation._names import Entry, name_entries
+from vitruvius.evaluation._grid import format_grid
+from vitruvius.evaluation._names import Entry, family, name_entries
 from vitruvius.evaluation.intervals import wilson
 from vitruvius.evaluation.ledger import AFTER, Ledger
 
@@ -32,13 +33,18 @@ class Score:
     loss: float | None = None
     top5: float | None = None
     eps: float | None = None
+    severity: int | None = None  # of a corruption
+    family: str = ""  # a corruption without its severity
     seconds: float | None = None  # for all images together
     stages: dict[str, float] = field(default_factory=dict)  # of an ensemble: accuracy after each of its attacks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Scores by threat, the worst case over all of them, and the ledger they come from."""
+    """Scores by threat, the worst case over attacks, and the ledger they come from.
+
+    Corruptions are judged by their mean and are no part of the worst case.
+    """
 
     data: str
     num_images: int
@@ -56,14 +62,26 @@ class Report:
         raise UnknownName(f"no threat {name!r} in this report{suggest(name, names)} Known: {', '.join(names)}.")
 
     def __str__(self) -> str:
-        rows = [*self.threats, self.worst_case] if len(self.threats) > 1 else list(self.threats)
+        attacks = [score for score in self.threats if score.severity is None]
+        rows = [*attacks, self.worst_case] if len(attacks) > 1 else attacks
         width = max(len("threat"), *(len(row.spec) for row in rows))
         lines = [f"{'threat':<{width}}  accuracy   95 % interval       n", "-" * (width + 39)]
         for r in rows:
             interval = f"{100 * r.low:6.2f} – {100 * r.high:6.2f}"
             lines.append(f"{r.spec:<{width}}  {100 * r.accuracy:6.2f} %   {interval}  {r.n:>7,}")
             lines += [f"{f'  after {name}':<{width}}  {100 * share:6.2f} %" for name, share in r.stages.items()]
+        if grid := self.accuracies:
+            lines += ["", *format_grid("corruption", grid)]
         return "\n".join([*lines, *(f"note: {remark}" for remark in self.remarks)])
+
+    @property
+    def accuracies(self) -> dict[str, dict[int, float]]:
+        """Of corruptions: name → severity → accuracy."""
+        grid: dict[str, dict[int, float]] = {}
+        for score in self.threats:
+            if score.severity is not None:
+                grid.setdefault(score.family, {})[score.severity] = score.accuracy
+        return grid
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -80,7 +98,7 @@ class Report:
 
 
 def summarise(ledger: Ledger, entries: Sequence[Entry], data: str, *, broken: Sequence[str] = ()) -> Report:
-    """Reduce a ledger to scores: one a threat, and the worst case over all threats that have seen every image."""
+    """Reduce a ledger to scores: one a threat, and the worst case over all attacks that have seen every image."""
     number = len(ledger.done("clean"))
     judged = [entry for entry in entries if len(ledger.done(entry.spec))]
     scores = [_score(ledger, name, entry) for name, entry in name_entries(judged).items()]
@@ -93,7 +111,7 @@ def summarise(ledger: Ledger, entries: Sequence[Entry], data: str, *, broken: Se
     if broken:
         named = ", ".join(broken[:5]) + (", …" if len(broken) > 5 else "")
         remarks.append(f"{len(broken)} image(s) could not be read and were left out: {named}.")
-    standing = _standing(ledger, [score.spec for score in whole])
+    standing = _standing(ledger, [score.spec for score in whole if score.severity is None])
     worst = Score(name="worst case", spec="worst case of all", **_proportion(int(standing.sum()), len(standing)))
     return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)
 
@@ -107,6 +125,8 @@ def _score(ledger: Ledger, name: str, entry: Entry) -> Score:
         loss=float(rows["loss"].double().mean()),
         top5=float(rows["top5"].double().mean()),
         eps=entry.eps,
+        severity=entry.severity,
+        family="" if entry.severity is None else family(entry),
         seconds=float(rows["seconds"].double().sum()),
         stages={
             column.removeprefix(AFTER): float(standing.double().mean())

@@ -20,6 +20,7 @@ from vitruvius.evaluation.metrics.corruption import (
     mean_error,
 )
 from vitruvius.evaluation.metrics.detection import Detection, detect, fpr_as_released, fpr_at_recall
+from vitruvius.evaluation.metrics.redetection import detection_intervals
 from vitruvius.evaluation.metrics.selective import aurra
 from vitruvius.evaluation.metrics.temperature import Tempered, collect_logits, fit_temperature
 
@@ -40,6 +41,7 @@ __all__ = [
     "collect_logits",
     "corruption_errors",
     "detect",
+    "detection_intervals",
     "expected_error",
     "fit_temperature",
     "fpr_as_released",

@@ -37,11 +37,8 @@ def bootstrap(
     generator = torch.Generator().manual_seed(seed)
     values = []
     for _ in range(replications):
-        drawn: list[Tensor] = []
-        for columns in groups:
-            n = len(columns[0])
-            rows = torch.randint(n, (n,), generator=generator)
-            drawn += [column[rows] for column in columns]
+        rows = [torch.randint(len(g[0]), (len(g[0]),), generator=generator) for g in groups]
+        drawn = [column[row] for columns, row in zip(groups, rows, strict=True) for column in columns]
         values.append(statistic(*drawn))
     return percentiles(torch.tensor(values, dtype=torch.float64), level)
 

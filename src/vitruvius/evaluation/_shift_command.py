@@ -1,0 +1,75 @@
+"""What a command needs for shifts: the sets that are asked for, the run to compare with, a temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from vitruvius._errors import ConfigError, DataError
+from vitruvius._processes import Process
+from vitruvius._yaml import read_yaml
+from vitruvius.data import DataConfig, eval_loader, held_out
+from vitruvius.data._folder import split_folder
+from vitruvius.evaluation._target import TargetConfig
+from vitruvius.evaluation.metrics import Baseline, collect_logits, fit_temperature
+from vitruvius.evaluation.shift_report import load_shift_report
+from vitruvius.models import PixelModel
+from vitruvius.shifts import Shift, open_shift
+
+HELD_OUT = "held-out"
+
+
+def open_shifts(specs: Sequence[str], data: DataConfig) -> list[Shift]:
+    """Each set once; imagenet-o is told from the validation folder of the target's data unless another is named."""
+    opened: dict[str, Shift] = {}
+    for spec in specs:
+        name = spec.partition(":")[0].strip()
+        if name in opened:
+            raise ConfigError(f"--shift {name} is given twice; its parts share one ledger, so give it once.")
+        implied = {} if name != "imagenet-o" or "validation=" in spec else _validation(data)
+        opened[name] = open_shift(spec, **implied)
+    return list(opened.values())
+
+
+def _validation(data: DataConfig) -> dict[str, str]:
+    if data.dataset != "folder" or data.root is None:
+        return {}
+    try:
+        return {"validation": str(split_folder(Path(data.root), data.val_split))}
+    except DataError:
+        return {}
+
+
+def read_baseline(run: str | None, name: str) -> Baseline | None:
+    """The errors of another run under the same shift."""
+    if run is None:
+        return None
+    file = Path(run) / "evaluation" / "shifts" / name / "report.json"
+    file = file if file.exists() else Path(run) / "shifts" / name / "report.json"
+    if not file.exists():
+        raise DataError(f"{run} has not been evaluated under {name}; do that first, then compare with it.")
+    return load_shift_report(file).as_baseline(Path(run).name)
+
+
+def temperature_of(model: PixelModel, config: TargetConfig, target: str, split: str, process: Process) -> float:
+    """Fitted on a split of the target's data, or on the images that a run has held out of its training."""
+    only, shown = None, split
+    if split == HELD_OUT:
+        only, shown = _held_out(Path(target), config), config.data.train_split
+    loader = eval_loader(
+        config.data, input_size=model.data_config, split=shown, only=only, device=process.device
+    )  # all images on every process: each fits the same number
+    return fit_temperature(*collect_logits(model, loader))
+
+
+def _held_out(run: Path, config: TargetConfig) -> Tensor:
+    recipe = read_yaml(run / "config.yaml") if (run / "config.yaml").exists() else {}
+    fraction = (recipe.get("train") or {}).get("holdout") or 0.0
+    if not fraction:
+        raise ConfigError(
+            f"{run} has held out no images of its training set; name a split that neither trained nor tests it, "
+            "e.g. --calibrate val."
+        )
+    return held_out(config.data, float(fraction), seed=int(recipe.get("seed", 0)))

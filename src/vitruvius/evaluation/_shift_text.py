@@ -1,0 +1,63 @@
+"""The report of a shift as text: a table of corruptions, or a line a part; then what it all comes to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vitruvius.evaluation._grid import format_grid
+
+if TYPE_CHECKING:
+    from vitruvius.evaluation.shift_report import PartScore, ShiftReport
+
+
+def format_shift(report: ShiftReport) -> str:
+    """Tables first, then sentences."""
+    plain = [part for part in report.parts if part.severity is None]
+    lines: list[str] = []
+    if grid := report.accuracies:
+        extra = {"CE": report.corruption["ce"]} if "ce" in report.corruption else None
+        lines += format_grid(report.name, grid, extra)
+    if plain:
+        width = max(len(report.name), *(len(part.name) for part in plain))
+        lines += [f"{report.name:<{width}}  accuracy   95 % interval       n     ECE   AURRA", "-" * (width + 55)]
+        lines += [_line(part, width) for part in plain]
+    lines += [*format_corruption(report.corruption), *_detection(report.detection)]
+    if report.missing:
+        lines.append(f"not there: {', '.join(report.missing)}.")
+    return "\n".join([*lines, *(f"note: {remark}" for remark in report.remarks)])
+
+
+def _line(part: PartScore, width: int) -> str:
+    if part.accuracy is None or part.low is None or part.high is None or part.aurra is None:
+        return f"{part.name:<{width}}  from outside, no right answers {part.n:>9,}"
+    interval = f"{100 * part.low:6.2f} – {100 * part.high:6.2f}"
+    ece = 100 * part.calibration["ece"]
+    numbers = f"{100 * part.accuracy:6.2f} %   {interval}  {part.n:>7,}  {ece:6.2f}  {100 * part.aurra:6.2f}"
+    return f"{part.name:<{width}}  {numbers}"
+
+
+def format_corruption(found: dict[str, Any]) -> list[str]:
+    """Mean accuracy and mCE in a sentence each."""
+    if not found:
+        return []
+    low, high = (100 * (1 - end) for end in reversed(found["mean_error_interval"]))
+    lines = [f"mean accuracy {100 * (1 - found['mean_error']):.2f} % ({low:.2f} – {high:.2f})"]
+    if "mce" in found:
+        low, high = (100 * end for end in found["mce_interval"])
+        relative = found.get("relative_mce")
+        also = "" if relative is None else f", relative mCE {100 * relative:.2f} %"
+        lines.append(
+            f"mCE {100 * found['mce']:.2f} % of {found['baseline']}'s ({low:.2f} – {high:.2f}), "
+            f"over {len(found['ce'])} corruptions{also}"
+        )
+    return lines
+
+
+def _detection(found: dict[str, dict[str, Any]]) -> list[str]:
+    if not found:
+        return []
+    lines = ["detection by     AUROC   AUPR out   AUPR in   FPR95", "-" * 51]
+    for score, numbers in found.items():
+        auroc, out, known, fpr = (100 * numbers[key] for key in ("auroc", "aupr_out", "aupr_in", "fpr95"))
+        lines.append(f"{score:<13} {auroc:8.2f} {out:10.2f} {known:9.2f} {fpr:7.2f}")
+    return lines

@@ -1,0 +1,161 @@
+"""evaluate_shift: a model on the images of a published set, part by part → a report; the ledger is that of `evaluate`.
+
+B images in a batch, K classes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError, DataError
+from vitruvius._processes import Process
+from vitruvius.data import DataConfig
+from vitruvius.evaluation._evaluate import Progress, device_of
+from vitruvius.evaluation._judging import check_logits, read_logits
+from vitruvius.evaluation._names import Entry
+from vitruvius.evaluation._shift_loader import chosen, shift_loader
+from vitruvius.evaluation._subject import data_settings, subject_of
+from vitruvius.evaluation.ledger import Columns, Ledger
+from vitruvius.evaluation.metrics import Baseline, alexnet
+from vitruvius.evaluation.shift_report import ShiftReport, summarise_shift
+from vitruvius.shifts import Part, Shift, open_shift
+
+UNRELATED = ("data.root", "data.val_split", "data.class_map")  # of the data a run was trained on
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Examiner:
+    """Who asks the model, and where the answers go."""
+
+    model: nn.Module
+    shift: Shift
+    data: DataConfig
+    input_size: Any
+    temperature: float | None
+    ledger: Ledger
+    process: Process
+    progress: Progress | None
+
+
+def evaluate_shift(
+    model: nn.Module,
+    shift: Shift | str,
+    *,
+    data: DataConfig | None = None,
+    input_size: Any = None,
+    folder: str | Path | None = None,
+    process: Process | None = None,
+    progress: Progress | None = None,
+    temperature: float | None = None,
+    baseline: Baseline | None = None,
+    clean_error: float | None = None,
+) -> ShiftReport:
+    """Accuracy, calibration, and what else a published set is made for, of every part that is there.
+
+    `shift` is `imagenet-c:/path` or what `open_shift` makes of it. Images are read as `data` says (batch_size,
+    workers, crop_pct …) and prepared as `input_size` says, by default as the model itself does. With a `folder`
+    the ledger is kept there and goes on where it stopped. A `temperature` adds confidences at that temperature. mCE
+    is against `baseline`, for imagenet-c AlexNet by default; relative mCE needs the model's `clean_error` too.
+    """
+    shift = open_shift(shift) if isinstance(shift, str) else shift
+    data = data or DataConfig()
+    process = process or Process(device=device_of(model))
+    size = input_size or getattr(model, "data_config", None)
+    _check(model, shift, size)
+    ledger = Ledger(folder, rank=process.rank)
+    subject = {} if folder is None else _subject(model, shift, data, temperature)
+    process.once(lambda: ledger.claim(subject, [_enter(part) for part in shift.parts]))
+    ledger.read()
+    process.gather(None)  # nobody writes before all have read: all must agree on what is left
+    who = _Examiner(
+        model=model,
+        shift=shift,
+        data=data,
+        input_size=size,
+        temperature=temperature,
+        ledger=ledger,
+        process=process,
+        progress=progress,
+    )
+    remarks = [remark for part in shift.parts for remark in _judge(who, part)]
+    ledger.join(process.gather(ledger.columns) if process.world_size > 1 else [])
+    said = list(dict.fromkeys(remark for some in process.gather(remarks) for remark in some))
+    default = alexnet() if shift.name == "imagenet-c" else None
+    report = summarise_shift(ledger, shift, [*shift.remarks, *said], baseline or default, clean_error, temperature)
+    if folder is not None:
+        process.once(lambda: _keep(ledger, report, Path(folder)))
+    return report
+
+
+def _check(model: nn.Module, shift: Shift, size: Any) -> None:
+    if any(module.training for module in model.modules()):
+        raise ConfigError("the model is in train mode; call model.eval().")
+    if size is None:
+        raise ConfigError("the model does not say what images it takes; give input_size=(channels, height, width).")
+    if known := getattr(model, "num_classes", None):
+        _check_classes(int(known), shift)
+
+
+def _check_classes(known: int, shift: Shift) -> None:
+    if known != shift.num_classes:
+        raise DataError(
+            f"{shift.name} needs a model that knows its {shift.num_classes} classes in their order; this one "
+            f"answers with {known}."
+        )
+
+
+def _subject(model: nn.Module, shift: Shift, data: DataConfig, temperature: float | None) -> dict[str, Any]:
+    about = {key: value for key, value in subject_of(model, None).items() if key not in ("data", "images")}
+    settings = {key: value for key, value in data_settings(data).items() if key not in UNRELATED}
+    return {"data": shift.name, **about, **settings, **({} if temperature is None else {"temperature": temperature})}
+
+
+def _enter(part: Part) -> Entry:
+    return Entry(spec=part.name, short=part.group, severity=part.severity)
+
+
+def _judge(who: _Examiner, part: Part) -> Sequence[str]:
+    """Every image of a part that the ledger lacks; what was remarkable about the part."""
+    images = part.open()
+    ids = chosen(images, who.data.val_num_samples)
+    ids = ids[~torch.isin(images.keys[ids], who.ledger.done(part.name))]
+    if not len(ids):
+        return images.remarks
+    loader = shift_loader(images, ids, who.data, who.input_size, who.process, cropped=who.shift.cropped)
+    mine, done = len(range(who.process.rank, len(ids), who.process.world_size)), 0
+    begun = time.perf_counter()
+    for x, y, numbers in loader.with_ids():
+        rows = respond(who, x.to(who.process.device), y.to(who.process.device))
+        seconds = torch.full((len(y),), (time.perf_counter() - begun) / len(y))
+        who.ledger.add(part.name, {"id": images.keys[numbers.cpu()], "label": y, **rows, "seconds": seconds})
+        done, begun = done + len(y), time.perf_counter()
+        if who.progress is not None:
+            who.progress(done, mine, accuracy=float(rows["correct"].float().mean()))
+    broken = [f"{part.name}: {len(loader.broken)} image(s) could not be read: {', '.join(loader.broken[:3])}."]
+    return [*images.remarks, *(broken if loader.broken else [])]
+
+
+@torch.no_grad()
+def respond(who: _Examiner, x: Tensor, y: Tensor) -> Columns:
+    """What the model says of a batch; where the set has a subset of the classes, only their logits count."""
+    logits = who.model(x).float()  # (B, K)
+    if logits.ndim == 2:
+        _check_classes(logits.shape[1], who.shift)
+    logits = logits if who.shift.columns is None else logits[:, list(who.shift.columns)]
+    check_logits(logits, y)
+    rows = read_logits(logits, y)
+    if who.temperature is not None:
+        rows["tempered"] = (logits / who.temperature).softmax(-1).amax(-1)
+    return rows
+
+
+def _keep(ledger: Ledger, report: ShiftReport, folder: Path) -> None:
+    ledger.save()
+    report.save(folder / "report.json")

@@ -1,0 +1,192 @@
+"""ShiftReport: what a ledger of shifted images says; prints as a table, saves as JSON, serves as a baseline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitruvius._errors import DataError
+from vitruvius._files import atomic_write_text, read_text
+from vitruvius.evaluation._names import Entry
+from vitruvius.evaluation._shift_numbers import (
+    calibration_of,
+    corruption_of,
+    detection_of,
+    intervals_of,
+    reliability_of,
+)
+from vitruvius.evaluation.intervals import wilson
+from vitruvius.evaluation.ledger import Columns, Ledger
+from vitruvius.evaluation.metrics import Baseline, aurra
+from vitruvius.evaluation.result import Report
+from vitruvius.shifts import Shift
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartScore:
+    """One part: a corruption at a severity, a variant, or a whole set. Without right answers, no accuracy."""
+
+    name: str
+    group: str
+    severity: int | None
+    n: int
+    confidence: float  # mean
+    outside: bool = False
+    accuracy: float | None = None
+    low: float | None = None  # Wilson, 95 %
+    high: float | None = None
+    loss: float | None = None
+    aurra: float | None = None
+    calibration: dict[str, float] = field(default_factory=dict)  # ece, mce, rms, …
+    intervals: dict[str, list[float]] = field(default_factory=dict)  # bootstrap, 95 %
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShiftReport:
+    """Scores of all parts, and what the set as a whole says."""
+
+    name: str
+    parts: list[PartScore]
+    missing: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    clean_error: float | None = None
+    temperature: float | None = None
+    corruption: dict[str, Any] = field(default_factory=dict)  # mean_error, mce, relative_mce, ce …
+    detection: dict[str, dict[str, Any]] = field(default_factory=dict)  # score → auroc, aupr_out, aupr_in, fpr95
+    reliability: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # clean, shifted → bins
+    ledger: Ledger = field(repr=False, compare=False, default_factory=Ledger)
+
+    @property
+    def accuracies(self) -> dict[str, dict[int, float]]:
+        """corruption → severity → accuracy."""
+        grid: dict[str, dict[int, float]] = {}
+        for part in self.parts:
+            if part.severity is not None and part.accuracy is not None:
+                grid.setdefault(part.group, {})[part.severity] = part.accuracy
+        return grid
+
+    def as_baseline(self, name: str) -> Baseline:
+        """To compare other models with."""
+        errors = {group: {s: 1 - a for s, a in row.items()} for group, row in self.accuracies.items()}
+        return Baseline(name=name, errors=errors, clean_error=self.clean_error)
+
+    def __str__(self) -> str:
+        from vitruvius.evaluation._shift_text import format_shift
+
+        return format_shift(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        names = [name for name in self.__dataclass_fields__ if name not in ("ledger", "parts")]
+        return {**{name: getattr(self, name) for name in names}, "parts": [asdict(part) for part in self.parts]}
+
+    def save(self, path: str | Path) -> None:
+        """Write the numbers as JSON."""
+        atomic_write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
+
+
+def load_shift_report(path: str | Path) -> ShiftReport:
+    """What `save` wrote, without its ledger."""
+    try:
+        table = json.loads(read_text(path))
+        return ShiftReport(**{**table, "parts": [PartScore(**part) for part in table["parts"]]})
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path} is not the report of a shift: {error}.") from error
+
+
+def corruption_report(report: Report, baseline: Baseline | None = None) -> ShiftReport | None:
+    """What an evaluation under corruptions says beyond accuracies; None where it had none."""
+    graded = [s for s in report.threats if s.severity is not None and s.n == report.num_images]
+    if not graded:
+        return None
+    ledger = report.ledger
+    return reduce_entries(
+        ledger,
+        [Entry(spec=score.spec, short=score.family, severity=score.severity) for score in graded],
+        name="corruptions",
+        baseline=baseline,
+        clean_error=1 - report["clean"].accuracy,
+        clean=ledger.rows("clean"),
+    )
+
+
+def summarise_shift(
+    ledger: Ledger,
+    shift: Shift,
+    remarks: Sequence[str],
+    baseline: Baseline | None,
+    clean_error: float | None,
+    temperature: float | None,
+) -> ShiftReport:
+    """Reduce the ledger of a published set."""
+    entries = [Entry(spec=p.name, short=p.group, severity=p.severity) for p in shift.parts if len(ledger.done(p.name))]
+    outside = {part.name for part in shift.parts if part.outside}
+    if not entries:
+        raise DataError(f"no image of {shift.name} could be read; nothing to report.")
+    report = reduce_entries(
+        ledger, entries, name=shift.name, benchmark=shift.benchmark, outside=outside, baseline=baseline,
+        clean_error=clean_error,
+    )  # fmt: skip
+    facts = {"missing": list(shift.missing), "remarks": [*report.remarks, *remarks], "temperature": temperature}
+    return ShiftReport(**{**vars(report), **facts})
+
+
+def reduce_entries(
+    ledger: Ledger,
+    entries: Sequence[Entry],
+    *,
+    name: str,
+    benchmark: Sequence[str] = (),
+    outside: Iterable[str] = (),
+    baseline: Baseline | None = None,
+    clean_error: float | None = None,
+    clean: Columns | None = None,
+) -> ShiftReport:
+    """Scores of these entries of a ledger, and of all of them together."""
+    apart = set(outside)
+    rows = {entry.spec: ledger.rows(entry.spec) for entry in entries}
+    parts = [_score(entry, rows[entry.spec], outside=entry.spec in apart) for entry in entries]
+    inside = [rows[spec] for spec in rows if spec not in apart]
+    graded = {(e.short, e.severity): e for e in entries if e.severity is not None}
+    judged = {key: e for key, e in graded.items() if not benchmark or key[0] in benchmark}
+    corruption = corruption_of(ledger, judged or graded, baseline, clean_error) if graded else {}
+    few = [f"{part.name}: {part.n} images are too few for bins of 100." for part in parts if part.n < 100]
+    out = [rows[spec] for spec in apart if spec in rows]
+    return ShiftReport(
+        name=name,
+        parts=parts,
+        remarks=few[:1] + ([f"… and so have {len(few) - 1} other parts."] if len(few) > 1 else []),
+        clean_error=clean_error,
+        corruption=corruption,
+        detection=detection_of(out[0], inside[0]) if out and inside else {},
+        reliability=_reliability(clean, inside),
+        ledger=ledger,
+    )
+
+
+def _score(entry: Entry, rows: Columns, *, outside: bool) -> PartScore:
+    n = len(rows["id"])
+    known: Mapping[str, Any] = {"name": entry.spec, "group": entry.short, "severity": entry.severity, "n": n}
+    confidence = float(rows["confidence"].double().mean())
+    if outside:
+        return PartScore(**known, confidence=confidence, outside=True)
+    correct = int(rows["correct"].sum())
+    low, high = wilson(correct, n)
+    return PartScore(
+        **known,
+        confidence=confidence,
+        accuracy=correct / n,
+        low=low,
+        high=high,
+        loss=float(rows["loss"].double().mean()),
+        aurra=aurra(rows["confidence"], rows["correct"]),
+        calibration=calibration_of(rows),
+        intervals=intervals_of(rows) if entry.severity is None else {},
+    )
+
+
+def _reliability(clean: Columns | None, shifted: Sequence[Columns]) -> dict[str, list[dict[str, float]]]:
+    bins = {"clean": reliability_of([] if clean is None else [clean]), "shifted": reliability_of(shifted)}
+    return {name: one for name, one in bins.items() if one}
