@@ -1,4 +1,4 @@
-"""Read a checkpoint of another code base and write it as a run folder; every key is used or named."""
+"""Read a checkpoint of another code base as a run folder, or its settings as a recipe; every key is used or named."""
 
 from __future__ import annotations
 
@@ -7,21 +7,37 @@ import sys
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="a .pth or .safetensors file; pickled code is never run")
+    parser.add_argument("checkpoint", help="a .pth or .safetensors file, or an args.yaml; pickled code is never run")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the converter, e.g. layer=0")
     parser.add_argument("--from", dest="source", required=True, help="its layout; `vitruvius list converters`")
     parser.add_argument("--model", help="the model's name, where the checkpoint does not say it")
     parser.add_argument("--ema", action="store_true", help="take the averaged weights")
-    parser.add_argument("--out", required=True, help="the run folder to write")
+    parser.add_argument("--out", required=True, help="the run folder to write, or the recipe (--from timm-args)")
 
 
 def run(options: argparse.Namespace) -> None:
     from vitruvius._config import parse_spec
     from vitruvius.converters import convert, write_run
+    from vitruvius.converters._converted import SETTINGS
 
+    if options.source == SETTINGS:
+        _write_recipe(options)
+        return
     _, settings = parse_spec("settings:" + ",".join(options.settings))
     settings["weights"] = "ema" if options.ema else "model"
     converted = convert(options.checkpoint, options.source, model_name=options.model, **settings)
     for note in converted.notes:
         print(f"note: {note}", file=sys.stderr)
     print(write_run(converted, options.out, origin=f"{options.checkpoint}, read as {options.source}"))
+
+
+def _write_recipe(options: argparse.Namespace) -> None:
+    from vitruvius.converters import read_arguments, write_recipe
+    from vitruvius.training import read_recipe
+
+    recipe = read_arguments(options.checkpoint)
+    for note in recipe.notes:
+        print(f"note: {note}", file=sys.stderr)
+    path = write_recipe(recipe, options.out, origin=options.checkpoint)
+    read_recipe(path)  # what the options cannot mean is said at once
+    print(path)

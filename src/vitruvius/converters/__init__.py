@@ -1,19 +1,23 @@
-"""Old checkpoints to ours, and ours to plain timm: one file per layout, strictly, without running pickled code."""
+"""Old checkpoints and settings to ours, ours to plain timm: one file per layout, strictly, no pickled code is run."""
 
 from vitruvius._registry import load_room
 from vitruvius.converters._checkpoint import Checkpoint, read_checkpoint
 from vitruvius.converters._converted import Converted, convert, converters
+from vitruvius.converters.arguments import Recipe, read_arguments, write_recipe
 from vitruvius.converters.exporting import save_for_hub, to_timm
 from vitruvius.converters.writing import write_run
 
 __all__ = [
     "Checkpoint",
     "Converted",
+    "Recipe",
     "convert",
     "converters",
+    "read_arguments",
     "read_checkpoint",
     "save_for_hub",
     "to_timm",
+    "write_recipe",
     "write_run",
 ]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._config import bind
-from vitruvius._errors import CheckpointError
+from vitruvius._errors import CheckpointError, ConfigError
 from vitruvius._files import StrPath
 from vitruvius._registry import Registry
 from vitruvius.converters._checkpoint import Checkpoint, read_checkpoint
@@ -47,7 +47,8 @@ class Converted:
         return create_model(**self.model, attention=[AttentionRule(**rule) for rule in self.attention])
 
 
-Converter = Callable[..., Converted]
+Converter = Callable[..., Any]  # of a checkpoint, to Converted; SETTINGS of a file, to a recipe
+SETTINGS = "timm-args"
 converters: Registry[Converter] = Registry("converter")
 
 
@@ -64,11 +65,15 @@ def convert(
     `model_name` says what the checkpoint itself does not; further settings are those of the converter.
     """
     piece = converters[source]
+    if source == SETTINGS:
+        raise ConfigError(
+            f"{source} reads settings, not weights: read_arguments({str(path)!r}) makes a recipe of them."
+        )
     if model_name is not None:
         settings["model_name"] = model_name
     bound = bind(source, piece, settings)
     checkpoint = read_checkpoint(path, weights=weights)
-    converted = piece(checkpoint, **bound)
+    converted: Converted = piece(checkpoint, **bound)
     with torch.device("meta"):  # shapes are enough to compare
         target = inner(converted._empty())
     missing = check_fit(target, converted.state_dict, f"{path}, read as {source},")
