@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vitruvius.attacks._fusing import Fused
+from vitruvius.attacks._losses import beyond
 from vitruvius.attacks._models import slope
 from vitruvius.attacks._norms import LINF, Norm, per_image
 from vitruvius.attacks._random import Dice
@@ -43,7 +44,7 @@ class Climb(NamedTuple):
     reduced: Tensor  # (B,) bool: the step was halved at the last checkpoint
     step: Tensor  # (B,)
     iteration: Tensor  # (B,) steps made
-    fooled: Tensor  # (B,) bool: misclassified at `seen`
+    fooled: Tensor  # (B,) bool: misclassified at `seen`, confidently enough
     done: Tensor  # (B,) bool
 
 
@@ -57,6 +58,7 @@ class Ascent(NamedTuple):
     passes: int = 1  # of the model, averaged, where it is random
     stops: bool = True  # as soon as the model is fooled
     fused: bool = False  # bookkeeping by torch.compile
+    confidence: float = 0.0  # by how much the logits must be wrong
 
     def start(self, x: Tensor, dice: Dice, run: int) -> Tensor:
         """A random point on the surface of the ball."""
@@ -86,22 +88,23 @@ class Ascent(NamedTuple):
 
     def advance(self, model: Callable[[Tensor], Tensor], s: Climb) -> Climb:
         """Evaluate the points and make a step."""
-        here = slope(model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes)
+        logits, loss, grad = slope(model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes)
+        fooled, windows = beyond(logits, s.y, self.confidence), checkpoints(self.steps, s.y.device)
         go_on = follow_fused if self.fused else follow
-        return go_on(s, *here, checkpoints(self.steps, s.y.device), self.norm, self.eps, self.stops)
+        return go_on(s, fooled, loss, grad, windows, self.norm, self.eps, self.stops)
 
 
 def follow(
-    s: Climb, logits: Tensor, loss: Tensor, grad: Tensor, windows: Tensor, norm: Norm, eps: float, stops: bool
+    s: Climb, fooled: Tensor, loss: Tensor, grad: Tensor, windows: Tensor, norm: Norm, eps: float, stops: bool
 ) -> Climb:
     """Remember what was seen, look back where a checkpoint is due, and step on."""
-    s = _remember(s, logits, loss, grad, stops, last=len(windows) - 2)
+    s = _remember(s, fooled, loss, grad, stops, last=len(windows) - 2)
     s, grad = _look_back(s, grad, windows[s.iteration])
     return _step(s, grad, norm, eps)
 
 
-def _remember(s: Climb, logits: Tensor, loss: Tensor, grad: Tensor, stops: bool, last: int) -> Climb:
-    first, fooled, better = s.iteration == 0, logits.argmax(1) != s.y, loss > s.best_loss
+def _remember(s: Climb, fooled: Tensor, loss: Tensor, grad: Tensor, stops: bool, last: int) -> Climb:
+    first, better = s.iteration == 0, loss > s.best_loss
     return change(
         s,
         seen=s.point,

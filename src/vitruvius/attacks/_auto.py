@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius.attacks._ascent import Ascent
@@ -16,6 +16,7 @@ from vitruvius.attacks._l1_ascent import SparseAscent
 from vitruvius.attacks._legs import Found, climb
 from vitruvius.attacks._losses import hard_labels
 from vitruvius.attacks._random import Dice
+from vitruvius.attacks._views import compiled
 from vitruvius.attacks._worst import Worst
 
 
@@ -34,7 +35,8 @@ class AutoPGD(Attack):
     restarts: int = 1
     eot_iterations: int = 1  # passes averaged for each gradient, for models that are random
     batch_size: int | None = None  # images searched at once; default all
-    compile: bool = False  # fuse the bookkeeping of linf and l2 by torch.compile
+    compile: bool = False  # the model, and the bookkeeping of linf and l2, by torch.compile
+    confidence: float = 0.0  # a search stops once the model is wrong by more than this in its logits
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,6 +44,9 @@ class AutoPGD(Attack):
         for name, value in least.items():
             if value < 1:
                 raise ConfigError(f"{type(self).__name__} with {name}={value}; expected 1 or more.")
+
+    def prepare(self, model: nn.Module, x: Tensor) -> nn.Module:
+        return compiled(model, x) if self.compile else model
 
     @abstractmethod
     def objective(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
@@ -72,7 +77,8 @@ class AutoPGD(Attack):
     ) -> Found:
         """Climb leg by leg, each from where the last one ended; with a start, the last leg alone."""
         if self.norm.name != "l1":
-            leg = Ascent(self.norm, self.eps, self.steps, self.objective, self.eot_iterations, fused=self.compile)
+            rules = (self.norm, self.eps, self.steps, self.objective, self.eot_iterations)
+            leg = Ascent(*rules, fused=self.compile, confidence=self.confidence)
             return climb(model, leg, x, y, target, _starts(leg, x, dice, number, start), self.batch_size)
         for sparse in self._sparse_legs(warm=start is not None):
             found = climb(model, sparse, x, y, target, _starts(sparse, x, dice, number, start), self.batch_size)
@@ -82,7 +88,9 @@ class AutoPGD(Attack):
     def _sparse_legs(self, warm: bool) -> Iterator[SparseAscent]:
         """In L1, three ascents through balls of 3, 2 and 1 times the radius; only the last may stop early."""
         third = 0 if warm else int(0.3 * self.steps)
-        rules = SparseAscent(self.eps, third, self.objective, self.eot_iterations, stops=False, fresh=False)
+        rules = SparseAscent(
+            self.eps, third, self.objective, self.eot_iterations, stops=False, fresh=False, confidence=self.confidence
+        )
         if not warm:
             yield rules._replace(eps=3 * self.eps, fresh=True)
             yield rules._replace(eps=2 * self.eps)

@@ -67,11 +67,15 @@ class Attack(ABC):
             x = x.clone() if x.is_inference() else x.detach()
             y = y.clone() if y.is_inference() else y
             dice = Dice(image_ids(x) if ids is None else ids.to(x.device), self.seed, self.tag())
-            return self.search(Watched(model, y), x, y, dice)
+            return self.search(Watched(self.prepare(model, x), y), x, y, dice)
 
     @abstractmethod
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         """The attack itself, without checks; called under no_grad with the parameters frozen."""
+
+    def prepare(self, model: nn.Module, x: Tensor) -> nn.Module:
+        """The model as it is searched, or a faster view of it that answers the same."""
+        return model
 
     def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
         """Search again where a faster search has failed; `start` is the worst point known. Shorter where it can be."""

@@ -1,29 +1,34 @@
 """A siege: one attack after the other on the images that still stand, and a record of who brought each one down.
 
-An image counts as fallen only if its x' fools the float32 model; what a faster search claims is always checked. What
-stands after it is searched again in float32: shortly, from the worst point known; then in full where the fast search
-may have claimed a success, for there it stopped too soon, and everywhere if the short search has felled more than a
-hundredth of the others, for then the fast search is not to be trusted on this model.
+An image counts as fallen only if its x' fools the float32 model. A faster view of the model is searched until it is
+fooled by more than its own error, and what it claims is checked. What stands is searched again in float32: shortly,
+from the worst point known; then in full where only the view was fooled, for there its search stopped too soon, and
+everywhere if the view is not to be trusted: it is wrong about untouched images, or the short search has felled more
+than a hundredth of the others.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import DataError
-from vitruvius.attacks._base import Attack, Model, Threat, disturb
+from vitruvius.attacks._auto import AutoPGD
+from vitruvius.attacks._base import Attack, Threat, disturb
 from vitruvius.attacks._losses import MARGIN
 from vitruvius.attacks._models import plain
 from vitruvius.attacks._norms import per_image
 from vitruvius.attacks._outcome import CLEAN, STANDING, Outcome, Stage
 from vitruvius.attacks._random import Dice
 from vitruvius.attacks._targets import clean_logits
+from vitruvius.attacks.square import Square
 
-DOUBTS = 4  # mean errors of a view's logits within which its word on a label is not taken
+DOUBTS = 4  # mean errors of a view's logits by which it must be fooled
+SIGHT = 0.05  # share of untouched images a view may be wrong about before nothing it says is trusted
 TRUST = 0.01  # share of images the short search may fell before the full one must follow
 
 
@@ -34,7 +39,8 @@ class Siege:
         self.model, self.x, self.y, self.ids = model, x, y, ids
         self.batch_size = batch_size or max(len(x), 1)
         self.found = x.clone()  # x' of the fallen; for the others the worst point of the first stage
-        self.claimed = torch.zeros_like(y, dtype=torch.bool)  # images that may have fooled a faster view of the model
+        self.claimed = torch.zeros_like(y, dtype=torch.bool)  # images that fooled a faster view of the model
+        self.doubt, self.trusts = 0.0, True  # in a faster view: error of its logits; whether it is worth anything
         self.stages: list[Stage] = []
         begun = time.perf_counter()
         wrong = self._wrong(x, y)
@@ -45,13 +51,24 @@ class Siege:
         """Search with a threat on the images that stand."""
         self._storm(name, "exact", self._search(threat, model), self._standing(), threat)
 
+    def meet(self, view: nn.Module) -> None:
+        """Compare a faster view with the model on untouched images: how wrong are its logits, and its labels?"""
+        rows = self._standing()[: self.batch_size]
+        if len(rows):
+            logits, seen = (clean_logits(model, self.x[rows]) for model in (self.model, plain(view)))
+            self.doubt = DOUBTS * float((seen - logits).abs().amax(1).mean())
+            self.trusts = float((seen.argmax(1) != self.y[rows]).float().mean()) <= SIGHT
+
     def storm_fast(self, name: str, threat: Threat, view: nn.Module) -> None:
-        """Search on a view of the model that is faster than the model, and note where the two might differ."""
-        search = self._search(threat, view)
+        """Search on a faster view of the model, and note the images it gave up too soon: where only it was fooled."""
+        sure, enough = threat, -self.doubt
+        if isinstance(threat, AutoPGD | Square):  # these stop only when they are sure
+            sure, enough = replace(threat, confidence=self.doubt), self.doubt / 2
+        search = self._search(sure, view)
 
         def move(rows: Tensor) -> Tensor:
             moved = search(rows)
-            self.claimed[rows] |= self._close(moved, self.y[rows], plain(view))
+            self.claimed[rows] |= MARGIN(clean_logits(plain(view), moved, self.batch_size), self.y[rows]) > enough
             return moved
 
         self._storm(name, "fast", move, self._standing(), threat)
@@ -77,13 +94,8 @@ class Siege:
         self._storm(name, "polish", move, rows, attack)
         standing, claimed = self.fallen_by[rows] == STANDING, self.claimed[rows]
         surprises, others = int((~standing & ~claimed).sum()), int((~claimed).sum())
-        return rows[standing] if surprises > TRUST * others else rows[standing & claimed]
-
-    def _close(self, moved: Tensor, y: Tensor, view: Model) -> Tensor:
-        """Points at which the model is as near to an error as the view is wrong about its logits: maybe a claim."""
-        logits, seen = (clean_logits(model, moved, self.batch_size) for model in (self.model, view))
-        doubt = (seen - logits).abs().amax(1).mean()
-        return MARGIN(logits, y) > -DOUBTS * doubt
+        trusted = self.trusts and surprises <= TRUST * others
+        return rows[standing & claimed] if trusted else rows[standing]
 
     def _search(self, threat: Threat, model: nn.Module) -> Callable[[Tensor], Tensor]:
         return lambda rows: disturb(threat, model, self.x[rows], self.y[rows], self.ids[rows])

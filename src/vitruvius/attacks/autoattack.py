@@ -81,6 +81,7 @@ class AutoAttack(Attack):
             if self.precision == "fast":
                 view, again = fast_view(model, x), siege.storm_again
                 view = compiled(view, x) if self.compile else view
+                siege.meet(view)
                 for name, threat in self.stages():
                     siege.storm_fast(name, threat, view)
             for name, threat in self.stages():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius.attacks._base import Attack, Model, attacks
@@ -17,6 +17,7 @@ from vitruvius.attacks._losses import CE, Loss, as_loss, hard_labels
 from vitruvius.attacks._models import Slope, full_precision, slope
 from vitruvius.attacks._norms import L1, per_image
 from vitruvius.attacks._random import Dice
+from vitruvius.attacks._views import compiled
 from vitruvius.attacks._worst import Worst
 
 
@@ -33,6 +34,7 @@ class PGD(Attack):
     momentum: float = 0.0  # of gradients of unit L1 norm
     loss: Loss = CE
     bounds: tuple[float, float] = (0.0, 1.0)
+    compile: bool = False  # the model by torch.compile; pays off for long runs
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,6 +42,9 @@ class PGD(Attack):
         if self.steps < 0 or self.restarts < 1:
             name = type(self).__name__
             raise ConfigError(f"{name} with steps={self.steps}, restarts={self.restarts}; expected at least 0 and 1.")
+
+    def prepare(self, model: nn.Module, x: Tensor) -> nn.Module:
+        return compiled(model, x) if self.compile else model
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         compares = self.best or self.restarts > 1
