@@ -32,7 +32,9 @@ def test_the_drawing_shows_every_error_below_its_parent() -> None:
 
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_an_error_is_also_one_of_pythons_own(name: str) -> None:
-    python = {"RunError": OSError, "Diverged": ArithmeticError, "MissingExtra": ImportError}.get(name, ValueError)
+    others = {"RunError": OSError, "Diverged": ArithmeticError, "Overfitted": ArithmeticError}
+    others |= {"Preempted": InterruptedError, "MissingExtra": ImportError}
+    python = others.get(name, ValueError)
     assert issubclass(KINDS[name], python)
     assert KINDS[name].__doc__
 

@@ -10,9 +10,11 @@ VitruviusError
 ├── DataError                a data set is missing, empty, or holds broken images
 ├── RunError                 a run folder cannot be written or read (also an OSError)
 ├── Diverged                 training has lost its numbers (also an ArithmeticError)
+│   └── Overfitted           training has learned to fool its own attack (catastrophic overfitting)
+├── Preempted                a signal asked the run to stop; it is saved and can go on (also an InterruptedError)
 └── MissingExtra             an optional package is needed (also an ImportError)
 
-All but the last three are ValueErrors too, so `except ValueError` keeps working.
+All but the last five are ValueErrors too, so `except ValueError` keeps working.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from collections.abc import Iterable
 
 class VitruviusError(Exception):
     """Base of every error this package raises on purpose."""
+
+    exit_code = 1  # of the command line
 
 
 class ConfigError(VitruviusError, ValueError):
@@ -62,6 +66,16 @@ class RunError(VitruviusError, OSError):
 
 class Diverged(VitruviusError, ArithmeticError):
     """A loss or a weight is no longer a finite number."""
+
+
+class Overfitted(Diverged):
+    """Robust against one step, helpless against several."""
+
+
+class Preempted(VitruviusError, InterruptedError):
+    """Stopped by a signal, saved on the way out."""
+
+    exit_code = 75  # "try again later", for schedulers
 
 
 class MissingExtra(VitruviusError, ImportError):

@@ -46,10 +46,24 @@ class Process:
                 value = work()
             except VitruviusError as raised:
                 error = raised
-        value, error = self.gather((value, error))[0]
+        value, error = self.heard((value, error))
         if error is not None:
             raise error
         return value
+
+    def heard(self, value: Any) -> Any:
+        """What the first process says, on all of them."""
+        if self.world_size == 1:
+            return value
+        said = [value if self.first else None]
+        dist.broadcast_object_list(said, src=0)
+        return said[0]
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process says so; waits for all of them."""
+        if self.world_size == 1:
+            return flag
+        return bool(self.total(torch.tensor([float(flag)], device=self.device)).item())
 
     def total(self, numbers: Tensor) -> Tensor:
         """The sum over all processes."""

@@ -14,7 +14,8 @@ from vitruvius._processes import Process
 from vitruvius.data import eval_loader, held_out
 from vitruvius.evaluation import evaluate
 from vitruvius.models import load_model
-from vitruvius.training import _epoch
+from vitruvius.training import _step
+from vitruvius.training._epoch import train_epoch
 from vitruvius.training._session import Session, open_session
 
 ALONE = Process(device=torch.device("cpu"))
@@ -22,6 +23,14 @@ ALONE = Process(device=torch.device("cpu"))
 
 def watch(_: int, numbers: dict[str, float]) -> None:
     assert math.isfinite(numbers["loss"])
+
+
+class Undisturbed:
+    """Nothing happens between updates."""
+
+    def between(self, suspects: Any, *, before: int, looked: bool) -> None: ...
+
+    def nonfinite(self, suspects: Any) -> None: ...
 
 
 def session_of(tmp_path: Path, *overrides: str) -> Session:
@@ -36,13 +45,13 @@ def weights(session: Session) -> dict[str, torch.Tensor]:
 def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The learning rate of every update, as the optimiser sees it."""
     seen: list[float] = []
-    update = _epoch._update
+    update = _step.update
 
     def noting(session: Session) -> None:
         seen.append(session.optimizer.param_groups[0]["lr"])
         update(session)
 
-    monkeypatch.setattr(_epoch, "_update", noting)
+    monkeypatch.setattr(_step, "update", noting)
     return seen
 
 
@@ -83,7 +92,7 @@ def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path: Path) -> N
     settings = ("train.opt=sgd", "train.lr=0.1", "data.train_num_samples=44")  # 33 images: 4 batches of 8, or 2 of 16
     large = session_of(tmp_path, *settings, "data.batch_size=16")
     small = session_of(tmp_path, *settings, "data.batch_size=8", "train.grad_accum_steps=2")
-    rows = [_epoch.train_epoch(session, watch) for session in (large, small)]
+    rows = [train_epoch(session, watch, Undisturbed()) for session in (large, small)]
     assert large.updates == small.updates == 2
     assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-6)
     torch.testing.assert_close(weights(small), weights(large), rtol=1e-5, atol=1e-6)
@@ -99,7 +108,7 @@ def test_gradients_are_clipped_as_asked(mode: str, tmp_path: Path, monkeypatch: 
         return step(*arguments)
 
     monkeypatch.setattr(session.optimizer, "step", noting)
-    _epoch.train_epoch(session, watch)
+    train_epoch(session, watch, Undisturbed())
     for gradients in seen:
         if mode == "norm":
             total = torch.stack([g.norm() for g in gradients.values()]).norm()
@@ -114,13 +123,13 @@ def test_the_average_is_an_exponential_one_and_is_judged_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history: list[torch.Tensor] = []
-    update = _epoch._update
+    update = _step.update
 
     def noting(session: Session) -> None:
         update(session)
         history.append(session.model.model.head.weight.detach().clone())
 
-    monkeypatch.setattr(_epoch, "_update", noting)
+    monkeypatch.setattr(_step, "update", noting)
     run = small_run(tmp_path / "run", "train.model_ema=true", "train.model_ema_decay=0.7")
     average = history[0]  # the first update is copied, as upstream does
     for weight in history[1:]:
@@ -154,18 +163,19 @@ def test_without_a_held_out_part_the_validation_split_chooses(tmp_path: Path) ->
 
 
 def test_the_best_weights_are_those_of_the_best_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitruvius.training import _train
+    from vitruvius.training import _saving
+    from vitruvius.training._selection import Selection
 
     scores = iter([0.2, 0.9, 0.5, 0.9])
-    monkeypatch.setattr(_train, "validate", lambda session: {"val_accuracy": next(scores), "val_loss": 1.0})
+    monkeypatch.setattr(Selection, "look", lambda self: {"val_accuracy": next(scores), "val_loss": 1.0})
     kept: dict[int, torch.Tensor] = {}
-    publish = _train.publish
+    publish = _saving.publish
 
-    def noting(session: Session, run: Any) -> None:
+    def noting(session: Session, run: Any, files: Any) -> None:
         kept[session.epoch - 1] = session.model.model.head.weight.detach().clone()
-        publish(session, run)
+        publish(session, run, files)
 
-    monkeypatch.setattr(_train, "publish", noting)
+    monkeypatch.setattr(_saving, "publish", noting)
     run = small_run(tmp_path / "run", "train.epochs=4")
     torch.testing.assert_close(load_model(run).model.head.weight.data, kept[1], rtol=0, atol=0)
     torch.testing.assert_close(load_model(run, best=False).model.head.weight.data, kept[3], rtol=0, atol=0)
@@ -198,7 +208,7 @@ def test_training_works_with(settings: list[str], tmp_path: Path) -> None:
 def test_checkpointed_activations_change_nothing(tmp_path: Path) -> None:
     plain, thrifty = session_of(tmp_path), session_of(tmp_path, "train.grad_checkpointing=true")
     for session in (plain, thrifty):
-        _epoch.train_epoch(session, watch)
+        train_epoch(session, watch, Undisturbed())
     torch.testing.assert_close(weights(thrifty), weights(plain), rtol=0, atol=1e-7)
 
 

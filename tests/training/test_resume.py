@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from small_run import assert_same_run, rows_of, small_run, state_of
 from vitruvius._errors import RunError
-from vitruvius.training import _epoch
+from vitruvius.training import _checkpoint, _epoch, _step
 from vitruvius.training._run import Run
 
 LIVELY = (  # everything with a memory: average, momentum, dice of layers and of mixup, a schedule with warm-up
@@ -60,9 +57,9 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("owner", "name", "call", "after"),
     [
-        (_epoch, "_step", 2, False),  # the first epoch: begun anew
-        (_epoch, "_step", 7, False),  # in the middle of the second
-        (_epoch, "_update", 5, True),
+        (_epoch, "train_batch", 2, False),  # the first epoch: begun anew
+        (_epoch, "train_batch", 7, False),  # in the middle of the second
+        (_step, "update", 5, True),
         (Run, "save_state", 2, False),  # epoch 2 is trained and lost
         (Run, "save_state", 2, True),  # state written, weights not
         (Run, "save_weights", 4, False),  # between last and last_ema of the second epoch, or best of the first
@@ -90,22 +87,9 @@ def test_a_run_stopped_again_and_again_ends_as_the_unbroken_one(
 ) -> None:
     for call in (6, 3, 5):
         with monkeypatch.context() as patch:
-            stop_at(patch, _epoch, "_step", call)
+            stop_at(patch, _epoch, "train_batch", call)
             with pytest.raises(Stop):
                 small_run(tmp_path / "run", *LIVELY)
-    small_run(tmp_path / "run", *LIVELY)
-    assert_same_run(tmp_path / "run", unbroken)
-
-
-def test_a_run_killed_at_random_moments_ends_as_the_unbroken_one(unbroken: Path, tmp_path: Path) -> None:
-    """SIGKILL: nothing is tidied up, not even a file that is half written."""
-    moments = random.Random(0)
-    for _ in range(5):
-        child = multiprocessing.get_context("fork").Process(target=small_run, args=(tmp_path / "run", *LIVELY))
-        child.start()
-        child.join(moments.uniform(0.05, 0.8))
-        child.kill()
-        child.join()
     small_run(tmp_path / "run", *LIVELY)
     assert_same_run(tmp_path / "run", unbroken)
 
@@ -132,6 +116,6 @@ def test_a_plateau_schedule_remembers_how_long_it_has_waited(tmp_path: Path, mon
 
 def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run")
-    torch.save({**state_of(run), "processes": 4}, run / "state.pt")
+    _checkpoint.save(run, {**state_of(run), "processes": 4})
     with pytest.raises(RunError, match=r"was trained by 4 process\(es\) and cannot go on with 1"):
         small_run(run)

@@ -3,6 +3,7 @@
 Local writes are atomic (temporary file in the same folder, fsync, `os.replace`); object stores put whole objects.
 """
 
+from vitruvius._files._mirror import Mirror, fetch, place_of
 from vitruvius._files._paths import (
     StrPath,
     append_line,
@@ -19,15 +20,18 @@ from vitruvius._files._paths import (
 from vitruvius._files._tensors import load_tensors, save_tensors
 
 __all__ = [
+    "Mirror",
     "StrPath",
     "append_line",
     "atomic_write_bytes",
     "atomic_write_text",
     "ensure_writable",
     "exists",
+    "fetch",
     "is_url",
     "join",
     "load_tensors",
+    "place_of",
     "read_bytes",
     "read_text",
     "save_tensors",

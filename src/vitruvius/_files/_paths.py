@@ -33,16 +33,16 @@ def exists(path: StrPath) -> bool:
     """Whether a file or folder is there."""
     if not is_url(path):
         return Path(path).exists()
-    filesystem, inner = _open_url(path)
+    filesystem, inner = open_url(path)
     return bool(filesystem.exists(inner))
 
 
 def read_bytes(path: StrPath) -> bytes:
     """The whole file, or a RunError."""
-    with _explained(path, "read"):
+    with explained(path, "read"):
         if not is_url(path):
             return Path(path).read_bytes()
-        filesystem, inner = _open_url(path)
+        filesystem, inner = open_url(path)
         data: bytes = filesystem.cat_file(inner)
         return data
 
@@ -54,9 +54,9 @@ def read_text(path: StrPath) -> str:
 
 def atomic_write_bytes(path: StrPath, data: bytes) -> None:
     """Replace `path` by `data` in one step; on any failure the previous file stays and nothing else is left."""
-    with _explained(path, "write"):
+    with explained(path, "write"):
         if is_url(path):
-            filesystem, inner = _open_url(path)
+            filesystem, inner = open_url(path)
             filesystem.pipe_file(inner, data)
         else:
             _local.replace(Path(path), data)
@@ -70,9 +70,9 @@ def atomic_write_text(path: StrPath, text: str) -> None:
 def append_line(path: StrPath, text: str, *, sync: bool = False) -> None:
     """Add one line in one write; a line that does not fit on the disk is taken back."""
     line = (text.rstrip("\n") + "\n").encode("utf-8")
-    with _explained(path, "append to"):
+    with explained(path, "append to"):
         if is_url(path):  # object stores cannot append: the whole object is put again
-            filesystem, inner = _open_url(path)
+            filesystem, inner = open_url(path)
             before = filesystem.cat_file(inner) if filesystem.exists(inner) else b""
             filesystem.pipe_file(inner, before + line)
         else:
@@ -82,10 +82,10 @@ def append_line(path: StrPath, text: str, *, sync: bool = False) -> None:
 def ensure_writable(folder: StrPath) -> StrPath:
     """Make the folder if need be and prove that a file can be written there, else RunError."""
     if is_url(folder):
-        with _explained(folder, "write to"):
-            _open_url(folder)[0].makedirs(_open_url(folder)[1], exist_ok=True)
+        with explained(folder, "write to"):
+            open_url(folder)[0].makedirs(open_url(folder)[1], exist_ok=True)
         return folder
-    with _explained(folder, "write to"):
+    with explained(folder, "write to"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         probe = Path(folder) / f".writable.{os.getpid()}.tmp"
         try:
@@ -105,7 +105,8 @@ def sweep(folder: StrPath) -> list[str]:
     return [path.name for path in left]
 
 
-def _open_url(path: StrPath) -> tuple[Any, str]:
+def open_url(path: StrPath) -> tuple[Any, str]:
+    """The file system of a URL, and the path inside it."""
     scheme = str(path).split("://", 1)[0]
     try:
         filesystem, inner = fsspec.core.url_to_fs(str(path))
@@ -117,7 +118,8 @@ def _open_url(path: StrPath) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def _explained(path: StrPath, verb: str) -> Iterator[None]:
+def explained(path: StrPath, verb: str) -> Iterator[None]:
+    """Any OSError inside as one RunError that says what to do."""
     try:
         yield
     except RunError:

@@ -32,7 +32,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; 0 if it worked, 1 after an error of the user's or the data's, 130 when interrupted."""
+    """Run one verb; 0 if it worked, 1 after an error, 75 when pre-empted and saved, 130 when interrupted."""
     options = read(arguments)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, format="%(message)s")
     verb: Callable[[argparse.Namespace], None] = options.verb
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.verbose:
             raise
         print(f"vitruvius: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        return error.exit_code
     except KeyboardInterrupt:
         print("vitruvius: interrupted; the same command goes on where this one stopped.", file=sys.stderr)
         return 130

@@ -1,8 +1,21 @@
 """Train: a recipe becomes a run folder."""
 
-from vitruvius._errors import Diverged
+from vitruvius._errors import Diverged, Overfitted, Preempted
+from vitruvius._files import fetch
+from vitruvius.training._loop import Callback
 from vitruvius.training._run import Run
-from vitruvius.training._train import Callback, train
+from vitruvius.training._train import train
 from vitruvius.training.config import Config, TrainConfig, read_recipe
 
-__all__ = ["Callback", "Config", "Diverged", "Run", "TrainConfig", "read_recipe", "train"]
+__all__ = [
+    "Callback",
+    "Config",
+    "Diverged",
+    "Overfitted",
+    "Preempted",
+    "Run",
+    "TrainConfig",
+    "fetch",
+    "read_recipe",
+    "train",
+]

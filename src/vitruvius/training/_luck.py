@@ -1,6 +1,7 @@
-"""Luck: the dice that layers and timm throw (dropout, stochastic depth), a function of seed, epoch and process.
+"""Luck: the dice that layers, attacks and timm throw (dropout, stochastic depth, random starts).
 
-Nothing of it has to be saved: a run that goes on throws the same dice as one that never stopped.
+They are a function of seed, epoch, batch and process. Nothing of it has to be saved: a run that goes on in the
+middle of an epoch throws the same dice as one that never stopped.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def borrowed_luck(device: torch.device) -> Iterator[None]:
         np.random.set_state(numbers)  # noqa: NPY002
 
 
-def seed_luck(*, seed: int, epoch: int, rank: int) -> None:
-    """Other dice for every epoch and process, the same in every run."""
-    mixed = np.random.SeedSequence([seed % 2**64, epoch, rank])
-    torch.manual_seed(int(mixed.generate_state(1, np.uint64)[0]) >> 1)
-    random.seed(int(mixed.generate_state(2, np.uint64)[1]))
-    np.random.seed(mixed.generate_state(4))  # noqa: NPY002
+def seed_luck(*, seed: int, epoch: int, batch: int, rank: int) -> None:
+    """Other dice for every batch and process, the same in every run."""
+    mixed = np.random.SeedSequence([seed % 2**64, epoch, batch, rank]).generate_state(4)
+    torch.manual_seed((int(mixed[0]) << 31) ^ int(mixed[1]))
+    random.seed(int(mixed[2]))
+    np.random.seed(mixed[3])  # noqa: NPY002

@@ -85,13 +85,19 @@ def task(config: Config, model: nn.Module) -> TrainingTask:
 
 
 def wrap(task: TrainingTask, config: Config, process: Process) -> None:
-    """The running average, then the compiler, then the other processes, in the order that timm's tasks expect."""
-    if config.train.model_ema:
-        task.setup_ema(decay=config.train.model_ema_decay)
+    """The compiler, then the other processes, in the order that timm's tasks expect."""
     if config.train.compile:
         compile_task(task, config.train.compile)
-    if process.world_size > 1:
+    if process.world_size > 1 and config.train.parallel == "ddp":
         task.prepare_distributed(device_ids=None if process.device.type == "cpu" else [process.device])
+
+
+def updates_per_epoch(config: Config, loader: Loader, task: TrainingTask) -> int:
+    """Updates in an epoch; the last may see fewer batches. A task that replays its batches updates after each."""
+    replays, every = int(getattr(task, "replays", 1)), config.train.grad_accum_steps
+    if replays > 1 and every > 1:
+        raise ConfigError(f"train.grad_accum_steps = {every}, but the task replays every batch {replays} times; use 1.")
+    return -(-len(loader) // every) * replays
 
 
 def compile_task(task: TrainingTask, how: bool | str) -> None:
@@ -102,26 +108,40 @@ def compile_task(task: TrainingTask, how: bool | str) -> None:
         raise ConfigError(f"train.compile = {how!r} is no backend of torch.compile: {error}") from error
 
 
-def optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """timm's optimiser of that name, with its parameter groups (no weight decay on vectors)."""
+def optimizer(config: Config, model: nn.Module, task: TrainingTask) -> torch.optim.Optimizer:
+    """timm's optimiser of that name, with its parameter groups; frozen weights stay out of it."""
     train = config.train
     extras = {"eps": train.opt_eps, "betas": train.opt_betas}
     try:
-        return create_optimizer_v2(
+        made = create_optimizer_v2(
             inner(model),
             opt=train.opt,
             lr=train.lr,
             weight_decay=train.weight_decay,
             momentum=train.momentum,
+            filter_bias_and_bn=train.filter_bias_and_bn,
             layer_decay=train.layer_decay,
+            layer_decay_min_scale=train.layer_decay_min_scale,
             **{key: value for key, value in extras.items() if value is not None},
+            **train.opt_kwargs,
         )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise ConfigError(f"train.opt = {train.opt!r} cannot be made: {error}") from error
+    own = _of_the_task(model, task)
+    if own:
+        made.add_param_group({"params": own, "weight_decay": train.weight_decay})
+    return made
+
+
+def _of_the_task(model: nn.Module, task: TrainingTask) -> list[nn.Parameter]:
+    """What a task trains besides the model, such as the projection of a feature distillation."""
+    known = {id(p) for p in model.parameters()}
+    trained: Any = task.get_trainable_module()
+    return [p for p in trained.parameters() if p.requires_grad and id(p) not in known]
 
 
 def scheduler(config: Config, optimizer: torch.optim.Optimizer, updates: int) -> tuple[Any, int]:
-    """timm's scheduler, moved by every update (plateau: every epoch); and the number of epochs, cool-down included."""
+    """timm's scheduler, moved by every update (or every epoch); and the number of epochs, cool-down included."""
     train = config.train
     return create_scheduler_v2(
         optimizer,
@@ -129,12 +149,21 @@ def scheduler(config: Config, optimizer: torch.optim.Optimizer, updates: int) ->
         num_epochs=train.epochs,
         warmup_epochs=train.warmup_epochs,
         warmup_lr=train.warmup_lr,
+        warmup_prefix=train.warmup_prefix,
         min_lr=train.min_lr,
         cooldown_epochs=train.cooldown_epochs,
         decay_epochs=train.decay_epochs,
         decay_milestones=list(train.decay_milestones),
         decay_rate=train.decay_rate,
         patience_epochs=train.patience_epochs,
-        step_on_epochs=train.sched == "plateau",
+        noise=None if train.lr_noise is None else list(train.lr_noise),
+        noise_pct=train.lr_noise_pct,
+        noise_std=train.lr_noise_std,
+        noise_seed=config.seed,
+        cycle_mul=train.lr_cycle_mul,
+        cycle_decay=train.lr_cycle_decay,
+        cycle_limit=train.lr_cycle_limit,
+        k_decay=train.lr_k_decay,
+        step_on_epochs=train.sched == "plateau" or not train.sched_on_updates,
         updates_per_epoch=updates,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import TracebackType
 from typing import Any
 
@@ -18,12 +17,25 @@ class Bar:
     @classmethod
     def of(cls, session: Session, *, shown: bool, console: Console | None = None) -> Bar:
         batches = len(session.train_loader)
-        return cls(epochs=session.num_epochs, start=session.epoch, batches=batches, shown=shown, console=console)
+        held = "held-out" if session.config.train.holdout else session.config.data.val_split
+        return cls(
+            epochs=session.num_epochs, start=session.epoch, batches=batches, shown=shown, console=console, held=held
+        )
 
-    def __init__(self, *, epochs: int, start: int, batches: int, shown: bool, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        epochs: int,
+        start: int,
+        batches: int,
+        shown: bool,
+        console: Console | None = None,
+        held: str = "held-out",
+    ) -> None:
+        self.held = held
         self.console = console or Console(stderr=True)
         self.epochs, self.batches, self.shown = epochs, batches, shown
-        self.current, self.begun = start, time.perf_counter()
+        self.current = start
         self.live = shown and self.console.is_terminal
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -47,13 +59,14 @@ class Bar:
     ) -> None:
         self.progress.stop()
 
-    def start(self, epoch: int) -> None:
-        """Before an epoch."""
-        self.current, self.begun = epoch, time.perf_counter()
+    def start(self, epoch: int, done: int = 0) -> None:
+        """Before an epoch, of which some batches may be `done`."""
+        self.current = epoch
+        self.progress.update(self.bar, completed=epoch * self.batches + done)
 
     def batch(self, done: int, numbers: dict[str, float], /) -> None:
         """After some batches of the current epoch."""
-        rate = numbers["images"] / (time.perf_counter() - self.begun)
+        rate = numbers["images"] / numbers["seconds"]
         text = f"loss {numbers['loss']:.3f}  accuracy {100 * numbers['accuracy']:5.1f} %  {rate:,.0f} images/s"
         self.progress.update(
             self.bar,
@@ -65,17 +78,23 @@ class Bar:
     def epoch(self, row: dict[str, Any]) -> None:
         """After an epoch: one line that stays."""
         if self.shown:
-            self.console.print(line(row, self.epochs), highlight=False)
+            self.console.print(line(row, self.epochs, self.held), highlight=False)
 
 
-def line(row: dict[str, Any], epochs: int) -> str:
-    """`epoch 3/10  loss 0.412  accuracy 91.2 %  held-out 93.1 %  1,204 images/s`."""
+def line(row: dict[str, Any], epochs: int, held: str = "held-out") -> str:
+    """`epoch 3/10  loss 0.412  accuracy 91.2 %  held-out 93.1 % (robust 41.0 %)  1,204 images/s`."""
     text = (
         f"epoch {row['epoch'] + 1:>{len(str(epochs))}}/{epochs}  loss {row['train_loss']:.3f}  "
         f"accuracy {100 * row['train_accuracy']:5.1f} %"
     )
-    if "val_accuracy" in row:
-        text += f"  held-out {100 * row['val_accuracy']:5.1f} %"
-    if "ema_accuracy" in row:
-        text += f"  EMA {100 * row['ema_accuracy']:5.1f} %"
+    for name, key in ((held, "val"), ("EMA", "ema")):
+        if f"{key}_accuracy" in row:
+            text += f"  {name} {100 * row[f'{key}_accuracy']:5.1f} %"
+        if f"{key}_robust_accuracy" in row:
+            text += f" (robust {100 * row[f'{key}_robust_accuracy']:4.1f} %)"
+    if row.get("skipped_updates"):
+        text += f"  {row['skipped_updates']} update(s) skipped"
+    if row.get("alarms"):
+        single, multi = 100 * row["single_step_accuracy"], 100 * row["multi_step_accuracy"]
+        text += f"  ALARM {row['alarms']} (one step {single:.1f} %, several {multi:.1f} %)"
     return f"{text}  {row['images_per_second']:,.0f} images/s"

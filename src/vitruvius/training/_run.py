@@ -2,9 +2,12 @@
 
 config.yaml            the resolved recipe, with versions and seed
 state.pt               everything needed to go on; written first, the files below follow from it
+state.previous.pt      the state before that, should state.pt be damaged
+state.calm.pt          with `alarm: rollback`, the last state in which the alarm was silent
 last.safetensors       weights after the last finished epoch, and last_ema.safetensors: their running average, if kept
 best.safetensors       the weights that did best on the images that choose
 metrics.jsonl          one line an epoch; written last
+nonfinite.json, .pt    of a run that was stopped by a loss that is no number: its batch, and the state then
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import io
 import json
 import platform
 from pathlib import Path
@@ -21,14 +23,25 @@ from typing import Any
 import timm
 import torch
 import torchvision
-from torch import nn
+from torch import Tensor
 
 from vitruvius._config import build
-from vitruvius._errors import CheckpointError, RunError
-from vitruvius._files import atomic_write_bytes, atomic_write_text, ensure_writable, read_text, save_tensors, sweep
+from vitruvius._errors import RunError
+from vitruvius._files import (
+    Mirror,
+    atomic_write_bytes,
+    atomic_write_text,
+    ensure_writable,
+    is_url,
+    place_of,
+    read_text,
+    save_tensors,
+    sweep,
+)
 from vitruvius._version import __version__
 from vitruvius._yaml import dump_yaml, read_yaml, to_plain
-from vitruvius.surgery import inner
+from vitruvius.training import _checkpoint as checkpoint
+from vitruvius.training._secrets import redact
 from vitruvius.training.config import Config
 
 FREE = {  # what may change between two halves of a run
@@ -40,18 +53,24 @@ FREE = {  # what may change between two halves of a run
     "data.workers",
     "data.eval_batch_size",
     "train.device",
+    "train.save_every",
+    "train.save_minutes",
+    "tracking",
 }
 
 
 class Run:
-    """One run folder on disk."""
+    """One run folder on disk; of a remote one (an fsspec URL) a local mirror, uploaded as the run goes."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.mirror = Mirror(str(folder), place_of(str(folder))) if is_url(folder) else None
+        self.folder = Path(folder) if self.mirror is None else self.mirror.folder
         self._made = False
 
     def begin(self, config: Config) -> None:
         """Make the folder, or recognise it as this very recipe's."""
+        if self.mirror is not None:
+            self.mirror.pull()
         file = self.folder / "config.yaml"
         if file.exists():
             self._recognise(config, file)
@@ -61,37 +80,50 @@ class Run:
         self._made = not self.folder.exists()
         ensure_writable(self.folder)
         stamped = dataclasses.replace(config, versions=versions(), started=now())
-        atomic_write_text(file, dump_yaml(stamped))
+        atomic_write_text(file, dump_yaml(redact(to_plain(stamped))))
+        self.push()
+
+    def push(self) -> None:
+        """Upload what has changed: states first, since the other files follow from them, metrics last."""
+        if self.mirror is not None:
+            self.mirror.push("config.yaml", checkpoint.PREVIOUS, checkpoint.STATE)
 
     def abandon(self) -> None:
         """Take the folder back if nothing has come of it: no state, nothing but the recipe."""
-        if self._made and not self.has_state():
+        if self._made and [path.name for path in self.folder.iterdir()] == ["config.yaml"]:
             (self.folder / "config.yaml").unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # somebody has put a file there
                 self.folder.rmdir()
 
     def has_state(self) -> bool:
-        return (self.folder / "state.pt").exists()
+        return checkpoint.exists(self.folder)
 
     def save_state(self, state: dict[str, Any]) -> None:
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        atomic_write_bytes(self.folder / "state.pt", buffer.getvalue())
+        checkpoint.save(self.folder, state)
 
-    def load_state(self) -> dict[str, Any]:
-        file = self.folder / "state.pt"
-        try:
-            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise CheckpointError(
-                f"{file} is damaged ({str(error).splitlines()[0]}). Delete it to begin this run anew."
-            ) from error
-        return state
+    def load_state(self) -> dict[str, Any] | None:
+        """The newest whole state, or None."""
+        return checkpoint.load(self.folder)
 
-    def save_weights(self, name: str, model: nn.Module, **notes: Any) -> None:
+    def save_calm(self, state: dict[str, Any]) -> None:
+        """A state to come back to."""
+        atomic_write_bytes(self.folder / checkpoint.CALM, checkpoint.to_bytes(state))
+
+    def load_calm(self) -> dict[str, Any] | None:
+        """The state to come back to, if there is one."""
+        file = self.folder / checkpoint.CALM
+        return checkpoint.from_bytes(file.read_bytes()) if file.exists() else None
+
+    def save_nonfinite(self, note: str, state: dict[str, Any]) -> None:
+        """What is known of a loss that is no number, beside the states that go on."""
+        atomic_write_text(self.folder / "nonfinite.json", note)
+        atomic_write_bytes(self.folder / "nonfinite.pt", checkpoint.to_bytes(state))
+        self.push()
+
+    def save_weights(self, name: str, weights: dict[str, Tensor], **notes: Any) -> None:
         """The inner model's own keys; plain timm can read them after `restore`."""
         metadata = {key: json.dumps(value) for key, value in {"vitruvius": __version__, **notes}.items()}
-        save_tensors(self.folder / f"{name}.safetensors", inner(model).state_dict(), metadata)
+        save_tensors(self.folder / f"{name}.safetensors", weights, metadata)
 
     def save_metrics(self, rows: list[dict[str, Any]]) -> None:
         """All rows: none twice, none missing, whenever the run was stopped."""
@@ -104,7 +136,7 @@ class Run:
 
     def _recognise(self, config: Config, file: Path) -> None:
         known = flatten(to_plain(build(Config, read_yaml(file), source=str(file))))
-        asked = flatten(to_plain(config))
+        asked = flatten(redact(to_plain(config)))
         differing = [
             f"{key} was {known.get(key)}, now {asked.get(key)}"
             for key in {**known, **asked}

@@ -8,12 +8,16 @@ from typing import Any
 
 import torch
 from timm.task import TrainingTask
-from torch import nn
+from torch import Tensor, nn
 
 from vitruvius._processes import Process
 from vitruvius.data import Loader, Mixer, make_mixup
 from vitruvius.models import PixelModel
+from vitruvius.surgery import inner
 from vitruvius.training import _makers as make
+from vitruvius.training._means import Means
+from vitruvius.training._parallel import Replica, full_weights, share_out
+from vitruvius.training._rates import with_rate
 from vitruvius.training.config import Config
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,37 +38,74 @@ class Session:
     val_loader: Loader
     mixer: Mixer | None
     num_epochs: int
+    means: Means
+    replica: Replica | None = None  # where weights are shared out among processes: a whole copy to look at
     epoch: int = 0
+    batch: int = 0  # batches of this epoch that are done
     updates: int = 0
+    elapsed: float = 0.0  # seconds of training in this epoch
+    rate: float = 0.0
+    skipped: int = 0  # updates of this epoch that were left out
     best: float = float("-inf")
     best_epoch: int = -1
     best_is_ema: bool = False
     rows: list[dict[str, Any]] = field(default_factory=list)
+    alarms: int = 0
+    rollbacks: int = 0
+    group_spoilt: bool = False  # a loss since the last update was no number
+
+    @property
+    def replays(self) -> int:
+        """How often the task wants to see each batch."""
+        return int(getattr(self.task, "replays", 1))
+
+    @property
+    def updates_per_epoch(self) -> int:
+        return make.updates_per_epoch(self.config, self.train_loader, self.task)
+
+    @property
+    def careful(self) -> bool:
+        """Whether looking at every loss costs nothing: alone on a CPU."""
+        alone = self.process.world_size == 1 and self.process.device.type == "cpu"
+        return alone and self.config.train.nonfinite == "stop"
 
     def autocast(self) -> AbstractContextManager[Any]:
         dtype = PRECISIONS.get(self.config.train.precision)
         return torch.autocast(self.process.device.type, dtype) if dtype else nullcontext()
 
     def eval_model(self, *, ema: bool = False) -> nn.Module:
-        """The module to evaluate and to save, unwrapped."""
-        wrapped: Any = self.task.get_trainable_module(ema=ema)
+        """The module to look at, whole and unwrapped. Every process must ask."""
+        wrapped = self.wrapped(ema=ema)
+        return wrapped if self.replica is None else self.replica.like(wrapped)
+
+    def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        """The whole weights under their own names. Every process must ask."""
+        wrapped = inner(self.wrapped(ema=ema))
+        return wrapped.state_dict() if self.replica is None else full_weights(wrapped)
+
+    def wrapped(self, *, ema: bool = False) -> nn.Module:
+        """The module that is trained (or its average), out of DDP and the compiler."""
+        module: Any = self.task.get_eval_model(ema=ema)
         for name in ("module", "_orig_mod", "module"):  # EMA or DDP, compile
-            wrapped = getattr(wrapped, name, wrapped)
-        assert isinstance(wrapped, nn.Module)
-        return wrapped
+            module = getattr(module, name, module)
+        assert isinstance(module, nn.Module)
+        return module
 
 
 def open_session(config: Config, process: Process) -> Session:
     """Data first, since it may be missing; then the model, the task and the optimiser."""
+    config = with_rate(config, process.world_size)
     loaders = make.loaders(config, process)
     config = make.with_classes(config, loaders[0].num_classes)
     model = make.model(config, process)
     config = make.with_statistics(config, model)
     task = make.task(config, model)
     task.to(process.device)
-    optimizer = make.optimizer(config, model)
-    updates = -(-len(loaders[0]) // config.train.grad_accum_steps)  # in an epoch; the last may see fewer batches
-    scheduler, num_epochs = make.scheduler(config, optimizer, updates)
+    if config.train.model_ema:
+        task.setup_ema(decay=config.train.model_ema_decay, use_warmup=config.train.model_ema_warmup)
+    replica = share_out(task, config, process)
+    optimizer = make.optimizer(config, model, task)
+    scheduler, num_epochs = make.scheduler(config, optimizer, make.updates_per_epoch(config, loaders[0], task))
     make.wrap(task, config, process)
     return Session(
         config=config,
@@ -78,4 +119,6 @@ def open_session(config: Config, process: Process) -> Session:
         val_loader=loaders[1],
         mixer=make_mixup(config.data, model.num_classes, seed=config.seed, rank=process.rank),
         num_epochs=num_epochs,
+        means=Means(process),
+        replica=replica,
     )

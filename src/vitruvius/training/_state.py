@@ -1,4 +1,8 @@
-"""Everything a run needs to go on as if it had never stopped: weights, their average, optimiser, schedule, rows."""
+"""Everything a run needs to go on as if it had never stopped, in the middle of an epoch as well.
+
+Weights, their average, optimiser, schedule, scaler, what the task itself remembers, the place in the epoch with its
+half-made means, and all rows. Dice need no place in it: see `_luck`.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,43 @@ from typing import Any
 
 from vitruvius._errors import RunError
 from vitruvius.surgery import inner
+from vitruvius.training._parallel import full_optimizer, load_full, load_full_optimizer
 from vitruvius.training._session import Session
 
-COUNTERS = ("epoch", "updates", "best", "best_epoch", "best_is_ema", "rows")
+COUNTERS = (
+    "epoch",
+    "batch",
+    "updates",
+    "elapsed",
+    "rate",
+    "skipped",
+    "best",
+    "best_epoch",
+    "best_is_ema",
+    "rows",
+    "alarms",
+    "rollbacks",
+)
+VERSION = 2
 
 
 def capture(session: Session) -> dict[str, Any]:
-    """The state after a finished epoch. Dice need no place in it: see `_luck`."""
-    state = {name: getattr(session, name) for name in COUNTERS}
+    """The state after an update. Every process must ask; the first one's answer is whole."""
+    state: dict[str, Any] = {name: getattr(session, name) for name in COUNTERS}
     state |= {
+        "version": VERSION,
         "processes": session.process.world_size,
-        "model": inner(session.eval_model()).state_dict(),
-        "optimizer": session.optimizer.state_dict(),
+        "means": session.means.state(),
+        "model": session.weights(),
+        "optimizer": _optimizer_state(session),
         "scaler": session.scaler.state_dict(),
-        "plateau": _plateau(session).state_dict() if _plateau(session) is not None else None,
+        "plateau": _plateau_state(session),
+        "task": session.process.gather(_on_cpu(session.task.get_task_state())),
+        "rows": list(session.rows),
     }
     if session.task.has_ema():
-        state["ema"] = inner(session.eval_model(ema=True)).state_dict()
+        state["ema"] = session.weights(ema=True)
+        state["task_ema"] = _on_cpu(session.task.get_task_state(ema=True))
     return state
 
 
@@ -33,19 +57,61 @@ def apply(session: Session, state: dict[str, Any], source: str) -> None:
             f"{source} was trained by {state['processes']} process(es) and cannot go on with "
             f"{session.process.world_size}: every update would see another number of images."
         )
-    inner(session.eval_model()).load_state_dict(state["model"])
+    if state.get("version") != VERSION:
+        raise RunError(f"{source} was saved by another version of vitruvius and cannot go on. Choose another folder.")
+    _load_weights(session, state["model"], ema=False)
     if session.task.has_ema():
-        inner(session.eval_model(ema=True)).load_state_dict(state["ema"])
-    session.optimizer.load_state_dict(state["optimizer"])
+        _load_weights(session, state["ema"], ema=True)
+        session.task.load_task_state(state["task_ema"] or None, ema=True)
+    session.task.load_task_state(state["task"][session.process.rank] or None)
+    _load_optimizer(session, state["optimizer"])
     session.scaler.load_state_dict(state["scaler"])
+    session.means.load(state["means"])
     for name in COUNTERS:
         setattr(session, name, state[name])
-    if session.scheduler is not None:
-        session.scheduler.step_update(session.updates)
-    if _plateau(session) is not None:
-        _plateau(session).load_state_dict(state["plateau"])
+    session.rows = list(state["rows"])
+    _load_plateau(session, state["plateau"])
 
 
-def _plateau(session: Session) -> Any:
-    """torch's scheduler inside timm's plateau schedule, the only one with a memory."""
-    return getattr(session.scheduler, "lr_scheduler", None)
+def _load_weights(session: Session, weights: dict[str, Any], *, ema: bool) -> None:
+    model = inner(session.wrapped(ema=ema))
+    if session.replica is None:
+        model.load_state_dict(weights)
+    else:
+        load_full(model, weights)
+
+
+def _optimizer_state(session: Session) -> dict[str, Any]:
+    if session.replica is None:
+        return session.optimizer.state_dict()
+    return full_optimizer(session.model, session.optimizer)
+
+
+def _load_optimizer(session: Session, state: dict[str, Any]) -> None:
+    if session.replica is None:
+        session.optimizer.load_state_dict(state)
+    else:
+        load_full_optimizer(session.model, session.optimizer, state)
+
+
+def _plateau_state(session: Session) -> dict[str, Any] | None:
+    """Of timm's plateau schedule, the only one with a memory: torch's scheduler inside, the rate under the noise."""
+    inside = getattr(session.scheduler, "lr_scheduler", None)
+    if inside is None:
+        return None
+    return {"inside": inside.state_dict(), "restore_lr": session.scheduler.restore_lr}
+
+
+def _load_plateau(session: Session, state: dict[str, Any] | None) -> None:
+    if state is not None:
+        session.scheduler.lr_scheduler.load_state_dict(state["inside"])
+        session.scheduler.restore_lr = state["restore_lr"]
+
+
+def _on_cpu(value: Any) -> Any:
+    """Tensors anywhere in a state, where every process can read them."""
+    if isinstance(value, dict):
+        return {key: _on_cpu(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_on_cpu(item) for item in value)
+    return value.cpu() if hasattr(value, "cpu") else value

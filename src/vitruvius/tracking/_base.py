@@ -1,0 +1,78 @@
+"""What a tracker is: it is opened with a run, shown all rows after every epoch, and closed.
+
+It gets all rows every time, because a run that goes on after a stop, or is rolled back, may take rows back: what
+was written must become what is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from vitruvius._config import bind, split_use
+from vitruvius._errors import ConfigError
+from vitruvius._registry import Registry
+
+Row = dict[str, Any]  # epoch, train_loss, val_accuracy, …
+
+
+class Tracker(Protocol):
+    """One place where metrics go."""
+
+    def open(self, folder: Path, config: dict[str, Any]) -> None:
+        """Begin, or go on; `config` is the resolved recipe without secrets."""
+        ...
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """All rows so far, one an epoch; rows that are there already must not be there twice."""
+        ...
+
+    def close(self) -> None:
+        """No more rows in this process."""
+        ...
+
+
+trackers: Registry[Callable[..., Tracker]] = Registry("tracker")
+
+
+class Trackers:
+    """All trackers of a run; without any it does nothing."""
+
+    def __init__(self, members: Sequence[Tracker] = ()) -> None:
+        self.members = list(members)
+        self._opened: list[Tracker] = []
+
+    @classmethod
+    def of(cls, specs: Sequence[Any]) -> Trackers:
+        """From a recipe: names, or `{use: name, setting: value}`; what is missing is said before anything begins."""
+        return cls([_make(spec) for spec in specs])
+
+    def open(self, folder: Path, config: dict[str, Any], rows: Sequence[Row]) -> None:
+        """All of them, up to the rows that a resumed run brings."""
+        for member in self.members:
+            member.open(folder, config)
+            self._opened.append(member)
+            member.log(rows)
+
+    def log(self, rows: Sequence[Row]) -> None:
+        for member in self._opened:
+            member.log(rows)
+
+    def close(self) -> None:
+        for member in self._opened:
+            member.close()
+        self._opened = []
+
+
+def _make(spec: Any) -> Tracker:
+    if not isinstance(spec, str | dict):
+        raise ConfigError(f"tracking: {spec!r}, expected a name such as csv, or {{use: wandb, mode: offline}}.")
+    name, settings = split_use(spec, where="tracking")
+    maker = trackers[name]
+    return maker(**bind(name, maker, settings, where="tracking"))
+
+
+def scalars(row: Row) -> dict[str, float]:
+    """The numbers of a row, without its epoch."""
+    return {key: float(value) for key, value in row.items() if key != "epoch" and isinstance(value, int | float)}

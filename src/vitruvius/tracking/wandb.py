@@ -1,0 +1,71 @@
+"""Metrics for Weights & Biases. The key stays in the environment or in wandb's own settings; a run never holds it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from vitruvius._files import atomic_write_text
+from vitruvius._registry import require
+from vitruvius.tracking._base import Row, scalars, trackers
+
+FILE = "wandb.json"
+
+
+@trackers.register("wandb")
+class WeightsAndBiases:
+    """One W&B run for one run folder, also when it goes on; offline files lie in <run>/wandb."""
+
+    def __init__(
+        self,
+        *,
+        project: str = "vitruvius",
+        name: str | None = None,
+        entity: str | None = None,
+        group: str | None = None,
+        tags: tuple[str, ...] = (),
+        mode: Literal["online", "offline"] = "online",
+    ) -> None:
+        require("wandb", "wandb")
+        self.settings = {"project": project, "name": name, "entity": entity, "group": group, "tags": list(tags)}
+        self.mode, self.file = mode, Path()
+        self.run: Any = None
+        self.id, self.logged = "", 0
+
+    def open(self, folder: Path, config: dict[str, Any]) -> None:
+        wandb: Any = require("wandb", "wandb")
+        self.file = folder / FILE
+        known = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
+        self.id, self.logged = known.get("id") or wandb.util.generate_id(), known.get("logged", 0)
+        quiet = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True, x_disable_meta=True)
+        settings = {**self.settings, "name": self.settings["name"] or folder.name, "mode": self.mode}
+        self.run = wandb.init(
+            id=self.id,
+            dir=str(folder),
+            resume="allow",
+            config=config,
+            settings=quiet,
+            reinit="finish_previous",
+            **settings,
+        )
+        if self.mode == "online":
+            self.logged = int(self.run.step)  # the server knows best
+        self._note()
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Epochs that W&B has not seen; it takes steps in their order only, so those it has seen stay as they are."""
+        for row in rows:
+            if row["epoch"] >= self.logged:
+                self.run.log(scalars(row), step=row["epoch"])
+                self.logged = row["epoch"] + 1
+        self._note()
+
+    def close(self) -> None:
+        if self.run is not None:
+            self.run.finish()
+            self.run = None
+
+    def _note(self) -> None:
+        atomic_write_text(self.file, json.dumps({"id": self.id, "logged": self.logged}) + "\n")

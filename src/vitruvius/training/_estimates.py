@@ -1,0 +1,129 @@
+"""What a dry run has found, in words: sites and cores, parameters, memory a process, time an epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vitruvius._errors import NoSiteError, UnsuitableSite
+from vitruvius._yaml import dump_yaml
+from vitruvius.surgery import head_weights, inner, survey
+from vitruvius.training._session import Session
+from vitruvius.training.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """Numbers of a dry run; what could not be found is None."""
+
+    config: Config
+    session: Session
+    batches: int | None  # in an epoch, of this process
+    flops: int  # of one image's forward pass
+    images: int  # in a measured step
+    seconds: float | None  # a step
+    activations: int | None  # bytes an image
+    optimizer: int | None  # bytes
+    remarks: tuple[str, ...] = ()
+
+
+def describe(found: Findings) -> str:
+    """The whole answer."""
+    sections = [dump_yaml(found.config).strip(), _sites(found.session), _parameters(found.session)]
+    sections += [_memory(found), _time(found), *(f"note: {remark}" for remark in found.remarks)]
+    return "\n\n".join(sections)
+
+
+def idle_parameters(session: Session) -> int:
+    """Weights that are kept in timm's layout though no core looks at them: the queries of symmetric attention."""
+    root = inner(session.model)
+    cores = {name: getattr(module, "core", None) for name, module in root.named_modules()}
+    names = [name for name, core in cores.items() if "q" in _discarded(core)]
+    try:
+        views = head_weights(session.model, names) if names else {}
+    except UnsuitableSite:
+        return 0
+    pairs = [(weights.q, weights.q_bias) for _, weights in views.values()]
+    return sum(q.numel() + (0 if bias is None else bias.numel()) for q, bias in pairs)
+
+
+def _discarded(core: Any) -> set[str]:
+    return {name for part in getattr(core, "parts", {}).values() for name in getattr(part, "discards", ())}
+
+
+def _sites(session: Session) -> str:
+    try:
+        sites = survey(session.model)
+    except NoSiteError:
+        return "attention sites: none; attacks, training and evaluation work, surgery does not"
+    root, rows = inner(session.model), []
+    for name, site in sites.items():
+        core = getattr(root.get_submodule(name), "core", None)
+        what = "upstream" if core is None else core.describe()
+        shape = f"{site.num_heads} heads of {site.key_dim}, {site.num_queries} × {site.num_keys} {site.attends}"
+        rows.append((name, f"{site.family:<8} {shape:<40} {what}"))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(["attention sites", *(f"  {name:<{width}}  {text}" for name, text in rows)])
+
+
+def _parameters(session: Session) -> str:
+    parameters = list(session.model.parameters())
+    total = sum(p.numel() for p in parameters)
+    trainable = sum(p.numel() for p in parameters if p.requires_grad)
+    idle = idle_parameters(session)
+    return f"parameters\n  total      {total:>13,}\n  trainable  {trainable:>13,}\n  idle       {idle:>13,}"
+
+
+def _memory(found: Findings) -> str:
+    parameters = list(found.session.model.parameters())
+    batch = found.config.data.batch_size * max(1, found.config.data.aug_splits)
+    parts: dict[str, int | None] = {
+        "parameters": sum(p.nbytes for p in parameters),
+        "gradients": sum(p.nbytes for p in parameters if p.requires_grad),
+        "optimiser": found.optimizer,
+        "average": sum(p.nbytes for p in parameters) if found.config.train.model_ema else 0,
+        f"activations of {_images(batch)}": None if found.activations is None else found.activations * batch,
+    }
+    lines = [f"  {name:<28} {'not measured' if size is None else spoken_bytes(size)}" for name, size in parts.items()]
+    known = sum(size or 0 for size in parts.values())
+    how = f"optimiser and activations measured with {_images(found.images)}" if found.images else "nothing was run"
+    return "\n".join(
+        [f"memory of a process: about {spoken_bytes(known)} ({how}; buffers of kernels come on top)", *lines]
+    )
+
+
+def _time(found: Findings) -> str:
+    work = f"{found.flops / 1e9:.2f} GFLOP an image and forward pass"
+    if found.seconds is None:
+        return f"time: not measured here; {work}"
+    device = found.session.process.device.type
+    rate = found.images / found.seconds
+    text = f"time: {rate:,.1f} images/s on one {device}, measured with {_images(found.images)} a step; {work}"
+    if found.config.train.compile:
+        text += "; measured before compiling"
+    if found.batches is None:
+        return text
+    epoch = found.batches * found.config.data.batch_size / rate
+    epochs = found.session.num_epochs
+    return f"{text}\n  an epoch {spoken_time(epoch)}, {epochs} epochs {spoken_time(epoch * epochs)}, without evaluation"
+
+
+def _images(number: int) -> str:
+    return f"{number:,} image{'' if number == 1 else 's'}"
+
+
+def spoken_bytes(number: float) -> str:
+    """1536 → 1.5 KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024 or unit == "GiB":
+            return f"{number:,.1f} {unit}"
+        number /= 1024
+    raise AssertionError
+
+
+def spoken_time(seconds: float) -> str:
+    """90 → 1.5 min."""
+    for limit, unit, scale in ((120, "s", 1), (7200, "min", 60)):
+        if seconds < limit:
+            return f"{seconds / scale:.1f} {unit}"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,89 @@
+"""The loop over epochs: train, look, choose, keep, tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn
+
+from vitruvius.tracking import Trackers
+from vitruvius.training._epoch import train_epoch
+from vitruvius.training._gradual import gradual_of, start_epoch
+from vitruvius.training._means import Means
+from vitruvius.training._progress import Bar
+from vitruvius.training._run import Run
+from vitruvius.training._saving import Keeper, RolledBack, keep
+from vitruvius.training._selection import Selection
+from vitruvius.training._session import Session
+
+
+class Callback(Protocol):
+    """Told after every epoch, on the first process, when its files are written."""
+
+    def epoch_end(self, epoch: int, model: nn.Module) -> object: ...
+
+
+@dataclass
+class Loop:
+    """A session and all who have to do with its epochs."""
+
+    session: Session
+    run: Run
+    keeper: Keeper
+    selection: Selection
+    trackers: Trackers
+    bar: Bar
+    callbacks: Sequence[Callback] = ()
+
+    def run_epochs(self) -> None:
+        """Until the last epoch is done."""
+        session, gradual = self.session, gradual_of(self.session)
+        with self.bar:
+            while session.epoch < session.num_epochs:
+                self.bar.start(session.epoch, done=session.batch)
+                start_epoch(session, gradual)
+                try:
+                    row = self._train()
+                except RolledBack:
+                    continue
+                self._finish(row, final=gradual is None or gradual.finished(session.epoch))
+                self._tell(row)
+                if session.epoch < session.num_epochs:
+                    self.keeper.leave_if_asked()
+
+    def _train(self) -> dict[str, Any]:
+        """One epoch, or what is left of it, and a look at what it has brought."""
+        session = self.session
+        row: dict[str, Any] = {"epoch": session.epoch, **train_epoch(session, self.bar.batch, self.keeper)}
+        if self.keeper.alarm is not None:
+            row |= self.keeper.watch().row() | {"alarms": session.alarms, "rollbacks": session.rollbacks}
+        last = session.epoch + 1 == session.num_epochs
+        if last or (session.epoch + 1) % session.config.train.evaluate_every == 0:
+            row |= self.selection.look()
+        return row
+
+    def _finish(self, row: dict[str, Any], *, final: bool) -> None:
+        """Count the epoch, move a schedule that goes by epochs, judge whether these weights are the best, and keep.
+
+        Weights that were trained with looser masks than the `final` ones are never the best.
+        """
+        session = self.session
+        session.rows.append(row)
+        session.epoch, session.batch, session.elapsed, session.skipped = session.epoch + 1, 0, 0.0, 0
+        session.means = Means(session.process)
+        if session.scheduler is not None:
+            session.scheduler.step(session.epoch, self.selection.metric(row))
+        if final:
+            self.selection.choose(row)
+        keep(session, self.run)
+
+    def _tell(self, row: dict[str, Any]) -> None:
+        self.bar.epoch(row)
+        model = self.session.eval_model()  # every process must ask
+        if self.session.process.first:
+            self.trackers.log(self.session.rows)
+            for callback in self.callbacks:
+                callback.epoch_end(self.session.epoch - 1, model)
+            self.run.push()

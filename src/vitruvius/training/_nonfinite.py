@@ -1,0 +1,82 @@
+"""A loss that is no number: found with its batch and the ids of its images, reported and kept, or left out."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import Diverged
+from vitruvius._processes import Process
+
+REMEDY = "Lower train.lr, lengthen train.warmup_epochs, set train.clip_grad, or use train.precision=bf16."
+
+
+@dataclass
+class Suspects:
+    """The losses of the batches since the last look, on the device, and the ids of their images, on the CPU."""
+
+    process: Process
+    numbers: list[int] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    ids: list[Tensor] = field(default_factory=list)
+
+    def add(self, number: int, loss: Tensor, ids: Tensor) -> None:
+        """Nothing waits for the device."""
+        self.numbers.append(number)
+        self.losses.append(loss.detach().float())
+        self.ids.append(ids)
+
+    def find(self) -> dict[str, Any] | None:
+        """The first batch, of any process, whose loss is not finite; and a new start. Waits for the device."""
+        found = None
+        if self.losses:
+            losses = torch.stack(self.losses)
+            bad = (~torch.isfinite(losses)).nonzero()[:, 0].tolist()
+            if bad:
+                place = bad[0]
+                found = {
+                    "batch": self.numbers[place],
+                    "loss": str(float(losses[place])),
+                    "rank": self.process.rank,
+                    "ids": self.ids[place].tolist(),
+                }
+        self.numbers, self.losses, self.ids = [], [], []
+        if not self.process.any(found is not None):
+            return None
+        everywhere = [one for one in self.process.gather(found) if one is not None]
+        return min(everywhere, key=lambda one: (one["batch"], one["rank"]))
+
+
+def is_finite(process: Process, loss: Tensor) -> bool:
+    """Whether this batch's loss is a number on every process. Waits for the device."""
+    return not process.any(not math.isfinite(float(loss.detach())))
+
+
+def gradients_finite(process: Process, gradients: list[Tensor]) -> bool:
+    """Whether every gradient of every process is. Waits for the device."""
+    sizes = torch.stack([_local(gradient).abs().amax().float() for gradient in gradients if gradient.numel()])
+    return not process.any(not bool(torch.isfinite(sizes).all()))
+
+
+def letter(found: dict[str, Any], epoch: int) -> Diverged:
+    """The error that stops a run."""
+    ids = found["ids"]
+    shown = ", ".join(map(str, ids[:8])) + (f", … ({len(ids)} in all)" if len(ids) > 8 else "")
+    return Diverged(
+        f"the training loss is {found['loss']} at batch {found['batch'] + 1} of epoch {epoch + 1} (images {shown}). "
+        f"nonfinite.json and nonfinite.pt in the run folder keep the batch and the state. {REMEDY}"
+    )
+
+
+def as_json(found: dict[str, Any], epoch: int, updates: int) -> str:
+    return json.dumps({"epoch": epoch, "updates": updates, **found}) + "\n"
+
+
+def _local(gradient: Tensor) -> Tensor:
+    """A process's own part of a sharded gradient."""
+    return gradient.to_local() if hasattr(gradient, "to_local") else gradient

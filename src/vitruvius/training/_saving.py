@@ -1,0 +1,167 @@
+"""What is kept of a run and when: states between updates, files after epochs, an end when a signal asks for one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch import Tensor
+
+from vitruvius._errors import Preempted
+from vitruvius.training._alarm import Alarm, Reading, logger
+from vitruvius.training._nonfinite import Suspects, as_json, letter
+from vitruvius.training._preemption import Stop
+from vitruvius.training._run import Run
+from vitruvius.training._session import Session
+from vitruvius.training._state import apply, capture
+
+
+class RolledBack(Exception):
+    """The session stands at an earlier state; its epoch must be entered anew."""
+
+
+class Keeper:
+    """Between updates: looks at losses, the alarm, the clock and the signals, and saves."""
+
+    def __init__(self, session: Session, run: Run, stop: Stop, alarm: Alarm | None) -> None:
+        self.session, self.run, self.stop, self.alarm = session, run, stop, alarm
+        self.saved_at = time.monotonic()
+
+    def between(self, suspects: Suspects, *, before: int, looked: bool) -> None:
+        """After an update (`before`: updates before it). Several processes agree when they have looked."""
+        train, now = self.session.config.train, self.session.updates
+        if self.alarm is not None and _crossed(train.alarm_every, before, now):
+            self.watch()
+        alone = self.session.process.world_size == 1
+        stopping = self.stop.asked if alone else looked and self.session.process.any(self.stop.asked)
+        late = self._late() if alone else looked and self.session.process.any(self._late())
+        if stopping or late or _crossed(train.save_every, before, now):
+            self.nonfinite(suspects)
+            self.save()
+        if stopping:
+            self._leave()
+
+    def leave_if_asked(self) -> None:
+        """After an epoch, when all is saved."""
+        if self.session.process.any(self.stop.asked):
+            self._leave()
+
+    def nonfinite(self, suspects: Suspects) -> None:
+        """Stop at the first loss that was no number, with its images on record."""
+        session = self.session
+        found = suspects.find()
+        if found is None or session.config.train.nonfinite == "skip":
+            return
+        state, note = capture(session), as_json(found, session.epoch, session.updates)
+        session.process.once(lambda: self.run.save_nonfinite(note, state))
+        raise letter(found, session.epoch)
+
+    def watch(self) -> Reading:
+        """Look at the alarm, and do what the recipe says; a calm state is kept for a rollback."""
+        assert self.alarm is not None
+        reading = self.alarm.read()
+        if self.alarm.rings(reading):
+            self._ring(self.alarm, reading)
+        elif self.alarm.action == "rollback":
+            state = capture(self.session)
+            self.session.process.once(lambda: self.run.save_calm(state))
+        return reading
+
+    def save(self) -> None:
+        """The state alone."""
+        state = capture(self.session)
+        self.session.process.once(lambda: self._write(state))
+        self.saved_at = time.monotonic()
+
+    def _write(self, state: dict[str, Any]) -> None:
+        self.run.save_state(state)
+        self.run.push()
+
+    def _leave(self) -> None:
+        cause = self.stop.name or "a signal to another process"
+        place = f"update {self.session.updates} in {self.run.folder}"
+        raise Preempted(f"{cause}: saved at {place}; the same command goes on from there.")
+
+    def _late(self) -> bool:
+        minutes = self.session.config.train.save_minutes
+        return self.session.process.first and 0 < minutes <= (time.monotonic() - self.saved_at) / 60
+
+    def _ring(self, alarm: Alarm, reading: Reading) -> None:
+        session = self.session
+        session.alarms += 1
+        if alarm.action == "report":
+            if session.process.first:
+                logger.warning("%s", alarm.letter(reading, more="Training goes on (train.alarm=report)."))
+            return
+        calm = session.process.once(self.run.load_calm) if alarm.action == "rollback" else None
+        limit = session.config.train.alarm_rollbacks
+        if calm is None or session.rollbacks >= limit:
+            why = f"{session.rollbacks} rollback(s) have not helped." if calm is not None else ""
+            raise alarm.stop(reading, why)
+        self._roll_back(alarm, reading, calm)
+
+    def _roll_back(self, alarm: Alarm, reading: Reading, calm: dict[str, Any]) -> None:
+        session, factor = self.session, self.session.config.train.alarm_lr
+        if session.process.first:
+            more = f"Back to update {calm['updates']}, with {factor:g} of the rate."
+            logger.warning("%s", alarm.letter(reading, more=more))
+        alarms, rollbacks = session.alarms, session.rollbacks + 1
+        apply(session, calm, str(self.run.folder))
+        for group in session.optimizer.param_groups:  # timm's schedules multiply by lr_scale
+            change = factor ** (rollbacks - session.rollbacks)
+            group["lr_scale"] = group.get("lr_scale", 1.0) * change
+            group["lr"] *= change
+        session.alarms, session.rollbacks = alarms, rollbacks
+        self.save()
+        raise RolledBack
+
+
+def keep(session: Session, run: Run) -> None:
+    """The state first, in one step; then what follows from it, so that a crash at any point is mended by a resume."""
+    state, files = capture(session), collect(session)
+    session.process.once(lambda: _save(session, run, state, files))
+
+
+def resume(session: Session, run: Run) -> None:
+    """Go on where the state was saved; files that a crash has kept from following it are written now."""
+    state = session.process.once(run.load_state)
+    if state is None:
+        return
+    apply(session, state, str(run.folder))
+    if session.process.once(lambda: run.has_metrics(session.rows)):
+        return
+    files = collect(session) if session.batch == 0 else {}  # in an epoch the weights are not those of its start
+    session.process.once(lambda: publish(session, run, files))
+
+
+Files = dict[str, tuple[dict[str, Tensor], dict[str, Any]]]  # name → weights and notes
+
+
+def collect(session: Session) -> Files:
+    """The weights that belong to the last finished epoch. Every process must ask."""
+    epoch = session.epoch - 1
+    files: Files = {"last": (session.weights(), {"epoch": epoch})}
+    if session.task.has_ema():
+        files["last_ema"] = (session.weights(ema=True), {"epoch": epoch})
+    if session.best_epoch == epoch:
+        weights = files["last_ema" if session.best_is_ema else "last"][0]
+        files["best"] = (weights, {"epoch": epoch, "accuracy": session.best, "ema": session.best_is_ema})
+    return files
+
+
+def publish(session: Session, run: Run, files: Files) -> None:
+    """Weights and metrics, the metrics last."""
+    for name, (weights, notes) in files.items():
+        run.save_weights(name, weights, **notes)
+    run.save_metrics(session.rows)
+    run.push()
+
+
+def _save(session: Session, run: Run, state: dict[str, Any], files: Files) -> None:
+    run.save_state(state)
+    publish(session, run, files)
+
+
+def _crossed(every: int, before: int, now: int) -> bool:
+    """Whether a multiple of `every` lies in (before, now]."""
+    return every > 0 and before // every != now // every

@@ -1,0 +1,120 @@
+"""One batch: forward through the task, backward, and an update when enough gradients have gathered.
+
+A task with `replays` is given the same batch so many times in a row, each an update of its own (free adversarial
+training); one with `at(epoch=, update=, updates_per_epoch=)` is told before every update how far the run has come.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from timm.utils import dispatch_clip_grad
+from torch import Tensor
+
+from vitruvius.training._nonfinite import gradients_finite, is_finite
+from vitruvius.training._session import Session
+from vitruvius.training._statistics import Statistics
+
+Numbers = dict[str, Tensor]
+
+
+class Spoilt(Exception):
+    """A loss that is no number, seen before it has reached the weights."""
+
+    def __init__(self, loss: Tensor) -> None:
+        super().__init__()
+        self.loss = loss.detach()
+
+
+def train_batch(session: Session, x: Tensor, y: Tensor, number: int, batches: int) -> Numbers | None:
+    """What the task reports of a batch, a mean over its replays; None for one that was left out."""
+    labels = y
+    if session.mixer is not None:
+        x, y = session.mixer(x, y, epoch=session.epoch, step=number)
+    reports = []
+    for _ in range(session.replays):
+        if hasattr(session.task, "at"):
+            session.task.at(epoch=session.epoch, update=session.updates, updates_per_epoch=session.updates_per_epoch)
+        report = _forward_backward(session, x, y, labels, number, batches)
+        if report is not None:
+            reports.append(report)
+    if len(reports) < 2:
+        return reports[0] if reports else None
+    return {name: torch.stack([report[name] for report in reports]).mean(0) for name in reports[0]}
+
+
+def ends_group(session: Session, number: int, batches: int) -> bool:
+    """Whether an update follows this batch."""
+    return (number + 1) % session.config.train.grad_accum_steps == 0 or number == batches - 1
+
+
+def _forward_backward(
+    session: Session, x: Tensor, y: Tensor, labels: Tensor, number: int, batches: int
+) -> Numbers | None:
+    every = session.config.train.grad_accum_steps
+    last = ends_group(session, number, batches)
+    group = min(every, batches - number // every * every)  # the last group may be smaller
+    skipping = session.config.train.nonfinite == "skip"
+    statistics = Statistics(session.model) if skipping else None
+    with nullcontext() if last else session.task.no_sync():
+        with session.autocast():
+            result = session.task(x, y)
+        if session.careful and not is_finite(session.process, result["loss"]):
+            raise Spoilt(result["loss"])
+        session.scaler.scale(result["loss"] / group).backward()
+    fine = not skipping or is_finite(session.process, result["loss"])
+    if not fine and statistics is not None:
+        statistics.restore()
+    session.group_spoilt |= not fine
+    if last:
+        update(session)
+    return _report(result, labels) if fine else None
+
+
+def _report(result: dict[str, Tensor], labels: Tensor) -> Numbers:
+    output = result["output"].detach()
+    accuracy = (output.argmax(-1) == labels[: len(output)]).float().mean()
+    scalars = {name: value.detach().float() for name, value in result.items() if value.dim() == 0}
+    return {**scalars, "accuracy": accuracy}
+
+
+def update(session: Session) -> None:
+    """Gradients into the weights, unless they are spoilt; the average and the schedule follow."""
+    train = session.config.train
+    parameters: Any = list(session.task.get_clip_parameters(exclude_head=train.clip_mode == "agc"))
+    if _spoilt(session):
+        session.skipped += 1
+    else:
+        if train.clip_grad is not None:
+            session.scaler.unscale_(session.optimizer)
+            dispatch_clip_grad(parameters, value=train.clip_grad, mode=train.clip_mode)
+        session.scaler.step(session.optimizer)
+        session.scaler.update()
+    session.optimizer.zero_grad(set_to_none=True)
+    session.updates += 1
+    if not session.group_spoilt:
+        session.task.update_ema(step=session.updates)
+    session.group_spoilt = False
+    if session.scheduler is not None:
+        session.scheduler.step_update(session.updates)
+
+
+def _spoilt(session: Session) -> bool:
+    """With `nonfinite: skip`: whether a loss or a gradient of this update is no number (fp16's scaler looks itself)."""
+    if session.config.train.nonfinite != "skip":
+        return False
+    if not session.group_spoilt and not session.scaler.is_enabled():
+        groups = session.optimizer.param_groups
+        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        session.group_spoilt = not gradients_finite(session.process, gradients)
+    return session.group_spoilt
+
+
+def check_weights(session: Session) -> bool:
+    """Whether all weights are finite: the last update may have spoilt them without a loss to show it."""
+    parameters = [p.detach() for p in session.model.parameters()]
+    local: list[Tensor] = [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
+    sizes = torch.stack([p.abs().amax().float() for p in local if p.numel()])
+    return not session.process.any(not bool(torch.isfinite(sizes).all()))
