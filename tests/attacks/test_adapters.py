@@ -21,6 +21,7 @@ from vitruvius.attacks.adapters import (
     cross_check,
 )
 from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.noise import UniformNoise
 from vitruvius.attacks.pgd import PGD
 
@@ -121,6 +122,23 @@ def test_a_cross_check_counts_who_fells_what() -> None:
     assert both.images == 30
     assert both.ours < both.theirs
     assert both.only_ours - both.only_theirs == round(30 * (both.theirs - both.ours))
+
+
+def test_pyautoattack_runs_beside_ours() -> None:
+    released = pytest.importorskip("pyautoattack", reason="pyautoattack is not installed: oracle not run")
+    net, x, y = digits_cnn()
+
+    def make(model: nn.Module) -> Any:
+        attack = released.AutoAttack(model, norm="Linf", eps=0.15, seed=0, version="custom", attacks=["apgd-ce"])
+        attack.apgd.n_iter, attack.apgd.n_restarts = 20, 1
+        return attack
+
+    theirs = FromAutoAttack(make=make, eps=0.15)
+    ours = AutoAttack(eps=0.15, version="custom", attacks=(APGD(eps=0.15, steps=20),))
+    with torch.random.fork_rng():
+        check = cross_check(net, x[:30], y[:30], ours, theirs)
+    assert check.theirs < 1
+    assert check.only_theirs <= 1
 
 
 def test_the_released_apgd_fells_no_more_than_ours() -> None:

@@ -6,6 +6,7 @@ that library does, and checks that what comes back is in the image and in the ba
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,7 +110,9 @@ class FromAutoAttack(Foreign):
     """`make=lambda model: autoattack.AutoAttack(model, norm="Linf", eps=8 / 255)`, or pyautoattack's."""
 
     def call(self, attack: Any, x: Tensor, y: Tensor) -> Any:
-        return attack.run_standard_evaluation(x, y, bs=len(x))
+        known = inspect.signature(attack.run_standard_evaluation).parameters
+        result = attack.run_standard_evaluation(x, y, **{"bs" if "bs" in known else "batch_size": len(x)})
+        return result[0] if isinstance(result, tuple) else result  # pyautoattack gives labels too
 
 
 class CrossCheck(NamedTuple):
