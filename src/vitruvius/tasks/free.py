@@ -20,8 +20,8 @@ from vitruvius.tasks._schedules import make_schedule
 class Free(Objective):
     """Cross-entropy at x + delta; delta climbs with the gradient of each of the `replays` updates of a batch.
 
-    The loop calls a task `replays` times a batch, so divide the epochs by it. A batch begins with a random delta, or
-    with `carry` with the one the last batch has left, as the paper has it; that one is part of the task's state.
+    The loop calls a task `replays` times a batch, so divide the epochs by it. A batch begins with the delta that the
+    last one has left, which is part of the task's state; without `carry` with a random one.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Free(Objective):
         norm: str = "linf",
         replays: int = 4,
         step: float = 1.0,
-        carry: bool = False,
+        carry: bool = True,
         schedule: str | dict[str, Any] = "constant",
         smoothing: float = 0.0,
         binary: bool = False,
