@@ -1,7 +1,7 @@
 """Frost drawn by chance: feathers of needles that grow from scattered seeds, over clouds of thicker and thinner ice.
 
 Needles are white noise averaged along a line (Cabral & Leedom 1993); seeds and their cells are Worley's (1996).
-Brightness, contrast and tint are those of the six photographs behind ImageNet-C on average: means 0.42 to 0.82,
+Brightness, contrast and tint are those of the six photographs behind ImageNet-C on average: means 0.38 to 0.8,
 deviation about 0.13, a little blue. B images, cells G × G.
 """
 
@@ -28,7 +28,7 @@ def ice(dice: Dice, size: tuple[int, int], shrink: int) -> Tensor:
     needles = _standard(streaks(dice, direction, max(NEEDLE // shrink, 1)))
     clouds = _standard(cloud(dice, size, CLOUD / shrink))
     relief = _standard(needles + 0.8 * _standard(shade) + 0.8 * clouds)
-    mean = 0.42 + 0.4 * dice.uniform("mean", (1, 1, 1))
+    mean = 0.38 + 0.42 * dice.uniform("mean", (1, 1, 1))
     level = mean + 0.13 * relief
     return (level * level.new_tensor(TINT)[:, None, None]).clamp(0, 1)
 

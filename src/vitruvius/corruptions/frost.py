@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from vitruvius._dice import Dice
@@ -65,17 +67,16 @@ def cut(textures: tuple[Tensor, ...], dice: Dice, size: tuple[int, int]) -> Tens
 @functools.lru_cache(maxsize=8)
 def read_textures(folder: str, size: tuple[int, int], shrink: int) -> tuple[Tensor, ...]:
     """The images (3, h, w) of a folder in order of their names, shrunk, and enlarged where smaller than `size`."""
-    from torchvision.io import ImageReadMode, decode_image
-
     files = sorted(file for file in Path(folder).expanduser().glob("*") if file.suffix.lower() in SUFFIXES)
     if not files:
         raise DataError(f"no images of frost in {folder}; expected png or jpg files, such as frost1.png.")
     textures = []
     for file in files:
         try:
-            pixels = decode_image(str(file), mode=ImageReadMode.RGB).float() / 255
-        except RuntimeError as error:
-            raise DataError(f"{file} cannot be read as an image: {str(error).splitlines()[0]}") from error
+            with Image.open(file) as photograph:
+                pixels = torch.from_numpy(np.array(photograph.convert("RGB"))).movedim(-1, 0).float() / 255
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DataError(f"{file} cannot be read as an image: {error}") from error
         factor = max(1 / shrink, *(side / n for side, n in zip(size, pixels.shape[-2:], strict=True)))
         shape = [max(round(n * factor), side) for side, n in zip(size, pixels.shape[-2:], strict=True)]
         resized = F.interpolate(pixels[None], size=shape, mode="bilinear", align_corners=False, antialias=shrink == 1)

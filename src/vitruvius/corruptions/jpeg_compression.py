@@ -52,8 +52,10 @@ class JPEGCompression(Corruption):
             return coded(levels, quality, LUMINANCE) / 255
         y, cb, cr = to_ycc(levels)
         y = coded(y, quality, LUMINANCE)
-        colour = coded(halved(torch.cat((cb, cr), 1)), quality, CHROMINANCE)
-        return to_rgb(y, doubled(colour)[..., : x.shape[-2], : x.shape[-1]]) / 255
+        colour = coded(halved(_padded(torch.cat((cb, cr), 1), 2, 16)), quality, CHROMINANCE)
+        height, width = x.shape[-2:]
+        colour = colour[..., : (height + 1) // 2, : (width + 1) // 2]  # what was padded is not spread
+        return to_rgb(y, doubled(colour)[..., :height, :width]) / 255
 
 
 def to_ycc(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,9 +75,9 @@ def to_rgb(y: Tensor, colour: Tensor) -> Tensor:
 def coded(x: Tensor, quality: int, base: tuple[tuple[int, ...], ...]) -> Tensor:
     """What is left of a plane when the cosine coefficients of its blocks are rounded to multiples of the table."""
     height, width = x.shape[-2:]
-    blocks = _padded(x, 8).unflatten(-2, (-1, 8)).unflatten(-1, (-1, 8)).transpose(-3, -2)  # (B, C, h, w, 8, 8)
+    blocks = _padded(x, 8, 8).unflatten(-2, (-1, 8)).unflatten(-1, (-1, 8)).transpose(-3, -2)  # (B, C, h, w, 8, 8)
     basis, table = cosines(x), steps(x, quality, base)
-    ratio = basis @ (blocks - 128) @ basis.T / table
+    ratio = (basis @ (blocks - 128) @ basis.T * 8).round() / (8 * table)  # libjpeg's cosines end at eighths
     rounded = ratio.sign() * (ratio.abs() + 0.5 + 1e-4).floor()  # halves go outwards, whatever the rounding noise
     plane = (basis.T @ (rounded * table) @ basis + 128).transpose(-3, -2).flatten(-4, -3).flatten(-2)
     return _whole(plane)[..., :height, :width]
@@ -97,7 +99,6 @@ def cosines(like: Tensor) -> Tensor:
 
 def halved(x: Tensor) -> Tensor:
     """Means of 2 × 2 pixels; what lies between two levels goes down and up in turn."""
-    x = _padded(x, 2)
     total = x[..., ::2, ::2] + x[..., ::2, 1::2] + x[..., 1::2, ::2] + x[..., 1::2, 1::2]
     turn = 1 + torch.arange(total.shape[-1], device=x.device) % 2
     return ((total + turn) / 4).floor()
@@ -116,9 +117,9 @@ def _moved(x: Tensor, axis: int, by: int) -> Tensor:
     return x.index_select(axis, nearest(torch.arange(n, device=x.device) + by, n))
 
 
-def _padded(x: Tensor, multiple: int) -> Tensor:
-    """The last row and column repeated up to a multiple."""
-    for axis in (-2, -1):
+def _padded(x: Tensor, height: int, width: int) -> Tensor:
+    """The last row and column repeated up to multiples of these."""
+    for axis, multiple in ((-2, height), (-1, width)):
         n = x.shape[axis]
         x = x.index_select(axis, nearest(torch.arange(-(-n // multiple) * multiple, device=x.device), n))
     return x

@@ -29,6 +29,7 @@ class ZoomBlur(Corruption):
 
     def disturb(self, x: Tensor, dice: Dice, /, copies: int, growth: float) -> Tensor:
         total = x.clone()
+        growth = (1 + growth) - 1  # as numpy.arange counts: one copy of 26 has another size without it
         for step in range(copies):
             total += clipped_zoom(x, 1 + growth * step)
         return total / (copies + 1)
