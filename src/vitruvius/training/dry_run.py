@@ -1,0 +1,141 @@
+"""A dry run: what a recipe would do, how large it is and how long it takes, without writing anything.
+
+Parameters are counted. The optimiser's memory, activations (what autograd keeps) and the time of a step are measured on
+random images, a few steps in a small batch, on the device that would train. Where that would take minutes, or the
+device is not here, the time is left out and the operations of a forward pass are given instead.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitruvius._errors import ConfigError, DataError
+from vitruvius._processes import Process, choose_device, joined
+from vitruvius._registry import load_plugins
+from vitruvius.data import Loader
+from vitruvius.models import create_model
+from vitruvius.training import _makers as make
+from vitruvius.training._estimates import Findings, describe
+from vitruvius.training._kept import Kept
+from vitruvius.training._luck import borrowed_luck
+from vitruvius.training._session import Session, open_session
+from vitruvius.training._step import train_batch
+from vitruvius.training.config import Config, check
+
+STEPS = 3  # the first warms up
+SLOW = 1e10  # floating-point operations a second that any processor can do
+PATIENCE = 10.0  # seconds
+PASSES = 12  # forward passes' worth of work in a step of adversarial training with a few steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What a few real steps have shown."""
+
+    images: int  # in a step
+    seconds: float  # a step
+    activations: int  # bytes an image
+    optimizer: int  # bytes of its state
+
+
+def dry_run(config: Config) -> str:
+    """The resolved recipe, sites and cores, parameters, memory and time, as text."""
+    check(config, "the recipe")
+    load_plugins(config.plugins)
+    device, remarks = _device(config)
+    with joined(device) as process, borrowed_luck(process.device):
+        loader = _training_images(config, process, remarks)
+        named = config.data.num_classes or config.model.kwargs.get("num_classes") or 1000
+        config = make.with_classes(config, named if loader is None else loader.num_classes)
+        flops = forward_flops(config)
+        images = probe_batch(config, process, flops) if device == config.train.device else 0
+        session = open_session(pretended(config, max(1, images)), process)
+        probe = measure(session) if images else None
+    known = session.config.model
+    config = replace(config, model=replace(config.model, mean=known.mean, std=known.std))
+    found = Findings(
+        config=config,
+        session=session,
+        batches=None if loader is None else len(loader),
+        flops=flops,
+        images=probe.images if probe else 0,
+        seconds=probe.seconds if probe else None,
+        activations=probe.activations if probe else None,
+        optimizer=probe.optimizer if probe else None,
+        remarks=tuple(remarks),
+    )
+    return describe(found)
+
+
+def forward_flops(config: Config) -> int:
+    """Floating-point operations of one image's forward pass, counted on a model without numbers."""
+    with torch.device("meta"):
+        model = create_model(config.model.name, restride=config.model.restride, **config.model.kwargs)
+        channels, height, width = model.data_config["input_size"]
+        size = config.data.image_size
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model.eval()(torch.empty(1, channels, size or height, size or width))
+    return int(counter.get_total_flops())
+
+
+def probe_batch(config: Config, process: Process, flops: int) -> int:
+    """Images in a measured step: as many as trained at once, fewer on a processor, none where it would take minutes."""
+    if process.device.type != "cpu":
+        return config.data.batch_size
+    images = min(config.data.batch_size, 8)
+    while images > 1 and STEPS * PASSES * images * flops / SLOW > PATIENCE:
+        images //= 2
+    return images if STEPS * PASSES * images * flops / SLOW <= PATIENCE else 0
+
+
+def pretended(config: Config, images: int) -> Config:
+    """The recipe on random images, without files: a few batches, nothing compiled, no pretrained weights."""
+    splits = config.data.aug_splits
+    data = replace(
+        config.data, dataset="fake", root=None, subset=None, classes=None, class_map=None, mix=None, cache="none",
+        num_classes=config.model.kwargs["num_classes"], no_aug=splits == 0, aug_repeats=0, workers=0, batch_size=images,
+        train_num_samples=STEPS * images, val_num_samples=1, eval_batch_size=1,
+    )  # fmt: skip
+    train = replace(config.train, holdout=0.0, compile=False, grad_accum_steps=1)
+    model = replace(config.model, weights=None, pretrained=False)
+    return replace(config, data=data, train=train, model=model, init=None, analyses=[], gradual=None)
+
+
+def measure(session: Session) -> Probe:
+    """A few steps as they would be trained, on random images."""
+    seconds, kept = [], Kept(session.model)
+    session.task.train()
+    for number, (x, y) in enumerate(session.train_loader):
+        begun = time.perf_counter()
+        with kept if number == 0 else torch.enable_grad():
+            train_batch(session, x, y, number, len(session.train_loader))
+        if session.process.device.type != "cpu":
+            torch.accelerator.synchronize()
+        seconds.append(time.perf_counter() - begun)
+    states: Any = [value for state in session.optimizer.state.values() for value in state.values()]
+    memory = sum(value.nbytes for value in states if isinstance(value, torch.Tensor))
+    images = session.config.data.batch_size
+    return Probe(images=images, seconds=min(seconds[1:]), activations=kept.peak // images, optimizer=memory)
+
+
+def _device(config: Config) -> tuple[str, list[str]]:
+    """The device that would train; the CPU, with a remark, if it is not here."""
+    try:
+        choose_device(config.train.device)
+    except ConfigError as error:
+        return "cpu", [str(error)]
+    return config.train.device, []
+
+
+def _training_images(config: Config, process: Process, remarks: list[str]) -> Loader | None:
+    """Opened for their number alone; data that are not here are a remark."""
+    try:
+        return make.loaders(replace(config, data=replace(config.data, cache="none")), process)[0]
+    except DataError as error:
+        remarks.append(f"the data cannot be opened here: {error}")
+        return None

@@ -1,0 +1,115 @@
+"""A dry run tells sites, parameters, memory and time of a recipe, and writes nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from small_run import RECIPE, SMALL, small_config
+from vitruvius.cli import main
+from vitruvius.data import DataConfig
+from vitruvius.models import create_model
+from vitruvius.training import read_recipe
+from vitruvius.training._estimates import spoken_bytes, spoken_time
+from vitruvius.training._kept import Kept
+from vitruvius.training.dry_run import dry_run, forward_flops, probe_batch
+
+
+def numbers(text: str, name: str) -> list[str]:
+    return re.findall(rf"^\s*{name}\s+(.*)$", text, re.MULTILINE)
+
+
+def test_the_command_prints_recipe_sites_parameters_memory_and_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL, "attention=[{parts: [rpc]}]", "train.model_ema=true"]
+    assert main(["train", str(RECIPE), "--dry-run", *words]) == 0
+    said = capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    model = create_model("vitruvius/vit_digits", depth=1, embed_dim=24)
+    assert "train:\n  epochs: 2\n" in said
+    assert re.search(r"blocks\.0\.attn\s+vit\s.*rpc$", said, re.MULTILINE)
+    (total,), (trainable,), (idle,) = (numbers(said, name) for name in ("total", "trainable", "idle"))
+    assert total == trainable
+    assert int(total.replace(",", "")) == sum(p.numel() for p in model.parameters())
+    assert int(idle.replace(",", "")) == 24 * 24 + 24
+    assert numbers(said, "average") == [line for line in numbers(said, "parameters") if line.endswith("iB")]
+    assert re.search(r"time: [\d.,]+ images/s on one cpu, measured with 8 images a step", said)
+    assert re.search(r"an epoch [\d.]+ s, 2 epochs [\d.]+ s", said)
+
+
+def test_adam_keeps_two_numbers_a_parameter_and_sgd_none(tmp_path: Path) -> None:
+    adam = dry_run(small_config(tmp_path / "run"))
+    (parameters,) = (line for line in numbers(adam, "parameters") if line.endswith("iB"))
+    (states,) = numbers(adam, "optimiser")
+    assert float(states.split()[0]) == pytest.approx(2 * float(parameters.split()[0]), rel=0.02)
+    plain = dry_run(small_config(tmp_path / "run", "train.opt=momentum", "train.momentum=0.0"))
+    assert numbers(plain, "optimiser") == ["0.0 B"]
+
+
+def test_data_that_are_not_here_are_a_note(tmp_path: Path) -> None:
+    said = dry_run(small_config(tmp_path / "run", "data.dataset=folder", "data.root=nowhere", "data.num_classes=7"))
+    assert "note: the data cannot be opened here: data folder nowhere does not exist" in said
+    assert "num_classes: 7" in said
+    assert "an epoch" not in said
+
+
+def test_a_device_that_is_not_here_leaves_the_time_out(tmp_path: Path) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is one")
+    said = dry_run(small_config(tmp_path / "run", "train.device=cuda"))
+    assert "time: not measured here; " in said
+    assert "note: device 'cuda' cannot be used here" in said
+    assert "not measured" in numbers(said, "optimiser")[0]
+
+
+def test_splits_of_augmix_count_as_images(tmp_path: Path) -> None:
+    said = dry_run(small_config(tmp_path / "run", "data.aug_splits=3", "data.aa=augmix-m5-w4-d2"))
+    assert re.search(r"activations of 24 images", said)
+
+
+def test_models_that_are_too_slow_to_try_are_not_tried(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run")
+    process = type("Process", (), {"device": torch.device("cpu")})()
+    assert probe_batch(config, process, flops=1000) == 8
+    assert probe_batch(config, process, flops=10**9) == 2
+    assert probe_batch(config, process, flops=10**12) == 0
+
+
+def test_operations_are_counted_as_by_hand() -> None:
+    config = read_recipe(RECIPE, SMALL)
+    model = create_model(config.model.name, **config.model.kwargs).model
+    tokens, width, hidden = 16, 24, model.blocks[0].mlp.fc1.out_features
+    linear = 2 * tokens * (4 * width * width + 2 * width * hidden)  # qkv and proj; both layers of the MLP
+    attention = 2 * 2 * tokens * tokens * width  # scores and values
+    first, head = 2 * tokens * model.patch_embed.proj.weight.numel(), 2 * width * model.num_classes
+    assert forward_flops(config) == linear + attention + first + head
+
+
+def test_what_autograd_keeps_is_counted_once_and_without_weights() -> None:
+    model = nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 5))
+    x = torch.rand(4, 10, requires_grad=True)
+    kept = Kept(model)
+    with kept:
+        model(x).sum().backward()
+    assert kept.peak == 4 * (4 * 10 + 4 * 20)  # the input, and tanh's output, which two layers share
+    assert kept.now == 0
+
+
+def test_sizes_and_times_are_spoken() -> None:
+    assert [spoken_bytes(n) for n in (0, 1536, 3 * 2**30, 2**41)] == ["0.0 B", "1.5 KiB", "3.0 GiB", "2,048.0 GiB"]
+    assert [spoken_time(n) for n in (90, 180, 7200)] == ["90.0 s", "3.0 min", "2.0 h"]
+
+
+def test_a_dry_run_changes_no_dice(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    config = small_config(tmp_path / "run")
+    dry_run(replace(config, data=DataConfig(batch_size=8, train_num_samples=48)))
+    assert torch.equal(torch.get_rng_state(), before)
