@@ -5,6 +5,7 @@ python tests/report/fake_run.py FOLDER      writes two runs and a page
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -17,6 +18,12 @@ import yaml
 from safetensors.numpy import save_file
 from sklearn.datasets import load_digits
 
+from vitruvius.corruptions import BENCHMARK
+from vitruvius.evaluation import Ledger
+from vitruvius.evaluation._judging import read_logits
+from vitruvius.evaluation._names import Entry
+from vitruvius.evaluation.metrics import alexnet
+from vitruvius.evaluation.shift_report import reduce_entries
 from vitruvius.report import save_examples
 
 SITES = 4
@@ -32,6 +39,7 @@ def write_run(
     robust: float = 0.5,
     patch: int = 1,
     images: int = 6,
+    shifts: bool = False,
 ) -> Path:
     """A small ViT on digits: `robust` says how slowly accuracy falls with ε."""
     folder.mkdir(parents=True)
@@ -41,6 +49,8 @@ def write_run(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "evaluation").mkdir()
     (folder / "evaluation" / "report.json").write_text(json.dumps(_evaluation(random, robust)))
+    if shifts:
+        write_shifts(folder / "evaluation" / "shifts", np.random.default_rng(seed), robust)
     (folder / "model.json").write_text(json.dumps(_model(parts, patch)))
     _write_attention(folder, random, patch, images)
     save_file(_weights(parts), folder / "best.safetensors")
@@ -86,6 +96,32 @@ def _evaluation(random: np.random.Generator, robust: float) -> dict[str, Any]:
     threats.append(_threat("fgsm", "fgsm(eps=16/255)", 16 / 255, clean * math.exp(-16 / 62 / robust), n))
     worst = {**threats[-2], "name": "worst case", "spec": "worst case of all", "eps": None}
     return {"data": "digits/test", "num_images": n, "threats": threats, "worst_case": worst}
+
+
+def write_shifts(folder: Path, random: np.random.Generator, robust: float) -> None:
+    """Reports of corruptions, of two natural sets and of images from outside, from ledgers with plausible rows."""
+    ledger = Ledger()
+    clean = _answers(random, 400, 2.5)
+    entries = [Entry(f"{one} {s}", one, None, s) for one in BENCHMARK for s in range(1, 6)]
+    for place, entry in enumerate(entries):
+        hurt = entry.severity * (0.3 + 0.5 * (place // 5 % 4) / 3) * (1.1 - 0.5 * robust)
+        ledger.add(entry.spec, _answers(random, 400, 2.5 - hurt, sure=1.6))
+    corrupted = reduce_entries(ledger, entries, name="imagenet-c", baseline=alexnet(), clean_error=0.05, clean=clean)
+    corrupted.save(folder / "imagenet-c" / "report.json")
+    for name, outside in (("imagenet-a", False), ("imagenet-o", True)):
+        ledger.add("imagenet of the same classes", clean)
+        ledger.add(name, _answers(random, 300, 0.2 + robust, sure=1.8))
+        parts = [Entry(name, name), *([Entry("imagenet of the same classes", "known")] if outside else [])]
+        report = reduce_entries(ledger, parts, name=name, outside=[name] if outside else [])
+        dataclasses.replace(report, missing=["n01440764"]).save(folder / name / "report.json")
+
+
+def _answers(random: np.random.Generator, n: int, skill: float, *, sure: float = 1.1) -> dict[str, torch.Tensor]:
+    """Rows of a model that finds the right one of ten classes the better the greater its skill."""
+    labels = torch.arange(n) % 10
+    logits = torch.from_numpy(random.normal(0, 1, (n, 10)))
+    logits[torch.arange(n), labels] += skill
+    return {"id": torch.arange(n), "label": labels, **read_logits(sure * 1.4 * logits, labels)}
 
 
 def _threat(name: str, spec: str, eps: float | None, accuracy: float, n: int) -> dict[str, Any]:
@@ -155,7 +191,7 @@ if __name__ == "__main__":
     from vitruvius.report import write_page
 
     where = Path(sys.argv[1])
-    plain = write_run(where / "softmax", robust=0.35)
+    plain = write_run(where / "softmax", robust=0.35, shifts=True)
     parts = [{"use": "low_rank", "rank": 2, "tensors": "qk"}, {"use": "rpc", "iterations": 4}]
-    robust = write_run(where / "robust-pca", parts=parts, seed=1, robust=0.8)
+    robust = write_run(where / "robust-pca", parts=parts, seed=1, robust=0.8, shifts=True)
     write_page([plain, robust], where / "report.html", title="Digits: softmax and robust principal components")

@@ -130,7 +130,7 @@ def test_the_card_shows_clean_and_worst_case_else_the_last_validation(two: list[
     no_worst = dataclasses.replace(run, worst_case=None)
     assert _figures(no_worst)[1][1] == percent(min(t.accuracy for t in run.threats))
     unevaluated = dataclasses.replace(run, threats=[], worst_case=None)
-    assert _figures(unevaluated) == [("validation", percent(run.epochs[-1]["val_accuracy"]), "")]
+    assert _figures(unevaluated) == [("held-out", percent(run.epochs[-1]["val_accuracy"]), "")]
 
 
 def test_shrunk_maps_are_means_over_blocks_of_neighbours() -> None:

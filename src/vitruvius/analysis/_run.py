@@ -26,6 +26,7 @@ from vitruvius.analysis._threads import threads
 from vitruvius.heads import Heads, Site
 from vitruvius.surgery import inner, record, survey
 from vitruvius.surgery._sites import Where
+from vitruvius.surgery.recording import after_stages
 
 ENTRIES = 2**20  # of the attention maps of one site that are looked at together, so that caches hold them
 ENTRIES_ON_ACCELERATORS = 2**24
@@ -135,10 +136,7 @@ def _after_stages(model: nn.Module, see: Callable[[str, Heads], None]) -> Callab
     """What the kernel of a core receives: Heads after the core's stages."""
 
     def look(name: str, heads: Heads) -> None:
-        core: Any = inner(model).get_submodule(name).core
-        for stage in list(core.children())[:-1]:
-            heads = stage(heads)
-        see(name, heads)
+        see(name, after_stages(model, name, heads))
 
     return look
 

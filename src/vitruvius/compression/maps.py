@@ -20,9 +20,10 @@ from vitruvius.attention.softmax import attention_map
 from vitruvius.compression.files import save_maps
 from vitruvius.evaluation import fingerprint, numbered
 from vitruvius.heads import Heads
-from vitruvius.surgery import inner, record
+from vitruvius.surgery import record
+from vitruvius.surgery.recording import after_stages
 
-__all__ = ["after_stages", "average_maps", "save_maps"]
+__all__ = ["average_maps", "save_maps"]
 
 SAVE_EVERY = 60.0  # seconds between two saved states
 
@@ -57,14 +58,6 @@ def average_maps(
             if progress is not None:
                 progress(sums.images)
     return sums.means()
-
-
-def after_stages(model: nn.Module, name: str, heads: Heads) -> Heads:
-    """What the kernel of a site receives: the heads after the stages of its core."""
-    core: Any = getattr(inner(model).get_submodule(name), "core", None)
-    for stage in list(core.children())[:-1] if core is not None else []:
-        heads = stage(heads)
-    return heads
 
 
 class _Sums:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from vitruvius._errors import NoSiteError
 from vitruvius._files import atomic_write_text
 from vitruvius.attention.softmax import attention_map
-from vitruvius.heads import Heads, Site
+from vitruvius.heads import Site
 from vitruvius.report._examples import save_examples
 from vitruvius.surgery import inner, record, survey
+from vitruvius.surgery.recording import after_stages
 
 
 @torch.no_grad()
@@ -35,7 +36,7 @@ def record_examples(
     shown = [site for name in seen if _lies_on_grid(site := sites[name])]
     if not shown:
         raise NoSiteError(f"none of the {len(sites)} attention sites attends over a grid of patches; nothing to view.")
-    maps = {site.name: attention_map(_after_stages(model, site.name, seen[site.name])).cpu() for site in shown}
+    maps = {site.name: attention_map(after_stages(model, site.name, seen[site.name])).cpu() for site in shown}
     places = {site.name: {"grid": site.grid, "num_prefix_tokens": site.num_prefix_tokens} for site in shown}
     first = shown[0]
     assert first.grid is not None
@@ -67,13 +68,6 @@ def save_model_facts(run: str | Path, model: nn.Module) -> None:
 
 def _lies_on_grid(site: Site) -> bool:
     return site.attends == "tokens" and site.grid is not None and site.num_queries == site.num_keys
-
-
-def _after_stages(model: nn.Module, name: str, heads: Heads) -> Heads:
-    core: Any = getattr(inner(model).get_submodule(name), "core", None)
-    for stage in list(core.children())[:-1] if core is not None else []:
-        heads = stage(heads)
-    return heads
 
 
 def _core(model: nn.Module, name: str) -> str:

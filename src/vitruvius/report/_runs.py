@@ -1,22 +1,24 @@
 """A run folder as the report sees it: what is there is read, what is missing or damaged is remarked.
 
-config.yaml is required; metrics.jsonl, evaluation/report.json, model.json, maps.safetensors and the examples of
-attention are not.
+config.yaml is required; metrics.jsonl, evaluation/report.json, evaluation/shifts, model.json, maps.safetensors and the
+examples of attention are not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitruvius._errors import RunError
+from vitruvius.evaluation import ShiftReport
 from vitruvius.report._examples import Examples, read_examples
 from vitruvius.report._numbers import number
 from vitruvius.report._readers import read_config, read_epochs, read_json, read_maps, read_weight_counts
+from vitruvius.report._shifts import read_shifts
 from vitruvius.report.style import Series, series
 
 
@@ -53,6 +55,7 @@ class Run:
     maps: dict[str, np.ndarray]  # site → (H, N, M)
     examples: Examples | None
     remarks: list[str]
+    shifts: dict[str, ShiftReport] = field(default_factory=dict)  # by name
 
     @property
     def look(self) -> Series:
@@ -94,6 +97,7 @@ def read_run(folder: Path, name: str, index: int) -> Run:
         maps=read_maps(folder / "maps.safetensors", remarks),
         examples=read_examples(folder, remarks),
         remarks=remarks,
+        shifts=read_shifts(folder / "evaluation" / "shifts", remarks),
     )
 
 
@@ -121,8 +125,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _read_threats(entries: Any, remarks: list[str]) -> list[Threat]:
+    """Attacks; corruptions have a severity, and a report of their own among the shifts."""
     threats = []
     for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and entry.get("severity") is not None:
+            continue
         threat = _read_threat(entry) if isinstance(entry, dict) else None
         if threat is None:
             label = entry.get("name", "without a name") if isinstance(entry, dict) else repr(entry)

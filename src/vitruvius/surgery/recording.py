@@ -53,6 +53,14 @@ def record(
                 unplug(module)
 
 
+def after_stages(model: nn.Module, name: str, heads: Heads) -> Heads:
+    """What the kernel of a site receives: the heads after the stages of its core."""
+    core: Any = getattr(inner(model).get_submodule(name), "core", None)
+    for stage in list(core.children())[:-1] if core is not None else []:
+        heads = stage(heads)
+    return heads
+
+
 def _watch(module: Any, name: str, keep: OnHeads, detach: bool) -> Any:
     def look(_: nn.Module, args: tuple[Heads]) -> None:
         keep(name, _detached(args[0]) if detach else args[0])

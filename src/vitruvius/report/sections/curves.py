@@ -19,7 +19,7 @@ from vitruvius.report._svg import inline_svg
 from vitruvius.report.style import LINES, figure_style, new_axes
 
 UNDRAWN = ("epoch", "seconds", "images_per_second")  # cost, shown elsewhere
-WORDS = {"val": "validation", "train": "training", "ema": "averaged weights", "adversarial": "under attack"}
+WORDS = {"val": "held-out", "train": "training", "ema": "averaged weights", "adversarial": "under attack"}
 
 
 @section("curves", title="Training", order=20)
@@ -39,7 +39,7 @@ def curves(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def group_metrics(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Panel title → metrics: validation before training, losses together, accuracies together."""
+    """Panel title → metrics: held-out before training, losses together, accuracies together."""
     keys = {key for run in runs for row in run.epochs for key, value in row.items() if number(value) is not None}
     panels: dict[str, list[str]] = {"loss": [], "accuracy": [], "learning rate": []}
     for key in sorted(keys - set(UNDRAWN), key=_prominence):
@@ -48,7 +48,7 @@ def group_metrics(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def line_styles(panels: dict[str, list[str]]) -> dict[str, Any]:
-    """A line for each kind of metric (validation, training, …), the same in all panels that show several."""
+    """A line for each kind of metric (held-out, training, …), the same in all panels that show several."""
     stems = [_stem(key) for keys in panels.values() for key in keys if len(keys) > 1]
     return {stem: LINES[place % len(LINES)] for place, stem in enumerate(dict.fromkeys(stems))}
 

@@ -36,14 +36,14 @@ def _card(run: Run) -> Card:
 
 
 def _figures(run: Run) -> list[tuple[str, str, str]]:
-    """(label, number, interval): clean and worst case where evaluated, else the last validation."""
+    """(label, number, interval): clean and worst case where evaluated, else the last on held-out images."""
     shown = []
     if (clean := run.threat("clean")) is not None:
         shown.append(("clean", percent(clean.accuracy), interval(clean.low, clean.high)))
     if (worst := _worst(run)) is not None:
         shown.append((worst.name, percent(worst.accuracy), interval(worst.low, worst.high)))
     if not shown and (last := _last(run, "val_accuracy")) is not None:
-        shown.append(("validation", percent(last), ""))
+        shown.append(("held-out", percent(last), ""))
     return shown
 
 

@@ -1,0 +1,60 @@
+"""Shift: accuracy of every run under every corruption and severity as heat maps and curves, and on natural shifts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vitruvius.report._blocks import Block, Drawing
+from vitruvius.report._legend import run_keys
+from vitruvius.report._numbers import percent
+from vitruvius.report._runs import Run
+from vitruvius.report._section import section
+from vitruvius.report._shifts import shift_names
+from vitruvius.report._svg import inline_svg
+from vitruvius.report.sections.shift_figures import draw_heat, draw_severities, mean_by_severity
+from vitruvius.report.sections.shift_tables import corruption_table, natural_table
+
+
+@section("shift", title="Shift", order=45)
+def shift(runs: Sequence[Run]) -> Sequence[Block]:
+    """Heat maps of corruption and severity, accuracy over severity, mCE, and natural shifts."""
+    blocks: list[Block] = []
+    for name in shift_names(runs):
+        graded = [run for run in runs if name in run.shifts and run.shifts[name].accuracies]
+        if graded:
+            blocks += [_heat(graded, name), _severities(graded, name), corruption_table(graded, name)]
+    natural = natural_table(runs)
+    return [*blocks, natural] if natural is not None else blocks
+
+
+def _heat(runs: Sequence[Run], name: str) -> Drawing:
+    panels = [
+        inline_svg(draw_heat(run.shifts[name], run.name), name=f"heat-{name}-{run.index}", alt=_alt(run, name))
+        for run in runs
+    ]
+    rows = [
+        {"run": run.name, "corruption": part.group, "severity": part.severity, "accuracy": part.accuracy}
+        | {"low": part.low, "high": part.high, "n": part.n, "ece": part.calibration.get("ece"), "aurra": part.aurra}
+        for run in runs
+        for part in run.shifts[name].parts
+        if part.severity is not None
+    ]
+    caption = f"{name}: accuracy in per cent under each corruption, from severity 1 to 5; the darker, the more errors."
+    return Drawing(name=f"{name}-accuracy", panels=panels, caption=caption, rows=rows)
+
+
+def _severities(runs: Sequence[Run], name: str) -> Drawing:
+    curves = {run.name: mean_by_severity(run.shifts[name]) for run in runs}
+    rows = [{"run": run, "severity": s, "accuracy": a} for run, curve in curves.items() for s, a in curve.items()]
+    ends = "; ".join(
+        f"{run}: " + ", ".join(f"{percent(a)} at severity {s}" for s, a in curve.items())
+        for run, curve in curves.items()
+    )
+    drawn = inline_svg(draw_severities(runs, name), name=f"severity-{name}", alt=f"Accuracy over severity. {ends}.")
+    caption = f"{name}: accuracy averaged over corruptions; severity 0 is clean where it was evaluated."
+    return Drawing(name=f"{name}-severity", panels=[drawn], caption=caption, rows=rows, legend=run_keys(runs))
+
+
+def _alt(run: Run, name: str) -> str:
+    means = [f"{one} {percent(sum(row.values()) / len(row))}" for one, row in run.shifts[name].accuracies.items()]
+    return f"Heat map of accuracy by corruption and severity, {run.name}. Means: {', '.join(means)}."

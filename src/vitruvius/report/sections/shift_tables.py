@@ -1,0 +1,111 @@
+"""Tables of shift: corruption errors of several runs side by side, and accuracy on natural shifts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vitruvius._errors import DataError
+from vitruvius.evaluation import PartScore
+from vitruvius.evaluation.metrics import CorruptionErrors, corruption_errors
+from vitruvius.report._blocks import Cell, Column, Table
+from vitruvius.report._numbers import DASH, interval, number, percent
+from vitruvius.report._runs import Run
+
+
+def corruption_table(runs: Sequence[Run], name: str) -> Table:
+    """Mean accuracy, mCE and relative mCE against the evaluation's baseline, and CE against the first run."""
+    first = runs[0]
+    known = [run.shifts[name].corruption for run in runs]
+    rows = [_numbers(run, name, first) for run in runs]
+    baseline = next((str(one["baseline"]) for one in known if "baseline" in one), None)
+    keys = {"mean_accuracy": "mean accuracy"}
+    keys |= {"mce": f"mCE, {baseline}", "relative_mce": f"relative mCE, {baseline}"} if baseline else {}
+    keys |= {"mce_to_first": f"mCE, {first.name}"} if len(runs) > 1 else {}
+    keys |= {"ece": "mean ECE"}
+    keys = {key: title for key, title in keys.items() if any(row.get(key) is not None for row in rows)}
+    cells = [
+        [Cell(text=run.name, colour=run.look.name), *(_cell(row, key) for key in keys)]
+        for run, row in zip(runs, rows, strict=True)
+    ]
+    columns = [Column(title="run"), *(Column(title=title, numeric=True) for title in keys.values())]
+    caption = f"{name}: errors summed over severities, as a share of those of the model named; small numbers are 95 % "
+    return Table(name=f"{name}-mce", columns=columns, cells=cells, rows=rows, caption=caption + "bootstrap intervals.")
+
+
+def natural_table(runs: Sequence[Run]) -> Table | None:
+    """One line a set and run: accuracy, ECE and AURRA with their intervals."""
+    found = [
+        (run, report.name, part)
+        for run in runs
+        for report in run.shifts.values()
+        for part in report.parts
+        if part.severity is None and not any(one.outside for one in report.parts)
+    ]
+    if not found:
+        return None
+    titles = ("set", "run", "accuracy", "ECE", "RMS error", "AURRA", "images")
+    columns = [Column(title=title, numeric=place > 1) for place, title in enumerate(titles)]
+    order = sorted(found, key=lambda one: (one[1], one[2].name, one[0].index))
+    rows = [_natural_row(*one) for one in order]
+    cells = [_natural_cells(*one) for one in order]
+    caption = "Natural shifts. Intervals are 95 %: Wilson's for accuracy, bootstrap for the others."
+    return Table(name="natural-shifts", columns=columns, cells=cells, rows=rows, caption=caption)
+
+
+def compare_to(run: Run, first: Run, name: str) -> CorruptionErrors | None:
+    """CE of a run against the first one, where both have parts in common that the first does not get all right."""
+    try:
+        theirs = first.shifts[name].as_baseline(first.name)
+        ours = run.shifts[name]
+        return corruption_errors(ours.as_baseline(run.name).errors, theirs, clean_error=ours.clean_error)
+    except DataError:
+        return None
+
+
+def _numbers(run: Run, name: str, first: Run) -> dict[str, object]:
+    report = run.shifts[name]
+    found = report.corruption
+    ends = found.get("mean_error_interval") or [None, None]
+    eces = [part.calibration["ece"] for part in report.parts if part.severity is not None and "ece" in part.calibration]
+    against = compare_to(run, first, name)
+    mean = number(found.get("mean_error"))
+    return {
+        "run": run.name,
+        "mean_accuracy": None if mean is None else 1 - mean,
+        "mean_accuracy_low": None if ends[1] is None else 1 - ends[1],
+        "mean_accuracy_high": None if ends[0] is None else 1 - ends[0],
+        "mce": number(found.get("mce")),
+        "mce_low": (found.get("mce_interval") or [None, None])[0],
+        "mce_high": (found.get("mce_interval") or [None, None])[1],
+        "relative_mce": number(found.get("relative_mce")),
+        "mce_to_first": None if against is None else against.mce,
+        "ece": sum(eces) / len(eces) if eces else None,
+    }
+
+
+def _cell(row: dict[str, object], key: str) -> Cell:
+    value = number(row.get(key))
+    low, high = number(row.get(f"{key}_low")), number(row.get(f"{key}_high"))
+    return Cell(text=percent(value), value=value, detail=interval(low, high))
+
+
+def _natural_row(run: Run, name: str, part: PartScore) -> dict[str, object]:
+    head = {"set": name, "part": part.name, "run": run.name, "n": part.n, "accuracy": part.accuracy}
+    ends = {
+        f"{key}_{end}": v for key, pair in part.intervals.items() for end, v in zip(("low", "high"), pair, strict=True)
+    }
+    return head | {"low": part.low, "high": part.high, "aurra": part.aurra, **part.calibration, **ends}
+
+
+def _natural_cells(run: Run, name: str, part: PartScore) -> list[Cell]:
+    detail = {key: interval(low, high) for key, (low, high) in part.intervals.items()}
+    ece, rms = part.calibration.get("ece"), part.calibration.get("rms")
+    return [
+        Cell(text=name if part.name == name else f"{name}, {part.name}"),
+        Cell(text=run.name, colour=run.look.name),
+        Cell(text=percent(part.accuracy), value=part.accuracy, detail=interval(part.low, part.high)),
+        Cell(text=percent(ece), value=ece, detail=detail.get("ece", "")),
+        Cell(text=percent(rms) if rms is not None else DASH, value=rms),
+        Cell(text=percent(part.aurra), value=part.aurra, detail=detail.get("aurra", "")),
+        Cell(text=str(part.n), value=part.n),
+    ]
