@@ -6,7 +6,7 @@ precision="fast" all stages search in bfloat16 first; what falls is checked in f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -36,7 +36,7 @@ class AutoAttack(Attack):
     attacks: tuple[str | Threat, ...] = ()  # of a custom version: names of stages, or any threats
     precision: str = "exact"  # fast: search in bfloat16 first, in float32 again what stands
     batch_size: int | None = None  # images searched at once; default all that are given
-    compile: bool = False  # torch.compile the model and the bookkeeping; pays off for long runs
+    compile: bool = False  # torch.compile what is searched (fast: the bfloat16 view) and the bookkeeping
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,17 +76,23 @@ class AutoAttack(Attack):
             x, y = (t.clone() if t.is_inference() else t for t in (x.detach(), y))
             check_logits(model(x[:1]), y, len(x[:1]))
             siege = Siege(model, x, y, image_ids(x) if ids is None else ids.to(x.device), self.batch_size)
-            exact = compiled(model, x) if self.compile else model
-            again = siege.storm
-            if self.precision == "fast":
-                view, again = fast_view(model, x), siege.storm_again
-                view = compiled(view, x) if self.compile else view
-                siege.meet(view)
-                for name, threat in self.stages():
-                    siege.storm_fast(name, threat, view)
-            for name, threat in self.stages():
-                again(name, threat, exact)
+            self._storm_exact(siege, model, x) if self.precision == "exact" else self._storm_fast(siege, model, x)
         return siege.outcome()
+
+    def _storm_exact(self, siege: Siege, model: nn.Module, x: Tensor) -> None:
+        view = compiled(model, x) if self.compile else model
+        for name, threat in self.stages():
+            siege.storm(name, threat, view)
+
+    def _storm_fast(self, siege: Siege, model: nn.Module, x: Tensor) -> None:
+        """All stages in bfloat16, then again in float32; what is left to do there does not pay for compiling it."""
+        view = fast_view(model, x)
+        view = compiled(view, x) if self.compile else view
+        siege.meet(view)
+        for name, threat in self.stages():
+            siege.storm_fast(name, threat, view)
+        for name, threat in replace(self, compile=False).stages():
+            siege.storm_again(name, threat, model)
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         raise NotImplementedError("AutoAttack searches by its stages; call it, or its method run.")
