@@ -1,0 +1,173 @@
+"""Runs that end early: a signal saves and leaves; a loss that is no number stops with its images, or is left out."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from small_run import assert_same_run, contents, rows_of, small_config, small_run, state_of
+from two_processes import in_two_processes
+from vitruvius._errors import Diverged, Preempted
+from vitruvius.cli import main
+from vitruvius.tasks.supervised import Supervised
+from vitruvius.training import _checkpoint, _step, train
+from vitruvius.training._nonfinite import Suspects
+
+ACCUMULATED = ("train.grad_accum_steps=3", "train.model_ema=true", "data.mixup=0.4")
+
+
+def signal_in_batch(monkeypatch: pytest.MonkeyPatch, number: int, which: signal.Signals) -> None:
+    """Somebody sends a signal while the so-many-th batch is on its way."""
+    forward, seen = Supervised.forward, 0
+
+    def interrupted(self: Any, x: Any, y: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen == number:
+            os.kill(os.getpid(), which)
+        return forward(self, x, y)
+
+    monkeypatch.setattr(Supervised, "forward", interrupted)
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_lets_the_update_finish_saves_and_leaves(
+    which: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, unbroken = signal.getsignal(which), small_run(tmp_path / "unbroken", *ACCUMULATED)
+    with monkeypatch.context() as patch:
+        signal_in_batch(patch, 2, which)
+        with pytest.raises(Preempted, match=rf"{which.name}: saved at update 1 in .*run; the same command goes on"):
+            small_run(tmp_path / "run", *ACCUMULATED)
+    assert state_of(tmp_path / "run")["batch"] == 3  # the update's third batch was still trained on
+    assert signal.getsignal(which) is before
+    small_run(tmp_path / "run", *ACCUMULATED)
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+def test_the_command_line_has_a_code_of_its_own_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signal_in_batch(monkeypatch, 3, signal.SIGTERM)
+    words = ["train.epochs=1", "train.warmup_epochs=0", "data.train_num_samples=320", "model.kwargs.depth=1"]
+    assert main(["train", "digits/softmax", "--quiet", f"out={tmp_path / 'run'}", *words]) == 75
+    assert "SIGTERM: saved at update 3" in capsys.readouterr().err
+
+
+def test_saving_by_the_clock_changes_nothing(tmp_path: Path) -> None:
+    plain = small_run(tmp_path / "plain")
+    often = small_run(tmp_path / "often", "train.save_minutes=1e-9")
+    assert_same_run(often, plain)
+
+
+def _signalled(rank: int, out: str) -> None:
+    config = small_config(Path(out), "data.batch_size=4", "train.epochs=3")
+    forward, seen = Supervised.forward, 0
+
+    def interrupted(self: Any, x: Any, y: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen == 2 and rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return forward(self, x, y)
+
+    Supervised.forward = interrupted  # type: ignore[method-assign]
+    with pytest.raises(Preempted, match="saved at update 4"):
+        train(config, quiet=True)
+
+
+def test_several_processes_leave_together_when_one_is_asked(tmp_path: Path) -> None:
+    in_two_processes(_signalled, str(tmp_path / "run"))
+    assert state_of(tmp_path / "run")["processes"] == 2
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """The loss of the so-many-th batch is no number, and neither are its gradients."""
+    forward, seen = Supervised.forward, 0
+
+    def poisoned(self: Any, x: Any, y: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        result = forward(self, x, y)
+        return {**result, "loss": result["loss"] * math.nan} if seen == number else result
+
+    monkeypatch.setattr(Supervised, "forward", poisoned)
+
+
+def test_a_loss_that_is_no_number_stops_with_its_images_and_a_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, good = tmp_path / "run", small_run(tmp_path / "good")
+    with monkeypatch.context() as patch:
+        poison(patch, 6)
+        with pytest.raises(Diverged, match=r"loss is nan at batch 2 of epoch 2 \(images \d+, .*Lower train.lr"):
+            small_run(run)
+    note = json.loads((run / "nonfinite.json").read_text())
+    assert (note["epoch"], note["batch"], note["updates"], len(note["ids"])) == (1, 1, 5, 8)
+    state = _checkpoint.from_bytes((run / "nonfinite.pt").read_bytes())
+    assert state["updates"] == 5
+    assert all(torch.isfinite(value).all() for value in state["model"].values())  # alone on a CPU: from before it
+    assert len(rows_of(run)) == 1
+    small_run(run)  # goes on from the last good state
+    for name in ("nonfinite.json", "nonfinite.pt"):
+        (run / name).unlink()
+    assert_same_run(run, good)
+
+
+def test_a_run_that_never_saved_keeps_the_record_of_its_explosion(tmp_path: Path) -> None:
+    with pytest.raises(Diverged):
+        small_run(tmp_path / "run", "train.opt=sgd", "train.lr=1e30")
+    assert {"config.yaml", "nonfinite.json", "nonfinite.pt"} == set(contents(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_spoilt_update_is_left_out_and_counted(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights: list[torch.Tensor] = []
+    update = _step.update
+
+    def noting(session: Any) -> None:
+        update(session)
+        weights.append(session.model.model.head.weight.detach().clone())
+
+    monkeypatch.setattr(_step, "update", noting)
+    poison(monkeypatch, 3)
+    rows = rows_of(small_run(tmp_path / "run", "train.nonfinite=skip", f"train.grad_accum_steps={every}"))
+    assert [row["skipped_updates"] for row in rows] == [1, 0]
+    assert all(math.isfinite(row["train_loss"]) for row in rows)
+    spoilt = 2 // every
+    assert torch.equal(weights[spoilt], weights[spoilt - 1])
+    assert not torch.equal(weights[spoilt + 1], weights[spoilt])
+
+
+def test_gradients_that_are_no_numbers_are_left_out_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, seen = Supervised.forward, 0
+
+    def steep(self: Any, x: Any, y: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        result = forward(self, x, y)
+        if seen == 2:  # a finite loss with an endless slope: sqrt at 0
+            result["loss"] = result["loss"] + (result["output"] * 0).sum().abs().sqrt()
+        return result
+
+    monkeypatch.setattr(Supervised, "forward", steep)
+    rows = rows_of(small_run(tmp_path / "run", "train.nonfinite=skip"))
+    assert [row["skipped_updates"] for row in rows] == [1, 0]
+
+
+def test_the_first_suspect_is_found_among_many() -> None:
+    from vitruvius._processes import Process
+
+    suspects = Suspects(Process(device=torch.device("cpu")))
+    for number in range(5):
+        loss = torch.tensor(math.inf if number in (2, 4) else 1.0)
+        suspects.add(number, loss, torch.tensor([10 * number, 10 * number + 1]))
+    assert suspects.find() == {"batch": 2, "loss": "inf", "rank": 0, "ids": [20, 21]}
+    assert suspects.find() is None
