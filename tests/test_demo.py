@@ -1,4 +1,4 @@
-"""The demo, made tiny: two runs, judged under growing attacks, and one page that needs no network."""
+"""The demo, made tiny: two runs, judged under growing attacks and corruptions, and one page that needs no network."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from rich.console import Console
 
 from small_run import SMALL
 from vitruvius import demo as room
+from vitruvius.corruptions import BENCHMARK
 
 
 def test_the_demo_ends_with_one_page_about_both_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "STRENGTHS", [4, 32])
+    monkeypatch.setattr(room, "SEVERITIES", [2, 5])
     told = io.StringIO()
     tiny = (*SMALL, "train.epochs=1", "data.train_num_samples=32", "data.val_num_samples=12")
     page = room.demo(tmp_path / "demo", overrides=tiny, console=Console(file=told, width=120))
@@ -23,14 +25,19 @@ def test_the_demo_ends_with_one_page_about_both_runs(tmp_path: Path, monkeypatch
     text = page.read_text()
     assert "Two ways to attend, on digits" in text
     assert "<svg" in text
+    assert "Heat map of accuracy by corruption and severity, rpc." in text
+    assert "held-out" in text
     assert not re.search(r"""(src|href)=["']https?://""", text)
     for name in ("softmax", "rpc"):
         report = json.loads((tmp_path / "demo" / name / "evaluation" / "report.json").read_text())
-        assert [threat["spec"] for threat in report["threats"]] == [
-            "clean",
-            "pgd(eps=4/255)",
-            "pgd(eps=32/255)",
-        ]
+        specs = [threat["spec"] for threat in report["threats"]]
+        assert specs[:3] == ["clean", "pgd(eps=4/255)", "pgd(eps=32/255)"]
+        assert specs[3:] == [f"{one}(severity={severity})" for one in BENCHMARK for severity in (2, 5)]
+        shift = json.loads(
+            (tmp_path / "demo" / name / "evaluation" / "shifts" / "corruptions" / "report.json").read_text()
+        )
+        assert len(shift["parts"]) == 30
+        assert set(shift["reliability"]) == {"clean", "shifted"}
         assert name in told.getvalue()
     assert "Open this page in a browser" in told.getvalue()
     before = (tmp_path / "demo" / "softmax" / "state.pt").stat().st_mtime_ns

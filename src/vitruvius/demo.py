@@ -1,4 +1,4 @@
-"""The demo: on the embedded digits, train a ViT and the same ViT with robust attention, attack both, look inside.
+"""The demo: on the embedded digits, train a ViT and one with robust attention, attack and corrupt both, look inside.
 
 Minutes on a laptop; ends with one page.
 """
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from vitruvius.attacks.pgd import PGD
 from vitruvius.compression import average_maps, save_maps
+from vitruvius.corruptions import corruption_grid
 from vitruvius.data import eval_loader
 from vitruvius.evaluation import data_settings, evaluate
 from vitruvius.listing import find_recipe
@@ -20,7 +21,8 @@ from vitruvius.report import record_examples, save_model_facts, write_page
 from vitruvius.training import Config, read_recipe, train
 
 RECIPES = {"softmax": "digits/softmax", "rpc": "digits/rpc"}
-STRENGTHS = [4, 8, 16, 32]  # in 1/255
+STRENGTHS = [4, 8, 16, 32]  # of attacks, in 1/255
+SEVERITIES = [1, 3, 5]  # of corruptions
 
 
 def demo(out: Path, *, overrides: tuple[str, ...] = (), console: Console | None = None) -> Path:
@@ -38,10 +40,11 @@ def demo(out: Path, *, overrides: tuple[str, ...] = (), console: Console | None 
 
 
 def look(config: Config, run: Path) -> str:
-    """Evaluate one run under growing attacks, and keep its attention on a few images for the page."""
+    """Evaluate one run under growing attacks and corruptions, and keep its attention on a few images for the page."""
     model = load_model(run)
     loader = eval_loader(config.data, input_size=model.data_config)
-    threats = [PGD(eps=strength / 255, steps=10) for strength in STRENGTHS]
+    attacks = [PGD(eps=strength / 255, steps=10) for strength in STRENGTHS]
+    threats = [*attacks, *corruption_grid(severities=SEVERITIES)]
     report = evaluate(model, loader, threats, folder=run / "evaluation", signature=data_settings(config.data))
     images, labels = next(iter(loader))
     first = torch.stack([(labels == digit).nonzero()[0, 0] for digit in labels.unique()])  # one of each

@@ -1,4 +1,4 @@
-"""Train, attack and look inside on the embedded digits; ends with a page."""
+"""Train, attack, corrupt and look inside on the embedded digits; ends with a page."""
 
 from __future__ import annotations
 
