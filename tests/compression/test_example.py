@@ -19,9 +19,10 @@ def test_the_example_ends_with_numbers_and_figures(tmp_path: Path, monkeypatch: 
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     monkeypatch.setattr(example, "SPARSITIES", (0.9,))
-    monkeypatch.setattr(example, "STARTS", [("svd", 6)])
+    monkeypatch.setattr(example, "STARTS", ["svd"])
+    monkeypatch.setattr(example, "RANK", 6)
     results = example.compress(tmp_path, FEW, FEW)
-    assert results["low_rank"]["svd, rank 6"][0] == results["dense"]  # all heads kept: nothing changes
+    assert results["low_rank"]["svd"][0] == results["dense"]  # all heads kept: nothing changes
     assert json.loads((tmp_path / "results.json").read_text())["masked"]["0.9"] == list(results["masked"][0.9])
     assert (tmp_path / "accuracy.png").exists()
     assert (tmp_path / "masks-90.png").exists()

@@ -22,8 +22,9 @@ class LowRank(Stage):
     """Mix the heads of q and/or k through a bottleneck of `rank` heads (default: half of them, rounded up).
 
     start="svd" begins as a projection; `start_from_weights` or `fit_low_rank` then choose the one that keeps most
-    of the pretrained q and k (rank = H changes nothing at all). start="released" begins near zero as the published
-    code does, with uniform maps. `reconstruction` is the penalty: "normalised" is the relative squared error,
+    of the pretrained q and k (rank = H changes nothing at all). start="calibrated": a training run first fits q, k and
+    the auto-encoder to the dense model's maps (`surgery.calibrating`). start="released" begins near zero as the
+    published code does, with uniform maps. `reconstruction` is the penalty: "normalised" is the relative squared error,
     "released" ‖q' − q‖ + ‖k' − k‖ over the whole batch; `detach_target` stops it from training the projections.
     """
 
@@ -33,7 +34,7 @@ class LowRank(Stage):
         *,
         rank: int | None = None,
         tensors: Literal["qk", "q", "k"] = "qk",
-        start: Literal["svd", "released"] = "svd",
+        start: Literal["svd", "calibrated", "released"] = "svd",
         reconstruction: Literal["normalised", "released"] = "normalised",
         detach_target: bool = False,
         seed: int = 0,

@@ -38,11 +38,11 @@ def start_new_parts(model: nn.Module, missing: Sequence[str]) -> None:
 
 
 def begin_low_rank(model: nn.Module, only: set[str] | None = None) -> None:
-    """`low_rank` with start "svd" begins as the projection that keeps most of the model's q and k."""
+    """`low_rank` begins as the projection that keeps most of q and k, unless its start is the released one."""
     fresh = [
         name.removesuffix(".core.low_rank")
         for name, module in inner(model).named_modules()
-        if name.endswith(".core.low_rank") and isinstance(module, LowRank) and module.start == "svd"
+        if name.endswith(".core.low_rank") and isinstance(module, LowRank) and module.start != "released"
     ]
     chosen = [name for name in fresh if only is None or name in only]
     if not chosen or any(parameter.is_meta for parameter in model.parameters()):

@@ -15,6 +15,7 @@ from vitruvius.data import Loader, Mixer, make_mixup
 from vitruvius.models import PixelModel
 from vitruvius.surgery import inner
 from vitruvius.training import _makers as make
+from vitruvius.training._calibration import calibrate
 from vitruvius.training._means import Means
 from vitruvius.training._parallel import Replica, full_weights, share_out
 from vitruvius.training._rates import with_rate
@@ -92,13 +93,18 @@ class Session:
         return module
 
 
-def open_session(config: Config, process: Process) -> Session:
-    """Data first, since it may be missing; then the model, the task and the optimiser."""
+def open_session(config: Config, process: Process, *, fresh: bool = True) -> Session:
+    """Data first, since it may be missing; then the model, the task and the optimiser.
+
+    A `fresh` session has no state to go on from: what is fitted to the data before training is fitted now.
+    """
     config = with_rate(config, process.world_size)
     loaders = make.loaders(config, process)
     config = make.with_classes(config, loaders[0].num_classes)
     model = make.model(config, process)
     config = make.with_statistics(config, model)
+    if fresh:
+        calibrate(model, loaders[0], process)
     task = make.task(config, model)
     task.to(process.device)
     if config.train.model_ema:

@@ -37,7 +37,8 @@ def train(
     load_plugins(config.plugins)
     run, trackers = Run(config.out or "runs/unnamed"), Trackers.of(config.tracking)
     with joined(config.train.device) as process, borrowed_luck(process.device), listening() as stop:
-        session = open_session(config, process)  # everything that can be wrong is found before a file is written
+        fresh = not process.once(run.has_state)
+        session = open_session(config, process, fresh=fresh)  # what can be wrong is found before a file is written
         keeper = Keeper(session, run, stop, Alarm.of(session))
         selection = Selection(session)
         process.once(lambda: run.begin(session.config))

@@ -1,0 +1,160 @@
+"""Calibrate: let squeezed attention begin as close to the dense one as its rank allows, one site after the other.
+
+A projection of q and k on few heads loses pairs that matter. But scores do not care in which basis a head writes its
+q and k, so the projections before the auto-encoder can be turned until little is lost: each site is fitted to give
+the dense model's maps on a few images, min Σ KL(P ‖ P') over its own projections and auto-encoder. No labels are used.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError, DataError, SurgeryError
+from vitruvius.attention import fit_low_rank
+from vitruvius.attention.low_rank import LowRank
+from vitruvius.heads import Heads
+from vitruvius.surgery._socket import Socket, inner
+from vitruvius.surgery.rewiring import refuse_compiled
+
+logger = logging.getLogger(__name__)
+
+
+class Lesson(NamedTuple):
+    """What a site was given for one batch, and the maps it should answer with."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    maps: Tensor  # (B, H, N, M)
+
+
+def calibrate_low_rank(
+    model: nn.Module, batches: Iterable[Tensor], *, steps: int = 150, rate: float = 0.05
+) -> dict[str, tuple[float, float]]:
+    """Fit every `low_rank` of the model to the maps it has without; in place. Mean KL of each site, before and after.
+
+    `batches` are images as the model takes them; a few hundred do. Adam runs over them in turn, `steps` times a site,
+    its steps at first `rate` times the size of what they change, falling to nothing. Of the model only the sites' own
+    q and k projections and auto-encoders change, and a site that comes no closer is left as it was.
+    """
+    refuse_compiled(model)
+    if steps < 1 or not rate > 0:
+        raise ConfigError(f"calibration with steps={steps}, rate={rate}; expected at least 1 and a rate above 0.")
+    stages = _stages(model)
+    images = list(batches)
+    if not images:
+        raise DataError("calibration got no images; it needs at least one batch.")
+    fit_low_rank(model, images)  # principal heads: none begins at zero in both q and k, where its gradient is zero too
+    dense = copy.deepcopy(model).eval().requires_grad_(False)
+    for stage in _stages(dense).values():
+        stage.register_forward_hook(lambda _, args, __: args[0])
+    found: dict[str, tuple[float, float]] = {}
+    for name, stage in stages.items():
+        lessons = _lessons(dense, name, images)
+        found[name] = _fit(inner(model).get_submodule(name), stage, lessons, steps, rate)
+        begun, ended = found[name]
+        if not ended < begun:
+            logger.warning(
+                "%s came no closer to the dense maps (KL %.3g) and was left as it was; lower rate.", name, begun
+            )
+    return found
+
+
+def _stages(model: nn.Module) -> dict[str, LowRank]:
+    """The auto-encoder of every site that has one."""
+    sites = {name: module for name, module in inner(model).named_modules() if isinstance(module, Socket)}
+    parts = {name: list(socket.core.children()) for name, socket in sites.items()}
+    found = {name: part for name, some in parts.items() for part in some if isinstance(part, LowRank)}
+    if not found:
+        raise SurgeryError("the model has no 'low_rank' part to calibrate; rewire it first.")
+    return found
+
+
+@torch.no_grad()
+def _lessons(dense: nn.Module, name: str, images: Sequence[Tensor]) -> list[Lesson]:
+    """What one site of the dense model is given and makes of it, batch by batch."""
+    site = inner(dense).get_submodule(name)
+    given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    maps: list[Tensor] = []
+    hooks = [
+        site.register_forward_pre_hook(lambda _, args, kwargs: given.append((args, kwargs)), with_kwargs=True),
+        _stages(dense)[name].register_forward_hook(lambda _, args, __: maps.append(_log_map(args[0]).exp())),
+    ]
+    try:
+        for batch in images:
+            dense(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [Lesson(*call, each) for call, each in zip(given, maps, strict=True)]
+
+
+def _fit(site: nn.Module, stage: LowRank, lessons: Sequence[Lesson], steps: int, rate: float) -> tuple[float, float]:
+    """Adam over one site's parameters; the mean KL over all lessons before and after."""
+    modes = {module: module.training for module in site.modules()}
+    wanted = {parameter: parameter.requires_grad for parameter in site.parameters()}
+    before = {parameter: parameter.detach().clone() for parameter in wanted}
+    site.eval()  # in a line of its own: some families return nothing
+    site.requires_grad_(True)
+    optimizer = torch.optim.Adam([{"params": [p], "lr": rate * _size(p)} for p in wanted])
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    try:
+        first = _mean_loss(site, stage, lessons)
+        for step in range(steps):
+            optimizer.zero_grad(set_to_none=True)
+            _loss(site, stage, lessons[step % len(lessons)]).backward()
+            optimizer.step()
+            schedule.step()
+        last = _mean_loss(site, stage, lessons)
+        if not last < first:  # also where it is not a number
+            _put_back(before)
+            return first, first
+    except BaseException:
+        _put_back(before)
+        raise
+    finally:
+        for parameter, flag in wanted.items():
+            parameter.requires_grad_(flag).grad = None
+        for module, mode in modes.items():
+            module.training = mode
+    return first, last
+
+
+def _size(parameter: Tensor) -> float:
+    """Root mean square of a tensor, but not nothing: biases may begin at zero."""
+    return max(parameter.detach().square().mean().sqrt().item(), 0.02)
+
+
+@torch.no_grad()
+def _put_back(values: Mapping[nn.Parameter, Tensor]) -> None:
+    for parameter, value in values.items():
+        parameter.copy_(value)
+
+
+def _mean_loss(site: nn.Module, stage: LowRank, lessons: Sequence[Lesson]) -> float:
+    with torch.no_grad():
+        return float(torch.stack([_loss(site, stage, lesson) for lesson in lessons]).mean())
+
+
+def _loss(site: nn.Module, stage: LowRank, lesson: Lesson) -> Tensor:
+    """Mean KL of the maps a site should give from those it gives, over queries."""
+    seen: list[Heads] = []
+    hook = stage.register_forward_hook(lambda _, __, heads: seen.append(heads))
+    try:
+        site(*lesson.args, **lesson.kwargs)
+    finally:
+        hook.remove()
+    given = _log_map(seen[0])
+    gaps = torch.xlogy(lesson.maps, lesson.maps) - torch.where(lesson.maps > 0, lesson.maps * given, 0.0)
+    return gaps.sum(-1).mean()
+
+
+def _log_map(heads: Heads) -> Tensor:
+    """log softmax(q kᵀ scale + bias), (B, H, N, M)."""
+    scores = heads.q @ heads.k.mT * heads.scale
+    return torch.log_softmax(scores if heads.bias is None else scores + heads.bias, -1)

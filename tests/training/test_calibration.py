@@ -1,0 +1,26 @@
+import torch
+
+from small_run import small_config, small_run
+from vitruvius._processes import Process
+from vitruvius.models import load_model
+from vitruvius.surgery import inner
+from vitruvius.training._session import open_session
+
+PARTS = "attention=[{where: '*', parts: [{use: low_rank, rank: 2, start: START}]}]"
+
+
+def test_a_calibrated_start_gives_the_dense_maps_and_resuming_does_not_calibrate_again(tmp_path, monkeypatch):
+    dense = small_run(tmp_path / "dense")
+    wanted = load_model(dense).eval()
+    gaps = {}
+    for start in ("svd", "calibrated"):
+        config = small_config(tmp_path / start, f"model.weights={dense}", PARTS.replace("START", start))
+        session = open_session(config, Process(device=torch.device("cpu")))
+        x, _ = next(iter(session.train_loader))
+        gaps[start] = (session.model.eval()(x) - wanted(x)).norm()
+    assert gaps["calibrated"] < gaps["svd"] / 2
+    overrides = f"model.weights={dense}", PARTS.replace("START", "calibrated")
+    run = small_run(tmp_path / "run", *overrides)
+    monkeypatch.setattr("vitruvius.training._calibration.calibrate_low_rank", lambda *_: 1 / 0)
+    again = small_run(run, *overrides)
+    assert "blocks.0.attn.core.low_rank.q.0.weight" in inner(load_model(again)).state_dict()
