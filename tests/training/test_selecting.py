@@ -1,0 +1,210 @@
+"""Honest selection and the alarm: robust weights are chosen by several steps on held-out images; a collapse is seen."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from small_run import assert_same_run, rows_of, small_config, small_run, state_of
+from vitruvius._errors import ConfigError, Overfitted
+from vitruvius._processes import Process
+from vitruvius.attacks.pgd import PGD
+from vitruvius.data import eval_loader, held_out
+from vitruvius.evaluation import evaluate
+from vitruvius.models import load_model
+from vitruvius.training import _epoch
+from vitruvius.training._alarm import Alarm, Reading
+from vitruvius.training._selection import Selection
+from vitruvius.training._session import Session, open_session
+
+ALONE = Process(device=torch.device("cpu"))
+HARDENED = ("task={use: adversarial, eps: 0.1, attack: {use: pgd, steps: 1}}", "train.alarm_images=8")
+
+
+def session_of(tmp_path: Path, *overrides: str) -> Session:
+    return open_session(small_config(tmp_path / "unused", *overrides), ALONE)
+
+
+def test_the_robust_accuracy_is_that_of_ten_steps_on_the_held_out_images(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", *HARDENED, "train.epochs=1", "train.model_ema=true")
+    config, model = small_config(run), load_model(run, best=False)
+    chosen = held_out(config.data, 0.25, seed=config.seed)
+    loader = eval_loader(config.data, input_size=model.data_config, split="train", only=chosen)
+    report = evaluate(model, loader, [PGD(eps=0.1, steps=10, best=True)])
+    row = rows_of(run)[0]
+    assert row["val_robust_accuracy"] == report["pgd"].accuracy
+    assert row["val_accuracy"] == report["clean"].accuracy
+    assert state_of(run)["best"] == max(row["val_robust_accuracy"], row["ema_robust_accuracy"])
+
+
+def test_robust_accuracy_chooses_where_the_task_has_a_threat(tmp_path: Path) -> None:
+    selection = Selection(session_of(tmp_path, *HARDENED))
+    for epoch, (clean, robust) in enumerate([(0.5, 0.3), (0.9, 0.1), (0.6, 0.4)]):
+        selection.choose({"epoch": epoch, "val_accuracy": clean, "val_robust_accuracy": robust})
+    assert (selection.session.best_epoch, selection.session.best) == (2, 0.4)
+    clean_only = Selection(session_of(tmp_path, *HARDENED, "train.select=clean"))
+    assert clean_only.threat is None
+    assert Selection(session_of(tmp_path)).threat is None
+
+
+def test_few_images_may_choose_and_they_are_held_out(tmp_path: Path) -> None:
+    session = session_of(tmp_path, *HARDENED, "train.select_images=5")
+    few = {int(i) for _, _, ids in Selection(session).attacked.with_ids() for i in ids}
+    held = {int(i) for _, _, ids in session.val_loader.with_ids() for i in ids}
+    assert len(few) == 5
+    assert few < held
+    assert Selection(session).look()["val_robust_accuracy"] * 5 % 1 == pytest.approx(0)
+
+
+def test_a_threat_of_ones_own_may_choose(tmp_path: Path) -> None:
+    spec = '"pgd:eps=0.05,steps=4,restarts=2"'
+    selection = Selection(session_of(tmp_path, "train.select=robust", f"train.select_threat={spec}"))
+    assert isinstance(selection.threat, PGD)
+    assert (selection.threat.eps, selection.threat.steps, selection.threat.restarts) == (0.05, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "letter"),
+    [
+        (["train.select=robust"], "the task trains against no attack; name one that chooses"),
+        (["train.select=robust", 'train.select_threat="fgsm:eps=0.1"'], "one step flatters models trained on one"),
+        (["train.select=robust", 'train.select_threat="pgd:eps=0.1,steps=1"'], "one step flatters"),
+        (['train.select_threat="pgd:eps=0.1"'], "accuracy on clean images chooses; set train.select=robust"),
+        (["train.alarm=stop"], "train.alarm = stop, but the task trains against no attack"),
+        (["train.alarm_gap=0"], "train.alarm_gap = 0.0, expected a share of the images"),
+        (["train.alarm_steps=1"], "train.alarm_steps = 1, expected at least 2"),
+        (["task={use: free, eps: 0.1}", "train.grad_accum_steps=2"], "the task replays every batch 4 times; use 1"),
+    ],
+)
+def test_what_cannot_choose_is_refused_before_a_folder_is_made(
+    overrides: list[str], letter: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=letter):
+        small_run(tmp_path / "run", *overrides)
+    assert not (tmp_path / "run").exists()
+
+
+def test_choosing_on_the_validation_split_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        Selection(session_of(tmp_path, *HARDENED, "train.holdout=0"))
+    assert "the best weights are chosen on data.val_split=validation. If that is the test set" in caplog.text
+
+
+class Wavy(nn.Module):
+    """Right at the image and a whole step away from it, wrong half way: its slope at the image leads to safety."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        way = (x - 0.5).mean((1, 2, 3)) / self.eps  # from -1 to 1
+        margin = torch.cos(2 * torch.pi * way + 0.3)
+        return torch.stack([margin, -margin], 1)
+
+
+def test_a_model_that_only_one_step_cannot_fool_rings() -> None:
+    images, labels = torch.full((6, 1, 2, 2), 0.5), torch.zeros(6, dtype=torch.long)
+    model, config = Wavy(0.1).train(), SimpleNamespace(alarm_gap=0.25, alarm_steps=10)
+    session: Any = SimpleNamespace(
+        config=SimpleNamespace(train=config, data=SimpleNamespace(eval_batch_size=None, batch_size=4)),
+        task=SimpleNamespace(threat=("linf", 0.1)),
+        process=ALONE,
+        eval_model=lambda: model,
+        autocast=lambda: torch.no_grad(),
+    )
+    alarm = Alarm(session, "report", images, labels, torch.arange(6))
+    reading = alarm.read()
+    assert reading == Reading(single=1.0, multi=0.0)
+    assert alarm.rings(reading)
+    assert not alarm.rings(Reading(single=0.6, multi=0.4))
+    assert model.training
+
+
+@pytest.fixture
+def collapse(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Training collapses at update 6, unless the rate has been lowered; the updates at which somebody looked."""
+    looks: list[int] = []
+
+    def read(self: Alarm) -> Reading:
+        looks.append(self.session.updates)
+        fallen = self.session.updates >= 6 and self.session.rollbacks == 0
+        return Reading(0.9, 0.1) if fallen else Reading(0.5, 0.4)
+
+    monkeypatch.setattr(Alarm, "read", read)
+    return looks
+
+
+def test_the_alarm_reports_and_training_goes_on(
+    collapse: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = rows_of(small_run(tmp_path / "run", *HARDENED, "train.alarm_every=2"))
+    assert collapse == [2, 4, 4, 6, 8, 8]
+    assert [row["alarms"] for row in rows] == [0, 3]
+    assert (rows[1]["single_step_accuracy"], rows[1]["multi_step_accuracy"]) == (0.9, 0.1)
+    assert "catastrophic overfitting at update 6 (epoch 2): accuracy is 90.0 % under one step, 10.0 %" in caplog.text
+
+
+def test_the_alarm_stops(collapse: list[int], tmp_path: Path) -> None:
+    with pytest.raises(Overfitted, match=r"at update 6 .*Use a multi-step inner attack"):
+        small_run(tmp_path / "run", *HARDENED, "train.alarm_every=1", "train.alarm=stop")
+    assert len(rows_of(tmp_path / "run")) == 1
+
+
+BACK = (*HARDENED, "train.alarm=rollback", "train.alarm_every=2", "train.save_every=1", "train.epochs=3")
+
+
+def test_the_alarm_goes_back_to_the_last_calm_state_with_a_lower_rate(collapse: list[int], tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", *BACK, "train.sched=step", "train.opt=sgd", "train.lr=0.1")
+    assert collapse == [2, 4, 4, 6, 4, 6, 8, 8, 10, 12, 12]  # from 6 back to the end of epoch 1
+    rows = rows_of(run)
+    assert [row["epoch"] for row in rows] == [0, 1, 2]
+    assert [row["lr"] for row in rows] == pytest.approx([0.1, 0.05, 0.05])
+    assert [row["rollbacks"] for row in rows] == [1, 1, 1]  # the first epoch's row was made anew
+
+
+def test_a_rolled_back_run_stopped_anywhere_ends_as_the_unbroken_one(
+    collapse: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbroken, run = small_run(tmp_path / "unbroken", *BACK), tmp_path / "run"
+    for call in (3, 5, 2, 3):
+        with monkeypatch.context() as patch:
+            count, original = iter(range(call)), _epoch.train_batch
+
+            def stopping(*arguments: Any) -> Any:
+                next(count)  # noqa: B023
+                return original(*arguments)  # noqa: B023
+
+            patch.setattr(_epoch, "train_batch", stopping)
+            with pytest.raises(RuntimeError):
+                _without_stop_iteration(run)
+    small_run(run, *BACK)
+    assert_same_run(run, unbroken)
+
+
+def _without_stop_iteration(run: Path) -> None:
+    try:
+        small_run(run, *BACK)
+    except StopIteration as stop:
+        raise RuntimeError from stop
+
+
+def test_an_alarm_that_no_rollback_silences_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: Alarm) -> Reading:
+        return Reading(0.9, 0.1) if self.session.updates >= 6 else Reading(0.5, 0.4)
+
+    monkeypatch.setattr(Alarm, "read", read)
+    with pytest.raises(Overfitted, match=r"3 rollback\(s\) have not helped"):
+        small_run(tmp_path / "run", *BACK)
+
+
+def test_a_free_task_sees_every_batch_as_often_as_it_asks(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", "task={use: free, eps: 0.1, replays: 3}", "train.epochs=1", "train.alarm=none")
+    assert state_of(run)["updates"] == 12
+    assert "train_loss" in rows_of(run)[0]
