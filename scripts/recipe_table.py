@@ -1,0 +1,83 @@
+"""Write docs/recipes.md from the heads of the recipes: `python scripts/recipe_table.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitruvius.listing import recipes_folder
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "recipes.md"
+ROOMS = {
+    "digits": "The embedded digits: minutes on a laptop",
+    "kpca": "Kernel PCA: robust principal components, scaled attention, reconstruction",
+    "light": "The light recipe: adversarial training of transformers and others",
+    "structured": "Structured initialisation",
+    "vitcod": "ViTCoD: low rank, then masks",
+}
+OPENING = """# Recipes
+
+Every published training of the papers as a file; `vitruvius list recipes` shows them, `vitruvius train NAME` runs one,
+`key=value` changes it, and with `torchrun` before it the same file runs on many devices. This page is made from their
+heads by `python scripts/recipe_table.py`.
+
+Where a recipe differs from the code it reproduces, its head says so. Two differences are everywhere: ImageNet is read
+from a folder, and the adversarial recipes keep a small part of the training images to choose the best weights under a
+multi-step attack, where the published runs used the test images and the training attack, which flatters
+([deviations](deviations.md)). No number below has been measured here unless its recipe says so.
+"""
+SWEEPS = """
+## Sweeps of the light recipe
+
+`vitruvius sweep recipes/light/sweeps/NAME.yaml` trains a recipe under every combination of a grid.
+
+| sweep | what it asks | recipe | varies |
+|---|---|---|---|
+"""
+
+
+def head_of(file: Path) -> list[str]:
+    """The comment lines at the top, without their marks."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    end = next(i for i, line in enumerate(lines) if not line.startswith("#"))
+    return [line[1:] for line in lines[:end]]
+
+
+def told(head: list[str], word: str) -> str:
+    """What stands after `word:` in a head, up to the next such word; nothing where it does not stand."""
+    text = " ".join(line.strip() for line in head if not line.startswith("   "))
+    _, found, rest = text.partition(f"{word}: ")
+    return rest.partition(" Expected: ")[0].strip().replace("|", "\\|") if found else ""
+
+
+def row(name: str, file: Path) -> str:
+    head = head_of(file)
+    command = next(line.strip() for line in head if "vitruvius train" in line)
+    data, expected = told(head, "Data") or "in the package", told(head, "Expected") or "see the recipe"
+    return f"| [{name}](../recipes/{name}.yaml) | {head[0].strip()} | {data} | {expected} | `{command}` |"
+
+
+def sweep_row(file: Path) -> str:
+    text = file.read_text(encoding="utf-8").splitlines()
+    recipe = next(line.partition(": ")[2] for line in text if line.startswith("recipe: "))
+    varied = [line.strip() for line in text if line.startswith("  ")]
+    link = f"[{file.stem}](../recipes/light/sweeps/{file.name})"
+    return f"| {link} | {head_of(file)[0].strip()} | {recipe} | {'; '.join(varied)} |"
+
+
+def page() -> str:
+    """The whole page."""
+    folder = recipes_folder()
+    parts = [OPENING]
+    for room in sorted(path.name for path in folder.iterdir() if path.is_dir()):
+        rows = [row(f"{room}/{file.stem}", file) for file in sorted((folder / room).glob("*.yaml"))]
+        title = (
+            f"\n## {ROOMS.get(room, room)}\n\n| recipe | what | data | expected | command |\n|---|---|---|---|---|\n"
+        )
+        parts.append(title + "\n".join(rows) + "\n")
+    parts.append(SWEEPS + "\n".join(sweep_row(file) for file in sorted((folder / "light" / "sweeps").glob("*.yaml"))))
+    return "".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
