@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +39,7 @@ class WeightsAndBiases:
         wandb: Any = require("wandb", "wandb")
         self.file = folder / FILE
         known = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
-        self.id, self.logged = known.get("id") or wandb.util.generate_id(), known.get("logged", 0)
+        self.id, self.logged = known.get("id") or uuid.uuid4().hex[:12], known.get("logged", 0)
         quiet = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True, x_disable_meta=True)
         settings = {**self.settings, "name": self.settings["name"] or folder.name, "mode": self.mode}
         self.run = wandb.init(

@@ -1,0 +1,178 @@
+"""Trackers: every row once, also after a stop; nothing secret; what is missing is said at once."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from small_run import small_config, small_run
+from vitruvius._errors import ConfigError, MissingExtra, UnknownName
+from vitruvius._registry import require
+from vitruvius.tracking import Row, Trackers, trackers
+from vitruvius.training import _epoch, train
+
+ROWS = [{"epoch": 0, "train_loss": 2.0}, {"epoch": 1, "train_loss": 1.0, "val_accuracy": 0.5}]
+
+
+class Stop(Exception):
+    pass
+
+
+class Listener:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def open(self, folder: Path, config: dict[str, Any]) -> None:
+        self.told.append(("open", config["seed"]))
+
+    def log(self, rows: Sequence[Row]) -> None:
+        self.told.append([row["epoch"] for row in rows])
+
+    def close(self) -> None:
+        self.told.append("close")
+
+
+def test_a_tracker_is_opened_shown_all_rows_after_every_epoch_and_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = Listener()
+    monkeypatch.setitem(trackers._pieces, "listener", lambda: listener)
+    small_run(tmp_path / "run", "tracking=[listener]", "seed=3")
+    assert listener.told == [("open", 3), [], [0], [0, 1], "close"]
+    small_run(tmp_path / "run", "tracking=[listener, csv]", "seed=3")  # the same run: trackers may change
+    assert listener.told[5:] == [("open", 3), [0, 1], "close"]
+
+
+def stopped_and_finished(run: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
+    """A run of three epochs, stopped in the third and taken up again."""
+    batch, seen = _epoch.train_batch, 0
+
+    def stopping(*arguments: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen == 10:
+            raise Stop
+        return batch(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_epoch, "train_batch", stopping)
+        with pytest.raises(Stop):
+            small_run(run, "train.epochs=3", *overrides)
+    small_run(run, "train.epochs=3", *overrides)
+
+
+def test_the_table_has_one_line_an_epoch_and_the_numbers_of_the_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    stopped_and_finished(run, monkeypatch, "tracking=[csv]")
+    with (run / "metrics.csv").open() as file:
+        table = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    assert table == [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_table_leaves_room_for_numbers_that_came_later(tmp_path: Path) -> None:
+    table = trackers["csv"]()
+    table.open(tmp_path, {})
+    table.log([])
+    assert not (tmp_path / "metrics.csv").exists()
+    table.log(ROWS)
+    assert (tmp_path / "metrics.csv").read_text() == "epoch,train_loss,val_accuracy\n0,2.0,\n1,1.0,0.5\n"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_holds_every_epoch_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for rows in (ROWS[:1], ROWS):  # the second process finds what the first has left
+        board = trackers["tensorboard"]()
+        board.open(tmp_path, {})
+        board.log(rows[:1])
+        board.log(rows)
+        board.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train_loss")] == [(0, 2.0), (1, 1.0)]
+    assert [(event.step, event.value) for event in events.Scalars("val_accuracy")] == [(1, 0.5)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_works_offline_goes_on_with_the_same_run_and_keeps_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "0123456789abcdef0123456789abcdef01234567"
+    monkeypatch.setenv("WANDB_API_KEY", secret)
+    logged = []
+    for rows in (ROWS[:1], ROWS):
+        tracker: Any = trackers["wandb"](mode="offline", project="tests")
+        tracker.open(tmp_path, {"seed": 0})
+        log = tracker.run.log
+        monkeypatch.setattr(
+            tracker.run, "log", lambda numbers, step, log=log: (logged.append(step), log(numbers, step))
+        )
+        tracker.log(rows)
+        tracker.close()
+    assert logged == [0, 1]
+    notes = json.loads((tmp_path / "wandb.json").read_text())
+    assert notes["logged"] == 2
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(notes["id"] in path.name for path in files)
+    assert not any(secret.encode() in path.read_bytes() for path in files)
+
+
+def test_no_secret_is_written_to_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "hunter2-and-more")
+    heard: list[dict[str, Any]] = []
+
+    class Nosy(Listener):
+        def open(self, folder: Path, config: dict[str, Any]) -> None:
+            heard.append(config)
+
+    monkeypatch.setitem(trackers._pieces, "nosy", Nosy)
+    roots = ("data.root=https://me:hunter3@host/data?sig=abc", "analyses=[]", "tracking=[nosy]")
+    config = small_config(tmp_path / "run", "train.epochs=1", *roots, "data.class_map=hunter2-and-more")
+    train(config, quiet=True)
+    train(config, quiet=True)  # and the run is recognised all the same
+    text = (tmp_path / "run" / "config.yaml").read_text() + json.dumps(heard)
+    assert "hunter" not in text
+    assert "sig=abc" not in text
+    assert "https://***@host/data?sig=***" in text
+
+
+@pytest.mark.parametrize(
+    ("tracking", "error", "letter"),
+    [
+        ("[cvs]", UnknownName, "no tracker named 'cvs'; did you mean 'csv'"),
+        ("[{use: csv, colour: red}]", ConfigError, "'csv' has no setting 'colour'"),
+        ("[{use: wandb, api_key: x}]", ConfigError, "'wandb' has no setting 'api_key'"),
+        ("[3]", ConfigError, "expected a name such as csv"),
+    ],
+)
+def test_what_cannot_be_tracked_is_refused_before_a_folder_is_made(
+    tracking: str, error: type[Exception], letter: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=letter):
+        small_run(tmp_path / "run", f"tracking={tracking}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_package_is_one_line() -> None:
+    with pytest.raises(MissingExtra, match=r"pip install 'vitruvius\[wandb\]'"):
+        require("wandb_that_is_not_there", "wandb")
+
+
+def test_without_trackers_nothing_happens(tmp_path: Path) -> None:
+    none = Trackers.of([])
+    none.open(tmp_path, {}, ROWS)
+    none.log(ROWS)
+    none.close()
+    assert not list(tmp_path.iterdir())
