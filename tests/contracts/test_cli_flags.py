@@ -11,6 +11,10 @@ FLAGS = {
     "analyse": ["target", "what", "--images", "--seed", "--out"],
     "attack": ["target", "overrides", "--threat", "--what", "--out"],
     "convert": ["checkpoint", "settings", "--from", "--model", "--ema", "--out"],
+    "corrupt": [
+        "data", "overrides", "--out", "--corruptions", "--severities", "--size", "--format", "--seed", "--scale",
+        "--textures", "--workers",
+    ],
     "demo": ["--out"],
     "evaluate": ["target", "overrides", "--threat", "--shift", "--baseline", "--calibrate", "--sanity", "--out"],
     "export": ["run", "--format", "--sparse", "--out"],

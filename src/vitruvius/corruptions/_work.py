@@ -1,0 +1,91 @@
+"""What both kinds of copy share: a record of the settings that must not change, and processes that share the work."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from vitruvius._errors import ConfigError, RunError
+from vitruvius._files import atomic_write_text, ensure_writable, read_text
+from vitruvius._version import __version__
+from vitruvius.corruptions._base import Corruption
+
+T = TypeVar("T")
+RECORD = "corrupt.json"
+Progress = Callable[[int, int], None]  # told how much is done, of how much
+
+
+def claim(out: Path, settings: Mapping[str, Any]) -> None:
+    """Make the folder ours: new, or begun with the same settings."""
+    record = out / RECORD
+    if record.exists():
+        known = json.loads(read_text(record))
+        changed = [key for key, value in settings.items() if key in known and known[key] != value]
+        if changed:
+            said = ", ".join(f"{key} was {known[key]!r}, is now {settings[key]!r}" for key in changed)
+            raise ConfigError(f"{out} holds a copy made otherwise ({said}). Choose another folder, or delete this one.")
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is no corrupted copy. Choose a new or empty folder.")
+    else:
+        known = {"version": __version__}
+    ensure_writable(out)
+    atomic_write_text(record, json.dumps(known | settings, indent=2) + "\n")
+
+
+def settings_of(corruptions: Sequence[Corruption]) -> dict[str, Any]:
+    """What all corruptions of a copy must share; severities and names may be added later."""
+    fields = [{f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name != "severity"} for c in corruptions]
+    shared: dict[str, Any] = {}
+    for one in fields:
+        for key, value in one.items():
+            if shared.setdefault(key, value) != value:
+                raise ConfigError(f"the corruptions of a copy have one {key}; got {shared[key]!r} and {value!r}.")
+    return shared
+
+
+def share(work: Callable[[T], object], items: Iterable[T], *, workers: int, progress: Progress | None) -> None:
+    """`work(item)` for every item, in so many processes; the first error ends all, what is written stays."""
+    items = list(items)
+    done = 0
+    if workers <= 1:
+        for item in items:
+            work(item)
+            done += 1
+            _tell(progress, done, len(items))
+        return
+    with ProcessPoolExecutor(min(workers, len(items) or 1), get_context("spawn"), initializer=_alone) as pool:
+        try:
+            for future in as_completed([pool.submit(work, item) for item in items]):
+                future.result()
+                done += 1
+                _tell(progress, done, len(items))
+        except BrokenProcessPool as error:
+            raise RunError(
+                f"a worker process was killed, perhaps for lack of memory ({workers} worked). What is written stays; "
+                "the same command with fewer --workers goes on."
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def usual_workers() -> int:
+    """One process a core that we may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _alone() -> None:
+    torch.set_num_threads(1)
+
+
+def _tell(progress: Progress | None, done: int, total: int) -> None:
+    if progress is not None:
+        progress(done, total)

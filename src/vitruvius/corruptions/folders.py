@@ -1,0 +1,152 @@
+"""A corrupted copy of a folder of images, in ImageNet-C's layout: `corruption/severity/class/file`.
+
+Every file is written whole or not at all, and one that is there is not made again: a copy that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitruvius._errors import ConfigError, DataError
+from vitruvius._files import atomic_write_bytes
+from vitruvius.corruptions._base import Corruption
+from vitruvius.corruptions._work import Progress, claim, settings_of, share
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
+JPEG_QUALITY = 85  # of the published ImageNet-C
+CHUNK = 16  # files a worker takes at a time
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+
+
+@dataclass(frozen=True)
+class FolderCopy:
+    """What is copied, and how."""
+
+    source: Path
+    out: Path
+    corruptions: tuple[Corruption, ...]
+    size: int | None  # pixels: the middle square, after the shorter side was made 8/7 of it; None: as they are
+    format: Literal["jpeg", "png"]
+
+    def place(self, corruption: Corruption, file: str) -> Path:
+        """Where the copy of `class/file` goes."""
+        path = Path(file)
+        kept = path.suffix.lower() in ((".jpg", ".jpeg") if self.format == "jpeg" else (".png",))
+        suffix = path.suffix if kept else f".{self.format}"
+        return self.out / corruption.name / str(corruption.severity) / path.with_suffix(suffix)
+
+
+def copy_folder(
+    source: str | Path,
+    out: str | Path,
+    corruptions: Sequence[Corruption],
+    *,
+    size: int | None = 224,
+    format: Literal["jpeg", "png"] = "jpeg",
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> int:
+    """Write every image of `source/class/` under every corruption; how many files the copy has.
+
+    As published: the middle 224 × 224 pixels after the shorter side was made 256, then the corruption, then JPEG of
+    quality 85. `format="png"` leaves out that last loss.
+    """
+    source, out = Path(source).expanduser(), Path(out).expanduser()
+    files = class_files(source)
+    if out.resolve().is_relative_to(source.resolve()):
+        raise ConfigError(f"{out} lies inside {source}, whose folders are the classes. Choose a folder elsewhere.")
+    if size is not None and size < 4:
+        raise ConfigError(f"images of {size} pixels are too small to corrupt; 4 or more.")
+    job = FolderCopy(source, out, tuple(corruptions), size, format)
+    _refuse_doubles(job, files)
+    settings = {"layout": "folders", "source": str(source.resolve()), "size": size, "format": format}
+    claim(out, settings | settings_of(corruptions))
+    chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
+    share(functools.partial(copy_files, job), chunks, workers=workers, progress=progress)
+    return len(files) * len(corruptions)
+
+
+def copy_files(job: FolderCopy, files: Sequence[str]) -> None:
+    """The copies of some files that are not there yet; each image is read once."""
+    for file in files:
+        missing = [corruption for corruption in job.corruptions if not job.place(corruption, file).exists()]
+        if not missing:
+            continue
+        x, ids = read(job, file), torch.tensor([file_id(file)])
+        for corruption in missing:
+            atomic_write_bytes(job.place(corruption, file), encoded(corruption.apply(x, ids=ids)[0], job.format))
+
+
+def class_files(source: Path) -> list[str]:
+    """`class/file` of every image, in order; other files are nobody's."""
+    if not source.is_dir():
+        raise DataError(f"{source} is no folder; expected one that holds a folder of images for every class.")
+    files = sorted(
+        f"{folder.name}/{file.name}"
+        for folder in source.iterdir()
+        if folder.is_dir() and not folder.name.startswith(".")
+        for file in folder.iterdir()
+        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+    )
+    if not files:
+        deeper = next((path.parent.parent for path in source.glob("*/*/*") if path.suffix.lower() in SUFFIXES), None)
+        hint = f" Did you mean {deeper}?" if deeper else ""
+        raise DataError(f"no images in the folders of {source}; expected class/image.jpg.{hint}")
+    return files
+
+
+def file_id(file: str) -> int:
+    """A number for the dice that belongs to `class/file`, whatever else is in the folder."""
+    return int.from_bytes(hashlib.blake2b(file.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def read(job: FolderCopy, file: str) -> Tensor:
+    """(1, 3, H, W) pixels, cropped as asked."""
+    try:
+        with Image.open(job.source / file) as opened:
+            image = opened.convert("RGB")
+    except UNREADABLE as error:
+        raise DataError(
+            f"{job.source / file} cannot be read as an image: {error}. Repair it or take it away."
+        ) from error
+    image = image if job.size is None else cropped(image, job.size)
+    return torch.from_numpy(np.array(image)).movedim(-1, 0)[None].float() / 255
+
+
+def cropped(image: Image.Image, size: int) -> Image.Image:
+    """The middle square of `size` pixels, after the shorter side was made 256/224 of it (bilinear)."""
+    factor = round(size * 256 / 224) / min(image.size)
+    width, height = (max(round(side * factor), size) for side in image.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
+
+
+def encoded(pixels: Tensor, format: str) -> bytes:
+    """One image (3, H, W) as the bytes of a file."""
+    levels = (pixels * 255).round().byte().movedim(0, -1).numpy()
+    file = io.BytesIO()
+    if format == "jpeg":
+        Image.fromarray(levels).save(file, "JPEG", quality=JPEG_QUALITY, optimize=True)
+    else:
+        Image.fromarray(levels).save(file, "PNG")
+    return file.getvalue()
+
+
+def _refuse_doubles(job: FolderCopy, files: Sequence[str]) -> None:
+    seen: dict[Path, str] = {}
+    for file in files:
+        place = job.place(job.corruptions[0], file)
+        if place in seen:
+            raise DataError(f"{seen[place]} and {file} would both become {place.name}; rename one of them.")
+        seen[place] = file
