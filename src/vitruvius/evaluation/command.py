@@ -78,10 +78,10 @@ def evaluate_target(target: str, overrides: Sequence[str], wish: Wish, out: str 
     with joined(config.device) as process:
         model.to(process.device).eval()
         here = _Target(model=model, config=config, folder=Path(out or home / "evaluation"), process=process)
+        temperature = temperature_of(model, config, target, wish.calibrate, process) if wish.calibrate else None
         report = _evaluate(here, made) if wanted or named else None
         corruptions = _corrupted(here, report, baselines["corruptions"]) if corrupting and report else None
         findings = _examine(here, wish.sanity) if wish.sanity is not None and process.first else []
-        temperature = temperature_of(model, config, target, wish.calibrate, process) if wish.calibrate else None
         reports = [_evaluate_shift(here, one, baselines[one.name], report, temperature) for one in shifts]
     return Evaluation(report=report, corruptions=corruptions, findings=findings, shifts=reports)
 
