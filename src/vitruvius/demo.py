@@ -14,7 +14,7 @@ from vitruvius.attacks.pgd import PGD
 from vitruvius.compression import average_maps, save_maps
 from vitruvius.corruptions import corruption_grid
 from vitruvius.data import eval_loader
-from vitruvius.evaluation import data_settings, evaluate
+from vitruvius.evaluation import Threat, data_settings, evaluate
 from vitruvius.listing import find_recipe
 from vitruvius.models import load_model
 from vitruvius.report import record_examples, save_model_facts, write_page
@@ -44,7 +44,7 @@ def look(config: Config, run: Path) -> str:
     model = load_model(run)
     loader = eval_loader(config.data, input_size=model.data_config)
     attacks = [PGD(eps=strength / 255, steps=10) for strength in STRENGTHS]
-    threats = [*attacks, *corruption_grid(severities=SEVERITIES)]
+    threats: list[Threat] = [*attacks, *corruption_grid(severities=SEVERITIES)]
     report = evaluate(model, loader, threats, folder=run / "evaluation", signature=data_settings(config.data))
     images, labels = next(iter(loader))
     first = torch.stack([(labels == digit).nonzero()[0, 0] for digit in labels.unique()])  # one of each
