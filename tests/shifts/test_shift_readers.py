@@ -13,6 +13,9 @@ from PIL import Image
 from shift_layouts import CLASSES, write_arrays, write_corrupted, write_pictures
 from vitruvius._errors import ConfigError, DataError, UnknownName
 from vitruvius.corruptions import ALL, BENCHMARK
+from vitruvius.corruptions.arrays import copy_arrays
+from vitruvius.corruptions.fog import Fog
+from vitruvius.corruptions.folders import copy_folder
 from vitruvius.shifts import ArrayImages, Pictures, imagenet_classes, open_shift, shifts
 from vitruvius.shifts._classes import subset_columns
 from vitruvius.shifts.imagenet_o import INSIDE
@@ -146,6 +149,32 @@ def test_cifar_c_has_five_severities_one_after_the_other(tmp_path: Path, name: s
         np.testing.assert_array_equal(images.pixels.movedim(1, -1), whole[4 * severity : 4 * severity + 4])
         np.testing.assert_array_equal(np.asarray(images.read(2)[0]), whole[4 * severity + 2])
     assert "4 images a severity; as published there are 10,000" in shift.remarks[0]
+
+
+@pytest.mark.parametrize("size", [8, None])
+def test_folders_that_corrupt_writes_are_read_with_their_labels(tmp_path: Path, size: int | None) -> None:
+    write_pictures(tmp_path / "clean", ["1", "2", "10"], each=2)
+    grid = [Fog(severity=severity) for severity in (2, 4)]
+    copy_folder(tmp_path / "clean", tmp_path / "copy", grid, size=size, format="png")
+    shift = open_shift(f"folder-c:{tmp_path / 'copy'}")
+    assert [part.name for part in shift.parts] == ["fog 2", "fog 4"]
+    assert shift.cropped == (size is not None)
+    assert not shift.remarks
+    images = shift.parts[1].open()
+    assert labels_of(images) == [0, 0, 1, 1, 2, 2]
+
+
+def test_arrays_that_corrupt_writes_are_read_with_their_labels(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    grid = [Fog(severity=severity) for severity in range(1, 6)]
+    copy_arrays(pixels, np.array([3, 1, 4, 1]), tmp_path / "copy", grid)
+    shift = open_shift(f"cifar-10-c:{tmp_path / 'copy'}")
+    images = shift.parts[2].open()
+    assert isinstance(images, ArrayImages)
+    assert labels_of(images) == [3, 1, 4, 1]
+    x = torch.from_numpy(pixels).movedim(-1, 1) / 255
+    fly = grid[2](None, x, None, ids=images.keys)  # the same image on the fly
+    assert torch.equal((fly * 255).round().byte(), images.pixels)
 
 
 def test_strange_files_and_folders_are_left_out_and_named(tmp_path: Path) -> None:

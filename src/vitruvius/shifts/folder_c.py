@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from vitruvius._errors import DataError
+from vitruvius._files import read_text
 from vitruvius.corruptions import ALL, BENCHMARK
 from vitruvius.shifts._base import Shift, shifts
 from vitruvius.shifts._corrupted import ARCHIVES, corrupted_parts
@@ -23,6 +25,7 @@ def folder_c(root: Path) -> Shift:
         name="folder-c",
         parts=parts,
         num_classes=len(classes),
+        cropped=_cropped(root),
         benchmark=BENCHMARK,
         missing=missing,
         remarks=remarks,
@@ -34,6 +37,13 @@ def _classes(root: Path) -> set[str]:
     tops = [root, *(root / archive for archive in ARCHIVES)]
     folders = [path for top in tops for one in ALL for path in (top / one).glob("[1-5]/*") if path.is_dir()]
     return {path.name for path in folders}
+
+
+def _cropped(root: Path) -> bool:
+    """Whether the copy was cropped before it was corrupted, as it says itself; a copy that says nothing was not."""
+    record = root / "corrupt.json"
+    told = json.loads(read_text(record)) if record.is_file() else {}
+    return told.get("size") is not None
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
