@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from vitruvius.attacks._fusing import Fused
-from vitruvius.attacks._losses import beyond
 from vitruvius.attacks._models import slope
 from vitruvius.attacks._norms import LINF, Norm, per_image
 from vitruvius.attacks._random import Dice
@@ -44,7 +43,7 @@ class Climb(NamedTuple):
     reduced: Tensor  # (B,) bool: the step was halved at the last checkpoint
     step: Tensor  # (B,)
     iteration: Tensor  # (B,) steps made
-    fooled: Tensor  # (B,) bool: misclassified at `seen`, confidently enough
+    fooled: Tensor  # (B,) bool: misclassified at `seen`
     done: Tensor  # (B,) bool
 
 
@@ -58,7 +57,6 @@ class Ascent(NamedTuple):
     passes: int = 1  # of the model, averaged, where it is random
     stops: bool = True  # as soon as the model is fooled
     fused: bool = False  # bookkeeping by torch.compile
-    confidence: float = 0.0  # by how much the logits must be wrong
 
     def start(self, x: Tensor, dice: Dice, run: int) -> Tensor:
         """A random point on the surface of the ball."""
@@ -89,7 +87,7 @@ class Ascent(NamedTuple):
     def advance(self, model: Callable[[Tensor], Tensor], s: Climb) -> Climb:
         """Evaluate the points and make a step."""
         logits, loss, grad = slope(model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes)
-        fooled, windows = beyond(logits, s.y, self.confidence), checkpoints(self.steps, s.y.device)
+        fooled, windows = logits.argmax(1) != s.y, checkpoints(self.steps, s.y.device)
         go_on = follow_fused if self.fused else follow
         return go_on(s, fooled, loss, grad, windows, self.norm, self.eps, self.stops)
 

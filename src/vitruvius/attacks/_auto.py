@@ -36,7 +36,6 @@ class AutoPGD(Attack):
     eot_iterations: int = 1  # passes averaged for each gradient, for models that are random
     batch_size: int | None = None  # images searched at once; default all
     compile: bool = False  # the model, and the bookkeeping of linf and l2, by torch.compile
-    confidence: float = 0.0  # a search stops once the model is wrong by more than this in its logits
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +77,7 @@ class AutoPGD(Attack):
         """Climb leg by leg, each from where the last one ended; with a start, the last leg alone."""
         if self.norm.name != "l1":
             rules = (self.norm, self.eps, self.steps, self.objective, self.eot_iterations)
-            leg = Ascent(*rules, fused=self.compile, confidence=self.confidence)
+            leg = Ascent(*rules, fused=self.compile)
             return climb(model, leg, x, y, target, _starts(leg, x, dice, number, start), self.batch_size)
         for sparse in self._sparse_legs(warm=start is not None):
             found = climb(model, sparse, x, y, target, _starts(sparse, x, dice, number, start), self.batch_size)
@@ -88,9 +87,7 @@ class AutoPGD(Attack):
     def _sparse_legs(self, warm: bool) -> Iterator[SparseAscent]:
         """In L1, three ascents through balls of 3, 2 and 1 times the radius; only the last may stop early."""
         third = 0 if warm else int(0.3 * self.steps)
-        rules = SparseAscent(
-            self.eps, third, self.objective, self.eot_iterations, stops=False, fresh=False, confidence=self.confidence
-        )
+        rules = SparseAscent(self.eps, third, self.objective, self.eot_iterations, stops=False, fresh=False)
         if not warm:
             yield rules._replace(eps=3 * self.eps, fresh=True)
             yield rules._replace(eps=2 * self.eps)

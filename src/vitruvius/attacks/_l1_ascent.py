@@ -14,7 +14,6 @@ from torch import Tensor
 
 from vitruvius.attacks._ascent import Objective
 from vitruvius.attacks._l1_box import INSIDE, project_l1_box
-from vitruvius.attacks._losses import beyond
 from vitruvius.attacks._models import slope
 from vitruvius.attacks._norms import per_image
 from vitruvius.attacks._random import Dice
@@ -52,7 +51,6 @@ class SparseAscent(NamedTuple):
     passes: int = 1
     stops: bool = True
     fresh: bool = True  # from a random start, not from the end of another ascent
-    confidence: float = 0.0  # by how much the logits must be wrong
 
     def start(self, x: Tensor, dice: Dice, run: int) -> Tensor:
         """Noise, brought into ball and image."""
@@ -76,7 +74,7 @@ class SparseAscent(NamedTuple):
     def advance(self, model: Callable[[Tensor], Tensor], s: SparseClimb) -> SparseClimb:
         """Evaluate the points, remember the best ones, and make a step."""
         logits, loss, grad = slope(model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes)
-        fooled, better = beyond(logits, s.y, self.confidence), loss > s.best_loss
+        fooled, better = logits.argmax(1) != s.y, loss > s.best_loss
         s = s._replace(
             seen=s.point,
             best=torch.where(per_image(better, s.x), s.point, s.best),

@@ -139,11 +139,6 @@ def hard_labels(y: Tensor) -> Tensor:
     return y.argmax(1) if y.ndim == 2 else y
 
 
-def beyond(logits: Tensor, y: Tensor, confidence: float) -> Tensor:
-    """(B,) bool: the model is wrong about the label, by more than `confidence` in its logits if that is not 0."""
-    return MARGIN(logits, y) > confidence if confidence else logits.argmax(1) != y
-
-
 def at(logits: Tensor, classes: Tensor) -> Tensor:
     """(B,) logits of one class an image."""
     return logits.gather(1, classes[:, None]).squeeze(1)

@@ -83,6 +83,29 @@ def plain(model: Any) -> Callable[[Tensor], Tensor]:
     return model
 
 
+class Judged(nn.Module, Around):
+    """A view of a model that is searched in its place, and the model itself, which has the last word."""
+
+    def __init__(self, view: nn.Module, judge: nn.Module) -> None:
+        super().__init__()
+        self.inner = view
+        self.judge = judge
+        self.training = judge.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(x)
+        return logits
+
+
+def judge_of(model: Any) -> Callable[[Tensor], Tensor] | None:
+    """Who has the last word on what fools this model, if not the model itself."""
+    while isinstance(model, Around):
+        if isinstance(model, Judged):
+            return model.judge
+        model = model.inner
+    return None
+
+
 @contextmanager
 def frozen(model: object) -> Iterator[None]:
     """Parameters ask for no gradient inside, and for what they asked before outside."""

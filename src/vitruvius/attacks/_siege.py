@@ -1,17 +1,15 @@
 """A siege: one attack after the other on the images that still stand, and a record of who brought each one down.
 
-An image counts as fallen only if its x' fools the float32 model. A faster view of the model is searched until it is
-fooled by more than its own error, and what it claims is checked. What stands is searched again in float32: shortly,
-from the worst point known; then in full where only the view was fooled, for there its search stopped too soon, and
-everywhere if the view is not to be trusted: it is wrong about untouched images, or the short search has felled more
-than a hundredth of the others.
+An image counts as fallen only if its x' fools the float32 model, also when a faster view of it is searched: Auto-PGD
+goes on there until its x' is confirmed. What stands is searched again in float32: shortly, from the worst point known;
+then in full where another search may have stopped because only the view was fooled, and everywhere if the view is not
+to be trusted: it is wrong about untouched images, or the short search has felled more than a hundredth of the others.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +18,13 @@ from vitruvius._errors import DataError
 from vitruvius.attacks._auto import AutoPGD
 from vitruvius.attacks._base import Attack, Threat, disturb
 from vitruvius.attacks._losses import MARGIN
-from vitruvius.attacks._models import plain
+from vitruvius.attacks._models import Judged, plain
 from vitruvius.attacks._norms import per_image
 from vitruvius.attacks._outcome import CLEAN, STANDING, Outcome, Stage
 from vitruvius.attacks._random import Dice
 from vitruvius.attacks._targets import clean_logits
-from vitruvius.attacks.square import Square
 
-DOUBTS = 4  # mean errors of a view's logits by which it must be fooled
+DOUBTS = 2  # mean errors of a view's logits within which it may have been fooled where the model is not
 SIGHT = 0.05  # share of untouched images a view may be wrong about before nothing it says is trusted
 TRUST = 0.01  # share of images the short search may fell before the full one must follow
 
@@ -61,10 +58,8 @@ class Siege:
 
     def storm_fast(self, name: str, threat: Threat, view: nn.Module) -> None:
         """Search on a faster view of the model, and note the images it gave up too soon: where only it was fooled."""
-        sure, enough = threat, -self.doubt
-        if isinstance(threat, AutoPGD | Square):  # these stop only when they are sure
-            sure, enough = replace(threat, confidence=self.doubt), self.doubt / 2
-        search = self._search(sure, view)
+        search = self._search(threat, Judged(view, self.model))
+        enough = torch.inf if isinstance(threat, AutoPGD) else -self.doubt  # Auto-PGD goes on until the model is fooled
 
         def move(rows: Tensor) -> Tensor:
             moved = search(rows)

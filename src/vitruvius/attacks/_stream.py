@@ -29,11 +29,13 @@ def stream(
     advance: Callable[[S], S],
     finish: Callable[[Tensor, S], None],
     batch_size: int | None = None,
+    confirm: Callable[[S], Tensor] | None = None,
 ) -> None:
     """Search for every image, at most `batch_size` of them at once.
 
     `images` are the indices of the images; `begin` makes the state of some of them, `finish` gets those that are done.
-    The device is read once a round, to learn who is done: a few microseconds against a pass of the model.
+    The device is read once a round, to learn who is done: a few microseconds against a pass of the model. Who is done
+    and has `confirm` against it, (B,) False, is not done and goes on.
     """
     room = batch_size or max(len(images), 1)
     active, waiting = images[:room], images[room:]
@@ -43,6 +45,8 @@ def stream(
     while len(active):
         state = advance(state)
         over = state.done.cpu()
+        if confirm is not None and over.any():
+            over = confirm(state)
         if not over.any():
             continue
         done, left = (rows.nonzero().squeeze(1).to(images.device) for rows in (over, ~over))

@@ -6,6 +6,7 @@ B images (B, C, H, W), K classes.
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from typing import Any
 
@@ -90,8 +91,11 @@ def entrance_of(model: nn.Module, x: Tensor) -> str | None:
 
 def compiled(model: nn.Module, x: Tensor) -> nn.Module:
     """The model compiled; where that fails, the model as it is, and a warning."""
-    if isinstance(model, Compiled):
-        return model
+    inside: Any = model
+    while isinstance(inside, Around):
+        if isinstance(inside, Compiled):
+            return model
+        inside = inside.inner
     faster = Compiled(model)
     try:
         slope(faster, x[:3], lambda logits: logits.sum(1))
@@ -106,7 +110,7 @@ def _lowered(model: nn.Module, entrance: str | None) -> nn.Module:
     """The model in bfloat16, but for its entrance and the buffers on the way there, which normalise the image."""
     for name, module in model.named_modules():
         if name == entrance:
-            module.register_forward_hook(lambda *seen: seen[-1].bfloat16())
+            module.__class__ = widened(type(module))  # type: ignore[arg-type]
             continue
         on_the_way = entrance is not None and (not name or entrance.startswith(f"{name}."))
         for weight in module.parameters(recurse=False):
@@ -115,6 +119,17 @@ def _lowered(model: nn.Module, entrance: str | None) -> nn.Module:
             if not on_the_way:
                 module._buffers[key] = _halved(buffer)
     return model
+
+
+@functools.cache
+def widened(layer: type[nn.Module]) -> type[nn.Module]:
+    """A class of layers that answer in bfloat16. One for each class: the compiler knows it again in the next copy."""
+
+    def forward(self: nn.Module, *inputs: Any) -> Tensor:
+        out: Tensor = layer.forward(self, *inputs)
+        return out.bfloat16()
+
+    return type(f"Wide{layer.__name__}", (layer,), {"forward": forward})
 
 
 def _halved(tensor: Tensor) -> Tensor:

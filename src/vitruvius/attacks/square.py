@@ -41,7 +41,6 @@ class Square(Attack):
     first_share: float = 0.8  # of the image covered by the first squares
     rescale: bool = False  # stretch the schedule of shares over the number of queries
     batch_size: int | None = None  # images searched at once; default all
-    confidence: float = 0.0  # a search stops once the model is wrong by more than this in its logits
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,9 +79,7 @@ class Square(Attack):
         better = margin > s.margin
         best = torch.where(per_image(better, s.x), s.point, s.best)
         margin, query = torch.where(better, margin, s.margin), s.query + 1
-        return s._replace(
-            best=best, margin=margin, query=query, done=(margin > self.confidence) | (query >= self.queries)
-        )
+        return s._replace(best=best, margin=margin, query=query, done=(margin > 0) | (query >= self.queries))
 
     def proposals(self, x: Tensor) -> Squares | Bumps:
         """What is tried in this ball on images of this size."""
