@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from small_run import rows_of, small_config, small_run, state_of
+from small_run import assert_same_run, rows_of, small_config, small_run, state_of
 from two_processes import in_two_processes
 from vitruvius._errors import RunError
-from vitruvius.training import train
+from vitruvius.models import load_model
+from vitruvius.training import _epoch, train
 
 SETTINGS = ("train.opt=sgd", "train.lr=0.05", "train.model_ema=true", "train.clip_grad=1.0", "data.pad=1")
 
@@ -33,6 +35,44 @@ def test_two_processes_reproduce_one_with_the_same_global_batch(accumulate: int,
     assert state_of(two)["processes"] == 2
     for key in ("model", "ema"):
         torch.testing.assert_close(state_of(two)[key], state_of(one)[key], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("task", ["supervised", "{use: adversarial, eps: 0.05, attack: {use: pgd, steps: 2}}"])
+def test_shared_out_weights_train_as_whole_ones(task: str, tmp_path: Path) -> None:
+    settings = (f"task={task}", "model.kwargs={depth: 2, embed_dim: 24}", "train.alarm_images=6")
+    in_two_processes(_train, str(tmp_path / "ddp"), *settings)
+    in_two_processes(_train, str(tmp_path / "fsdp"), *settings, "train.parallel=fsdp")
+    whole, shared = tmp_path / "ddp", tmp_path / "fsdp"
+    for ours, theirs in zip(rows_of(shared), rows_of(whole), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    for key in ("model", "ema"):
+        torch.testing.assert_close(state_of(shared)[key], state_of(whole)[key], rtol=1e-4, atol=1e-6)
+    assert load_model(shared, best=False)(torch.rand(1, 3, 8, 8)).shape == (1, 10)
+
+
+def _stopped(rank: int, out: str, *overrides: str) -> None:
+    batch, seen = _epoch.train_batch, 0
+
+    def stopping(*arguments: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen == 7:
+            raise KeyboardInterrupt
+        return batch(*arguments)
+
+    _epoch.train_batch = stopping
+    with pytest.raises(KeyboardInterrupt):
+        _train(rank, out, *overrides)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_go_on_in_the_middle_of_an_epoch(parallel: str, tmp_path: Path) -> None:
+    settings = (f"train.parallel={parallel}", "train.save_every=3", "train.opt=adamw", "train.lr=1e-3")
+    in_two_processes(_train, str(tmp_path / "whole"), *settings)
+    in_two_processes(_stopped, str(tmp_path / "run"), *settings)
+    assert state_of(tmp_path / "run")["updates"] == 6
+    in_two_processes(_train, str(tmp_path / "run"), *settings)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def _refused(rank: int, out: str) -> None:

@@ -44,12 +44,23 @@ def share_out(task: TrainingTask, config: Config, process: Process) -> Replica |
         return None
     if config.train.clip_mode == "agc" and config.train.clip_grad is not None:
         raise ConfigError("train.clip_mode = agc looks at whole rows of weights; with train.parallel = fsdp use norm.")
-    model: Any = task.get_trainable_module()
+    model, trained = bare(task), task.get_trainable_module()
+    if trained is not None and len(list(trained.parameters())) > len(list(model.parameters())):
+        raise ConfigError("the task trains weights beside the model's; with it use train.parallel=ddp.")
     replica = Replica(model, process)
     _shard(model, process)
     if task.has_ema():
-        _shard(task.get_trainable_module(ema=True).module, process)
+        _shard(bare(task, ema=True), process)
     return replica
+
+
+def bare(task: TrainingTask, *, ema: bool = False) -> nn.Module:
+    """The model that is trained (or its average), out of DDP and the compiler."""
+    module: Any = task.get_eval_model(ema=ema)
+    for name in ("module", "_orig_mod", "module"):  # EMA or DDP, compile
+        module = getattr(module, name, module)
+    assert isinstance(module, nn.Module)
+    return module
 
 
 def full_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -71,6 +82,8 @@ def load_full(model: nn.Module, weights: dict[str, Any]) -> None:
 def load_full_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """The same for the optimiser."""
     dcp.set_optimizer_state_dict(model, optimizer, state, options=WHOLE)
+    for group in optimizer.param_groups:  # pairs come back as lists
+        group.update({key: tuple(value) for key, value in group.items() if key != "params" and isinstance(value, list)})
 
 
 def _shard(model: nn.Module, process: Process) -> None:

@@ -17,7 +17,7 @@ from vitruvius.surgery import inner
 from vitruvius.training import _makers as make
 from vitruvius.training._calibration import calibrate
 from vitruvius.training._means import Means
-from vitruvius.training._parallel import Replica, full_weights, share_out
+from vitruvius.training._parallel import Replica, bare, full_weights, share_out
 from vitruvius.training._rates import with_rate
 from vitruvius.training.config import Config
 
@@ -86,11 +86,7 @@ class Session:
 
     def wrapped(self, *, ema: bool = False) -> nn.Module:
         """The module that is trained (or its average), out of DDP and the compiler."""
-        module: Any = self.task.get_eval_model(ema=ema)
-        for name in ("module", "_orig_mod", "module"):  # EMA or DDP, compile
-            module = getattr(module, name, module)
-        assert isinstance(module, nn.Module)
-        return module
+        return bare(self.task, ema=ema)
 
 
 def open_session(config: Config, process: Process, *, fresh: bool = True) -> Session:
