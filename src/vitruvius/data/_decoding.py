@@ -66,7 +66,7 @@ class Decoded(Dataset[Sample]):
         index, key = item
         try:
             image, label = self.images.read(index)
-            image = image.convert(self.mode)
+            image = image if image.mode == self.mode else image.convert(self.mode)  # a copy costs time
         except UNREADABLE as error:
             return Sample(index, -1, None, f"{type(error).__name__}: {error}")
         with seeded(key, restore=get_worker_info() is None):
