@@ -8,7 +8,6 @@ result is that of the loop exactly. B images (B, C, H, W), P inner pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -44,14 +43,14 @@ def wander(x: Tensor, offset: Tensor, reach: int) -> Tensor:
     pixels = x.flatten(2).permute(2, 0, 1).contiguous()  # (H W, B, C)
     source = (step.flatten(1) + torch.arange(height * width, device=x.device)).T  # (H W, B)
     image = torch.arange(batch, device=x.device)
-    for place in waves(height, width, reach):
-        place = place.to(x.device)
+    order, counts = waves(height, width, reach)
+    for place in order.to(x.device).split(counts):
         pixels[place] = pixels[source[place], image]
     return pixels.permute(1, 2, 0).view(batch, channels, height, width)
 
 
-def waves(height: int, width: int, reach: int) -> Iterator[Tensor]:
-    """The numbers of the inner pixels in the loop's order, those together that cannot see each other.
+def waves(height: int, width: int, reach: int) -> tuple[Tensor, list[int]]:
+    """The numbers of the inner pixels in the loop's order, and how many at a time cannot see each other.
 
     Pixel (i, j) of the loop comes at time j + (reach + 1) i. Of two that see each other the later one has the
     larger time: in the same row at once, in a later row because it is at most `reach` columns back.
@@ -61,5 +60,4 @@ def waves(height: int, width: int, reach: int) -> Iterator[Tensor]:
     time = torch.arange(len(columns)) + (reach + 1) * torch.arange(len(rows))[:, None]
     place = rows[:, None] * width + columns
     order = time.flatten().argsort(stable=True)
-    counts = torch.bincount(time.flatten()).tolist() if order.numel() else []
-    return iter([part for part in place.flatten()[order].split(counts) if len(part)])
+    return place.flatten()[order], torch.bincount(time.flatten()).tolist()
