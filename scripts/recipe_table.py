@@ -24,7 +24,9 @@ heads by `python scripts/recipe_table.py`.
 Where a recipe differs from the code it reproduces, its head says so. Two differences are everywhere: ImageNet is read
 from a folder, and the adversarial recipes keep a small part of the training images to choose the best weights under a
 multi-step attack, where the published runs used the test images and the training attack, which flatters
-([deviations](deviations.md)). No number below has been measured here unless its recipe says so.
+([deviations](deviations.md)). Batch norms gather their statistics from the attacked images; there also from the clean
+ones, which costs a pass more (`task.log_clean=true task.statistics="[clean, adversarial]"`). No number below has been
+measured here unless its recipe says so.
 """
 SWEEPS = """
 ## Sweeps of the light recipe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from small_run import small_run
 from vitruvius._errors import CheckpointError, ConfigError, RunError
+from vitruvius._files import atomic_write_bytes, atomic_write_text, save_tensors
 from vitruvius.attention import part
 from vitruvius.models import create_model, load_model, load_weights
 from vitruvius.surgery import inner, restore
@@ -146,6 +148,23 @@ def test_a_run_folder_is_a_model(tmp_path: Path) -> None:
         assert all(torch.equal(found[key], value) for key, value in state.items())
     other = create_model("vitruvius/vit_digits", depth=1, embed_dim=24)
     assert load_weights(other, run) == []
+
+
+def test_weights_and_runs_may_lie_at_a_url() -> None:
+    model, x = create_model("vitruvius/vit_digits", depth=1, seed=1), torch.rand(2, 3, 8, 8)
+    config = "model: {name: vitruvius/vit_digits, kwargs: {depth: 1}, mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}"
+    atomic_write_text("memory://there/run/config.yaml", config)
+    save_tensors("memory://there/run/best.safetensors", model.model.state_dict(), {})
+    buffer = io.BytesIO()
+    torch.save(model.model.state_dict(), buffer)
+    atomic_write_bytes("memory://there/w.pth", buffer.getvalue())
+    torch.testing.assert_close(load_model("memory://there/run")(x), model(x), rtol=0, atol=0)
+    for place in ("memory://there/run", "memory://there/w.pth"):
+        other = create_model("vitruvius/vit_digits", depth=1, seed=2)
+        assert load_weights(other, place) == []
+        torch.testing.assert_close(other(x), model(x), rtol=0, atol=0)
+    with pytest.raises(CheckpointError, match="no weights at memory://there/nothing"):
+        load_weights(model, "memory://there/nothing")
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

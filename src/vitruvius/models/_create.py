@@ -15,8 +15,9 @@ from torch import nn
 
 from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, RunError, UnknownName, suggest
+from vitruvius._files import exists, is_url, join, read_text
 from vitruvius._registry import load_plugins
-from vitruvius._yaml import read_yaml
+from vitruvius._yaml import parse_value, read_yaml
 from vitruvius.models._adapting import head_keys
 from vitruvius.models._freezing import freeze
 from vitruvius.models._pixel import PixelModel
@@ -102,21 +103,20 @@ def _renew_head(model: PixelModel, new: PixelModel) -> None:
 
 
 def load_model(run: str | Path, *, best: bool = True) -> PixelModel:
-    """The model of a run folder: what its config.yaml describes, with its best (or last) weights."""
-    folder = Path(run)
-    if not (folder / "config.yaml").exists():
-        raise RunError(f"{folder} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
-    data = read_yaml(folder / "config.yaml")
-    source = str(folder / "config.yaml")
+    """The model of a run folder, here or at a URL: what its config.yaml describes, with its best (or last) weights."""
+    source = str(join(run, "config.yaml"))
+    if not exists(source):
+        raise RunError(f"{run} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
+    data = dict(parse_value(read_text(source))) if is_url(run) else read_yaml(source)
     load_plugins(data.get("plugins") or ())
     begun = {"pretrained": False, "weights": None, "reset_head": False}  # how the run began is over
     config = build(ModelConfig, {**(data.get("model") or {}), **begun}, source=source)
     rules = [without_files(build(AttentionRule, rule, source=source)) for rule in data.get("attention") or ()]
     model = create_from_config(config, rules, seed=int(data.get("seed", 0)))
     wanted = ("best", "last") if best else ("last",)
-    file = next((folder / f"{w}.safetensors" for w in wanted if (folder / f"{w}.safetensors").exists()), None)
+    file = next((place for w in wanted if exists(place := join(run, f"{w}.safetensors"))), None)
     if file is None:
-        raise RunError(f"{folder} holds no weights yet (expected {wanted[0]}.safetensors).")
+        raise RunError(f"{run} holds no weights yet (expected {wanted[0]}.safetensors).")
     load_weights(model, file)
     return model
 

@@ -7,6 +7,7 @@ is ever dropped in silence. Two exceptions must be asked for: a new head, and ta
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
 from collections.abc import Collection, Mapping
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import CheckpointError
-from vitruvius._files import load_tensors
+from vitruvius._files import StrPath, exists, is_url, join, load_tensors, read_bytes
 from vitruvius.models._adapting import head_keys, resampled, without_head
 from vitruvius.surgery import inner
 
@@ -25,7 +26,7 @@ _PART = re.compile(r"^(.*\.core\.[^.]+)\.")
 
 def load_weights(
     model: nn.Module,
-    source: str | Path | Mapping[str, Tensor],
+    source: StrPath | Mapping[str, Tensor],
     *,
     reset_head: bool = False,
     resample: bool = False,
@@ -67,21 +68,29 @@ def check_fit(model: nn.Module, state: Mapping[str, Tensor], name: str, *, new: 
     return missing
 
 
-def _read(source: str | Path) -> tuple[dict[str, Tensor], str]:
-    path = Path(source)
-    if path.is_dir():
-        path = next((path / f for f in ("best.safetensors", "last.safetensors") if (path / f).exists()), path)
-    if path.is_dir() or not path.exists():
-        raise CheckpointError(f"no weights at {source}; expected a run folder, a .safetensors or a .pth file.")
-    if path.suffix == ".safetensors":
+def _read(source: StrPath) -> tuple[dict[str, Tensor], str]:
+    path = _file_of(source)
+    if str(path).endswith(".safetensors"):
         return load_tensors(path)[0], str(path)
     return _read_pickled(path), str(path)
 
 
-def _read_pickled(path: Path) -> dict[str, Tensor]:
+def _file_of(source: StrPath) -> StrPath:
+    """The file itself, or the weights of a run folder; either may be a URL."""
+    inside = [join(source, f"{name}.safetensors") for name in ("best", "last")]
+    if found := next((file for file in inside if exists(file)), None):
+        return found
+    if not exists(source) or (not is_url(source) and Path(source).is_dir()):
+        raise CheckpointError(f"no weights at {source}; expected a run folder, a .safetensors or a .pth file.")
+    return source
+
+
+def _read_pickled(path: StrPath) -> dict[str, Tensor]:
     """A .pth state dict, read without running pickled code."""
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        loaded = torch.load(
+            io.BytesIO(read_bytes(path)) if is_url(path) else path, map_location="cpu", weights_only=True
+        )
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         raise CheckpointError(
             f"{path} cannot be read as weights: {(str(error) or type(error).__name__).splitlines()[0]} "
