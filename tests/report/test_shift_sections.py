@@ -22,6 +22,7 @@ from vitruvius.report.sections.reliability import bin_error, collect_diagrams, d
 from vitruvius.report.sections.shift import shift
 from vitruvius.report.sections.shift_figures import draw_heat, draw_severities, mean_by_severity
 from vitruvius.report.sections.shift_tables import compare_to, corruption_table, natural_table
+from vitruvius.report.sections.summary import _figures
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,13 @@ def test_every_figure_carries_its_numbers(both: list[Run]) -> None:
     assert isinstance(diagrams, Drawing)
     assert len(diagrams.panels) == 3
     assert [key.text for key in diagrams.legend] == ["plain", "robust"]
+
+
+def test_the_card_shows_the_mean_under_corruptions(both: list[Run], corrupted: ShiftReport) -> None:
+    label, mean, interval = _figures(both[0])[2]
+    assert (label, mean) == ("imagenet-c", percent(1 - corrupted.corruption["mean_error"]))
+    low, high = (float(end) for end in interval.split(" to "))
+    assert low <= 100 * (1 - corrupted.corruption["mean_error"]) <= high
 
 
 def test_runs_without_shift_have_no_such_sections(both: list[Run]) -> None:

@@ -39,7 +39,7 @@ def _heat(runs: Sequence[Run], name: str) -> Drawing:
         for part in run.shifts[name].parts
         if part.severity is not None
     ]
-    caption = f"{name}: accuracy in per cent under each corruption, from severity 1 to 5; the darker, the more errors."
+    caption = f"{name}: accuracy in per cent, corruptions down and severities across; the darker, the more errors."
     return Drawing(name=f"{name}-accuracy", panels=panels, caption=caption, rows=rows)
 
 

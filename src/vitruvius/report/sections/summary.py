@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vitruvius.evaluation import ShiftReport
 from vitruvius.report._attention import describe_attention
 from vitruvius.report._blocks import Block, Card, Cards, Note
 from vitruvius.report._numbers import duration, interval, number, percent
@@ -16,11 +17,7 @@ def summary(runs: Sequence[Run]) -> Sequence[Block]:
     """Cards with clean and worst-case accuracy of each run."""
     cards = Cards(cards=[_card(run) for run in runs])
     known = any(threat.low is not None for run in runs for threat in run.threats)
-    return (
-        [cards, Note(text="Top-1 accuracy on test images; small numbers are 95 % Wilson intervals.")]
-        if known
-        else [cards]
-    )
+    return [cards, Note(text="Top-1 accuracy on test images; small numbers are 95 % intervals.")] if known else [cards]
 
 
 def _card(run: Run) -> Card:
@@ -42,9 +39,17 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
         shown.append(("clean", percent(clean.accuracy), interval(clean.low, clean.high)))
     if (worst := _worst(run)) is not None:
         shown.append((worst.name, percent(worst.accuracy), interval(worst.low, worst.high)))
+    shown += [_corrupted(name, report) for name, report in run.shifts.items() if report.corruption][:1]
     if not shown and (last := _last(run, "val_accuracy")) is not None:
         shown.append(("held-out", percent(last), ""))
     return shown
+
+
+def _corrupted(name: str, report: ShiftReport) -> tuple[str, str, str]:
+    """Accuracy averaged over corruptions and severities."""
+    found = report.corruption
+    low, high = (1 - end for end in reversed(found["mean_error_interval"]))
+    return ("corrupted" if name == "corruptions" else name, percent(1 - found["mean_error"]), interval(low, high))
 
 
 def _worst(run: Run) -> Threat | None:
