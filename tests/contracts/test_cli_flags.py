@@ -17,6 +17,7 @@ FLAGS = {
     ],
     "demo": ["--out"],
     "evaluate": ["target", "overrides", "--threat", "--shift", "--baseline", "--calibrate", "--sanity", "--out"],
+    "bench": ["what"],
     "export": ["run", "--format", "--sparse", "--out"],
     "list": ["kind"],
     "maps": ["target", "overrides", "--augment", "--out", "--figure"],

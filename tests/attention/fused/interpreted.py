@@ -35,8 +35,7 @@ PURSUITS = {
 def test_fused_rpc_is_the_pursuit(case, monkeypatch):
     N, options = PURSUITS[case]
     options = {"iterations": 2, "sparsity": 0.5, **options}
-    monkeypatch.setattr(rpc, "WHOLE", options.get("whole", 999))
-    monkeypatch.setattr(rpc, "WHOLE_BACK", options.pop("whole", 999))
+    monkeypatch.setattr(rpc, "WHOLE", options.pop("whole", 999))
     D, dtype, bias = options.pop("D", 32), options.pop("dtype", torch.float32), options.pop("bias", False)
     core = build_core([part("rpc", **options)], make_site(N, D))
     with use("fused"):
@@ -44,6 +43,15 @@ def test_fused_rpc_is_the_pursuit(case, monkeypatch):
     if N == 1:  # one token attends to itself: its key has no gradient
         found = [found[0], found[-1]]
     assert max(found) < (1e-4 if dtype == torch.float32 else 1e-2)
+
+
+def test_fused_rpc_seeks_greatest_scores_where_keys_are_very_long():
+    heads = make_heads(37, 32, torch.float32)
+    heads = heads._replace(k=heads.k * torch.tensor([1.0, 40.0])[:, None, None])  # weights of 2¹²⁸ in one head
+    core = build_core([part("rpc", iterations=2)], make_site(37, 32))
+    with torch.no_grad(), use("fused"):
+        out = core(heads)
+    torch.testing.assert_close(out, pursue_slowly(heads, iterations=2, sparsity=4.0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vitruvius.attention.fused._tiles import load_bias, load_bias_back, load_rows
+from vitruvius.attention.fused._tiles import load_bias, load_rows
 
 
 @triton.jit
@@ -58,64 +58,23 @@ def attend_chunks(
         weights = tl.exp2(scores[i] * stretch - top[:, None])
         total += tl.sum(weights, 1)
         out = tl.dot(weights.to(query.dtype), values[i], out, input_precision=EXACT)
-    return out / total[:, None], top + tl.log2(total)
+    return out * (1.0 / total)[:, None], top + tl.log2(total)
 
 
 @triton.jit
-def chunk_back(
-    slope_query, slope_key, slope_value, query, key, value, slope, lse, delta, rows, columns,
-    other_query, other_key, other_value, other_slope, sums, deltas, bias, bias_stride, scale,
-    N: tl.constexpr, BIAS: tl.constexpr, SELF: tl.constexpr, EXACT: tl.constexpr,
+def attend_anchored(
+    query, keys, values, anchor, scale,
+    N: tl.constexpr, KEYS: tl.constexpr, CHUNKS: tl.constexpr, TAIL: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of columns into the gradients of the rows, which ask (query) and are asked (key, value) at once.
-
-    The map P and its transpose are both seen from the row, so that no row writes into another's gradient. With
-    SELF the queries are the keys: one product serves P and its transpose, and slope_key collects both.
-    """
-    other_lse = tl.load(sums + columns, mask=columns < N, other=float("inf"))
-    other_delta = tl.load(deltas + columns, mask=columns < N, other=0.0)
-    raw = tl.dot(query, tl.trans(other_key), input_precision=EXACT)
-    push = tl.dot(slope, tl.trans(other_value), input_precision=EXACT)
-    pull = tl.dot(value, tl.trans(other_slope), input_precision=EXACT)
-    raw = raw * scale
-    raw_back = raw
-    if not SELF:
-        raw_back = scale * tl.dot(key, tl.trans(other_query), input_precision=EXACT)
-    if BIAS:
-        raw = raw + load_bias(bias, rows, columns, bias_stride, N).to(tl.float32)
-        raw_back = raw_back + load_bias_back(bias, rows, columns, bias_stride, N).to(tl.float32)
-    back = tl.exp2(raw_back - other_lse[None, :])
-    slope_value = tl.dot(back.to(other_slope.dtype), other_slope, slope_value, input_precision=EXACT)
-    back = back * (pull - other_delta[None, :])
-    there = tl.exp2(raw - lse[:, None]) * (push - delta[:, None])
-    if SELF:
-        slope_key = tl.dot((there + back).to(other_key.dtype), other_key, slope_key, input_precision=EXACT)
-    else:
-        slope_query = tl.dot(there.to(other_key.dtype), other_key, slope_query, input_precision=EXACT)
-        slope_key = tl.dot(back.to(other_key.dtype), other_query, slope_key, input_precision=EXACT)
-    return slope_query, slope_key, slope_value
-
-
-@triton.jit
-def attend_back_chunks(
-    slope_query, slope_key, slope_value, query, key, value, slope, rows, queries, keys, values, slopes,
-    sums, deltas, bias, bias_stride, scale,
-    N: tl.constexpr, KEYS: tl.constexpr, CHUNKS: tl.constexpr, TAIL: tl.constexpr,
-    BIAS: tl.constexpr, SELF: tl.constexpr, EXACT: tl.constexpr,
-):  # fmt: skip
-    """Add to the gradients of query (SELF: nothing), key and value of some rows; the first two lack the scale."""
-    lse = tl.load(sums + rows, mask=rows < N, other=float("inf"))
-    delta = tl.load(deltas + rows, mask=rows < N, other=0.0)
-    for i in tl.static_range(CHUNKS):
-        slope_query, slope_key, slope_value = chunk_back(
-            slope_query, slope_key, slope_value, query, key, value, slope, lse, delta, rows,
-            i * KEYS + tl.arange(0, KEYS), queries[i], keys[i], values[i], slopes[i],
-            sums, deltas, bias, bias_stride, scale, N, BIAS, SELF, EXACT,
-        )  # fmt: skip
-    if TAIL > 0:
-        slope_query, slope_key, slope_value = chunk_back(
-            slope_query, slope_key, slope_value, query, key, value, slope, lse, delta, rows,
-            CHUNKS * KEYS + tl.arange(0, TAIL), queries[CHUNKS], keys[CHUNKS], values[CHUNKS], slopes[CHUNKS],
-            sums, deltas, bias, bias_stride, scale, N, BIAS, SELF, EXACT,
-        )  # fmt: skip
-    return slope_query, slope_key, slope_value
+    """`attend_chunks` with weights relative to an anchor known before: no greatest score is sought."""
+    total = tl.zeros((query.shape[0],), tl.float32)
+    out = tl.zeros((query.shape[0], query.shape[1]), tl.float32)
+    for i in tl.static_range(CHUNKS + (TAIL > 0)):
+        raw = tl.dot(query, tl.trans(keys[i]), input_precision=EXACT)
+        weights = tl.exp2(raw * scale - anchor[:, None])
+        if i == CHUNKS:
+            columns = CHUNKS * KEYS + tl.arange(0, TAIL)
+            weights = tl.where((columns < N)[None, :], weights, 0.0)
+        total += tl.sum(weights, 1)
+        out = tl.dot(weights.to(query.dtype), values[i], out, input_precision=EXACT)
+    return out * (1.0 / total)[:, None], anchor + tl.log2(total)

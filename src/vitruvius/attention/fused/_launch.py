@@ -23,12 +23,12 @@ class Tiling(NamedTuple):
 def tiling(k: Tensor, tiles: Tiling) -> dict[str, Any]:
     """The compile-time settings that all kernels share, for keys of shape (B, H, N, D)."""
     _, H, N, D = k.shape
-    W = _power_of_two(D)
+    W = power_of_two(D)
     shrink = 2 if W > 64 or k.dtype == torch.float32 else 1
-    rows = min(tiles.rows, max(16, _power_of_two(N)))
-    keys = min(tiles.keys // shrink, max(16, _power_of_two(N)))
-    tail = 0 if N % keys == 0 else max(16, _power_of_two(N % keys))
-    exact = "ieee" if k.dtype == torch.float32 else "tf32"
+    rows = min(tiles.rows, max(16, power_of_two(N)))
+    keys = min(tiles.keys // shrink, max(16, power_of_two(N)))
+    tail = 0 if N % keys == 0 else max(16, power_of_two(N % keys))
+    exact = "tf32x3" if k.dtype == torch.float32 else "tf32"
     return {
         "N": N, "D": D, "W": W, "H": H, "ROWS": rows, "KEYS": keys, "TAIL": tail, "EXACT": exact,
         "num_warps": tiles.warps, "num_stages": 1 if k.dtype == torch.float32 else tiles.stages,
@@ -88,5 +88,5 @@ def like_rows(k: Tensor) -> Tensor:
     return k.new_empty(B, N, H, D).transpose(1, 2)
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()

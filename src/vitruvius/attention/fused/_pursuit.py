@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton kernels of principal attention pursuit, forward: a whole head in one program, or one launch an iteration.
+"""Triton kernels of principal attention pursuit, forward: one launch an iteration, and what it shares with whole heads.
 
 With w = c + L of the step before (L the low-rank part, c the clipped keys), the pursuit of `attention/rpc.py` needs
 one state besides L:      c = clip(k + w − 2L, tau);   K' = c + (2 − s) L + (s − 1) w;   w ← c + L,
@@ -12,7 +12,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vitruvius.attention.fused._chunks import attend_chunks, load_chunks
 from vitruvius.attention.fused._tiles import attend, load_rows, store_rows
 
 
@@ -46,8 +45,9 @@ def threshold(
 
 @triton.jit
 def conclude(
-    step, last, rows, low, lse, key, out, lows, step_stride, sums, target, tau,
+    step, last, rows, low, lse, key, out, lows, step_stride, sums, target, squares, tau,
     N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, SIGN: tl.constexpr, CLIP: tl.constexpr,
+    SQUARED: tl.constexpr,
 ):  # fmt: skip
     """Store L of some rows after attention, and their next K' in `target`; w is made again from the earlier L."""
     low = low.to(out.dtype.element_ty)
@@ -63,56 +63,19 @@ def conclude(
             before = load_rows(lows + earlier * wide, rows, H * D, N, D, W, False).to(tl.float32)
             _, _, mixed = refine(single, mixed, before, tau, SIGN, CLIP)
         _, clean, _ = refine(single, mixed, low.to(tl.float32), tau, SIGN, CLIP)
-        store_rows(target, rows, D, clean, N, D, W)
+        remember(target, squares, rows, clean, N, D, W, SQUARED)
 
 
 @triton.jit
-def pursue(
-    q, k, v, bias, out, low, sums, taus, scratch,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, bias_b, bias_h, bias_n, step_stride,
-    count, iterations, coefficient, scale,
-    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    CHUNKS: tl.constexpr, TAIL: tl.constexpr, SIGN: tl.constexpr, CLIP: tl.constexpr, INVERSE: tl.constexpr,
-    BIAS: tl.constexpr, SELF: tl.constexpr, EXACT: tl.constexpr,
+def remember(
+    target, squares, rows, clean, N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, SQUARED: tl.constexpr
 ):  # fmt: skip
-    """All iterations of all heads; each program keeps the K' of the head it works on in its own scratch."""
-    slot = tl.program_id(0)
-    ours = scratch + slot * (2 * N * D)
-    for head in range(slot, count, tl.num_programs(0)):
-        b = tl.cast(head // H, tl.int64)
-        h = tl.cast(head % H, tl.int64)
-        keys = k + b * k_b + h * k_h
-        flat = b * (N * H * D) + h * D
-        tau = 0.0
-        if CLIP:
-            tau = threshold(keys, k_n, coefficient, N, D, W, ROWS, INVERSE)
-            tl.store(taus + head, tau)
-        for start in range(0, N, ROWS):
-            rows = start + tl.arange(0, ROWS)
-            key = load_rows(keys, rows, k_n, N, D, W, False).to(tl.float32)
-            store_rows(ours, rows, D, clip(key, tau, CLIP), N, D, W)
-        tl.debug_barrier()
-        values = load_chunks(v + b * v_b + h * v_h, v_n, N, D, W, KEYS, CHUNKS, TAIL)
-        for step in range(iterations):
-            source = ours + (step % 2) * (N * D)
-            target = ours + ((step + 1) % 2) * (N * D)
-            cleans = load_chunks(source, D, N, D, W, KEYS, CHUNKS, TAIL)
-            for start in range(0, N, ROWS):
-                rows = start + tl.arange(0, ROWS)
-                if SELF:
-                    query = load_rows(source, rows, D, N, D, W, False)
-                else:
-                    query = load_rows(q + b * q_b + h * q_h, rows, q_n, N, D, W, False)
-                key = load_rows(keys, rows, k_n, N, D, W, False)
-                result, lse = attend_chunks(
-                    query, rows, cleans, values, bias + b * bias_b + h * bias_h, bias_n, scale * 1.4426950408889634,
-                    N, KEYS, CHUNKS, TAIL, BIAS, EXACT,
-                )  # fmt: skip
-                conclude(
-                    step, iterations - 1, rows, result, lse, key, out + flat, low + flat, step_stride,
-                    sums + (step * count + head) * N, target, tau, N, D, W, H, SIGN, CLIP,
-                )  # fmt: skip
-            tl.debug_barrier()
+    """Store some rows of K', and their squared lengths as rounding leaves them."""
+    clean = clean.to(target.dtype.element_ty)
+    store_rows(target, rows, D, clean, N, D, W)
+    if SQUARED:
+        single = clean.to(tl.float32)
+        tl.store(squares + rows, tl.sum(single * single, 1), mask=rows < N)
 
 
 @triton.jit
@@ -165,5 +128,5 @@ def iterate(
     )  # fmt: skip
     conclude(
         step, last, rows, result, lse, key, out + flat, low + flat, step_stride,
-        sums + (step * count + head) * N, target + ours, tau, N, D, W, H, SIGN, CLIP,
+        sums + (step * count + head) * N, target + ours, sums, tau, N, D, W, H, SIGN, CLIP, False,
     )  # fmt: skip

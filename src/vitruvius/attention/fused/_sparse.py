@@ -23,24 +23,45 @@ def kept(bits, block, ROWS: tl.constexpr, KEYS: tl.constexpr):
 @triton.jit
 def look(
     q, k, v, out, sums, order, first, columns, bits,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, scale,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, tiles, scale,
     N: tl.constexpr, M: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, LONG: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """softmax(q kᵀ · scale) v over the kept keys, for one tile of queries.
 
     LONG: the first tiles of all heads come first, because dense rows make them the longest work; else the tiles of a
-    head come together and share its keys in the cache.
+    head come together and share its keys in the cache. (A loop of one turn makes the long form a tenth faster.)
     """
-    tile = tl.program_id(1 if LONG else 0)
     head = tl.program_id(0 if LONG else 1)
+    if LONG:
+        for tile in range(tl.program_id(1), tiles, tl.num_programs(1)):
+            look_at_tile(
+                tile, tiles, head, q, k, v, out, sums, order, first, columns, bits,
+                q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, scale, N, M, D, W, H, ROWS, KEYS, EXACT,
+            )  # fmt: skip
+    else:
+        look_at_tile(
+            tl.program_id(0), tiles, head, q, k, v, out, sums, order, first, columns, bits,
+            q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, scale, N, M, D, W, H, ROWS, KEYS, EXACT,
+        )  # fmt: skip
+
+
+@triton.jit
+def look_at_tile(
+    tile, tiles, head, q, k, v, out, sums, order, first, columns, bits,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, scale,
+    N: tl.constexpr, M: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """One tile of queries of one head."""
     b = tl.cast(head // H, tl.int64)
     h = tl.cast(head % H, tl.int64)
-    place = h * tl.num_programs(1 if LONG else 0) + tile
+    place = h * tiles + tile
     rows = tl.load(order + place * ROWS + tl.arange(0, ROWS))
     begin = tl.load(first + place)
     end = tl.load(first + place + 1)
     query = load_rows(q + b * q_b + h * q_h, rows, q_n, N, D, W, False)
+    stretch = scale * 1.4426950408889634
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     result = tl.zeros((ROWS, W), tl.float32)
@@ -48,17 +69,17 @@ def look(
         others = tl.load(columns + block * KEYS + tl.arange(0, KEYS))
         key = load_rows(k + b * k_b + h * k_h, others, k_n, M, D, W, False)
         value = load_rows(v + b * v_b + h * v_h, others, v_n, M, D, W, False)
-        raw = scale * 1.4426950408889634 * tl.dot(query, tl.trans(key), input_precision=EXACT)
+        raw = tl.dot(query, tl.trans(key), input_precision=EXACT)
         raw = tl.where(kept(bits, block, ROWS, KEYS), raw, float("-inf"))
-        peak = tl.maximum(top, tl.max(raw, 1))
+        peak = tl.maximum(top, tl.max(raw, 1) * stretch)
         anchor = tl.where(peak == float("-inf"), 0.0, peak)
-        weights = tl.exp2(raw - anchor[:, None])
+        weights = tl.exp2(raw * stretch - anchor[:, None])
         fade = tl.exp2(top - anchor)
         total = total * fade + tl.sum(weights, 1)
         result = tl.dot(weights.to(value.dtype), value, result * fade[:, None], input_precision=EXACT)
         top = peak
     total = tl.maximum(total, 1e-30)  # places to spare keep nothing
-    store_rows(out + b * (N * H * D) + h * D, rows, H * D, result / total[:, None], N, D, W)
+    store_rows(out + b * (N * H * D) + h * D, rows, H * D, result * (1.0 / total)[:, None], N, D, W)
     tl.store(sums + head * N + rows, top + tl.log2(total), mask=rows < N)
 
 

@@ -21,11 +21,13 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 TRITON_IS_HERE = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU, slowly: for tests
 
-_mode: Mode = "plain"  # the kernels as committed have run under Triton's interpreter only: ask for them by name
+_mode: Mode = "auto"
 
 
 class use:
-    """Choose kernels: "auto" takes fused ones where they can run, "plain" never, "fused" always or raises.
+    """Choose kernels: "auto" takes fused ones where they were measured faster, "plain" never, "fused" always or raises.
+
+    They were in half precision on a GPU, see docs/speed.md; in float32 "auto" takes the plain ones.
 
     Works at once; as a context manager it also gives back what was chosen before.
     """
@@ -54,7 +56,7 @@ def wanted(heads: Heads, *, part: str) -> bool:
     hindrance = _hindrance(heads)
     if hindrance and _mode == "fused":
         raise ConfigError(f"the fused kernel of {part!r} cannot run: {hindrance}. Choose use('auto') or use('plain').")
-    return not hindrance
+    return not hindrance and (_mode == "fused" or heads.k.dtype.itemsize == 2)
 
 
 def _hindrance(heads: Heads) -> str:

@@ -98,4 +98,4 @@ def attend(
         top, total, out = fold(
             top, total, out, query, key, value, rows, columns, bias, bias_stride, scale, N, BIAS, False, EXACT
         )  # fmt: skip
-    return out / total[:, None], top + tl.log2(total)
+    return out * (1.0 / total)[:, None], top + tl.log2(total)

@@ -29,8 +29,8 @@ class Tile(NamedTuple):
     stages: int
 
 
-FORWARD, FORWARD_LONG = Tile(16, 32, 1, 2), Tile(64, 64, 4, 2)
-BACKWARD, BACKWARD_LONG = Tile(64, 32, 4, 1), Tile(64, 64, 4, 3)
+FORWARD, FORWARD_LONG = Tile(64, 32, 4, 2), Tile(64, 32, 4, 3)
+BACKWARD, BACKWARD_LONG = Tile(64, 32, 4, 1), Tile(64, 32, 4, 3)
 
 
 def make_pattern(keep: Tensor) -> list[Tensor]:
@@ -55,8 +55,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, pattern: list[Tensor], scale: floa
 
     out, sums = _room(q, k, v, pattern, scale)
     tile, _ = _tiles(q.shape[2], k.shape[2])
-    kernels.look[_grid(q, k, pattern[0].shape[1] // tile.rows)](
-        q, k, v, out, sums, *pattern[:4], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], scale,
+    tiles = pattern[0].shape[1] // tile.rows
+    kernels.look[_grid(q, k, tiles)](
+        q, k, v, out, sums, *pattern[:4], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], tiles, scale,
         **_settings(q, k, tile),
     )  # fmt: skip
     return out, sums
@@ -127,8 +128,8 @@ def _settings(q: Tensor, k: Tensor, tile: Tile) -> dict[str, Any]:
     _, H, N, D = q.shape
     return {
         "N": N, "M": k.shape[2], "D": D, "W": 1 << (D - 1).bit_length(), "H": H, "ROWS": tile.rows,
-        "KEYS": tile.keys, "LONG": _long(N, k.shape[2]), "EXACT": "ieee" if q.dtype == torch.float32 else "tf32",
-        "num_warps": tile.warps, "num_stages": tile.stages,
+        "KEYS": tile.keys, "LONG": _long(N, k.shape[2]), "EXACT": "tf32x3" if q.dtype == torch.float32 else "tf32",
+        "num_warps": tile.warps, "num_stages": tile.stages if q.dtype.itemsize == 2 else 1,
     }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Robust principal components on the GPU: all iterations in one kernel, or one launch an iteration.
 
-The plain twin is `attention/rpc.py`. A head of up to `WHOLE` tokens (backward: `WHOLE_BACK`) is one program's work;
-longer heads take a launch an iteration. Only L and log-sums are saved.      B batch, H heads, N tokens, D width
+The plain twin is `attention/rpc.py`. Forward, a head of up to `WHOLE` tokens is one program's work; longer heads and
+the backward pass take a launch an iteration. Only L and log-sums are saved.      B batch, H heads, N tokens, D width
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius.attention.fused._launch import Tiling, bias_of, in_eager_mode, like_rows, slots, strides, tiling
+from vitruvius.attention.fused import _launch as launch
+from vitruvius.attention.fused._launch import Tiling, bias_of, in_eager_mode, like_rows, slots, strides
 from vitruvius.attention.fused._switch import INTERPRETED, rows_together
 from vitruvius.heads import Heads
 
-WHOLE, WHOLE_BACK = 272, 272  # tokens
-TILED = Tiling(rows=64, keys=64, warps=4, stages=2, programs=1)
-TILED_BACK = Tiling(rows=64, keys=64, warps=4, stages=2, programs=1)
+WHOLE = 272  # tokens
 FORWARD = Tiling(rows=64, keys=64, warps=4, stages=1, programs=2)
-BACKWARD = Tiling(rows=64, keys=64, warps=4, stages=1, programs=2)
+TILED = Tiling(rows=64, keys=64, warps=4, stages=2, programs=1)
+BACKWARD = Tiling(rows=64, keys=32, warps=4, stages=1, programs=1, registers=168)
 
 
 def pursue(
@@ -49,12 +49,7 @@ def _forward(
     low_or_out = low if iterations > 1 else out
     tensors = (run.q, k, v, run.bias, out, low_or_out, sums, taus)
     if _fits(k, WHOLE):
-        grid = min(B * H, slots(k, FORWARD.programs))
-        scratch = k.new_empty(grid, 2, N, D)
-        kernels.pursue[(grid,)](
-            *tensors, scratch, *run.strides, out.numel(), B * H, iterations, coefficient, scale,
-            INVERSE=inverse, **run.settings, CHUNKS=N // run.settings["KEYS"],
-        )  # fmt: skip
+        _pursue_whole(run, k, v, out, low_or_out, sums, taus, iterations, coefficient, inverse, scale)
         return out, low, sums, taus
     clean = k.new_empty(2, B, H, N, D)
     kernels.begin[(B * H,)](
@@ -67,6 +62,25 @@ def _forward(
             scale, **run.settings,
         )  # fmt: skip
     return out, low, sums, taus
+
+
+def _pursue_whole(
+    run: _Run, k: Tensor, v: Tensor, out: Tensor, low: Tensor, sums: Tensor, taus: Tensor, iterations: int,
+    coefficient: float, inverse: bool, scale: float,
+) -> None:  # fmt: skip
+    """A head in one program; first without looking for greatest scores, then with, for heads that need it."""
+    from vitruvius.attention.fused._pursuit_whole import pursue
+
+    B, H, N, D = k.shape
+    grid = min(B * H, slots(k, FORWARD.programs))
+    scratch, flags = (k.new_empty(grid, N, D), sums.new_empty(grid, N)), taus.new_empty(B * H, dtype=torch.int32)
+    anchored = run.settings["SELF"] and not run.settings["BIAS"] and k.dtype != torch.float16  # 2¹⁰⁰ is too much for it
+    for first in (True, False) if anchored else (False,):
+        pursue[(grid,)](
+            run.q, k, v, run.bias, out, low, sums, taus, *scratch, flags, *run.strides, out.numel(), B * H, iterations,
+            coefficient, scale, INVERSE=inverse, **run.settings, CHUNKS=N // run.settings["KEYS"],
+            EVERY=launch.power_of_two(N), ANCHORED=first, SOME=anchored and not first,
+        )  # fmt: skip
 
 
 def _room(
@@ -86,21 +100,31 @@ def _backward(
     """Gradients of q (empty without q), k and v."""
     from vitruvius.attention.fused import _pursuit_back as kernels
 
+    B, H, N, D = k.shape
     slope = rows_together(slope)
     found = _room_back(slope, q, k, v, bias, out, low, sums, taus, iterations, coefficient, inverse, sign, scale)
-    run = _Run.of(q, k, v, bias, coefficient, sign, BACKWARD if _fits(k, WHOLE_BACK) else TILED_BACK)
-    B, H, N, D = k.shape
-    if not _fits(k, WHOLE_BACK):
-        _back_in_launches(slope, run, k, v, out, low, sums, taus, found, iterations, coefficient, inverse, scale)
-        return found
-    grid = min(B * H, slots(k, BACKWARD.programs))
-    kernels.pursue_back[(grid,)](
-        run.q, k, v, run.bias, out, low if iterations > 1 else out, sums, taus, slope, *found,
-        k.new_empty(grid, iterations, N, D), k.new_empty(grid, 2, N, D), sums.new_empty(grid, 4, N, D),
-        k.new_empty(grid, iterations, N, D, dtype=torch.int8), sums.new_empty(grid, 2, N), *run.strides,
-        *slope.stride()[:3], out.numel(), B * H, iterations, coefficient,
-        scale, INVERSE=inverse, **run.settings, CHUNKS=N // run.settings["KEYS"],
+    run = _Run.of(q, k, v, bias, coefficient, sign, BACKWARD)
+    grid, last = (run.blocks, B * H), iterations - 1
+    clean, side = k.new_empty(iterations, B, H, N, D), k.new_empty(iterations, B, H, N, D, dtype=torch.int8)
+    slopes, deltas, sum_w = k.new_empty(2, B, H, N, D), sums.new_empty(2, B, H, N), torch.empty_like(clean[0])
+    pulls = sums.new_empty(iterations, B * H, run.blocks)
+    low = low if iterations > 1 else out
+    plain = run.only("N", "D", "W", "H", "ROWS")
+    kernels.begin_back[grid](
+        k, out, low, taus, slope, clean, slopes[last % 2], side, deltas[last % 2], *k.stride()[:3],
+        *slope.stride()[:3], out.numel(), iterations, **run.only("SIGN", "CLIP"), **plain,
     )  # fmt: skip
+    for step in reversed(range(iterations)):
+        now, then = step % 2, (step + 1) % 2
+        kernels.iterate_back[grid](
+            run.q, v, run.bias, out, low, sums, pulls, clean[step], side[step], slopes[now], deltas[now],
+            slopes[then], deltas[then], *found, sum_w,
+            *run.strides[:3], *run.strides[6:], out.numel(), B * H, step, last, scale, **run.settings,
+        )  # fmt: skip
+    if run.settings["CLIP"]:
+        kernels.finish_back[grid](
+            k, found[1], taus, pulls.sum((0, 2)), *k.stride()[:3], coefficient, INVERSE=inverse, **plain
+        )  # fmt: skip
     return found
 
 
@@ -109,39 +133,6 @@ def _room_back(
     taus: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return k.new_empty(0) if q is None else like_rows(k), like_rows(k), like_rows(k)
-
-
-def _back_in_launches(
-    slope: Tensor, run: _Run, k: Tensor, v: Tensor, out: Tensor, low: Tensor, sums: Tensor, taus: Tensor,
-    found: tuple[Tensor, Tensor, Tensor], iterations: int, coefficient: float, inverse: bool, scale: float,
-) -> None:  # fmt: skip
-    from vitruvius.attention.fused import _pursuit_back_tiled as kernels
-
-    B, H, N, D = k.shape
-    grid, last = (run.blocks, B * H), iterations - 1
-    clean, side = k.new_empty(iterations, B, H, N, D), k.new_empty(iterations, B, H, N, D, dtype=torch.int8)
-    slopes, deltas = k.new_empty(2, B, H, N, D), sums.new_empty(2, B, H, N)
-    single, pulls = (
-        sums.new_empty(3 if run.settings["SELF"] else 4, B, H, N, D),
-        sums.new_zeros(iterations, B * H, run.blocks),
-    )
-    low = low if iterations > 1 else out
-    plain = run.only("N", "D", "W", "H", "ROWS", "CLIP")
-    kernels.begin_back[grid](
-        k, out, low, taus, slope, clean, slopes[last % 2], side, deltas[last % 2], *k.stride()[:3],
-        *slope.stride()[:3], out.numel(), iterations, SIGN=run.settings["SIGN"], **plain,
-    )  # fmt: skip
-    for step in reversed(range(iterations)):
-        now, then = step % 2, (step + 1) % 2
-        kernels.iterate_back[grid](
-            run.q, v, run.bias, out, low, sums, pulls, clean[step], side[step], slopes[now], deltas[now],
-            slopes[then], deltas[then], single[0], single[1], single[2], single[-1],
-            *run.strides[:3], *run.strides[6:], out.numel(), B * H, step, last, scale, **run.settings,
-        )  # fmt: skip
-    kernels.finish_back[grid](
-        k, *found, single[0], single[2], single[-1], taus, pulls.sum((0, 2)), *k.stride()[:3], coefficient,
-        INVERSE=inverse, SELF=run.settings["SELF"], **plain,
-    )  # fmt: skip
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -189,7 +180,7 @@ class _Run(NamedTuple):
     ) -> _Run:  # fmt: skip
         spread = bias_of(bias, k)
         query = k if q is None else q
-        settings = tiling(k, tiles) | {
+        settings = launch.tiling(k, tiles) | {
             "SIGN": sign, "CLIP": not math.isinf(coefficient), "BIAS": bias is not None, "SELF": q is None,
         }  # fmt: skip
         blocks = -(-k.shape[2] // settings["ROWS"])
