@@ -39,6 +39,17 @@ def test_looking_does_not_change_the_training(tmp_path: Path) -> None:
     assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
+def test_a_run_that_goes_on_has_every_epoch_once_in_its_curves(tmp_path: Path) -> None:
+    folder = train(recipe(tmp_path / "run", "entropy"), quiet=True)
+    whole = (folder / "analysis.jsonl").read_text()
+    lines = whole.splitlines(keepends=True)
+    half = "".join(line for line in lines if '"epoch": 0' in line)
+    for found in (half, half + lines[-1][:20], whole + lines[-1].replace('"epoch": 1', '"epoch": 2')):
+        (folder / "analysis.jsonl").write_text(found)  # killed before or while the answer was written; an undone epoch
+        train(recipe(tmp_path / "run", "entropy"), quiet=True)
+        assert (folder / "analysis.jsonl").read_text() == whole
+
+
 def test_an_unknown_analysis_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="did you mean 'entropy'"):
         train(recipe(tmp_path / "run", "entropi"), quiet=True)

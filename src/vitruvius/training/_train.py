@@ -11,9 +11,9 @@ from vitruvius._errors import Preempted
 from vitruvius._processes import joined
 from vitruvius._registry import load_plugins
 from vitruvius._yaml import to_plain
-from vitruvius.analysis import AnalysisCallback, first_images
 from vitruvius.tracking import Trackers
 from vitruvius.training._alarm import Alarm
+from vitruvius.training._analyses import Curves
 from vitruvius.training._loop import Callback, Loop
 from vitruvius.training._luck import borrowed_luck
 from vitruvius.training._preemption import listening
@@ -22,7 +22,7 @@ from vitruvius.training._run import Run
 from vitruvius.training._saving import Keeper, resume
 from vitruvius.training._secrets import redact
 from vitruvius.training._selection import Selection
-from vitruvius.training._session import Session, open_session
+from vitruvius.training._session import open_session
 from vitruvius.training.config import Config, check
 
 
@@ -47,7 +47,7 @@ def train(
             if process.first:
                 trackers.open(run.folder, redact(to_plain(session.config)), session.rows)
             bar = Bar.of(session, shown=process.first and not quiet, console=console)
-            watchers = [*callbacks, *analyses_of(session, run)] if process.first else []
+            watchers = [*callbacks, *Curves.of(session, run.folder)] if process.first else []
             Loop(session, run, keeper, selection, trackers, bar, watchers).run_epochs()
         except BaseException as error:
             if process.first:
@@ -59,15 +59,3 @@ def train(
             trackers.close()
         process.once(run.push)
     return run.folder
-
-
-def analyses_of(session: Session, run: Run) -> list[Callback]:
-    """The analyses that a recipe asks for while training, of fixed images; curves go to analysis.jsonl."""
-    config = session.config
-    if not config.analyses:
-        return []
-    batches = {
-        name: first_images(loader, config.train.analyse_images)
-        for name, loader in (("train", session.train_loader), ("validation", session.val_loader))
-    }
-    return [AnalysisCallback(config.analyses, batches, every=config.train.analyse_every, folder=run.folder)]
