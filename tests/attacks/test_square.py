@@ -71,7 +71,7 @@ def test_bumps_fit_images_of_any_size_and_use_the_whole_radius(norm: Norm, size:
     point = bumps.start(x, dice)
     for query in range(5):
         torch.testing.assert_close(norm.length(point - x), torch.full((3,), 0.7), rtol=1e-4, atol=0)
-        point = bumps.propose(x, point, dice, torch.full((3,), query * 10))
+        point = bumps.plan(x, dice, torch.full((3,), query * 10), 2)(point, 0)
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("linf", 0.2), ("l2", 1.5), ("l1", 7.0)])

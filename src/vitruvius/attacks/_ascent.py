@@ -58,7 +58,7 @@ class Ascent(NamedTuple):
     stops: bool = True  # as soon as the model is fooled
     fused: bool = False  # bookkeeping by torch.compile
 
-    def start(self, x: Tensor, dice: Dice, run: int) -> Tensor:
+    def start(self, x: Tensor, dice: Dice, run: int | Tensor) -> Tensor:
         """A random point on the surface of the ball."""
         delta = self.norm.random(x, self.eps, dice, run)
         return x + self.eps * delta / per_image(self.norm.length(delta).clamp(min=1e-12), x)

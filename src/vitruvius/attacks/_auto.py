@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
@@ -17,7 +18,7 @@ from vitruvius.attacks._legs import Found, climb
 from vitruvius.attacks._losses import hard_labels
 from vitruvius.attacks._random import Dice
 from vitruvius.attacks._views import compiled
-from vitruvius.attacks._worst import Worst
+from vitruvius.attacks._worst import Worst, together
 
 
 class Run(NamedTuple):
@@ -58,13 +59,14 @@ class AutoPGD(Attack):
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor | None = None) -> Tensor:
         """Run after run; the first from `start` where one is given, the others from random points."""
         worst, y = Worst(x), hard_labels(y)
-        for run in self.runs(model, x, y):
-            rows = worst.standing()
-            if not len(rows):
-                break
-            begin = None if start is None else start[rows]
-            found = self._attempt(model, x[rows], y[rows], run.target[rows], dice[rows], run.number, begin)
-            worst.offer_to(rows, found.point, found.fooled, found.loss)
+        runs, room = list(self.runs(model, x, y)), self.batch_size or len(x)
+        while runs and len(rows := worst.standing()):
+            now, runs = together(runs, room, len(rows))
+            target, many = torch.cat([run.target[rows] for run in now]), rows.repeat(len(now))
+            number = rows.new_tensor([run.number for run in now]).repeat_interleave(len(rows))
+            begin = None if start is None else start[many]
+            found = self._attempt(model, x[many], y[many], target, dice[many], number, begin)
+            worst.offer_in_turn(rows, found.point, found.fooled, found.loss)
         return worst.x
 
     def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
@@ -72,7 +74,7 @@ class AutoPGD(Attack):
         return replace(self, steps=max(self.steps // 10, 5), restarts=1).search(model, x, y, dice, start)
 
     def _attempt(
-        self, model: Model, x: Tensor, y: Tensor, target: Tensor, dice: Dice, number: int, start: Tensor | None
+        self, model: Model, x: Tensor, y: Tensor, target: Tensor, dice: Dice, number: Tensor, start: Tensor | None
     ) -> Found:
         """Climb leg by leg, each from where the last one ended; with a start, the last leg alone."""
         if self.norm.name != "l1":
@@ -95,9 +97,9 @@ class AutoPGD(Attack):
 
 
 def _starts(
-    leg: Ascent | SparseAscent, x: Tensor, dice: Dice, number: int, before: Tensor | None
+    leg: Ascent | SparseAscent, x: Tensor, dice: Dice, number: Tensor, before: Tensor | None
 ) -> Callable[[Tensor], Tensor]:
     """Where the images of some rows begin: at random, or at the nearest point of the ball to where they were before."""
     if before is None:
-        return lambda rows: leg.start(x[rows], dice[rows], number)
+        return lambda rows: leg.start(x[rows], dice[rows], number[rows])
     return lambda rows: leg.restart(x[rows], before[rows])

@@ -6,6 +6,7 @@ arXiv:2103.01208, appendix. B images of C channels, H × W pixels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from vitruvius.attacks._l1_box import INSIDE, project_l1_box
 from vitruvius.attacks._norms import Norm, per_image
 from vitruvius.attacks._random import Dice
-from vitruvius.attacks._squares import window
+from vitruvius.attacks._squares import upcoming, window
 
 TINY = 1e-12
 
@@ -37,10 +38,16 @@ class Bumps(NamedTuple):
         tiles = bump(side, self.norm, x.device).repeat(down, across)
         return self._fill(x, (signs * tiles)[:, :, :height, :width].to(x.dtype))
 
-    def propose(self, x: Tensor, best: Tensor, dice: Dice, query: Tensor) -> Tensor:
+    def plan(self, x: Tensor, dice: Dice, query: Tensor, turns: int) -> Callable[[Tensor, int], Tensor]:
+        """(best image so far, turn) → one with another bump, for some turns from these queries (B,) on."""
+        queries, throws = upcoming(query, turns), Dice(dice.ids.repeat(turns), dice.seed, dice.owner)
+        drawn = throws.integers("bump", 2**30, (5 + x.shape[1],), queries).unflatten(0, (turns, len(x)))
+        sides = self.sides[queries.clamp(max=len(self.sides) - 1)].unflatten(0, (turns, len(x)))
+        return lambda best, turn: self.propose(x, best, drawn[turn], sides[turn])
+
+    def propose(self, x: Tensor, best: Tensor, drawn: Tensor, side: Tensor) -> Tensor:
         """A new bump in one window, paid for by emptying another and by what the ball still has room for."""
-        (channels, height, width), side = x.shape[1:], self.sides[query]
-        drawn = dice.integers("bump", 2**30, (5 + channels,), query)
+        height, width = x.shape[2:]
         row, column = drawn[:, :2] % (height - side + 1)[:, None], drawn[:, 2:4] % (width - side + 1)[:, None]
         here, there = (window(x, row[:, i], column[:, i], side) for i in range(2))
         shape = self._shape(x, row[:, 0], column[:, 0], side, drawn[:, 4] % 2 == 1)

@@ -52,7 +52,7 @@ class SparseAscent(NamedTuple):
     stops: bool = True
     fresh: bool = True  # from a random start, not from the end of another ascent
 
-    def start(self, x: Tensor, dice: Dice, run: int) -> Tensor:
+    def start(self, x: Tensor, dice: Dice, run: int | Tensor) -> Tensor:
         """Noise, brought into ball and image."""
         return self.restart(x, x + dice.normal("l1", x.shape[1:], run).to(x.dtype))
 

@@ -17,7 +17,7 @@ from vitruvius.attacks._norms import per_image
 from vitruvius.attacks._random import Dice
 from vitruvius.attacks._stream import stream
 from vitruvius.attacks._targets import clean_logits
-from vitruvius.attacks._worst import Worst
+from vitruvius.attacks._worst import Worst, together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,18 @@ class MinimalAttack(Attack):
         logits = clean_logits(model, x, self.batch_size)
         worst = Worst(x)
         worst.offer(x, logits.argmax(1) != y, x.new_full((len(x),), -torch.inf))
-        for attempt, (target, restart) in enumerate(product(self.targets_of(logits, y), range(self.restarts))):
-            rows = worst.standing()
-            if not len(rows):
-                break
-            start = self._start(x[rows], dice[rows], attempt, -worst.loss[rows]) if restart else x[rows]
-            nearest, distance = self._walk(model, x[rows], y[rows], target[rows], start)
-            worst.offer_to(rows, self._within(x[rows], nearest, distance), distance <= self.eps, -distance)
+        attempts = list(enumerate(product(self.targets_of(logits, y), range(self.restarts))))
+        room = (self.batch_size or len(x)) if self.restarts == 1 else 0  # a restart depends on the attempts before it
+        while attempts and len(rows := worst.standing()):
+            now, attempts = together(attempts, room, len(rows))
+            number, (_, restart) = now[0]
+            start = self._start(x[rows], dice[rows], number, -worst.loss[rows]) if restart else x[rows]
+            many, targets = rows.repeat(len(now)), torch.cat([target[rows] for _, (target, _) in now])
+            nearest, distance = self._walk(
+                model, x[many], y[many], targets, start.repeat(len(now), *[1] * (x.ndim - 1))
+            )
+            found = self._within(x[many], nearest, distance)
+            worst.offer_in_turn(rows, found, distance <= self.eps, -distance)
         return worst.x
 
     def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:

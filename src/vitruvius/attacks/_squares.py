@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -28,13 +29,19 @@ class Squares(NamedTuple):
         """Columns of +eps and −eps, colour by colour."""
         return paint(x, self.eps, dice.signs("stripes", (x.shape[1], 1, x.shape[3])))
 
-    def propose(self, x: Tensor, best: Tensor, dice: Dice, query: Tensor) -> Tensor:
-        """The best image so far with one more square."""
-        (batch, channels, height, width), side = x.shape, self.sides[query]
-        drawn = dice.integers("square", 2**30, (2 + channels,), query)  # one throw for place and colours
+    def plan(self, x: Tensor, dice: Dice, query: Tensor, turns: int) -> Callable[[Tensor, int], Tensor]:
+        """(best image so far, turn) → the same with one more square, for some turns from these queries (B,) on."""
+        (batch, channels, height, width), queries = x.shape, upcoming(query, turns)
+        side = self.sides[queries.clamp(max=len(self.sides) - 1)]  # (T * B,)
+        drawn = Dice(dice.ids.repeat(turns), dice.seed, dice.owner).integers("square", 2**30, (2 + channels,), queries)
         row, column = drawn[:, 0] % (height - side + 1), drawn[:, 1] % (width - side + 1)
-        signs = 1.0 - 2 * (drawn[:, 2:] % 2).view(batch, channels, 1, 1)
-        return self.place(x, best, row, column, side, signs)
+        signs = (1.0 - 2 * (drawn[:, 2:] % 2)).view(turns, batch, channels, 1, 1)
+        tall, wide = (part.unflatten(0, (turns, batch)) for part in spans(x, row, column, side))
+
+        def propose(best: Tensor, turn: int) -> Tensor:
+            return torch.where(tall[turn] & wide[turn], paint(x, self.eps, signs[turn]), best)
+
+        return propose
 
     def place(self, x: Tensor, best: Tensor, row: Tensor, column: Tensor, side: Tensor, signs: Tensor) -> Tensor:
         """Squares with corners and sides (B,) and colours (B, C, 1, 1), painted over the best images."""
@@ -48,11 +55,22 @@ def paint(x: Tensor, eps: float, signs: Tensor) -> Tensor:
 
 def window(x: Tensor, row: Tensor, column: Tensor, side: Tensor) -> Tensor:
     """(B, 1, H, W) bool: True inside the squares with these corners (B,) and sides (B,)."""
+    tall, wide = spans(x, row, column, side)
+    return tall & wide
+
+
+def spans(x: Tensor, row: Tensor, column: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, 1, H, 1) and (B, 1, 1, W) bool: rows and columns of the squares with these corners (B,) and sides (B,)."""
     rows = torch.arange(x.shape[2], device=x.device)[None] - row[:, None]  # (B, H)
     columns = torch.arange(x.shape[3], device=x.device)[None] - column[:, None]  # (B, W)
     tall = (rows >= 0) & (rows < side[:, None])
     wide = (columns >= 0) & (columns < side[:, None])
-    return tall[:, None, :, None] & wide[:, None, None, :]
+    return tall[:, None, :, None], wide[:, None, None, :]
+
+
+def upcoming(query: Tensor, turns: int) -> Tensor:
+    """(T * B,) the queries from (B,) on, turn by turn."""
+    return (query + torch.arange(turns, device=query.device)[:, None]).flatten()
 
 
 def share(query: int, first: float, budget: int | None = None) -> float:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
 from vitruvius.attacks._norms import per_image
+
+T = TypeVar("T")
+
+
+def together(attempts: list[T], room: int, standing: int) -> tuple[list[T], list[T]]:
+    """As many attempts at once as there is room for with so many images standing, and the rest."""
+    count = max(room // standing, 1)
+    return attempts[:count], attempts[count:]
 
 
 class Worst:
@@ -31,6 +41,12 @@ class Worst:
         self.x = self.x.index_copy(0, rows, mine.x)
         self.fooled = self.fooled.index_copy(0, rows, mine.fooled)
         self.loss = self.loss.index_copy(0, rows, mine.loss)
+
+    def offer_in_turn(self, rows: Tensor, x: Tensor, fooled: Tensor, loss: Tensor) -> None:
+        """Points of several attempts on the same images; a later one counts only where all before it failed."""
+        for start in range(0, len(x), max(len(rows), 1)):
+            mine = (~self.fooled[rows]).nonzero().squeeze(1)
+            self.offer_to(rows[mine], x[start + mine], fooled[start + mine], loss[start + mine])
 
     def standing(self) -> Tensor:
         """Indices of the images that no point has fooled yet."""

@@ -76,7 +76,8 @@ class AutoAttack(Attack):
             x, y = (t.clone() if t.is_inference() else t for t in (x.detach(), y))
             check_logits(model(x[:1]), y, len(x[:1]))
             siege = Siege(model, x, y, image_ids(x) if ids is None else ids.to(x.device), self.batch_size)
-            self._storm_exact(siege, model, x) if self.precision == "exact" else self._storm_fast(siege, model, x)
+            sized = self if self.batch_size else replace(self, batch_size=max(len(x), 1))  # fewer images, more targets
+            sized._storm_exact(siege, model, x) if self.precision == "exact" else sized._storm_fast(siege, model, x)
         return siege.outcome()
 
     def _storm_exact(self, siege: Siege, model: nn.Module, x: Tensor) -> None:

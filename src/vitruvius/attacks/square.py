@@ -18,6 +18,8 @@ from vitruvius.attacks._random import Dice
 from vitruvius.attacks._squares import Squares, square_sides
 from vitruvius.attacks._stream import stream
 
+BLOCK = 20  # queries between two looks at who is done
+
 
 class Guess(NamedTuple):
     """Where the random searches of B images stand."""
@@ -59,9 +61,11 @@ class Square(Attack):
             return Guess(here, y[rows], throws.ids, start, here, worst, torch.zeros_like(rows), never)
 
         def advance(s: Guess) -> Guess:
-            s = self.judge(model, s)
-            point = proposals.propose(s.x, s.best, Dice(s.ids, dice.seed, dice.owner), s.query - 1)
-            return s._replace(point=point)
+            propose = proposals.plan(s.x, Dice(s.ids, dice.seed, dice.owner), s.query, BLOCK)
+            for turn in range(BLOCK):
+                s = self.judge(model, s)
+                s = s._replace(point=propose(s.best, turn))
+            return s
 
         def finish(rows: Tensor, end: Guess) -> None:
             found[rows] = end.best
@@ -74,11 +78,11 @@ class Square(Attack):
         return replace(self, queries=max(self.queries // 10, 50)).search(model, x, y, replace(dice, owner="polish"))
 
     def judge(self, model: Model, s: Guess) -> Guess:
-        """Ask the model, and keep what is better."""
+        """Ask the model, and keep what is better; who is done stays as it is."""
         margin = MARGIN(full_precision(model(s.point)), s.y)
-        better = margin > s.margin
+        better = (margin > s.margin) & ~s.done
         best = torch.where(per_image(better, s.x), s.point, s.best)
-        margin, query = torch.where(better, margin, s.margin), s.query + 1
+        margin, query = torch.where(better, margin, s.margin), s.query + ~s.done
         return s._replace(best=best, margin=margin, query=query, done=(margin > 0) | (query >= self.queries))
 
     def proposals(self, x: Tensor) -> Squares | Bumps:
