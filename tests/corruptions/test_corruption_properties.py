@@ -184,3 +184,9 @@ def test_no_images_give_no_images() -> None:
 def test_severities_outside_one_to_five_are_refused(severity: object) -> None:
     with pytest.raises(ConfigError, match="expected a whole number from 1 to 5"):
         corruptions["snow"](severity=severity)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_large_constants_do_not_break_the_smallest_images(name: str) -> None:
+    moved = corruptions[name](severity=5, scale="imagenet").apply(SMALL[:2, :, :4, :5])
+    assert moved.isfinite().all()

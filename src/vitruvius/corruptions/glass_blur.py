@@ -55,8 +55,8 @@ def waves(height: int, width: int, reach: int) -> tuple[Tensor, list[int]]:
     Pixel (i, j) of the loop comes at time j + (reach + 1) i. Of two that see each other the later one has the
     larger time: in the same row at once, in a later row because it is at most `reach` columns back.
     """
-    rows = torch.arange(height - reach, reach, -1)
-    columns = torch.arange(width - reach, reach, -1)
+    rows = torch.tensor(range(height - reach, reach, -1), dtype=torch.int64)
+    columns = torch.tensor(range(width - reach, reach, -1), dtype=torch.int64)
     time = torch.arange(len(columns)) + (reach + 1) * torch.arange(len(rows))[:, None]
     place = rows[:, None] * width + columns
     order = time.flatten().argsort(stable=True)
