@@ -1,4 +1,4 @@
-"""Every corruption at every severity on one photograph, and on a hand-written digit: the pictures of docs/corruptions.md.
+"""Every corruption at every severity on a photograph and on a hand-written digit: the pictures of docs/corruptions.md.
 
     python scripts/corruption_grid.py --out docs/figures
 
