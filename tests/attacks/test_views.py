@@ -1,0 +1,185 @@
+"""Faster views of a model: what they see, who judges what they find, and that compiling changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from attacked import digits_cnn, digits_vit, labels_of, small_net, some_images
+from torch import Tensor, nn
+
+from vitruvius.attacks import Dice
+from vitruvius.attacks._ascent import Ascent, follow
+from vitruvius.attacks._auto import AutoPGD
+from vitruvius.attacks._fusing import Fused
+from vitruvius.attacks._models import Judged, judge_of, plain
+from vitruvius.attacks._views import Compiled, Fast, compiled, entrance_of
+from vitruvius.attacks._worst import Worst, together
+from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.apgd_targeted import APGDTargeted
+from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.fab_targeted import FABTargeted
+from vitruvius.attacks.pgd import PGD
+
+
+class Counting(nn.Module):
+    """Answers like another model and notes how many images it was asked about."""
+
+    def __init__(self, model: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.asked = model, 0
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.asked += len(x)
+        return self.model(x)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile that traces, guards and runs, but writes no kernels: seconds instead of minutes."""
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda step, **settings: real(step, backend="eager", **settings))
+
+
+def test_the_first_layer_of_a_fast_view_sees_what_bfloat16_would_round_away() -> None:
+    net, x = small_net(), torch.full((2, 3, 6, 6), 0.75)
+    assert entrance_of(net, x) == "1"  # after Flatten, which has no weights
+    nudged = x + 1 / 2048
+    rounded, wide = Fast(net), Fast(net, "1")
+    assert torch.equal(rounded(x), rounded(nudged))
+    assert not torch.equal(wide(x), wide(nudged))
+    assert {p.dtype for p in wide.model[1].parameters()} == {torch.float32}
+    assert {p.dtype for p in wide.model[3].parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in net.parameters()} == {torch.float32}
+
+
+def test_normalisation_on_the_way_to_the_first_layer_stays_in_float32() -> None:
+    class Normalising(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.full((3, 1, 1), 0.485))
+            self.net = small_net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x - self.mean)
+
+    view = Fast(Normalising(), "net.1")
+    assert view.model.mean.dtype == torch.float32
+    assert float(view.model.mean[0]) == pytest.approx(0.485, abs=1e-7)
+
+
+def test_a_model_that_is_not_made_of_layers_has_no_entrance() -> None:
+    class Bare(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :3]
+
+    assert entrance_of(Bare(), torch.rand(2, 3, 6, 6)) is None
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_a_search_in_a_view_goes_on_until_the_judge_is_fooled(norm: str) -> None:
+    """The view is wrong about everything, so a search in it alone would stop at once."""
+    net, x, y = digits_cnn()
+    x, y, eps = x[:20], y[:20], {"linf": 0.2, "l2": 1.5, "l1": 8.0}[norm]
+
+    attack, view = APGD(eps=eps, norm=norm, steps=15), Counting(net)
+    assert torch.equal(attack(Judged(view, net).eval(), x, y), attack(net, x, y))
+    never = Counting(lambda x: torch.nn.functional.one_hot(torch.zeros(len(x), dtype=torch.long), 10).float())
+    stubborn = Judged(Counting(net), never).eval()
+    zeros = torch.zeros_like(y)
+    attack(stubborn, x, zeros)  # what is never confirmed ends with its steps
+    assert stubborn.inner.asked == 20 * 16 if norm != "l1" else stubborn.inner.asked > 0
+
+
+def test_who_judges_and_who_is_plain() -> None:
+    net, view = small_net(), small_net(seed=1)
+    judged = Judged(Compiled(view), net)
+    assert judge_of(judged) is net
+    assert judge_of(net) is None
+    assert plain(judged) is view
+    assert compiled(judged, torch.rand(2, 3, 6, 6)) is judged  # not twice
+
+
+@pytest.mark.parametrize("attack", [APGD(eps=0.1, steps=12), APGD(eps=0.5, norm="l2", steps=12), PGD(eps=0.1)], ids=str)
+def test_compiling_changes_nothing(attack: Any, traced: None) -> None:
+    from dataclasses import replace
+
+    net, (x, _) = small_net(), some_images(9)
+    y = labels_of(net, x)
+    torch.testing.assert_close(replace(attack, compile=True)(net, x, y), attack(net, x, y))
+
+
+def test_every_copy_of_a_model_uses_the_program_of_the_first(traced: None) -> None:
+    from torch._dynamo.utils import counters
+
+    net, (x, _) = small_net(classes=7), some_images(5)
+    y = labels_of(net, x)
+    attack = AutoAttack(
+        eps=0.05, precision="fast", compile=True, version="custom", attacks=(APGD(eps=0.05, steps=3, compile=True),)
+    )
+    attack.run(net, x, y)
+    programs = counters["stats"]["unique_graphs"]
+    attack.run(net, x[:4], y[:4])
+    attack.run(small_net(classes=7, seed=1), x, y)
+    assert counters["stats"]["unique_graphs"] == programs
+
+
+def test_a_single_image_is_answered_without_a_program_of_its_own(traced: None) -> None:
+    net, (x, _) = small_net(), some_images()
+    torch.testing.assert_close(Compiled(net)(x[:1]), net(x[:1]))
+
+
+def test_steps_that_cannot_be_compiled_or_come_out_wrong_are_made_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, (x, _) = small_net(), some_images()
+    y = labels_of(net, x)
+    leg = Ascent(APGD(eps=0.1).norm, 0.1, 10, lambda logits, y, _: torch.nn.functional.cross_entropy(logits, y))
+    state = leg.begin(x, y, y, leg.start(x, Dice(torch.arange(len(x))), 0))
+    rest = (torch.zeros_like(y, dtype=torch.bool), torch.rand(len(x)), torch.randn_like(x), torch.zeros(12).long())
+    expected = follow(state, *rest, leg.norm, 0.1, True)
+    monkeypatch.setattr(torch, "compile", lambda step, **_: lambda *arguments: [t + 1 for t in step(*arguments)])
+    with pytest.warns(UserWarning, match=r"torch.compile failed on follow \(.*\); attacking without it"):
+        found = Fused(follow)(state, *rest, leg.norm, 0.1, True)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        APGDTargeted(eps=0.12, steps=8, targets=5),
+        APGDTargeted(eps=5.0, norm="l1", steps=10, targets=4),
+        APGD(eps=0.12, steps=8, restarts=3),
+        FABTargeted(eps=0.12, steps=5, targets=5),
+    ],
+    ids=lambda attack: f"{type(attack).__name__} {attack.norm}",
+)
+def test_targets_that_are_tried_together_end_as_they_would_one_after_the_other(attack: Any) -> None:
+    from dataclasses import replace
+
+    net, x, y = digits_cnn()
+    x, y, ids = x[:12], y[:12], torch.arange(12)
+    one, many = (replace(attack, batch_size=size)(net, x, y, ids=ids) for size in (12, 200))
+    torch.testing.assert_close(one, many, rtol=0, atol=1e-5)
+
+
+def test_later_attempts_count_only_where_all_before_them_failed() -> None:
+    worst, rows = Worst(torch.zeros(3, 1)), torch.tensor([0, 2])
+    points, fooled = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([True, False, True, True])
+    worst.offer_in_turn(rows, points, fooled, torch.tensor([0.0, 0.0, 9.0, 9.0]))
+    assert worst.x.flatten().tolist() == [1.0, 0.0, 4.0]
+    assert together([1, 2, 3, 4, 5], room=10, standing=4) == ([1, 2], [3, 4, 5])
+    assert together([1, 2], room=3, standing=4) == ([1], [2])
+
+
+@pytest.mark.parametrize(("load", "eps"), [(digits_cnn, 0.15), (digits_vit, 0.1)], ids=["cnn", "vit"])
+def test_the_fast_figure_is_not_above_the_exact_one_on_the_golden_models(load: Any, eps: float) -> None:
+    """60 images: half a point is less than one of them."""
+    net, x, y = load()
+    stages: tuple[AutoPGD, ...] = (APGD(eps=eps, steps=30), APGDTargeted(eps=eps, steps=10, targets=3))
+    settings: dict[str, Any] = {"eps": eps, "version": "custom", "attacks": stages}
+    fast, exact = (AutoAttack(precision=p, **settings).run(net, x, y) for p in ("fast", "exact"))
+    assert float(fast.standing.double().mean()) <= float(exact.standing.double().mean()) + 0.005
+    assert torch.equal(net(fast.x).argmax(1) == y, fast.standing)
