@@ -151,3 +151,9 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Any, text: str, letter: s
 def test_a_missing_recipe_says_where_to_look(tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=r"no recipe at .*absent.yaml"):
         read_yaml(tmp_path / "absent.yaml")
+
+
+def test_settings_of_a_piece_without_hints_are_taken_as_they_are() -> None:
+    def piece(size: Any, name=None): ...  # type: ignore[no-untyped-def]
+
+    assert bind("piece", piece, {"size": 3, "name": "x"}, where="here") == {"size": 3, "name": "x"}

@@ -115,7 +115,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     for choice in _members(hint):
         if isinstance(value, str) and hasattr(choice, "parse"):
             return choice.parse(value)
-        if isinstance(choice, type) and choice not in (int, float, bool) and isinstance(value, choice):
+        if isinstance(choice, type) and choice not in (int, float, bool, Any) and isinstance(value, choice):
             return value
     if isinstance(value, bool) and bool not in _members(hint) and Any not in _members(hint):
         raise ConfigError(f"{where} = {value!r}, expected {_spoken(hint)}.")

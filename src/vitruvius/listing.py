@@ -15,9 +15,11 @@ from vitruvius.converters import converters
 from vitruvius.corruptions import corruptions
 from vitruvius.init import bases, inits
 from vitruvius.models import models
+from vitruvius.shifts import shifts
 from vitruvius.studies import studies
 from vitruvius.surgery import sockets
 from vitruvius.tasks import tasks
+from vitruvius.tracking import trackers
 
 Row = tuple[str, str, str]  # name, settings, one line
 
@@ -44,9 +46,11 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "models": lambda: [(name, "", doc) for name, _, doc in models.describe()],
     "recipes": recipes,
     "rules": rules.describe,
+    "shifts": shifts.describe,
     "sockets": sockets,
     "studies": studies.describe,
     "tasks": tasks.describe,
+    "trackers": trackers.describe,
 }
 
 

@@ -23,6 +23,11 @@ class Loss(ABC):
 
     name: ClassVar[str]
 
+    @classmethod
+    def parse(cls, text: str) -> Loss:
+        """From a recipe or a command line: `loss=dlr`."""
+        return as_loss(text)
+
     @abstractmethod
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
         """(B, K) logits and (B,) labels, or (B, K) soft ones, to (B,) losses."""
@@ -83,6 +88,11 @@ class TargetedLoss(ABC):
     """A loss that pulls from the label toward a target."""
 
     name: ClassVar[str]
+
+    @classmethod
+    def parse(cls, text: str) -> TargetedLoss:
+        """From a recipe or a command line: `loss=dlr`."""
+        return as_targeted_loss(text)
 
     @abstractmethod
     def __call__(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:

@@ -21,6 +21,11 @@ class Norm(ABC):
 
     name: ClassVar[str]
 
+    @classmethod
+    def parse(cls, text: str) -> Norm:
+        """From a recipe or a command line: `norm=l2`."""
+        return as_norm(text)
+
     @abstractmethod
     def length(self, delta: Tensor) -> Tensor:
         """(B,) norms."""

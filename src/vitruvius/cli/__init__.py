@@ -26,6 +26,7 @@ examples:
   vitruvius train digits/rpc train.epochs=20                a recipe by name or path, with overrides
   vitruvius evaluate runs/rpc --threat pgd:eps=8/255        a run folder is a model everywhere
   vitruvius evaluate deit_tiny_patch16_224 data.dataset=folder data.root=/imagenet
+  vitruvius evaluate runs/rpc --threat corruptions          15 corruptions at 5 severities
   vitruvius report runs/softmax runs/rpc --out page.html
   vitruvius list attentions
 """
