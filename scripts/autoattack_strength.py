@@ -1,6 +1,6 @@
 """Is our AutoAttack as strong as the original? The same two classifiers and images, stage by stage, as a table.
 
-    python scripts/autoattack_strength.py --golden DIR [--models cnn vit] [--queries 5000] [--out TABLE.md]
+    python scripts/autoattack_strength.py --golden DIR [--models cnn vit] [--rows R.json] [--out TABLE.md]
 
 DIR holds aa_model_*.safetensors (weights and images) and aa_runs_*.safetensors (which images the original left
 standing after each stage, two seeds). The default is the reduced copy of the tests, 60 of the 200 images.
@@ -47,15 +47,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs of APGD-CE alone")
     parser.add_argument("--precision", default="exact", choices=["exact", "fast"])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rows", type=Path, help="JSON file that keeps finished rows: go on after an interruption")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
+    rows = json.loads(options.rows.read_text()) if options.rows and options.rows.exists() else []
     for kind in options.models:
         problem = load(options.golden, kind, options.device)
         for norm, eps in dict.fromkeys((case["norm"], case["eps"]) for case in problem.cases):
+            if any((known["model"], known["threat"]) == (kind, f"{norm} {eps:g}") for known in rows):
+                continue
             rows.append(row(problem, norm, eps, options))
             print(rows[-1], flush=True)
+            if options.rows:
+                options.rows.write_text(json.dumps(rows, indent=1))
     page = table(rows, options)
     print("\n" + page)
     if options.out:

@@ -23,6 +23,7 @@ from vitruvius.attacks._stages import STAGES, VERSIONS
 from vitruvius.attacks._views import compiled, fast_view
 
 PRECISIONS = ("exact", "fast")
+FEW_NUMBERS = 2**16  # a batch of so many pixels costs hardly more than one image: digits are searched by hundreds
 
 
 @attacks.register("autoattack")
@@ -76,7 +77,8 @@ class AutoAttack(Attack):
             x, y = (t.clone() if t.is_inference() else t for t in (x.detach(), y))
             check_logits(model(x[:1]), y, len(x[:1]))
             siege = Siege(model, x, y, image_ids(x) if ids is None else ids.to(x.device), self.batch_size)
-            sized = self if self.batch_size else replace(self, batch_size=max(len(x), 1))  # fewer images, more targets
+            room = max(len(x), FEW_NUMBERS // max(x[:1].numel(), 1), 1)  # fewer images, more targets at once
+            sized = self if self.batch_size else replace(self, batch_size=room)
             sized._storm_exact(siege, model, x) if self.precision == "exact" else sized._storm_fast(siege, model, x)
         return siege.outcome()
 
