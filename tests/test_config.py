@@ -154,6 +154,6 @@ def test_a_missing_recipe_says_where_to_look(tmp_path: Any) -> None:
 
 
 def test_settings_of_a_piece_without_hints_are_taken_as_they_are() -> None:
-    def piece(size: Any, name=None): ...  # type: ignore[no-untyped-def]
+    def piece(*, size: Any, name=None): ...  # type: ignore[no-untyped-def]
 
     assert bind("piece", piece, {"size": 3, "name": "x"}, where="here") == {"size": 3, "name": "x"}
