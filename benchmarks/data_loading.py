@@ -124,7 +124,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=0, help="0: one a core")
-    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=64, help="several batches a worker: whole rounds hide rates")
     parser.add_argument("--rounds", type=int, default=3)
     return parser.parse_args()
 
