@@ -50,6 +50,8 @@ FREE = {  # what may change between two halves of a run
     "out",
     "data.root",
     "data.download",
+    "data.mix.root",
+    "data.mix.download",
     "data.workers",
     "data.eval_batch_size",
     "train.device",
