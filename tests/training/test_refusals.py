@@ -31,6 +31,7 @@ from vitruvius._errors import CheckpointError, ConfigError, DataError, Vitruvius
         (["model.weights=/no/such/run"], CheckpointError, "no weights at /no/such/run"),
         (["model.name=pit_ti_224", "model.kwargs={}", "train.grad_checkpointing=true"], ConfigError, "not offer it"),
         (["train.compile=hopes"], ConfigError, "train.compile = 'hopes'"),
+        (["train.compile=true", "train.compile_mode=hopes"], ConfigError, "compile_mode = 'hopes'"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_a_folder_is_made(

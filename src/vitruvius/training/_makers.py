@@ -87,7 +87,7 @@ def task(config: Config, model: nn.Module) -> TrainingTask:
 def wrap(task: TrainingTask, config: Config, process: Process) -> None:
     """The compiler, then the other processes, in the order that timm's tasks expect."""
     if config.train.compile:
-        compile_task(task, config.train.compile)
+        compile_task(task, config.train.compile, config.train.compile_mode)
     if process.world_size > 1 and config.train.parallel == "ddp":
         task.prepare_distributed(device_ids=None if process.device.type == "cpu" else [process.device])
 
@@ -100,12 +100,12 @@ def updates_per_epoch(config: Config, loader: Loader, task: TrainingTask) -> int
     return -(-len(loader) // every) * replays
 
 
-def compile_task(task: TrainingTask, how: bool | str) -> None:
+def compile_task(task: TrainingTask, how: bool | str, mode: str | None) -> None:
     """torch.compile; `how` may name its backend."""
     try:
-        task.compile(backend=how if isinstance(how, str) else "inductor")
-    except Exception as error:  # nothing is compiled yet: only the backend can be wrong
-        raise ConfigError(f"train.compile = {how!r} is no backend of torch.compile: {error}") from error
+        task.compile(backend=how if isinstance(how, str) else "inductor", mode=mode)
+    except Exception as error:  # nothing is compiled yet: only the words can be wrong
+        raise ConfigError(f"train.compile = {how!r} with compile_mode = {mode!r} cannot be had: {error}") from error
 
 
 def optimizer(config: Config, model: nn.Module, task: TrainingTask) -> torch.optim.Optimizer:

@@ -58,6 +58,7 @@ def _forward_backward(
     group = min(every, batches - number // every * every)  # the last group may be smaller
     skipping = session.config.train.nonfinite == "skip"
     statistics = Statistics(session.model) if skipping else None
+    torch.compiler.cudagraph_mark_step_begin()  # what CUDA graphs gave for the last batch may be written over
     with nullcontext() if last else session.task.no_sync():
         with session.autocast():
             result = session.task(x, y)
