@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius.attacks._l1_box import INSIDE, project_l1_box
+from vitruvius.attacks._l1_box import inside, project_l1_box
 from vitruvius.attacks._norms import Norm, per_image
 from vitruvius.attacks._random import Dice
 from vitruvius.attacks._squares import upcoming, window
@@ -86,7 +86,7 @@ class Bumps(NamedTuple):
     def _fill(self, x: Tensor, delta: Tensor) -> Tensor:
         """Stretch a change to the whole radius, and stay in the image."""
         if self.norm.name == "l1":
-            return x + project_l1_box(x, delta, INSIDE * self.eps)
+            return x + project_l1_box(x, delta, inside(x, self.eps))
         return (x + delta * per_image(self.eps / (self.norm.length(delta) + TINY), x)).clamp(0, 1)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitruvius.attacks._ascent import Objective
-from vitruvius.attacks._l1_box import INSIDE, project_l1_box
+from vitruvius.attacks._l1_box import inside, project_l1_box
 from vitruvius.attacks._models import slope
 from vitruvius.attacks._norms import per_image
 from vitruvius.attacks._random import Dice
@@ -58,7 +58,7 @@ class SparseAscent(NamedTuple):
 
     def restart(self, x: Tensor, point: Tensor) -> Tensor:
         """The point of ball and image nearest to this one."""
-        return x + project_l1_box(x, point - x, INSIDE * self.eps)
+        return x + project_l1_box(x, point - x, inside(x, self.eps))
 
     def begin(self, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> SparseClimb:
         """Ascents that stand at their start, not yet evaluated."""

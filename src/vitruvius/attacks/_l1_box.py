@@ -11,7 +11,10 @@ from torch import Tensor
 
 from vitruvius.attacks._norms import L1, per_image
 
-INSIDE = 1 - 1e-6  # share of the radius that attacks use, so that rounding of many pixels cannot leave the ball
+
+def inside(x: Tensor, eps: float) -> float:
+    """The radius that attacks use: x + delta rounds each of D pixels by half an ulp at most, and stays in the ball."""
+    return max(eps * (1 - 1e-6) - x[:1].numel() * torch.finfo(x.dtype).eps / 4, 0.0)
 
 
 def project_l1_box(x: Tensor, delta: Tensor, eps: float) -> Tensor:

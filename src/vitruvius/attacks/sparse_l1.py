@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitruvius.attacks._base import Attack, Model, attacks
 from vitruvius.attacks._l1_ascent import largest
-from vitruvius.attacks._l1_box import INSIDE, project_l1_box
+from vitruvius.attacks._l1_box import inside, project_l1_box
 from vitruvius.attacks._losses import CE, Loss, as_loss
 from vitruvius.attacks._models import slope
 from vitruvius.attacks._norms import L1, Norm, per_image
@@ -39,5 +39,5 @@ class SparseL1(Attack):
             grad = slope(model, point, lambda logits: self.loss(logits, y)).grad
             signs = largest(L1.usable(grad, point, 0.0, 1.0), share)
             stride = per_image(step / signs.flatten(1).abs().sum(1).clamp(min=1), x)
-            point = x + project_l1_box(x, point + stride * signs - x, INSIDE * self.eps)
+            point = x + project_l1_box(x, point + stride * signs - x, inside(x, self.eps))
         return point
