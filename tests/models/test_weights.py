@@ -73,7 +73,7 @@ def test_a_part_that_is_half_there_is_an_error() -> None:
 
 def test_trained_parts_are_never_dropped_in_silence() -> None:
     state = inner(tiny(part("low_rank", rank=1))).state_dict()
-    with pytest.raises(CheckpointError, match=r"16 keys the model does not have \(blocks.0.attn.core.low_rank.q"):
+    with pytest.raises(CheckpointError, match=r"16 keys the model does not have \(blocks.0.attn.core.low_rank.k"):
         load_weights(tiny(), state)
 
 

@@ -49,9 +49,9 @@ def load_weights(
 def check_fit(model: nn.Module, state: Mapping[str, Tensor], name: str, *, new: Collection[str] = ()) -> list[str]:
     """Keys the weights lack and may lack (`new` ones among them); what else does not fit is a CheckpointError."""
     own = model.state_dict()
-    unexpected = [key for key in state if key not in own]
+    unexpected = sorted(key for key in state if key not in own)
     missing = [key for key in own if key not in state]
-    wrong = [key for key in state if key in own and state[key].shape != own[key].shape]
+    wrong = [key for key in own if key in state and state[key].shape != own[key].shape]
     unexplained = [key for key in missing if key not in new and not _belongs_to_new_part(key, state)]
     letters = [
         _list("keys the model does not have", unexpected),
