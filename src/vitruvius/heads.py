@@ -54,13 +54,13 @@ class Site:
     num_prefix_tokens: int = 0  # class, distillation and register tokens come first
     grid: tuple[int, int] | None = None  # rows and columns of patches behind the prefix tokens
 
-    def require(self, part: str, *kinds: Attends) -> None:
+    def require(self, part: str, *kinds: Attends, remedy: str = "") -> None:
         """Refuse this site unless it attends in one of the given ways."""
         if self.attends not in kinds:
             wanted = " or ".join(kinds)
             raise UnsuitableSite(
                 f"{part!r} needs attention over {wanted}; {self.name!r} ({self.family}) attends over "
-                f"{self.attends} from {self.num_queries} to {self.num_keys}. Choose other sites with where=…"
+                f"{self.attends} from {self.num_queries} to {self.num_keys}. {remedy}Choose other sites with where=…"
             )
 
     def require_self_attention(self, part: str) -> None:

@@ -66,8 +66,13 @@ def test_class_queries_and_down_sampling_have_masks_of_their_own_shape():
         heads = heads._replace(q=heads.q[..., : site.num_queries, :])
         keep = random_keep(queries=site.num_queries)
         assert build_core([part("mask", keep=keep)], site)(heads).shape == (2, 3, site.num_queries, 4)
-    with pytest.raises(UnsuitableSite, match="attends over channels"):
-        build_core([part("mask", keep="all")], make_site("channels"))
+
+
+def test_pairs_of_channels_can_be_masked_as_pairs_of_tokens_can():
+    heads, keep = make_heads(), random_keep()
+    site = make_site("channels")
+    expected = attend(heads._replace(bias=torch.zeros(keep.shape).masked_fill(~keep, -torch.inf)))
+    torch.testing.assert_close(build_core([part("mask", keep=keep)], site)(heads), expected)
 
 
 def test_a_mask_of_another_shape_is_refused():

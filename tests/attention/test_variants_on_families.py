@@ -31,7 +31,6 @@ REFUSED = {  # kinds of site, or families, where a variant makes no sense
     "rpc_asymmetric": {"class", "downsampled", "levit"},
     "standardised": {"channels", "swin_v2"},
     "low_rank": {"cait"},
-    "mask": {"channels"},
 }
 
 

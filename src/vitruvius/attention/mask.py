@@ -28,7 +28,6 @@ class Mask(Stage):
 
     def __init__(self, site: Site, *, file: StrPath | None = None, keep: Tensor | Literal["all"] | None = None) -> None:
         super().__init__()
-        site.require("mask", "tokens", "windows", "class", "downsampled")
         if (file is None) == (keep is None):
             raise ConfigError(
                 "'mask' needs one pattern: file='masks.safetensors', or keep= a bool tensor (H, N, M), "

@@ -20,6 +20,8 @@ from vitruvius.init._base import Layer
 from vitruvius.init._draws import truncated_normal, uniform
 from vitruvius.init._offsets import Grid, Offset, Order, check_kernel, draw_offsets, offset_of
 
+FILTERS = "Its depth-wise convolutions mix the tokens: init: impulse_filters starts those. "
+
 Pseudo = Literal["P", "U", "G", "A", "B"]
 
 
@@ -68,7 +70,7 @@ def write_impulses(
 
 def check_layer(name: str, layer: Layer, kernel: int) -> None:
     """Refuse a layer that cannot hold an impulse."""
-    layer.site.require(name, "tokens")
+    layer.site.require(name, "tokens", remedy=FILTERS if layer.site.attends == "channels" else "")
     layer.site.require_self_attention(name)
     rows, columns = check_kernel(kernel, layer.site)
     positions = layer.require_positions(name)

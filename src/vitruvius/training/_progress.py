@@ -78,7 +78,7 @@ class Bar:
     def epoch(self, row: dict[str, Any]) -> None:
         """After an epoch: one line that stays."""
         if self.shown:
-            self.console.print(line(row, self.epochs, self.held), highlight=False)
+            self.console.print(line(row, self.epochs, self.held), highlight=False, soft_wrap=True)
 
 
 def line(row: dict[str, Any], epochs: int, held: str = "held-out") -> str:
