@@ -61,6 +61,21 @@ def test_an_unknown_metric_gets_a_panel_of_its_own(two: list[Run]) -> None:
     assert group_metrics([run]) == {"reconstruction": ["reconstruction"]}
 
 
+def test_what_is_right_under_attack_has_a_panel_of_its_own_and_alarms_are_drawn_if_there_were_any(
+    two: list[Run],
+) -> None:
+    row = {"epoch": 0, "val_accuracy": 0.9, "val_robust_accuracy": 0.5, "single_step_accuracy": 0.6, "train_eps": 0.1}
+    quiet = dataclasses.replace(two[0], epochs=[{**row, "alarms": 0, "rollbacks": 0}])
+    expected = {
+        "accuracy": ["val_accuracy"],
+        "accuracy under attack": ["val_robust_accuracy", "single_step_accuracy"],
+        "ε of training": ["train_eps"],
+    }
+    assert group_metrics([quiet]) == expected
+    alarmed = dataclasses.replace(two[0], epochs=[{**row, "alarms": 1, "rollbacks": 0}])
+    assert group_metrics([alarmed]) == {**expected, "alarms": ["alarms"]}
+
+
 def test_curves_pass_through_every_logged_value_and_stop_at_nan(two: list[Run]) -> None:
     rows = [{"epoch": e, "val_loss": v} for e, v in enumerate((3.0, float("nan"), 1.0))] + [{"epoch": 3}]
     run = dataclasses.replace(two[0], epochs=rows)

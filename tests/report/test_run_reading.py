@@ -146,8 +146,9 @@ def test_images_of_examples_have_one_or_three_channels(run: Path) -> None:
 
 def test_numbers_stored_in_cores_are_counted_apart(run: Path) -> None:
     weights = {"blocks.0.attn.qkv.weight": torch.zeros(6, 2), "blocks.0.attn.core.low_rank.q.0.weight": torch.zeros(5)}
+    weights["blocks.0.attn.core.mask.keep"] = torch.ones(2, 3, 3, dtype=torch.bool)  # a pattern, not parameters
     save_tensors(run / "best.safetensors", weights)
-    assert read(run).weights == {"model": 12, "core.low_rank": 5}
+    assert read(run).weights == {"model": 12, "core.low_rank": 5, "core.mask": 0}
 
 
 def test_the_report_of_an_evaluation_is_read_as_it_is_saved(run: Path) -> None:

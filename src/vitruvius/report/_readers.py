@@ -86,7 +86,7 @@ def read_tensors(path: Path, remarks: list[str], *, lost: str) -> dict[str, np.n
 
 
 def read_weight_counts(folder: Path, remarks: list[str]) -> dict[str, int]:
-    """How many numbers the checkpoint stores: `model`, and for each part of a core `core.<part>`."""
+    """How many numbers the checkpoint stores, masks not counted: `model`, and for each part of a core `core.<part>`."""
     path = next((folder / name for name in ("best.safetensors", "last.safetensors") if (folder / name).is_file()), None)
     if path is None:
         return {}
@@ -94,7 +94,8 @@ def read_weight_counts(folder: Path, remarks: list[str]) -> dict[str, int]:
     try:
         with safe_open(path, framework="np") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
-                size = int(np.prod(file.get_slice(name).get_shape(), dtype=np.int64))
+                tensor = file.get_slice(name)
+                size = 0 if tensor.get_dtype() == "BOOL" else int(np.prod(tensor.get_shape(), dtype=np.int64))
                 _, core, part = name.partition(".core.")
                 counts[f"core.{part.split('.')[0]}" if core else "model"] += size
     except (SafetensorError, OSError) as error:

@@ -19,7 +19,18 @@ from vitruvius.report._svg import inline_svg
 from vitruvius.report.style import LINES, figure_style, new_axes
 
 UNDRAWN = ("epoch", "seconds", "images_per_second")  # cost, shown elsewhere
-WORDS = {"val": "held-out", "train": "training", "ema": "averaged weights", "adversarial": "under attack"}
+EVENTS = ("alarms", "rollbacks", "skipped_updates")  # drawn if there are any
+ATTACKED = ("robust", "adversarial", "single_step", "multi_step")
+WORDS = {
+    "val": "held-out",
+    "train": "training",
+    "ema": "averaged weights",
+    "adversarial": "under attack",
+    "val robust": "held-out, the attack that chooses",
+    "ema robust": "averaged weights, the attack that chooses",
+    "single step": "alarm: one step",
+    "multi step": "alarm: many steps",
+}
 
 
 @section("curves", title="Training", order=20)
@@ -40,8 +51,14 @@ def curves(runs: Sequence[Run]) -> Sequence[Block]:
 
 def group_metrics(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Panel title → metrics: held-out before training, losses together, accuracies together."""
-    keys = {key for run in runs for row in run.epochs for key, value in row.items() if number(value) is not None}
-    panels: dict[str, list[str]] = {"loss": [], "accuracy": [], "learning rate": []}
+    keys = {
+        key
+        for run in runs
+        for row in run.epochs
+        for key, value in row.items()
+        if number(value) is not None and (value or key not in EVENTS)
+    }
+    panels: dict[str, list[str]] = {"loss": [], "accuracy": [], "accuracy under attack": [], "learning rate": []}
     for key in sorted(keys - set(UNDRAWN), key=_prominence):
         panels.setdefault(_panel(key), []).append(key)
     return {title: keys for title, keys in panels.items() if keys}
@@ -66,7 +83,7 @@ def draw_metrics(
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-        if title == "accuracy":
+        if title.startswith("accuracy"):
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
         if legend:
             axes.legend(loc="best")
@@ -94,8 +111,10 @@ def _line_keys(lines: dict[str, Any]) -> list[Key]:
 
 
 def _panel(key: str) -> str:
-    if key == "lr":
-        return "learning rate"
+    if key in ("lr", "train_eps"):
+        return {"lr": "learning rate", "train_eps": "ε of training"}[key]
+    if key.endswith("accuracy") and any(word in key for word in ATTACKED):
+        return "accuracy under attack"
     return next((kind for kind in ("loss", "accuracy") if key.endswith(kind)), key.replace("_", " "))
 
 
