@@ -47,7 +47,7 @@ DARK = {
 }
 HEAT = ("#fbf6ea", "#f6dfb0", "#edb85f", "#dd8436", "#bd4f24", "#8a2a20", "#54141f", "#2a0a17")
 FONT_SIZE = 11.0
-LINES = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+LINES = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (6, 1.5, 1.2, 1.5, 1.2, 1.5)))
 MARKERS = ("o", "s", "D", "^", "v", "P")
 SETTINGS: dict[str, Any] = {  # of matplotlib
     "font.family": ["DejaVu Sans"],
