@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from vitruvius.analysis import NULLS, Row, Table
 from vitruvius.report.style import LIGHT, LINES, Series, figure_style, heat, new_axes, series
 
-DASHES = dict(zip(NULLS, LINES[1:], strict=True))
+DASHES = dict(zip(NULLS, LINES[1:], strict=False))
 
 
 @dataclass(frozen=True)
