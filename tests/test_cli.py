@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,15 @@ def test_an_interruption_says_that_one_can_go_on(
 def test_of_many_processes_one_answers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     assert answer(capsys, "list", "tasks") == (0, "", "")
+
+
+def test_a_warning_is_one_line_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["data.dataset=digits", "data.val_num_samples=8"]
+    words = ["vitruvius/vit_digits", *data, "--threat", "pgd:eps=8,steps=1", f"--out={tmp_path}"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, _, err = answer(capsys, "evaluate", *words)
+    assert code == 0
+    assert [line for line in err.splitlines() if "did you mean" in line] == [
+        "vitruvius: warning: eps=8 in linf allows every image, since pixels are in [0, 1]; did you mean 8/255?"
+    ]

@@ -13,6 +13,7 @@ import logging
 import os
 import pkgutil
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb: Callable[[argparse.Namespace], None] = options.verb
     answer = sys.stdout if os.environ.get("RANK", "0") == "0" else io.StringIO()  # of many processes one answers
     try:
-        with contextlib.redirect_stdout(answer):
+        with contextlib.redirect_stdout(answer), warnings.catch_warnings():
+            if not options.verbose:
+                warnings.showwarning = Once()
             verb(options)
     except VitruviusError as error:
         if options.verbose:
@@ -53,6 +56,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0
+
+
+class Once:
+    """Says a warning once, in a line, without the place in the code that it came from."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def __call__(self, message: Warning | str, *_: Any, **__: Any) -> None:
+        text = " ".join(str(message).split())
+        if text not in self.said:
+            self.said.add(text)
+            print(f"vitruvius: warning: {text}", file=sys.stderr)
 
 
 def read(arguments: Sequence[str] | None) -> argparse.Namespace:
