@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 
@@ -33,7 +33,7 @@ class Dice:
 
     def uniform(self, stream: str, shape: Sequence[int], step: int | Tensor = 0) -> Tensor:
         """(B, *shape) float32 in [0, 1), multiples of 2⁻²⁴."""
-        return _shift(self._bits(stream, shape, step), 40).float() * 2.0**-24
+        return shift(self._bits(stream, shape, step), 40).float() * 2.0**-24
 
     def normal(self, stream: str, shape: Sequence[int], step: int | Tensor = 0) -> Tensor:
         """(B, *shape) float32 standard normal numbers, by Box and Muller."""
@@ -42,38 +42,39 @@ class Dice:
 
     def signs(self, stream: str, shape: Sequence[int], step: int | Tensor = 0) -> Tensor:
         """(B, *shape) float32 of −1 and 1."""
-        return 1 - 2 * _shift(self._bits(stream, shape, step), 63).float()
+        return 1 - 2 * shift(self._bits(stream, shape, step), 63).float()
 
     def integers(self, stream: str, high: int | Tensor, shape: Sequence[int] = (), step: int | Tensor = 0) -> Tensor:
         """(B, *shape) int64 in 0 … high − 1; `high` is a number or broadcasts to the result."""
-        return _shift(self._bits(stream, shape, step), 33) % high
+        return shift(self._bits(stream, shape, step), 33) % high
 
     def _bits(self, stream: str, shape: Sequence[int], step: int | Tensor) -> Tensor:
-        key = _mix(self.ids + _signed((self.seed + 1) * _GOLDEN))  # (B,)
-        key = _mix(key + _signed(zlib.crc32(f"{self.owner}/{stream}".encode()) * _GOLDEN))
-        key = _mix(key + step)
-        position = torch.arange(1, math.prod(shape) + 1, device=key.device) * _GOLDEN
-        return _mix(key[:, None] + position).view(len(key), *shape)
+        key = mix(self.ids + signed((self.seed + 1) * GOLDEN))  # (B,)
+        key = mix(key + signed(zlib.crc32(f"{self.owner}/{stream}".encode()) * GOLDEN))
+        key = mix(key + step)
+        position = torch.arange(1, math.prod(shape) + 1, device=key.device) * GOLDEN
+        return mix(key[:, None] + position).view(len(key), *shape)
 
 
 def image_ids(x: Tensor) -> Tensor:
     """(B,) int64 ids from the pixels themselves, for callers that have no data-set index: equal images, equal ids."""
     bits = (x.float() + 0.0).flatten(1).view(torch.int32).long()
-    weights = _mix(torch.arange(bits.shape[1], device=x.device)) | 1
-    return _mix((bits * weights).sum(1))
+    weights = mix(torch.arange(bits.shape[1], device=x.device)) | 1
+    return mix((bits * weights).sum(1))
 
 
-def _mix(z: Tensor) -> Tensor:
-    z = (z ^ _shift(z, 30)) * _MIX_1
-    z = (z ^ _shift(z, 27)) * _MIX_2
-    return z ^ _shift(z, 31)
+def mix(z: Tensor) -> Tensor:
+    """What splitmix64 makes of a state; int64 arithmetic wraps around as it should."""
+    z = (z ^ shift(z, 30)) * _MIX_1
+    z = (z ^ shift(z, 27)) * _MIX_2
+    return z ^ shift(z, 31)
 
 
-def _shift(z: Tensor, by: int) -> Tensor:
+def shift(z: Tensor, by: int) -> Tensor:
     """Logical right shift; int64 tensors shift arithmetically."""
     return (z >> by) & ((1 << (64 - by)) - 1)
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
     """The int64 that equals a number of any size modulo 2⁶⁴."""
     return (number + 2**63) % 2**64 - 2**63

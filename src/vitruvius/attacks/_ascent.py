@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius.attacks._fusing import Fused
 from vitruvius.attacks._models import slope
 from vitruvius.attacks._norms import LINF, Norm, per_image
-from vitruvius.attacks._random import Dice
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (B, K), label (B,), target (B,) → loss (B,)
 MOMENTUM = 0.25

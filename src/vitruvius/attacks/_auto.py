@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
 from vitruvius.attacks._ascent import Ascent
 from vitruvius.attacks._base import Attack, Model
 from vitruvius.attacks._l1_ascent import SparseAscent
 from vitruvius.attacks._legs import Found, climb
 from vitruvius.attacks._losses import hard_labels
-from vitruvius.attacks._random import Dice
 from vitruvius.attacks._views import compiled
 from vitruvius.attacks._worst import Worst, together
 

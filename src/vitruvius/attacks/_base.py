@@ -14,12 +14,12 @@ from typing import ClassVar, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from vitruvius._dice import Dice, image_ids
 from vitruvius._errors import ConfigError
 from vitruvius._registry import Registry
 from vitruvius.attacks._checks import Watched, check_eps, check_inputs
 from vitruvius.attacks._models import frozen
 from vitruvius.attacks._norms import LINF, Norm, as_norm
-from vitruvius.attacks._random import Dice, image_ids
 
 Model: TypeAlias = Callable[[Tensor], Tensor]
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius.attacks._l1_box import inside, project_l1_box
 from vitruvius.attacks._norms import Norm, per_image
-from vitruvius.attacks._random import Dice
 from vitruvius.attacks._squares import upcoming, window
 
 TINY = 1e-12

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius.attacks._ascent import Objective
 from vitruvius.attacks._l1_box import inside, project_l1_box
 from vitruvius.attacks._models import slope
 from vitruvius.attacks._norms import per_image
-from vitruvius.attacks._random import Dice
 
 SHRINK = 1.5  # of steps, and of the number of pixels moved against the number already moved
 SHORTEST = 0.1  # of steps, in eps

@@ -10,11 +10,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Model
 from vitruvius.attacks._boundary import Boundary, Linearise, Walk
 from vitruvius.attacks._losses import hard_labels
 from vitruvius.attacks._norms import per_image
-from vitruvius.attacks._random import Dice
 from vitruvius.attacks._stream import stream
 from vitruvius.attacks._targets import clean_logits
 from vitruvius.attacks._worst import Worst, together

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from vitruvius._dice import Dice
 from vitruvius._errors import DataError
 from vitruvius.attacks._auto import AutoPGD
 from vitruvius.attacks._base import Attack, Threat, disturb
@@ -21,7 +22,6 @@ from vitruvius.attacks._losses import MARGIN
 from vitruvius.attacks._models import Judged, plain
 from vitruvius.attacks._norms import per_image
 from vitruvius.attacks._outcome import CLEAN, STANDING, Outcome, Stage
-from vitruvius.attacks._random import Dice
 from vitruvius.attacks._targets import clean_logits
 
 DOUBTS = 2  # mean errors of a view's logits within which it may have been fooled where the model is not

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius.attacks._random import Dice
+from vitruvius._dice import Dice
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # after so many of 10,000 queries the area is halved
 

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vitruvius._dice import Dice, image_ids
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius.attacks._base import Attack, Model, Threat, attacks
 from vitruvius.attacks._checks import check_inputs, check_logits, check_mode
 from vitruvius.attacks._models import frozen
 from vitruvius.attacks._outcome import Outcome
-from vitruvius.attacks._random import Dice, image_ids
 from vitruvius.attacks._siege import Siege
 from vitruvius.attacks._stages import STAGES, VERSIONS
 from vitruvius.attacks._views import compiled, fast_view

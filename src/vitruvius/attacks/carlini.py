@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Model, attacks
 from vitruvius.attacks._losses import MARGIN, hard_labels
 from vitruvius.attacks._models import full_precision
 from vitruvius.attacks._norms import L2, Norm, per_image
-from vitruvius.attacks._random import Dice
 
 EDGE = 1 - 1e-6  # pixels of exactly 0 and 1 have no finite w
 

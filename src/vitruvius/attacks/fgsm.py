@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Model, attacks
 from vitruvius.attacks._losses import CE, Loss, as_loss
 from vitruvius.attacks._models import slope
-from vitruvius.attacks._random import Dice
 
 
 @attacks.register("fgsm")

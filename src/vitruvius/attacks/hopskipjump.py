@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Model, attacks
 from vitruvius.attacks._losses import hard_labels
 from vitruvius.attacks._norms import L2, Norm, per_image
-from vitruvius.attacks._random import Dice
 
 Fools = Callable[[Tensor], Tensor]  # points (B, ...) → (B,) bool
 TRIES = 50  # random images asked for a first point that fools the model

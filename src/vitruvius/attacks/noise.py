@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Model, attacks
-from vitruvius.attacks._random import Dice
 
 
 @attacks.register("uniform_noise")

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
 from vitruvius.attacks._base import Attack, Model, attacks
 from vitruvius.attacks._losses import CE, Loss, as_loss, hard_labels
 from vitruvius.attacks._models import Slope, full_precision, slope
 from vitruvius.attacks._norms import L1, per_image
-from vitruvius.attacks._random import Dice
 from vitruvius.attacks._views import compiled
 from vitruvius.attacks._worst import Worst
 

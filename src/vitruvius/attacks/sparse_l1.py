@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Model, attacks
 from vitruvius.attacks._l1_ascent import largest
 from vitruvius.attacks._l1_box import inside, project_l1_box
 from vitruvius.attacks._losses import CE, Loss, as_loss
 from vitruvius.attacks._models import slope
 from vitruvius.attacks._norms import L1, Norm, per_image
-from vitruvius.attacks._random import Dice
 
 
 @attacks.register("sparse_l1")

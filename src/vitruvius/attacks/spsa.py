@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
 from vitruvius.attacks._base import Attack, Model, attacks
 from vitruvius.attacks._losses import MARGIN, Loss, as_loss
 from vitruvius.attacks._models import full_precision
-from vitruvius.attacks._random import Dice
 
 
 @attacks.register("spsa")

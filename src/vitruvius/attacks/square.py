@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
 from vitruvius.attacks._base import Attack, Model, attacks
 from vitruvius.attacks._bumps import Bumps, bumps_of
 from vitruvius.attacks._losses import MARGIN, hard_labels
 from vitruvius.attacks._models import full_precision
 from vitruvius.attacks._norms import per_image
-from vitruvius.attacks._random import Dice
 from vitruvius.attacks._squares import Squares, square_sides
 from vitruvius.attacks._stream import stream
 

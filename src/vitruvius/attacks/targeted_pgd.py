@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius._errors import UnknownName, suggest
 from vitruvius.attacks._base import Model, attacks
 from vitruvius.attacks._losses import hard_labels
-from vitruvius.attacks._random import Dice
 from vitruvius.attacks.pgd import PGD
 
 

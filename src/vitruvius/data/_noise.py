@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # the constants of splitmix64 as signed 64-bit numbers
-_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
-_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+from vitruvius._dice import GOLDEN, mix, shift, signed
 
 
 def image_keys(ids: Tensor, repeats: Tensor, *, seed: int, epoch: int) -> Tensor:
@@ -27,15 +25,15 @@ def seed_of(*numbers: int) -> int:
     """One non-negative 63-bit seed from several numbers; close inputs give unrelated seeds."""
     key = torch.zeros((), dtype=torch.int64)
     for number in numbers:
-        key = _fold(key, torch.full_like(key, _signed(number)))
+        key = _fold(key, torch.full_like(key, signed(number)))
     return int(key) & ((1 << 63) - 1)
 
 
 def uniform(keys: Tensor, stream: int, count: int) -> Tensor:
     """(B, count) numbers in [0, 1); different streams of one key are independent."""
     start = _fold(keys, torch.full_like(keys, stream))[:, None]
-    steps = torch.arange(count, device=keys.device) * _GOLDEN
-    return _shift(_splitmix(start + steps), 40).float() / (1 << 24)
+    steps = torch.arange(count, device=keys.device) * GOLDEN
+    return shift(_splitmix(start + steps), 40).float() / (1 << 24)
 
 
 @contextlib.contextmanager
@@ -64,18 +62,5 @@ def _fold(key: Tensor, value: Tensor) -> Tensor:
 
 
 def _splitmix(x: Tensor) -> Tensor:
-    """The output of splitmix64 in state x; int64 arithmetic wraps around as it should."""
-    x = x + _GOLDEN
-    x = (x ^ _shift(x, 30)) * _MIX_1
-    x = (x ^ _shift(x, 27)) * _MIX_2
-    return x ^ _shift(x, 31)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of signed numbers."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(number: int) -> int:
-    number &= (1 << 64) - 1
-    return number - (1 << 64) if number >> 63 else number
+    """The output of splitmix64 in state x."""
+    return mix(x + GOLDEN)
