@@ -10,7 +10,8 @@ from pathlib import Path
 
 from vitruvius._errors import DataError
 from vitruvius.corruptions import SEVERITIES
-from vitruvius.shifts._base import Part
+from vitruvius.shifts._base import Part, Shift
+from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels
 from vitruvius.shifts._pictures import Pictures
 
 ARCHIVES = ("noise", "blur", "weather", "digital", "extra")
@@ -29,6 +30,23 @@ PUBLISHED = {  # folders that archives unpack to
 def below(root: Path, names: Iterable[str]) -> Path:
     """The folder itself, or the one inside that an archive has made."""
     return next((root / name for name in names if (root / name).is_dir()), root)
+
+
+def corrupted_imagenet(
+    root: Path, name: str, corruptions: Sequence[str], *, benchmark: Sequence[str] | None = None
+) -> Shift:
+    """A published set of corrupted and cropped ImageNet pictures; its mean is over `benchmark`, by default over all."""
+    folder = below(root, PUBLISHED[name])
+    parts, missing, remarks = corrupted_parts(folder, corruptions, lambda _: imagenet_labels(), name=name)
+    return Shift(
+        name=name,
+        parts=parts,
+        num_classes=NUM_CLASSES,
+        cropped=True,
+        benchmark=tuple(benchmark or corruptions),
+        missing=missing,
+        remarks=remarks,
+    )
 
 
 def corrupted_parts(

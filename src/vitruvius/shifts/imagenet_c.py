@@ -6,21 +6,10 @@ from pathlib import Path
 
 from vitruvius.corruptions import ALL, BENCHMARK
 from vitruvius.shifts._base import Shift, shifts
-from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels
-from vitruvius.shifts._corrupted import PUBLISHED, below, corrupted_parts
+from vitruvius.shifts._corrupted import corrupted_imagenet
 
 
 @shifts.register("imagenet-c")
 def imagenet_c(root: Path) -> Shift:
     """`<corruption>/<severity>/<wnid>/`, also inside noise, blur, weather, digital and extra."""
-    folder = below(root, PUBLISHED["imagenet-c"])
-    parts, missing, remarks = corrupted_parts(folder, ALL, lambda _: imagenet_labels(), name="imagenet-c")
-    return Shift(
-        name="imagenet-c",
-        parts=parts,
-        num_classes=NUM_CLASSES,
-        cropped=True,
-        benchmark=BENCHMARK,
-        missing=missing,
-        remarks=remarks,
-    )
+    return corrupted_imagenet(root, "imagenet-c", ALL, benchmark=BENCHMARK)

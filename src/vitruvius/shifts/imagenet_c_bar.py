@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitruvius.shifts._base import Shift, shifts
-from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels
-from vitruvius.shifts._corrupted import PUBLISHED, below, corrupted_parts
+from vitruvius.shifts._corrupted import corrupted_imagenet
 
 BAR = (
     *("blue_noise_sample", "brownish_noise", "caustic_refraction", "checkerboard_cutout", "cocentric_sine_waves"),
@@ -17,14 +16,4 @@ BAR = (
 @shifts.register("imagenet-c-bar")
 def imagenet_c_bar(root: Path) -> Shift:
     """`<corruption>/<severity>/<wnid>/`, ten corruptions of its own."""
-    folder = below(root, PUBLISHED["imagenet-c-bar"])
-    parts, missing, remarks = corrupted_parts(folder, BAR, lambda _: imagenet_labels(), name="imagenet-c-bar")
-    return Shift(
-        name="imagenet-c-bar",
-        parts=parts,
-        num_classes=NUM_CLASSES,
-        cropped=True,
-        benchmark=BAR,
-        missing=missing,
-        remarks=remarks,
-    )
+    return corrupted_imagenet(root, "imagenet-c-bar", BAR)
