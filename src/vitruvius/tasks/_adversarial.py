@@ -13,7 +13,7 @@ from vitruvius._errors import ConfigError
 from vitruvius.attacks._models import frozen
 from vitruvius.tasks._base import Objective
 from vitruvius.tasks._inner import Inner, Spec
-from vitruvius.tasks._losses import accuracy
+from vitruvius.tasks._losses import Criterion, accuracy
 from vitruvius.tasks._passes import Passes
 from vitruvius.tasks._schedules import make_schedule
 
@@ -32,16 +32,33 @@ class AdversarialObjective(Objective):
     def __init__(
         self,
         model: nn.Module,
-        criterion: nn.Module,
-        inner: Inner,
         *,
-        penalty: float,
-        statistics: Statistics,
-        log_clean: bool = False,
+        eps: float,
+        norm: str = "linf",
+        attack: Spec = "pgd",
+        schedule: str | dict[str, Any] = "constant",
+        coupled: bool = True,
+        attack_mode: Literal["eval", "train"] = "eval",
+        attack_precision: Literal["same", "fp32", "bf16"] = "same",
         compile_attack: bool = True,
+        statistics: Statistics = ("adversarial",),
+        log_clean: bool = False,
+        smoothing: float = 0.0,
+        binary: bool = False,
+        penalty: float = 0.0,
     ) -> None:
-        super().__init__(model, criterion, penalty=penalty)
+        inner = Inner(
+            attack,
+            eps=eps,
+            norm=norm,
+            schedule=make_schedule(schedule),
+            coupled=coupled,
+            mode=attack_mode,
+            resting="attack" not in statistics,
+            precision=attack_precision,
+        )
         check_statistics(statistics, inner, {*self.inputs, *(("clean",) if log_clean else ())})
+        super().__init__(model, Criterion(smoothing=smoothing, binary=binary), penalty=penalty)
         self.inner, self.log_clean, self.compile_attack = inner, log_clean, compile_attack
         self.trainable_module = Passes(model, tuple(name in statistics for name in self.inputs))
         self.clean_updates = "clean" in statistics
@@ -105,27 +122,3 @@ def check_statistics(statistics: Statistics, inner: Inner, made: set[str]) -> No
             )
         if name != "attack" and name not in made:
             raise ConfigError(f"task.statistics names the {name} pass, which this task does not make.")
-
-
-def make_inner(
-    attack: Spec,
-    *,
-    eps: float,
-    norm: str,
-    schedule: str | dict[str, Any],
-    coupled: bool,
-    attack_mode: Literal["eval", "train"],
-    attack_precision: Literal["same", "fp32", "bf16"],
-    statistics: Statistics,
-) -> Inner:
-    """The inner attack as a recipe describes it."""
-    return Inner(
-        attack,
-        eps=eps,
-        norm=norm,
-        schedule=make_schedule(schedule),
-        coupled=coupled,
-        mode=attack_mode,
-        resting="attack" not in statistics,
-        precision=attack_precision,
-    )

@@ -15,14 +15,12 @@ from vitruvius._errors import ConfigError
 from vitruvius.attacks import CE, Attack, Dice
 from vitruvius.attacks._base import Model
 from vitruvius.attacks._models import slope
-from vitruvius.tasks._adversarial import AdversarialObjective, Statistics, make_inner
+from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
 from vitruvius.tasks._alignment import misalignment
 from vitruvius.tasks._base import tasks
-from vitruvius.tasks._losses import Criterion
 
-METHODS: dict[
-    str, dict[str, Any]
-] = {  # start in so many eps, then a step of so many eps, then back into the ball or not
+# a start in so many eps, a step of so many eps, and back into the ball or not
+METHODS: dict[str, dict[str, Any]] = {
     "rs_fgsm": {"noise": 1.0, "step": 1.25, "project": True},
     "n_fgsm": {"noise": 2.0, "step": 1.0, "project": False},
 }
@@ -70,24 +68,20 @@ class Fast(AdversarialObjective):
         if align < 0:
             raise ConfigError(f"task.align = {align}, expected 0 for no guard, or a weight such as 0.2.")
         chosen = {key: value for key, value in {"noise": noise, "step": step}.items() if value is not None}
-        inner = make_inner(
-            partial(NoisyFGSM, **{**METHODS[method], **chosen}),
-            eps=eps,
-            norm=norm,
-            schedule=schedule,
-            coupled=True,
-            attack_mode=attack_mode,
-            attack_precision=attack_precision,
-            statistics=statistics,
-        )
         super().__init__(
             model,
-            Criterion(smoothing=smoothing, binary=binary),
-            inner,
-            penalty=penalty,
+            eps=eps,
+            norm=norm,
+            attack=partial(NoisyFGSM, **{**METHODS[method], **chosen}),
+            schedule=schedule,
+            attack_mode=attack_mode,
+            attack_precision=attack_precision,
+            compile_attack=compile_attack,
             statistics=statistics,
             log_clean=log_clean,
-            compile_attack=compile_attack,
+            smoothing=smoothing,
+            binary=binary,
+            penalty=penalty,
         )
         self.align = align
 

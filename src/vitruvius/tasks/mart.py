@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vitruvius.tasks._adversarial import AdversarialObjective, Statistics, make_inner
+from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
 from vitruvius.tasks._base import tasks
 from vitruvius.tasks._inner import Spec
-from vitruvius.tasks._losses import Criterion, accuracy, divergence, log_probabilities
+from vitruvius.tasks._losses import accuracy, divergence, log_probabilities
 
 
 @tasks.register("mart")
@@ -39,18 +39,20 @@ class Mart(AdversarialObjective):
         smoothing: float = 0.0,
         penalty: float = 0.0,
     ) -> None:
-        inner = make_inner(
-            attack,
+        super().__init__(
+            model,
             eps=eps,
             norm=norm,
+            attack=attack,
             schedule=schedule,
             coupled=coupled,
             attack_mode=attack_mode,
             attack_precision=attack_precision,
+            compile_attack=compile_attack,
             statistics=statistics,
+            smoothing=smoothing,
+            penalty=penalty,
         )
-        criterion = Criterion(smoothing=smoothing)
-        super().__init__(model, criterion, inner, penalty=penalty, statistics=statistics, compile_attack=compile_attack)
         self.beta = beta
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:

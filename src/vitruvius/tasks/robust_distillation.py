@@ -9,10 +9,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from vitruvius.models import PixelModel
-from vitruvius.tasks._adversarial import AdversarialObjective, Statistics, make_inner
+from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
 from vitruvius.tasks._base import tasks
 from vitruvius.tasks._inner import Spec
-from vitruvius.tasks._losses import Criterion
 from vitruvius.tasks._teacher import load_teacher
 from vitruvius.tasks.distillation import check_classes, lesson, weights_of
 
@@ -44,24 +43,21 @@ class RobustDistillation(AdversarialObjective):
         binary: bool = False,
         penalty: float = 0.0,
     ) -> None:
-        inner = make_inner(
-            attack,
+        super().__init__(
+            model,
             eps=eps,
             norm=norm,
+            attack=attack,
             schedule=schedule,
             coupled=coupled,
             attack_mode=attack_mode,
             attack_precision=attack_precision,
-            statistics=statistics,
-        )
-        super().__init__(
-            model,
-            Criterion(smoothing=smoothing, binary=binary),
-            inner,
-            penalty=penalty,
+            compile_attack=compile_attack,
             statistics=statistics,
             log_clean=log_clean,
-            compile_attack=compile_attack,
+            smoothing=smoothing,
+            binary=binary,
+            penalty=penalty,
         )
         self.teacher = load_teacher(teacher, weights=teacher_weights, classes=model.num_classes)
         check_classes(self.teacher.model, model)

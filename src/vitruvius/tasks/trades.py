@@ -14,10 +14,10 @@ from vitruvius._errors import ConfigError
 from vitruvius.attacks import KL
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.targeted_pgd import TargetedPGD
-from vitruvius.tasks._adversarial import AdversarialObjective, Statistics, make_inner
+from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
 from vitruvius.tasks._base import tasks
 from vitruvius.tasks._inner import Spec, bound_attack, named_attack
-from vitruvius.tasks._losses import Criterion, accuracy, divergence
+from vitruvius.tasks._losses import accuracy, divergence
 
 
 @tasks.register("trades")
@@ -45,18 +45,21 @@ class Trades(AdversarialObjective):
         binary: bool = False,
         penalty: float = 0.0,
     ) -> None:
-        inner = make_inner(
-            climbing_divergence(attack, eps=eps, norm=norm),
+        super().__init__(
+            model,
             eps=eps,
             norm=norm,
+            attack=climbing_divergence(attack, eps=eps, norm=norm),
             schedule=schedule,
             coupled=coupled,
             attack_mode=attack_mode,
             attack_precision=attack_precision,
+            compile_attack=compile_attack,
             statistics=statistics,
+            smoothing=smoothing,
+            binary=binary,
+            penalty=penalty,
         )
-        criterion = Criterion(smoothing=smoothing, binary=binary)
-        super().__init__(model, criterion, inner, penalty=penalty, statistics=statistics, compile_attack=compile_attack)
         self.beta = beta
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
