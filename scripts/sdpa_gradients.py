@@ -2,9 +2,10 @@
 
     python scripts/sdpa_gradients.py [--device cuda]
 
-The plain path of `rpc` calls SDPA with q = k (one tensor, contiguous) and v as a strided view of the qkv projection; in
-one run on an H200 (torch 2.11) its bf16 gradients were off by more than their own size. This says which backend, which
-layout and which tensor; `rpc` itself comes last, with every backend.
+First the question that matters: does the gradient that comes from above keep one memory layout? The same q, k, v are
+asked twice, with gradients of two layouts, through each backend; then once more through `vitruvius.attention`, which
+puts every gradient into the layout of the output. cuDNN's plans are kept by the layouts of q, k and v alone
+(torch 2.11), so a second layout meets the first one's plan. Then every layout of q, k, v, and `rpc`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitruvius.attention import build_core, part
 from vitruvius.attention.fused import use
+from vitruvius.attention.softmax import attend as our_attend
 from vitruvius.heads import Heads, Site
 
 BACKENDS = [
@@ -67,17 +69,37 @@ def pursuit(tokens: int) -> Callable[..., Tensor]:
     return run
 
 
-def errors(way: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> list[float]:
-    """Relative, of the output and of every gradient."""
+def errors(way: Callable[..., Tensor], tensors: tuple[Tensor, ...], given: Tensor | None = None) -> list[float]:
+    """Relative, of the output and of every gradient, by the gradient that is `given` or any."""
     leaves = [x.detach().requires_grad_() for x in tensors]
-    exact = [x.detach().double().cpu().requires_grad_() for x in tensors]
-    slope = torch.randn(exact[-1].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    found, true = way(*leaves), way(*exact)
-    pairs = [(found, true)]
-    pairs += zip(
-        torch.autograd.grad(found, leaves, slope.to(found)), torch.autograd.grad(true, exact, slope), strict=True
-    )
-    return [float((a.detach().double().cpu() - b.detach()).norm() / b.detach().norm()) for a, b in pairs]
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    slope = torch.randn(exact[-1].shape, generator=torch.Generator().manual_seed(1)).to(exact[-1])
+    slope = slope if given is None else given.double()
+    found = way(*leaves)
+    slopes = torch.autograd.grad(found, leaves, slope.to(found) if given is None else given)
+    with sdpa_kernel(SDPBackend.MATH):
+        true = way(*exact)
+        true_slopes = torch.autograd.grad(true, exact, slope)
+    pairs = zip((found, *slopes), (true, *true_slopes), strict=True)
+    return [float((a.detach().double() - b.detach()).norm() / b.detach().norm()) for a, b in pairs]
+
+
+def two_slopes(dtype: torch.dtype, device: str, first: int) -> None:
+    """The same q, k, v and two memory layouts of the gradient, one after the other."""
+    for number, (way, name) in enumerate(((attend, "F.scaled_dot_product_attention"), (ours, "vitruvius"))):
+        tokens = 101 + 2 * first + 4 * number  # plans of its own for each order and way
+        heads = tuple(x.contiguous() for x in strided(8, tokens, dtype, device))
+        slope = torch.randn_like(heads[0])
+        slopes = {"(B, H, N, D)": slope, "(B, N, H, D)": slope.transpose(1, 2).contiguous().transpose(1, 2)}
+        for layout, given in sorted(slopes.items(), reverse=bool(first)):
+            found = errors(way, heads, given)
+            mark = "   <— wrong" if max(found) > 0.2 else ""
+            title = f"{str(dtype)[6:]}, {name}, gradient in {layout}"
+            print(f"{title:68s}{'  '.join(f'{value:.1e}' for value in found)}{mark}", flush=True)
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return our_attend(Heads(q, k, v, None, D**-0.5))
 
 
 def show(title: str, way: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> None:
@@ -97,6 +119,8 @@ def main() -> None:
     print(
         f"torch {torch.__version__}, {device}: relative errors of the output, then of the gradients of q, k, v or k, v"
     )
+    for first in (0, 1):
+        two_slopes(torch.float16, device, first)
     for dtype in (torch.bfloat16, torch.float16):
         for batch, tokens in ((8, 65), (8, 197), (256, 197)):
             made = strided(batch, tokens, dtype, device)

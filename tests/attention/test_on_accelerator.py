@@ -71,6 +71,18 @@ def test_the_gpu_agrees_with_float64_on_the_cpu(name, dtype, autocast):
         assert (actual - wanted).norm() <= tolerance * wanted.norm().clamp(min=1)
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_gradients_do_not_depend_on_the_layout_they_come_in(compiled):
+    heads = [x.half().cuda().requires_grad_() for x in make_heads(4, 3, 89 + compiled, 64)[:3]]
+    core = build_core(["softmax"], make_site(heads=3, queries=89 + compiled, key_dim=64))
+    core = torch.compile(core, fullgraph=True) if compiled else core
+    slope = torch.randn(4, 3, 89 + compiled, 64, device="cuda").half()
+    slopes = [slope, slope.transpose(1, 2).contiguous().transpose(1, 2)]
+    first, second = (torch.autograd.grad(core(Heads(*heads, None, 0.125)), heads, given) for given in slopes)
+    for a, b in zip(first, second, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
 def test_a_whole_model_trains_under_inductor_as_one_graph():
     torch.manual_seed(0)
     model = timm.create_model("deit_tiny_patch16_224", depth=2, num_classes=10).cuda()

@@ -56,9 +56,9 @@ class Siege:
             self.doubt = DOUBTS * float((seen - logits).abs().amax(1).mean())
             self.trusts = float((seen.argmax(1) != self.y[rows]).float().mean()) <= SIGHT
 
-    def storm_fast(self, name: str, threat: Threat, view: nn.Module) -> None:
+    def storm_fast(self, name: str, threat: Threat, view: Judged) -> None:
         """Search on a faster view of the model, and note the images it gave up too soon: where only it was fooled."""
-        search = self._search(threat, Judged(view, self.model))
+        search = self._search(threat, view)
         enough = torch.inf if isinstance(threat, AutoPGD) else -self.doubt  # Auto-PGD goes on until the model is fooled
 
         def move(rows: Tensor) -> Tensor:

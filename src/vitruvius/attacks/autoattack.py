@@ -2,6 +2,7 @@
 
 Croce & Hein 2020, arXiv:2003.01690. Images drop out as soon as they fall and batches are refilled. With
 precision="fast" all stages search in bfloat16 first; what falls is checked in float32, what stands is searched again.
+On an NVIDIA GPU passes of the model are recorded and replayed (`_replay.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from vitruvius._dice import Dice, image_ids
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius.attacks._base import Attack, Model, Threat, attacks
 from vitruvius.attacks._checks import check_inputs, check_logits, check_mode
-from vitruvius.attacks._models import frozen
+from vitruvius.attacks._models import Judged, frozen
 from vitruvius.attacks._outcome import Outcome
+from vitruvius.attacks._replay import replayed
 from vitruvius.attacks._siege import Siege
 from vitruvius.attacks._stages import STAGES, VERSIONS
 from vitruvius.attacks._views import compiled, fast_view
@@ -83,19 +85,20 @@ class AutoAttack(Attack):
         return siege.outcome()
 
     def _storm_exact(self, siege: Siege, model: nn.Module, x: Tensor) -> None:
-        view = compiled(model, x) if self.compile else model
+        view = replayed(compiled(model, x) if self.compile else model, x, self.batch_size or len(x))
         for name, threat in self.stages():
             siege.storm(name, threat, view)
 
     def _storm_fast(self, siege: Siege, model: nn.Module, x: Tensor) -> None:
         """All stages in bfloat16, then again in float32; what is left to do there does not pay for compiling it."""
-        view = fast_view(model, x)
-        view = compiled(view, x) if self.compile else view
+        room = self.batch_size or len(x)
+        view, exact = fast_view(model, x), replayed(model, x, room)
+        view = replayed(compiled(view, x) if self.compile else view, x, room)
         siege.meet(view)
         for name, threat in self.stages():
-            siege.storm_fast(name, threat, view)
+            siege.storm_fast(name, threat, Judged(view, exact))
         for name, threat in replace(self, compile=False).stages():
-            siege.storm_again(name, threat, model)
+            siege.storm_again(name, threat, exact)
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         raise NotImplementedError("AutoAttack searches by its stages; call it, or its method run.")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -23,7 +26,8 @@ class Softmax(Kernel):
 def attend(heads: Heads) -> Tensor:
     """softmax(q kᵀ · scale + bias) v of shape (B, H, N, E)."""
     q, k, v, bias, scale, dropout = heads
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+    return matched(out) if out.is_cuda and out.dtype.itemsize == 2 and out.requires_grad else out
 
 
 def attention_map(heads: Heads) -> Tensor:
@@ -32,3 +36,27 @@ def attention_map(heads: Heads) -> Tensor:
     if heads.bias is not None:
         logits = logits + heads.bias
     return logits.softmax(-1)
+
+
+def matched(out: Tensor) -> Tensor:
+    """`out` (B, H, N, E), whose gradient will come back in its own memory layout.
+
+    PyTorch (2.11) keeps cuDNN's backward plans by the layouts of q, k and v and not by that of the gradient: a second
+    layout meets the first one's plan, and the gradients of q, k and v are wrong without a word. `rpc` hands its
+    iterations gradients of several layouts. See docs/speed.md.
+    """
+    matching: Tensor = _Matching.apply(out)
+    return matching
+
+
+class _Matching(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor) -> Tensor:
+        ctx.rows_outside = out.transpose(1, 2).is_contiguous()  # memory is (B, N, H, E)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        if ctx.rows_outside:
+            return slope.transpose(1, 2).contiguous().transpose(1, 2)
+        return slope.contiguous()

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, SurgeryError
@@ -20,6 +19,7 @@ from vitruvius.attention._core import Kernel, attentions
 from vitruvius.attention.fused import can_run, wanted
 from vitruvius.attention.fused.masked import attend_kept, make_pattern
 from vitruvius.attention.mask import Mask
+from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
 NAMES = ("queries", "keys", "bias")
@@ -82,15 +82,15 @@ class SparseSoftmax(Kernel):
             pairs = bucket.queries[:, :, None] * M + bucket.keys[:, None, :] % M  # (S, T, U)
             bias = bias + given.flatten(-3).index_select(-1, pairs.flatten()).unflatten(-1, (S, T, U))
         rows, columns = bucket.queries.flatten(), bucket.keys.flatten()
-        out = F.scaled_dot_product_attention(
+        few = Heads(
             q.index_select(1, rows).unflatten(1, (S, T)),
             k.index_select(1, columns).unflatten(1, (S, U)),
             v.index_select(1, columns).unflatten(1, (S, U)),
-            attn_mask=bias,
-            dropout_p=heads.dropout,
-            scale=heads.scale,
+            bias,
+            heads.scale,
+            heads.dropout,
         )
-        return out.flatten(1, 2)
+        return attend(few).flatten(1, 2)
 
     def _attend_densely(self, heads: Heads, given: Tensor | None) -> Tensor:
         """The queries that keep most keys, (B, H·W, E)."""
@@ -98,9 +98,7 @@ class SparseSoftmax(Kernel):
         bias = heads.q.new_zeros(kept.shape).masked_fill(~kept, -torch.inf)
         if given is not None:
             bias = bias + given[..., self.wide, :]
-        q = heads.q[:, :, self.wide]
-        out = F.scaled_dot_product_attention(q, heads.k, heads.v, bias, heads.dropout, scale=heads.scale)
-        return out.flatten(1, 2)
+        return attend(heads._replace(q=heads.q[:, :, self.wide], bias=bias)).flatten(1, 2)
 
     def _buckets(self) -> Iterator[Bucket]:
         for i in range(self.num_buckets):

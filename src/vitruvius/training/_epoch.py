@@ -66,7 +66,7 @@ def _train_batch(
 ) -> dict[str, Tensor] | None:
     """`train_batch` with the dice of this batch; a loss that is no number is reported with its images."""
     process = session.process
-    seed_luck(seed=session.config.seed, epoch=session.epoch, batch=number, rank=process.rank)
+    seed_luck(seed=session.config.seed, epoch=session.epoch, batch=number, rank=process.rank, device=process.device)
     try:
         return train_batch(session, x.to(process.device), y.to(process.device), number, batches)
     except Spoilt as spoilt:

@@ -84,11 +84,11 @@ def _report(result: dict[str, Tensor], labels: Tensor) -> Numbers:
 def update(session: Session) -> None:
     """Gradients into the weights, unless they are spoilt; the average and the schedule follow."""
     train = session.config.train
-    parameters: Any = list(session.task.get_clip_parameters(exclude_head=train.clip_mode == "agc"))
     if _spoilt(session):
         session.skipped += 1
     else:
         if train.clip_grad is not None:
+            parameters: Any = list(session.task.get_clip_parameters(exclude_head=train.clip_mode == "agc"))
             session.scaler.unscale_(session.optimizer)
             dispatch_clip_grad(parameters, value=train.clip_grad, mode=train.clip_mode)
         session.scaler.step(session.optimizer)

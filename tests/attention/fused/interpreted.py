@@ -27,6 +27,8 @@ PURSUITS = {
     "half precision": (20, {"dtype": torch.float16, "sparsity": 2.0}),  # a key near tau may be clipped or not
     "heads too long for one program": (37, {"whole": 0, "iterations": 3}),
     "heads too long, queries kept": (21, {"whole": 0, "asymmetric": True, "bias": True}),
+    "a few rows over": (66, {"iterations": 2}),
+    "a few rows over, too long for one program, queries kept": (66, {"whole": 0, "asymmetric": True, "bias": True}),
     "one token": (1, {}),
 }
 

@@ -26,10 +26,10 @@ def pursue(
     q, k, v, bias, out, low, sums, taus, scratch, lengths, flags,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, bias_b, bias_h, bias_n, step_stride,
     count, iterations, coefficient, scale,
-    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    CHUNKS: tl.constexpr, TAIL: tl.constexpr, EVERY: tl.constexpr, SIGN: tl.constexpr, CLIP: tl.constexpr,
-    INVERSE: tl.constexpr, BIAS: tl.constexpr, SELF: tl.constexpr, EXACT: tl.constexpr, ANCHORED: tl.constexpr,
-    SOME: tl.constexpr,
+    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, REST: tl.constexpr,
+    KEYS: tl.constexpr, CHUNKS: tl.constexpr, TAIL: tl.constexpr, EVERY: tl.constexpr, SIGN: tl.constexpr,
+    CLIP: tl.constexpr, INVERSE: tl.constexpr, BIAS: tl.constexpr, SELF: tl.constexpr, EXACT: tl.constexpr,
+    ANCHORED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
     """All iterations of all heads (SOME: of the flagged ones); a program has scratch for K' of the head it works on.
 
@@ -45,7 +45,7 @@ def pursue(
             longest = pursue_head(
                 head, q, k, v, bias, out, low, sums, taus, scratch + slot * (N * D), lengths + slot * N,
                 q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, bias_b, bias_h, bias_n, step_stride, count, iterations,
-                coefficient, scale, N, D, W, H, ROWS, KEYS, CHUNKS, TAIL, EVERY, SIGN, CLIP, INVERSE, BIAS, SELF,
+                coefficient, scale, N, D, W, H, ROWS, REST, KEYS, CHUNKS, TAIL, EVERY, SIGN, CLIP, INVERSE, BIAS, SELF,
                 EXACT, ANCHORED,
             )  # fmt: skip
             if ANCHORED:
@@ -57,9 +57,10 @@ def pursue_head(
     head, q, k, v, bias, out, low, sums, taus, ours, squares,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, bias_b, bias_h, bias_n, step_stride,
     count, iterations, coefficient, scale,
-    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    CHUNKS: tl.constexpr, TAIL: tl.constexpr, EVERY: tl.constexpr, SIGN: tl.constexpr, CLIP: tl.constexpr,
-    INVERSE: tl.constexpr, BIAS: tl.constexpr, SELF: tl.constexpr, EXACT: tl.constexpr, ANCHORED: tl.constexpr,
+    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, REST: tl.constexpr,
+    KEYS: tl.constexpr, CHUNKS: tl.constexpr, TAIL: tl.constexpr, EVERY: tl.constexpr, SIGN: tl.constexpr,
+    CLIP: tl.constexpr, INVERSE: tl.constexpr, BIAS: tl.constexpr, SELF: tl.constexpr, EXACT: tl.constexpr,
+    ANCHORED: tl.constexpr,
 ):  # fmt: skip
     """All iterations of one head. Returns the length of its longest K' (ANCHORED only)."""
     stretch = scale * 1.4426950408889634
@@ -86,27 +87,44 @@ def pursue_head(
             longest = tl.sqrt(tl.max(tl.load(squares + everyone, mask=everyone < N, other=0.0), 0))
             longest_ever = tl.maximum(longest_ever, longest)
         tl.debug_barrier()  # all of K' is on the chip: rows may now be replaced in memory
-        for start in range(0, N, ROWS):
-            rows = start + tl.arange(0, ROWS)
-            if SELF:
-                query = load_rows(ours, rows, D, N, D, W, False)
-            else:
-                query = load_rows(q + b * q_b + h * q_h, rows, q_n, N, D, W, False)
-            key = load_rows(keys, rows, k_n, N, D, W, False)
-            if ANCHORED:
-                result, lse = attend_anchored(
-                    query, cleans, values, anchors(squares, rows, longest, stretch, N), stretch,
-                    N, KEYS, CHUNKS, TAIL, EXACT,
-                )  # fmt: skip
-            else:
-                result, lse = attend_chunks(
-                    query, rows, cleans, values, bias + b * bias_b + h * bias_h, bias_n, stretch,
-                    N, KEYS, CHUNKS, TAIL, BIAS, EXACT,
-                )  # fmt: skip
-            tl.debug_barrier()  # every warp has read this tile's rows and anchors
-            conclude(
-                step, iterations - 1, rows, result, lse, key, out + flat, low + flat, step_stride,
-                sums + (step * count + head) * N, ours, squares, tau, N, D, W, H, SIGN, CLIP, ANCHORED,
+        for start in range(0, N - N % ROWS if REST else N, ROWS):
+            pursue_rows(
+                start + tl.arange(0, ROWS), step, iterations - 1, cleans, values, longest, tau,
+                q + b * q_b + h * q_h, q_n, keys, k_n, bias + b * bias_b + h * bias_h, bias_n, stretch,
+                out + flat, low + flat, step_stride, sums + (step * count + head) * N, ours, squares,
+                N, D, W, H, KEYS, CHUNKS, TAIL, SIGN, CLIP, BIAS, SELF, EXACT, ANCHORED,
+            )  # fmt: skip
+        if REST:
+            pursue_rows(
+                N - N % ROWS + tl.arange(0, REST), step, iterations - 1, cleans, values, longest, tau,
+                q + b * q_b + h * q_h, q_n, keys, k_n, bias + b * bias_b + h * bias_h, bias_n, stretch,
+                out + flat, low + flat, step_stride, sums + (step * count + head) * N, ours, squares,
+                N, D, W, H, KEYS, CHUNKS, TAIL, SIGN, CLIP, BIAS, SELF, EXACT, ANCHORED,
             )  # fmt: skip
         tl.debug_barrier()
     return longest_ever
+
+
+@triton.jit
+def pursue_rows(
+    rows, step, last, cleans, values, longest, tau, q, q_n, keys, k_n, bias, bias_n, stretch,
+    out, low, step_stride, sums, ours, squares,
+    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, KEYS: tl.constexpr, CHUNKS: tl.constexpr,
+    TAIL: tl.constexpr, SIGN: tl.constexpr, CLIP: tl.constexpr, BIAS: tl.constexpr, SELF: tl.constexpr,
+    EXACT: tl.constexpr, ANCHORED: tl.constexpr,
+):  # fmt: skip
+    """One iteration of some rows of a head, whose K' and values are on the chip."""
+    query = load_rows(ours, rows, D, N, D, W, False) if SELF else load_rows(q, rows, q_n, N, D, W, False)
+    key = load_rows(keys, rows, k_n, N, D, W, False)
+    if ANCHORED:
+        anchor = anchors(squares, rows, longest, stretch, N)
+        result, lse = attend_anchored(query, cleans, values, anchor, stretch, N, KEYS, CHUNKS, TAIL, EXACT)
+    else:
+        result, lse = attend_chunks(
+            query, rows, cleans, values, bias, bias_n, stretch, N, KEYS, CHUNKS, TAIL, BIAS, EXACT
+        )  # fmt: skip
+    tl.debug_barrier()  # every warp has read this tile's rows and anchors
+    conclude(
+        step, last, rows, result, lse, key, out, low, step_stride, sums, ours, squares, tau,
+        N, D, W, H, SIGN, CLIP, ANCHORED,
+    )  # fmt: skip
