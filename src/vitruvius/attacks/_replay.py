@@ -8,6 +8,7 @@ what does not repeat itself (random models) or cannot be recorded is asked as be
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from vitruvius.attacks._models import Around
 
-PAYS = 5  # calls of one size before it is recorded: recording costs about four
+PAYS = 16  # calls of one size before it is recorded: recording costs about five
 PARTS = 8  # sizes up to the largest batch
 CLOSE = {False: 1e-3, True: 1e-2}  # relative error of logits and of gradients that a recording may have
 
@@ -192,13 +193,22 @@ class Recorder:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             work()
-            mode = torch.cuda.get_sync_debug_mode()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with waiting_refused():
                 work()
-            finally:
-                torch.cuda.set_sync_debug_mode(mode)
         torch.cuda.current_stream().wait_stream(side)
+
+
+@contextmanager
+def waiting_refused() -> Iterator[None]:
+    """Inside, what waits for the device is an error."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch calls this mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def tiling(k: Tensor, tiles: Tiling) -> dict[str, Any]:
     rows = min(tiles.rows, max(16, power_of_two(N)))
     keys = min(tiles.keys // shrink, max(16, power_of_two(N)))
     tail = 0 if N % keys == 0 else max(16, power_of_two(N % keys))
-    rest = 0 if N % rows == 0 or not tiles.rest else max(16, power_of_two(N % rows))
+    rest = max(16, power_of_two(N % rows)) if rows < N < 2 * rows else 0
     exact = "tf32x3" if k.dtype == torch.float32 else "tf32"
     return {
         "N": N, "D": D, "W": W, "H": H, "ROWS": rows, "REST": rest % rows, "KEYS": keys, "TAIL": tail,
