@@ -28,7 +28,7 @@ PURSUITS = {
     "heads too long for one program": (37, {"whole": 0, "iterations": 3}),
     "heads too long, queries kept": (21, {"whole": 0, "asymmetric": True, "bias": True}),
     "a few rows over": (66, {"iterations": 2}),
-    "a few rows over, too long for one program, queries kept": (66, {"whole": 0, "asymmetric": True, "bias": True}),
+    "a few rows over, queries kept": (66, {"asymmetric": True, "bias": True, "iterations": 2}),
     "one token": (1, {}),
 }
 

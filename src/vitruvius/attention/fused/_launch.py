@@ -10,10 +10,7 @@ from torch import Tensor
 
 
 class Tiling(NamedTuple):
-    """Rows and keys of a tile, warps and stages of a program, programs for each multiprocessor, registers a thread.
-
-    `rest`: whether a few rows that are left over get a smaller tile.
-    """
+    """Rows and keys of a tile, warps and stages of a program, programs for each multiprocessor, registers a thread."""
 
     rows: int
     keys: int
@@ -21,26 +18,19 @@ class Tiling(NamedTuple):
     stages: int
     programs: int
     registers: int | None = None
-    rest: bool = True
 
 
 def tiling(k: Tensor, tiles: Tiling) -> dict[str, Any]:
-    """The compile-time settings that all kernels share, for keys of shape (B, H, N, D).
-
-    REST: rows of a smaller tile at the end, 0 where it would be as large as the others. Pictures of 8 · 8, 14 · 14 or
-    24 · 24 patches and a class token leave a few rows over.
-    """
+    """The compile-time settings that all kernels share, for keys of shape (B, H, N, D)."""
     _, H, N, D = k.shape
     W = power_of_two(D)
     shrink = 2 if W > 64 or k.dtype == torch.float32 else 1
     rows = min(tiles.rows, max(16, power_of_two(N)))
     keys = min(tiles.keys // shrink, max(16, power_of_two(N)))
     tail = 0 if N % keys == 0 else max(16, power_of_two(N % keys))
-    rest = max(16, power_of_two(N % rows)) if rows < N < 2 * rows else 0
     exact = "tf32x3" if k.dtype == torch.float32 else "tf32"
     return {
-        "N": N, "D": D, "W": W, "H": H, "ROWS": rows, "REST": rest % rows, "KEYS": keys, "TAIL": tail,
-        "EXACT": exact,
+        "N": N, "D": D, "W": W, "H": H, "ROWS": rows, "KEYS": keys, "TAIL": tail, "EXACT": exact,
         "num_warps": tiles.warps, "num_stages": 1 if k.dtype == torch.float32 else tiles.stages,
         "maxnreg": tiles.registers,
     }  # fmt: skip

@@ -103,35 +103,11 @@ def iterate(
     q, k, v, bias, out, low, sums, taus, source, target,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, bias_b, bias_h, bias_n, step_stride,
     count, step, last, scale,
-    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, REST: tl.constexpr,
-    KEYS: tl.constexpr, TAIL: tl.constexpr, SIGN: tl.constexpr, CLIP: tl.constexpr, BIAS: tl.constexpr,
+    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    TAIL: tl.constexpr, SIGN: tl.constexpr, CLIP: tl.constexpr, BIAS: tl.constexpr,
     SELF: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One iteration of some rows of one head, for heads too long for `pursue`; the last rows may be few."""
-    start = tl.program_id(0) * ROWS
-    if REST and start + ROWS > N:
-        iterate_rows(
-            start + tl.arange(0, REST), q, k, v, bias, out, low, sums, taus, source, target,
-            q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, bias_b, bias_h, bias_n, step_stride,
-            count, step, last, scale, N, D, W, H, KEYS, TAIL, SIGN, CLIP, BIAS, SELF, EXACT,
-        )  # fmt: skip
-    else:
-        iterate_rows(
-            start + tl.arange(0, ROWS), q, k, v, bias, out, low, sums, taus, source, target,
-            q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, bias_b, bias_h, bias_n, step_stride,
-            count, step, last, scale, N, D, W, H, KEYS, TAIL, SIGN, CLIP, BIAS, SELF, EXACT,
-        )  # fmt: skip
-
-
-@triton.jit
-def iterate_rows(
-    rows, q, k, v, bias, out, low, sums, taus, source, target,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, bias_b, bias_h, bias_n, step_stride,
-    count, step, last, scale,
-    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, KEYS: tl.constexpr, TAIL: tl.constexpr,
-    SIGN: tl.constexpr, CLIP: tl.constexpr, BIAS: tl.constexpr, SELF: tl.constexpr, EXACT: tl.constexpr,
-):  # fmt: skip
-    """`iterate` for these rows."""
+    """One iteration of some rows of one head, for heads too long for `pursue`."""
     head = tl.program_id(1)
     b = tl.cast(head // H, tl.int64)
     h = tl.cast(head % H, tl.int64)
@@ -140,6 +116,7 @@ def iterate_rows(
     tau = 0.0
     if CLIP:
         tau = tl.load(taus + head)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     if SELF:
         query = load_rows(source + ours, rows, D, N, D, W, False)
     else:
@@ -147,7 +124,7 @@ def iterate_rows(
     key = load_rows(k + b * k_b + h * k_h, rows, k_n, N, D, W, False)
     result, lse = attend(
         query, rows, source + ours, D, v + b * v_b + h * v_h, v_n, bias + b * bias_b + h * bias_h, bias_n,
-        scale * 1.4426950408889634, N, D, W, KEYS, TAIL, BIAS, EXACT,
+        scale * 1.4426950408889634, N, D, W, ROWS, KEYS, TAIL, BIAS, EXACT,
     )  # fmt: skip
     conclude(
         step, last, rows, result, lse, key, out + flat, low + flat, step_stride,

@@ -126,41 +126,18 @@ def iterate_back(
     q, v, bias, out, low, sums, pulls, clean, sides, slopes, deltas, next_slopes, next_deltas,
     slope_q, slope_k, slope_v, sum_w,
     q_b, q_h, q_n, v_b, v_h, v_n, bias_b, bias_h, bias_n, step_stride, count, step, last, scale,
-    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, REST: tl.constexpr,
-    KEYS: tl.constexpr, TAIL: tl.constexpr, SIGN: tl.constexpr, CLIP: tl.constexpr, BIAS: tl.constexpr,
-    SELF: tl.constexpr, EXACT: tl.constexpr,
+    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    TAIL: tl.constexpr, SIGN: tl.constexpr, CLIP: tl.constexpr, BIAS: tl.constexpr, SELF: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One iteration back of some rows; the last ones may be few."""
-    start = tl.program_id(0) * ROWS
-    if REST and start + ROWS > N:
-        retrace(
-            start + tl.arange(0, REST), q, v, bias, out, low, sums, pulls, clean, sides, slopes, deltas, next_slopes,
-            next_deltas, slope_q, slope_k, slope_v, sum_w, q_b, q_h, q_n, v_b, v_h, v_n, bias_b, bias_h, bias_n,
-            step_stride, count, step, last, scale, N, D, W, H, KEYS, TAIL, SIGN, CLIP, BIAS, SELF, EXACT,
-        )  # fmt: skip
-    else:
-        retrace(
-            start + tl.arange(0, ROWS), q, v, bias, out, low, sums, pulls, clean, sides, slopes, deltas, next_slopes,
-            next_deltas, slope_q, slope_k, slope_v, sum_w, q_b, q_h, q_n, v_b, v_h, v_n, bias_b, bias_h, bias_n,
-            step_stride, count, step, last, scale, N, D, W, H, KEYS, TAIL, SIGN, CLIP, BIAS, SELF, EXACT,
-        )  # fmt: skip
-
-
-@triton.jit
-def retrace(
-    rows, q, v, bias, out, low, sums, pulls, clean, sides, slopes, deltas, next_slopes, next_deltas,
-    slope_q, slope_k, slope_v, sum_w,
-    q_b, q_h, q_n, v_b, v_h, v_n, bias_b, bias_h, bias_n, step_stride, count, step, last, scale,
-    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, KEYS: tl.constexpr, TAIL: tl.constexpr,
-    SIGN: tl.constexpr, CLIP: tl.constexpr, BIAS: tl.constexpr, SELF: tl.constexpr, EXACT: tl.constexpr,
-):  # fmt: skip
-    """`iterate_back` for these rows."""
+    """One iteration back of some rows."""
     head = tl.program_id(1)
     b = tl.cast(head // H, tl.int64)
     h = tl.cast(head % H, tl.int64)
     flat = b * (N * H * D) + h * D
     ours = tl.cast(head, tl.int64) * (N * D)
-    nothing = tl.zeros((rows.shape[0], W), tl.float32)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    nothing = tl.zeros((ROWS, W), tl.float32)
     slope_query, slope_key, slope_value = attend_back(
         nothing, nothing, load_some(slope_v + flat, rows, tl.where(step < last, N, 0), H * D, D, W), rows,
         q + b * q_b + h * q_h, q_n, clean + ours, D, v + b * v_b + h * v_h, v_n, slopes + ours, D,

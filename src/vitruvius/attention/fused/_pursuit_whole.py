@@ -33,6 +33,7 @@ def pursue(
 ):  # fmt: skip
     """All iterations of all heads (SOME: of the flagged ones); a program has scratch for K' of the head it works on.
 
+    REST, unless 0: the rows of a smaller tile for what is left over after the full ones.
     ANCHORED, for keys that ask: row i has no score greater than ‖K'_i‖ max ‖K'‖, and that with itself is ‖K'_i‖², so
     that weights relative to `anchors` neither overflow nor vanish, unless a key is very long: then the head is flagged.
     """

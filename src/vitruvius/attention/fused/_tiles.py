@@ -77,13 +77,13 @@ def fold(
 @triton.jit
 def attend(
     query, rows, keys, key_stride, values, value_stride, bias, bias_stride, scale,
-    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, KEYS: tl.constexpr, TAIL: tl.constexpr,
+    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TAIL: tl.constexpr,
     BIAS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """softmax(query keysᵀ) values for some rows, and the logarithm (base 2) of the sum. TAIL ≥ N mod KEYS."""
-    top = tl.full((query.shape[0],), float("-inf"), tl.float32)
-    total = tl.zeros((query.shape[0],), tl.float32)
-    out = tl.zeros((query.shape[0], W), tl.float32)
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    out = tl.zeros((ROWS, W), tl.float32)
     for start in range(0, N // KEYS * KEYS, KEYS):
         columns = start + tl.arange(0, KEYS)
         key = load_rows(keys, columns, key_stride, N, D, W, True)
