@@ -10,8 +10,7 @@ from torch import Tensor
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius._yaml import read_yaml
-from vitruvius.data import DataConfig, eval_loader, held_out
-from vitruvius.data._folder import split_folder
+from vitruvius.data import DataConfig, eval_loader, held_out, split_folder
 from vitruvius.evaluation._target import TargetConfig
 from vitruvius.evaluation.metrics import Baseline, collect_logits, fit_temperature
 from vitruvius.evaluation.shift_report import load_shift_report

@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._processes import Process
-from vitruvius.data import DataConfig, Loader
-from vitruvius.data._image_loader import ImageLoader
-from vitruvius.data._order import Order
-from vitruvius.data._preprocessing import InputSize, eval_transform, resolve
-from vitruvius.data._tensors import TensorLoader, TensorSet
+from vitruvius.data import DataConfig, InputSize, Loader, TensorSet, images_loader
 from vitruvius.shifts import ArrayImages, Images
 
 
@@ -22,13 +18,15 @@ def shift_loader(
     """The images `ids`, each once, dealt out to the processes."""
     if cropped and config.crop_pct is None:
         config = dataclasses.replace(config, crop_pct=1.0)
-    pre = resolve(config, input_size)
-    size = config.eval_batch_size or config.batch_size
-    order = Order(ids, batch_size=size, shuffle=False, rank=process.rank, world_size=process.world_size)
-    if isinstance(images, ArrayImages):
-        held = TensorSet(name=images.name, images=images.pixels, labels=images.labels, num_classes=images.num_classes)
-        return TensorLoader(held, order, pre, config, process.device)
-    return ImageLoader(images, order, eval_transform(pre), config, channels=pre.size[0], device=process.device)
+    return images_loader(
+        _held(images) if isinstance(images, ArrayImages) else images,
+        config,
+        input_size=input_size,
+        rank=process.rank,
+        world_size=process.world_size,
+        device=process.device,
+        only=ids,
+    )
 
 
 def chosen(images: Images, limit: int | None) -> Tensor:
@@ -36,3 +34,7 @@ def chosen(images: Images, limit: int | None) -> Tensor:
     if limit is None or limit >= len(images):
         return torch.arange(len(images))
     return images.keys.argsort(stable=True)[:limit].sort().values
+
+
+def _held(images: ArrayImages) -> TensorSet:
+    return TensorSet(name=images.name, images=images.pixels, labels=images.labels, num_classes=images.num_classes)
