@@ -1,7 +1,8 @@
 """Models of the light recipe that timm does not name, built by timm (Debenedetti et al. 2023, arXiv:2209.07399).
 
-XCiTs of 12 blocks, CaiT-S12, PoolFormer-M12, ResNets with GELU, and ResNet-50 for 32×32 images: a 3×3 first
-convolution without stride and no pooling after it. ConvNeXt-T, XCiT-N12 and XCiT-S12 are timm's own.
+XCiTs of 12 blocks, CaiT-S12, PoolFormer-M12, ResNets with GELU (one of them with eight norms at every place), and
+ResNet-50 for 32×32 images: a 3×3 first convolution without stride and no pooling after it. ConvNeXt-T, XCiT-N12 and
+XCiT-S12 are timm's own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from timm.models.resnet import Bottleneck, ResNet
 from torch import nn
 
 from vitruvius.models._registry import models
+from vitruvius.models.eight_norms import resnet50_gelu_adv
 from vitruvius.models.small import LARGE_XCIT, MEDIUM_XCIT, configured
 
 Make = Callable[..., nn.Module]
@@ -44,14 +46,22 @@ def _resnet50_32(**kwargs: Any) -> nn.Module:
     return model
 
 
-def _add(name: str, doc: str, make: Make, ends: tuple[str, str], size: int = 224, **settings: Any) -> None:
+def _add(
+    name: str,
+    doc: str,
+    make: Make,
+    ends: tuple[str, str],
+    size: int = 224,
+    colours: dict[str, Any] = PHOTOGRAPH,
+    **settings: Any,
+) -> None:
     """Register a model: how it is made, its first and last layer, and the preprocessing that is not the usual."""
     sized = "resnet" not in name and "resnext" not in name and "poolformer" not in name  # the others see any size
 
     def build(**kwargs: Any) -> nn.Module:
         wanted, channels = kwargs.get("img_size", size), kwargs.get("in_chans", 3)
         own = kwargs if sized else {key: value for key, value in kwargs.items() if key != "img_size"}
-        statistics = PHOTOGRAPH if channels == 3 and size > 32 else {}
+        statistics = colours if channels == 3 and size > 32 else {}
         return configured(make(**own), wanted, channels, *ends, **{**statistics, **settings})
 
     models.add(f"vitruvius/{name}", build, doc)
@@ -76,5 +86,14 @@ for _depth, _seen in (
 ):
     _make = partial(timm.create_model, f"resnet{_depth}", act_layer="gelu")
     _add(f"resnet{_depth}_gelu", f"ResNet-{_depth} with GELU everywhere", _make, _RESNET, **_seen)
+_add(
+    "resnet50_gelu_adv",
+    "ResNet-50 with GELU and eight ghost batch norms (Bai et al. 2021)",
+    resnet50_gelu_adv,
+    _RESNET,
+    colours={},
+    crop_pct=0.875,
+    interpolation="bilinear",
+)
 _add("resnet50_32", "ResNet-50 for 32×32 images: 3×3 first convolution, no pooling after it", _resnet50_32, _RESNET, 32)
 _add("resnext152_32x8d", "ResNeXt of 3-4-36-3 blocks, 32×8d, SiLU", _resnext, _RESNET, 380, crop_pct=0.95)
