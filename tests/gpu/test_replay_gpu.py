@@ -12,12 +12,16 @@ from vitruvius.attacks import CE
 from vitruvius.attacks import autoattack as module
 from vitruvius.attacks._models import slope
 from vitruvius.attacks._replay import PAYS, Replayed
+from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.square import Square
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
+
+EPS = 1 / 255
 
 
 def make_model(name="test_vit", *parts):
@@ -55,9 +59,8 @@ def test_autoattack_fells_the_same_images(precision, monkeypatch):
     model = make_model()
     x = torch.rand(64, 3, 160, 160, device="cuda")
     y = model(x).argmax(1)
-    attack = AutoAttack(
-        eps=0.3 / 255, version="custom", attacks=("apgd-ce", "fab-t", "square"), precision=precision, batch_size=32
-    )
+    stages = (APGD(eps=EPS, steps=40), Square(eps=EPS, queries=100))
+    attack = AutoAttack(eps=EPS, version="custom", attacks=stages, precision=precision, batch_size=32)
     found = attack.run(model, x, y)
     monkeypatch.setattr(module, "replayed", lambda model, *_: model)
     expected = attack.run(model, x, y)

@@ -1,0 +1,115 @@
+"""What our GPU kernels need, learned without a GPU: registers, spills, shared memory, tensor-core instructions.
+
+    python scripts/kernel_resources.py [--tokens 197] [--width 64] [--capability 90]
+
+Triton compiles for a GPU that is not there; the compiler's report answers most questions before device time is spent:
+how many programs fit on a multiprocessor, whether registers spill, whether the products use the tensor cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from vitruvius.attention.fused import _pursuit, _pursuit_back, _pursuit_whole, _sparse, masked, rpc
+
+TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+WORDS = ("HGMMA", "HMMA", "MUFU.EX2", "LDL")  # Hopper's products, older ones, exponentials, loads of spilled registers
+B, H, N, D = 2, 3, 197, 64
+
+
+class Absent:
+    """A driver that knows only which GPU is meant."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int = 0) -> int:
+        return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=N)
+    parser.add_argument("--width", type=int, default=D)
+    parser.add_argument("--capability", type=int, default=90, help="90: Hopper, 80: Ampere")
+    options = parser.parse_args()
+    driver.set_active(Absent(options.capability))
+    made = kernels(options.tokens, options.width)
+    print(f"bf16, {options.tokens} tokens, width {options.width}, sm_{options.capability}, Triton {triton.__version__}")
+    print(f"{'':24s}registers  spilled bytes  shared bytes  " + "  ".join(f"{word:>9s}" for word in WORDS))
+    for name, (kernel, arguments, settings) in made.items():
+        print(f"{name:24s}{describe(kernel.warmup(*arguments, grid=(1,), **settings))}", flush=True)
+
+
+def kernels(N: int, D: int) -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """Kernels with arguments of the right kinds; their numbers do not matter."""
+    k = torch.zeros(B, N, 3, H, D, dtype=torch.bfloat16).permute(2, 0, 3, 1, 4)[1]
+    x, f, bytes_ = torch.zeros(B, H, N, D).bfloat16(), torch.zeros(8), torch.zeros(8, dtype=torch.int8)
+    whole, tiled, back = (rpc._Run.of(None, k, k, None, 1.0, -1, t) for t in (rpc.FORWARD, rpc.TILED, rpc.BACKWARD))
+    numbers: tuple[Any, ...] = (x.numel(), B * H, 4)
+    return {
+        "rpc, a head at once": (
+            _pursuit_whole.pursue,
+            (k, k, k, k, x, x, f, f, x, f, integers(), *whole.strides, *numbers, 1.0, 0.125),
+            {**whole.settings, "INVERSE": True, "REST": 0, "CHUNKS": N // whole.settings["KEYS"], "ANCHORED": True,
+             "EVERY": 1 << (N - 1).bit_length(), "SOME": False},
+        ),
+        "rpc, one iteration": (
+            _pursuit.iterate, (k, k, k, k, x, x, f, f, x, x, *tiled.strides, *numbers, 3, 0.125), tiled.settings
+        ),
+        "rpc, one iteration back": (
+            _pursuit_back.iterate_back,
+            (k, k, k, x, x, f, f, x, bytes_, x, f, x, f, x, x, x, x, *back.strides[:3], *back.strides[6:], *numbers, 3,
+             0.125),
+            back.settings,
+        ),
+        "mask": (
+            _sparse.look,
+            (k, k, k, x, f, *[integers()] * 4, *k.stride()[:3] * 3, 4, 0.125),
+            masked._settings(k, k, masked.FORWARD),
+        ),
+        "mask, back": (
+            _sparse.look_back,
+            (k, k, k, x, f, x, x, x, x, *[integers()] * 8, *k.stride()[:3] * 4, 4, 4, 0.125),
+            masked._settings(k, k, masked.BACKWARD),
+        ),
+    }  # fmt: skip
+
+
+def integers() -> Tensor:
+    return torch.zeros(8, dtype=torch.int32)
+
+
+def describe(compiled: Any) -> str:
+    """One line of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(compiled.asm["cubin"])
+        usage, code = (
+            subprocess.run([TOOL, option, file], capture_output=True, text=True, check=True).stdout
+            for option in ("-res-usage", "-sass")
+        )
+    registers, stack = (int(re.search(rf"{word}:(\d+)", usage)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
+    counts = "  ".join(f"{code.count(word):9d}" for word in WORDS)
+    return f"{registers:9d}  {stack:13d}  {compiled.metadata.shared:12d}  {counts}"
+
+
+if __name__ == "__main__":
+    main()
