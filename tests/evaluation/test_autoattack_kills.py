@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import socket
-import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
+from crews import finish, kill
 from judging import model, rows
 
 from vitruvius._processes import joined
@@ -31,57 +24,17 @@ ENSEMBLE = AutoAttack(eps=EPS, version="custom", attacks=SHORT)
 IMAGES = 40  # in batches of two: 20 parts of clean and three pools of the ensemble, in two processes two each
 
 
-def _work(rank: int, world_size: int, folder: str, port: int) -> None:
-    torch.set_num_threads(1)
-    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
-    os.environ |= places | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+def work(folder: Path) -> None:
     data = DataConfig(val_num_samples=IMAGES, batch_size=2)
     with joined("cpu") as process:
-        mine = eval_loader(data, input_size=(3, 8, 8), rank=rank, world_size=world_size)
+        mine = eval_loader(data, input_size=(3, 8, 8), rank=process.rank, world_size=process.world_size)
         evaluate(model(), mine, [ENSEMBLE], folder=folder, process=process)
-
-
-@contextmanager
-def working(world_size: int, folder: Path) -> Iterator[list[mp.Process]]:
-    """Processes that evaluate, forked from this one; killed at the end of the block if they still live."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    fork = mp.get_context("fork")
-    crew = [fork.Process(target=_work, args=(rank, world_size, str(folder), port)) for rank in range(world_size)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads at a fork
-        for member in crew:
-            member.start()
-    try:
-        yield crew
-    finally:
-        for member in crew:
-            if member.is_alive():
-                os.kill(member.pid, signal.SIGKILL)
-            member.join()
-
-
-def finish(world_size: int, folder: Path) -> None:
-    with working(world_size, folder) as crew:
-        for member in crew:
-            member.join(60)
-        assert [member.exitcode for member in crew] == [0] * world_size
-
-
-def kill(world_size: int, folder: Path, parts: int, after: float) -> bool:
-    """Pull the plug some moment after so many parts were written; whether there was still something to interrupt."""
-    with working(world_size, folder) as crew:
-        while sum(1 for _ in (folder / "parts").glob("*.safetensors")) < parts and crew[0].is_alive():
-            time.sleep(0.002)
-        time.sleep(after)
-        return any(member.is_alive() for member in crew)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "evaluation"
-    finish(1, folder)
+    finish(1, work, folder)
     return folder
 
 
@@ -102,7 +55,7 @@ def test_the_short_ensemble_is_worth_interrupting(undisturbed: Path) -> None:
 
 
 def test_two_processes_give_the_same_results_image_by_image(undisturbed: Path, tmp_path: Path) -> None:
-    finish(2, tmp_path)
+    finish(2, work, tmp_path)
     assert_same(tmp_path, undisturbed, atol=1e-5)
 
 
@@ -114,8 +67,10 @@ def test_killed_at_random_moments_and_resumed_the_ledger_is_the_undisturbed_one(
     dice, interrupted = random.Random(world_size), 0
     for number in range(ledgers):
         folder, first = tmp_path / str(number), dice.randrange(22)
-        interrupted += kill(world_size, folder, first, dice.uniform(0, 0.05))
-        interrupted += kill(3 - world_size, folder, min(first + dice.randrange(4), 22), dice.uniform(0, 0.05))
-        finish(1 + number % 2, folder)
+        interrupted += kill(world_size, folder, first, dice.uniform(0, 0.05), work, folder)
+        interrupted += kill(
+            3 - world_size, folder, min(first + dice.randrange(4), 22), dice.uniform(0, 0.05), work, folder
+        )
+        finish(1 + number % 2, work, folder)
         assert_same(folder, undisturbed, atol=1e-5)
     assert interrupted >= ledgers  # at least half of the plugs were pulled in time
