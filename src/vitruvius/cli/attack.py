@@ -16,7 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from vitruvius._processes import choose_device
     from vitruvius.data import eval_loader
-    from vitruvius.evaluation import open_target, parse_threat
+    from vitruvius.evaluation import check_numbering, open_target, parse_threat
     from vitruvius.evaluation.examples import make_examples, save_examples
 
     threat = parse_threat(options.threat)
@@ -24,6 +24,7 @@ def run(options: argparse.Namespace) -> None:
     device = choose_device(config.device)
     model.to(device).eval()
     loader = eval_loader(config.data, input_size=model.data_config, device=device)
+    check_numbering(options.target, options.overrides, model, config.data, loader)
     examples = make_examples(model, loader, threat, what=options.what)
     print(f"{examples.spec}: accuracy {examples.accuracy:.4f}, after rounding to 8 bits {examples.accuracy_8bit:.4f}")
     print(save_examples(examples, options.out))

@@ -13,7 +13,7 @@ from vitruvius._registry import load_plugins
 from vitruvius._yaml import read_yaml
 from vitruvius.attacks import attacks
 from vitruvius.corruptions import is_corruption, parse_corruptions
-from vitruvius.data import DataConfig
+from vitruvius.data import DataConfig, Loader
 from vitruvius.evaluation._names import Threat
 from vitruvius.models import AttentionRule, ModelConfig, PixelModel, create_from_config, load_model
 
@@ -33,7 +33,7 @@ class TargetConfig:
 def open_target(
     target: str, overrides: Sequence[str] = (), *, data_needed: bool = True
 ) -> tuple[PixelModel, TargetConfig]:
-    """The model of a run folder (its data by default), or a model by name (pretrained by default).
+    """The model of a run folder (its data by default), or a model by name (pretrained, if no weights are given).
 
     A model by name has no data of its own; where some is needed, the overrides must say which.
     """
@@ -57,13 +57,29 @@ def _open_run(folder: Path, overrides: Sequence[str]) -> tuple[PixelModel, Targe
 
 
 def _open_named(name: str, overrides: Sequence[str]) -> tuple[PixelModel, TargetConfig]:
-    given = {"model": {"name": name, "pretrained": not name.startswith("vitruvius/")}}
+    weights = any(setting.startswith("model.weights=") for setting in overrides)
+    given = {"model": {"name": name, "pretrained": not (weights or name.startswith("vitruvius/"))}}
     config = build(TargetConfig, override(given, overrides), source=name)
     load_plugins(config.plugins)
     try:
         return create_from_config(config.model, config.attention, seed=config.seed), config
     except UnknownName as error:
         raise UnknownName(f"{name!r} is neither a run folder nor a model: {error}") from None
+
+
+def check_numbering(target: str, overrides: Sequence[str], model: PixelModel, data: DataConfig, loader: Loader) -> None:
+    """A folder numbers its classes 0, 1, …; a model that knows more of them has learned other numbers.
+
+    Not so a run with its own data, where a head may be larger than need be.
+    """
+    if Path(target).is_dir() and not any(setting.startswith(("data.root=", "data.dataset=")) for setting in overrides):
+        return
+    if data.dataset == "folder" and data.class_map is None and 0 < loader.num_classes < model.num_classes:
+        raise ConfigError(
+            f"{data.root} has {loader.num_classes} classes, numbered 0 … {loader.num_classes - 1} by their names, and "
+            f"the model knows {model.num_classes}. Write the names of all its folders into a text file, in its order, "
+            "one a line, and say data.class_map=FILE."
+        )
 
 
 def parse_threat(text: str) -> Threat:

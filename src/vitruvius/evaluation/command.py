@@ -13,7 +13,7 @@ from vitruvius.evaluation._names import Threat
 from vitruvius.evaluation._shift_command import open_shifts, read_baseline, temperature_of
 from vitruvius.evaluation._shift_text import format_corruption
 from vitruvius.evaluation._subject import data_settings
-from vitruvius.evaluation._target import TargetConfig, open_target, parse_threats
+from vitruvius.evaluation._target import TargetConfig, check_numbering, open_target, parse_threats
 from vitruvius.evaluation._watch import Watch
 from vitruvius.evaluation.examination import examine, save_findings
 from vitruvius.evaluation.metrics import Baseline
@@ -57,6 +57,8 @@ class Evaluation:
 class _Target:
     """The model and its surroundings."""
 
+    target: str
+    overrides: Sequence[str]
     model: PixelModel
     config: TargetConfig
     folder: Path
@@ -77,7 +79,8 @@ def evaluate_target(target: str, overrides: Sequence[str], wish: Wish, out: str 
     home = Path(target) if is_run else Path("runs") / target.replace("/", "-")
     with joined(config.device) as process:
         model.to(process.device).eval()
-        here = _Target(model=model, config=config, folder=Path(out or home / "evaluation"), process=process)
+        folder = Path(out or home / "evaluation")
+        here = _Target(target=target, overrides=overrides, model=model, config=config, folder=folder, process=process)
         temperature = temperature_of(model, config, target, wish.calibrate, process) if wish.calibrate else None
         report = _evaluate(here, made) if wanted or named else None
         corruptions = _corrupted(here, report, baselines["corruptions"]) if corrupting and report else None
@@ -102,13 +105,15 @@ def _evaluate(here: _Target, threats: Sequence[Threat]) -> Report:
 
 def _loader(here: _Target) -> Loader:
     process = here.process
-    return eval_loader(
+    loader = eval_loader(
         here.config.data,
         input_size=here.model.data_config,
         rank=process.rank,
         world_size=process.world_size,
         device=process.device,
     )
+    check_numbering(here.target, here.overrides, here.model, here.config.data, loader)
+    return loader
 
 
 def _corrupted(here: _Target, report: Report, baseline: Baseline | None) -> ShiftReport | None:

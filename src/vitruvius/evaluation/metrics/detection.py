@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from torch import Tensor
 
 from vitruvius.evaluation.metrics._checks import checked
@@ -30,6 +29,8 @@ class Detection:
 
 def detect(outside: Tensor, inside: Tensor) -> Detection:
     """From the scores of images from outside and of known ones; a higher score means outside."""
+    from sklearn.metrics import average_precision_score, roc_auc_score  # here: a second and more at every start
+
     truth, scores = _joined(outside, inside)
     return Detection(
         auroc=float(roc_auc_score(truth, scores)),
@@ -41,16 +42,24 @@ def detect(outside: Tensor, inside: Tensor) -> Detection:
 
 def fpr_at_recall(outside: Tensor, inside: Tensor, *, recall: float = 0.95) -> float:
     """The least share of known images above a threshold that finds at least so many of the outside ones."""
-    fpr, tpr, _ = roc_curve(*_joined(outside, inside), drop_intermediate=False)
+    fpr, tpr = _curve(outside, inside)
     return float(fpr[tpr >= recall - 1e-12].min())
 
 
 def fpr_as_released(outside: Tensor, inside: Tensor, *, recall: float = 0.95) -> float:
     """The same as the papers' released code has it: at the lowest threshold whose recall is nearest, be it below."""
-    fpr, tpr, _ = roc_curve(*_joined(outside, inside), drop_intermediate=False)
+    fpr, tpr = _curve(outside, inside)
     thresholds = slice(1, int((tpr == 1).argmax()) + 1)  # from the first image to the first that finds all
     distance = np.abs(tpr[thresholds] - recall)
     return float(fpr[thresholds][np.flatnonzero(distance == distance.min())[-1]])
+
+
+def _curve(outside: Tensor, inside: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Shares of known and of outside images above every threshold, from the highest on."""
+    from sklearn.metrics import roc_curve
+
+    fpr, tpr, _ = roc_curve(*_joined(outside, inside), drop_intermediate=False)
+    return fpr, tpr
 
 
 def _joined(outside: Tensor, inside: Tensor) -> tuple[np.ndarray, np.ndarray]:

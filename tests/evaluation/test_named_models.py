@@ -1,0 +1,53 @@
+"""A model by name: whose weights it has, and whose numbers the classes of a folder get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from safetensors.torch import save_file
+
+from vitruvius._errors import ConfigError
+from vitruvius.cli import main
+from vitruvius.evaluation import open_target
+from vitruvius.evaluation.command import Wish, evaluate_target
+from vitruvius.models import create_model
+
+SIZES = ["model.kwargs.img_size=16", "model.kwargs.patch_size=8", "device=cpu"]
+CLASSES = ["beaver", "cat", "cow", "dog"]
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """A model of four classes as a file, and pictures of two of them."""
+    weights = tmp_path / "weights.safetensors"
+    made = create_model("test_vit", img_size=16, patch_size=8, num_classes=4, seed=3)
+    save_file({key: value.half() for key, value in made.model.state_dict().items()}, weights)
+    for label in ("cat", "dog"):
+        folder = tmp_path / "pictures" / "val" / label
+        folder.mkdir(parents=True)
+        Image.new("RGB", (16, 16), (200, 90, 10)).save(folder / "one.png")
+    data = ["data.dataset=folder", f"data.root={tmp_path / 'pictures'}", "data.workers=0"]
+    return [*SIZES, "model.kwargs.num_classes=4", f"model.weights={weights}", *data]
+
+
+def test_a_file_of_weights_takes_the_place_of_the_pretrained_ones(words: list[str]) -> None:
+    model, config = open_target("test_vit", words)
+    assert not config.model.pretrained
+    made = create_model("test_vit", img_size=16, patch_size=8, num_classes=4, seed=3)
+    assert (model.model.head.weight == made.model.head.weight.half().float()).all()
+
+
+def test_a_folder_of_fewer_classes_needs_their_numbers(words: list[str], tmp_path: Path) -> None:
+    for verb in (["evaluate"], ["attack", "--threat", "fgsm:eps=1/255"]):
+        out = tmp_path / "out"
+        assert main([*verb, "test_vit", *words, "--out", str(out)]) == 1
+        assert not out.exists()
+    with pytest.raises(ConfigError, match="has 2 classes, numbered 0 … 1 by their names, and the model knows 4"):
+        evaluate_target("test_vit", words, Wish(), str(tmp_path / "out"))
+    (tmp_path / "classes.txt").write_text("\n".join(CLASSES))
+    mapped = [*words, f"data.class_map={tmp_path / 'classes.txt'}"]
+    found = evaluate_target("test_vit", mapped, Wish(), str(tmp_path / "out"))
+    assert found.report is not None
+    assert found.report.ledger.rows("clean")["label"].tolist() == [1, 3]
