@@ -51,8 +51,8 @@ def test_losses_gradients_and_statistics_are_the_light_recipes(case: dict[str, A
     net = NormedNet(tensors)
     task = golden_task(case, tensors, net)
     task.at(epoch=case["epoch"], update=0, updates_per_epoch=1)
-    found, attack = [], task.attack
-    task.attack = lambda x, y: found.append(attack(x, y)) or found[0]
+    found, disturb = [], task.disturb
+    task.disturb = lambda x, y: found.append(disturb(x, y)) or found[0]
     result = task(tensors["x"], tensors["y_soft" if case["criterion"] == "soft" else "y"])
     result["loss"].backward()
     close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
@@ -178,7 +178,7 @@ def test_every_attack_can_be_the_inner_one(name: str) -> None:
     eps = 2.0 if norm == "l1" else 0.1
     task = Adversarial(model, eps=eps, norm=norm, attack=spec)
     torch.manual_seed(0)
-    attacked = task.attack(x, y)
+    attacked = task.disturb(x, y)
     assert attacked.shape == x.shape
     assert not attacked.requires_grad
     assert float(task.inner.norm.length(attacked - x).max()) <= eps * 1.0001
@@ -188,7 +188,7 @@ def test_every_attack_can_be_the_inner_one(name: str) -> None:
 def test_autoattack_can_be_the_inner_one_though_it_checks_and_waits() -> None:
     model, (x, y) = small(), some_digits(3)
     spec = {"use": "autoattack", "version": "custom", "attacks": ["apgd-ce"]}
-    attacked = Adversarial(model, eps=0.05, attack=spec).attack(x, y)
+    attacked = Adversarial(model, eps=0.05, attack=spec).disturb(x, y)
     assert float((attacked - x).abs().max()) <= 0.05 * 1.0001
     assert model.training
 
@@ -199,19 +199,19 @@ def test_dice_are_the_global_ones_so_that_a_seed_repeats_a_step() -> None:
 
     def throw(seed: int) -> Tensor:
         torch.manual_seed(seed)
-        return task.attack(*batch)
+        return task.disturb(*batch)
 
     first = throw(1)
     assert torch.equal(throw(1), first)
     assert not torch.equal(throw(2), first)
-    assert not torch.equal(task.attack(*batch), task.attack(*batch))  # another start at every step
+    assert not torch.equal(task.disturb(*batch), task.disturb(*batch))  # another start at every step
 
 
 def test_l2_starts_are_centred_and_linf_starts_are_without_bias() -> None:
     x = torch.full((400, 3, 8, 8), 0.5)
     for norm, eps in (("l2", 0.5), ("linf", 0.1)):
         task = Adversarial(small(), eps=eps, norm=norm, attack="pgd:steps=0")
-        delta = task.attack(x, torch.zeros(400, dtype=torch.int64)) - x
+        delta = task.disturb(x, torch.zeros(400, dtype=torch.int64)) - x
         assert abs(float(delta.mean())) < 4 * float(delta.std()) / delta.numel() ** 0.5
 
 
@@ -264,9 +264,9 @@ def test_float16_gradients_of_an_image_do_not_vanish() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 10, bias=False))
     nn.init.normal_(model[1].weight, std=1e-7)
     x, y = torch.full((2, 3, 8, 8), 0.5), torch.tensor([1, 2])
-    exact = Adversarial(model, eps=0.1, attack="fgsm").attack(x, y)
+    exact = Adversarial(model, eps=0.1, attack="fgsm").disturb(x, y)
     with torch.autocast("cpu", torch.float16):
-        half = Adversarial(model, eps=0.1, attack="fgsm").attack(x, y)
+        half = Adversarial(model, eps=0.1, attack="fgsm").disturb(x, y)
     same = (torch.sign(exact - x) == torch.sign(half - x)).float().mean()
     assert float(same) > 0.9
 

@@ -131,8 +131,8 @@ def test_robust_distillation_teaches_at_the_disturbed_image_what_the_teacher_say
         temperature=2.0,
         task_loss_weight=0.25,
     )
-    attacked = task.attack(x, y)
-    p, q = (task.teacher(x) / 2).softmax(1), (model(attacked) / 2).softmax(1)
+    attacked = task.disturb(x, y)
+    p, q = (task.frozen_teacher(x) / 2).softmax(1), (model(attacked) / 2).softmax(1)
     taught = 4 * (p * (p.log() - q.log())).sum(1).mean()
     torch.testing.assert_close(task(x, y)["loss"], 0.25 * F.cross_entropy(model(attacked), y) + 0.75 * taught)
     assert task.threat == ("linf", 0.1)

@@ -28,7 +28,7 @@ def test_loss_and_gradient_are_the_slow_loops() -> None:
     model, (x, y) = small(), some_digits()
     task = Mart(model, eps=0.1, beta=5.0, attack="pgd:steps=1")
     torch.manual_seed(0)
-    attacked = task.attack(x, y)
+    attacked = task.disturb(x, y)
     torch.manual_seed(0)
     result = task(x, y)
     found = grad_of(result["loss"], model)

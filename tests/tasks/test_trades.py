@@ -25,9 +25,9 @@ def test_the_inner_attack_climbs_the_divergence_from_the_clean_answer() -> None:
     with evaluating(model):
         p = model(x).softmax(1).detach()
     torch.manual_seed(0)
-    attacked = task.attack(x, y)
+    attacked = task.disturb(x, y)
     torch.manual_seed(0)
-    assert torch.equal(task.attack(x, (y + 1) % 10), attacked)  # labels do not matter to it
+    assert torch.equal(task.disturb(x, (y + 1) % 10), attacked)  # labels do not matter to it
     torch.manual_seed(0)
     ids = torch.randint(2**62, (len(x),))
     with evaluating(model):
@@ -39,7 +39,7 @@ def test_the_loss_is_the_slow_formula_on_soft_labels_too() -> None:
     soft = 0.6 * F.one_hot(y, 10) + 0.04
     task = Trades(model, eps=0.1, beta=3.0, attack="pgd:steps=1")
     torch.manual_seed(0)
-    attacked = task.attack(x, soft)
+    attacked = task.disturb(x, soft)
     torch.manual_seed(0)
     result = task(x, soft)
     clean, moved = model(x).softmax(1), model(attacked).softmax(1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from dataclasses import KW_ONLY, InitVar, dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from timm.utils import unwrap_model
@@ -20,48 +21,48 @@ from vitruvius.tasks._schedules import make_schedule
 Statistics = tuple[Literal["attack", "clean", "adversarial"], ...]
 
 
+@dataclass(eq=False, repr=False)
 class AdversarialObjective(Objective):
     """A loss at x'. The attack runs on the bare model, the passes of the loss on the wrapped one.
 
-    `statistics` names the passes that add to the running statistics of batch norms.
+    The fields are the settings. A subclass is a dataclass too: it inherits them, adds its own, and takes one away by
+    giving its value with `field(init=False)`.
     """
 
-    climbs_answers = False  # attack the model's own answer instead of the label
-    inputs: tuple[str, ...] = ("adversarial",)  # the passes of the loss, in order
+    climbs_answers: ClassVar[bool] = False  # attack the model's own answer instead of the label
+    inputs: ClassVar[tuple[str, ...]] = ("adversarial",)  # the passes of the loss, in order
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        eps: float,
-        norm: str = "linf",
-        attack: Spec = "pgd",
-        schedule: str | dict[str, Any] = "constant",
-        coupled: bool = True,
-        attack_mode: Literal["eval", "train"] = "eval",
-        attack_precision: Literal["same", "fp32", "bf16"] = "same",
-        compile_attack: bool = True,
-        statistics: Statistics = ("adversarial",),
-        log_clean: bool = False,
-        smoothing: float = 0.0,
-        binary: bool = False,
-        penalty: float = 0.0,
-    ) -> None:
+    model: InitVar[nn.Module]
+    _: KW_ONLY
+    eps: float  # where the schedule ends
+    norm: str = "linf"
+    attack: Spec = "pgd"
+    schedule: str | dict[str, Any] = "constant"
+    coupled: bool = True  # the step size shrinks with eps
+    attack_mode: Literal["eval", "train"] = "eval"
+    attack_precision: Literal["same", "fp32", "bf16"] = "same"
+    compile_attack: bool = True
+    statistics: Statistics = ("adversarial",)  # the passes that add to the running statistics of batch norms
+    log_clean: bool = False
+    smoothing: float = 0.0
+    binary: bool = False
+    penalty: float = 0.0
+
+    def __post_init__(self, model: nn.Module) -> None:
         inner = Inner(
-            attack,
-            eps=eps,
-            norm=norm,
-            schedule=make_schedule(schedule),
-            coupled=coupled,
-            mode=attack_mode,
-            resting="attack" not in statistics,
-            precision=attack_precision,
+            self.attack,
+            eps=self.eps,
+            norm=self.norm,
+            schedule=make_schedule(self.schedule),
+            coupled=self.coupled,
+            mode=self.attack_mode,
+            resting="attack" not in self.statistics,
+            precision=self.attack_precision,
         )
-        check_statistics(statistics, inner, {*self.inputs, *(("clean",) if log_clean else ())})
-        super().__init__(model, Criterion(smoothing=smoothing, binary=binary), penalty=penalty)
-        self.inner, self.log_clean, self.compile_attack = inner, log_clean, compile_attack
-        self.trainable_module = Passes(model, tuple(name in statistics for name in self.inputs))
-        self.clean_updates = "clean" in statistics
+        check_statistics(self.statistics, inner, {*self.inputs, *(("clean",) if self.log_clean else ())})
+        super().__init__(model, Criterion(smoothing=self.smoothing, binary=self.binary), penalty=self.penalty)
+        self.inner = inner
+        self.trainable_module = Passes(model, tuple(name in self.statistics for name in self.inputs))
         self._attacked = (model,)  # in a tuple: not a child of the task
 
     @property
@@ -92,7 +93,7 @@ class AdversarialObjective(Objective):
         assert isinstance(found, Passes)
         return found
 
-    def attack(self, x: Tensor, y: Tensor) -> Tensor:
+    def disturb(self, x: Tensor, y: Tensor) -> Tensor:
         """x', by the bare model; parameters ask for no gradient meanwhile."""
         model, ask = self.passes().model, self._attacked[0]
         with self.silence():
@@ -108,7 +109,7 @@ class AdversarialObjective(Objective):
         if not self.log_clean:
             return eps
         with torch.no_grad(), frozen(self.passes().model):
-            logits = self.passes().one(x, updating=self.clean_updates)
+            logits = self.passes().one(x, updating="clean" in self.statistics)
         return {**eps, "clean_accuracy": accuracy(logits, y)}
 
 

@@ -16,7 +16,7 @@ class Adversarial(AdversarialObjective):
     """Cross-entropy at x', found by any attack of ours on the true labels."""
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
-        attacked = self.attack(input, target)
+        attacked = self.disturb(input, target)
         numbers = self.numbers(input, target)
         (output,), penalty = self.ask(attacked)
         return self.total(self.criterion(output, target), output, penalty, **numbers)

@@ -5,7 +5,7 @@ arXiv:2007.02617) if asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -15,9 +15,10 @@ from vitruvius._errors import ConfigError
 from vitruvius.attacks import CE, Attack, Dice
 from vitruvius.attacks._base import Model
 from vitruvius.attacks._models import slope
-from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
+from vitruvius.tasks._adversarial import AdversarialObjective
 from vitruvius.tasks._alignment import misalignment
 from vitruvius.tasks._base import tasks
+from vitruvius.tasks._inner import Spec
 
 # a start in so many eps, a step of so many eps, and back into the ball or not
 METHODS: dict[str, dict[str, Any]] = {
@@ -42,51 +43,26 @@ class NoisyFGSM(Attack):
 
 
 @tasks.register("fast")
+@dataclass(eq=False, repr=False, kw_only=True)
 class Fast(AdversarialObjective):
     """Cross-entropy at x' of a single step; `align` weighs the guard against catastrophic overfitting."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        eps: float,
-        norm: str = "linf",
-        method: Literal["rs_fgsm", "n_fgsm"] = "n_fgsm",
-        noise: float | None = None,
-        step: float | None = None,
-        align: float = 0.0,
-        schedule: str | dict[str, Any] = "constant",
-        attack_mode: Literal["eval", "train"] = "eval",
-        attack_precision: Literal["same", "fp32", "bf16"] = "same",
-        compile_attack: bool = True,
-        statistics: Statistics = ("adversarial",),
-        log_clean: bool = False,
-        smoothing: float = 0.0,
-        binary: bool = False,
-        penalty: float = 0.0,
-    ) -> None:
-        if align < 0:
-            raise ConfigError(f"task.align = {align}, expected 0 for no guard, or a weight such as 0.2.")
-        chosen = {key: value for key, value in {"noise": noise, "step": step}.items() if value is not None}
-        super().__init__(
-            model,
-            eps=eps,
-            norm=norm,
-            attack=partial(NoisyFGSM, **{**METHODS[method], **chosen}),
-            schedule=schedule,
-            attack_mode=attack_mode,
-            attack_precision=attack_precision,
-            compile_attack=compile_attack,
-            statistics=statistics,
-            log_clean=log_clean,
-            smoothing=smoothing,
-            binary=binary,
-            penalty=penalty,
-        )
-        self.align = align
+    method: Literal["rs_fgsm", "n_fgsm"] = "n_fgsm"
+    noise: float | None = None
+    step: float | None = None
+    align: float = 0.0
+    attack: Spec = field(init=False)  # the method's one step
+    coupled: bool = field(default=True, init=False)
+
+    def __post_init__(self, model: nn.Module) -> None:
+        if self.align < 0:
+            raise ConfigError(f"task.align = {self.align}, expected 0 for no guard, or a weight such as 0.2.")
+        chosen = {key: value for key, value in {"noise": self.noise, "step": self.step}.items() if value is not None}
+        self.attack = partial(NoisyFGSM, **{**METHODS[self.method], **chosen})
+        super().__post_init__(model)
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
-        attacked = self.attack(input, target)
+        attacked = self.disturb(input, target)
         numbers = self.numbers(input, target)
         (output,), penalty = self.ask(attacked)
         loss = self.criterion(output, target)

@@ -5,62 +5,34 @@ loss = BCE(p(x'), y) + β · mean KL(p(x) ‖ p(x')) · (1 − p_y(x)),  BCE = �
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
 from vitruvius.tasks._base import tasks
-from vitruvius.tasks._inner import Spec
 from vitruvius.tasks._losses import accuracy, divergence, log_probabilities
 
 
 @tasks.register("mart")
+@dataclass(eq=False, repr=False, kw_only=True)
 class Mart(AdversarialObjective):
     """Boosted cross-entropy at x' plus beta times a divergence that weighs misclassified images more."""
 
     inputs = ("clean", "adversarial")
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        eps: float,
-        beta: float = 5.0,
-        norm: str = "linf",
-        attack: Spec = "pgd",
-        schedule: str | dict[str, Any] = "constant",
-        coupled: bool = True,
-        attack_mode: Literal["eval", "train"] = "eval",
-        attack_precision: Literal["same", "fp32", "bf16"] = "same",
-        compile_attack: bool = True,
-        statistics: Statistics = ("clean", "adversarial"),
-        smoothing: float = 0.0,
-        penalty: float = 0.0,
-    ) -> None:
-        super().__init__(
-            model,
-            eps=eps,
-            norm=norm,
-            attack=attack,
-            schedule=schedule,
-            coupled=coupled,
-            attack_mode=attack_mode,
-            attack_precision=attack_precision,
-            compile_attack=compile_attack,
-            statistics=statistics,
-            smoothing=smoothing,
-            penalty=penalty,
-        )
-        self.beta = beta
+    beta: float = 5.0
+    statistics: Statistics = ("clean", "adversarial")
+    log_clean: bool = field(default=False, init=False)  # the loss has the clean answer anyway
+    binary: bool = field(default=False, init=False)  # equation 11 has a form of its own
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         numbers = self.numbers(input, target)
         if self.inner.eps == 0:  # both answers are one
             (output,), penalty = self.ask(input)
             return self.total(self.criterion(output, target) + runner_up(output, target), output, penalty, **numbers)
-        (clean, output), penalty = self.ask(input, self.attack(input, target))
+        (clean, output), penalty = self.ask(input, self.disturb(input, target))
         loss = self.criterion(output, target) + runner_up(output, target)
         gap = (divergence(clean, output) * doubt(clean, target)).mean()
         numbers |= {"clean_accuracy": accuracy(clean, target), "divergence": gap.detach()}

@@ -5,8 +5,8 @@ loss = C(f(x), y) + β · mean KL(p(x) ‖ p(x')), x' climbs the same divergence
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -21,53 +21,27 @@ from vitruvius.tasks._losses import accuracy, divergence
 
 
 @tasks.register("trades")
+@dataclass(eq=False, repr=False, kw_only=True)
 class Trades(AdversarialObjective):
     """Cross-entropy at x plus beta times the divergence between the answers at x and at x'."""
 
     climbs_answers = True
     inputs = ("clean", "adversarial")
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        eps: float,
-        beta: float = 6.0,
-        norm: str = "linf",
-        attack: Spec = "pgd",
-        schedule: str | dict[str, Any] = "constant",
-        coupled: bool = True,
-        attack_mode: Literal["eval", "train"] = "eval",
-        attack_precision: Literal["same", "fp32", "bf16"] = "same",
-        compile_attack: bool = True,
-        statistics: Statistics = ("clean", "adversarial"),
-        smoothing: float = 0.0,
-        binary: bool = False,
-        penalty: float = 0.0,
-    ) -> None:
-        super().__init__(
-            model,
-            eps=eps,
-            norm=norm,
-            attack=climbing_divergence(attack, eps=eps, norm=norm),
-            schedule=schedule,
-            coupled=coupled,
-            attack_mode=attack_mode,
-            attack_precision=attack_precision,
-            compile_attack=compile_attack,
-            statistics=statistics,
-            smoothing=smoothing,
-            binary=binary,
-            penalty=penalty,
-        )
-        self.beta = beta
+    beta: float = 6.0
+    statistics: Statistics = ("clean", "adversarial")
+    log_clean: bool = field(default=False, init=False)  # the loss has the clean answer anyway
+
+    def __post_init__(self, model: nn.Module) -> None:
+        self.attack = climbing_divergence(self.attack, eps=self.eps, norm=self.norm)
+        super().__post_init__(model)
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         numbers = self.numbers(input, target)
         if self.inner.eps == 0:  # both answers are one
             (clean,), penalty = self.ask(input)
             return self.total(self.criterion(clean, target), clean, penalty, **numbers)
-        attacked = self.attack(input, target)
+        attacked = self.disturb(input, target)
         (clean, output), penalty = self.ask(input, attacked)
         gap = divergence(clean, output).mean()
         numbers |= {"clean_accuracy": accuracy(clean, target), "divergence": gap.detach()}
