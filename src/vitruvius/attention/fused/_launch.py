@@ -32,7 +32,7 @@ def tiling(k: Tensor, tiles: Tiling) -> dict[str, Any]:
     return {
         "N": N, "D": D, "W": W, "H": H, "ROWS": rows, "KEYS": keys, "TAIL": tail, "EXACT": exact,
         "num_warps": tiles.warps, "num_stages": 1 if k.dtype == torch.float32 else tiles.stages,
-        "maxnreg": tiles.registers,
+        "maxnreg": tiles.registers if W <= 64 else None,  # wider heads would spill hundreds of bytes a thread
     }  # fmt: skip
 
 
