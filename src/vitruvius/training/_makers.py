@@ -138,7 +138,7 @@ def _in_one_kernel(name: str, asked: dict[str, Any], model: nn.Module) -> dict[s
 
     An update of DeiT-Tiny in a hundred launches keeps the host longer than the GPU.
     """
-    if any(parameter.device.type != "cuda" for parameter in model.parameters()) or {"fused", "foreach"} & set(asked):
+    if not all(parameter.is_cuda for parameter in model.parameters()) or {"fused", "foreach"} & set(asked):
         return {}
     made = get_optimizer_info(name).opt_class if name in list_optimizers() else None
     able = made is not None and made.__module__.startswith("torch.") and "fused" in inspect.signature(made).parameters
