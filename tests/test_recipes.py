@@ -174,8 +174,9 @@ def reduced(name: str, folder: Path) -> Config:
         save_file(create_model("test_resnet", num_classes=3).model.state_dict(), folder / "teacher.safetensors")
         settings += ["task.teacher=test_resnet", f"task.teacher_weights={folder / 'teacher.safetensors'}"]
     if config.data.mix:
-        np.savez(folder / "more.npz", image=np.zeros((4, 32, 32, 3), np.uint8), label=np.array([0, 1, 2, 0]))
-        settings.append(f"data.mix.root={folder / 'more.npz'}")
+        np.zeros((4, 32, 32, 3), np.uint8).tofile(folder / "more_images.bin")
+        np.save(folder / "more_labels.npy", np.array([0, 1, 2, 0]))
+        settings.append(f"data.mix.root={folder / 'more_images.bin'}")
     if split_use(config.init or "none", where="init")[0] == "impulse_optimised":
         settings.append("init.steps=2")
     small = read_recipe(recipes_folder() / f"{name}.yaml", settings)

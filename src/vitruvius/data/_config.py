@@ -13,7 +13,7 @@ from vitruvius._errors import ConfigError
 class Mix:
     """A second data set in every training batch, read and augmented like the first."""
 
-    dataset: str  # npz, tensors, folder, torch/…, hfds/…; nothing that can only be streamed
+    dataset: str  # npz, bin/…, tensors, folder, torch/…, hfds/…; nothing that can only be streamed
     fraction: float  # of every batch: exactly round(fraction · batch_size) images come from here
     root: str | None = None
     train_split: str = "train"
@@ -39,7 +39,7 @@ class DataConfig:
     `image_size`, `in_chans`, `crop_pct`, `crop_mode`, `interpolation` are the model's.
     """
 
-    dataset: str = "digits"  # digits, fake, tensors, npz, folder, torch/…, tfds/…, hfds/…, hfids/…, wds/…
+    dataset: str = "digits"  # digits, fake, tensors, npz, bin/…, folder, torch/…, tfds/…, hfds/…, hfids/…, wds/…
     root: str | None = None  # folder that holds the data
     train_split: str = "train"
     val_split: str = "validation"

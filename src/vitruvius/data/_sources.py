@@ -16,6 +16,7 @@ from vitruvius.data._folder import check_num_classes, open_folder, open_hugging_
 from vitruvius.data._noise import seed_of
 from vitruvius.data._npz import open_npz
 from vitruvius.data._preprocessing import Preprocessing
+from vitruvius.data._raw import open_raw
 from vitruvius.data._stored import open_stored
 from vitruvius.data._tensors import TensorSet, digits, fake
 from vitruvius.data._torchvision import open_torchvision
@@ -24,13 +25,14 @@ AnySet = TensorSet | ImageSet
 _BY_NAME: dict[str, Callable[[DataConfig, str], AnySet]] = {
     "tensors": open_stored,
     "npz": open_npz,
+    "bin": open_raw,
     "folder": open_folder,
     "torch": open_torchvision,
     "hfds": open_hugging_face,
 }
-_WITH_SLASH = ("torch", "hfds")
+_WITH_SLASH = ("bin", "torch", "hfds")
 _CLASSES = ("folder", "torch")  # whose classes have names that `data.classes` can choose
-KNOWN = ("digits", "fake", "tensors", "npz", "folder", "torch/…", "hfds/…", "hfids/…", "tfds/…", "wds/…")
+KNOWN = ("digits", "fake", "tensors", "npz", "bin/…", "folder", "torch/…", "hfds/…", "hfids/…", "tfds/…", "wds/…")
 
 
 def open_data(config: DataConfig, split: str, size: tuple[int, int, int]) -> AnySet:

@@ -1,0 +1,119 @@
+"""Images in one file of raw bytes, (N, H, W, C) uint8 without a header, and their labels (N) in a .npy file beside it.
+
+So are the diffusion images for CIFAR-10 published (Sehwag et al. 2022, arXiv:2104.09425): 15,402,688 images of 3,072
+bytes, 47 GB. The file is mapped into memory and never loaded: a process touches the images it reads and no others.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitruvius._errors import DataError
+from vitruvius.data._config import DataConfig
+from vitruvius.data._folder import check_num_classes
+
+Shape = tuple[int, int, int]  # height, width, channels
+_SHAPE = re.compile(r"bin/([1-9]\d*)x([1-9]\d*)x([134])")
+
+
+class RawImages:
+    """Images by number, read where they lie; a worker process that gets a copy maps the files anew."""
+
+    def __init__(self, path: Path, labels: Path, shape: Shape, name: str, num_classes: int) -> None:
+        self.name, self.num_classes = name, num_classes
+        self._made_of = (path, labels, shape, name, num_classes)
+        self.labels = _mapped_labels(labels)
+        self.images = _mapped_bytes(path).reshape(len(self.labels), *shape)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RawImages, self._made_of
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        pixels = np.array(self.images[index])  # a copy: what is done to the image is not done to the file
+        return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels), int(self.labels[index])
+
+    def describe(self, index: int) -> str:
+        return f"image {index} of {self._made_of[0]}"
+
+
+def open_raw(config: DataConfig, split: str) -> RawImages:
+    """`bin/32x32x3` with `root` naming `…images.bin`, beside `…labels.npy`; it has one split, whatever it is called."""
+    shape = _shape(config.dataset)
+    path, beside = _files(config.root)
+    labels = _mapped_labels(beside)
+    _check_labels(labels, beside, config.num_classes)
+    _check_bytes(path, beside, len(labels), shape)
+    classes = check_num_classes(config, str(beside), max(int(labels.max()) + 1, config.num_classes or 0))
+    return RawImages(path, beside, shape, f"{config.dataset}/{split}", classes)
+
+
+def _shape(dataset: str) -> Shape:
+    found = _SHAPE.fullmatch(dataset)
+    if found is None:
+        raise DataError(
+            f"{dataset!r} does not say how large an image is; write height, width and 1, 3 or 4 channels, "
+            "as in bin/32x32x3."
+        )
+    height, width, channels = (int(number) for number in found.groups())
+    return height, width, channels
+
+
+def _files(root: str | None) -> tuple[Path, Path]:
+    """Images and labels: the last `images` in the name of the one is `labels` in the name of the other."""
+    if root is None:
+        raise DataError("data.root is not set; it must name the file of raw images, …images.bin.")
+    path = Path(root).expanduser()
+    before, images, after = path.stem.rpartition("images")
+    if path.suffix != ".bin" or not images:
+        raise DataError(f"{path} must be called …images.bin, so that its labels are found beside it in …labels.npy.")
+    beside = path.with_name(f"{before}labels{after}.npy")
+    for file, what in ((path, "raw images"), (beside, f"labels of {path.name}")):
+        if not file.is_file():
+            raise DataError(f"there is no file {file} here; it must hold the {what}. Only local files can be mapped.")
+    return path, beside
+
+
+def _mapped_bytes(path: Path) -> Any:
+    """The file as an array; nothing is read ahead, since images are asked for in random order."""
+    with path.open("rb") as file:
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_RANDOM"):
+        pages.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(pages, np.uint8)
+
+
+def _mapped_labels(path: Path) -> Any:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"cannot read the labels in {path}: {error}") from error
+
+
+def _check_labels(labels: Any, path: Path, num_classes: int | None) -> None:
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
+        raise DataError(f"{path} holds {labels.dtype} {labels.shape}, expected at least one whole number in a row (N).")
+    for worst in (int(labels.argmin()), int(labels.argmax())):
+        label = int(labels[worst])
+        if label < 0 or (num_classes is not None and label >= num_classes):
+            expected = "0 or more" if num_classes is None else f"0 to {num_classes - 1}, as data.num_classes says"
+            raise DataError(f"{path}: image {worst} has the label {label}, expected {expected}.")
+
+
+def _check_bytes(path: Path, beside: Path, number: int, shape: Shape) -> None:
+    height, width, channels = shape
+    have, need = path.stat().st_size, number * height * width * channels
+    if have != need:
+        amount = f"{need - have:,} bytes are missing" if have < need else f"{have - need:,} bytes are too many"
+        raise DataError(
+            f"{path} has {have:,} bytes; {number:,} images of {height}x{width}x{channels}, one for each label in "
+            f"{beside.name}, have {need:,}: {amount}. Copy the file again, or correct the size in data.dataset."
+        )
