@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import vitruvius
 from vitruvius.attention import part
 from vitruvius.cli import main
 from vitruvius.evaluation.examination import plain_surrogate
+from vitruvius.evaluation.sanity import Sanity
 
 NAME = "vitruvius/vit_digits"
 
@@ -47,3 +49,19 @@ def test_the_command_prints_and_keeps_the_findings(tmp_path: Path, capsys: pytes
 def test_a_strength_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", NAME, "data.dataset=digits", "--sanity", "much"]) == 1
     assert "8/255" in capsys.readouterr().err
+
+
+def test_findings_do_not_depend_on_how_many_images_are_looked_at_at_once() -> None:
+    model = vitruvius.create_model(NAME, depth=2).eval()
+    vitruvius.rewire(model, part("rpc", iterations=2), where="blocks.1.attn")
+    x, y = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 3, 4, 4, 9])
+    plan = Sanity(eps=8 / 255, steps=6, queries=20, surrogate=plain_surrogate(model))
+    sizes: list[int] = []
+    handle = model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    few = replace(plan, batch_size=2)(model, x, y)
+    handle.remove()
+    assert max(sizes) == 2
+    whole = plan(model, x, y)
+    assert [finding.passed for finding in few] == [finding.passed for finding in whole]
+    for ours, theirs in zip(few, whole, strict=True):
+        assert ours.numbers == pytest.approx(theirs.numbers, abs=1e-4)

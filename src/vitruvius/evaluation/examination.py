@@ -25,9 +25,10 @@ from vitruvius.surgery import Socket, inner, restore, rewire
 
 def examine(model: nn.Module, loader: Iterable[Any], eps: float, *, images: int = 256, seed: int = 0) -> list[Finding]:
     """Every check on the first images of a loader; a model with `rpc` is attacked through a plain surrogate too."""
-    x, y, ids = (torch.cat(column)[:images] for column in zip(*_first(loader, images), strict=True))
+    batches = list(_first(loader, images))
+    x, y, ids = (torch.cat(column)[:images] for column in zip(*batches, strict=True))
     device = next(model.parameters()).device
-    checks = Sanity(eps=eps, seed=seed, surrogate=plain_surrogate(model))
+    checks = Sanity(eps=eps, seed=seed, surrogate=plain_surrogate(model), batch_size=len(batches[0][1]))
     return checks(model, x.to(device), y.to(device), ids=ids)
 
 

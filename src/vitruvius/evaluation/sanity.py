@@ -49,6 +49,7 @@ class Sanity:
     eot_iterations: int = 20  # where the model turns out to be random
     seed: int = 0
     surrogate: nn.Module | None = None
+    batch_size: int | None = None  # images at once; default all
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "norm", as_norm(self.norm))
@@ -64,7 +65,9 @@ class _Examination:
     """One model on one set of images."""
 
     def __init__(self, plan: Sanity, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> None:
-        self.plan, self.model, self.x, self.y, self.ids = plan, model, x, y, ids
+        self.plan, self.model, self.x, self.y = plan, model, x, y
+        self.batches = list(zip(*(part.split(plan.batch_size or len(y)) for part in (x, y, ids)), strict=True))
+        self.known: dict[tuple[Threat, nn.Module], Tensor] = {}  # what stands after an attack: some are asked for twice
         self.spread = self._spread()
         self.passes = plan.eot_iterations if self.spread > 0 else 1
 
@@ -88,9 +91,7 @@ class _Examination:
         )
 
     def _zero_gradients(self, white: Tensor) -> Finding:
-        with frozen(self.model):
-            grad = slope(self.model, self.x, lambda logits: CE(logits, self.y)).grad
-        share = float((grad.flatten(1).abs().amax(1) < 1e-12).double().mean())
+        share = float(self._over(self._is_flat).double().mean())
         sentence = "the loss has a slope at the images" if share <= SLACK else "the loss is flat at some images"
         return Finding(name="zero gradients", passed=share <= SLACK, sentence=sentence, numbers={"share": share})
 
@@ -120,14 +121,14 @@ class _Examination:
 
     def _transfer(self, white: Tensor) -> Finding:
         assert self.plan.surrogate is not None
-        moved = self._apgd(self.plan.eps, loss=MARGIN)(self.plan.surrogate, self.x, self.y, ids=self.ids)
-        return self._not_stronger("transfer", "an attack on the surrogate", self._right(moved), white)
+        stands = self._stands(self._apgd(self.plan.eps, loss=MARGIN), self.plan.surrogate)
+        return self._not_stronger("transfer", "an attack on the surrogate", stands, white)
 
     def _adaptive(self, white: Tensor) -> Finding:
         assert self.plan.surrogate is not None
         through = Through(self.model, self.plan.surrogate)
-        stands = self._right(self._apgd(self.plan.eps)(through, self.x, self.y, ids=self.ids))
-        stands &= self._right(self._apgd(self.plan.eps, loss=MARGIN)(through, self.x, self.y, ids=self.ids))
+        stands = self._stands(self._apgd(self.plan.eps), through)
+        stands = stands & self._stands(self._apgd(self.plan.eps, loss=MARGIN), through)
         return self._not_stronger("adaptive", "an attack with the surrogate's gradients", stands, white)
 
     def _falling(
@@ -161,15 +162,28 @@ class _Examination:
     def _accuracy(self, threat: Threat) -> float:
         return float(self._stands(threat).double().mean())
 
-    def _stands(self, threat: Threat) -> Tensor:
-        return self._right(disturb(threat, self.model, self.x, self.y, self.ids))
+    def _stands(self, threat: Threat, victim: nn.Module | None = None) -> Tensor:
+        """Which images the model has right after an attack on itself, or on a victim in its place."""
+        key = (threat, victim or self.model)
+        if key not in self.known:
+            self.known[key] = self._over(lambda x, y, ids: self._right(disturb(threat, key[1], x, y, ids), y))
+        return self.known[key]
+
+    def _over(self, judge: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """One answer an image, batch by batch."""
+        return torch.cat([judge(*batch) for batch in self.batches])
 
     @torch.no_grad()
-    def _right(self, x: Tensor) -> Tensor:
-        return self.model(x).argmax(1) == self.y
+    def _right(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.model(x).argmax(1) == y
+
+    def _is_flat(self, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+        with frozen(self.model):
+            grad = slope(self.model, x, lambda logits: CE(logits, y)).grad
+        return grad.flatten(1).abs().amax(1) < 1e-12
 
     @torch.no_grad()
     def _spread(self) -> float:
-        first, second = self.model(self.x), self.model(self.x)
+        first, second = (torch.cat([self.model(x) for x, _, _ in self.batches]) for _ in range(2))
         spread = float((first - second).abs().max())
         return spread if spread > 1e-4 * (1 + float(first.abs().max())) else 0.0
