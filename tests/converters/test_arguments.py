@@ -149,6 +149,14 @@ def converted(text: str, tmp_path: Path, name: str = "args.yaml") -> tuple[Confi
     return read_recipe(out), out.read_text()
 
 
+def test_the_ddpm_images_are_read_from_their_raw_file(tmp_path: Path) -> None:
+    config, text = converted("model: resnet18\ncombine_dataset: tfds/cifar_ddpm\ncombine_data_dir: /ddpm\n", tmp_path)
+    mix: Any = config.data.mix
+    assert mix["dataset"] == "bin/32x32x3"
+    assert mix["root"] == "/ddpm/cifar10_ddpm_serialized/cifar_ddpm_improvedddpm_sorted_images.bin"
+    assert "raw file" in text
+
+
 def test_timms_options_keep_their_names_and_values(tmp_path: Path) -> None:
     config, text = converted(TIMM, tmp_path)
     assert config.model.name == "vit_tiny_patch16_224"

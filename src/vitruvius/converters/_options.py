@@ -43,6 +43,7 @@ TRAIN_SAME = _words("""
     model_ema_warmup grad_checkpointing channels_last
 """)
 TRAIN = {name: name for name in TRAIN_SAME}
+DDPM_IMAGES = "cifar10_ddpm_serialized/cifar_ddpm_improvedddpm_sorted_images.bin"
 DEIT_DATA = {  # --data-set
     "IMNET": "folder",
     "CIFAR": "torch/cifar100",

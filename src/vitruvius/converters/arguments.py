@@ -118,10 +118,21 @@ def _data(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     if args.get("ThreeAugment") or args.get("three_augment"):
         data["aa"] = "3a"
     if args.get("combine_dataset"):
-        root = args.get("combine_data_dir") or data.get("root")
-        data["mix"] = {"dataset": args["combine_dataset"], "fraction": args.get("combined_dataset_ratio", 0.5)}
-        data["mix"] |= {"root": root} if root else {}
+        data["mix"] = _mix(args, args.get("combine_data_dir") or data.get("root"), notes)
     return data
+
+
+def _mix(args: Mapping[str, Any], root: str | None, notes: list[str]) -> dict[str, Any]:
+    """The second set of every batch; the light recipe's TFDS builder reads a raw file, and so do we."""
+    name = str(args["combine_dataset"])
+    if name.removeprefix("tfds/") == "cifar_ddpm":
+        name, root = "bin/32x32x3", f"{root or '.'}/{options.DDPM_IMAGES}"
+        notes.append(f"combine_dataset {args['combine_dataset']}: read from its raw file {root} (data.mix.root).")
+    return {
+        "dataset": name,
+        "fraction": args.get("combined_dataset_ratio", 0.5),
+        **({"root": root} if root else {}),
+    }
 
 
 def _train(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:

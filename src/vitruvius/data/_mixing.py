@@ -29,6 +29,7 @@ class Endless:
             raise DataError("a data set to be mixed has no images.")
         self.ids, self.batch_size, self.batches, self.seed = ids, batch_size, batches, seed
         self.rank, self.world_size = rank, world_size
+        self._last = (-1, ids)  # a lap of millions of images lasts for many epochs and takes seconds to shuffle
 
     def __len__(self) -> int:
         return self.batches
@@ -44,8 +45,10 @@ class Endless:
         return ids, image_keys(ids, lap, seed=self.seed, epoch=epoch)
 
     def _lap(self, lap: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed_of(self.seed, lap))
-        return self.ids[torch.randperm(len(self.ids), generator=generator)]
+        if lap != self._last[0]:
+            generator = torch.Generator().manual_seed(seed_of(self.seed, lap))
+            self._last = (lap, self.ids[torch.randperm(len(self.ids), generator=generator)])
+        return self._last[1]
 
 
 class MixedLoader(BatchLoader):

@@ -5,7 +5,7 @@ H heads, N queries, M keys
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,17 +59,22 @@ def maps(runs: Sequence[Run]) -> Sequence[Block]:
 
 def draw_maps(maps: dict[str, np.ndarray]) -> Figure:
     """The same grid as a figure to save: sites down, heads across."""
-    columns = max(len(site) for site in maps.values())
+    return draw_grid({name: [shade(values, values.shape[-1]) for values in heads] for name, heads in maps.items()})
+
+
+def draw_grid(pictures: Mapping[str, Sequence[np.ndarray]], label: Callable[[np.ndarray], str] | None = None) -> Figure:
+    """Pictures of values in [0, 1], a row a site, a column a head; each with a `label` below it."""
+    columns = max(len(heads) for heads in pictures.values())
     with figure_style():
-        figure = Figure(figsize=(1.1 * columns + 1, 1.15 * len(maps)), layout="constrained")
-        for row, (name, heads) in enumerate(maps.items()):
+        figure = Figure(figsize=(1.1 * columns + 1, 1.15 * len(pictures)), layout="constrained")
+        for row, (name, heads) in enumerate(pictures.items()):
             for head, values in enumerate(heads):
-                axes = figure.add_subplot(len(maps), columns, row * columns + head + 1)
-                axes.imshow(
-                    shade(values, values.shape[-1]), cmap=heat(), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
-                )
+                axes = figure.add_subplot(len(pictures), columns, row * columns + head + 1)
+                axes.imshow(values, cmap=heat(), vmin=0, vmax=1, aspect="auto", interpolation="nearest")
                 axes.set(xticks=[], yticks=[])
                 axes.grid(visible=False)
+                if label is not None:
+                    axes.set_xlabel(label(values), fontsize=7)
                 if head == 0:
                     axes.set_ylabel(name, rotation=0, ha="right", va="center")
                 if row == 0:

@@ -19,8 +19,8 @@ from vitruvius.report._pictures import grey_png
 from vitruvius.report._readers import natural
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
-from vitruvius.report.sections.maps import MapGrid, shrink
-from vitruvius.report.style import figure_style, heat, new_axes, series
+from vitruvius.report.sections.maps import MapGrid, draw_grid, shrink
+from vitruvius.report.style import figure_style, new_axes, series
 
 KEYS = (".core.mask.keep", ".core.sparse_softmax.keep")
 MAX_CELLS = 120_000  # of all masks of a run together; larger ones are averaged down to stay a page
@@ -36,23 +36,8 @@ def masks(runs: Sequence[Run]) -> Sequence[Block]:
 
 def draw_masks(keep: Mapping[str, Tensor]) -> Figure:
     """The same grid as a figure to save: sites down, heads across."""
-    columns = max(len(heads) for heads in keep.values())
-    with figure_style():
-        figure = Figure(figsize=(1.1 * columns + 1, 1.15 * len(keep)), layout="constrained")
-        for row, (name, heads) in enumerate(keep.items()):
-            for head, pattern in enumerate(heads):
-                axes = figure.add_subplot(len(keep), columns, row * columns + head + 1)
-                axes.imshow(
-                    pattern.float().numpy(), cmap=heat(), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
-                )
-                axes.set(xticks=[], yticks=[], xlabel=f"{1 - float(pattern.float().mean()):.0%} removed")
-                axes.xaxis.label.set_fontsize(7)
-                axes.grid(visible=False)
-                if head == 0:
-                    axes.set_ylabel(name, rotation=0, ha="right", va="center")
-                if row == 0:
-                    axes.set_title(f"head {head}", loc="center", fontweight="normal", fontsize=9, pad=4)
-    return figure
+    patterns = {name: [pattern.float().numpy() for pattern in heads] for name, heads in keep.items()}
+    return draw_grid(patterns, label=lambda pattern: f"{1 - pattern.mean():.0%} removed")
 
 
 def draw_accuracy(curves: Mapping[str, Mapping[float, float]], *, dense: float) -> Figure:
