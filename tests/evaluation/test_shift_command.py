@@ -122,6 +122,14 @@ def test_imagenet_o_takes_the_validation_folder_of_the_data(tmp_path: Path) -> N
     assert bare.missing
 
 
+def test_a_shift_of_other_classes_is_refused_before_anything_is_judged(run: Path, tmp_path: Path) -> None:
+    write_pictures(tmp_path / "sketch", CLASSES[:1])
+    wish = Wish(threats=["fog:severity=1"], shifts=[f"imagenet-sketch:{tmp_path / 'sketch'}"])
+    with pytest.raises(DataError, match=r"knows its 1000 classes in their order; this one answers with 10\. Choose"):
+        evaluate_target(str(run), ["device=cpu"], wish, str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_shift_is_given_once_and_held_out_images_must_exist(run: Path, arrays: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--shift cifar-10-c is given twice"):
         evaluate_target(str(run), [], Wish(shifts=[f"cifar-10-c:{arrays}"] * 2))

@@ -111,7 +111,7 @@ def test_of_a_subset_only_its_logits_count(tmp_path: Path, letter: str) -> None:
     assert score.accuracy == float((logits.argmax(-1) == torch.tensor([f[1] for f in images.files])).double().mean())
     low, high = score.intervals["aurra"]
     assert low <= score.aurra <= high
-    assert report.remarks[0].endswith(f"{len(images)} images are too few for bins of 100.")
+    assert report.remarks[0].startswith(f"imagenet-{letter}: {len(images)} images are too few for bins of 100")
 
 
 def test_images_from_outside_are_told_from_known_ones_by_three_scores(tmp_path: Path) -> None:
@@ -275,6 +275,35 @@ def test_models_that_do_not_fit_are_refused(tmp_path: Path, digits_c: Path) -> N
         evaluate_shift(bare, f"folder-c:{digits_c}")
     with pytest.raises(ConfigError, match="train mode"):
         evaluate_shift(model().train(), f"folder-c:{digits_c}")
+
+
+@pytest.mark.parametrize(
+    ("images", "numbers", "letter"),
+    [
+        (
+            14,
+            set(),
+            "14 images are too few for bins of 100 and for 15 bins of equal mass, so it has no RMS error and no",
+        ),
+        (15, {"ece_adaptive"}, "15 images are too few for bins of 100, so it has no RMS error. Other parts with fewer"),
+        (100, {"ece_adaptive", "rms", "rms_as_released"}, None),
+    ],
+)
+def test_fewer_images_than_bins_leave_numbers_out_and_say_so(
+    images: int, numbers: set[str], letter: str | None, tmp_path: Path
+) -> None:
+    report = evaluate_shift(model(), f"cifar-10-c:{write_arrays(tmp_path, ['fog'], images=images)}", data=DATA)
+    assert all(part.calibration.keys() == {"ece", "mce"} | numbers for part in report.parts)
+    said = [remark for remark in report.remarks if "too few" in remark]
+    assert len(said) == (letter is not None)
+    assert all(remark.startswith(f"fog 1: {letter}") and remark.endswith("than 100: 4.") for remark in said)
+
+
+def test_class_folders_that_the_model_does_not_know_are_named(tmp_path: Path) -> None:
+    write_corrupted(tmp_path, ["fog"], [1], [*map(str, range(10)), "junk"])
+    letter = r"its 11 classes \(0, 1, .*, 9, junk\) in their order; .* answers with 10. Correct the class folders, or"
+    with pytest.raises(DataError, match=letter):
+        evaluate_shift(model(), f"folder-c:{tmp_path}", data=DATA)
 
 
 def test_broken_pictures_are_an_error_or_skipped_and_named(digits_c: Path, tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ def test_imagenet_o_is_told_from_validation_pictures_of_its_classes(tmp_path: Pa
     assert not [remark for remark in inside.remarks if "no class of it" in remark]
     with pytest.raises(DataError, match="validation=nowhere is no folder"):
         open_shift(f"imagenet-o:{tmp_path / 'o'},validation=nowhere")
+    with pytest.raises(DataError, match=r"has no folder of a class of imagenet of the same classes; .*found o, val"):
+        open_shift(f"imagenet-o:{tmp_path / 'o'},validation={tmp_path}")
 
 
 def test_the_folders_of_imagenet_v2_are_numbers_and_not_words(tmp_path: Path) -> None:
@@ -182,14 +184,40 @@ def test_strange_files_and_folders_are_left_out_and_named(tmp_path: Path) -> Non
     (tmp_path / "fog" / "1" / CLASSES[0] / "notes.txt").write_text("words")
     write_pictures(tmp_path / "fog" / "1", ["n00000000"])
     (tmp_path / "fig").mkdir()
+    (tmp_path / "fog" / "6").mkdir()
+    (tmp_path / "fog" / "1" / "loose.PNG").write_bytes(b"")
     shift = open_shift(f"imagenet-c:{tmp_path}")
-    assert shift.remarks == ("imagenet-c: left out, no corruption of it: fig.",)
+    assert shift.remarks == (
+        "imagenet-c: left out, no corruption of it: fig.",
+        "imagenet-c: left out, no severity from 1 to 5: fog/6.",
+    )
     images = shift.parts[0].open()
     assert len(images) == 2
-    assert images.remarks[:2] == [
+    assert images.remarks[:3] == [
         "imagenet-c/fog 1: left out, no class of it: n00000000.",
+        "imagenet-c/fog 1: left out, in no class folder: loose.PNG.",
         f"imagenet-c/fog 1: left out, no pictures: {CLASSES[0]}/notes.txt.",
     ]
+
+
+def test_an_empty_folder_is_missing_and_wrong_classes_are_refused_before_anything_is_judged(tmp_path: Path) -> None:
+    write_corrupted(tmp_path, ["fog"], [1, 2], CLASSES[:2])
+    (tmp_path / "fog" / "3").mkdir()
+    (tmp_path / "snow" / "1").mkdir(parents=True)
+    shift = open_shift(f"imagenet-c:{tmp_path}")
+    assert [part.name for part in shift.parts] == ["fog 1", "fog 2"]
+    assert {"fog 3", "snow"} < set(shift.missing)
+    write_pictures(tmp_path / "snow" / "1", ["tench"])
+    with pytest.raises(DataError, match=r"snow/1 has no folder of a class of imagenet-c/snow 1; .*found tench. Rename"):
+        open_shift(f"imagenet-c:{tmp_path}")
+
+
+def test_a_damaged_record_of_a_copy_is_one_clear_error(tmp_path: Path) -> None:
+    write_corrupted(tmp_path, ["fog"], [1], ["cat"])
+    for damage in ("{", "[]"):
+        (tmp_path / "corrupt.json").write_text(damage)
+        with pytest.raises(DataError, match=r"corrupt.json is damaged .* Make the copy again, or delete this file"):
+            open_shift(f"folder-c:{tmp_path}")
 
 
 def test_wrong_folders_are_refused(tmp_path: Path) -> None:
@@ -202,10 +230,16 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
         DataError, match=r"has no corruption of imagenet-c; .*gaussian_noise/1/<class>, found 0, 1, 2, 3"
     ):
         open_shift(f"imagenet-c:{tmp_path / 'v2'}")
-    with pytest.raises(DataError, match="holds no variant of imagenet-v2"):
+    with pytest.raises(DataError, match=r"holds no variant of imagenet-v2; .*, found v2\. Name"):
         open_shift(f"imagenet-v2:{tmp_path}")
-    with pytest.raises(DataError, match="holds no folders <corruption>/<severity>/<class>"):
+    for name in ("imagenet-a", "imagenet-o", "imagenet-r", "imagenet-sketch"):
+        with pytest.raises(DataError, match=f"has no folder of a class of {name}"):  # at once, not at its turn
+            open_shift(f"{name}:{tmp_path / 'v2'}")
+    with pytest.raises(DataError, match=r"holds no folders <corruption>/<severity>/<class>.*; found 0, 1, 2, 3\. Name"):
         open_shift(f"folder-c:{tmp_path / 'v2'}")
+    (tmp_path / "words" / "fog" / "one").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"<class>, e.g. fog/3/cat; found fog/one\. Name"):
+        open_shift(f"folder-c:{tmp_path / 'words'}")
     (tmp_path / "c" / "fog").mkdir(parents=True)
     with pytest.raises(DataError, match="have no severities"):
         open_shift(f"imagenet-c:{tmp_path / 'c'}")
@@ -219,6 +253,7 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
     [
         ("imagenet-c", ConfigError, "does not say where the images are"),
         ("imagenet-c:", ConfigError, "does not say where the images are"),
+        ("imagenet-c:,x", ConfigError, "does not say where the images are"),
         ("imagenet-c:nowhere", DataError, "the folder nowhere of imagenet-c does not exist"),
         ("imagenet-z:.", UnknownName, "no shift named 'imagenet-z'; did you mean"),
         ("imagenet-c:.,validation=x", ConfigError, "'imagenet-c' has no setting 'validation'"),
@@ -246,20 +281,23 @@ def test_damaged_arrays_are_refused_before_anything_is_judged(tmp_path: Path) ->
     np.save(root / "snow.npy", np.zeros((25, 8, 8, 3), np.uint8))
     with pytest.raises(DataError, match=r"snow.npy holds uint8 \(25, 8, 8, 3\)"):
         open_shift(f"cifar-10-c:{root}")
+    np.save(root / "snow.npy", np.zeros((30, 3, 8, 8), np.uint8))
+    with pytest.raises(DataError, match=r"snow.npy holds uint8 \(30, 3, 8, 8\); .* with 1 or 3 channels"):
+        open_shift(f"cifar-10-c:{root}")
     (root / "snow.npy").rename(root / "snowfall.npy")
     assert open_shift(f"cifar-10-c:{root}").remarks[0].endswith("no corruption of it: snowfall.npy.")
     np.save(root / "labels.npy", np.full(30, 10))
-    with pytest.raises(DataError, match=r"labels other than 0 … 9"):
+    with pytest.raises(DataError, match=r"holds int64 from 10 to 10, labels other than 0 … 9"):
         open_shift(f"cifar-10-c:{root}")
     np.save(root / "labels.npy", np.zeros(31, int))
     with pytest.raises(DataError, match=r"shape \(31,\); expected one label an image"):
         open_shift(f"cifar-10-c:{root}")
     (root / "labels.npy").unlink()
-    with pytest.raises(DataError, match=r"has no labels.npy"):
+    with pytest.raises(DataError, match=r"has no labels.npy; .*; found fog.npy, snowfall.npy\."):
         open_shift(f"cifar-10-c:{root}")
     (root / "fog.npy").unlink()
     np.save(root / "labels.npy", np.zeros(30, int))
-    with pytest.raises(DataError, match=r"none of the files of cifar-10-c"):
+    with pytest.raises(DataError, match=r"none of the files of cifar-10-c; .*found labels.npy, snowfall.npy\. Name"):
         open_shift(f"cifar-10-c:{root}")
 
 

@@ -33,6 +33,8 @@ from vitruvius.evaluation.metrics.bootstrap import multiplicities, percentiles
 from vitruvius.evaluation.metrics.detection import SCORES
 
 REPLICATIONS = 200
+BIN_SIZE = 100  # images in a bin of the RMS error, as in the papers
+BIN_NUMBER = 15  # bins of equal mass of the adaptive ECE
 
 
 def calibration_of(rows: Columns) -> dict[str, float]:
@@ -40,8 +42,8 @@ def calibration_of(rows: Columns) -> dict[str, float]:
     columns = rows["confidence"], rows["correct"]
     numbers = {"ece": expected_error(EqualWidth()(*columns)), "mce": largest_error(EqualWidth()(*columns))}
     try:
-        numbers["ece_adaptive"] = expected_error(EqualMass()(*columns))
-        hundreds = EqualMass(size=100)(*columns)
+        numbers["ece_adaptive"] = expected_error(EqualMass(number=BIN_NUMBER)(*columns))
+        hundreds = EqualMass(size=BIN_SIZE)(*columns)
         numbers |= {"rms": rms_error(hundreds), "rms_as_released": rms_error(as_released(hundreds))}
     except DataError:  # fewer images than a bin wants
         pass

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitruvius.evaluation._grid import format_grid
+from vitruvius.evaluation._shift_numbers import BIN_NUMBER, BIN_SIZE
 
 if TYPE_CHECKING:
     from vitruvius.evaluation.shift_report import PartScore, ShiftReport
@@ -25,6 +27,18 @@ def format_shift(report: ShiftReport) -> str:
     if report.missing:
         lines.append(f"not there: {', '.join(report.missing)}.")
     return "\n".join([*lines, *(f"note: {remark}" for remark in report.remarks)])
+
+
+def few_images(parts: Sequence[PartScore]) -> list[str]:
+    """Which numbers are left out because bins would not be full."""
+    few = sorted((part for part in parts if part.n < BIN_SIZE), key=lambda part: part.n)
+    if not few:
+        return []
+    bins, numbers = f"bins of {BIN_SIZE}", "RMS error"
+    if few[0].n < BIN_NUMBER:
+        bins, numbers = f"{bins} and for {BIN_NUMBER} bins of equal mass", f"{numbers} and no adaptive ECE"
+    others = f" Other parts with fewer than {BIN_SIZE}: {len(few) - 1}." if few[1:] else ""
+    return [f"{few[0].name}: {few[0].n} images are too few for {bins}, so it has no {numbers}.{others}"]
 
 
 def _line(part: PartScore, width: int) -> str:

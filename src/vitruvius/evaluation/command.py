@@ -19,7 +19,7 @@ from vitruvius.evaluation.examination import examine, save_findings
 from vitruvius.evaluation.metrics import Baseline
 from vitruvius.evaluation.result import Report
 from vitruvius.evaluation.sanity import Finding
-from vitruvius.evaluation.shift import evaluate_shift
+from vitruvius.evaluation.shift import check_fit, evaluate_shift
 from vitruvius.evaluation.shift_report import ShiftReport, corruption_report
 from vitruvius.models import PixelModel
 from vitruvius.shifts import Shift
@@ -73,6 +73,8 @@ def evaluate_target(target: str, overrides: Sequence[str], wish: Wish, out: str 
     wanted = bool(made or wish.sanity is not None or wish.calibrate or not wish.shifts)
     model, config = open_target(target, overrides, data_needed=wanted)
     shifts = open_shifts(wish.shifts, config.data)
+    for one in shifts:
+        check_fit(model, one)  # before hours go into what comes first
     corrupting = any(getattr(threat, "severity", None) is not None for threat in made)
     names = [shift.name for shift in shifts] + (["corruptions"] if corrupting else [])
     baselines = {name: read_baseline(wish.baseline, name) for name in names}

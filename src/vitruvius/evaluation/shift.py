@@ -99,15 +99,23 @@ def _check(model: nn.Module, shift: Shift, size: Any) -> None:
         raise ConfigError("the model is in train mode; call model.eval().")
     if size is None:
         raise ConfigError("the model does not say what images it takes; give input_size=(channels, height, width).")
+    check_fit(model, shift)
+
+
+def check_fit(model: nn.Module, shift: Shift) -> None:
+    """Refuse a model that says that it knows other classes than the set has."""
     if known := getattr(model, "num_classes", None):
         _check_classes(int(known), shift)
 
 
 def _check_classes(known: int, shift: Shift) -> None:
     if known != shift.num_classes:
+        names = ", ".join([*shift.classes[:12], *(["…"] if len(shift.classes) > 12 else [])])
+        named = f" ({names})" if names else ""
         raise DataError(
-            f"{shift.name} needs a model that knows its {shift.num_classes} classes in their order; this one "
-            f"answers with {known}."
+            f"{shift.name} needs a model that knows its {shift.num_classes} classes{named} in their order; this one "
+            f"answers with {known}. {'Correct the class folders, or choose' if named else 'Choose'} a model of these "
+            "classes."
         )
 
 

@@ -18,6 +18,7 @@ from vitruvius.evaluation._shift_numbers import (
     intervals_of,
     reliability_of,
 )
+from vitruvius.evaluation._shift_text import few_images, format_shift
 from vitruvius.evaluation.intervals import wilson
 from vitruvius.evaluation.ledger import Columns, Ledger
 from vitruvius.evaluation.metrics import Baseline, aurra
@@ -74,8 +75,6 @@ class ShiftReport:
         return Baseline(name=name, errors=errors, clean_error=self.clean_error)
 
     def __str__(self) -> str:
-        from vitruvius.evaluation._shift_text import format_shift
-
         return format_shift(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -152,12 +151,11 @@ def reduce_entries(
     graded = {(e.short, e.severity): e for e in entries if e.severity is not None}
     judged = {key: e for key, e in graded.items() if not benchmark or key[0] in benchmark}
     corruption = corruption_of(ledger, judged or graded, baseline, clean_error) if graded else {}
-    few = [f"{part.name}: {part.n} images are too few for bins of 100." for part in parts if part.n < 100]
     out = [rows[spec] for spec in apart if spec in rows]
     return ShiftReport(
         name=name,
         parts=parts,
-        remarks=few[:1] + ([f"… and so have {len(few) - 1} other parts."] if len(few) > 1 else []),
+        remarks=few_images([part for part in parts if not part.outside]),
         clean_error=clean_error,
         corruption=corruption,
         detection=detection_of(out[0], inside[0]) if out and inside else {},

@@ -16,8 +16,10 @@ from vitruvius._errors import DataError
 from vitruvius.corruptions import ALL, BENCHMARK, SEVERITIES
 from vitruvius.shifts._base import Part, Shift
 from vitruvius.shifts._corrupted import PUBLISHED, below
+from vitruvius.shifts._found import listed
 
 PUBLISHED_IMAGES = 10_000
+CHANNELS = (1, 3)  # grey, colour
 
 
 class ArrayImages:
@@ -46,11 +48,17 @@ def array_shift(root: Path, *, name: str, num_classes: int) -> Shift:
     """What a folder of `.npy` files holds; every file is looked at before any is used."""
     folder = below(root, PUBLISHED[name])
     if not (folder / "labels.npy").is_file():
-        raise DataError(f"{folder} has no labels.npy; the labels of {name} lie beside its files, e.g. fog.npy.")
+        raise DataError(
+            f"{folder} has no labels.npy; the labels of {name} lie beside its files, e.g. fog.npy; found "
+            f"{listed(folder)}. Name the folder that holds them."
+        )
     labels = _labels(folder / "labels.npy", num_classes)
     found = [one for one in ALL if (folder / f"{one}.npy").is_file()]
     if not found:
-        raise DataError(f"{folder} has none of the files of {name}, e.g. fog.npy.")
+        raise DataError(
+            f"{folder} has none of the files of {name}; expected e.g. fog.npy beside labels.npy, found "
+            f"{listed(folder)}. Name the folder that holds them."
+        )
     for one in found:
         _check(folder / f"{one}.npy", len(labels))
     strange = sorted({file.stem for file in folder.glob("*.npy")} - {*ALL, "labels"})
@@ -81,18 +89,23 @@ def _labels(file: Path, num_classes: int) -> np.ndarray:
     labels = _load(file)
     if labels.ndim != 1 or not len(labels) or len(labels) % len(SEVERITIES):
         raise DataError(
-            f"{file} has shape {labels.shape}; expected one label an image, for {len(SEVERITIES)} severities."
+            f"{file} has shape {labels.shape}; expected one label an image, for {len(SEVERITIES)} severities one after "
+            "the other, as published (50000,). Get it again."
         )
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num_classes:
-        raise DataError(f"{file} holds labels other than 0 … {num_classes - 1}.")
+        raise DataError(
+            f"{file} holds {labels.dtype} from {labels.min()} to {labels.max()}, labels other than "
+            f"0 … {num_classes - 1}. It may belong to another set; get it again."
+        )
     return np.array(labels)
 
 
 def _check(file: Path, images: int) -> None:
     pixels = _load(file)
-    if pixels.ndim != 4 or pixels.dtype != np.uint8 or len(pixels) != images:
+    if pixels.ndim != 4 or pixels.dtype != np.uint8 or len(pixels) != images or pixels.shape[-1] not in CHANNELS:
         raise DataError(
-            f"{file} holds {pixels.dtype} {pixels.shape}; expected uint8 ({images}, height, width, channels)."
+            f"{file} holds {pixels.dtype} {pixels.shape}; expected uint8 ({images}, height, width, channels) with 1 or "
+            f"3 channels, an image for each of the {images} labels. Get it again, or take it away."
         )
 
 
@@ -103,6 +116,7 @@ def _load(file: Path) -> np.ndarray:
     except (ValueError, OSError, EOFError) as error:
         size = file.stat().st_size
         raise DataError(
-            f"{file} cannot be read ({size:,} bytes: {error}); it may be truncated. Get it again, or take it away."
+            f"{file} cannot be read ({size:,} bytes: {error}); it may be truncated, or is no array. Get it again, or "
+            "take it away."
         ) from error
     return array

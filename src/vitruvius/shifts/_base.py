@@ -48,6 +48,7 @@ class Shift:
     name: str
     parts: tuple[Part, ...]
     num_classes: int  # that a model must know
+    classes: tuple[str, ...] = ()  # their names, where the folders alone say what they are
     columns: tuple[int, ...] | None = None  # the logits that count, where the set has a subset of the classes
     cropped: bool = False  # images are at the crop already: they are resized to the model's size, not cropped again
     benchmark: tuple[str, ...] = ()  # corruptions that mCE is the mean of
@@ -62,9 +63,9 @@ shifts: Registry[Reader] = Registry("shift")
 def open_shift(spec: str, **settings: Any) -> Shift:
     """`imagenet-c:/data/imagenet-c`, or with settings `imagenet-o:/data/imagenet-o,validation=/data/imagenet/val`."""
     name, colon, rest = spec.partition(":")
-    if not colon or not rest:
-        raise ConfigError(f"{spec!r} does not say where the images are; write e.g. imagenet-c:/data/imagenet-c.")
     place, _, told = rest.partition(",")
+    if not colon or not place.strip():
+        raise ConfigError(f"{spec!r} does not say where the images are; write e.g. imagenet-c:/data/imagenet-c.")
     reader = shifts[name.strip()]
     given = {**parse_spec(f"{name}:{told}")[1], **settings}
     bound = bind(name, reader, given, where="--shift")

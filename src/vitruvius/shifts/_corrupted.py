@@ -5,14 +5,15 @@ Corruptions may lie in the folders noise, blur, weather, digital and extra, as t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vitruvius._errors import DataError
 from vitruvius.corruptions import SEVERITIES
 from vitruvius.shifts._base import Part, Shift
 from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels
-from vitruvius.shifts._pictures import Pictures
+from vitruvius.shifts._found import listed, some, subfolders
+from vitruvius.shifts._pictures import Pictures, known_classes
 
 ARCHIVES = ("noise", "blur", "weather", "digital", "extra")
 PUBLISHED = {  # folders that archives unpack to
@@ -37,7 +38,7 @@ def corrupted_imagenet(
 ) -> Shift:
     """A published set of corrupted and cropped ImageNet pictures; its mean is over `benchmark`, by default over all."""
     folder = below(root, PUBLISHED[name])
-    parts, missing, remarks = corrupted_parts(folder, corruptions, lambda _: imagenet_labels(), name=name)
+    parts, missing, remarks = corrupted_parts(folder, corruptions, imagenet_labels(), name=name)
     return Shift(
         name=name,
         parts=parts,
@@ -50,28 +51,27 @@ def corrupted_imagenet(
 
 
 def corrupted_parts(
-    root: Path, corruptions: Sequence[str], labels: Callable[[Path], Mapping[str, int]], *, name: str
+    root: Path, corruptions: Sequence[str], labels: Mapping[str, int], *, name: str
 ) -> tuple[tuple[Part, ...], tuple[str, ...], tuple[str, ...]]:
-    """(parts, missing, remarks); `labels` numbers the classes of the folder of a severity."""
+    """(parts, missing, remarks); every folder is looked into before any is used, and an empty one is missing."""
     places = {one: found for one in corruptions if (found := _find(root, one)) is not None}
-    inside = sorted(path.name for path in root.iterdir() if path.is_dir())
     if not places:
-        held = ", ".join(inside[:5]) or "no folders"
         raise DataError(
-            f"{root} has no corruption of {name}; expected folders such as {corruptions[0]}/1/<class>, found {held}."
+            f"{root} has no corruption of {name}; expected folders such as {corruptions[0]}/1/<class>, "
+            f"found {listed(root)}. Name the folder that holds them."
         )
     parts, missing = [], []
     for one in corruptions:
-        here = [s for s in SEVERITIES if one in places and (places[one] / str(s)).is_dir()]
+        here = [s for s in SEVERITIES if one in places and subfolders(places[one] / str(s))]
         missing += [one] if not here else [f"{one} {s}" for s in SEVERITIES if s not in here]
         parts += [_part(places[one] / str(s), one, s, labels, name) for s in here]
     if not parts:
+        one, place = places.popitem()
         raise DataError(
-            f"the corruptions in {root} have no severities; expected folders 1 to 5 in {places.popitem()[1]}."
+            f"the corruptions in {root} have no severities; expected class folders in {place / '1'} to "
+            f"{place / '5'}, found {listed(place)} in {one}. Unpack {name} again, or rename its folders."
         )
-    strange = [one for one in inside if one not in (*corruptions, *ARCHIVES)]
-    remarks = (f"{name}: left out, no corruption of it: {', '.join(strange)}.",) if strange else ()
-    return tuple(parts), tuple(missing), remarks
+    return tuple(parts), tuple(missing), _remarks(root, corruptions, places, name)
 
 
 def _find(root: Path, corruption: str) -> Path | None:
@@ -79,10 +79,18 @@ def _find(root: Path, corruption: str) -> Path | None:
     return next((path for path in tried if path.is_dir()), None)
 
 
-def _part(folder: Path, one: str, severity: int, labels: Callable[[Path], Mapping[str, int]], name: str) -> Part:
+def _part(folder: Path, one: str, severity: int, labels: Mapping[str, int], name: str) -> Part:
+    called = f"{name}/{one} {severity}"
+    known_classes(folder, labels, name=called)
     return Part(
-        name=f"{one} {severity}",
-        group=one,
-        severity=severity,
-        open=lambda: Pictures(folder, labels(folder), name=f"{name}/{one} {severity}"),
+        name=f"{one} {severity}", group=one, severity=severity, open=lambda: Pictures(folder, labels, name=called)
     )
+
+
+def _remarks(root: Path, corruptions: Sequence[str], places: Mapping[str, Path], name: str) -> tuple[str, ...]:
+    """Folders that are neither corruptions nor severities."""
+    strange = [one for one in subfolders(root) if one not in (*corruptions, *ARCHIVES)]
+    graded = {str(severity) for severity in SEVERITIES}
+    other = [f"{one}/{level}" for one, place in places.items() for level in subfolders(place) if level not in graded]
+    remarks = [f"{name}: left out, no corruption of it: {', '.join(strange)}."] if strange else []
+    return (*remarks, *([f"{name}: left out, no severity from 1 to 5: {some(other)}."] if other else []))

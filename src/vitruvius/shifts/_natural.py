@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from vitruvius.shifts._base import Images, Part, Shift
+from vitruvius.shifts._base import Part, Shift
 from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels, subset_columns
 from vitruvius.shifts._corrupted import PUBLISHED, below
-from vitruvius.shifts._pictures import Pictures
+from vitruvius.shifts._pictures import Pictures, known_classes
 
 
 def natural_shift(root: Path, *, name: str, subset: str = "") -> Shift:
     """One part, of all ImageNet classes or of those of a subset (a, o or r)."""
-    part = Part(name=name, group=name, open=lambda: open_pictures(root, name=name, subset=subset))
+    part = pictures_part(below(root, PUBLISHED[name]), imagenet_labels(subset), name=name)
     columns = subset_columns(subset) if subset else None
     return Shift(name=name, parts=(part,), num_classes=NUM_CLASSES, columns=columns)
 
 
-def open_pictures(root: Path, *, name: str, subset: str) -> Images:
-    return Pictures(below(root, PUBLISHED[name]), imagenet_labels(subset), name=name)
+def pictures_part(folder: Path, labels: Mapping[str, int], *, name: str, outside: bool = False) -> Part:
+    """A folder of class folders, looked into now and listed when its turn comes."""
+    known_classes(folder, labels, name=name)
+    return Part(name=name, group=name, outside=outside, open=lambda: Pictures(folder, labels, name=name))

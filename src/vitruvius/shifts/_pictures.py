@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from PIL import Image
 
 from vitruvius._errors import DataError
+from vitruvius.shifts._found import some, subfolders
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
 
@@ -19,21 +20,18 @@ class Pictures:
     """The pictures of the classes `labels` below a folder, in order of class and name."""
 
     def __init__(self, folder: Path, labels: Mapping[str, int], *, name: str) -> None:
-        found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-        known = sorted((one for one in found if one in labels), key=lambda one: (labels[one], one))
-        if not known:
-            raise DataError(
-                f"{folder} has no folder of a class of {name}; expected e.g. {next(iter(labels))}, "
-                f"found {_some(found) or 'no folders'}."
-            )
+        known = known_classes(folder, labels, name=name)
         self.name, self.folder = name, folder
         self.num_classes = len(set(labels.values()))
         self._strange: list[str] = []
         self.files = [(f"{one}/{file}", labels[one]) for one in known for file in self._pictures(one)]
         if not self.files:
-            raise DataError(f"the class folders in {folder} hold no pictures ({', '.join(EXTENSIONS)}).")
+            raise DataError(
+                f"the {len(known)} class folders in {folder} hold no pictures ({', '.join(EXTENSIONS)}), but "
+                f"{some(self._strange) or 'nothing'}. Unpack {name} again, or take the folder away."
+            )
         self.keys = torch.tensor([_key(file) for file, _ in self.files])
-        self.remarks = self._remarks(found, labels)
+        self.remarks = self._remarks(labels)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -54,24 +52,34 @@ class Pictures:
             else:
                 self._strange.append(f"{one}/{file}")
 
-    def _remarks(self, found: Sequence[str], labels: Mapping[str, int]) -> list[str]:
-        unknown = [one for one in found if one not in labels]
+    def _remarks(self, labels: Mapping[str, int]) -> list[str]:
+        unknown = [one for one in subfolders(self.folder) if one not in labels]
+        loose = sorted(path.name for path in self.folder.iterdir() if path.name.lower().endswith(EXTENSIONS))
         present = {label for _, label in self.files}
         absent = [one for one, label in labels.items() if label not in present]
         remarks = []
         if unknown:
-            remarks.append(f"{self.name}: left out, no class of it: {_some(unknown)}.")
+            remarks.append(f"{self.name}: left out, no class of it: {some(unknown)}.")
+        if loose:
+            remarks.append(f"{self.name}: left out, in no class folder: {some(loose)}.")
         if self._strange:
-            remarks.append(f"{self.name}: left out, no pictures: {_some(self._strange)}.")
+            remarks.append(f"{self.name}: left out, no pictures: {some(self._strange)}.")
         if absent:
             number = self.num_classes - len(present)
-            remarks.append(f"{self.name}: {number} of {self.num_classes} classes have no pictures: {_some(absent)}.")
+            remarks.append(f"{self.name}: {number} of {self.num_classes} classes have no pictures: {some(absent)}.")
         return remarks
 
 
-def _some(names: Sequence[str], shown: int = 3) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+def known_classes(folder: Path, labels: Mapping[str, int], *, name: str) -> list[str]:
+    """The class folders in a folder, in order of their labels; that there is none is an error."""
+    found = subfolders(folder)
+    known = sorted((one for one in found if one in labels), key=lambda one: (labels[one], one))
+    if not known:
+        raise DataError(
+            f"{folder} has no folder of a class of {name}; expected e.g. {next(iter(labels))}, "
+            f"found {some(found) or 'no folders'}. Rename them, or give the folder that holds such classes."
+        )
+    return known
 
 
 def _key(file: str) -> int:

@@ -10,8 +10,9 @@ from pathlib import Path
 from vitruvius._errors import DataError
 from vitruvius.shifts._base import Part, Shift, shifts
 from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels, subset_columns
-from vitruvius.shifts._natural import open_pictures
-from vitruvius.shifts._pictures import Pictures
+from vitruvius.shifts._corrupted import PUBLISHED, below
+from vitruvius.shifts._natural import pictures_part
+from vitruvius.shifts._pictures import Pictures, known_classes
 
 INSIDE = "imagenet of the same classes"
 
@@ -19,8 +20,8 @@ INSIDE = "imagenet of the same classes"
 @shifts.register("imagenet-o")
 def imagenet_o(root: Path, *, validation: str | None = None) -> Shift:
     """`<wnid>/`, 2,000 pictures; `validation` is the folder `<wnid>/` of ImageNet that they are told from."""
-    name = "imagenet-o"
-    parts = [Part(name=name, group=name, outside=True, open=lambda: open_pictures(root, name=name, subset="o"))]
+    name, labels = "imagenet-o", imagenet_labels("o")
+    parts = [pictures_part(below(root, PUBLISHED[name]), labels, name=name, outside=True)]
     missing: tuple[str, ...] = ()
     if validation is None:
         missing = ("validation pictures of its classes, without which nothing is detected: add validation=…",)
@@ -28,6 +29,7 @@ def imagenet_o(root: Path, *, validation: str | None = None) -> Shift:
         folder = Path(validation).expanduser()
         if not folder.is_dir():
             raise DataError(f"imagenet-o: validation={validation} is no folder; name the one with ImageNet's classes.")
+        known_classes(folder, labels, name=INSIDE)
         parts.append(Part(name=INSIDE, group=INSIDE, open=lambda: _Inside(folder)))
     return Shift(name=name, parts=tuple(parts), num_classes=NUM_CLASSES, columns=subset_columns("o"), missing=missing)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from vitruvius._errors import DataError
 from vitruvius.shifts._base import Images, Part, Shift, shifts
 from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels
-from vitruvius.shifts._pictures import Pictures
+from vitruvius.shifts._found import listed
+from vitruvius.shifts._pictures import Pictures, known_classes
 
 VARIANTS = {  # name → how folders of it are called
     "matched-frequency": "*matched*frequency*",
@@ -27,7 +28,10 @@ def imagenet_v2(root: Path) -> Shift:
     if not found and (root / "0").is_dir():
         found = {next((name for name in VARIANTS if name[:9] in root.name), "imagenet-v2"): root}
     if not found:
-        raise DataError(f"{root} holds no variant of imagenet-v2, e.g. imagenetv2-matched-frequency-format-val/0.")
+        raise DataError(
+            f"{root} holds no variant of imagenet-v2; expected e.g. imagenetv2-matched-frequency-format-val/0, "
+            f"found {listed(root)}. Name the folder that holds them, or one variant."
+        )
     parts = [Part(name=name, group=name, open=_opener(path, name)) for name, path in found.items()]
     missing = tuple(name for name in VARIANTS if name not in found)
     return Shift(name="imagenet-v2", parts=tuple(parts), num_classes=NUM_CLASSES, missing=missing)
@@ -41,4 +45,5 @@ def _opener(folder: Path, name: str) -> Callable[[], Images]:
     labels = {str(number): number for number in range(NUM_CLASSES)}
     if not any((folder / one).is_dir() for one in labels):
         labels = imagenet_labels()  # some copies have renamed the folders
+    known_classes(folder, labels, name=f"imagenet-v2/{name}")
     return lambda: Pictures(folder, labels, name=f"imagenet-v2/{name}")
