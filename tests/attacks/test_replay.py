@@ -30,6 +30,9 @@ class Repeats:
     def rehearse(self, work):
         work()
 
+    def affords(self, bytes_):
+        return True
+
 
 def make_model(seed=0):
     torch.manual_seed(seed)
@@ -70,6 +73,14 @@ def test_other_sizes_and_too_many_images_are_answered_too():
     view = Replayed(model, room=16, record=record)
     for count in [1, 2, 3, 16, 17, 40] * (PAYS + 1):
         torch.testing.assert_close(view(images(count, count)), model(images(count, count)))
+
+
+def test_images_of_another_shape_or_type_are_another_recording():
+    record = Repeats()
+    view = Replayed(nn.Flatten().eval(), room=4, record=record)
+    for x in [images(4), images(4)[..., :5], images(4).double()] * (PAYS + 1):
+        assert torch.equal(view(x), x.flatten(1))
+    assert record.recorded == 3
 
 
 def test_two_passes_before_one_way_back_are_not_mixed_up():
@@ -134,6 +145,19 @@ def test_what_cannot_be_recorded_is_asked_every_time():
     view = Replayed(model, room=4, record=Fails())
     for _ in range(2 * PAYS):
         assert torch.equal(view(images(4)), model(images(4)))
+    assert not view.tapes
+
+
+def test_without_memory_for_a_recording_the_model_is_asked_every_time():
+    class Poor(Repeats):
+        def affords(self, bytes_):
+            return False
+
+    record = Poor()
+    view = Replayed(make_model(), room=4, record=record)
+    for _ in range(2 * PAYS):
+        view(images(4))
+    assert not record.recorded
     assert not view.tapes
 
 
