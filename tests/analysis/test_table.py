@@ -72,6 +72,7 @@ def test_a_table_prints_layers_chance_and_how_many_heads_lie_beyond_it():
     assert "model tiny · images 9 · seed 0" in text
     line = next(line for line in text.splitlines() if line.startswith("blocks.1.attn"))
     assert "1.550 (0.300)" in line
+    assert text.splitlines()[1].startswith("means over heads and images; in brackets the nearest chance")
     assert "4 of 4" in next(line for line in text.splitlines() if line.startswith("beyond chance"))
     assert text.endswith("note: something")
 

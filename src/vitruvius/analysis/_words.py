@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 MOST = 4  # statistics of an analysis that are printed; the files hold all
 KEPT = "the same by construction"
+LEGEND = "means over heads and images; in brackets the nearest chance; beyond chance: heads, where every null agrees"
 
 
 class Layer(NamedTuple):
@@ -26,7 +27,8 @@ class Layer(NamedTuple):
 def table_text(rows: Sequence[Row], facts: dict[str, Any], remarks: Sequence[str]) -> str:
     """The whole summary."""
     told = [f"{key} {facts[key]}" for key in ("model", "data", "images", "seed") if key in facts]
-    head = [" · ".join(told)] if told else []
+    legend = [LEGEND] if any(row.null_mean is not None for row in rows) else []
+    head = ["\n".join([" · ".join(told), *legend])] if told else legend
     asked = list(dict.fromkeys(row.analysis for row in rows))
     blocks = [_block(name, [row for row in rows if row.analysis == name]) for name in asked]
     return "\n\n".join([*head, *blocks, *(f"note: {remark}" for remark in remarks)])

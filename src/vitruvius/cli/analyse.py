@@ -12,7 +12,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--images", type=int, help="so many random images of the validation split (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the images and chance (default: %(default)s)")
-    parser.add_argument("--out", help="folder for table and figures (default: RUN/analysis)")
+    parser.add_argument("--out", help="folder for table and figures (default: RUN/analysis; a model by name: none)")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -12,7 +12,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sparsity", type=float, help="share of all pairs to remove, exactly, e.g. 0.9")
     parser.add_argument(
-        "--budget", default="global", choices=("global", "layer", "head"), help="what shares the limit (default: all)"
+        "--budget",
+        default="global",
+        choices=("global", "layer", "head"),
+        help="what shares the limit (default: %(default)s)",
     )
     parser.add_argument(
         "--protect", type=int, nargs="*", help="tokens whose rows and columns stay (default: class and registers)"
