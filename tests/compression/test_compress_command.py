@@ -41,7 +41,7 @@ def test_files_and_figures_are_written(runs: Path) -> None:
     assert sites["blocks.0.attn"].grid == (4, 4)
     torch.testing.assert_close(maps["blocks.0.attn"].sum(-1), torch.ones(3, 16))
     _, told = load_tensors(runs / "maps.safetensors")
-    assert json.loads(told["images"]) == 1437  # of the whole training split, each once
+    assert json.loads(told["images"]) == 192  # those that the run was trained on, each once
     assert load_masks(runs / "masks.safetensors").sparsity.total.kept == 768 - round(0.8 * 768)
     assert (runs / "maps.png").read_bytes()[:4] == (runs / "masks.png").read_bytes()[:4] == b"\x89PNG"
     assert not list(runs.glob("*.partial*"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vitruvius._config import bind, parse_spec
@@ -16,7 +17,7 @@ from vitruvius.compression.maps import average_maps
 from vitruvius.compression.masks import Budget, Masks, make_masks
 from vitruvius.compression.polarisation import describe, polarise_all
 from vitruvius.compression.rules import Rule, rules
-from vitruvius.data import eval_loader, train_loader
+from vitruvius.data import DataConfig, eval_loader, train_loader
 from vitruvius.evaluation import fingerprint, open_target
 from vitruvius.models import load_model
 from vitruvius.surgery import survey
@@ -39,8 +40,7 @@ def maps_of_target(target: str, overrides: Sequence[str], out: str | None, *, au
         if augment:
             loader = train_loader(config.data, input_size=size, seed=config.seed, **shares)  # type: ignore[arg-type]
         else:
-            split = config.data.train_split
-            loader = eval_loader(config.data, input_size=size, split=split, **shares)  # type: ignore[arg-type]
+            loader = eval_loader(_as_they_are(config.data), input_size=size, **shares)  # type: ignore[arg-type]
         path.parent.mkdir(parents=True, exist_ok=True)
         progress = _every_thousand(loader.num_images)
         maps = average_maps(model, loader, process=process, partial=path.with_suffix(".partial"), progress=progress)
@@ -92,6 +92,11 @@ def parse_rule(text: str) -> Rule:
     name, settings = parse_spec(text)
     maker = rules[name]
     return maker(**bind(name, maker, settings, where="--rule"))
+
+
+def _as_they_are(data: DataConfig) -> DataConfig:
+    """The training images, as many of them as are trained on, to be looked at as validation images are."""
+    return replace(data, val_split=data.train_split, val_num_samples=data.train_num_samples, subset=None)
 
 
 def _square(masks: Masks) -> list[bool]:
