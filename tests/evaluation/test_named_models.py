@@ -51,3 +51,11 @@ def test_a_folder_of_fewer_classes_needs_their_numbers(words: list[str], tmp_pat
     found = evaluate_target("test_vit", mapped, Wish(), str(tmp_path / "out"))
     assert found.report is not None
     assert found.report.ledger.rows("clean")["label"].tolist() == [1, 3]
+
+
+def test_a_model_without_a_head_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SIZES, "model.kwargs.num_classes=0", "model.pretrained=false", "data.dataset=digits"]
+    for verb in (["evaluate"], ["attack", "--threat", "fgsm:eps=1/255"]):
+        assert main([*verb, "test_vit", *words, "--out", str(tmp_path / "out")]) == 1
+        assert "test_vit has no head (num_classes = 0)" in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()

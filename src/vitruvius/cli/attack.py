@@ -16,11 +16,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from vitruvius._processes import choose_device
     from vitruvius.data import eval_loader
-    from vitruvius.evaluation import check_numbering, open_target, parse_threat
+    from vitruvius.evaluation import check_head, check_numbering, open_target, parse_threat
     from vitruvius.evaluation.examples import make_examples, save_examples
 
     threat = parse_threat(options.threat)
     model, config = open_target(options.target, options.overrides)
+    check_head(options.target, model)
     device = choose_device(config.device)
     model.to(device).eval()
     loader = eval_loader(config.data, input_size=model.data_config, device=device)

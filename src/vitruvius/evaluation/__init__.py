@@ -3,7 +3,7 @@
 from vitruvius.evaluation._evaluate import Progress, clean, evaluate, numbered
 from vitruvius.evaluation._names import Threat, describe
 from vitruvius.evaluation._subject import data_settings, fingerprint
-from vitruvius.evaluation._target import TargetConfig, check_numbering, open_target, parse_threat
+from vitruvius.evaluation._target import TargetConfig, check_head, check_numbering, open_target, parse_threat
 from vitruvius.evaluation.intervals import wilson
 from vitruvius.evaluation.ledger import Ledger, load_ledger
 from vitruvius.evaluation.result import Report, Score
@@ -19,6 +19,7 @@ __all__ = [
     "ShiftReport",
     "TargetConfig",
     "Threat",
+    "check_head",
     "check_numbering",
     "clean",
     "corruption_report",

@@ -67,6 +67,15 @@ def _open_named(name: str, overrides: Sequence[str]) -> tuple[PixelModel, Target
         raise UnknownName(f"{name!r} is neither a run folder nor a model: {error}") from None
 
 
+def check_head(target: str, model: PixelModel) -> None:
+    """Without a head a model answers with features, and their largest is no class."""
+    if getattr(model.model, "num_classes", None) == 0:
+        raise ConfigError(
+            f"{target} has no head (num_classes = 0): it answers with features, not with classes. Train one first "
+            "(model.reset_head and model.freeze); maps and analyses need none."
+        )
+
+
 def check_numbering(target: str, overrides: Sequence[str], model: PixelModel, data: DataConfig, loader: Loader) -> None:
     """A folder numbers its classes 0, 1, …; a model that knows more of them has learned other numbers.
 

@@ -13,7 +13,7 @@ from vitruvius.evaluation._names import Threat
 from vitruvius.evaluation._shift_command import open_shifts, read_baseline, temperature_of
 from vitruvius.evaluation._shift_text import format_corruption
 from vitruvius.evaluation._subject import data_settings
-from vitruvius.evaluation._target import TargetConfig, check_numbering, open_target, parse_threats
+from vitruvius.evaluation._target import TargetConfig, check_head, check_numbering, open_target, parse_threats
 from vitruvius.evaluation._watch import Watch
 from vitruvius.evaluation.examination import examine, save_findings
 from vitruvius.evaluation.metrics import Baseline
@@ -72,6 +72,7 @@ def evaluate_target(target: str, overrides: Sequence[str], wish: Wish, out: str 
     named = is_run or any(setting.startswith("data.dataset=") for setting in overrides)
     wanted = bool(made or wish.sanity is not None or wish.calibrate or not wish.shifts)
     model, config = open_target(target, overrides, data_needed=wanted)
+    check_head(target, model)
     shifts = open_shifts(wish.shifts, config.data)
     for one in shifts:
         check_fit(model, one)  # before hours go into what comes first
