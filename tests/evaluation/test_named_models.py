@@ -51,6 +51,12 @@ def test_a_folder_of_fewer_classes_needs_their_numbers(words: list[str], tmp_pat
     found = evaluate_target("test_vit", mapped, Wish(), str(tmp_path / "out"))
     assert found.report is not None
     assert found.report.ledger.rows("clean")["label"].tolist() == [1, 3]
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "out"), "--out", str(page)]) == 0  # as if it were a run
+    assert "fgsm" not in page.read_text()
+    assert main(["evaluate", "test_vit", *mapped, "--threat", "fgsm:eps=1/255", "--out", str(tmp_path / "out")]) == 0
+    assert main(["report", str(tmp_path / "out"), "--out", str(page)]) == 0
+    assert "fgsm" in page.read_text()
 
 
 def test_a_model_without_a_head_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius._files import atomic_write_text
 from vitruvius._processes import Process, joined
-from vitruvius._yaml import dump_yaml, to_plain
 from vitruvius.analysis._run import analyse, ask_all
 from vitruvius.analysis._table import Table
 from vitruvius.data import DataConfig, Loader, eval_loader
 from vitruvius.data._open import is_stream
-from vitruvius.evaluation import TargetConfig, open_target
+from vitruvius.evaluation import TargetConfig, open_target, save_target
 from vitruvius.models import PixelModel
 
 Draw = Callable[[Table, Path], Any]
@@ -86,8 +83,7 @@ def keep(table: Table, folder: Path, config: TargetConfig | None, draw: Draw | N
     if draw is not None:
         draw(table, folder)
     if config is not None:
-        versions = {name: version(name) for name in ("vitruvius", "torch", "timm")}
-        atomic_write_text(folder / "config.yaml", dump_yaml({**to_plain(config), "versions": versions}))
+        save_target(config, folder)
 
 
 class Watch:

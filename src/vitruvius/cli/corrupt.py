@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, help="the folder to write; one that was begun is finished")
     add("--corruptions", default="benchmark", help="benchmark (15), extra (4), all, or names: fog,snow")
     add("--severities", default="1,2,3,4,5", help="of a folder, e.g. 1,3 (default: all five)")
-    add("--size", default="224", help="of a folder: the middle square of so many pixels; keep: as they are")
+    add("--size", default="224", help="of a folder: resized, the middle square of so many pixels; keep: as they are")
     add("--format", choices=("jpeg", "png"), default="jpeg", help="of a folder: jpeg as published, or png")
     add("--seed", type=int, default=0, help="of the dice (default: 0)")
     add("--scale", choices=("auto", "imagenet", "cifar"), default="auto", help="whose constants (default: by size)")

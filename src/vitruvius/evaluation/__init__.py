@@ -3,7 +3,14 @@
 from vitruvius.evaluation._evaluate import Progress, clean, evaluate, numbered
 from vitruvius.evaluation._names import Threat, describe
 from vitruvius.evaluation._subject import data_settings, fingerprint
-from vitruvius.evaluation._target import TargetConfig, check_head, check_numbering, open_target, parse_threat
+from vitruvius.evaluation._target import (
+    TargetConfig,
+    check_head,
+    check_numbering,
+    open_target,
+    parse_threat,
+    save_target,
+)
 from vitruvius.evaluation.intervals import wilson
 from vitruvius.evaluation.ledger import Ledger, load_ledger
 from vitruvius.evaluation.result import Report, Score
@@ -33,5 +40,6 @@ __all__ = [
     "numbered",
     "open_target",
     "parse_threat",
+    "save_target",
     "wilson",
 ]

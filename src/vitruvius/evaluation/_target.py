@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from vitruvius._config import bind, build, override, parse_spec
 from vitruvius._errors import ConfigError, UnknownName
+from vitruvius._files import atomic_write_text
 from vitruvius._registry import load_plugins
-from vitruvius._yaml import read_yaml
+from vitruvius._yaml import dump_yaml, read_yaml, to_plain
 from vitruvius.attacks import attacks
 from vitruvius.corruptions import is_corruption, parse_corruptions
 from vitruvius.data import DataConfig, Loader
@@ -65,6 +67,12 @@ def _open_named(name: str, overrides: Sequence[str]) -> tuple[PixelModel, Target
         return create_from_config(config.model, config.attention, seed=config.seed), config
     except UnknownName as error:
         raise UnknownName(f"{name!r} is neither a run folder nor a model: {error}") from None
+
+
+def save_target(config: TargetConfig, folder: Path) -> None:
+    """What a model by name was, as config.yaml: so a report reads the folder like that of a run."""
+    versions = {name: version(name) for name in ("vitruvius", "torch", "timm")}
+    atomic_write_text(folder / "config.yaml", dump_yaml({**to_plain(config), "versions": versions}))
 
 
 def check_head(target: str, model: PixelModel) -> None:

@@ -13,7 +13,14 @@ from vitruvius.evaluation._names import Threat
 from vitruvius.evaluation._shift_command import open_shifts, read_baseline, temperature_of
 from vitruvius.evaluation._shift_text import format_corruption
 from vitruvius.evaluation._subject import data_settings
-from vitruvius.evaluation._target import TargetConfig, check_head, check_numbering, open_target, parse_threats
+from vitruvius.evaluation._target import (
+    TargetConfig,
+    check_head,
+    check_numbering,
+    open_target,
+    parse_threats,
+    save_target,
+)
 from vitruvius.evaluation._watch import Watch
 from vitruvius.evaluation.examination import examine, save_findings
 from vitruvius.evaluation.metrics import Baseline
@@ -89,6 +96,8 @@ def evaluate_target(target: str, overrides: Sequence[str], wish: Wish, out: str 
         corruptions = _corrupted(here, report, baselines["corruptions"]) if corrupting and report else None
         findings = _examine(here, wish.sanity) if wish.sanity is not None and process.first else []
         reports = [_evaluate_shift(here, one, baselines[one.name], report, temperature) for one in shifts]
+        if not is_run and process.first:
+            save_target(config, Path(out) if out else home)
     return Evaluation(report=report, corruptions=corruptions, findings=findings, shifts=reports)
 
 

@@ -79,7 +79,8 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 def read_run(folder: Path, name: str, index: int) -> Run:
     """Read one folder; `remarks` tells what was left out and why."""
     remarks: list[str] = []
-    evaluation = read_json(folder / "evaluation" / "report.json", remarks, lost="the comparison of threats")
+    judged = folder if (folder / "report.json").is_file() else folder / "evaluation"  # `evaluate MODEL --out FOLDER`
+    evaluation = read_json(judged / "report.json", remarks, lost="the comparison of threats")
     worst = evaluation.get("worst_case")
     said = evaluation.get("remarks")
     remarks += [f"evaluation: {remark}" for remark in said] if isinstance(said, list) else []
@@ -97,14 +98,14 @@ def read_run(folder: Path, name: str, index: int) -> Run:
         maps=read_maps(folder / "maps.safetensors", remarks),
         examples=read_examples(folder, remarks),
         remarks=remarks,
-        shifts=read_shifts(folder / "evaluation" / "shifts", remarks),
+        shifts=read_shifts(judged / "shifts", remarks),
     )
 
 
 def _check(folder: Path) -> None:
     if not folder.is_dir():
         found = "is a file" if folder.exists() else "does not exist"
-        raise RunError(f"{folder} {found}; a report needs run folders, as `vitruvius train` writes them.")
+        raise RunError(f"{folder} {found}; a report needs run folders, as `vitruvius train` and `evaluate` write them.")
     if not (folder / "config.yaml").is_file():
         inside = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise RunError(f"{folder} is not a run folder: it has no config.yaml. It holds: {inside}.")
