@@ -57,6 +57,15 @@ def test_a_killed_siege_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         evaluate(model(), Cut(), [ENSEMBLE], folder=tmp_path / "broken")  # type: ignore[arg-type]
     again = evaluate(model(), loader(2), [ENSEMBLE], folder=tmp_path / "broken")  # type: ignore[arg-type]
+    assert list(again.threats[-1].stages) == ["clean", "pgd", "pgd 2"]
     assert again.threats[-1].correct == whole.threats[-1].correct
     assert again.threats[-1].stages == whole.threats[-1].stages
     assert again.threats[-1].n == 30
+
+
+def test_stages_read_from_a_ledger_are_in_the_order_in_which_they_ran(tmp_path: Path) -> None:
+    ensemble = AutoAttack(eps=1 / 255, version="custom", attacks=("square", "apgd-ce"))
+    few = eval_loader(DataConfig(val_num_samples=3), input_size=(3, 8, 8))
+    first, again = (evaluate(model(), few, [ensemble], folder=tmp_path).threats[-1] for _ in range(2))
+    assert list(first.stages) == list(again.stages) == ["clean", "square", "apgd-ce"]
+    assert first.stages == again.stages

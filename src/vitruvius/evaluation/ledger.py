@@ -78,7 +78,7 @@ class Ledger:
         self._merge(threat, rows)
         if self.folder is not None:
             name = f"{_safe(threat)}-{self.rank:05d}-{self._written:06d}.safetensors"
-            save_tensors(self.folder / "parts" / name, rows, {"threat": threat, "columns": MEANINGS})
+            save_tensors(self.folder / "parts" / name, rows, {"threat": threat, **_notes(rows)})
             self._written += 1
 
     def join(self, others: Sequence[dict[str, Columns]]) -> None:
@@ -97,7 +97,7 @@ class Ledger:
         """All rows in one file, columns named `<threat>/<column>`; only then the parts go."""
         assert self.folder is not None
         named = {f"{t}/{name}": column for t in self.columns for name, column in self.rows(t).items()}
-        save_tensors(self.folder / "ledger.safetensors", named, {"columns": MEANINGS})
+        save_tensors(self.folder / "ledger.safetensors", named, _notes(named))
         for file in (self.folder / "parts").glob("*.safetensors"):
             file.unlink(missing_ok=True)
 
@@ -128,7 +128,7 @@ class Ledger:
             self._written = max(self._written, number + 1)
         try:
             rows, metadata = load_tensors(file)
-            self._merge(metadata["threat"], rows)
+            self._merge(metadata["threat"], _in_order(rows, metadata))
         except CheckpointError as error:
             _log.warning("%s Its images are judged again.", error)
 
@@ -136,10 +136,20 @@ class Ledger:
 def load_ledger(path: str | Path) -> dict[str, Columns]:
     """Columns by threat, from the one file `Ledger.save` writes."""
     columns: dict[str, Columns] = {}
-    for key, tensor in load_tensors(path)[0].items():
+    for key, tensor in _in_order(*load_tensors(path)).items():
         threat, _, name = key.rpartition("/")
         columns.setdefault(threat, {})[name] = tensor
     return columns
+
+
+def _notes(columns: Columns) -> dict[str, str]:
+    """What a file says of its columns; their order too, which safetensors sort away: stages of an ensemble have one."""
+    return {"columns": MEANINGS, "order": json.dumps(list(columns), ensure_ascii=False)}
+
+
+def _in_order(columns: Columns, notes: Mapping[str, str]) -> Columns:
+    known = [name for name in json.loads(notes.get("order", "[]")) if name in columns]
+    return {name: columns[name] for name in dict.fromkeys([*known, *columns])}
 
 
 def _safe(name: str) -> str:
