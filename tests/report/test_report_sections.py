@@ -211,6 +211,8 @@ def test_two_runs_are_compared_by_what_differs(two: list[Run]) -> None:
     assert differing["seed"] == ["0", "1"]
     assert differing["attention.0.parts.0.use"] == [DASH, "low_rank"]
     assert not any(key.startswith(("versions", "train", "model")) for key in differing)
+    judged = dataclasses.replace(two[0], config={"seed": 7})  # by `evaluate MODEL`: nothing was trained
+    assert compare([judged, two[0]]) == {"seed": ["7", "0"]}
 
 
 def test_nested_tables_become_dotted_keys() -> None:

@@ -72,7 +72,8 @@ def masks_of_maps(
     polarised = polarise_all(masks.keep, threshold=threshold) if any(_square(masks)) else {}
     save_masks(path, masks, polarised=polarised, maps=str(maps))
     limits = [f"{name}: {limit:.6g}" for name, limit in list(masks.limits.items())[:4]]
-    found = [f"limit of {masks.rule}: {', '.join(limits)}{' …' if len(masks.limits) > 4 else ''}"] if limits else []
+    moved = f"limit of the rule {masks.rule.partition('(')[0].lower()}, moved for this sparsity"
+    found = [f"{moved}: {', '.join(limits)}{' …' if len(masks.limits) > 4 else ''}"] if limits else []
     tables = [str(masks.sparsity), describe(polarised)] if polarised else [str(masks.sparsity)]
     return masks, "\n\n".join([*tables, "\n".join([*found, str(path)])])
 

@@ -85,6 +85,6 @@ def describe(polarised: Mapping[str, Polarised]) -> str:
     lines = [f"{'site':<{width}}  global tokens by head    denser part  sparser part", "-" * (width + 53)]
     for name, one in polarised.items():
         tokens = " ".join(map(str, one.num_global.tolist()))
-        dense, sparse = ("–" if d.isnan().all() else f"{d.double().nanmean():.1%}" for d in one.densities)
+        dense, sparse = ("–" if d.isnan().all() else f"{100 * d.double().nanmean():.1f} %" for d in one.densities)
         lines.append(f"{name:<{width}}  {tokens:<23}  {dense:>11}  {sparse:>12}")
     return "\n".join(lines)

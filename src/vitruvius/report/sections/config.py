@@ -24,11 +24,20 @@ def config(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def compare(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Dotted key → its value in each run, for keys that are not the same in all; versions and times aside."""
+    """Dotted key → its value in each run, for keys that are not the same in all; versions and times aside.
+
+    A run that lacks a whole section (a model that was never trained has no `train`) does not differ in every key of it.
+    """
     skipped = ("versions.", "started", "out")
     return {
-        key: values for key, values in _flat_runs(runs).items() if len(set(values)) > 1 and not key.startswith(skipped)
+        key: values
+        for key, values in _flat_runs(runs).items()
+        if len(set(_owned(runs, key, values))) > 1 and not key.startswith(skipped)
     }
+
+
+def _owned(runs: Sequence[Run], key: str, values: Sequence[str]) -> list[str]:
+    return [value for run, value in zip(runs, values, strict=True) if key.partition(".")[0] in run.config]
 
 
 def flatten(table: Any, prefix: str = "") -> dict[str, str]:
