@@ -54,7 +54,10 @@ def _open_run(folder: Path, overrides: Sequence[str]) -> tuple[PixelModel, Targe
     data: dict[str, Any] = {key: known[key] for key in ("model", "attention", "data", "plugins") if key in known}
     for setting in overrides:
         if not setting.startswith(("data.", "device=")):
-            raise ConfigError(f"{setting!r} cannot be changed: {folder} is a run, its model is what was trained.")
+            raise ConfigError(
+                f"{setting!r} cannot be changed: {folder} is a run, its model is what was trained. To try its weights "
+                f"otherwise, name the model instead of the run, with model.weights={folder}."
+            )
     return model, build(TargetConfig, override(data, overrides), source=str(folder))
 
 
