@@ -43,6 +43,7 @@ def test_the_command_prints_and_keeps_the_findings(tmp_path: Path, capsys: pytes
     assert len(findings) >= 5
     for finding in findings:
         assert finding["name"] in printed
+    assert "(eps 4/255 0" in printed
     assert {"transfer", "adaptive"} <= {finding["name"] for finding in findings}
 
 

@@ -17,6 +17,7 @@ from vitruvius.attacks import CE, LINF, MARGIN, Norm, Threat, as_norm, check_inp
 from vitruvius.attacks._models import Through, frozen, slope
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.square import Square
+from vitruvius.evaluation._names import spoken
 
 SLACK = 0.01  # share of images by which an order may be missed, and one image always
 
@@ -136,7 +137,9 @@ class _Examination:
     ) -> Finding:
         slack = self._tolerated() / len(self.y)
         passed = all(later <= earlier + slack for earlier, later in pairwise(accuracies))
-        numbers = {f"{unit} {setting:.4g}": accuracy for setting, accuracy in zip(settings, accuracies, strict=True)}
+        numbers = {
+            f"{unit} {spoken(setting)}": accuracy for setting, accuracy in zip(settings, accuracies, strict=True)
+        }
         sentence = sentence if passed else sentence.replace("does not rise", "rises")
         return Finding(name=name, passed=passed, sentence=sentence, numbers=numbers)
 
