@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitruvius._errors import DataError
 from vitruvius.data._config import DataConfig
-from vitruvius.data._image_loader import ImageLoader
+from vitruvius.data._images import images_loader
 from vitruvius.data._loader import Loader
 from vitruvius.data._mixed_loader import mixed_loader
 from vitruvius.data._order import Order
@@ -17,7 +17,6 @@ from vitruvius.data._preprocessing import InputSize, eval_transform, resolve, tr
 from vitruvius.data._sources import cached, choice, chosen_ids, open_data
 from vitruvius.data._streams import PACKAGES, Share, StreamLoader, open_stream
 from vitruvius.data._subsets import subset_ids
-from vitruvius.data._tensors import TensorLoader, TensorSet
 from vitruvius.data._training_loader import make_training_loader
 
 
@@ -63,21 +62,17 @@ def eval_loader(
 ) -> Loader:
     """Every image of a split once, or only the images `only`; `split` is the recipe's validation split by default."""
     pre, split = resolve(config, input_size), config.val_split if split is None else split
-    transform = eval_transform(pre)
     if is_stream(config):
         _refuse_ids(config, only)
         share = Share(training=False, rank=rank, world_size=world_size)
-        return StreamLoader(open_stream(config, split, pre, training=False), share, transform, config, device)
+        return StreamLoader(open_stream(config, split, pre, training=False), share, eval_transform(pre), config, device)
     data = open_data(config, split, pre.size)
     if config.subset is not None and only is None and split == config.val_split:
         only = subset_ids(config.subset, data)
     ids = chosen_ids(data, config.val_num_samples if split == config.val_split else None, only=only)
     data, ids = cached(data, ids, pre, config, training=False)
-    size = config.eval_batch_size or config.batch_size
-    order = Order(ids, batch_size=size, shuffle=False, rank=rank, world_size=world_size)
-    if isinstance(data, TensorSet):
-        return TensorLoader(data, order, pre, config, device)
-    return ImageLoader(data, order, transform, config, channels=pre.size[0], device=device)
+    part: dict[str, Any] = {"rank": rank, "world_size": world_size, "device": device}
+    return images_loader(data, config, input_size=input_size, only=ids, **part)
 
 
 def held_out(config: DataConfig, fraction: float, *, seed: int = 0) -> Tensor:
