@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from vitruvius._errors import ConfigError, MissingExtra, UnknownName, suggest
+from vitruvius._spoken import spoken
 
 T = TypeVar("T")
 
@@ -114,11 +115,18 @@ def signature_of(piece: object) -> str:
     """The settings of a piece as one would type them: the keyword-only parameters."""
     assert callable(piece)
     settings = [
-        str(p.replace(annotation=inspect.Parameter.empty))
+        p.name if p.default is inspect.Parameter.empty else f"{p.name}={_typed(p.default)}"
         for p in inspect.signature(piece).parameters.values()
         if p.kind is inspect.Parameter.KEYWORD_ONLY and p.name != "generator"
     ]
     return ", ".join(settings)
+
+
+def _typed(value: object) -> str:
+    """A default as one would type it: eps=4/255."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_typed, value))}{',' * (len(value) == 1)})"
+    return spoken(value) if isinstance(value, float) else repr(value)
 
 
 def first_line(piece: object) -> str:

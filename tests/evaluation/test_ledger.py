@@ -232,6 +232,7 @@ def test_one_file_reads_back_to_the_same_columns(tmp_path: Path) -> None:
     ledger.add("a/b(c=1/2)", {"id": torch.tensor([1, 2]), "correct": torch.tensor([True, True])})
     ledger.save()
     columns = load_ledger(tmp_path / "ledger.safetensors")["a/b(c=1/2)"]
+    assert load_ledger(tmp_path).keys() == {"a/b(c=1/2)"}
     assert columns["id"].tolist() == [1, 2, 3]
     assert columns["correct"].tolist() == [False, True, True]  # the first word about an image counts
 

@@ -221,7 +221,7 @@ def test_nested_tables_become_dotted_keys() -> None:
 
 
 def test_attention_is_told_in_words(two: list[Run]) -> None:
-    assert [describe_attention(run) for run in two] == ["upstream attention", "low_rank(rank=2, tensors=qk) → softmax"]
+    assert [describe_attention(run) for run in two] == ["as upstream", "low_rank(rank=2, tensors=qk) → softmax"]
 
 
 def test_the_cost_table_counts_parameters_of_cores(two: list[Run]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
+from vitruvius._spoken import spoken
 
 Threat = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -72,10 +73,3 @@ def describe(threat: Threat) -> str:
         if field.init and (default is dataclasses.MISSING or value != default):
             shown.append(f"{field.name}={spoken(value)}")
     return f"{short_name(threat)}({', '.join(shown)})" if fields else short_name(threat)
-
-
-def spoken(value: Any) -> str:
-    """A number as one would write it: 4/255 if it is exactly that, 0.5, else with as many digits as it needs."""
-    if isinstance(value, float) and (pixels := round(value * 255, 2)) / 255 == value:
-        return min(f"{pixels:g}/255", str(value), key=len)
-    return str(value)

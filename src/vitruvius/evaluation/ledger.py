@@ -134,7 +134,8 @@ class Ledger:
 
 
 def load_ledger(path: str | Path) -> dict[str, Columns]:
-    """Columns by threat, from the one file `Ledger.save` writes."""
+    """Columns by threat, from the one file `Ledger.save` writes, or from the folder it lies in."""
+    path = Path(path) / "ledger.safetensors" if Path(path).is_dir() else path
     columns: dict[str, Columns] = {}
     for key, tensor in _in_order(*load_tensors(path)).items():
         threat, _, name = key.rpartition("/")

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitruvius._spoken import spoken
 from vitruvius.attacks import CE, LINF, MARGIN, Norm, Threat, as_norm, check_inputs, check_mode, disturb, image_ids
 from vitruvius.attacks._models import Through, frozen, slope
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.square import Square
-from vitruvius.evaluation._names import spoken
 
 SLACK = 0.01  # share of images by which an order may be missed, and one image always
 

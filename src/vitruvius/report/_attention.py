@@ -10,7 +10,7 @@ from vitruvius.report._runs import Run
 def describe_attention(run: Run) -> str:
     """The chains of parts a recipe plugs in, each once; a recipe without any has upstream's attention."""
     chains = list(dict.fromkeys(chain for _, chain in attention_rules(run)))
-    return "; ".join(chains) or "upstream attention"
+    return "; ".join(chains) or "as upstream"
 
 
 def attention_rules(run: Run) -> list[tuple[str, str]]:
