@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError
 from vitruvius._processes import Process, joined
 from vitruvius.analysis._run import analyse, ask_all
@@ -47,7 +46,7 @@ def analyse_target(
         model.to(process.device).eval()
         loader = open_images(config.data, model, images, seed, process)
         facts = {"model": config.model.name, "target": Path(target).name}
-        with Watch(shown=process.first) as watch:
+        with Bar("analysing", shown=process.first) as watch:
             table = analyse(
                 model, loader, *questions, images=images, seed=seed, process=process, progress=watch, facts=facts
             )
@@ -84,27 +83,6 @@ def keep(table: Table, folder: Path, config: TargetConfig | None, draw: Draw | N
         draw(table, folder)
     if config is not None:
         save_target(config, folder)
-
-
-class Watch:
-    """A bar with the time left, in a terminal; silent elsewhere."""
-
-    def __init__(self, *, shown: bool) -> None:
-        console = Console(stderr=True)
-        columns = TextColumn("[bold]analysing"), BarColumn(), MofNCompleteColumn(), TextColumn("left")
-        hidden = not (shown and console.is_terminal)
-        self.bars = Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden)
-        self.bar = self.bars.add_task("", total=None)
-
-    def __enter__(self) -> Watch:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bars.stop()
-
-    def __call__(self, done: int, total: int | None, /) -> None:
-        self.bars.update(self.bar, completed=done, total=total)
 
 
 def _some(loader: Loader, images: int, seed: int) -> Tensor:

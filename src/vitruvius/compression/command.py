@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from vitruvius._bar import Bar
 from vitruvius._config import bind, parse_spec
 from vitruvius._errors import ConfigError
 from vitruvius._processes import joined
@@ -21,8 +21,6 @@ from vitruvius.data import DataConfig, eval_loader, train_loader
 from vitruvius.evaluation import fingerprint, open_target
 from vitruvius.models import load_model
 from vitruvius.surgery import survey
-
-logger = logging.getLogger(__name__)
 
 
 def maps_of_target(target: str, overrides: Sequence[str], out: str | None, *, augment: bool = False) -> Path:
@@ -42,9 +40,12 @@ def maps_of_target(target: str, overrides: Sequence[str], out: str | None, *, au
         else:
             loader = eval_loader(_as_they_are(config.data), input_size=size, **shares)  # type: ignore[arg-type]
         path.parent.mkdir(parents=True, exist_ok=True)
-        progress = _every_thousand(loader.num_images)
-        maps = average_maps(model, loader, process=process, partial=path.with_suffix(".partial"), progress=progress)
-        maps = {name: map_.cpu() for name, map_ in maps.items()}
+        with Bar("averaging", shown=process.first) as bar:
+            each = -(-loader.num_images // process.world_size)
+            told = average_maps(
+                model, loader, process=process, partial=path.with_suffix(".partial"), progress=lambda n: bar(n, each)
+            )
+        maps = {name: map_.cpu() for name, map_ in told.items()}
         notes = {"data": loader.name, "images": loader.num_images, "augmented": augment, "weights": fingerprint(model)}
         process.once(lambda: save_maps(path, maps, sites=survey(model), target=target, **notes))
     return path
@@ -102,16 +103,3 @@ def _as_they_are(data: DataConfig) -> DataConfig:
 
 def _square(masks: Masks) -> list[bool]:
     return [keep.shape[-2] == keep.shape[-1] for keep in masks.keep.values()]
-
-
-def _every_thousand(total: int) -> Callable[[int], None]:
-    """Log how far it has come, now and then."""
-    told = 0
-
-    def tell(images: int) -> None:
-        nonlocal told
-        if images // 1000 > told:
-            told = images // 1000
-            logger.info("%d images on this process, %d in all", images, total)
-
-    return tell
