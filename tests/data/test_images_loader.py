@@ -10,6 +10,7 @@ from PIL import Image
 
 from vitruvius._errors import DataError
 from vitruvius.data import DataConfig, TensorSet, eval_loader, images_loader
+from vitruvius.data import _image_loader as room
 
 SIZE = {"input_size": (3, 12, 12), "crop_pct": 0.8, "interpolation": "bilinear"}
 
@@ -66,3 +67,24 @@ def test_images_that_cannot_be_decoded_are_named(folder: Path) -> None:
     (folder / "val" / "ant" / "1.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"ant/1.png cannot be decoded"):
         list(images_loader(Mine(folder), DataConfig(workers=0), input_size=SIZE))
+
+
+@pytest.mark.parametrize(("batches", "number"), [(0, 0), (1, 0), (2, 2), (3, 3), (9, 3)])
+def test_there_are_never_more_workers_than_batches_and_none_for_one(
+    batches: int, number: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "usable_cores", lambda: 8)
+    assert room.useful_workers(3, batches) == number
+    assert room.useful_workers(0, batches) == 0
+    assert room.useful_workers(20, 20) == 8
+    loader = images_loader(Mine(folder), DataConfig(batch_size=9, workers=1), input_size=SIZE)
+    assert isinstance(loader, room.ImageLoader)
+    assert (loader._loader.num_workers, loader._loader.persistent_workers) == (0, False)
+
+
+def test_a_single_batch_is_the_same_whoever_decodes_it(folder: Path) -> None:
+    alone, shared = (images_loader(Mine(folder), DataConfig(batch_size=n, workers=1), input_size=SIZE) for n in (9, 5))
+    (x, y, ids), pieces = next(iter(alone.with_ids())), list(shared.with_ids())
+    assert len(pieces) == 2
+    for ours, theirs in zip((x, y, ids), zip(*pieces, strict=True), strict=True):
+        assert torch.equal(ours, torch.cat(theirs))

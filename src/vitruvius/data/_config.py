@@ -56,7 +56,7 @@ class DataConfig:
     in_chans: int | None = None  # 1 grey, 3 colour
     batch_size: int = 128  # images per process
     eval_batch_size: int | None = None  # None: batch_size
-    workers: int = 4  # processes that decode; at most one per core, none for data in memory
+    workers: int = 4  # processes that decode; at most one a core and one a batch, none for data in memory
     cache: Literal["none", "memory"] = "none"  # memory: decode once, keep on the device
     broken: Literal["error", "skip"] = "error"  # what to do with images that cannot be decoded
 

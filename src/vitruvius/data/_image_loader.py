@@ -56,7 +56,7 @@ class ImageLoader(BatchLoader):
         super().__init__(images.name, len(order.ids), images.num_classes, device)
         self.images, self.order, self.config, self.raw = images, order, config, raw
         self._batches = Batches(order)
-        workers = min(config.workers, usable_cores())
+        workers = useful_workers(config.workers, len(order))
         self._loader = DataLoader(
             Decoded(images, transform, pil_mode(channels)),
             batch_sampler=self._batches,
@@ -93,6 +93,11 @@ class ImageLoader(BatchLoader):
                 )
             if place not in self.broken:
                 self.broken.append(place)
+
+
+def useful_workers(wanted: int, batches: int) -> int:
+    """At most one a core and one a batch; none for a single batch, which would be waited for all the same."""
+    return min(wanted, usable_cores(), batches if batches > 1 else 0)
 
 
 def usable_cores() -> int:
