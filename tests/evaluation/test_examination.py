@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import vitruvius
+from vitruvius._errors import ConfigError
 from vitruvius.attention import part
 from vitruvius.cli import main
 from vitruvius.evaluation.examination import plain_surrogate
@@ -45,6 +46,18 @@ def test_the_command_prints_and_keeps_the_findings(tmp_path: Path, capsys: pytes
         assert finding["name"] in printed
     assert "(eps 4/255 0" in printed
     assert {"transfer", "adaptive"} <= {finding["name"] for finding in findings}
+
+
+def test_accuracies_are_told_before_the_checks_begin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ConfigError("interrupted")
+
+    monkeypatch.setattr("vitruvius.evaluation.command.examine", refuse)
+    words = ["evaluate", NAME, "data.dataset=digits", "data.val_num_samples=6", "model.kwargs.depth=1", "device=cpu"]
+    assert main([*words, "--sanity", "8/255", "--out", str(tmp_path)]) != 0
+    assert "clean" in capsys.readouterr().out
 
 
 def test_a_strength_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,4 +37,11 @@ def run(options: argparse.Namespace) -> None:
         calibrate=options.calibrate,
         baseline=options.baseline,
     )
-    print(evaluate_target(options.target, options.overrides, wish, options.out))
+    gap = ""
+
+    def tell(part: object) -> None:
+        nonlocal gap
+        print(f"{gap}{part}", flush=True)
+        gap = "\n"
+
+    evaluate_target(options.target, options.overrides, wish, options.out, tell=tell)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,8 +72,18 @@ class _Target:
     process: Process
 
 
-def evaluate_target(target: str, overrides: Sequence[str], wish: Wish, out: str | None = None) -> Evaluation:
-    """Evaluate a run folder or a model by name; ledgers and reports go to `out`, by default into the run."""
+def evaluate_target(
+    target: str,
+    overrides: Sequence[str],
+    wish: Wish,
+    out: str | None = None,
+    *,
+    tell: Callable[[Evaluation], object] = lambda _: None,
+) -> Evaluation:
+    """Evaluate a run folder or a model by name; ledgers and reports go to `out`, by default into the run.
+
+    `tell` is given each part as soon as it is known, on the first process.
+    """
     made = [threat for text in wish.threats for threat in parse_threats(text)]
     is_run = Path(target).is_dir()
     named = is_run or any(setting.startswith("data.dataset=") for setting in overrides)
@@ -92,10 +102,18 @@ def evaluate_target(target: str, overrides: Sequence[str], wish: Wish, out: str 
         folder = Path(out or home / "evaluation")
         here = _Target(target=target, overrides=overrides, model=model, config=config, folder=folder, process=process)
         temperature = temperature_of(model, config, target, wish.calibrate, process) if wish.calibrate else None
+        say = tell if process.first else lambda _: None
         report = _evaluate(here, made) if wanted or named else None
         corruptions = _corrupted(here, report, baselines["corruptions"]) if corrupting and report else None
+        if report is not None:
+            say(Evaluation(report=report, corruptions=corruptions))
         findings = _examine(here, wish.sanity) if wish.sanity is not None and process.first else []
-        reports = [_evaluate_shift(here, one, baselines[one.name], report, temperature) for one in shifts]
+        if findings:
+            say(Evaluation(report=None, findings=findings))
+        reports = []
+        for one in shifts:
+            reports.append(_evaluate_shift(here, one, baselines[one.name], report, temperature))
+            say(Evaluation(report=None, shifts=reports[-1:]))
         if not is_run and process.first:
             save_target(config, Path(out) if out else home)
     return Evaluation(report=report, corruptions=corruptions, findings=findings, shifts=reports)
