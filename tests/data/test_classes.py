@@ -8,6 +8,7 @@ from pictures import write_image
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.data import DataConfig, eval_loader, train_loader
 from vitruvius.data._classes import class_names
+from vitruvius.shifts import imagenet_classes
 
 SIZE = (3, 16, 16)
 
@@ -62,3 +63,22 @@ def test_classes_need_names_and_no_second_list():
         eval_loader(DataConfig(classes="imagenet-100"), input_size=SIZE)
     with pytest.raises(ConfigError, match="both choose and number the classes"):
         DataConfig(classes="imagenet-100", class_map="map.txt")
+
+
+def test_imagenet_1k_gives_each_folder_its_number_whichever_are_there(tmp_path):
+    everyone = imagenet_classes()
+    for number in (999, 0, 217):
+        write_image(tmp_path / "val" / everyone[number] / "a.png", number % 50)
+    write_image(tmp_path / "val" / "n99999999" / "a.png", 0)
+    write_image(tmp_path / "train" / everyone[5] / "a.png", 0)  # numbers are not those of the training folder
+    loader = eval_loader(config(tmp_path, class_map="imagenet-1k"), input_size=SIZE)
+    ((_, labels),) = loader
+    assert labels.tolist() == [0, 217, 999]
+    assert (loader.num_images, loader.num_classes) == (3, 1000)
+
+
+def test_imagenet_1k_is_for_folders_named_by_wordnet_ids(folder):
+    with pytest.raises(DataError, match="the class map imagenet-1k names none of the folders"):
+        eval_loader(config(folder, class_map="imagenet-1k"), input_size=SIZE)
+    with pytest.raises(DataError, match=r"imagenet-1k numbers folders named by WordNet ids; digits has none"):
+        eval_loader(DataConfig(class_map="imagenet-1k"), input_size=SIZE)

@@ -15,6 +15,7 @@ from PIL import Image
 from shift_layouts import CLASSES, write_arrays, write_corrupted, write_pictures
 from two_processes import in_two_processes
 from vitruvius._errors import ConfigError, DataError, RunError
+from vitruvius._imagenet import subset_columns
 from vitruvius._processes import joined
 from vitruvius.data import DataConfig
 from vitruvius.data._preprocessing import eval_transform, resolve
@@ -23,7 +24,6 @@ from vitruvius.evaluation import shift as room
 from vitruvius.evaluation._shift_loader import shift_loader
 from vitruvius.evaluation.metrics import Baseline, EqualWidth, alexnet, detect, expected_error
 from vitruvius.shifts import imagenet_classes, open_shift
-from vitruvius.shifts._classes import subset_columns
 
 DATA = DataConfig(batch_size=4, workers=0)
 KNOWING = {"num_classes": 1000}

@@ -45,7 +45,7 @@ class DataConfig:
     val_split: str = "validation"
     num_classes: int | None = None  # None: as found in the data
     classes: str | None = None  # only these, numbered in this order: imagenet-100, or a file with one class name a line
-    class_map: str | None = None  # folder, hfds, tfds: text file with one class name a line
+    class_map: str | None = None  # folder: imagenet-1k; folder, hfds, tfds: text file, one class name a line
     train_num_samples: int | None = None  # use at most so many images, a fixed random choice
     val_num_samples: int | None = None
     subset: str | None = None  # of the validation images: robustbench-imagenet, or a file with one file name a line

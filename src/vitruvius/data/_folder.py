@@ -12,7 +12,7 @@ from timm.utils.misc import natural_key
 
 from vitruvius._errors import DataError
 from vitruvius._registry import require
-from vitruvius.data._classes import class_names
+from vitruvius.data._classes import class_names, read_class_map
 from vitruvius.data._config import DataConfig
 
 TRAIN_NAMES = ("train", "training")
@@ -133,20 +133,12 @@ def _classes(config: DataConfig, root: Path, folder: Path) -> dict[str, int]:
     if config.classes is not None:
         return {name: number for number, name in enumerate(class_names(config.classes))}
     if config.class_map is not None:
-        return _read_class_map(config.class_map, root)
+        return read_class_map(config.class_map, root)
     try:
         source = split_folder(root, config.train_split)
     except DataError:
         source = folder  # evaluation data alone
     return {name: number for number, name in enumerate(leaf_classes(source))}
-
-
-def _read_class_map(name: str, root: Path) -> dict[str, int]:
-    for path in (Path(name), root / name):
-        if path.is_file():
-            lines = path.read_text(encoding="utf-8").splitlines()
-            return {line.strip(): number for number, line in enumerate(lines) if line.strip()}
-    raise DataError(f"class map {name} is neither a file nor in {root}; expected a text file, one class name a line.")
 
 
 def _collect(folder: Path, names: set[str], depth: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitruvius._errors import DataError, suggest
 from vitruvius.data._cache import in_memory
+from vitruvius.data._classes import IMAGENET
 from vitruvius.data._config import DataConfig
 from vitruvius.data._decoding import ImageSet
 from vitruvius.data._folder import check_num_classes, open_folder, open_hugging_face
@@ -40,6 +41,8 @@ def open_data(config: DataConfig, split: str, size: tuple[int, int, int]) -> Any
     kind, slash, _ = config.dataset.partition("/")
     if config.classes is not None and kind not in _CLASSES:
         raise DataError(f"data.classes chooses classes by name, {config.dataset} has none; use a folder or torch/….")
+    if config.class_map == IMAGENET and kind != "folder":
+        raise DataError(f"data.class_map={IMAGENET} numbers folders named by WordNet ids; {config.dataset} has none.")
     if config.dataset == "digits":
         return _checked(digits(split, config.train_split, config.val_split), config)
     if config.dataset == "fake":

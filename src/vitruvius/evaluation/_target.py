@@ -97,8 +97,9 @@ def check_numbering(target: str, overrides: Sequence[str], model: PixelModel, da
     if data.dataset == "folder" and data.class_map is None and 0 < loader.num_classes < model.num_classes:
         raise ConfigError(
             f"{data.root} has {loader.num_classes} classes, numbered 0 … {loader.num_classes - 1} by their names, and "
-            f"the model knows {model.num_classes}. Write the names of all its folders into a text file, in its order, "
-            "one a line, and say data.class_map=FILE."
+            f"the model knows {model.num_classes}. Say data.class_map=imagenet-1k if the folders are ImageNet's, as "
+            "n01440764; else write the names of all the model's folders into a text file, in its order, one a line, "
+            "and say data.class_map=FILE."
         )
 
 

@@ -1,9 +1,9 @@
 """Images that are not like those of training: one reader a published set, each from its published layout."""
 
+from vitruvius._imagenet import imagenet_classes
 from vitruvius._registry import load_room
 from vitruvius.shifts._arrays import ArrayImages
 from vitruvius.shifts._base import Images, Part, Shift, open_shift, shifts
-from vitruvius.shifts._classes import imagenet_classes
 from vitruvius.shifts._pictures import Pictures
 
 __all__ = ["ArrayImages", "Images", "Part", "Pictures", "Shift", "imagenet_classes", "open_shift", "shifts"]

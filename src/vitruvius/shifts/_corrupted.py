@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vitruvius._errors import DataError
+from vitruvius._imagenet import NUM_CLASSES, imagenet_labels
 from vitruvius.corruptions import SEVERITIES
 from vitruvius.shifts._base import Part, Shift
-from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels
 from vitruvius.shifts._found import listed, some, subfolders
 from vitruvius.shifts._pictures import Pictures, known_classes
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from vitruvius._imagenet import NUM_CLASSES, imagenet_labels, subset_columns
 from vitruvius.shifts._base import Part, Shift
-from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels, subset_columns
 from vitruvius.shifts._corrupted import PUBLISHED, below
 from vitruvius.shifts._pictures import Pictures, known_classes
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitruvius._errors import DataError
+from vitruvius._imagenet import NUM_CLASSES, imagenet_labels, subset_columns
 from vitruvius.shifts._base import Part, Shift, shifts
-from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels, subset_columns
 from vitruvius.shifts._corrupted import PUBLISHED, below
 from vitruvius.shifts._natural import pictures_part
 from vitruvius.shifts._pictures import Pictures, known_classes

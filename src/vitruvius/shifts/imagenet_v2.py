@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitruvius._errors import DataError
+from vitruvius._imagenet import NUM_CLASSES, imagenet_labels
 from vitruvius.shifts._base import Images, Part, Shift, shifts
-from vitruvius.shifts._classes import NUM_CLASSES, imagenet_labels
 from vitruvius.shifts._found import listed
 from vitruvius.shifts._pictures import Pictures, known_classes
 

@@ -11,7 +11,7 @@ NUM_CLASSES = 1000
 @cache
 def imagenet_classes(subset: str = "") -> tuple[str, ...]:
     """WordNet ids in order; `subset` is a, o or r, or nothing for all."""
-    text = files(__package__).joinpath("imagenet_classes.txt").read_text(encoding="utf-8")
+    text = files(__package__).joinpath("classes.txt").read_text(encoding="utf-8")
     rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
     return tuple(f"n{number}" for number, *marks in rows if not subset or subset in "".join(marks))
 
