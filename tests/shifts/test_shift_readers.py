@@ -17,7 +17,7 @@ from vitruvius.corruptions import ALL, BENCHMARK
 from vitruvius.corruptions.arrays import copy_arrays
 from vitruvius.corruptions.fog import Fog
 from vitruvius.corruptions.folders import copy_folder
-from vitruvius.shifts import ArrayImages, Pictures, imagenet_classes, open_shift, shifts
+from vitruvius.shifts import ArrayImages, Pictures, Remark, imagenet_classes, open_shift, say_once, shifts
 from vitruvius.shifts.imagenet_o import INSIDE
 
 
@@ -60,7 +60,7 @@ def test_imagenet_c_is_found_flat_and_in_its_archives(tmp_path: Path, nested: bo
     assert len(shift.missing) == 17 + 6
     images = shift.parts[0].open()
     assert labels_of(images) == [3, 20, 999]
-    assert images.remarks == [
+    assert [str(remark) for remark in images.remarks] == [
         "imagenet-c/snow 1: 997 of 1000 classes have no pictures: n01440764, n01443537, n01484850 and 994 more."
     ]
     assert torch.equal(images.keys, shift.parts[3].open().keys)  # the same file is the same image everywhere
@@ -105,7 +105,7 @@ def test_imagenet_o_is_told_from_validation_pictures_of_its_classes(tmp_path: Pa
     assert [(part.name, part.outside) for part in shift.parts] == [("imagenet-o", True), (INSIDE, False)]
     inside = shift.parts[1].open()
     assert labels_of(inside) == [0, 5]  # of the first three classes one is among the 200
-    assert not [remark for remark in inside.remarks if "no class of it" in remark]
+    assert not [remark for remark in inside.remarks if "no class of it" in str(remark)]
     with pytest.raises(DataError, match="validation=nowhere is no folder"):
         open_shift(f"imagenet-o:{tmp_path / 'o'},validation=nowhere")
     with pytest.raises(DataError, match=r"has no folder of a class of imagenet of the same classes; .*found o, val"):
@@ -193,7 +193,7 @@ def test_strange_files_and_folders_are_left_out_and_named(tmp_path: Path) -> Non
     )
     images = shift.parts[0].open()
     assert len(images) == 2
-    assert images.remarks[:3] == [
+    assert [str(remark) for remark in images.remarks[:3]] == [
         "imagenet-c/fog 1: left out, no class of it: n00000000.",
         "imagenet-c/fog 1: left out, in no class folder: loose.PNG.",
         f"imagenet-c/fog 1: left out, no pictures: {CLASSES[0]}/notes.txt.",
@@ -309,3 +309,19 @@ def test_pictures_say_where_they_are_and_broken_ones_raise(tmp_path: Path) -> No
     assert images.read(0)[0].size == (8, 8)
     with pytest.raises(Image.UnidentifiedImageError):
         images.read(1)
+
+
+def test_what_many_parts_have_in_common_is_said_once() -> None:
+    def remark(part: str, number: int | None, *names: str) -> Remark:
+        return Remark(place=f"c/{part}", what="out" if number is None else "of 9 gone", names=names, number=number)
+
+    every = [remark(part, 2, "a", "b") for part in ("fog 1", "fog 2", "snow 1")]
+    assert say_once("c", 3, [*every, *every]) == ["c: 2 of 9 gone: a, b."]  # as two processes say it
+    assert say_once("c", 4, every) == ["c, 3 of 4 parts: 2 of 9 gone: a, b."]
+    assert say_once("c", 3, every[1:2]) == ["c/fog 2: 2 of 9 gone: a, b."]
+    mixed = [remark("fog 1", 1, "a"), "fog 1 is odd.", remark("fog 2", 3, "a", "b", "c"), remark("fog 1", None, "x")]
+    assert say_once("c", 2, mixed) == [
+        "c: 1 to 3 of 9 gone, e.g. in c/fog 2: a, b, c.",
+        "c/fog 1: out: x.",
+        "fog 1 is odd.",
+    ]

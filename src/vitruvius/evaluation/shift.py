@@ -25,7 +25,7 @@ from vitruvius.evaluation._subject import data_settings, subject_of
 from vitruvius.evaluation.ledger import Columns, Ledger
 from vitruvius.evaluation.metrics import Baseline, alexnet
 from vitruvius.evaluation.shift_report import ShiftReport, summarise_shift
-from vitruvius.shifts import Part, Shift, open_shift
+from vitruvius.shifts import Part, Remark, Shift, open_shift, say_once
 
 UNRELATED = ("data.root", "data.val_split", "data.class_map")  # of the data a run was trained on
 
@@ -86,7 +86,7 @@ def evaluate_shift(
     )
     remarks = [remark for part in shift.parts for remark in _judge(who, part)]
     ledger.join(process.gather(ledger.columns) if process.world_size > 1 else [])
-    said = list(dict.fromkeys(remark for some in process.gather(remarks) for remark in some))
+    said = say_once(shift.name, len(shift.parts), (remark for some in process.gather(remarks) for remark in some))
     default = alexnet() if shift.name == "imagenet-c" else None
     report = summarise_shift(ledger, shift, [*shift.remarks, *said], baseline or default, clean_error, temperature)
     if folder is not None:
@@ -129,7 +129,7 @@ def _enter(part: Part) -> Entry:
     return Entry(spec=part.name, short=part.group, severity=part.severity)
 
 
-def _judge(who: _Examiner, part: Part) -> Sequence[str]:
+def _judge(who: _Examiner, part: Part) -> Sequence[Remark | str]:
     """Every image of a part that the ledger lacks; what was remarkable about the part."""
     images = part.open()
     ids = chosen(images, who.data.val_num_samples)

@@ -5,7 +5,19 @@ from vitruvius._registry import load_room
 from vitruvius.shifts._arrays import ArrayImages
 from vitruvius.shifts._base import Images, Part, Shift, open_shift, shifts
 from vitruvius.shifts._pictures import Pictures
+from vitruvius.shifts._remarks import Remark, say_once
 
-__all__ = ["ArrayImages", "Images", "Part", "Pictures", "Shift", "imagenet_classes", "open_shift", "shifts"]
+__all__ = [
+    "ArrayImages",
+    "Images",
+    "Part",
+    "Pictures",
+    "Remark",
+    "Shift",
+    "imagenet_classes",
+    "open_shift",
+    "say_once",
+    "shifts",
+]
 
 load_room(__name__, __path__)

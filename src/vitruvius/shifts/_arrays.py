@@ -17,6 +17,7 @@ from vitruvius.corruptions import ALL, BENCHMARK, SEVERITIES
 from vitruvius.shifts._base import Part, Shift
 from vitruvius.shifts._corrupted import PUBLISHED, below
 from vitruvius.shifts._found import listed
+from vitruvius.shifts._remarks import Remark
 
 PUBLISHED_IMAGES = 10_000
 CHANNELS = (1, 3)  # grey, colour
@@ -31,7 +32,7 @@ class ArrayImages:
         self.labels: Tensor = torch.from_numpy(labels[rows].astype(np.int64))
         self.name, self.num_classes = name, num_classes
         self.keys = torch.arange(len(self.labels))
-        self.remarks: list[str] = []
+        self.remarks: list[Remark] = []
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from torch import Tensor
 from vitruvius._config import bind, parse_spec
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._registry import Registry
+from vitruvius.shifts._remarks import Remark
 
 
 class Images(Protocol):
@@ -21,7 +22,11 @@ class Images(Protocol):
     name: str
     num_classes: int
     keys: Tensor  # (n,) int64: which image each one is, in whatever order they are listed
-    remarks: list[str]  # what was found beside them, or not found
+
+    @property
+    def remarks(self) -> Sequence[Remark | str]:
+        """What was found beside them, or not found."""
+        ...
 
     def __len__(self) -> int: ...
 

@@ -12,7 +12,9 @@ from PIL import Image
 
 from vitruvius._errors import DataError
 from vitruvius.shifts._found import some, subfolders
+from vitruvius.shifts._remarks import Remark
 
+UNKNOWN = "left out, no class of it"
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
 
 
@@ -52,21 +54,16 @@ class Pictures:
             else:
                 self._strange.append(f"{one}/{file}")
 
-    def _remarks(self, labels: Mapping[str, int]) -> list[str]:
+    def _remarks(self, labels: Mapping[str, int]) -> list[Remark]:
         unknown = [one for one in subfolders(self.folder) if one not in labels]
         loose = sorted(path.name for path in self.folder.iterdir() if path.name.lower().endswith(EXTENSIONS))
         present = {label for _, label in self.files}
         absent = [one for one, label in labels.items() if label not in present]
-        remarks = []
-        if unknown:
-            remarks.append(f"{self.name}: left out, no class of it: {some(unknown)}.")
-        if loose:
-            remarks.append(f"{self.name}: left out, in no class folder: {some(loose)}.")
-        if self._strange:
-            remarks.append(f"{self.name}: left out, no pictures: {some(self._strange)}.")
+        left_out = {UNKNOWN: unknown, "left out, in no class folder": loose, "left out, no pictures": self._strange}
+        remarks = [Remark(place=self.name, what=what, names=tuple(names)) for what, names in left_out.items() if names]
         if absent:
-            number = self.num_classes - len(present)
-            remarks.append(f"{self.name}: {number} of {self.num_classes} classes have no pictures: {some(absent)}.")
+            what, number = f"of {self.num_classes} classes have no pictures", self.num_classes - len(present)
+            remarks.append(Remark(place=self.name, what=what, names=tuple(absent), number=number))
         return remarks
 
 

@@ -12,7 +12,7 @@ from vitruvius._imagenet import NUM_CLASSES, imagenet_labels, subset_columns
 from vitruvius.shifts._base import Part, Shift, shifts
 from vitruvius.shifts._corrupted import PUBLISHED, below
 from vitruvius.shifts._natural import pictures_part
-from vitruvius.shifts._pictures import Pictures, known_classes
+from vitruvius.shifts._pictures import UNKNOWN, Pictures, known_classes
 
 INSIDE = "imagenet of the same classes"
 
@@ -41,4 +41,4 @@ class _Inside(Pictures):
         super().__init__(folder, imagenet_labels("o"), name=INSIDE)
         every = imagenet_labels()
         if {path.name for path in folder.iterdir() if path.is_dir()} <= set(every):
-            self.remarks = [one for one in self.remarks if "no class of it" not in one]
+            self.remarks = [one for one in self.remarks if one.what != UNKNOWN]
