@@ -21,6 +21,7 @@ from vitruvius.corruptions import folders as folders_module
 from vitruvius.corruptions._work import share
 from vitruvius.corruptions.arrays import copy_arrays
 from vitruvius.corruptions.folders import copy_folder, cropped, encoded, file_id
+from vitruvius.data import DataConfig, eval_loader
 
 PAIR = [corruptions[name](severity=severity) for name in ("contrast", "impulse_noise") for severity in (1, 2, 3, 4, 5)]
 
@@ -106,17 +107,17 @@ def test_an_interrupted_copy_goes_on_and_computes_nothing_twice(
     made: list[str] = []
     honest = arrays_module.copy_severity
 
-    def mortal(out: Path, one: Corruption) -> None:
+    def mortal(out: Path, ids: Any, one: Corruption) -> None:
         if len(made) == 7:
             raise KeyboardInterrupt
-        honest(out, one)
+        honest(out, ids, one)
         made.append(one.label)
 
     monkeypatch.setattr(arrays_module, "copy_severity", mortal)
     with pytest.raises(KeyboardInterrupt):
         copy_arrays(*small, tmp_path / "out", PAIR)
     assert not list((tmp_path / "out").glob("contrast.npy"))
-    monkeypatch.setattr(arrays_module, "copy_severity", lambda out, one: (honest(out, one), made.append(one.label)))
+    monkeypatch.setattr(arrays_module, "copy_severity", lambda *all: (honest(*all), made.append(all[-1].label)))
     copy_arrays(*small, tmp_path / "out", PAIR)
     assert made == [one.label for one in PAIR]
     copy_arrays(*small, tmp_path / "whole", PAIR)
@@ -239,6 +240,42 @@ def test_the_command_writes_a_folder(folder: Path, tmp_path: Path, capsys: pytes
     assert pixels_of(tmp_path / "out/fog/5/dog/one.JPEG").shape == (50, 33, 3)
 
 
+def test_a_limited_copy_of_a_folder_has_the_images_that_an_evaluation_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (f"{kind}/{number}.png" for kind in ("cat2", "cat10", "dog") for number in range(11)):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "data" / name)
+    words = ["corrupt", str(tmp_path / "data"), "--corruptions", "contrast", "--severities", "1,2", "--size", "keep"]
+    words += ["--format", "png", "--workers", "1", "--out", str(tmp_path / "out")]
+    assert main([*words, "--limit", "7"]) == 0
+    assert capsys.readouterr().out.endswith("out: 14 files\n")
+    data = DataConfig(dataset="folder", root=str(tmp_path / "data"), val_split=".", val_num_samples=7, workers=0)
+    loader: Any = eval_loader(data, input_size=(3, 8, 8))
+    judged = [Path(loader.images.describe(index)) for _, _, ids in loader.with_ids() for index in ids.tolist()]
+    for severity in (1, 2):
+        copied = sorted((tmp_path / "out" / "contrast" / str(severity)).glob("*/*"))
+        assert [path.parts[-2:] for path in copied] == sorted(path.parts[-2:] for path in judged)
+    assert main([*words, "--limit", "8"]) == 1
+    assert "limit was 7, is now 8" in capsys.readouterr().err
+    assert main([*words[:-1], str(tmp_path / "every"), "--limit", "33"]) == 0  # all there are
+    assert json.loads((tmp_path / "every" / "corrupt.json").read_text())["limit"] is None
+    assert main([*words[:-1], str(tmp_path / "none"), "--limit", "0"]) == 1
+    assert "--limit 0 leaves no images; 1 or more." in capsys.readouterr().err
+
+
+def test_a_limited_copy_of_a_data_set_equals_what_happens_on_the_fly(tmp_path: Path) -> None:
+    words = ["corrupt", "digits", "--corruptions", "impulse_noise", "--workers", "1", "--limit", "12"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    ((x, y, ids),) = eval_loader(DataConfig(val_num_samples=12), input_size=(1, 8, 8)).with_ids()
+    assert ids.tolist() != list(range(12))
+    assert np.load(tmp_path / "labels.npy").tolist() == 5 * y.tolist()
+    moved = corruptions["impulse_noise"](severity=1).apply((x * 255).round() / 255, ids=ids)
+    found = np.load(tmp_path / "impulse_noise.npy")
+    assert found.shape == (60, 8, 8, 1)
+    assert (found[:12] == (moved * 255).round().byte().movedim(1, -1).numpy()).all()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -248,6 +285,7 @@ def test_the_command_writes_a_folder(folder: Path, tmp_path: Path, capsys: pytes
         (["digits", "--severities", "two"], "--severities 'two' is no whole number"),
         (["digits", "model.name=x"], "'model.name=x' says nothing about the data"),
         (["digitz"], "no data set named 'digitz'"),
+        (["digits", "--limit", "0"], "data.val_num_samples is 0, expected at least 1"),
     ],
 )
 def test_the_command_refuses_in_one_line(

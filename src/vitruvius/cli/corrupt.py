@@ -22,6 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the dice (default: 0)")
     add("--scale", choices=("auto", "imagenet", "cifar"), default="auto", help="whose constants (default: by size)")
     add("--textures", help="folder with photographs of frost, instead of drawn frost")
+    add("--limit", type=int, metavar="N", help="so many images, the fixed random choice of data.val_num_samples=N")
     add("--workers", type=int, help="processes (default: one a core)")
 
 
@@ -37,10 +38,13 @@ def run(options: argparse.Namespace) -> None:
         if Path(options.data).expanduser().is_dir():
             if options.overrides:
                 raise ConfigError(f"{options.overrides[0]!r} is for data sets by name; {options.data} is a folder.")
-            size = None if options.size == "keep" else number(options.size, "--size")
-            count = copy_folder(options.data, options.out, chosen, size=size, format=options.format, **shared)
+            shared["size"] = None if options.size == "keep" else number(options.size, "--size")
+            shared["only"] = None if options.limit is None else files_of(options.data, options.limit)
+            count = copy_folder(options.data, options.out, chosen, format=options.format, **shared)
         else:
-            count = copy_arrays(*read_data(options.data, options.overrides), options.out, chosen, **shared)
+            limit = [] if options.limit is None else [f"data.val_num_samples={options.limit}"]
+            images, labels, ids = read_data(options.data, [*options.overrides, *limit])
+            count = copy_arrays(images, labels, options.out, chosen, ids=ids, **shared)
     print(f"{options.out}: {count} files")
 
 
@@ -60,14 +64,26 @@ def wanted(options: argparse.Namespace) -> list[Corruption]:
     return made
 
 
-def read_data(name: str, overrides: list[str]) -> tuple[Any, Any]:
-    """Images (N, H, W, C) uint8 and labels (N,) of the validation images of a data set."""
+def files_of(folder: str, limit: int) -> list[str] | None:
+    """`class/file` of so many images; None where there are no more than that."""
+    from vitruvius._errors import ConfigError
+    from vitruvius.corruptions.folders import class_files
+    from vitruvius.data._sources import chosen_files
+
+    if limit < 1:
+        raise ConfigError(f"--limit {limit} leaves no images; 1 or more.")
+    files = class_files(Path(folder).expanduser())
+    return chosen_files(files, limit) if limit < len(files) else None
+
+
+def read_data(name: str, overrides: list[str]) -> tuple[Any, Any, Any]:
+    """Images (N, H, W, C) uint8, labels (N,) and ids (N,) of the validation images of a data set."""
     import numpy as np
 
     from vitruvius._config import build, override
     from vitruvius._errors import ConfigError, DataError
     from vitruvius.data import DataConfig
-    from vitruvius.data._sources import open_data
+    from vitruvius.data._sources import chosen_ids, open_data
 
     if Path(name).suffix or name.startswith((".", "/", "~")):
         raise DataError(f"no folder {name}; expected one that holds a folder of images for every class.")
@@ -76,14 +92,15 @@ def read_data(name: str, overrides: list[str]) -> tuple[Any, Any]:
     config = build(DataConfig, override({"data": {"dataset": name}}, overrides)["data"], source=name)
     side = config.image_size or 32
     data = open_data(config, config.val_split, (config.in_chans or 3, side, side))
-    pictures = [data.read(index) for index in range(len(data))]
+    ids = chosen_ids(data, config.val_num_samples)
+    pictures = [data.read(index) for index in ids.tolist()]
     sizes = {(image.size, image.mode) for image, _ in pictures}
     if len(sizes) != 1:
         raise DataError(
             f"{name} has images of {len(sizes)} sizes; a copy in one file needs one. Corrupt it on the fly."
         )
     images = np.stack([np.asarray(image) for image, _ in pictures])
-    return images.reshape(*images.shape[:3], -1), np.array([label for _, label in pictures])
+    return images.reshape(*images.shape[:3], -1), np.array([label for _, label in pictures]), ids.numpy()
 
 
 def number(text: str, flag: str) -> int:

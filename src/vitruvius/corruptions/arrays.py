@@ -32,14 +32,17 @@ def copy_arrays(
     out: str | Path,
     corruptions: Sequence[Corruption],
     *,
+    ids: Array | None = None,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> int:
     """Write images (N, H, W, C) uint8 with labels (N,) under corruptions, each at all 5 severities; how many files.
 
-    The numbers of the images are their ids, so the copy equals what the same corruptions do on the fly.
+    The numbers of the images are their ids unless `ids` (N,) are given, places in a larger set that these were chosen
+    from; so the copy equals what the same corruptions do on the fly.
     """
     check_arrays(images, labels)
+    ids = np.arange(len(images)) if ids is None else ids
     out, grid = Path(out).expanduser(), by_name(corruptions)
     shape, digest = list(images.shape), hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
     claim(out, {"layout": "arrays", "images": shape, "sha256": digest} | settings_of(corruptions))
@@ -51,7 +54,7 @@ def copy_arrays(
     ]
     if missing:
         _save(out / PARTS / "clean.npy", images)
-        share(functools.partial(copy_severity, out), missing, workers=workers, progress=progress)
+        share(functools.partial(copy_severity, out, ids), missing, workers=workers, progress=progress)
     for name, parts in grid.items():
         _join(out, name, parts)
     _clear(out / PARTS)
@@ -73,13 +76,13 @@ def by_name(corruptions: Sequence[Corruption]) -> dict[str, list[Corruption]]:
     return grid
 
 
-def copy_severity(out: Path, corruption: Corruption) -> None:
+def copy_severity(out: Path, ids: Array, corruption: Corruption) -> None:
     """All images under one corruption at one severity."""
     clean = np.load(out / PARTS / "clean.npy", mmap_mode="r")
     result = np.empty_like(clean)
     for start in range(0, len(clean), BATCH):
         batch = torch.from_numpy(np.array(clean[start : start + BATCH])).movedim(-1, 1).float() / 255
-        moved = corruption.apply(batch, ids=torch.arange(start, start + len(batch)))
+        moved = corruption.apply(batch, ids=torch.from_numpy(ids[start : start + len(batch)]))
         result[start : start + BATCH] = (moved * 255).round().byte().movedim(1, -1).numpy()
     _save(_part(out, corruption), result)
 

@@ -54,16 +54,17 @@ def copy_folder(
     *,
     size: int | None = 224,
     format: Literal["jpeg", "png"] = "jpeg",
+    only: Sequence[str] | None = None,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> int:
-    """Write every image of `source/class/` under every corruption; how many files the copy has.
+    """Write every image of `source/class/`, or `only` these `class/file`, under every corruption; how many files.
 
     As published: the middle 224 × 224 pixels after the shorter side was made 256, then the corruption, then JPEG of
     quality 85. `format="png"` leaves out that last loss.
     """
     source, out = Path(source).expanduser(), Path(out).expanduser()
-    files = class_files(source)
+    files = class_files(source) if only is None else list(only)
     if out.resolve().is_relative_to(source.resolve()):
         raise ConfigError(f"{out} lies inside {source}, whose folders are the classes. Choose a folder elsewhere.")
     if size is not None and size < 4:
@@ -71,7 +72,8 @@ def copy_folder(
     job = FolderCopy(source, out, tuple(corruptions), size, format)
     _refuse_doubles(job, files)
     settings = {"layout": "folders", "source": str(source.resolve()), "size": size, "format": format}
-    claim(out, settings | settings_of(corruptions))
+    limit = None if only is None else len(files)
+    claim(out, settings | {"limit": limit} | settings_of(corruptions))
     chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
     share(functools.partial(copy_files, job), chunks, workers=workers, progress=progress)
     return len(files) * len(corruptions)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+from timm.utils.misc import natural_key
 from torch import Tensor
 
 from vitruvius._errors import DataError, suggest
@@ -67,6 +68,12 @@ def choice(number: int, count: int, seed: int) -> Tensor:
     """`count` of `number` ids, sorted."""
     generator = torch.Generator().manual_seed(seed_of(seed))
     return torch.randperm(number, generator=generator)[:count].sort().values
+
+
+def chosen_files(files: Sequence[str], limit: int) -> list[str]:
+    """Of the JPEG and PNG images `class/file` of a folder those that `data.val_num_samples` takes, in natural order."""
+    ordered = sorted(files, key=natural_key)
+    return [ordered[place] for place in choice(len(ordered), limit, seed=0).tolist()]
 
 
 def cached(
