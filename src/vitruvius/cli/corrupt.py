@@ -27,6 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from vitruvius._bar import Bar
     from vitruvius._errors import ConfigError
     from vitruvius.corruptions._work import usual_workers
     from vitruvius.corruptions.arrays import copy_arrays
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
 
     chosen = wanted(options)
     shared: dict[str, Any] = {"workers": options.workers or usual_workers()}
-    with bar() as shared["progress"]:
+    with Bar("corrupting") as shared["progress"]:
         if Path(options.data).expanduser().is_dir():
             if options.overrides:
                 raise ConfigError(f"{options.overrides[0]!r} is for data sets by name; {options.data} is a folder.")
@@ -111,21 +112,3 @@ def number(text: str, flag: str) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(f"{flag} {text!r} is no whole number.") from None
-
-
-def bar() -> Any:
-    """A context that gives a function `told(done, of)`, which moves a bar in a terminal."""
-    import contextlib
-    from collections.abc import Callable, Iterator
-
-    from rich.console import Console
-    from rich.progress import Progress
-
-    @contextlib.contextmanager
-    def shown() -> Iterator[Callable[[int, int], None]]:
-        console = Console(stderr=True)
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-            task = bars.add_task("corrupting", total=None)
-            yield lambda done, total: bars.update(task, completed=done, total=total)
-
-    return shown()
