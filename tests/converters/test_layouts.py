@@ -341,6 +341,6 @@ def test_timm_training_checkpoints(tmp_path):
 
 
 def test_a_model_that_nobody_has_is_refused(tmp_path):
-    path = save(tmp_path / "c.pth", {"a.weight": torch.ones(1)}, args={"model": "resnet50_gelu_adv"})
-    with pytest.raises(CheckpointError, match="'resnet50_gelu_adv', which neither timm"):
+    path = save(tmp_path / "c.pth", {"a.weight": torch.ones(1)}, args={"model": "resnet50_nobody_has"})
+    with pytest.raises(CheckpointError, match="'resnet50_nobody_has', which neither timm"):
         convert(path, "light")
