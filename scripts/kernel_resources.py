@@ -68,8 +68,8 @@ def kernels(N: int, D: int) -> dict[str, tuple[Any, tuple[Any, ...], dict[str, A
         "rpc, a head at once": (
             _pursuit_whole.pursue,
             (k, k, k, k, x, x, f, f, x, f, integers(), *whole.strides, *numbers, 1.0, 0.125),
-            {**whole.settings, "INVERSE": True, "REST": 0, "CHUNKS": N // whole.settings["KEYS"], "ANCHORED": True,
-             "EVERY": 1 << (N - 1).bit_length(), "SOME": False},
+            {**whole.settings, "INVERSE": True, "REST": rpc.rows_over(N, whole.settings["ROWS"]), "ANCHORED": True,
+             "CHUNKS": N // whole.settings["KEYS"], "EVERY": 1 << (N - 1).bit_length(), "SOME": False},
         ),
         "rpc, one iteration": (
             _pursuit.iterate, (k, k, k, k, x, x, f, f, x, x, *tiled.strides, *numbers, 3, 0.125), tiled.settings

@@ -6,12 +6,15 @@ be recorded is asked as before.      B images (B, C, H, W)
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+logger = logging.getLogger(__name__)
 
 CLOSE = {False: 1e-3, True: 1e-2}  # relative error of logits and of gradients that a recording may have
 
@@ -101,9 +104,12 @@ def try_tape(model: nn.Module, x: Tensor, size: int, steep: bool, record: Record
         tape = Tape(model, images, steep, record)
         expected = _answers(model, other, steep)
         found = _answers(lambda x: Replay.apply(x, tape) if steep else tape.look(x), other, steep)
-    except Exception:  # whatever cannot be recorded can still be asked
+    except Exception as error:  # whatever cannot be recorded can still be asked
         if x.is_cuda:
             torch.cuda.synchronize()
+        logger.info(
+            "passes of %d images are not recorded: %s", size, (str(error) or type(error).__name__).splitlines()[0]
+        )
         return None
     same = all(
         bool((a - b).norm() <= CLOSE[number > 0] * b.norm())

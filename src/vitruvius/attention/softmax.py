@@ -50,6 +50,8 @@ def matched(out: Tensor) -> Tensor:
 
 
 class _Matching(torch.autograd.Function):
+    """The identity; on the way back, the layout of `out`."""
+
     @staticmethod
     def forward(ctx: Any, out: Tensor) -> Tensor:
         ctx.rows_outside = out.transpose(1, 2).is_contiguous()  # memory is (B, N, H, E)

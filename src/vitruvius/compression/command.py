@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from vitruvius.data import DataConfig, eval_loader, train_loader
 from vitruvius.evaluation import fingerprint, open_target
 from vitruvius.models import load_model
 from vitruvius.surgery import survey
+
+logger = logging.getLogger(__name__)
 
 
 def maps_of_target(target: str, overrides: Sequence[str], out: str | None, *, augment: bool = False) -> Path:
@@ -41,11 +44,9 @@ def maps_of_target(target: str, overrides: Sequence[str], out: str | None, *, au
             loader = eval_loader(_as_they_are(config.data), input_size=size, **shares)  # type: ignore[arg-type]
         path.parent.mkdir(parents=True, exist_ok=True)
         with Bar("averaging", shown=process.first) as bar:
-            each = -(-loader.num_images // process.world_size)
-            told = average_maps(
-                model, loader, process=process, partial=path.with_suffix(".partial"), progress=lambda n: bar(n, each)
-            )
-        maps = {name: map_.cpu() for name, map_ in told.items()}
+            progress = _told(bar, loader.num_images, process.world_size)
+            maps = average_maps(model, loader, process=process, partial=path.with_suffix(".partial"), progress=progress)
+        maps = {name: map_.cpu() for name, map_ in maps.items()}
         notes = {"data": loader.name, "images": loader.num_images, "augmented": augment, "weights": fingerprint(model)}
         process.once(lambda: save_maps(path, maps, sites=survey(model), target=target, **notes))
     return path
@@ -99,6 +100,20 @@ def parse_rule(text: str) -> Rule:
 def _as_they_are(data: DataConfig) -> DataConfig:
     """The training images, as many of them as are trained on, to be looked at as validation images are."""
     return replace(data, val_split=data.train_split, val_num_samples=data.train_num_samples, subset=None)
+
+
+def _told(bar: Bar, total: int, processes: int) -> Callable[[int], None]:
+    """Moves the bar of this process's share; where there is no terminal to see it, the log hears of every thousand."""
+    share, thousands = -(-total // processes), 0
+
+    def tell(images: int) -> None:
+        nonlocal thousands
+        bar(images, share)
+        if images // 1000 > thousands:
+            thousands = images // 1000
+            logger.info("%d images on this process, %d in all", images, total)
+
+    return tell
 
 
 def _square(masks: Masks) -> list[bool]:

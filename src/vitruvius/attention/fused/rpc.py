@@ -75,14 +75,17 @@ def _pursue_whole(
     grid = min(B * H, slots(k, FORWARD.programs))
     scratch, flags = (k.new_empty(grid, N, D), sums.new_empty(grid, N)), taus.new_empty(B * H, dtype=torch.int32)
     anchored = run.settings["SELF"] and not run.settings["BIAS"] and k.dtype != torch.float16  # 2¹⁰⁰ is too much for it
-    rows = run.settings["ROWS"]
-    rest = max(16, launch.power_of_two(N - rows)) % rows if rows < N < 2 * rows else 0  # 64 patches and a class token
     for first in (True, False) if anchored else (False,):
         pursue[(grid,)](
             run.q, k, v, run.bias, out, low, sums, taus, *scratch, flags, *run.strides, out.numel(), B * H, iterations,
-            coefficient, scale, INVERSE=inverse, **run.settings, REST=rest, CHUNKS=N // run.settings["KEYS"],
-            EVERY=launch.power_of_two(N), ANCHORED=first, SOME=anchored and not first,
+            coefficient, scale, INVERSE=inverse, **run.settings, REST=rows_over(N, run.settings["ROWS"]),
+            CHUNKS=N // run.settings["KEYS"], EVERY=launch.power_of_two(N), ANCHORED=first, SOME=anchored and not first,
         )  # fmt: skip
+
+
+def rows_over(N: int, rows: int) -> int:
+    """Rows of a smaller tile beside one full tile, as 64 patches and a class token leave; beside several it costs."""
+    return max(16, launch.power_of_two(N - rows)) % rows if rows < N < 2 * rows else 0
 
 
 def _room(
