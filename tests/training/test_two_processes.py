@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from small_run import assert_same_run, rows_of, small_config, small_run, state_of
 from two_processes import in_two_processes
 from vitruvius._errors import RunError
+from vitruvius._processes import joined
 from vitruvius.models import load_model
 from vitruvius.training import _epoch, train
+from vitruvius.training._session import open_session
 
 SETTINGS = ("train.opt=sgd", "train.lr=0.05", "train.model_ema=true", "train.clip_grad=1.0", "data.pad=1")
 
@@ -73,6 +78,22 @@ def test_two_processes_go_on_in_the_middle_of_an_epoch(parallel: str, tmp_path: 
     assert state_of(tmp_path / "run")["updates"] == 6
     in_two_processes(_train, str(tmp_path / "run"), *settings)
     assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def _let_go(rank: int, out: str) -> None:
+    gone: list[str] = []
+    with joined("cpu") as process:
+        task = open_session(small_config(Path(out)), process).task
+        ddp: Any = next(m for m in task.modules() if isinstance(m, nn.parallel.DistributedDataParallel))
+        weakref.finalize(ddp.process_group, gone.append, "group")
+        weakref.finalize(ddp.reducer, gone.append, "reducer")
+    del task, ddp
+    gc.collect()
+    assert gone == ["reducer", "group"]  # the other way round, torch 2.11 may wait for ever
+
+
+def test_the_group_outlives_what_waits_for_it(tmp_path: Path) -> None:
+    in_two_processes(_let_go, str(tmp_path))
 
 
 def _refused(rank: int, out: str) -> None:

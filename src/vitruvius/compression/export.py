@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -90,7 +91,9 @@ def load_export(path: str | Path) -> PixelModel:
 def _write_torch_export(model: PixelModel, path: Path, images: Tensor, _: Any) -> Callable[[Tensor], Tensor]:
     program = torch.export.export(model, (images,), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=1)}})
     torch.export.save(program, path)
-    loaded: nn.Module = torch.export.load(path).module()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)  # torch 2.11's own reading
+        loaded: nn.Module = torch.export.load(path).module()
     return loaded
 
 

@@ -90,6 +90,18 @@ def wrap(task: TrainingTask, config: Config, process: Process) -> None:
         compile_task(task, config.train.compile, config.train.compile_mode)
     if process.world_size > 1 and config.train.parallel == "ddp":
         task.prepare_distributed(device_ids=None if process.device.type == "cpu" else [process.device])
+        _hold_group(task)
+
+
+def _hold_group(task: TrainingTask) -> None:
+    """Have DDP let go of its reducer before the process group: attributes go in the order in which they came.
+
+    A group that the reducer is the last to hold is freed with the GIL, waiting for gloo's thread, which may be waiting
+    for the GIL: with torch 2.11 on CPUs, one run in a few never ended.
+    """
+    for module in task.modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            vars(module)["group_held_to_the_end"] = module.process_group
 
 
 def updates_per_epoch(config: Config, loader: Loader, task: TrainingTask) -> int:
