@@ -1,6 +1,6 @@
 """What our GPU kernels need, learned without a GPU: registers, spills, shared memory, tensor-core instructions.
 
-    python scripts/kernel_resources.py [--tokens 197] [--width 64] [--capability 90]
+    python scripts/kernel_resources.py [--tokens 197] [--width 64] [--capability 90] [--only Hopper]
 
 Triton compiles for a GPU that is not there; the compiler's report answers most questions before device time is spent:
 how many programs fit on a multiprocessor, whether registers spill, whether the products use the tensor cores.
@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
@@ -21,7 +22,19 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from vitruvius.attention.fused import _pursuit, _pursuit_back, _pursuit_whole, _sparse, masked, rpc
+from vitruvius.attention.fused import (
+    _hopper_calls,
+    _hopper_mask,
+    _hopper_plan,
+    _hopper_pursuit,
+    _hopper_pursuit_back,
+    _pursuit,
+    _pursuit_back,
+    _pursuit_whole,
+    _sparse,
+    masked,
+    rpc,
+)
 
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 WORDS = ("HGMMA", "HMMA", "MUFU.EX2", "LDL")  # Hopper's products, older ones, exponentials, loads of spilled registers
@@ -49,9 +62,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=N)
     parser.add_argument("--width", type=int, default=D)
     parser.add_argument("--capability", type=int, default=90, help="90: Hopper, 80: Ampere")
+    parser.add_argument("--only", default="", help="kernels whose names begin so")
     options = parser.parse_args()
     driver.set_active(Absent(options.capability))
     made = kernels(options.tokens, options.width)
+    if options.capability >= 90:
+        made |= hopper_kernels(options.tokens, options.width)
+    made = {name: kernel for name, kernel in made.items() if name.startswith(options.only)}
     print(f"bf16, {options.tokens} tokens, width {options.width}, sm_{options.capability}, Triton {triton.__version__}")
     print(f"{'':24s}registers  spilled bytes  shared bytes  " + "  ".join(f"{word:>9s}" for word in WORDS))
     for name, (kernel, arguments, settings) in made.items():
@@ -91,6 +108,34 @@ def kernels(N: int, D: int) -> dict[str, tuple[Any, tuple[Any, ...], dict[str, A
             masked._settings(k, k, masked.BACKWARD),
         ),
     }  # fmt: skip
+
+
+def hopper_kernels(N: int, D: int) -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """The same for those that only Hopper GPUs run, as they are launched."""
+    k = torch.zeros(B, N, 3, H, D, dtype=torch.bfloat16).permute(2, 0, 3, 1, 4)[1]
+    x, f = torch.zeros(B, N, H, D).bfloat16().transpose(1, 2), torch.zeros(8)
+    rule = (4, 1.0, True, -1, 0.125)
+    made: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+    with mock.patch.object(_hopper_pursuit, "pursue", Catcher(_hopper_pursuit.pursue, "Hopper: rpc", made)):
+        _hopper_calls.pursue(k, k, x, x, f, f, integers(), *rule)
+    back = Catcher(_hopper_pursuit_back.pursue_back, "Hopper: rpc back", made)
+    with mock.patch.object(_hopper_pursuit_back, "pursue_back", back):
+        _hopper_calls.pursue_back(x, k, k, x, x, f, f, integers(), x, x, *rule)
+    if N in _hopper_plan.SIZES and D == masked.WIDTH:
+        plan = _hopper_plan.make_plan(torch.ones(H, N, N, dtype=torch.bool))
+        with mock.patch.object(_hopper_mask, "look", Catcher(_hopper_mask.look, "Hopper: mask", made)):
+            masked._look_on_hopper(k, k, k, x, f, [x] * masked.LISTS + [*plan], 0.125)
+    return made
+
+
+class Catcher:
+    """Notes with what a kernel would be launched."""
+
+    def __init__(self, kernel: Any, name: str, notes: dict[str, Any]) -> None:
+        self.kernel, self.name, self.notes = kernel, name, notes
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *arguments, **settings: self.notes.__setitem__(self.name, (self.kernel, arguments, settings))
 
 
 def integers() -> Tensor:

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from vitruvius.attention import build_core, part
-from vitruvius.attention.fused import use
+from vitruvius.attention.fused import _on_hopper, masked, use
+from vitruvius.attention.fused._on_hopper import on_hopper
 from vitruvius.heads import Heads, Site
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "attention" / "fused"))
 from heads_and_oracles import attend_slowly, errors, make_heads, make_keep, pursue_slowly
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 HALF = torch.bfloat16
 
@@ -84,12 +84,34 @@ def test_rpc_with_every_option_whole_and_in_launches(options):
 def test_rpc_with_keys_so_long_that_greatest_scores_must_be_sought():
     heads = on_gpu(197, 64, HALF)
     heads = heads._replace(k=heads.k * torch.tensor([1.0, 30.0, 1.0], device="cuda", dtype=HALF)[:, None, None])
-    core = build_core(["rpc"], site_of(heads))
+    core = build_core([part("rpc", sparsity=1e6)], site_of(heads))  # no key is cut short
     with torch.no_grad(), use("fused"):
         out = core(heads)
     with torch.no_grad(), use("plain"):
         expected = core(heads)
     assert (out - expected).float().norm() < 2e-2 * expected.float().norm()
+
+
+@needs_hopper
+def test_on_hopper_its_own_kernels_are_taken_and_agree_with_the_general_ones(monkeypatch):
+    heads = on_gpu(197, 64, HALF)
+    assert on_hopper(*heads[:3])
+    check_pursuit(heads)
+    core = build_core(["rpc"], site_of(heads))
+    with torch.no_grad(), use("fused"):
+        out = core(heads)
+        monkeypatch.setattr(_on_hopper, "_wanted", False)
+        general = core(heads)
+    assert not torch.equal(out, general)
+    assert (out - general).float().norm() < 2e-3 * general.float().norm()
+
+
+@pytest.mark.parametrize("D", [32, 64])
+@pytest.mark.parametrize("N", [65, 197])
+def test_the_general_kernels_where_those_of_hopper_are_not_wanted(N, D, monkeypatch):
+    monkeypatch.setattr(_on_hopper, "_wanted", False)
+    check_pursuit(on_gpu(N, D, HALF))
+    check_pursuit(on_gpu(N, D, HALF), variant="paper", sparsity=0.3)
 
 
 def test_rpc_gives_the_same_twice():
@@ -110,6 +132,31 @@ def test_mask_in_every_precision(N, D, dtype):
     core = build_core([part("sparse_softmax", keep=keep)], site_of(heads)).cuda()
     with use("fused"):
         assert max(errors(core, lambda h: attend_slowly(h, keep.cuda()), heads)) < TOLERANCE[dtype]
+
+
+@needs_hopper
+@pytest.mark.parametrize("size", [1, 40])  # 40: greatest scores must be sought
+@pytest.mark.parametrize("N", [137, 197, 256])
+def test_mask_on_hopper_its_own_kernel_is_taken_and_agrees_with_the_general_one(N, size, monkeypatch):
+    heads, keep = on_gpu(N, 64, HALF, batch=140, size=1.0), make_keep(3, N, kept=0.05)  # more than run at once
+    keep[1] = True
+    keep[2, 50] = False  # `sparse_softmax` refuses such a row; for the kernels it is nothing
+    pattern, qkv = [x.cuda() for x in masked.make_pattern(keep)], (heads.q * size, heads.k, heads.v)
+    assert masked._hopper_takes(*qkv, pattern)
+    out, sums = masked._forward(*qkv, pattern, heads.scale)
+    monkeypatch.setattr(_on_hopper, "_wanted", False)
+    general, general_sums = masked._forward(*qkv, pattern, heads.scale)
+    assert (out - general).float().norm() < 5e-3 * general.float().norm()
+    torch.testing.assert_close(sums, general_sums, rtol=1e-5, atol=1e-3)
+
+
+@needs_hopper
+def test_gradients_after_the_kernel_of_hopper_for_masks():
+    heads, keep = on_gpu(197, 64, HALF), make_keep(3, 197, kept=0.05)
+    pattern = [x.cuda() for x in masked.make_pattern(keep)]
+    assert masked._hopper_takes(*heads[:3], pattern)
+    found = errors(lambda h: masked.attend_kept(h, pattern), lambda h: attend_slowly(h, keep.cuda()), heads)
+    assert max(found) < TOLERANCE[HALF], found
 
 
 @pytest.mark.parametrize("name", ["rpc", "sparse_softmax"])

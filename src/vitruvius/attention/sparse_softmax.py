@@ -53,7 +53,7 @@ class SparseSoftmax(Kernel):
         if block < 1:
             raise ConfigError(f"sparse_softmax.block = {block}, expected the number of queries computed together.")
         self.site_name, self.block, self.grid, self.num_buckets = site.name, block, site.grid, 0
-        self.num_prefix_tokens, self.num_lists = site.num_prefix_tokens, 12 if can_run() else 0
+        self.num_prefix_tokens, self.num_lists = site.num_prefix_tokens, 0
         self.register_buffer("keep", Mask(site, file=file, keep=keep).keep)
         self._plan()
 
@@ -118,7 +118,9 @@ class SparseSoftmax(Kernel):
         for i, bucket in enumerate(buckets):
             for name, tensor in zip(NAMES, bucket, strict=True):
                 self.register_buffer(f"{name}_{i}", tensor.to(device), persistent=False)
-        for i, tensor in enumerate(make_pattern(keep) if self.num_lists else ()):
+        lists = make_pattern(keep) if can_run() else []
+        self.num_lists = len(lists)
+        for i, tensor in enumerate(lists):
             self.register_buffer(f"list_{i}", tensor.to(device), persistent=False)
         chosen = wide.nonzero().flatten()
         dense = (torch.arange(H)[:, None] * N + chosen).flatten()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -64,9 +65,13 @@ def in_eager_mode(
 
 def slots(x: Tensor, programs: int) -> int:
     """How many programs to start so that the GPU is full."""
-    if not x.is_cuda:
-        return 2
-    return programs * torch.cuda.get_device_properties(x.device).multi_processor_count
+    return programs * multiprocessors(x.device) if x.is_cuda else 2
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """How many the GPU has; some, without one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def strides(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[int, ...]:

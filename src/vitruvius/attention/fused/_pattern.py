@@ -49,11 +49,11 @@ def _of_head(mask: Tensor, rows: int, keys: int) -> tuple[Tensor, Tensor, Tensor
         kept = torch.cat([padded, padded.new_zeros(N + 1, 1)], 1)[tile][:, slots]  # (rows, blocks · keys)
         counts.append(blocks)
         columns.append(slots)
-        bits.append(_words(kept.view(rows, blocks, keys)).T.flatten())
+        bits.append(words_of(kept.view(rows, blocks, keys)).T.flatten())
     return order, torch.tensor(counts), torch.cat(columns), torch.cat(bits)
 
 
-def _words(kept: Tensor) -> Tensor:
+def words_of(kept: Tensor) -> Tensor:
     """Bools (…, 64 or fewer) as the bits of one signed number each, of 32 bits where they suffice."""
     number = (kept.long() << torch.arange(kept.shape[-1])).sum(-1)
     return number if kept.shape[-1] > 32 else torch.where(number >= 2**31, number - 2**32, number).int()

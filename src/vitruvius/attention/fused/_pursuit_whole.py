@@ -31,7 +31,7 @@ def pursue(
     CLIP: tl.constexpr, INVERSE: tl.constexpr, BIAS: tl.constexpr, SELF: tl.constexpr, EXACT: tl.constexpr,
     ANCHORED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """All iterations of all heads (SOME: of the flagged ones); a program has scratch for K' of the head it works on.
+    """All iterations of all heads (SOME: those with an odd flag); a program has scratch for K' of the head it works on.
 
     REST, unless 0: the rows of a smaller tile for what is left over after the full ones.
     ANCHORED, for keys that ask: row i has no score greater than ‖K'_i‖ max ‖K'‖, and that with itself is ‖K'_i‖², so
@@ -41,7 +41,7 @@ def pursue(
     for head in range(slot, count, tl.num_programs(0)):
         wanted = 1
         if SOME:
-            wanted = tl.load(flags + head)
+            wanted = tl.load(flags + head) & 1
         if wanted != 0:
             longest = pursue_head(
                 head, q, k, v, bias, out, low, sums, taus, scratch + slot * (N * D), lengths + slot * N,

@@ -1,6 +1,7 @@
 """Attention under a fixed keep-mask on the GPU: work falls with what the mask removes; nothing of it is dense.
 
 You et al. 2023, "ViTCoD", arXiv:2210.09573. The plain twin is `attention/mask.py` before `attention/softmax.py`.
+Forward, Hopper GPUs have a kernel of their own for short heads; its lists follow the others in a pattern.
 B batch, H heads, N queries, M keys, D width
 """
 
@@ -12,12 +13,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius.attention.fused._launch import in_eager_mode, like_rows
+from vitruvius.attention.fused._hopper_plan import SIZES, Plan, make_plan
+from vitruvius.attention.fused._launch import in_eager_mode, like_rows, multiprocessors
+from vitruvius.attention.fused._on_hopper import given_up, on_hopper
 from vitruvius.attention.fused._pattern import make_lists
 from vitruvius.attention.fused._switch import rows_together
 from vitruvius.heads import Heads
 
 SHORT = 512  # tokens
+LISTS = 12  # of a pattern without a plan for Hopper GPUs
+WIDTH, FARTHEST = 64, 2**22  # of heads the Hopper kernel takes: their width, entries from row to row
+TOGETHER, APART = 3, 4500  # programs of a multiprocessor at once, by their registers; cycles between their beginnings
 
 
 class Tile(NamedTuple):
@@ -34,11 +40,15 @@ BACKWARD, BACKWARD_LONG = Tile(64, 32, 4, 1), Tile(64, 32, 4, 3)
 
 
 def make_pattern(keep: Tensor) -> list[Tensor]:
-    """A bool mask (H, N, M), True = kept, as the kernels read it: for the way there, for q's and for k's gradient."""
+    """A bool mask (H, N, M), True = kept, as the kernels read it: for the way there, for q's and for k's gradient.
+
+    Then, for sizes that the Hopper kernel takes, what it reads.
+    """
     there, back = _tiles(keep.shape[1], keep.shape[2])
     lists = [make_lists(mask, rows=tile.rows, keys=tile.keys) for mask, tile in
              ((keep, there), (keep, back), (keep.mT, back))]  # fmt: skip
-    return [tensor for four in lists for tensor in four]
+    plan = make_plan(keep) if keep.shape[1] in SIZES and keep.shape[2] in SIZES else ()
+    return [*(tensor for four in lists for tensor in four), *plan]
 
 
 def attend_kept(heads: Heads, pattern: list[Tensor]) -> Tensor:
@@ -54,6 +64,12 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, pattern: list[Tensor], scale: floa
     from vitruvius.attention.fused import _sparse as kernels
 
     out, sums = _room(q, k, v, pattern, scale)
+    if _hopper_takes(q, k, v, pattern):
+        try:
+            _look_on_hopper(q, k, v, out, sums, pattern, scale)
+            return out, sums
+        except Exception as error:
+            given_up(error)
     tile, _ = _tiles(q.shape[2], k.shape[2])
     tiles = pattern[0].shape[1] // tile.rows
     kernels.look[_grid(q, k, tiles)](
@@ -61,6 +77,25 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, pattern: list[Tensor], scale: floa
         **_settings(q, k, tile),
     )  # fmt: skip
     return out, sums
+
+
+def _hopper_takes(q: Tensor, k: Tensor, v: Tensor, pattern: list[Tensor]) -> bool:
+    near = all(x.stride(2) <= FARTHEST for x in (q, k, v))
+    return len(pattern) > LISTS and q.shape[3] == WIDTH and near and on_hopper(q, k, v)
+
+
+def _look_on_hopper(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, pattern: list[Tensor], scale: float
+) -> None:
+    from vitruvius.attention.fused import _hopper_mask as kernels
+
+    B, H, N, D = q.shape
+    plan = Plan(*pattern[LISTS:])
+    kernels.look[(B * H,)](
+        q, k, v, out, sums, *plan, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], scale, APART,
+        multiprocessors(q.device), N=N, W=D, H=H, TILES=plan.windows.shape[1], PLACES=plan.columns.shape[1],
+        WINDOWS=plan.words.shape[2], PROGRAMS=TOGETHER, num_warps=4, maxnreg=168, enable_fp_fusion=True,
+    )  # fmt: skip
 
 
 def _room(q: Tensor, k: Tensor, v: Tensor, pattern: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:
@@ -78,7 +113,7 @@ def _backward(
     _, tile = _tiles(q.shape[2], k.shape[2])
     tiles, back_tiles = pattern[4].shape[1] // tile.rows, pattern[8].shape[1] // tile.rows
     kernels.look_back[_grid(q, k, tiles + back_tiles)](
-        q, k, v, out, sums, slope, *found, *pattern[4:], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        q, k, v, out, sums, slope, *found, *pattern[4:LISTS], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         *slope.stride()[:3], tiles, back_tiles, scale, **_settings(q, k, tile),
     )  # fmt: skip
     return found

@@ -1,7 +1,8 @@
 """Robust principal components on the GPU: all iterations in one kernel, or one launch an iteration.
 
-The plain twin is `attention/rpc.py`. Forward, a head of up to `WHOLE` tokens is one program's work; longer heads and
-the backward pass take a launch an iteration. Only L and log-sums are saved.      B batch, H heads, N tokens, D width
+The plain twin is `attention/rpc.py`. Hopper GPUs have kernels of their own for heads of up to 256 tokens
+(`_hopper_calls.py`). Elsewhere, forward, a head of up to `WHOLE` tokens is one program's work; longer heads and the
+backward pass take a launch an iteration. Only L and log-sums are saved.      B batch, H heads, N tokens, D width
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vitruvius.attention.fused import _hopper_calls as hopper
 from vitruvius.attention.fused import _launch as launch
 from vitruvius.attention.fused._launch import Tiling, bias_of, in_eager_mode, like_rows, slots, strides
+from vitruvius.attention.fused._on_hopper import given_up, on_hopper
 from vitruvius.attention.fused._switch import INTERPRETED, rows_together
 from vitruvius.heads import Heads
 
@@ -39,18 +42,26 @@ def pursue(
 def _forward(
     q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None, iterations: int, coefficient: float, inverse: bool,
     sign: int, scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(out, L of the earlier iterations, log-sums, tau)."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(out, L of the earlier iterations, log-sums, tau, flags of heads, for kernels only)."""
     from vitruvius.attention.fused import _pursuit as kernels
 
-    out, low, sums, taus = _room(q, k, v, bias, iterations, coefficient, inverse, sign, scale)
+    out, low, sums, taus, flags = _room(q, k, v, bias, iterations, coefficient, inverse, sign, scale)
     run = _Run.of(q, k, v, bias, coefficient, sign, FORWARD if _fits(k, WHOLE) else TILED)
     B, H, N, D = k.shape
     low_or_out = low if iterations > 1 else out
     tensors = (run.q, k, v, run.bias, out, low_or_out, sums, taus)
+    rule = (iterations, coefficient, inverse)
+    done = False
+    if hopper.takes(q, k, v, bias):
+        try:
+            hopper.pursue(k, v, out, low_or_out, sums, taus, flags, *rule, sign, scale)
+            done = True
+        except Exception as error:
+            given_up(error)
     if _fits(k, WHOLE):
-        _pursue_whole(run, k, v, out, low_or_out, sums, taus, iterations, coefficient, inverse, scale)
-        return out, low, sums, taus
+        _pursue_whole(run, k, v, out, low_or_out, sums, taus, flags, *rule, scale, only_flagged=done)
+        return out, low, sums, taus, flags
     clean = k.new_empty(2, B, H, N, D)
     kernels.begin[(B * H,)](
         k, taus, clean, *k.stride()[:3], coefficient, INVERSE=inverse, num_warps=8,
@@ -61,21 +72,21 @@ def _forward(
             *tensors, clean[step % 2], clean[(step + 1) % 2], *run.strides, out.numel(), B * H, step, iterations - 1,
             scale, **run.settings,
         )  # fmt: skip
-    return out, low, sums, taus
+    return out, low, sums, taus, flags
 
 
 def _pursue_whole(
-    run: _Run, k: Tensor, v: Tensor, out: Tensor, low: Tensor, sums: Tensor, taus: Tensor, iterations: int,
-    coefficient: float, inverse: bool, scale: float,
+    run: _Run, k: Tensor, v: Tensor, out: Tensor, low: Tensor, sums: Tensor, taus: Tensor, flags: Tensor,
+    iterations: int, coefficient: float, inverse: bool, scale: float, *, only_flagged: bool,
 ) -> None:  # fmt: skip
     """A head in one program; first without looking for greatest scores, then with, for heads that need it."""
     from vitruvius.attention.fused._pursuit_whole import pursue
 
     B, H, N, D = k.shape
     grid = min(B * H, slots(k, FORWARD.programs))
-    scratch, flags = (k.new_empty(grid, N, D), sums.new_empty(grid, N)), taus.new_empty(B * H, dtype=torch.int32)
+    scratch = (k.new_empty(grid, N, D), sums.new_empty(grid, N))
     anchored = run.settings["SELF"] and not run.settings["BIAS"] and k.dtype != torch.float16  # 2¹⁰⁰ is too much for it
-    for first in (True, False) if anchored else (False,):
+    for first in (True, False) if anchored and not only_flagged else (False,):
         pursue[(grid,)](
             run.q, k, v, run.bias, out, low, sums, taus, *scratch, flags, *run.strides, out.numel(), B * H, iterations,
             coefficient, scale, INVERSE=inverse, **run.settings, REST=rows_over(N, run.settings["ROWS"]),
@@ -91,23 +102,33 @@ def rows_over(N: int, rows: int) -> int:
 def _room(
     q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None, iterations: int, coefficient: float, inverse: bool,
     sign: int, scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     B, H, N, D = k.shape
     low = k.new_empty(iterations - 1, B, N, H, D)
     sums = k.new_empty(iterations, B, H, N, dtype=torch.float32)
-    return like_rows(k), low, sums, k.new_empty(B, H, dtype=torch.float32)
+    taus, flags = sums.new_empty(B, H), sums.new_empty(B, H, dtype=torch.int32)
+    return like_rows(k), low, sums, taus, flags
 
 
 def _backward(
     slope: Tensor, q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, low: Tensor, sums: Tensor,
-    taus: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int, scale: float,
+    taus: Tensor, flags: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q (empty without q), k and v."""
     from vitruvius.attention.fused import _pursuit_back as kernels
 
     B, H, N, D = k.shape
     slope = rows_together(slope)
-    found = _room_back(slope, q, k, v, bias, out, low, sums, taus, iterations, coefficient, inverse, sign, scale)
+    found = _room_back(slope, q, k, v, bias, out, low, sums, taus, flags, iterations, coefficient, inverse, sign, scale)
+    if hopper.takes(q, k, v, bias) and on_hopper(slope):
+        try:
+            hopper.pursue_back(
+                slope, k, v, out, low if iterations > 1 else out, sums, taus, flags, *found[1:], iterations,
+                coefficient, inverse, sign, scale,
+            )  # fmt: skip
+            return found
+        except Exception as error:
+            given_up(error)
     run = _Run.of(q, k, v, bias, coefficient, sign, BACKWARD)
     grid, last = (run.blocks, B * H), iterations - 1
     clean, side = k.new_empty(iterations, B, H, N, D), k.new_empty(iterations, B, H, N, D, dtype=torch.int8)
@@ -135,7 +156,7 @@ def _backward(
 
 def _room_back(
     slope: Tensor, q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, low: Tensor, sums: Tensor,
-    taus: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int, scale: float,
+    taus: Tensor, flags: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return k.new_empty(0) if q is None else like_rows(k), like_rows(k), like_rows(k)
 

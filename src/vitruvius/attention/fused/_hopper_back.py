@@ -1,0 +1,110 @@
+# mypy: ignore-errors
+# ruff: noqa: RUF005 (Triton adds tuples, it does not unpack them)
+"""Gluon blocks of the pursuit's way back on Hopper GPUs: rows from and to memory, K' again, products and weights.
+
+Letters as in `_pursuit_back.py`.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
+
+from vitruvius.attention.fused._hopper import clip, mma_layout, refine, to_mma
+
+
+@gluon.jit
+def get(base, rows, stride, some, N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, layout: gl.constexpr):
+    """(rows, W) entries from `base`, zero beyond N and D, and everywhere unless `some`."""
+    cols = gl.arange(0, W, gl.SliceLayout(0, layout))
+    inside = ((rows < N) & some)[:, None] & (cols < D)[None, :]
+    return gl.load(base + rows[:, None] * stride + cols[None, :], mask=inside, other=0.0)
+
+
+@gluon.jit
+def put(base, rows, stride, tile, N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, layout: gl.constexpr):
+    cols = gl.arange(0, W, gl.SliceLayout(0, layout))
+    gl.store(base + rows[:, None] * stride + cols[None, :], tile, mask=(rows < N)[:, None] & (cols < D)[None, :])
+
+
+@gluon.jit
+def rehearse(
+    rows, iterations, key, first, second, low, step_stride, cleans, cuts, tau,
+    N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, H: gl.constexpr, SIGN: gl.constexpr, CLIP: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """K' of some rows in every iteration, and what clipping cut off; `first`, `second`: L of the first two."""
+    z = key.to(gl.float32)
+    clean = clip(z, tau, CLIP)
+    mixed = clean
+    for step in range(iterations):
+        put(cleans + step * (N * D), rows, D, clean.to(key.dtype), N, D, W, layout)
+        if CLIP:
+            put(cuts + step * (N * D), rows, D, (z - clip(z, tau, CLIP)).to(key.dtype), N, D, W, layout)
+        if step + 1 < iterations:
+            third = get(
+                low + (step + 2) * step_stride.to(gl.int64), rows, H * D, step + 3 < iterations, N, D, W, layout
+            )
+            z, clean, mixed = refine(key.to(gl.float32), mixed, first.to(gl.float32), tau, SIGN, CLIP)
+            first = second
+            second = third
+
+
+@gluon.jit
+def multiply(key, slope, value, keys, slopes, values, ROWS: gl.constexpr, KEYS: gl.constexpr):
+    """Send off K'K'ᵀ, g_L vᵀ and v g_Lᵀ of some rows (left) and columns (right)."""
+    layout: gl.constexpr = mma_layout(KEYS, gl.num_warps())
+    nothing = gl.zeros([ROWS, KEYS], gl.float32, layout)
+    raw = warpgroup_mma(key, keys.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    push = warpgroup_mma(slope, values.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    pull = warpgroup_mma(value, slopes.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    return raw, push, pull
+
+
+@gluon.jit
+def weigh(raw, push, pull, lse, delta, lses, deltas, stretch, dtype: gl.constexpr, KEYS: gl.constexpr, W: gl.constexpr):
+    """Weights of the columns' attention to the rows, and the gradients of the scores both ways."""
+    layout: gl.constexpr = mma_layout(KEYS, gl.num_warps())
+    left: gl.constexpr = gl.DotOperandLayout(0, mma_layout(W, gl.num_warps()), 2)
+    other_lse = lses.load(gl.SliceLayout(0, layout))
+    other_delta = deltas.load(gl.SliceLayout(0, layout))
+    back = gl.exp2(raw * stretch - other_lse[None, :])
+    there = gl.exp2(raw * stretch - lse[:, None])
+    both = there * (push - delta[:, None]) + back * (pull - other_delta[None, :])
+    return gl.convert_layout(back.to(dtype), left), gl.convert_layout(both.to(dtype), left)
+
+
+@gluon.jit
+def share_out(
+    share, keys, k_n, slopes, every,
+    N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, H: gl.constexpr, ROWS: gl.constexpr, TILES: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """What pulls on tau, shared out to the keys, whose mean size tau is made of."""
+    fetched = ()
+    for tile in gl.static_range(TILES):
+        rows = every + tile * ROWS
+        fetched = fetched + (get(keys, rows, k_n, True, N, D, W, layout),)
+        fetched = fetched + (get(slopes, rows, H * D, True, N, D, W, layout),)
+    for tile in gl.static_range(TILES):
+        key = fetched[2 * tile].to(gl.float32)
+        toward = gl.where(key > 0.0, share, gl.where(key < 0.0, -share, 0.0))
+        slope = (fetched[2 * tile + 1].to(gl.float32) + toward).to(slopes.dtype.element_ty)
+        put(slopes, every + tile * ROWS, H * D, slope, N, D, W, layout)
+
+
+@gluon.jit
+def fetch_slopes(
+    tile_slopes, tile_deltas, slopes, deltas, every,
+    N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, ROWS: gl.constexpr, TILES: gl.constexpr,
+    layout: gl.constexpr, mma: gl.constexpr,
+):  # fmt: skip
+    """Gradients of L, as the iteration after has left them, into shared memory."""
+    fetched = ()
+    for tile in gl.static_range(TILES):
+        fetched = fetched + (get(slopes, every + tile * ROWS, D, True, N, D, W, layout),)
+    for tile in gl.static_range(TILES):
+        rows = every + tile * ROWS
+        tile_slopes.index(tile).store(to_mma(fetched[tile], ROWS, W, mma))
+        tile_deltas.index(tile).store(gl.load(deltas + rows, mask=rows < N, other=0.0))
