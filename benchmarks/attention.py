@@ -103,6 +103,31 @@ def bench_mask(title: str, batch: int, keep: Tensor, everything: bool) -> list[R
     return show(f"{title}: batch {batch}, {keep.shape[1]} tokens, {sparsity:.1%} removed, bf16", rows)
 
 
+def bench_layers(batch: int) -> list[Row]:
+    """The published mask, all layers, and their sum beside as many unmasked ones."""
+    heads, few = make_heads(batch, 197), 4
+    rows = [measure("SDPA, nothing masked", attend, sdpa, heads, few)]
+    for i, keep in enumerate(published()):
+        pattern, kept = [t.cuda() for t in masked.make_pattern(keep)], keep.cuda()
+        removed = 1 - float(keep.float().mean())
+        rows.append(
+            measure(
+                f"layer {i}, {removed:.1%} removed",
+                lambda h, pattern=pattern: masked.attend_kept(h, pattern),  # type: ignore[misc]
+                lambda h, kept=kept: attend_slowly(h, kept),  # type: ignore[misc]
+                heads,
+                few,
+            )
+        )
+    show(f"published mask, every layer: batch {batch}, 197 tokens, bf16", rows)
+    for name in ("forward", "both"):
+        unmasked, masks = len(rows[1:]) * rows[0][name][1], sum(row[name][1] for row in rows[1:])
+        print(
+            f"{name}, all layers, graph: unmasked {unmasked:.4f}, masked {masks:.4f}: {unmasked / (masks or 1):.2f} x"
+        )
+    return rows
+
+
 def published() -> Tensor:
     """The masks of ViTCoD's DeiT-Tiny at 95 %, (layers, H, N, N)."""
     removed = np.unpackbits(load_file(GOLDEN)["removed_bits"].numpy())[: 36 * 197 * 197]
@@ -116,7 +141,8 @@ def cases(only: list[str]) -> dict[str, Callable[[], list[Row]]]:
         for i, case in enumerate(PURSUITS.get(kind, [])):
             found[f"{kind} {i}"] = lambda case=case: bench_rpc(**case)  # type: ignore[misc]
     if "mask" in only:
-        for i in (0, 2, 5, 11):
+        found["mask layers"] = lambda: bench_layers(256)
+        for i in (0, 5):
             found[f"mask {i}"] = lambda i=i: bench_mask(f"published mask, layer {i}", 256, published()[i], i == 5)  # type: ignore[misc]
         found["mask long"] = lambda: bench_mask("local + global", 16, local_global(56, 6), True)
     if "sparsity" in only:

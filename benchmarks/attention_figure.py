@@ -29,14 +29,14 @@ def draw(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
     for axis, clock, title in zip(axes, ("forward", "both"), ("forward", "forward + backward"), strict=True):
         for what, (colour, label) in STYLES.items():
-            points = sorted((row["tokens"], row[clock][0] / row["batch"]) for row in rows if row["what"] == what)
+            points = sorted((row["tokens"], row[clock][1] / row["batch"]) for row in rows if row["what"] == what)
             style = "--" if what.startswith("plain") else "-"
             axis.plot(*zip(*points, strict=True), style, color=colour, label=label, marker="o", markersize=3)
         axis.set(xscale="log", yscale="log", xlabel="tokens", title=title)
         axis.set_xticks(sorted({row["tokens"] for row in rows}), labels=sorted({row["tokens"] for row in rows}))
         axis.minorticks_off()
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("ms an image, 3 heads")
+    axes[0].set_ylabel("ms of the GPU an image, 3 heads")
     axes[1].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=110)
 
