@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
-from vitruvius.attention.fused._hopper import clip, mma_layout, refine, to_mma
+from vitruvius.attention.fused._hopper import clip, from_mma, mma_layout, refine, to_mma
 
 
 @gluon.jit
@@ -30,11 +30,28 @@ def put(base, rows, stride, tile, N: gl.constexpr, D: gl.constexpr, W: gl.conste
 
 @gluon.jit
 def rehearse(
+    rows, iterations, key, first, second, low, step_stride, cleans, cuts, clipped, tau,
+    N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, H: gl.constexpr, SIGN: gl.constexpr, CLIP: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """K' of some rows in every iteration, and what clipping cut off, if anything in this head was clipped."""
+    if clipped:
+        replay(
+            rows, iterations, key, first, second, low, step_stride, cleans, cuts, tau, N, D, W, H, SIGN, CLIP, layout
+        )  # fmt: skip
+    else:
+        replay(
+            rows, iterations, key, first, second, low, step_stride, cleans, cuts, tau, N, D, W, H, SIGN, False, layout
+        )  # fmt: skip
+
+
+@gluon.jit
+def replay(
     rows, iterations, key, first, second, low, step_stride, cleans, cuts, tau,
     N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, H: gl.constexpr, SIGN: gl.constexpr, CLIP: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """K' of some rows in every iteration, and what clipping cut off; `first`, `second`: L of the first two."""
+    """The iterations again, from L alone; `first`, `second`: L of the first two, the others are read as they come."""
     z = key.to(gl.float32)
     clean = clip(z, tau, CLIP)
     mixed = clean
@@ -77,21 +94,23 @@ def weigh(raw, push, pull, lse, delta, lses, deltas, stretch, dtype: gl.constexp
 
 @gluon.jit
 def share_out(
-    share, keys, k_n, slopes, every,
+    pull, rate, keys, k_n, slopes, every,
     N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, H: gl.constexpr, ROWS: gl.constexpr, TILES: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """What pulls on tau, shared out to the keys, whose mean size tau is made of."""
-    fetched = ()
-    for tile in gl.static_range(TILES):
-        rows = every + tile * ROWS
-        fetched = fetched + (get(keys, rows, k_n, True, N, D, W, layout),)
-        fetched = fetched + (get(slopes, rows, H * D, True, N, D, W, layout),)
-    for tile in gl.static_range(TILES):
-        key = fetched[2 * tile].to(gl.float32)
-        toward = gl.where(key > 0.0, share, gl.where(key < 0.0, -share, 0.0))
-        slope = (fetched[2 * tile + 1].to(gl.float32) + toward).to(slopes.dtype.element_ty)
-        put(slopes, every + tile * ROWS, H * D, slope, N, D, W, layout)
+    """What pulls on tau, shared out to the keys, whose mean size tau is made of; rate: tau's growth with that mean."""
+    share = gl.where(pull == 0.0, 0.0, pull * rate / (N * D))
+    if share != 0.0:
+        fetched = ()
+        for tile in gl.static_range(TILES):
+            rows = every + tile * ROWS
+            fetched = fetched + (get(keys, rows, k_n, True, N, D, W, layout),)
+            fetched = fetched + (get(slopes, rows, H * D, True, N, D, W, layout),)
+        for tile in gl.static_range(TILES):
+            key = fetched[2 * tile].to(gl.float32)
+            toward = gl.where(key > 0.0, share, gl.where(key < 0.0, -share, 0.0))
+            slope = (fetched[2 * tile + 1].to(gl.float32) + toward).to(slopes.dtype.element_ty)
+            put(slopes, every + tile * ROWS, H * D, slope, N, D, W, layout)
 
 
 @gluon.jit
@@ -108,3 +127,35 @@ def fetch_slopes(
         rows = every + tile * ROWS
         tile_slopes.index(tile).store(to_mma(fetched[tile], ROWS, W, mma))
         tile_deltas.index(tile).store(gl.load(deltas + rows, mask=rows < N, other=0.0))
+
+
+@gluon.jit
+def gather(new, later, ROWS: gl.constexpr, W: gl.constexpr, mma: gl.constexpr, layout: gl.constexpr):
+    """What an iteration gives, with what the later ones gave."""
+    return from_mma((to_mma(later, ROWS, W, mma).to(gl.float32) + new).to(later.dtype), ROWS, W, layout)
+
+
+@gluon.jit
+def retreat(
+    step, rows, slope_key, later_k, mix, cut, before, slope_k, mixes, slopes, deltas,
+    N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, H: gl.constexpr, ROWS: gl.constexpr, SIGN: gl.constexpr,
+    CLIP: gl.constexpr, mma: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """After attention's way back: gradients of k, of w and of the L before. Returns the rows' pulls on tau."""
+    slope_mixed = to_mma(mix, ROWS, W, mma).to(gl.float32)
+    slope_z = slope_key + slope_mixed
+    pulls = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, mma))
+    if CLIP:
+        side = to_mma(cut, ROWS, W, mma).to(gl.float32)
+        pulls = gl.sum(gl.where(side > 0.0, slope_z, gl.where(side < 0.0, -slope_z, 0.0)), 1)
+        slope_z = gl.where(side == 0.0, slope_z, 0.0)
+    put(slope_k, rows, H * D, gather(slope_z, later_k, ROWS, W, mma, layout), N, D, W, layout)
+    if step > 0:
+        next_mix = (slope_z + (SIGN - 1) * slope_key).to(mix.dtype)
+        put(mixes, rows, D, from_mma(next_mix, ROWS, W, layout), N, D, W, layout)
+        next_slope = ((2 - SIGN) * slope_key - 2.0 * slope_z + slope_mixed).to(mix.dtype)
+        next_slope = from_mma(next_slope, ROWS, W, layout)
+        put(slopes, rows, D, next_slope, N, D, W, layout)
+        delta = gl.sum(next_slope.to(gl.float32) * before.to(gl.float32), 1)
+        gl.store(deltas + rows, delta, mask=rows < N)
+    return pulls

@@ -16,7 +16,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from vitruvius.attention.fused._hopper import (
     barrier,
-    from_mma,
     mma_layout,
     shared_layout,
     to_mma,
@@ -25,10 +24,12 @@ from vitruvius.attention.fused._hopper import (
 )
 from vitruvius.attention.fused._hopper_back import (
     fetch_slopes,
+    gather,
     get,
     multiply,
     put,
     rehearse,
+    retreat,
     share_out,
     weigh,
 )
@@ -93,16 +94,10 @@ def pursue_back(
             tile_values.index(tile).store(to_mma(value, ROWS, W, mma))
             tile_slopes.index(tile).store(to_mma(slope, ROWS, W, mma))
             tile_deltas.index(tile).store(gl.sum(slope.to(gl.float32) * last.to(gl.float32), 1))
-            if clipped:
-                rehearse(
-                    rows, iterations, key, first, second, low + flat, step_stride, our_cleans, our_cuts, tau,
-                    N, D, W, H, SIGN, CLIP, wide,
-                )  # fmt: skip
-            else:
-                rehearse(
-                    rows, iterations, key, first, second, low + flat, step_stride, our_cleans, our_cuts, tau,
-                    N, D, W, H, SIGN, False, wide,
-                )  # fmt: skip
+            rehearse(
+                rows, iterations, key, first, second, low + flat, step_stride, our_cleans, our_cuts, clipped, tau,
+                N, D, W, H, SIGN, CLIP, wide,
+            )  # fmt: skip
         pulls = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, mma))
         for turn in range(iterations):
             step = iterations - 1 - turn
@@ -145,8 +140,7 @@ def pursue_back(
                     sum_v, sum_k, raw, push, pull = warpgroup_mma_wait(0, deps=(sum_v, sum_k, raw, push, pull))
                 later_v = get(slope_v + flat, rows, H * D, turn > 0, N, D, W, wide)  # as soon as registers are free
                 mix = get(our_mixes, rows, D, turn > 0, N, D, W, wide)
-                if CLIP:
-                    cut = get(our_cuts + step * (N * D), rows, D, clipped, N, D, W, wide)
+                cut = get(our_cuts + step * (N * D), rows, D, clipped, N, D, W, wide) if CLIP else mix
                 back, both = weigh(
                     raw, push, pull, row_lse, row_delta, lses.index(LAST), deltas.index(LAST), stretch, dtype, KEYS, W
                 )
@@ -155,29 +149,15 @@ def pursue_back(
                 later_k = get(slope_k + flat, rows, H * D, turn > 0, N, D, W, wide)
                 before = get(low + flat + (step - 1) * step_stride.to(gl.int64), rows, H * D, step > 0, N, D, W, wide)
                 sum_v, sum_k = warpgroup_mma_wait(0, deps=(sum_v, sum_k))
-                sum_v += to_mma(later_v, ROWS, W, mma).to(gl.float32)
-                put(slope_v + flat, rows, H * D, from_mma(sum_v.to(dtype), ROWS, W, wide), N, D, W, wide)
-                slope_key = sum_k * scale
-                slope_mixed = to_mma(mix, ROWS, W, mma).to(gl.float32)
-                slope_z = slope_key + slope_mixed
-                if CLIP:
-                    side = to_mma(cut, ROWS, W, mma).to(gl.float32)
-                    pulls += gl.sum(gl.where(side > 0.0, slope_z, gl.where(side < 0.0, -slope_z, 0.0)), 1)
-                    slope_z = gl.where(side == 0.0, slope_z, 0.0)
-                sum_k = to_mma(later_k, ROWS, W, mma).to(gl.float32) + slope_z
-                put(slope_k + flat, rows, H * D, from_mma(sum_k.to(dtype), ROWS, W, wide), N, D, W, wide)
-                if step > 0:
-                    next_mix = (slope_z + (SIGN - 1) * slope_key).to(dtype)
-                    put(our_mixes, rows, D, from_mma(next_mix, ROWS, W, wide), N, D, W, wide)
-                    next_slope = ((2 - SIGN) * slope_key - 2.0 * slope_z + slope_mixed).to(dtype)
-                    next_slope = from_mma(next_slope, ROWS, W, wide)
-                    put(our_slopes, rows, D, next_slope, N, D, W, wide)
-                    delta = gl.sum(next_slope.to(gl.float32) * before.to(gl.float32), 1)
-                    gl.store(our_deltas + rows, delta, mask=rows < N)
+                put(slope_v + flat, rows, H * D, gather(sum_v, later_v, ROWS, W, mma, wide), N, D, W, wide)
+                pulls += retreat(
+                    step, rows, sum_k * scale, later_k, mix, cut, before, slope_k + flat, our_mixes, our_slopes,
+                    our_deltas, N, D, W, H, ROWS, SIGN, CLIP, mma, wide,
+                )  # fmt: skip
         if clipped:
-            pull_on_tau = gl.sum(pulls, 0)
             rate = -tau / coefficient * tau if INVERSE else coefficient
-            share = gl.where(pull_on_tau == 0.0, 0.0, pull_on_tau * rate / (N * D))
-            if share != 0.0:
-                share_out(share, k + b * k_b + h * k_h, k_n, slope_k + flat, every, N, D, W, H, ROWS, TILES, wide)
+            share_out(
+                gl.sum(pulls, 0), rate, k + b * k_b + h * k_h, k_n, slope_k + flat, every,
+                N, D, W, H, ROWS, TILES, wide,
+            )  # fmt: skip
         barrier()
