@@ -22,19 +22,10 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from vitruvius.attention.fused import (
-    _hopper_calls,
-    _hopper_mask,
-    _hopper_plan,
-    _hopper_pursuit,
-    _hopper_pursuit_back,
-    _pursuit,
-    _pursuit_back,
-    _pursuit_whole,
-    _sparse,
-    masked,
-    rpc,
-)
+from vitruvius.attention.fused import _pursuit, _pursuit_back, _pursuit_whole, _sparse, masked, rpc
+from vitruvius.attention.fused.hopper import _calls, _mask, _mask_plan
+from vitruvius.attention.fused.hopper import _pursuit as hopper_pursuit
+from vitruvius.attention.fused.hopper import _pursuit_back as hopper_back
 
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 WORDS = ("HGMMA", "HMMA", "MUFU.EX2", "LDL")  # Hopper's products, older ones, exponentials, loads of spilled registers
@@ -116,14 +107,14 @@ def hopper_kernels(N: int, D: int) -> dict[str, tuple[Any, tuple[Any, ...], dict
     x, f = torch.zeros(B, N, H, D).bfloat16().transpose(1, 2), torch.zeros(8)
     rule = (4, 1.0, True, -1, 0.125)
     made: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
-    with mock.patch.object(_hopper_pursuit, "pursue", Catcher(_hopper_pursuit.pursue, "Hopper: rpc", made)):
-        _hopper_calls.pursue(k, k, x, x, f, f, integers(), *rule)
-    back = Catcher(_hopper_pursuit_back.pursue_back, "Hopper: rpc back", made)
-    with mock.patch.object(_hopper_pursuit_back, "pursue_back", back):
-        _hopper_calls.pursue_back(x, k, k, x, x, f, f, integers(), x, x, *rule)
-    if N in _hopper_plan.SIZES and D == masked.WIDTH:
-        plan = _hopper_plan.make_plan(torch.ones(H, N, N, dtype=torch.bool))
-        with mock.patch.object(_hopper_mask, "look", Catcher(_hopper_mask.look, "Hopper: mask", made)):
+    with mock.patch.object(hopper_pursuit, "pursue", Catcher(hopper_pursuit.pursue, "Hopper: rpc", made)):
+        _calls.pursue(k, k, x, x, f, f, integers(), *rule)
+    back = Catcher(hopper_back.pursue_back, "Hopper: rpc back", made)
+    with mock.patch.object(hopper_back, "pursue_back", back):
+        _calls.pursue_back(x, k, k, x, x, f, f, integers(), x, x, *rule)
+    if N in _mask_plan.SIZES and D == masked.WIDTH:
+        plan = _mask_plan.make_plan(torch.ones(H, N, N, dtype=torch.bool))
+        with mock.patch.object(_mask, "look", Catcher(_mask.look, "Hopper: mask", made)):
             masked._look_on_hopper(k, k, k, x, f, [x] * masked.LISTS + [*plan], 0.125)
     return made
 

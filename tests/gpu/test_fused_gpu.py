@@ -10,26 +10,19 @@ import pytest
 import torch
 
 from vitruvius.attention import build_core, part
-from vitruvius.attention.fused import _on_hopper, masked, use
-from vitruvius.attention.fused._on_hopper import on_hopper
-from vitruvius.heads import Heads, Site
+from vitruvius.attention.fused import masked, use
+from vitruvius.attention.fused.hopper import _choice
+from vitruvius.attention.fused.hopper._choice import on_hopper
+from vitruvius.heads import Heads
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "attention" / "fused"))
-from heads_and_oracles import attend_slowly, errors, make_heads, make_keep, pursue_slowly
+from heads_and_oracles import attend_slowly, errors, make_heads, make_keep, pursue_slowly, site_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 HALF = torch.bfloat16
-
-
-def site_of(heads):
-    _, H, N, D = heads.k.shape
-    return Site(
-        name="blocks.0.attn", family="vit", attends="tokens", num_heads=H, num_queries=N, num_keys=N, key_dim=D,
-        value_dim=D, dim=H * D,
-    )  # fmt: skip
 
 
 def check_pursuit(heads, **options):
@@ -100,7 +93,7 @@ def test_on_hopper_its_own_kernels_are_taken_and_agree_with_the_general_ones(mon
     core = build_core(["rpc"], site_of(heads))
     with torch.no_grad(), use("fused"):
         out = core(heads)
-        monkeypatch.setattr(_on_hopper, "_wanted", False)
+        monkeypatch.setattr(_choice, "_wanted", False)
         general = core(heads)
     assert not torch.equal(out, general)
     assert (out - general).float().norm() < 2e-3 * general.float().norm()
@@ -109,7 +102,7 @@ def test_on_hopper_its_own_kernels_are_taken_and_agree_with_the_general_ones(mon
 @pytest.mark.parametrize("D", [32, 64])
 @pytest.mark.parametrize("N", [65, 197])
 def test_the_general_kernels_where_those_of_hopper_are_not_wanted(N, D, monkeypatch):
-    monkeypatch.setattr(_on_hopper, "_wanted", False)
+    monkeypatch.setattr(_choice, "_wanted", False)
     check_pursuit(on_gpu(N, D, HALF))
     check_pursuit(on_gpu(N, D, HALF), variant="paper", sparsity=0.3)
 
@@ -144,7 +137,7 @@ def test_mask_on_hopper_its_own_kernel_is_taken_and_agrees_with_the_general_one(
     pattern, qkv = [x.cuda() for x in masked.make_pattern(keep)], (heads.q * size, heads.k, heads.v)
     assert masked._hopper_takes(*qkv, pattern)
     out, sums = masked._forward(*qkv, pattern, heads.scale)
-    monkeypatch.setattr(_on_hopper, "_wanted", False)
+    monkeypatch.setattr(_choice, "_wanted", False)
     general, general_sums = masked._forward(*qkv, pattern, heads.scale)
     assert (out - general).float().norm() < 5e-3 * general.float().norm()
     torch.testing.assert_close(sums, general_sums, rtol=1e-5, atol=1e-3)

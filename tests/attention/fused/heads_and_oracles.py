@@ -2,7 +2,7 @@
 
 import torch
 
-from vitruvius.heads import Heads
+from vitruvius.heads import Heads, Site
 
 
 def make_heads(N, D, dtype, *, batch=1, heads=2, bias=False, device="cpu", size=0.7, seed=0):
@@ -11,6 +11,15 @@ def make_heads(N, D, dtype, *, batch=1, heads=2, bias=False, device="cpu", size=
     tensors = (x.to(device, dtype).transpose(1, 2) for x in (q, k, v))  # as a projection gives them: not contiguous
     given = torch.randn(heads, N, N, generator=generator).to(device, dtype) if bias else None
     return Heads(*tensors, given, D**-0.5)
+
+
+def site_of(heads):
+    """A place in a ViT that these heads may come from."""
+    _, H, N, D = heads.k.shape
+    return Site(
+        name="blocks.0.attn", family="vit", attends="tokens", num_heads=H, num_queries=N, num_keys=N, key_dim=D,
+        value_dim=D, dim=H * D,
+    )  # fmt: skip
 
 
 def make_keep(heads, N, M=None, *, kept=0.1, seed=0):

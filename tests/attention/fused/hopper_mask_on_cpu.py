@@ -5,7 +5,8 @@ import pytest
 import torch
 from heads_and_oracles import attend_slowly, make_heads, make_keep
 
-from vitruvius.attention.fused import _hopper_mask, masked
+from vitruvius.attention.fused import masked
+from vitruvius.attention.fused.hopper import _mask
 
 SIZES = [(129, 129), (137, 137), (193, 193), (197, 197), (200, 200), (256, 256), (130, 250), (250, 130)]
 
@@ -20,7 +21,7 @@ class Launcher:
 
 def attend(heads, keep, monkeypatch):
     """(out, log-sums)."""
-    monkeypatch.setattr(_hopper_mask, "look", Launcher(_hopper_mask.look))
+    monkeypatch.setattr(_mask, "look", Launcher(_mask.look))
     q, k, v, _, scale, _ = heads
     pattern = masked.make_pattern(keep)
     out, sums = (torch.full_like(x, torch.nan) for x in masked._room(q, k, v, pattern, scale))

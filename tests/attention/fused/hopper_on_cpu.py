@@ -3,12 +3,11 @@
 import gluon_on_cpu as gluon
 import pytest
 import torch
-from heads_and_oracles import make_heads, pursue_slowly
+from heads_and_oracles import make_heads, pursue_slowly, site_of
 
 from vitruvius.attention import build_core, part
-from vitruvius.attention.fused import _hopper_calls as calls
-from vitruvius.attention.fused import _hopper_pursuit, _hopper_pursuit_back
-from vitruvius.heads import Site
+from vitruvius.attention.fused.hopper import _calls as calls
+from vitruvius.attention.fused.hopper import _pursuit, _pursuit_back
 
 CASES = {
     "all iterations": (37, {}),
@@ -25,7 +24,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch):
     """Kernels of the CPU in the place of the GPU's, and three programs."""
-    for module, name in ((_hopper_pursuit, "pursue"), (_hopper_pursuit_back, "pursue_back")):
+    for module, name in ((_pursuit, "pursue"), (_pursuit_back, "pursue_back")):
         kernel = getattr(module, name)
         monkeypatch.setattr(module, name, Launcher(kernel))
     monkeypatch.setattr(calls, "slots", lambda x, programs: 3)
@@ -63,7 +62,7 @@ def test_pursuit_and_its_gradients(case):
     exact = heads._replace(**{x: getattr(heads, x).double().requires_grad_() for x in "qkv"})
     true = pursue_slowly(exact, **{**options, "sparsity": min(options["sparsity"], 1e6)})
     wanted = [true.detach(), *torch.autograd.grad(true, [exact.k, exact.v], slope.double())]
-    twin = build_core([part("rpc", **options)], make_site(heads))
+    twin = build_core([part("rpc", **options)], site_of(heads))
     plain = heads._replace(**{x: getattr(heads, x).clone().requires_grad_() for x in "qkv"})
     out = twin(plain)
     twins = [out.detach(), *torch.autograd.grad(out, [plain.k, plain.v], slope)]
@@ -74,14 +73,6 @@ def test_pursuit_and_its_gradients(case):
 
 def distance(found, true):
     return float((found.double() - true).norm() / true.norm())
-
-
-def make_site(heads):
-    _, H, N, D = heads.k.shape
-    return Site(
-        name="blocks.0.attn", family="vit", attends="tokens", num_heads=H, num_queries=N, num_keys=N, key_dim=D,
-        value_dim=D, dim=H * D,
-    )  # fmt: skip
 
 
 def test_heads_with_very_long_keys_are_flagged():

@@ -1,16 +1,15 @@
 """The Hopper kernel of attention under a pattern without such a GPU: its lists, its formulas, whether it compiles."""
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from another_process import answer_of
 from heads_and_oracles import attend_slowly, make_heads, make_keep
 
 from vitruvius.attention.fused import masked
-from vitruvius.attention.fused._hopper_plan import FEW, HALF, KEYS, ROWS, STEP, make_plan, num_places
+from vitruvius.attention.fused.hopper._mask_plan import FEW, HALF, KEYS, ROWS, STEP, make_plan, num_places
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -106,23 +105,15 @@ def test_the_kernel_takes_heads_of_its_width_with_a_plan_and_rows_that_are_near(
     assert not masked._hopper_takes(far, *wide[1:3], pattern)
 
 
-def run(*arguments):
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=HERE.parents[2], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    return done.stdout
-
-
 @needs_triton
 def test_formulas_agree_with_float64_on_the_cpu():
-    run("-m", "pytest", "-x", str(HERE / "hopper_mask_on_cpu.py"))
+    answer_of("-m", "pytest", "-x", str(HERE / "hopper_mask_on_cpu.py"))
 
 
 @needs_triton
 @pytest.mark.parametrize("tokens", ["137", "197", "256"])
 def test_it_compiles_for_the_gpu_and_three_programs_share_a_multiprocessor(tokens):
-    table = run("scripts/kernel_resources.py", "--only", "Hopper: mask", "--tokens", tokens)
+    table = answer_of("scripts/kernel_resources.py", "--only", "Hopper: mask", "--tokens", tokens)
     (row,) = (line.split() for line in table.splitlines() if line.startswith("Hopper"))
     registers, spilled, shared, products, older = (int(row[place]) for place in range(-7, -2))
     assert 3 * 128 * registers <= 65536, table

@@ -1,34 +1,21 @@
 """The kernels run on the CPU under Triton's interpreter, which must be chosen before Triton is imported."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from another_process import answer_of, start
 
 HERE = Path(__file__).parent
 NO_LOOPS = "only 0-dimensional arrays can be converted to Python scalars"  # Triton 3.6 with NumPy 2.4
 SOON_NO_LOOPS = "ignore:Conversion of an array:DeprecationWarning"  # the same Triton with an older NumPy
 
 
-def interpret(*arguments):
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=HERE.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 @pytest.fixture(scope="module")
 def _loops():
     """Skip where Triton's interpreter cannot run any loop with this NumPy; all else that fails is ours to hear of."""
-    if NO_LOOPS in interpret(str(HERE / "counting.py")).stderr:
+    if NO_LOOPS in start(str(HERE / "counting.py"), TRITON_INTERPRET="1").stderr:
         pair = f"Triton {version('triton')} with NumPy {version('numpy')}"
         pytest.skip(f"the interpreter of {pair} cannot run a loop: {NO_LOOPS}")
 
@@ -37,5 +24,5 @@ def _loops():
 @pytest.mark.usefixtures("_loops")
 @pytest.mark.parametrize("half", ["rpc", "not rpc"])
 def test_kernels_agree_with_float64_under_the_interpreter(half):
-    done = interpret("-m", "pytest", "-x", "-W", SOON_NO_LOOPS, "-k", half, str(HERE / "interpreted.py"))
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    arguments = ("-m", "pytest", "-x", "-W", SOON_NO_LOOPS, "-k", half, str(HERE / "interpreted.py"))
+    answer_of(*arguments, TRITON_INTERPRET="1")

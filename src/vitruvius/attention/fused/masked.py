@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius.attention.fused._hopper_plan import SIZES, Plan, make_plan
 from vitruvius.attention.fused._launch import in_eager_mode, like_rows, multiprocessors
-from vitruvius.attention.fused._on_hopper import given_up, on_hopper
 from vitruvius.attention.fused._pattern import make_lists
 from vitruvius.attention.fused._switch import rows_together
+from vitruvius.attention.fused.hopper._choice import given_up, on_hopper
+from vitruvius.attention.fused.hopper._mask_plan import SIZES, Plan, make_plan
 from vitruvius.heads import Heads
 
 SHORT = 512  # tokens
@@ -87,7 +87,7 @@ def _hopper_takes(q: Tensor, k: Tensor, v: Tensor, pattern: list[Tensor]) -> boo
 def _look_on_hopper(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, pattern: list[Tensor], scale: float
 ) -> None:
-    from vitruvius.attention.fused import _hopper_mask as kernels
+    from vitruvius.attention.fused.hopper import _mask as kernels
 
     B, H, N, D = q.shape
     plan = Plan(*pattern[LISTS:])

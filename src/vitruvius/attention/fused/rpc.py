@@ -1,7 +1,7 @@
 """Robust principal components on the GPU: all iterations in one kernel, or one launch an iteration.
 
 The plain twin is `attention/rpc.py`. Hopper GPUs have kernels of their own for heads of up to 256 tokens
-(`_hopper_calls.py`). Elsewhere, forward, a head of up to `WHOLE` tokens is one program's work; longer heads and the
+(`hopper/`). Elsewhere, forward, a head of up to `WHOLE` tokens is one program's work; longer heads and the
 backward pass take a launch an iteration. Only L and log-sums are saved.      B batch, H heads, N tokens, D width
 """
 
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius.attention.fused import _hopper_calls as hopper
 from vitruvius.attention.fused import _launch as launch
 from vitruvius.attention.fused._launch import Tiling, bias_of, in_eager_mode, like_rows, slots, strides
-from vitruvius.attention.fused._on_hopper import given_up, on_hopper
 from vitruvius.attention.fused._switch import INTERPRETED, rows_together
+from vitruvius.attention.fused.hopper import _calls as hopper
+from vitruvius.attention.fused.hopper._choice import given_up, on_hopper
 from vitruvius.heads import Heads
 
 WHOLE = 272  # tokens

@@ -10,7 +10,7 @@ import math
 from torch import Tensor
 
 from vitruvius.attention.fused._launch import power_of_two, slots
-from vitruvius.attention.fused._on_hopper import on_hopper
+from vitruvius.attention.fused.hopper._choice import on_hopper
 
 TOKENS, WIDEST = range(32, 257), 64
 KEYS = 32
@@ -27,7 +27,7 @@ def pursue(
     iterations: int, coefficient: float, inverse: bool, sign: int, scale: float,
 ) -> None:  # fmt: skip
     """Fill out, L, log-sums, tau and flags: odd where a kernel that seeks maxima must do a head again."""
-    from vitruvius.attention.fused import _hopper_pursuit as kernels
+    from vitruvius.attention.fused.hopper import _pursuit as kernels
 
     B, H, N, D = k.shape
     rows = max(64, power_of_two(N))
@@ -44,7 +44,7 @@ def pursue_back(
     slope_k: Tensor, slope_v: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int, scale: float,
 ) -> None:  # fmt: skip
     """Fill the gradients of k and v."""
-    from vitruvius.attention.fused import _hopper_pursuit_back as kernels
+    from vitruvius.attention.fused.hopper import _pursuit_back as kernels
 
     B, H, N, D = k.shape
     programs = min(B * H, slots(k, PROGRAMS_BACK))

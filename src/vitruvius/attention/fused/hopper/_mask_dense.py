@@ -12,8 +12,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from vitruvius.attention.fused._hopper import mma_layout, rows_at
-from vitruvius.attention.fused._hopper_tiles import arrived, out_of_range
+from vitruvius.attention.fused.hopper._blocks import mma_layout, rows_at
+from vitruvius.attention.fused.hopper._mask_tiles import arrived, out_of_range
 
 
 @gluon.jit

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Gluon blocks of attention under a fixed pattern: rows that come and go by lists, and windows of 32 keys.
 
-The lists are those of `_hopper_plan.py`. A tile has 64 rows, W is 64.
+The lists are those of `_mask_plan.py`. A tile has 64 rows, W is 64.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma
 
-from vitruvius.attention.fused._hopper import barrier, copy, mma_layout, rows_at, window
+from vitruvius.attention.fused.hopper._blocks import barrier, copy, mma_layout, rows_at, window
 
 
 @gluon.constexpr_function

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
 """Gluon kernel of attention under a fixed pattern, forward, for Hopper GPUs: a head at a time, its keys on the chip.
 
-Tiles of 64 rows read windows of 32 keys, by the lists of `_hopper_plan.py`. The densest rows come first
-(`_hopper_dense.py`): they need no tile, so their scores are found while the values are on their way.
+Tiles of 64 rows read windows of 32 keys, by the lists of `_mask_plan.py`. The densest rows come first
+(`_mask_dense.py`): they need no tile, so their scores are found while the values are on their way.
 First no greatest scores are sought: few heads need them, as bfloat16 has the range of float32. A head whose sums leave
-that range is done again, with maxima (`_hopper_again.py`).
+that range is done again, with maxima (`_mask_again.py`).
 N queries, W width, TILES and PLACES as in the lists, WINDOWS of a tile at most, PROGRAMS of a multiprocessor at once
 """
 
@@ -14,10 +14,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, warpgroup_mma, warpgroup_mma_wait
 
-from vitruvius.attention.fused._hopper import mma_layout, shared_layout, window
-from vitruvius.attention.fused._hopper_again import look_again
-from vitruvius.attention.fused._hopper_dense import finish_dense, weigh_dense
-from vitruvius.attention.fused._hopper_tiles import (
+from vitruvius.attention.fused.hopper._blocks import mma_layout, shared_layout, window
+from vitruvius.attention.fused.hopper._mask_again import look_again
+from vitruvius.attention.fused.hopper._mask_dense import finish_dense, weigh_dense
+from vitruvius.attention.fused.hopper._mask_tiles import (
     arrived,
     ask,
     fetch,

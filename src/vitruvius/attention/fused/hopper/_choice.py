@@ -32,7 +32,7 @@ def given_up(error: Exception) -> None:
     line = next(iter(str(error).splitlines()), type(error).__name__)
     warnings.warn(
         f"the kernels for Hopper GPUs do not compile with Triton {importlib.metadata.version('triton')}: {line}; "
-        "the general ones are used, which are slower.",
+        "the general ones are used, which are slower. Triton 3.6 and 3.9 (of torch 2.11 and 2.15) compile them.",
         stacklevel=3,
     )
 
@@ -56,7 +56,7 @@ def _is_hopper(device: torch.device) -> bool:
 @functools.cache
 def _gluon_is_here() -> bool:
     try:
-        importlib.import_module("vitruvius.attention.fused._hopper")
+        importlib.import_module("vitruvius.attention.fused.hopper._blocks")
     except (ImportError, AttributeError):
         return False
     return TRITON_IS_HERE

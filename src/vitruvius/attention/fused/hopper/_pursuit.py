@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 """Gluon kernel of principal attention pursuit, forward, for Hopper GPUs: all rows of a head at once.
 
-Letters as in `_pursuit.py`. k, w and L of a row stay with the thread that has the row (k in shared memory, for want of
-registers); K' goes through shared memory, where all rows see it; nothing else moves between iterations. While a head is
-worked on, keys and values of the next are under way. The sums of the weights are a product with ones.
+Letters as in `fused/_pursuit.py`. k, w and L of a row stay with the thread that has the row (k in shared memory, for
+want of registers); K' goes through shared memory, where all rows see it; nothing else moves between iterations. While a
+head is worked on, keys and values of the next are under way. The sums of the weights are a product with ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from vitruvius.attention.fused._hopper import (
+from vitruvius.attention.fused.hopper._blocks import (
     barrier,
     clip,
     copy,
@@ -98,7 +98,7 @@ def pursue(
     N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, H: gl.constexpr, ROWS: gl.constexpr,
     KEYS: gl.constexpr, TAIL: gl.constexpr, SIGN: gl.constexpr, CLIP: gl.constexpr, INVERSE: gl.constexpr,
 ):  # fmt: skip
-    """All iterations of all heads. Flags: 1, a key is very long, see `_pursuit_whole.py`; 2, something was clipped."""
+    """All iterations of all heads. Flags: 1, a key is very long (`fused/_pursuit_whole.py`), 2, some were clipped."""
     WARPS: gl.constexpr = gl.num_warps()
     dtype: gl.constexpr = k.dtype.element_ty
     wide: gl.constexpr = wide_layout(ROWS, W)

@@ -105,7 +105,7 @@ def clip(x, tau, CLIP: gl.constexpr):
 
 @gluon.jit
 def refine(key, mixed, low, tau, SIGN: gl.constexpr, CLIP: gl.constexpr):
-    """(z before clipping, K', next w) from k, w and L, as in `_pursuit.py`."""
+    """(z before clipping, K', next w) from k, w and L, as in `fused/_pursuit.py`."""
     z = key + mixed - 2.0 * low
     clipped = clip(z, tau, CLIP)
     return z, clipped + (2 - SIGN) * low + (SIGN - 1) * mixed, clipped + low

@@ -2,7 +2,7 @@
 # ruff: noqa: RUF005 (Triton adds tuples, it does not unpack them)
 """Gluon blocks of the pursuit's way back on Hopper GPUs: rows from and to memory, K' again, products and weights.
 
-Letters as in `_pursuit_back.py`.
+Letters as in `fused/_pursuit_back.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
-from vitruvius.attention.fused._hopper import clip, from_mma, mma_layout, refine, to_mma
+from vitruvius.attention.fused.hopper._blocks import clip, from_mma, mma_layout, refine, to_mma
 
 
 @gluon.jit

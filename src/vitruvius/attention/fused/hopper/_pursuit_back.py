@@ -2,9 +2,9 @@
 # ruff: noqa: RUF005 (Triton adds tuples, it does not unpack them)
 """Gluon kernel of principal attention pursuit, backward, for Hopper GPUs: all iterations of a head in one program.
 
-Letters and rules as in `_pursuit_back.py`. K', values and gradients of L of a head lie in shared memory; tiles of rows
-pass by, each seen as asking and asked at once. What the rules carry from an iteration to the one before (gradients of
-w and L, sums for k and v) waits in memory: in a scratch of the program, small enough for the second cache, or where
+Letters and rules as in `fused/_pursuit_back.py`. K', values and gradients of L of a head lie in shared memory; tiles of
+rows pass by, each seen as asking and asked at once. What the rules carry from an iteration to the one before (gradients
+of w and L, sums for k and v) waits in memory: in a scratch of the program, small enough for the second cache, or where
 it ends. Two programs share a multiprocessor, so that one computes while the other waits.
 """
 
@@ -14,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from vitruvius.attention.fused._hopper import (
+from vitruvius.attention.fused.hopper._blocks import (
     barrier,
     mma_layout,
     shared_layout,
@@ -22,7 +22,7 @@ from vitruvius.attention.fused._hopper import (
     view,
     wide_layout,
 )
-from vitruvius.attention.fused._hopper_back import (
+from vitruvius.attention.fused.hopper._way_back import (
     fetch_slopes,
     gather,
     get,

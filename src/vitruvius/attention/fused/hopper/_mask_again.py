@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """Gluon kernel of attention under a fixed pattern: a head whose scores are beyond the range of exp2, with maxima.
 
-It follows `_hopper_mask.py`, whose keys and values are still on the chip, and overwrites what that has stored.
-N queries, W width, TILES and PLACES as in the lists of `_hopper_plan.py`, WINDOWS of a tile at most
+It follows `_mask.py`, whose keys and values are still on the chip, and overwrites what that has stored.
+N queries, W width, TILES and PLACES as in the lists of `_mask_plan.py`, WINDOWS of a tile at most
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from vitruvius.attention.fused._hopper import barrier, mma_layout, window
-from vitruvius.attention.fused._hopper_tiles import ask, finish, kept, marks, score
+from vitruvius.attention.fused.hopper._blocks import barrier, mma_layout, window
+from vitruvius.attention.fused.hopper._mask_tiles import ask, finish, kept, marks, score
 
 
 @gluon.jit
