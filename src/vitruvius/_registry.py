@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from vitruvius._config import bind, parse_spec, split_use
 from vitruvius._errors import ConfigError, MissingExtra, UnknownName, suggest
-from vitruvius._spoken import spoken
+from vitruvius._format import format_number
 
 T = TypeVar("T")
 
 
+Spec = str | Mapping[str, Any]
+
+
 class Registry(Generic[T]):
     """One kind of piece, by name.
+
+    A piece with its settings is written in one grammar everywhere, in Python, in recipes and on the command line:
+    the object itself, `"name:key=value,…"` or `{use: name, key: value}`. `make` and `bind` read it.
 
     Outside packages add pieces with the entry-point group `vitruvius.<kind>s`, or with a
     module named in a recipe's `plugins:`.
@@ -55,6 +63,43 @@ class Registry(Generic[T]):
             known = ", ".join(sorted(self._pieces)) or "none"
             raise UnknownName(f"no {self.kind} named {name!r}{hint} Known: {known}.") from None
 
+    def make(self, spec: Any, /, *args: Any, where: str = "") -> Any:
+        """The object that `spec` means: itself, or a registered piece called with `args` and its settings.
+
+        `where` begins an error's sentence: the recipe's section, or the argument of a public function.
+        """
+        if isinstance(spec, str | Mapping):
+            return self.bind(spec, where=where)(*args)
+        self._refuse_plain_data(spec, where)
+        return spec
+
+    def bind(self, spec: Any, /, *, where: str = "") -> Callable[..., Any]:
+        """The piece that `spec` means, not called yet, with its settings checked against its signature."""
+        if not isinstance(spec, str | Mapping):
+            self._refuse_plain_data(spec, where)
+            bound: Callable[..., Any] = spec
+            return bound
+        name, settings = read_spec(spec, where=where or self.kind)
+        piece: Any = self.get(name, where=where)
+        return functools.partial(piece, **bind(name, piece, settings, where=where))
+
+    def get(self, name: str, *, where: str = "") -> T:
+        """The piece of that name; an error says where the name was written."""
+        try:
+            return self[name]
+        except UnknownName as error:
+            if not where:
+                raise
+            raise UnknownName(f"{where}: {error}") from None
+
+    def _refuse_plain_data(self, spec: Any, where: str) -> None:
+        if spec is None or isinstance(spec, bool | int | float | list | tuple | set | bytes):
+            example = next(iter(self), "name")
+            raise ConfigError(
+                f"{where or self.kind}: {spec!r} is not a {self.kind}; expected a name such as {example!r}, "
+                f"'{example}:key=value', {{use: {example}, key: value}}, or the object itself."
+            )
+
     def __iter__(self) -> Iterator[str]:
         self._load_entry_points()
         return iter(sorted(self._pieces))
@@ -81,6 +126,13 @@ class Registry(Generic[T]):
         except ConfigError:
             self._entry_points_loaded = False
             raise
+
+
+def read_spec(spec: Spec, *, where: str) -> tuple[str, dict[str, Any]]:
+    """Name and settings of `"name:key=value"` or `{use: name, key: value}`."""
+    if isinstance(spec, str):
+        return parse_spec(spec)
+    return split_use(spec, where=where)
 
 
 def load_room(package: str, path: Iterable[str]) -> None:
@@ -126,7 +178,7 @@ def _typed(value: object) -> str:
     """A default as one would type it: eps=4/255."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_typed, value))}{',' * (len(value) == 1)})"
-    return spoken(value) if isinstance(value, float) else repr(value)
+    return format_number(value) if isinstance(value, float) else repr(value)
 
 
 def first_line(piece: object) -> str:

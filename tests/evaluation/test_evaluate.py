@@ -17,7 +17,7 @@ from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation import describe, evaluate, wilson
-from vitruvius.evaluation._names import spoken
+from vitruvius.evaluation._names import format_number
 
 
 def test_the_numbers_are_those_of_a_slow_loop() -> None:
@@ -128,8 +128,8 @@ def test_a_description_shows_what_differs_from_the_defaults(threat: Any, text: s
 
 def test_descriptions_never_hide_a_difference() -> None:
     assert describe(FGSM(eps=0.0157)) != describe(FGSM(eps=0.01570001))
-    assert spoken(4 / 255) == "4/255"
-    assert spoken(4 / 255 + 1e-12) != "4/255"
+    assert format_number(4 / 255) == "4/255"
+    assert format_number(4 / 255 + 1e-12) != "4/255"
 
     def shift(model: nn.Module, x: Tensor, y: Tensor, by: float) -> Tensor:
         return (x + by).clamp(0, 1)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
-from vitruvius._spoken import spoken
+from vitruvius._format import format_number
 
 Threat = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -63,7 +63,10 @@ def short_name(threat: Threat) -> str:
 def describe(threat: Threat) -> str:
     """`pgd(eps=4/255, steps=20)`: the settings that differ from the defaults, exactly."""
     if isinstance(threat, functools.partial):
-        settings = [*map(spoken, threat.args), *(f"{key}={spoken(value)}" for key, value in threat.keywords.items())]
+        settings = [
+            *map(format_number, threat.args),
+            *(f"{key}={format_number(value)}" for key, value in threat.keywords.items()),
+        ]
         return f"{short_name(threat)}({', '.join(settings)})"
     fields: dict[str, dataclasses.Field[Any]] = getattr(threat, "__dataclass_fields__", {})
     shown = []
@@ -71,5 +74,5 @@ def describe(threat: Threat) -> str:
         value = getattr(threat, field.name)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if field.init and (default is dataclasses.MISSING or value != default):
-            shown.append(f"{field.name}={spoken(value)}")
+            shown.append(f"{field.name}={format_number(value)}")
     return f"{short_name(threat)}({', '.join(shown)})" if fields else short_name(threat)

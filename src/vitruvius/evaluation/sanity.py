@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvius._spoken import spoken
+from vitruvius._format import format_number
 from vitruvius.attacks import CE, LINF, MARGIN, Norm, Threat, as_norm, check_inputs, check_mode, disturb, image_ids
 from vitruvius.attacks._models import Through, frozen, slope
 from vitruvius.attacks.apgd import APGD
@@ -138,7 +138,7 @@ class _Examination:
         slack = self._tolerated() / len(self.y)
         passed = all(later <= earlier + slack for earlier, later in pairwise(accuracies))
         numbers = {
-            f"{unit} {spoken(setting)}": accuracy for setting, accuracy in zip(settings, accuracies, strict=True)
+            f"{unit} {format_number(setting)}": accuracy for setting, accuracy in zip(settings, accuracies, strict=True)
         }
         sentence = sentence if passed else sentence.replace("does not rise", "rises")
         return Finding(name=name, passed=passed, sentence=sentence, numbers=numbers)

@@ -1,0 +1,84 @@
+"""What is checked before any work begins, once for all rooms: the model's mode, its pixels, its labels, its logits.
+
+B images, K classes. Each check reads a tensor at most once and raises an error that says what to do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._errors import ConfigError, DataError
+
+
+class Progress(Protocol):
+    """How long work tells how far it is: images (or updates) done, how many there are, and a few words about now."""
+
+    def __call__(self, done: int, total: int | None, /, words: str = "") -> None: ...
+
+
+def device_of(model: object) -> torch.device:
+    """Where a model's parameters (or else its buffers) lie; the CPU if it has none."""
+    if isinstance(model, nn.Module):
+        for tensor in itertools.chain(model.parameters(), model.buffers()):
+            return tensor.device
+    return torch.device("cpu")
+
+
+def check_eval_mode(model: object) -> None:
+    """Refuse a model any part of which is in train mode: dropout and batch statistics are not what is judged."""
+    if not isinstance(model, nn.Module):
+        if getattr(model, "training", False):
+            raise ConfigError("the model is in train mode; call model.eval() first.")
+        return
+    for name, module in model.named_modules():
+        if module.training:
+            part = f"{name!r} of the model" if name else "the model"
+            raise ConfigError(f"{part} is in train mode; call model.eval() first.")
+
+
+def check_pixels(x: Tensor, low: float = 0.0, high: float = 1.0) -> None:
+    """Refuse images that are not finite floating-point pixels in [low, high]."""
+    if not x.is_floating_point():
+        raise DataError(
+            f"images have dtype {x.dtype}; expected floating-point pixels in [{low:g}, {high:g}]; "
+            "divide 8-bit images by 255."
+        )
+    if not x.numel():
+        return
+    least, most = torch.stack(x.aminmax()).tolist()
+    if math.isnan(least) or math.isnan(most):
+        raise DataError("images hold NaN pixels; look at the loader's transforms.")
+    if least < low or most > high:
+        raise DataError(
+            f"pixels reach from {least:.4g} to {most:.4g}; expected [{low:g}, {high:g}]. "
+            "Normalisation belongs inside the model (PixelModel), 8-bit images are divided by 255."
+        )
+
+
+def check_labels(y: Tensor, num_classes: int | None = None) -> None:
+    """Refuse labels (B,) that are not whole numbers from 0, below `num_classes` where that is known."""
+    if y.is_floating_point() or y.dtype == torch.bool:
+        raise DataError(f"labels have dtype {y.dtype}; expected whole numbers (int64).")
+    if not y.numel():
+        return
+    least, most = torch.stack(y.aminmax()).tolist()
+    if least < 0:
+        raise DataError(f"labels reach down to {least}; expected 0 or more.")
+    if num_classes is not None and most >= num_classes:
+        raise DataError(f"labels reach up to {most}, but the model has {num_classes} classes.")
+
+
+def check_logits(logits: Tensor, rows: int) -> None:
+    """Refuse what is not one finite row of at least two logits per image."""
+    if logits.ndim != 2 or len(logits) != rows:
+        raise ConfigError(f"the model returned shape {tuple(logits.shape)}; expected logits ({rows}, classes).")
+    if logits.shape[1] < 2:
+        raise ConfigError("the model has one output; expected a logit for each class, two for a binary problem.")
+    if rows and not bool(logits.detach().isfinite().all()):
+        bad = int((~logits.detach().isfinite()).any(-1).sum())
+        raise DataError(f"the model returned logits that are not finite for {bad} of {rows} images; check its weights.")
