@@ -73,25 +73,25 @@ def errors(way: Callable[..., Tensor], tensors: tuple[Tensor, ...], given: Tenso
     """Relative, of the output and of every gradient, by the gradient that is `given` or any."""
     leaves = [x.detach().requires_grad_() for x in tensors]
     exact = [x.detach().double().requires_grad_() for x in tensors]
-    slope = torch.randn(exact[-1].shape, generator=torch.Generator().manual_seed(1)).to(exact[-1])
-    slope = slope if given is None else given.double()
+    grad_out = torch.randn(exact[-1].shape, generator=torch.Generator().manual_seed(1)).to(exact[-1])
+    grad_out = grad_out if given is None else given.double()
     found = way(*leaves)
-    slopes = torch.autograd.grad(found, leaves, slope.to(found) if given is None else given)
+    grads = torch.autograd.grad(found, leaves, grad_out.to(found) if given is None else given)
     with sdpa_kernel(SDPBackend.MATH):
         true = way(*exact)
-        true_slopes = torch.autograd.grad(true, exact, slope)
-    pairs = zip((found, *slopes), (true, *true_slopes), strict=True)
+        true_grads = torch.autograd.grad(true, exact, grad_out)
+    pairs = zip((found, *grads), (true, *true_grads), strict=True)
     return [float((a.detach().double() - b.detach()).norm() / b.detach().norm()) for a, b in pairs]
 
 
-def two_slopes(dtype: torch.dtype, device: str, first: int) -> None:
+def two_grads(dtype: torch.dtype, device: str, first: int) -> None:
     """The same q, k, v and two memory layouts of the gradient, one after the other."""
     for number, (way, name) in enumerate(((attend, "F.scaled_dot_product_attention"), (ours, "vitruvius"))):
         tokens = 101 + 2 * first + 4 * number  # plans of its own for each order and way
         heads = tuple(x.contiguous() for x in strided(8, tokens, dtype, device))
-        slope = torch.randn_like(heads[0])
-        slopes = {"(B, H, N, D)": slope, "(B, N, H, D)": slope.transpose(1, 2).contiguous().transpose(1, 2)}
-        for layout, given in sorted(slopes.items(), reverse=bool(first)):
+        grad_out = torch.randn_like(heads[0])
+        grads = {"(B, H, N, D)": grad_out, "(B, N, H, D)": grad_out.transpose(1, 2).contiguous().transpose(1, 2)}
+        for layout, given in sorted(grads.items(), reverse=bool(first)):
             found = errors(way, heads, given)
             mark = "   <— wrong" if max(found) > 0.2 else ""
             title = f"{str(dtype)[6:]}, {name}, gradient in {layout}"
@@ -120,7 +120,7 @@ def main() -> None:
         f"torch {torch.__version__}, {device}: relative errors of the output, then of the gradients of q, k, v or k, v"
     )
     for first in (0, 1):
-        two_slopes(torch.float16, device, first)
+        two_grads(torch.float16, device, first)
     for dtype in (torch.bfloat16, torch.float16):
         for batch, tokens in ((8, 65), (8, 197), (256, 197)):
             made = strided(batch, tokens, dtype, device)

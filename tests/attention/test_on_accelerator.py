@@ -76,9 +76,9 @@ def test_gradients_do_not_depend_on_the_layout_they_come_in(compiled):
     heads = [x.half().cuda().requires_grad_() for x in make_heads(4, 3, 89 + compiled, 64)[:3]]
     core = build_core(["softmax"], make_site(heads=3, queries=89 + compiled, key_dim=64))
     core = torch.compile(core, fullgraph=True) if compiled else core
-    slope = torch.randn(4, 3, 89 + compiled, 64, device="cuda").half()
-    slopes = [slope, slope.transpose(1, 2).contiguous().transpose(1, 2)]
-    first, second = (torch.autograd.grad(core(Heads(*heads, None, 0.125)), heads, given) for given in slopes)
+    grad_out = torch.randn(4, 3, 89 + compiled, 64, device="cuda").half()
+    grads = [grad_out, grad_out.transpose(1, 2).contiguous().transpose(1, 2)]
+    first, second = (torch.autograd.grad(core(Heads(*heads, None, 0.125)), heads, given) for given in grads)
     for a, b in zip(first, second, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 

@@ -11,8 +11,8 @@ import torch
 
 from vitruvius.attention import build_core, part
 from vitruvius.attention.fused import masked, use
-from vitruvius.attention.fused.hopper import _choice
-from vitruvius.attention.fused.hopper._choice import on_hopper
+from vitruvius.attention.fused.hopper import _dispatch
+from vitruvius.attention.fused.hopper._dispatch import on_hopper
 from vitruvius.heads import Heads
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "attention" / "fused"))
@@ -93,7 +93,7 @@ def test_on_hopper_its_own_kernels_are_taken_and_agree_with_the_general_ones(mon
     core = build_core(["rpc"], site_of(heads))
     with torch.no_grad(), use("fused"):
         out = core(heads)
-        monkeypatch.setattr(_choice, "_wanted", False)
+        monkeypatch.setattr(_dispatch, "_wanted", False)
         general = core(heads)
     assert not torch.equal(out, general)
     assert (out - general).float().norm() < 2e-3 * general.float().norm()
@@ -102,7 +102,7 @@ def test_on_hopper_its_own_kernels_are_taken_and_agree_with_the_general_ones(mon
 @pytest.mark.parametrize("D", [32, 64])
 @pytest.mark.parametrize("N", [65, 197])
 def test_the_general_kernels_where_those_of_hopper_are_not_wanted(N, D, monkeypatch):
-    monkeypatch.setattr(_choice, "_wanted", False)
+    monkeypatch.setattr(_dispatch, "_wanted", False)
     check_pursuit(on_gpu(N, D, HALF))
     check_pursuit(on_gpu(N, D, HALF), variant="paper", sparsity=0.3)
 
@@ -112,10 +112,10 @@ def test_rpc_gives_the_same_twice():
     k = heads.k.detach().requires_grad_()
     core = build_core(["rpc"], site_of(heads))
 
-    def slope():
+    def grad_out():
         return torch.autograd.grad(core(heads._replace(k=k)).float().square().sum(), k)[0]
 
-    assert torch.equal(slope(), slope())
+    assert torch.equal(grad_out(), grad_out())
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -137,7 +137,7 @@ def test_mask_on_hopper_its_own_kernel_is_taken_and_agrees_with_the_general_one(
     pattern, qkv = [x.cuda() for x in masked.make_pattern(keep)], (heads.q * size, heads.k, heads.v)
     assert masked._hopper_takes(*qkv, pattern)
     out, sums = masked._forward(*qkv, pattern, heads.scale)
-    monkeypatch.setattr(_choice, "_wanted", False)
+    monkeypatch.setattr(_dispatch, "_wanted", False)
     general, general_sums = masked._forward(*qkv, pattern, heads.scale)
     assert (out - general).float().norm() < 5e-3 * general.float().norm()
     torch.testing.assert_close(sums, general_sums, rtol=1e-5, atol=1e-3)
@@ -164,11 +164,11 @@ def test_compiled_under_autocast_it_is_one_graph(name):
         q, k, v = linear(x).view(4, 197, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind(0)
         return core(Heads(q, k, v, None, 0.125)).float().square().mean()
 
-    def slope(call):
+    def grad_out(call):
         with torch.autocast("cuda", HALF), use("fused"):
             return torch.autograd.grad(call(x), linear.weight)[0]
 
-    expected, found = slope(layer), slope(torch.compile(layer, fullgraph=True))
+    expected, found = grad_out(layer), grad_out(torch.compile(layer, fullgraph=True))
     assert (found - expected).norm() / expected.norm() < 2e-2
 
 

@@ -10,7 +10,7 @@ from vitruvius.analysis._claims import Sample, judge
 from vitruvius.analysis._collect import MODEL, OBSERVED, Key, Sums
 from vitruvius.analysis._moments import Moments
 from vitruvius.analysis._table import Curve, Row
-from vitruvius.surgery._sites import abridge
+from vitruvius.surgery import abridge
 
 
 def make_rows(sums: Sums, questions: Sequence[Question], sites: Sequence[str], nulls: Sequence[str]) -> list[Row]:

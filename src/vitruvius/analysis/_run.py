@@ -24,8 +24,7 @@ from vitruvius.analysis._rows import make_curves, make_remarks, make_rows
 from vitruvius.analysis._table import Table
 from vitruvius.analysis._threads import threads
 from vitruvius.heads import Heads, Site
-from vitruvius.surgery import inner, record, survey
-from vitruvius.surgery._sites import Where
+from vitruvius.surgery import Where, inner, record, survey
 from vitruvius.surgery.recording import after_stages
 
 ENTRIES = 2**20  # of the attention maps of one site that are looked at together, so that caches hold them

@@ -14,7 +14,7 @@ from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import StrPath, append_line, exists, join, read_text
 from vitruvius.analysis._run import Asked, analyse, ask_all
 from vitruvius.analysis._table import Row
-from vitruvius.surgery._sites import Where
+from vitruvius.surgery import Where
 
 FILE = "analysis.jsonl"
 Line = dict[str, Any]  # epoch, batch, analysis, statistic, mean over sites, heads and images, by_site

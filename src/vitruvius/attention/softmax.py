@@ -50,7 +50,7 @@ def matched(out: Tensor) -> Tensor:
 
 
 class _Matching(torch.autograd.Function):
-    """The identity; on the way back, the layout of `out`."""
+    """The identity; on the backward pass, the layout of `out`."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class _Matching(torch.autograd.Function):
         return out.view_as(out)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_out: Tensor) -> Tensor:
         if ctx.rows_outside:
-            return slope.transpose(1, 2).contiguous().transpose(1, 2)
-        return slope.contiguous()
+            return grad_out.transpose(1, 2).contiguous().transpose(1, 2)
+        return grad_out.contiguous()

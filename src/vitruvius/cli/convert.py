@@ -17,8 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from vitruvius._config import parse_spec
-    from vitruvius.converters import convert, write_run
-    from vitruvius.converters._converted import SETTINGS
+    from vitruvius.converters import SETTINGS, convert, write_run
 
     if options.source == SETTINGS:
         _write_recipe(options)

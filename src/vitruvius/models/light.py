@@ -18,7 +18,7 @@ from timm.models.resnet import Bottleneck, ResNet
 from torch import nn
 
 from vitruvius.models._registry import models
-from vitruvius.models.eight_norms import resnet50_gelu_adv
+from vitruvius.models.resnet_gelu_adv import resnet50_gelu_adv
 from vitruvius.models.small import LARGE_XCIT, MEDIUM_XCIT, configured
 
 Make = Callable[..., nn.Module]

@@ -54,9 +54,9 @@ def errors(attend, oracle, heads):
     true = [x.detach().double().requires_grad_() for x in heads[:3]]
     bias = None if heads.bias is None else heads.bias.double()
     out, expected = attend(Heads(*ours, *heads[3:])), oracle(Heads(*true, bias, *heads[4:]))
-    slope = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
-    found = torch.autograd.grad(out, ours, slope, allow_unused=True)
-    wanted = torch.autograd.grad(expected, true, slope.double(), allow_unused=True)
+    grad_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
+    found = torch.autograd.grad(out, ours, grad_out, allow_unused=True)
+    wanted = torch.autograd.grad(expected, true, grad_out.double(), allow_unused=True)
     assert [x is None for x in found] == [x is None for x in wanted]
     pairs = [(out, expected), *((a, b) for a, b in zip(found, wanted, strict=True) if b is not None)]
     return [float((a.detach().double() - b.detach()).norm() / b.detach().norm()) for a, b in pairs]

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vitruvius.attention.fused.hopper import _choice
-from vitruvius.attention.fused.hopper._choice import on_hopper
+from vitruvius.attention.fused.hopper import _dispatch
+from vitruvius.attention.fused.hopper._dispatch import on_hopper
 
 
 def tensor(**changes):
@@ -20,10 +20,10 @@ def tensor(**changes):
 
 @pytest.fixture
 def _hopper(monkeypatch):
-    monkeypatch.setattr(_choice, "_wanted", True)
-    monkeypatch.setattr(_choice, "INTERPRETED", False)
-    monkeypatch.setattr(_choice, "_is_hopper", lambda device: True)
-    monkeypatch.setattr(_choice, "_gluon_is_here", lambda: True)
+    monkeypatch.setattr(_dispatch, "_wanted", True)
+    monkeypatch.setattr(_dispatch, "INTERPRETED", False)
+    monkeypatch.setattr(_dispatch, "_is_hopper", lambda device: True)
+    monkeypatch.setattr(_dispatch, "_gluon_is_here", lambda: True)
 
 
 @pytest.mark.usefixtures("_hopper")
@@ -59,15 +59,15 @@ def test_everything_else_is_refused(change):
     ],
 )
 def test_so_is_another_machine_or_another_triton(name, value, monkeypatch):
-    monkeypatch.setattr(_choice, name, value)
+    monkeypatch.setattr(_dispatch, name, value)
     assert not on_hopper(tensor())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_a_triton_that_cannot_compile_them_is_told_once_and_not_asked_again(monkeypatch):
-    monkeypatch.setattr(_choice, "_wanted", True)
+    monkeypatch.setattr(_dispatch, "_wanted", True)
     with pytest.warns(UserWarning, match="do not compile with Triton .*: no such layout; the general ones"):
-        _choice.given_up(RuntimeError("no such layout\nand more"))
-    assert not _choice._wanted
+        _dispatch.given_up(RuntimeError("no such layout\nand more"))
+    assert not _dispatch._wanted
     with pytest.raises(torch.OutOfMemoryError):
-        _choice.given_up(torch.OutOfMemoryError("full"))
+        _dispatch.given_up(torch.OutOfMemoryError("full"))

@@ -38,9 +38,9 @@ def tiling(k: Tensor, tiles: Tiling) -> dict[str, Any]:
 
 
 def in_eager_mode(
-    forward: Callable[..., Any], remember: Callable[..., None], way_back: Callable[..., Any]
+    forward: Callable[..., Any], setup: Callable[..., None], backward_pass: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Forward and way back as one autograd function: what a custom operator does, at a fraction of its cost a call."""
+    """Forward and backward as one autograd function: what a custom operator does, at a fraction of its cost."""
 
     class Eager(torch.autograd.Function):
         @staticmethod
@@ -49,16 +49,16 @@ def in_eager_mode(
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            remember(ctx, inputs, output)
+            setup(ctx, inputs, output)
 
         @staticmethod
-        def backward(ctx: Any, *slopes: Tensor | None) -> Any:
+        def backward(ctx: Any, *grads: Tensor | None) -> Any:
             if torch.is_grad_enabled():  # create_graph=True
                 raise NotImplementedError(
                     "the fused kernels have no second derivative; take the plain path for it: "
                     "with vitruvius.attention.fused.use('plain'): …"
                 )
-            return way_back(ctx, *slopes)
+            return backward_pass(ctx, *grads)
 
     return Eager.apply
 

@@ -2,7 +2,7 @@
 """Triton kernels of principal attention pursuit, backward: a launch an iteration, after K' and the clipping have
 been replayed from the saved L.
 
-Letters as in `_pursuit.py`. From the gradients of K' (by the attention's way back) and of w, iteration by iteration:
+Letters as in `_pursuit.py`. From the gradients of K' (by attention's backward pass) and of w, in each iteration:
     g_c = g_K' + g_w;   g_z = g_c where nothing was clipped;   g_tau += ± g_c where it was;   g_k += g_z;
     g_L = (2 − s) g_K' − 2 g_z + g_w;   g_w ← g_z + (s − 1) g_K'.
 """
@@ -39,44 +39,44 @@ def rehearse(
 
 @triton.jit
 def prepare(
-    step, last, rows, slope, out, lows, step_stride, slopes, deltas,
+    step, last, rows, grad, out, lows, step_stride, grads, deltas,
     N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr,
 ):  # fmt: skip
-    """What the way back through iteration `step` reads: g_L, and its product with L."""
+    """What the backward pass through iteration `step` reads: g_L, and its product with L."""
     if step == last:
         low = load_rows(out, rows, H * D, N, D, W, False)
     else:
         low = load_rows(lows + step * tl.cast(step_stride, tl.int64), rows, H * D, N, D, W, False)
-    slope = slope.to(slopes.dtype.element_ty)
-    store_rows(slopes, rows, D, slope, N, D, W)
-    tl.store(deltas + rows, tl.sum(slope.to(tl.float32) * low.to(tl.float32), 1), mask=rows < N)
+    grad = grad.to(grads.dtype.element_ty)
+    store_rows(grads, rows, D, grad, N, D, W)
+    tl.store(deltas + rows, tl.sum(grad.to(tl.float32) * low.to(tl.float32), 1), mask=rows < N)
 
 
 @triton.jit
 def retreat(
-    step, last, rows, slope_query, slope_key, slope_value, out, lows, step_stride, scale,
-    sides, next_slopes, next_deltas, slope_q, slope_k, slope_v, sum_w,
+    step, last, rows, grad_query, grad_key, grad_value, out, lows, step_stride, scale,
+    sides, next_grads, next_deltas, grad_q, grad_k, grad_v, sum_w,
     N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, SIGN: tl.constexpr, CLIP: tl.constexpr,
     SELF: tl.constexpr,
 ):  # fmt: skip
-    """After attention's way back: gradients of q, k, v, w gather in memory. Returns the pull on tau."""
+    """After attention's backward pass: gradients of q, k, v, w gather in memory. Returns the pull on tau."""
     later = tl.where(step < last, N, 0)  # nothing has been gathered before the last iteration
-    store_rows(slope_v, rows, H * D, slope_value, N, D, W)
+    store_rows(grad_v, rows, H * D, grad_value, N, D, W)
     if not SELF:
-        store_rows(slope_q, rows, H * D, load_some(slope_q, rows, later, H * D, D, W) + scale * slope_query, N, D, W)
-    slope_key = slope_key * scale
-    slope_mixed = load_some(sum_w, rows, later, D, D, W)
-    slope_z = slope_key + slope_mixed
+        store_rows(grad_q, rows, H * D, load_some(grad_q, rows, later, H * D, D, W) + scale * grad_query, N, D, W)
+    grad_key = grad_key * scale
+    grad_mixed = load_some(sum_w, rows, later, D, D, W)
+    grad_z = grad_key + grad_mixed
     pull = 0.0
     if CLIP:
         side = load_rows(sides, rows, D, N, D, W, False).to(tl.float32)
-        pull = tl.sum(tl.sum(slope_z * side, 1), 0)
-        slope_z = tl.where(side == 0, slope_z, 0.0)
-    store_rows(slope_k, rows, H * D, load_some(slope_k, rows, later, H * D, D, W) + slope_z, N, D, W)
+        pull = tl.sum(tl.sum(grad_z * side, 1), 0)
+        grad_z = tl.where(side == 0, grad_z, 0.0)
+    store_rows(grad_k, rows, H * D, load_some(grad_k, rows, later, H * D, D, W) + grad_z, N, D, W)
     if step > 0:
-        store_rows(sum_w, rows, D, slope_z + (SIGN - 1) * slope_key, N, D, W)
-        slope_low = (2 - SIGN) * slope_key - 2.0 * slope_z + slope_mixed
-        prepare(step - 1, last, rows, slope_low, out, lows, step_stride, next_slopes, next_deltas, N, D, W, H)
+        store_rows(sum_w, rows, D, grad_z + (SIGN - 1) * grad_key, N, D, W)
+        grad_low = (2 - SIGN) * grad_key - 2.0 * grad_z + grad_mixed
+        prepare(step - 1, last, rows, grad_low, out, lows, step_stride, next_grads, next_deltas, N, D, W, H)
     return pull
 
 
@@ -97,12 +97,12 @@ def pull_of_mean(pull, tau, coefficient, N: tl.constexpr, D: tl.constexpr, INVER
 
 @triton.jit
 def begin_back(
-    k, out, low, taus, slope_out, cleans, slopes, sides, deltas,
+    k, out, low, taus, grad_out, cleans, grads, sides, deltas,
     k_b, k_h, k_n, o_b, o_h, o_n, step_stride, iterations,
     N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr,
     SIGN: tl.constexpr, CLIP: tl.constexpr,
 ):  # fmt: skip
-    """What the way back reads, as far as it is known before; the steps of cleans and sides lie step_stride apart."""
+    """What the backward pass reads, as far as it is known before; steps of cleans and sides lie step_stride apart."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     b = tl.cast(head // H, tl.int64)
@@ -112,9 +112,9 @@ def begin_back(
     tau = 0.0
     if CLIP:
         tau = tl.load(taus + head)
-    slope = load_rows(slope_out + b * o_b + h * o_h, rows, o_n, N, D, W, False)
+    grad = load_rows(grad_out + b * o_b + h * o_h, rows, o_n, N, D, W, False)
     last = iterations - 1
-    prepare(last, last, rows, slope, out + flat, low + flat, step_stride, slopes + ours, deltas + head * N, N, D, W, H)
+    prepare(last, last, rows, grad, out + flat, low + flat, step_stride, grads + ours, deltas + head * N, N, D, W, H)
     rehearse(
         rows, iterations, k + b * k_b + h * k_h, k_n, low + flat, step_stride, cleans + ours, sides + ours,
         tl.cast(step_stride, tl.int64), tau, N, D, W, H, SIGN, CLIP,
@@ -123,8 +123,8 @@ def begin_back(
 
 @triton.jit
 def iterate_back(
-    q, v, bias, out, low, sums, pulls, clean, sides, slopes, deltas, next_slopes, next_deltas,
-    slope_q, slope_k, slope_v, sum_w,
+    q, v, bias, out, low, sums, pulls, clean, sides, grads, deltas, next_grads, next_deltas,
+    grad_q, grad_k, grad_v, sum_w,
     q_b, q_h, q_n, v_b, v_h, v_n, bias_b, bias_h, bias_n, step_stride, count, step, last, scale,
     N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     TAIL: tl.constexpr, SIGN: tl.constexpr, CLIP: tl.constexpr, BIAS: tl.constexpr, SELF: tl.constexpr,
@@ -138,15 +138,15 @@ def iterate_back(
     ours = tl.cast(head, tl.int64) * (N * D)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     nothing = tl.zeros((ROWS, W), tl.float32)
-    slope_query, slope_key, slope_value = attend_back(
-        nothing, nothing, load_some(slope_v + flat, rows, tl.where(step < last, N, 0), H * D, D, W), rows,
-        q + b * q_b + h * q_h, q_n, clean + ours, D, v + b * v_b + h * v_h, v_n, slopes + ours, D,
+    grad_query, grad_key, grad_value = attend_back(
+        nothing, nothing, load_some(grad_v + flat, rows, tl.where(step < last, N, 0), H * D, D, W), rows,
+        q + b * q_b + h * q_h, q_n, clean + ours, D, v + b * v_b + h * v_h, v_n, grads + ours, D,
         sums + (step * count + head) * N, deltas + head * N, bias + b * bias_b + h * bias_h, bias_n,
         scale * 1.4426950408889634, N, D, W, KEYS, TAIL, BIAS, SELF, EXACT,
     )  # fmt: skip
     pull = retreat(
-        step, last, rows, slope_query, slope_key, slope_value, out + flat, low + flat, step_stride, scale,
-        sides + ours, next_slopes + ours, next_deltas + head * N, slope_q + flat, slope_k + flat, slope_v + flat,
+        step, last, rows, grad_query, grad_key, grad_value, out + flat, low + flat, step_stride, scale,
+        sides + ours, next_grads + ours, next_deltas + head * N, grad_q + flat, grad_k + flat, grad_v + flat,
         sum_w + ours, N, D, W, H, SIGN, CLIP, SELF,
     )  # fmt: skip
     if CLIP:
@@ -155,7 +155,7 @@ def iterate_back(
 
 @triton.jit
 def finish_back(
-    k, slope_k, taus, pulls, k_b, k_h, k_n, coefficient,
+    k, grad_k, taus, pulls, k_b, k_h, k_n, coefficient,
     N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, INVERSE: tl.constexpr,
 ):  # fmt: skip
     """What pulls on tau (pulls: one number a head), shared out to the keys, whose mean size tau is made of."""
@@ -165,7 +165,7 @@ def finish_back(
     h = tl.cast(head % H, tl.int64)
     share = pull_of_mean(tl.load(pulls + head), tl.load(taus + head), coefficient, N, D, INVERSE)
     if share != 0.0:
-        ours = slope_k + b * (N * H * D) + h * D
+        ours = grad_k + b * (N * H * D) + h * D
         key = load_rows(k + b * k_b + h * k_h, rows, k_n, N, D, W, False).to(tl.float32)
         toward = (key > 0).to(tl.float32) - (key < 0).to(tl.float32)
         store_rows(ours, rows, H * D, load_some(ours, rows, N, H * D, D, W) + share * toward, N, D, W)

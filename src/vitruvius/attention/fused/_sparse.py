@@ -85,7 +85,7 @@ def look_at_tile(
 
 @triton.jit
 def look_back(
-    q, k, v, out, sums, slope_out, slope_q, slope_k, slope_v,
+    q, k, v, out, sums, grad_out, grad_q, grad_k, grad_v,
     order, first, columns, bits, back_order, back_first, back_columns, back_bits,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n, tiles, back_tiles, scale,
     N: tl.constexpr, M: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr,
@@ -99,12 +99,12 @@ def look_back(
     queries = q + b * q_b + h * q_h
     keys = k + b * k_b + h * k_h
     values = v + b * v_b + h * v_h
-    slopes = slope_out + b * o_b + h * o_h
+    grads = grad_out + b * o_b + h * o_h
     outs = out + b * (N * H * D) + h * D
     if task < tiles:
         place = h * tiles + task
         query_back(
-            queries, q_n, keys, k_n, values, v_n, outs, H * D, slopes, o_n, sums + head * N, slope_q + b * (N * H * D)
+            queries, q_n, keys, k_n, values, v_n, outs, H * D, grads, o_n, sums + head * N, grad_q + b * (N * H * D)
             + h * D, order + place * ROWS, tl.load(first + place), tl.load(first + place + 1), columns, bits, scale,
             N, M, D, W, ROWS, KEYS, EXACT,
         )  # fmt: skip
@@ -112,15 +112,15 @@ def look_back(
         place = h * back_tiles + (task - tiles)
         flat = b * (M * H * D) + h * D
         key_back(
-            queries, q_n, keys, k_n, values, v_n, outs, H * D, slopes, o_n, sums + head * N, slope_k + flat,
-            slope_v + flat, H * D, back_order + place * ROWS, tl.load(back_first + place),
+            queries, q_n, keys, k_n, values, v_n, outs, H * D, grads, o_n, sums + head * N, grad_k + flat,
+            grad_v + flat, H * D, back_order + place * ROWS, tl.load(back_first + place),
             tl.load(back_first + place + 1), back_columns, back_bits, scale, N, M, D, W, ROWS, KEYS, EXACT,
         )  # fmt: skip
 
 
 @triton.jit
 def query_back(
-    queries, q_n, keys, k_n, values, v_n, outs, out_n, slopes, o_n, sums, slope_q, order, begin, end, columns, bits,
+    queries, q_n, keys, k_n, values, v_n, outs, out_n, grads, o_n, sums, grad_q, order, begin, end, columns, bits,
     scale,
     N: tl.constexpr, M: tl.constexpr, D: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     EXACT: tl.constexpr,
@@ -128,8 +128,8 @@ def query_back(
     """Gradient of one tile of queries."""
     rows = tl.load(order + tl.arange(0, ROWS))
     query = load_rows(queries, rows, q_n, N, D, W, False)
-    slope = load_rows(slopes, rows, o_n, N, D, W, False)
-    delta = tl.sum(slope.to(tl.float32) * load_rows(outs, rows, out_n, N, D, W, False).to(tl.float32), 1)
+    grad = load_rows(grads, rows, o_n, N, D, W, False)
+    delta = tl.sum(grad.to(tl.float32) * load_rows(outs, rows, out_n, N, D, W, False).to(tl.float32), 1)
     lse = tl.load(sums + rows, mask=rows < N, other=float("inf"))
     result = tl.zeros((ROWS, W), tl.float32)
     for block in range(begin, end):
@@ -137,15 +137,15 @@ def query_back(
         key = load_rows(keys, others, k_n, M, D, W, False)
         value = load_rows(values, others, v_n, M, D, W, False)
         raw = scale * 1.4426950408889634 * tl.dot(query, tl.trans(key), input_precision=EXACT)
-        push = tl.dot(slope, tl.trans(value), input_precision=EXACT)
+        push = tl.dot(grad, tl.trans(value), input_precision=EXACT)
         weights = tl.where(kept(bits, block, ROWS, KEYS), tl.exp2(raw - lse[:, None]), 0.0)
         result = tl.dot((weights * (push - delta[:, None])).to(key.dtype), key, result, input_precision=EXACT)
-    store_rows(slope_q, rows, out_n, scale * result, N, D, W)
+    store_rows(grad_q, rows, out_n, scale * result, N, D, W)
 
 
 @triton.jit
 def key_back(
-    queries, q_n, keys, k_n, values, v_n, outs, out_n, slopes, o_n, sums, slope_k, slope_v, slope_n,
+    queries, q_n, keys, k_n, values, v_n, outs, out_n, grads, o_n, sums, grad_k, grad_v, grad_n,
     order, begin, end, columns, bits, scale,
     N: tl.constexpr, M: tl.constexpr, D: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     EXACT: tl.constexpr,
@@ -159,14 +159,14 @@ def key_back(
     for block in range(begin, end):
         others = tl.load(columns + block * KEYS + tl.arange(0, KEYS))
         query = load_rows(queries, others, q_n, N, D, W, False)
-        slope = load_rows(slopes, others, o_n, N, D, W, False)
+        grad = load_rows(grads, others, o_n, N, D, W, False)
         out = load_rows(outs, others, out_n, N, D, W, False)
         lse = tl.load(sums + others, mask=others < N, other=float("inf"))
-        delta = tl.sum(slope.to(tl.float32) * out.to(tl.float32), 1)
+        delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
         raw = scale * 1.4426950408889634 * tl.dot(key, tl.trans(query), input_precision=EXACT)
-        pull = tl.dot(value, tl.trans(slope), input_precision=EXACT)
+        pull = tl.dot(value, tl.trans(grad), input_precision=EXACT)
         weights = tl.where(kept(bits, block, ROWS, KEYS), tl.exp2(raw - lse[None, :]), 0.0)
-        result_v = tl.dot(weights.to(slope.dtype), slope, result_v, input_precision=EXACT)
+        result_v = tl.dot(weights.to(grad.dtype), grad, result_v, input_precision=EXACT)
         result_k = tl.dot((weights * (pull - delta[None, :])).to(query.dtype), query, result_k, input_precision=EXACT)
-    store_rows(slope_k, rows, slope_n, scale * result_k, M, D, W)
-    store_rows(slope_v, rows, slope_n, result_v, M, D, W)
+    store_rows(grad_k, rows, grad_n, scale * result_k, M, D, W)
+    store_rows(grad_v, rows, grad_n, result_v, M, D, W)

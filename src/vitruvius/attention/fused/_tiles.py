@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton building blocks: rows of a head, attention of some rows to all keys, and its way back.
+"""Triton building blocks: rows of a head, attention of some rows to all keys, and its backward pass.
 
 N tokens, D width, W the power of two above D; rows and columns are token numbers, scores are in base 2.
 """

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitruvius.attention.fused._launch import in_eager_mode, like_rows, multiprocessors
 from vitruvius.attention.fused._pattern import make_lists
 from vitruvius.attention.fused._switch import rows_together
-from vitruvius.attention.fused.hopper._choice import given_up, on_hopper
+from vitruvius.attention.fused.hopper._dispatch import given_up, on_hopper
 from vitruvius.attention.fused.hopper._mask_plan import SIZES, Plan, make_plan
 from vitruvius.heads import Heads
 
@@ -103,45 +103,47 @@ def _room(q: Tensor, k: Tensor, v: Tensor, pattern: list[Tensor], scale: float) 
 
 
 def _backward(
-    slope: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, pattern: list[Tensor], scale: float
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, pattern: list[Tensor], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
     from vitruvius.attention.fused import _sparse as kernels
 
-    slope = rows_together(slope)
-    found = _room_back(slope, q, k, v, out, sums, pattern, scale)
+    grad_out = rows_together(grad_out)
+    found = _room_back(grad_out, q, k, v, out, sums, pattern, scale)
     _, tile = _tiles(q.shape[2], k.shape[2])
     tiles, back_tiles = pattern[4].shape[1] // tile.rows, pattern[8].shape[1] // tile.rows
     kernels.look_back[_grid(q, k, tiles + back_tiles)](
-        q, k, v, out, sums, slope, *found, *pattern[4:LISTS], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        *slope.stride()[:3], tiles, back_tiles, scale, **_settings(q, k, tile),
+        q, k, v, out, sums, grad_out, *found, *pattern[4:LISTS], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        *grad_out.stride()[:3], tiles, back_tiles, scale, **_settings(q, k, tile),
     )  # fmt: skip
     return found
 
 
 def _room_back(
-    slope: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, pattern: list[Tensor], scale: float
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, pattern: list[Tensor], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     return like_rows(q), like_rows(k), like_rows(k)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, pattern, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, *output, *pattern)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
-def _way_back(ctx: Any, slope: Tensor | None, *_: Any, call: Callable[..., Any] = _backward) -> tuple[Any, ...]:
-    if slope is None:
+def _autograd_backward(
+    ctx: Any, grad_out: Tensor | None, *_: Any, call: Callable[..., Any] = _backward
+) -> tuple[Any, ...]:
+    if grad_out is None:
         return (None,) * 5
     tensors = ctx.saved_tensors
-    return (*call(slope, *tensors[:5], list(tensors[5:]), ctx.scale), None, None)
+    return (*call(grad_out, *tensors[:5], list(tensors[5:]), ctx.scale), None, None)
 
 
-def _way_back_of_operator(ctx: Any, *slopes: Tensor | None) -> tuple[Any, ...]:
-    *slope_qkv, _, _ = _way_back(ctx, *slopes, call=_masked_back)
-    return (*slope_qkv, [None] * (len(ctx.saved_tensors) - 5), None)  # an operator wants one for each of a list
+def _backward_of_operator(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    *grad_qkv, _, _ = _autograd_backward(ctx, *grads, call=_masked_back)
+    return (*grad_qkv, [None] * (len(ctx.saved_tensors) - 5), None)  # an operator wants one for each of a list
 
 
 def _grid(q: Tensor, k: Tensor, tiles: int) -> tuple[int, int]:
@@ -168,9 +170,9 @@ def _settings(q: Tensor, k: Tensor, tile: Tile) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_eager = in_eager_mode(_forward, _remember, _way_back)
+_eager = in_eager_mode(_forward, _setup_context, _autograd_backward)
 _masked = torch.library.custom_op("vitruvius::masked", _forward, mutates_args=())
 _masked_back = torch.library.custom_op("vitruvius::masked_back", _backward, mutates_args=())
 _masked.register_fake(_room)
 _masked_back.register_fake(_room_back)
-_masked.register_autograd(_way_back_of_operator, setup_context=_remember)
+_masked.register_autograd(_backward_of_operator, setup_context=_setup_context)

@@ -19,7 +19,7 @@ from vitruvius.attention.fused import _launch as launch
 from vitruvius.attention.fused._launch import Tiling, bias_of, in_eager_mode, like_rows, slots, strides
 from vitruvius.attention.fused._switch import INTERPRETED, rows_together
 from vitruvius.attention.fused.hopper import _calls as hopper
-from vitruvius.attention.fused.hopper._choice import given_up, on_hopper
+from vitruvius.attention.fused.hopper._dispatch import given_up, on_hopper
 from vitruvius.heads import Heads
 
 WHOLE = 272  # tokens
@@ -111,19 +111,22 @@ def _room(
 
 
 def _backward(
-    slope: Tensor, q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, low: Tensor, sums: Tensor,
-    taus: Tensor, flags: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int, scale: float,
+    grad_out: Tensor, q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, low: Tensor,
+    sums: Tensor, taus: Tensor, flags: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q (empty without q), k and v."""
     from vitruvius.attention.fused import _pursuit_back as kernels
 
     B, H, N, D = k.shape
-    slope = rows_together(slope)
-    found = _room_back(slope, q, k, v, bias, out, low, sums, taus, flags, iterations, coefficient, inverse, sign, scale)
-    if hopper.takes(q, k, v, bias) and on_hopper(slope):
+    grad_out = rows_together(grad_out)
+    found = _room_back(
+        grad_out, q, k, v, bias, out, low, sums, taus, flags, iterations, coefficient, inverse, sign, scale
+    )
+    if hopper.takes(q, k, v, bias) and on_hopper(grad_out):
         try:
             hopper.pursue_back(
-                slope, k, v, out, low if iterations > 1 else out, sums, taus, flags, *found[1:], iterations,
+                grad_out, k, v, out, low if iterations > 1 else out, sums, taus, flags, *found[1:], iterations,
                 coefficient, inverse, sign, scale,
             )  # fmt: skip
             return found
@@ -132,19 +135,19 @@ def _backward(
     run = _Run.of(q, k, v, bias, coefficient, sign, BACKWARD)
     grid, last = (run.blocks, B * H), iterations - 1
     clean, side = k.new_empty(iterations, B, H, N, D), k.new_empty(iterations, B, H, N, D, dtype=torch.int8)
-    slopes, deltas, sum_w = k.new_empty(2, B, H, N, D), sums.new_empty(2, B, H, N), torch.empty_like(clean[0])
+    grads, deltas, sum_w = k.new_empty(2, B, H, N, D), sums.new_empty(2, B, H, N), torch.empty_like(clean[0])
     pulls = sums.new_empty(iterations, B * H, run.blocks)
     low = low if iterations > 1 else out
     plain = run.only("N", "D", "W", "H", "ROWS")
     kernels.begin_back[grid](
-        k, out, low, taus, slope, clean, slopes[last % 2], side, deltas[last % 2], *k.stride()[:3],
-        *slope.stride()[:3], out.numel(), iterations, **run.only("SIGN", "CLIP"), **plain,
+        k, out, low, taus, grad_out, clean, grads[last % 2], side, deltas[last % 2], *k.stride()[:3],
+        *grad_out.stride()[:3], out.numel(), iterations, **run.only("SIGN", "CLIP"), **plain,
     )  # fmt: skip
     for step in reversed(range(iterations)):
         now, then = step % 2, (step + 1) % 2
         kernels.iterate_back[grid](
-            run.q, v, run.bias, out, low, sums, pulls, clean[step], side[step], slopes[now], deltas[now],
-            slopes[then], deltas[then], *found, sum_w,
+            run.q, v, run.bias, out, low, sums, pulls, clean[step], side[step], grads[now], deltas[now],
+            grads[then], deltas[then], *found, sum_w,
             *run.strides[:3], *run.strides[6:], out.numel(), B * H, step, last, scale, **run.settings,
         )  # fmt: skip
     if run.settings["CLIP"]:
@@ -155,35 +158,36 @@ def _backward(
 
 
 def _room_back(
-    slope: Tensor, q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, low: Tensor, sums: Tensor,
-    taus: Tensor, flags: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int, scale: float,
+    grad_out: Tensor, q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, low: Tensor,
+    sums: Tensor, taus: Tensor, flags: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return k.new_empty(0) if q is None else like_rows(k), like_rows(k), like_rows(k)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, bias, *ctx.settings = inputs
     ctx.save_for_backward(q, k, v, bias, *output)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _way_back(
-    ctx: Any, slope: Tensor | None, *_: Tensor | None, call: Callable[..., Any] = _backward
+def _autograd_backward(
+    ctx: Any, grad_out: Tensor | None, *_: Tensor | None, call: Callable[..., Any] = _backward
 ) -> tuple[Tensor | None, ...]:
-    if slope is None:
+    if grad_out is None:
         return (None,) * 9
     q, *rest = ctx.saved_tensors
-    slope_q, slope_k, slope_v = call(slope, q, *rest, *ctx.settings)
-    return (None if q is None else slope_q, slope_k, slope_v, None, None, None, None, None, None)
+    grad_q, grad_k, grad_v = call(grad_out, q, *rest, *ctx.settings)
+    return (None if q is None else grad_q, grad_k, grad_v, None, None, None, None, None, None)
 
 
-_eager = in_eager_mode(_forward, _remember, _way_back)
+_eager = in_eager_mode(_forward, _setup_context, _autograd_backward)
 _rpc = torch.library.custom_op("vitruvius::rpc", _forward, mutates_args=())
 _rpc_back = torch.library.custom_op("vitruvius::rpc_back", _backward, mutates_args=())
 _rpc.register_fake(_room)
 _rpc_back.register_fake(_room_back)
-_rpc.register_autograd(functools.partial(_way_back, call=_rpc_back), setup_context=_remember)
+_rpc.register_autograd(functools.partial(_autograd_backward, call=_rpc_back), setup_context=_setup_context)
 
 
 def _fits(k: Tensor, limit: int) -> bool:

@@ -10,11 +10,11 @@ import math
 from torch import Tensor
 
 from vitruvius.attention.fused._launch import power_of_two, slots
-from vitruvius.attention.fused.hopper._choice import on_hopper
+from vitruvius.attention.fused.hopper._dispatch import on_hopper
 
 TOKENS, WIDEST = range(32, 257), 64
 KEYS = 32
-ROWS_BACK, PROGRAMS_BACK = 64, 2  # a tile of the way back; programs a multiprocessor, by their registers
+ROWS_BACK, PROGRAMS_BACK = 64, 2  # a tile of the backward pass; programs a multiprocessor, by their registers
 
 
 def takes(q: Tensor | None, k: Tensor, v: Tensor, bias: Tensor | None) -> bool:
@@ -40,8 +40,8 @@ def pursue(
 
 
 def pursue_back(
-    slope: Tensor, k: Tensor, v: Tensor, out: Tensor, low: Tensor, sums: Tensor, taus: Tensor, flags: Tensor,
-    slope_k: Tensor, slope_v: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int, scale: float,
+    grad_out: Tensor, k: Tensor, v: Tensor, out: Tensor, low: Tensor, sums: Tensor, taus: Tensor, flags: Tensor,
+    grad_k: Tensor, grad_v: Tensor, iterations: int, coefficient: float, inverse: bool, sign: int, scale: float,
 ) -> None:  # fmt: skip
     """Fill the gradients of k and v."""
     from vitruvius.attention.fused.hopper import _pursuit_back as kernels
@@ -50,8 +50,8 @@ def pursue_back(
     programs = min(B * H, slots(k, PROGRAMS_BACK))
     scratch, deltas = k.new_empty(programs, 2 * iterations + 2, N, D), sums.new_empty(programs, N)
     kernels.pursue_back[(programs,)](
-        k, v, out, low, sums, taus, flags, slope, slope_k, slope_v, scratch, deltas, *k.stride()[:3], *v.stride()[:3],
-        *slope.stride()[:3], out.numel(), B * H, iterations, coefficient, scale, N=N, D=D, W=power_of_two(D), H=H,
+        k, v, out, low, sums, taus, flags, grad_out, grad_k, grad_v, scratch, deltas, *k.stride()[:3], *v.stride()[:3],
+        *grad_out.stride()[:3], out.numel(), B * H, iterations, coefficient, scale, N=N, D=D, W=power_of_two(D), H=H,
         TILES=-(-N // ROWS_BACK), KEYS=KEYS, SIGN=sign, CLIP=not math.isinf(coefficient), INVERSE=inverse,
         num_warps=ROWS_BACK // 16, enable_fp_fusion=True,
     )  # fmt: skip

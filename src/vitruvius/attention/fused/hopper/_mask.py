@@ -4,7 +4,7 @@
 Tiles of 64 rows read windows of 32 keys, by the lists of `_mask_plan.py`. The densest rows come first
 (`_mask_dense.py`): they need no tile, so their scores are found while the values are on their way.
 First no greatest scores are sought: few heads need them, as bfloat16 has the range of float32. A head whose sums leave
-that range is done again, with maxima (`_mask_again.py`).
+that range is done again, with maxima (`_mask_with_maxima.py`).
 N queries, W width, TILES and PLACES as in the lists, WINDOWS of a tile at most, PROGRAMS of a multiprocessor at once
 """
 
@@ -15,7 +15,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, warpgroup_mma, warpgroup_mma_wait
 
 from vitruvius.attention.fused.hopper._blocks import mma_layout, shared_layout, window
-from vitruvius.attention.fused.hopper._mask_again import look_again
 from vitruvius.attention.fused.hopper._mask_dense import finish_dense, weigh_dense
 from vitruvius.attention.fused.hopper._mask_tiles import (
     arrived,
@@ -30,6 +29,7 @@ from vitruvius.attention.fused.hopper._mask_tiles import (
     places_of,
     score,
 )
+from vitruvius.attention.fused.hopper._mask_with_maxima import attend_with_maxima
 
 
 @gluon.jit
@@ -94,7 +94,7 @@ def look(
         row, word, where, query = next_row, next_word, next_where, next_query
     again = gl.max(strange, 0) | also
     if again != 0:  # again >> 8 is a nought, but the compiler does not know: else it would keep much at hand
-        look_again(
+        attend_with_maxima(
             again >> 8, q, out, sums, rows, windows, words, dense, keys, values, q_n, stretch,
             W, H, TILES, PLACES, WINDOWS,
         )  # fmt: skip

@@ -14,16 +14,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from vitruvius.attention.fused.hopper._blocks import (
-    barrier,
-    mma_layout,
-    shared_layout,
-    to_mma,
-    view,
-    wide_layout,
-)
-from vitruvius.attention.fused.hopper._way_back import (
-    fetch_slopes,
+from vitruvius.attention.fused.hopper._backward_blocks import (
+    fetch_grads,
     gather,
     get,
     multiply,
@@ -33,11 +25,19 @@ from vitruvius.attention.fused.hopper._way_back import (
     share_out,
     weigh,
 )
+from vitruvius.attention.fused.hopper._blocks import (
+    barrier,
+    mma_layout,
+    shared_layout,
+    to_mma,
+    view,
+    wide_layout,
+)
 
 
 @gluon.jit(do_not_specialize=["iterations", "count"])
 def pursue_back(
-    k, v, out, low, sums, taus, flags, slope_out, slope_k, slope_v, scratch, scratch_deltas,
+    k, v, out, low, sums, taus, flags, grad_out, grad_k, grad_v, scratch, scratch_deltas,
     k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n, step_stride, count, iterations, coefficient, scale,
     N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, H: gl.constexpr, TILES: gl.constexpr, KEYS: gl.constexpr,
     SIGN: gl.constexpr, CLIP: gl.constexpr, INVERSE: gl.constexpr,
@@ -59,19 +59,19 @@ def pursue_back(
     every = gl.arange(0, ROWS, gl.SliceLayout(1, wide))
     cleans = gl.allocate_shared_memory(dtype, [PLACES, KEYS, W], shared)  # the same memory by chunks and by tiles
     values = gl.allocate_shared_memory(dtype, [PLACES, KEYS, W], shared)
-    slopes = gl.allocate_shared_memory(dtype, [PLACES, KEYS, W], shared)
+    grads = gl.allocate_shared_memory(dtype, [PLACES, KEYS, W], shared)
     lses = gl.allocate_shared_memory(gl.float32, [PLACES, KEYS], line)
     deltas = gl.allocate_shared_memory(gl.float32, [PLACES, KEYS], line)
     tile_cleans = view(cleans, dtype, [TILES, ROWS, W], shared)
     tile_values = view(values, dtype, [TILES, ROWS, W], shared)
-    tile_slopes = view(slopes, dtype, [TILES, ROWS, W], shared)
+    tile_grads = view(grads, dtype, [TILES, ROWS, W], shared)
     tile_lses = view(lses, gl.float32, [TILES, ROWS], line)
     tile_deltas = view(deltas, gl.float32, [TILES, ROWS], line)
     slot = gl.program_id(0)
     our_cleans = scratch + slot.to(gl.int64) * (2 * iterations + 2) * (N * D)
     our_cuts = our_cleans + iterations * (N * D)
-    our_slopes = our_cuts + iterations * (N * D)
-    our_mixes = our_slopes + N * D
+    our_grads = our_cuts + iterations * (N * D)
+    our_mixes = our_grads + N * D
     our_deltas = scratch_deltas + slot * N
 
     for head in range(slot, count, gl.num_programs(0)):
@@ -86,14 +86,14 @@ def pursue_back(
         for tile in range(TILES):
             rows = every + tile * ROWS
             value = get(v + b * v_b + h * v_h, rows, v_n, True, N, D, W, wide)
-            slope = get(slope_out + b * o_b + h * o_h, rows, o_n, True, N, D, W, wide)
+            grad = get(grad_out + b * o_b + h * o_h, rows, o_n, True, N, D, W, wide)
             last = get(out + flat, rows, H * D, True, N, D, W, wide)
             key = get(k + b * k_b + h * k_h, rows, k_n, True, N, D, W, wide)
             first = get(low + flat, rows, H * D, iterations > 1, N, D, W, wide)
             second = get(low + flat + step_stride.to(gl.int64), rows, H * D, iterations > 2, N, D, W, wide)
             tile_values.index(tile).store(to_mma(value, ROWS, W, mma))
-            tile_slopes.index(tile).store(to_mma(slope, ROWS, W, mma))
-            tile_deltas.index(tile).store(gl.sum(slope.to(gl.float32) * last.to(gl.float32), 1))
+            tile_grads.index(tile).store(to_mma(grad, ROWS, W, mma))
+            tile_deltas.index(tile).store(gl.sum(grad.to(gl.float32) * last.to(gl.float32), 1))
             rehearse(
                 rows, iterations, key, first, second, low + flat, step_stride, our_cleans, our_cuts, clipped, tau,
                 N, D, W, H, SIGN, CLIP, wide,
@@ -106,7 +106,7 @@ def pursue_back(
             for each in gl.static_range(TILES):
                 fetched = fetched + (get(our_cleans + step * (N * D), every + each * ROWS, D, True, N, D, W, wide),)
             if turn > 0:
-                fetch_slopes(tile_slopes, tile_deltas, our_slopes, our_deltas, every, N, D, W, ROWS, TILES, wide, mma)
+                fetch_grads(tile_grads, tile_deltas, our_grads, our_deltas, every, N, D, W, ROWS, TILES, wide, mma)
             for each in gl.static_range(TILES):
                 rows = every + each * ROWS
                 tile_cleans.index(each).store(to_mma(fetched[each], ROWS, W, mma))
@@ -119,45 +119,45 @@ def pursue_back(
                 row_lse = tile_lses.index(tile).load(gl.SliceLayout(1, narrow))
                 row_delta = tile_deltas.index(tile).load(gl.SliceLayout(1, narrow))
                 row_key = tile_cleans.index(tile).load(left)
-                row_slope = tile_slopes.index(tile).load(left)
+                row_grad = tile_grads.index(tile).load(left)
                 row_value = tile_values.index(tile).load(left)
                 sum_k = gl.zeros([ROWS, W], gl.float32, mma)
                 sum_v = gl.zeros([ROWS, W], gl.float32, mma)
                 raw, push, pull = multiply(
-                    row_key, row_slope, row_value, cleans.index(0), slopes.index(0), values.index(0), ROWS, KEYS
+                    row_key, row_grad, row_value, cleans.index(0), grads.index(0), values.index(0), ROWS, KEYS
                 )
                 raw, push, pull = warpgroup_mma_wait(0, deps=(raw, push, pull))
                 for i in range(LAST):
                     back, both = weigh(
                         raw, push, pull, row_lse, row_delta, lses.index(i), deltas.index(i), stretch, dtype, KEYS, W
                     )
-                    sum_v = warpgroup_mma(back, slopes.index(i), sum_v, is_async=True)
+                    sum_v = warpgroup_mma(back, grads.index(i), sum_v, is_async=True)
                     sum_k = warpgroup_mma(both, cleans.index(i), sum_k, is_async=True)
                     raw, push, pull = multiply(
-                        row_key, row_slope, row_value, cleans.index(i + 1), slopes.index(i + 1), values.index(i + 1),
+                        row_key, row_grad, row_value, cleans.index(i + 1), grads.index(i + 1), values.index(i + 1),
                         ROWS, KEYS,
                     )  # fmt: skip
                     sum_v, sum_k, raw, push, pull = warpgroup_mma_wait(0, deps=(sum_v, sum_k, raw, push, pull))
-                later_v = get(slope_v + flat, rows, H * D, turn > 0, N, D, W, wide)  # as soon as registers are free
+                later_v = get(grad_v + flat, rows, H * D, turn > 0, N, D, W, wide)  # as soon as registers are free
                 mix = get(our_mixes, rows, D, turn > 0, N, D, W, wide)
                 cut = get(our_cuts + step * (N * D), rows, D, clipped, N, D, W, wide) if CLIP else mix
                 back, both = weigh(
                     raw, push, pull, row_lse, row_delta, lses.index(LAST), deltas.index(LAST), stretch, dtype, KEYS, W
                 )
-                sum_v = warpgroup_mma(back, slopes.index(LAST), sum_v, is_async=True)
+                sum_v = warpgroup_mma(back, grads.index(LAST), sum_v, is_async=True)
                 sum_k = warpgroup_mma(both, cleans.index(LAST), sum_k, is_async=True)
-                later_k = get(slope_k + flat, rows, H * D, turn > 0, N, D, W, wide)
+                later_k = get(grad_k + flat, rows, H * D, turn > 0, N, D, W, wide)
                 before = get(low + flat + (step - 1) * step_stride.to(gl.int64), rows, H * D, step > 0, N, D, W, wide)
                 sum_v, sum_k = warpgroup_mma_wait(0, deps=(sum_v, sum_k))
-                put(slope_v + flat, rows, H * D, gather(sum_v, later_v, ROWS, W, mma, wide), N, D, W, wide)
+                put(grad_v + flat, rows, H * D, gather(sum_v, later_v, ROWS, W, mma, wide), N, D, W, wide)
                 pulls += retreat(
-                    step, rows, sum_k * scale, later_k, mix, cut, before, slope_k + flat, our_mixes, our_slopes,
+                    step, rows, sum_k * scale, later_k, mix, cut, before, grad_k + flat, our_mixes, our_grads,
                     our_deltas, N, D, W, H, ROWS, SIGN, CLIP, mma, wide,
                 )  # fmt: skip
         if clipped:
             rate = -tau / coefficient * tau if INVERSE else coefficient
             share_out(
-                gl.sum(pulls, 0), rate, k + b * k_b + h * k_h, k_n, slope_k + flat, every,
+                gl.sum(pulls, 0), rate, k + b * k_b + h * k_h, k_n, grad_k + flat, every,
                 N, D, W, H, ROWS, TILES, wide,
             )  # fmt: skip
         barrier()

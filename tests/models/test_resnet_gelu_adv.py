@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitruvius._errors import ConfigError
 from vitruvius.converters import convert
 from vitruvius.models import create_model
-from vitruvius.models.eight_norms import EightNorms, GhostNorm
+from vitruvius.models.resnet_gelu_adv import EightNorms, GhostNorm
 from vitruvius.tasks.adversarial import Adversarial
 
 NAME = "vitruvius/resnet50_gelu_adv"
@@ -175,3 +175,10 @@ def test_adversarial_training_makes_two_steps() -> None:
         losses.append(loss.item())
         assert tracked == step + 1  # the attack, in evaluation, counts nothing
     assert losses[0] != losses[1]
+
+
+def test_the_file_still_answers_to_its_former_name_with_a_warning() -> None:
+    from vitruvius.models import eight_norms
+
+    with pytest.warns(DeprecationWarning, match="now vitruvius.models.resnet_gelu_adv"):
+        assert eight_norms.EightNorms is EightNorms

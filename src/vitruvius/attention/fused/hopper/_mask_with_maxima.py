@@ -16,7 +16,7 @@ from vitruvius.attention.fused.hopper._mask_tiles import ask, finish, kept, mark
 
 
 @gluon.jit
-def look_again(
+def attend_with_maxima(
     zero, q, out, sums, rows, windows, words, dense, keys, values, q_n, stretch,
     W: gl.constexpr, H: gl.constexpr, TILES: gl.constexpr, PLACES: gl.constexpr, WINDOWS: gl.constexpr,
 ):  # fmt: skip

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: RUF005 (Triton adds tuples, it does not unpack them)
-"""Gluon blocks of the pursuit's way back on Hopper GPUs: rows from and to memory, K' again, products and weights.
+"""Gluon blocks of the pursuit's backward pass on Hopper GPUs: rows from and to memory, K' again, products and weights.
 
 Letters as in `fused/_pursuit_back.py`.
 """
@@ -69,13 +69,13 @@ def replay(
 
 
 @gluon.jit
-def multiply(key, slope, value, keys, slopes, values, ROWS: gl.constexpr, KEYS: gl.constexpr):
+def multiply(key, grad, value, keys, grads, values, ROWS: gl.constexpr, KEYS: gl.constexpr):
     """Send off K'K'ᵀ, g_L vᵀ and v g_Lᵀ of some rows (left) and columns (right)."""
     layout: gl.constexpr = mma_layout(KEYS, gl.num_warps())
     nothing = gl.zeros([ROWS, KEYS], gl.float32, layout)
     raw = warpgroup_mma(key, keys.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    push = warpgroup_mma(slope, values.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    pull = warpgroup_mma(value, slopes.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    push = warpgroup_mma(grad, values.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    pull = warpgroup_mma(value, grads.permute((1, 0)), nothing, use_acc=False, is_async=True)
     return raw, push, pull
 
 
@@ -94,7 +94,7 @@ def weigh(raw, push, pull, lse, delta, lses, deltas, stretch, dtype: gl.constexp
 
 @gluon.jit
 def share_out(
-    pull, rate, keys, k_n, slopes, every,
+    pull, rate, keys, k_n, grads, every,
     N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, H: gl.constexpr, ROWS: gl.constexpr, TILES: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
@@ -105,27 +105,27 @@ def share_out(
         for tile in gl.static_range(TILES):
             rows = every + tile * ROWS
             fetched = fetched + (get(keys, rows, k_n, True, N, D, W, layout),)
-            fetched = fetched + (get(slopes, rows, H * D, True, N, D, W, layout),)
+            fetched = fetched + (get(grads, rows, H * D, True, N, D, W, layout),)
         for tile in gl.static_range(TILES):
             key = fetched[2 * tile].to(gl.float32)
             toward = gl.where(key > 0.0, share, gl.where(key < 0.0, -share, 0.0))
-            slope = (fetched[2 * tile + 1].to(gl.float32) + toward).to(slopes.dtype.element_ty)
-            put(slopes, every + tile * ROWS, H * D, slope, N, D, W, layout)
+            grad = (fetched[2 * tile + 1].to(gl.float32) + toward).to(grads.dtype.element_ty)
+            put(grads, every + tile * ROWS, H * D, grad, N, D, W, layout)
 
 
 @gluon.jit
-def fetch_slopes(
-    tile_slopes, tile_deltas, slopes, deltas, every,
+def fetch_grads(
+    tile_grads, tile_deltas, grads, deltas, every,
     N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, ROWS: gl.constexpr, TILES: gl.constexpr,
     layout: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     """Gradients of L, as the iteration after has left them, into shared memory."""
     fetched = ()
     for tile in gl.static_range(TILES):
-        fetched = fetched + (get(slopes, every + tile * ROWS, D, True, N, D, W, layout),)
+        fetched = fetched + (get(grads, every + tile * ROWS, D, True, N, D, W, layout),)
     for tile in gl.static_range(TILES):
         rows = every + tile * ROWS
-        tile_slopes.index(tile).store(to_mma(fetched[tile], ROWS, W, mma))
+        tile_grads.index(tile).store(to_mma(fetched[tile], ROWS, W, mma))
         tile_deltas.index(tile).store(gl.load(deltas + rows, mask=rows < N, other=0.0))
 
 
@@ -137,25 +137,25 @@ def gather(new, later, ROWS: gl.constexpr, W: gl.constexpr, mma: gl.constexpr, l
 
 @gluon.jit
 def retreat(
-    step, rows, slope_key, later_k, mix, cut, before, slope_k, mixes, slopes, deltas,
+    step, rows, grad_key, later_k, mix, cut, before, grad_k, mixes, grads, deltas,
     N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, H: gl.constexpr, ROWS: gl.constexpr, SIGN: gl.constexpr,
     CLIP: gl.constexpr, mma: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """After attention's way back: gradients of k, of w and of the L before. Returns the rows' pulls on tau."""
-    slope_mixed = to_mma(mix, ROWS, W, mma).to(gl.float32)
-    slope_z = slope_key + slope_mixed
+    """After attention's backward pass: gradients of k, of w and of the L before. Returns the rows' pulls on tau."""
+    grad_mixed = to_mma(mix, ROWS, W, mma).to(gl.float32)
+    grad_z = grad_key + grad_mixed
     pulls = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, mma))
     if CLIP:
         side = to_mma(cut, ROWS, W, mma).to(gl.float32)
-        pulls = gl.sum(gl.where(side > 0.0, slope_z, gl.where(side < 0.0, -slope_z, 0.0)), 1)
-        slope_z = gl.where(side == 0.0, slope_z, 0.0)
-    put(slope_k, rows, H * D, gather(slope_z, later_k, ROWS, W, mma, layout), N, D, W, layout)
+        pulls = gl.sum(gl.where(side > 0.0, grad_z, gl.where(side < 0.0, -grad_z, 0.0)), 1)
+        grad_z = gl.where(side == 0.0, grad_z, 0.0)
+    put(grad_k, rows, H * D, gather(grad_z, later_k, ROWS, W, mma, layout), N, D, W, layout)
     if step > 0:
-        next_mix = (slope_z + (SIGN - 1) * slope_key).to(mix.dtype)
+        next_mix = (grad_z + (SIGN - 1) * grad_key).to(mix.dtype)
         put(mixes, rows, D, from_mma(next_mix, ROWS, W, layout), N, D, W, layout)
-        next_slope = ((2 - SIGN) * slope_key - 2.0 * slope_z + slope_mixed).to(mix.dtype)
-        next_slope = from_mma(next_slope, ROWS, W, layout)
-        put(slopes, rows, D, next_slope, N, D, W, layout)
-        delta = gl.sum(next_slope.to(gl.float32) * before.to(gl.float32), 1)
+        next_grad = ((2 - SIGN) * grad_key - 2.0 * grad_z + grad_mixed).to(mix.dtype)
+        next_grad = from_mma(next_grad, ROWS, W, layout)
+        put(grads, rows, D, next_grad, N, D, W, layout)
+        delta = gl.sum(next_grad.to(gl.float32) * before.to(gl.float32), 1)
         gl.store(deltas + rows, delta, mask=rows < N)
     return pulls
