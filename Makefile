@@ -5,13 +5,16 @@ READY := .venv/.ready
 JOBS ?= auto
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-long check format bench clean
 
 demo: $(READY)  ## train, attack and look inside on the embedded digits; ends with the path of a page
 	$(BIN)/vitruvius demo
 
-test: $(READY)  ## the whole test suite
+test: $(READY)  ## the test suite, without what is marked long
 	$(BIN)/pytest -n $(JOBS)
+
+test-long: $(READY)  ## the tests that take minutes each
+	$(BIN)/pytest -n $(JOBS) -m long --timeout 3600
 
 check: $(READY)  ## format, lint, types, storeys, tests
 	$(BIN)/ruff format --check .
