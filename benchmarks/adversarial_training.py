@@ -226,13 +226,13 @@ def images(
 def ours(name: str, settings: dict[str, Any]) -> Callable[[], None]:
     """An epoch of `train_epoch` over images that lie on the device."""
     from vitruvius._config import build
-    from vitruvius._processes import joined
+    from vitruvius._processes import process_group
     from vitruvius.training import Config
     from vitruvius.training._epoch import train_epoch
-    from vitruvius.training._means import Means
+    from vitruvius.training._guards.means import Means
     from vitruvius.training._session import open_session
 
-    with joined("auto") as process:
+    with process_group("auto") as process:
         session = open_session(build(Config, recipe(name, settings), source=name), process)
 
     def play() -> None:

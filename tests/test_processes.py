@@ -9,21 +9,21 @@ import torch
 
 from two_processes import in_two_processes
 from vitruvius._errors import ConfigError, RunError
-from vitruvius._processes import Process, choose_device, joined
+from vitruvius._processes import Process, choose_device, process_group
 
 
 def test_alone_everything_is_immediate() -> None:
-    with joined("cpu") as process:
+    with process_group("cpu") as process:
         assert process == Process(device=torch.device("cpu"))
         assert process.first
         assert process.gather("x") == ["x"]
-        assert process.once(lambda: 3) == 3
+        assert process.on_first(lambda: 3) == 3
         numbers = torch.tensor([1.0, 2.0])
         total = process.total(numbers)
         assert torch.equal(total, numbers)
         assert total is not numbers
         with pytest.raises(RunError, match="no"):
-            process.once(_fail)
+            process.on_first(_fail)
     assert not torch.distributed.is_initialized()
 
 
@@ -32,15 +32,15 @@ def _fail() -> None:
 
 
 def _talk(rank: int, folder: str) -> None:
-    with joined("cpu") as process:
+    with process_group("cpu") as process:
         assert (process.rank, process.world_size, process.first) == (rank, 2, rank == 0)
         assert process.gather(rank) == [0, 1]
         assert torch.equal(process.total(torch.tensor([rank + 1.0])), torch.tensor([3.0]))
-        with joined("cpu") as inside:  # a group that exists is used
+        with process_group("cpu") as inside:  # a group that exists is used
             assert inside == process
-        assert process.once(lambda: _note(folder, rank)) == 0
+        assert process.on_first(lambda: _note(folder, rank)) == 0
         with pytest.raises(RunError, match="no room"):  # on both, though only the first has tried
-            process.once(_fail)
+            process.on_first(_fail)
     assert not torch.distributed.is_initialized()
 
 

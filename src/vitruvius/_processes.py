@@ -38,7 +38,7 @@ class Process:
         dist.all_gather_object(values, value)
         return values
 
-    def once(self, work: Callable[[], T]) -> T:
+    def on_first(self, work: Callable[[], T]) -> T:
         """Done by the first process alone, while the others wait; its result, or its error, on all of them."""
         value, error = None, None
         if self.first:
@@ -46,12 +46,12 @@ class Process:
                 value = work()
             except VitruviusError as raised:
                 error = raised
-        value, error = self.heard((value, error))
+        value, error = self.broadcast((value, error))
         if error is not None:
             raise error
         return value
 
-    def heard(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """What the first process says, on all of them."""
         if self.world_size == 1:
             return value
@@ -74,7 +74,7 @@ class Process:
 
 
 @contextlib.contextmanager
-def joined(device: str = "auto") -> Iterator[Process]:
+def process_group(device: str = "auto") -> Iterator[Process]:
     """Join the process group that torchrun announces, and leave it; a group that exists is used; else one process."""
     local_rank, announced = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     chosen = choose_device(device, local_rank)

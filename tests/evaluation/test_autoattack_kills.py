@@ -10,7 +10,7 @@ import torch
 from crews import finish, kill
 from judging import model, rows
 
-from vitruvius._processes import joined
+from vitruvius._processes import process_group
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.apgd_targeted import APGDTargeted
 from vitruvius.attacks.autoattack import AutoAttack
@@ -26,7 +26,7 @@ IMAGES = 40  # in batches of two: 20 parts of clean and three pools of the ensem
 
 def work(folder: Path) -> None:
     data = DataConfig(val_num_samples=IMAGES, batch_size=2)
-    with joined("cpu") as process:
+    with process_group("cpu") as process:
         mine = eval_loader(data, input_size=(3, 8, 8), rank=process.rank, world_size=process.world_size)
         evaluate(model(), mine, [ENSEMBLE], folder=folder, process=process)
 

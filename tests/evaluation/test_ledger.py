@@ -12,7 +12,7 @@ from judging import DATA, THREATS, loader, model, rows
 
 from two_processes import in_two_processes
 from vitruvius._errors import CheckpointError, RunError
-from vitruvius._processes import joined
+from vitruvius._processes import process_group
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attention import part
@@ -197,7 +197,7 @@ def test_settings_of_data_that_matter_are_named() -> None:
 
 
 def _evaluate_share(rank: int, folder: str, stop: bool) -> None:
-    with joined("cpu") as process:
+    with process_group("cpu") as process:
         mine = loader(rank=process.rank, world_size=2)
         if not stop:
             report = evaluate(model(), mine, THREATS, folder=folder, process=process)

@@ -16,7 +16,7 @@ from shift_layouts import CLASSES, write_arrays, write_corrupted, write_pictures
 from two_processes import in_two_processes
 from vitruvius._errors import ConfigError, DataError, RunError
 from vitruvius._imagenet import subset_columns
-from vitruvius._processes import joined
+from vitruvius._processes import process_group
 from vitruvius.data import DataConfig
 from vitruvius.data._preprocessing import eval_transform, resolve
 from vitruvius.evaluation import evaluate_shift, load_shift_report
@@ -141,7 +141,7 @@ def test_cropped_images_are_resized_and_others_cropped_as_the_model_says(tmp_pat
     write_pictures(tmp_path, CLASSES[:1], size=16)
     images = open_shift(f"imagenet-sketch:{tmp_path}").parts[0].open()
     size = {"input_size": (3, 8, 8), "crop_pct": 0.5, "interpolation": "bilinear"}
-    with joined("cpu") as process:
+    with process_group("cpu") as process:
         for cropped, crop in ((True, 1.0), (False, 0.5)):
             loader = shift_loader(images, torch.arange(1), DATA, size, process, cropped=cropped)
             ((x, _),) = loader
@@ -208,7 +208,7 @@ def test_parts_that_come_later_join_those_that_are_done(
 
 
 def _share(rank: int, root: str, folder: str) -> None:
-    with joined("cpu") as process:
+    with process_group("cpu") as process:
         evaluate_shift(model(), f"folder-c:{root}", data=DATA, folder=folder, process=process)
 
 

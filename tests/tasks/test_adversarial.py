@@ -17,7 +17,7 @@ from vitruvius._errors import ConfigError, DataError
 from vitruvius.attacks import attacks
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attention import part
-from vitruvius.tasks import evaluating, resting, tasks
+from vitruvius.tasks import batch_norm_frozen, evaluating, tasks
 from vitruvius.tasks.adversarial import Adversarial
 from vitruvius.tasks.mart import Mart
 from vitruvius.tasks.trades import Trades
@@ -80,7 +80,7 @@ def test_the_mode_of_every_module_is_restored_also_after_an_error() -> None:
     with pytest.raises(RuntimeError, match="stop"), evaluating(model):
         raise RuntimeError("stop")
     assert modes(model) == before
-    with pytest.raises(RuntimeError, match="stop"), resting(model):
+    with pytest.raises(RuntimeError, match="stop"), batch_norm_frozen(model):
         raise RuntimeError("stop")
     assert model[2].track_running_stats
 

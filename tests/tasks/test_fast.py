@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from vitruvius._errors import ConfigError
 from vitruvius.attacks import L2, LINF, Dice
 from vitruvius.attacks.pgd import PGD
-from vitruvius.tasks._alignment import misalignment
-from vitruvius.tasks.fast import METHODS, Fast, NoisyFGSM
+from vitruvius.tasks.fast import METHODS, Fast, NoisyFGSM, misalignment
 from vitruvius.tasks.free import Free
 
 
@@ -73,8 +72,8 @@ def test_misalignment_and_its_gradient_are_the_slow_loops(attention: bool) -> No
 def test_a_linear_model_is_aligned() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
     x, _ = some_digits()
-    crooked = misalignment(model, x, torch.ones(6, dtype=torch.int64), norm=L2, eps=1.0)
-    assert abs(float(crooked.detach())) < 1e-5
+    gap = misalignment(model, x, torch.ones(6, dtype=torch.int64), norm=L2, eps=1.0)
+    assert abs(float(gap.detach())) < 1e-5
 
 
 def test_the_guard_adds_its_weight_to_the_loss_and_needs_no_fused_attention() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from two_processes import in_two_processes
 from vitruvius._errors import ConfigError
-from vitruvius._processes import joined
+from vitruvius._processes import process_group
 from vitruvius.attacks.pgd import PGD
 from vitruvius.tasks import evaluating, tasks
 from vitruvius.tasks.trades import Trades
@@ -74,7 +74,7 @@ def loss_and_gradients(name: str, batch: tuple[Tensor, Tensor], process: Any = N
 
 
 def half(rank: int, name: str, folder: str) -> None:
-    with joined("cpu") as process:
+    with process_group("cpu") as process:
         x, y = some_digits(8)
         torch.save(loss_and_gradients(name, (x[rank::2], y[rank::2]), process), f"{folder}/{rank}.pt")
 

@@ -15,9 +15,8 @@ from vitruvius.cli import main
 from vitruvius.data import DataConfig
 from vitruvius.models import create_model
 from vitruvius.training import read_recipe
-from vitruvius.training._estimates import spoken_bytes, spoken_time
-from vitruvius.training._kept import Kept
-from vitruvius.training.dry_run import dry_run, forward_flops, probe_batch
+from vitruvius.training._estimates import format_bytes, format_time
+from vitruvius.training.dry_run import SavedTensors, dry_run, forward_flops, probe_batch
 
 
 def numbers(text: str, name: str) -> list[str]:
@@ -95,7 +94,7 @@ def test_operations_are_counted_as_by_hand() -> None:
 def test_what_autograd_keeps_is_counted_once_and_without_weights() -> None:
     model = nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 5))
     x = torch.rand(4, 10, requires_grad=True)
-    kept = Kept(model)
+    kept = SavedTensors(model)
     with kept:
         model(x).sum().backward()
     assert kept.peak == 4 * (4 * 10 + 4 * 20)  # the input, and tanh's output, which two layers share
@@ -103,8 +102,8 @@ def test_what_autograd_keeps_is_counted_once_and_without_weights() -> None:
 
 
 def test_sizes_and_times_are_spoken() -> None:
-    assert [spoken_bytes(n) for n in (0, 1536, 3 * 2**30, 2**41)] == ["0.0 B", "1.5 KiB", "3.0 GiB", "2,048.0 GiB"]
-    assert [spoken_time(n) for n in (90, 180, 7200)] == ["90.0 s", "3.0 min", "2.0 h"]
+    assert [format_bytes(n) for n in (0, 1536, 3 * 2**30, 2**41)] == ["0.0 B", "1.5 KiB", "3.0 GiB", "2,048.0 GiB"]
+    assert [format_time(n) for n in (90, 180, 7200)] == ["90.0 s", "3.0 min", "2.0 h"]
 
 
 def test_a_dry_run_changes_no_dice(tmp_path: Path) -> None:

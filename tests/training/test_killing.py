@@ -13,8 +13,9 @@ import pytest
 
 from small_run import assert_same_run, rows_of, small_run, state_of
 from vitruvius._files import _local
-from vitruvius.training import _checkpoint, _step
-from vitruvius.training._run import Run
+from vitruvius.training import _step
+from vitruvius.training._run import state_file
+from vitruvius.training._run.folder import Run
 
 KILLS = 20
 LIVELY = (  # everything with a memory: averages, momentum, dice of layers, of mixup and of images, a schedule, rows
@@ -58,7 +59,7 @@ def die_between_moves(at: int) -> None:
     def dying(self: Path, target: Path) -> Path:
         nonlocal moves
         moved = replace(self, target)
-        moves += target.name == _checkpoint.PREVIOUS
+        moves += target.name == state_file.PREVIOUS
         if moves == at:
             die()
         return moved
@@ -137,7 +138,7 @@ def test_two_damaged_states_are_one_clear_error(tmp_path: Path) -> None:
 def test_a_state_is_what_torch_reads_and_carries_its_checksum(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", "train.epochs=1")
     data = (run / "state.pt").read_bytes()
-    assert _checkpoint.from_bytes(data)["epoch"] == state_of(run)["epoch"] == 1
+    assert state_file.from_bytes(data)["epoch"] == state_of(run)["epoch"] == 1
     assert Run(run).load_state() is not None
 
 

@@ -28,9 +28,9 @@ def watch(_: int, numbers: dict[str, float]) -> None:
 class Undisturbed:
     """Nothing happens between updates."""
 
-    def between(self, suspects: Any, *, before: int, looked: bool) -> None: ...
+    def between(self, losses: Any, *, before: int, looked: bool) -> None: ...
 
-    def nonfinite(self, suspects: Any) -> None: ...
+    def nonfinite(self, losses: Any) -> None: ...
 
 
 def session_of(tmp_path: Path, *overrides: str) -> Session:
@@ -163,19 +163,19 @@ def test_without_a_held_out_part_the_validation_split_chooses(tmp_path: Path) ->
 
 
 def test_the_best_weights_are_those_of_the_best_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitruvius.training import _saving
+    from vitruvius.training._run import keeper
     from vitruvius.training._selection import Selection
 
     scores = iter([0.2, 0.9, 0.5, 0.9])
     monkeypatch.setattr(Selection, "look", lambda self: {"val_accuracy": next(scores), "val_loss": 1.0})
     kept: dict[int, torch.Tensor] = {}
-    publish = _saving.publish
+    publish = keeper.publish
 
     def noting(session: Session, run: Any, files: Any) -> None:
         kept[session.epoch - 1] = session.model.model.head.weight.detach().clone()
         publish(session, run, files)
 
-    monkeypatch.setattr(_saving, "publish", noting)
+    monkeypatch.setattr(keeper, "publish", noting)
     run = small_run(tmp_path / "run", "train.epochs=4")
     torch.testing.assert_close(load_model(run).model.head.weight.data, kept[1], rtol=0, atol=0)
     torch.testing.assert_close(load_model(run, best=False).model.head.weight.data, kept[3], rtol=0, atol=0)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from small_run import small_config
 from vitruvius.training import train
-from vitruvius.training._progress import Bar, line
+from vitruvius.training._progress_bar import Bar, line
 
 LINE = r"epoch {}/2  loss \d\.\d{{3}}  accuracy +\d+\.\d %  held-out +\d+\.\d %  EMA +\d+\.\d %  [\d,]+ images/s"
 

@@ -13,8 +13,7 @@ from small_run import rows_of, small_config, small_run, state_of
 from vitruvius._errors import ConfigError
 from vitruvius._processes import Process
 from vitruvius._yaml import read_yaml
-from vitruvius.training._rates import with_rate
-from vitruvius.training._session import Session, open_session
+from vitruvius.training._session import Session, open_session, with_rate
 
 ALONE = Process(device=torch.device("cpu"))
 

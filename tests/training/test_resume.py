@@ -10,8 +10,9 @@ import pytest
 
 from small_run import assert_same_run, rows_of, small_run, state_of
 from vitruvius._errors import RunError
-from vitruvius.training import _checkpoint, _epoch, _step
-from vitruvius.training._run import Run
+from vitruvius.training import _epoch, _step
+from vitruvius.training._run import state_file
+from vitruvius.training._run.folder import Run
 
 LIVELY = (  # everything with a memory: average, momentum, dice of layers and of mixup, a schedule with warm-up
     "train.epochs=3",
@@ -116,6 +117,6 @@ def test_a_plateau_schedule_remembers_how_long_it_has_waited(tmp_path: Path, mon
 
 def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run")
-    _checkpoint.save(run, {**state_of(run), "processes": 4})
+    state_file.save(run, {**state_of(run), "processes": 4})
     with pytest.raises(RunError, match=r"was trained by 4 process\(es\) and cannot go on with 1"):
         small_run(run)

@@ -18,7 +18,7 @@ from vitruvius._errors import RunError
 from vitruvius._yaml import read_yaml
 from vitruvius.models import create_model
 from vitruvius.training import _epoch, read_recipe, train
-from vitruvius.training._run import Run
+from vitruvius.training._run.folder import Run
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from vitruvius.data import eval_loader, held_out
 from vitruvius.evaluation import evaluate
 from vitruvius.models import load_model
 from vitruvius.training import _epoch
-from vitruvius.training._alarm import Alarm, Reading
+from vitruvius.training._guards.alarm import Alarm, Reading
 from vitruvius.training._selection import Selection
 from vitruvius.training._session import Session, open_session
 

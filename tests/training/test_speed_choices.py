@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from vitruvius.training._luck import seed_luck
-from vitruvius.training._makers import _in_one_kernel
+from vitruvius.training._build import _in_one_kernel
+from vitruvius.training._seeding import seed_batch
 
 
 def model_on_a_gpu() -> SimpleNamespace:
@@ -36,7 +36,7 @@ def test_others_are_not_asked_for_what_they_cannot_do(name: str) -> None:
 def test_dice_are_those_of_manual_seed_and_differ_from_batch_to_batch() -> None:
     thrown = []
     for batch in (0, 1, 0):
-        seed_luck(seed=3, epoch=1, batch=batch, rank=0, device=torch.device("cpu"))
+        seed_batch(seed=3, epoch=1, batch=batch, rank=0, device=torch.device("cpu"))
         thrown.append((float(torch.rand(())), random.random(), float(np.random.rand())))  # noqa: NPY002
     assert thrown[0] == thrown[2]
     assert all(a != b for a, b in zip(thrown[0], thrown[1], strict=True))

@@ -17,8 +17,9 @@ from two_processes import in_two_processes
 from vitruvius._errors import Diverged, Preempted
 from vitruvius.cli import main
 from vitruvius.tasks.supervised import Supervised
-from vitruvius.training import _checkpoint, _step, train
-from vitruvius.training._nonfinite import Suspects
+from vitruvius.training import _step, train
+from vitruvius.training._guards.nonfinite import LossWatch
+from vitruvius.training._run import state_file
 
 ACCUMULATED = ("train.grad_accum_steps=3", "train.model_ema=true", "data.mixup=0.4")
 
@@ -111,7 +112,7 @@ def test_a_loss_that_is_no_number_stops_with_its_images_and_a_state(
             small_run(run)
     note = json.loads((run / "nonfinite.json").read_text())
     assert (note["epoch"], note["batch"], note["updates"], len(note["ids"])) == (1, 1, 5, 8)
-    state = _checkpoint.from_bytes((run / "nonfinite.pt").read_bytes())
+    state = state_file.from_bytes((run / "nonfinite.pt").read_bytes())
     assert state["updates"] == 5
     assert all(torch.isfinite(value).all() for value in state["model"].values())  # alone on a CPU: from before it
     assert len(rows_of(run)) == 1
@@ -165,7 +166,7 @@ def test_gradients_that_are_no_numbers_are_left_out_too(tmp_path: Path, monkeypa
 def test_the_first_suspect_is_found_among_many() -> None:
     from vitruvius._processes import Process
 
-    suspects = Suspects(Process(device=torch.device("cpu")))
+    suspects = LossWatch(Process(device=torch.device("cpu")))
     for number in range(5):
         loss = torch.tensor(math.inf if number in (2, 4) else 1.0)
         suspects.add(number, loss, torch.tensor([10 * number, 10 * number + 1]))

@@ -14,7 +14,7 @@ from torch import nn
 from small_run import assert_same_run, rows_of, small_config, small_run, state_of
 from two_processes import in_two_processes
 from vitruvius._errors import RunError
-from vitruvius._processes import joined
+from vitruvius._processes import process_group
 from vitruvius.models import load_model
 from vitruvius.training import _epoch, train
 from vitruvius.training._session import open_session
@@ -82,7 +82,7 @@ def test_two_processes_go_on_in_the_middle_of_an_epoch(parallel: str, tmp_path: 
 
 def _let_go(rank: int, out: str) -> None:
     gone: list[str] = []
-    with joined("cpu") as process:
+    with process_group("cpu") as process:
         task = open_session(small_config(Path(out)), process).task
         ddp: Any = next(m for m in task.modules() if isinstance(m, nn.parallel.DistributedDataParallel))
         weakref.finalize(ddp.process_group, gone.append, "group")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError
-from vitruvius._processes import Process, joined
+from vitruvius._processes import Process, process_group
 from vitruvius.analysis._run import analyse, ask_all
 from vitruvius.analysis._table import Table
 from vitruvius.data import DataConfig, Loader, eval_loader
@@ -42,7 +42,7 @@ def analyse_target(
         raise ConfigError(f"--images {images}: nothing to analyse; give 1 or more.")
     model, config = open_target(target, overrides)
     folder = Path(out) if out else Path(target) / "analysis" if Path(target).is_dir() else None
-    with joined(config.device) as process:
+    with process_group(config.device) as process:
         model.to(process.device).eval()
         loader = open_images(config.data, model, images, seed, process)
         facts = {"model": config.model.name, "target": Path(target).name}
@@ -51,7 +51,7 @@ def analyse_target(
                 model, loader, *questions, images=images, seed=seed, process=process, progress=watch, facts=facts
             )
         if folder is not None:
-            process.once(lambda: keep(table, folder, None if Path(target).is_dir() else config, draw))
+            process.on_first(lambda: keep(table, folder, None if Path(target).is_dir() else config, draw))
     return table
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from vitruvius._bar import Bar
 from vitruvius._config import bind, parse_spec
 from vitruvius._errors import ConfigError
-from vitruvius._processes import joined
+from vitruvius._processes import process_group
 from vitruvius._yaml import read_yaml
 from vitruvius.compression.export import Format, export
 from vitruvius.compression.files import load_maps, save_maps, save_masks
@@ -34,7 +34,7 @@ def maps_of_target(target: str, overrides: Sequence[str], out: str | None, *, au
     model, config = open_target(target, overrides)
     home = Path(target) if Path(target).is_dir() else Path("runs") / target.replace("/", "-")
     path = Path(out) if out else home / "maps.safetensors"
-    with joined(config.device) as process:
+    with process_group(config.device) as process:
         model.to(process.device).eval()
         shares = {"rank": process.rank, "world_size": process.world_size, "device": process.device}
         size = model.data_config
@@ -48,7 +48,7 @@ def maps_of_target(target: str, overrides: Sequence[str], out: str | None, *, au
             maps = average_maps(model, loader, process=process, partial=path.with_suffix(".partial"), progress=progress)
         maps = {name: map_.cpu() for name, map_ in maps.items()}
         notes = {"data": loader.name, "images": loader.num_images, "augmented": augment, "weights": fingerprint(model)}
-        process.once(lambda: save_maps(path, maps, sites=survey(model), target=target, **notes))
+        process.on_first(lambda: save_maps(path, maps, sites=survey(model), target=target, **notes))
     return path
 
 

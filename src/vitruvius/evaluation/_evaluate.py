@@ -69,7 +69,7 @@ def evaluate(
     chosen = by_spec([clean, *threats])
     ledger = Ledger(folder, rank=process.rank)
     subject = {} if folder is None else {**subject_of(model, loader), **(signature or {})}
-    entries = process.once(lambda: ledger.claim(subject, [enter(threat) for threat in chosen.values()]))
+    entries = process.on_first(lambda: ledger.claim(subject, [enter(threat) for threat in chosen.values()]))
     ledger.read()
     _judge_all(model, numbered(loader, process), chosen, ledger, process, _watched(loader, process, progress))
     ledger.join(process.gather(ledger.columns) if process.world_size > 1 else [])
@@ -79,7 +79,7 @@ def evaluate(
     broken = {name for names in process.gather(list(getattr(loader, "broken", ()))) for name in names}
     report = summarise(ledger, entries, data, broken=sorted(broken))
     if folder is not None:
-        process.once(lambda: _keep(ledger, report, Path(folder)))
+        process.on_first(lambda: _keep(ledger, report, Path(folder)))
     return report
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitruvius._processes import Process, joined
+from vitruvius._processes import Process, process_group
 from vitruvius.data import Loader, eval_loader
 from vitruvius.evaluation._evaluate import evaluate
 from vitruvius.evaluation._names import Threat
@@ -97,7 +97,7 @@ def evaluate_target(
     names = [shift.name for shift in shifts] + (["corruptions"] if corrupting else [])
     baselines = {name: read_baseline(wish.baseline, name) for name in names}
     home = Path(target) if is_run else Path("runs") / target.replace("/", "-")
-    with joined(config.device) as process:
+    with process_group(config.device) as process:
         model.to(process.device).eval()
         folder = Path(out or home / "evaluation")
         here = _Target(target=target, overrides=overrides, model=model, config=config, folder=folder, process=process)

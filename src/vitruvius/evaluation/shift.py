@@ -71,7 +71,7 @@ def evaluate_shift(
     _check(model, shift, size)
     ledger = Ledger(folder, rank=process.rank)
     subject = {} if folder is None else _subject(model, shift, data, temperature)
-    process.once(lambda: ledger.claim(subject, [_enter(part) for part in shift.parts]))
+    process.on_first(lambda: ledger.claim(subject, [_enter(part) for part in shift.parts]))
     ledger.read()
     process.gather(None)  # nobody writes before all have read: all must agree on what is left
     who = _Examiner(
@@ -90,7 +90,7 @@ def evaluate_shift(
     default = alexnet() if shift.name == "imagenet-c" else None
     report = summarise_shift(ledger, shift, [*shift.remarks, *said], baseline or default, clean_error, temperature)
     if folder is not None:
-        process.once(lambda: _keep(ledger, report, Path(folder)))
+        process.on_first(lambda: _keep(ledger, report, Path(folder)))
     return report
 
 

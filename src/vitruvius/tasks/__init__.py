@@ -4,7 +4,7 @@ from vitruvius._registry import load_room
 from vitruvius.tasks._adversarial import AdversarialObjective
 from vitruvius.tasks._base import Objective, Penalties, tasks
 from vitruvius.tasks._losses import Criterion, accuracy, divergence
-from vitruvius.tasks._modes import evaluating, resting
+from vitruvius.tasks._passes import batch_norm_frozen, evaluating
 from vitruvius.tasks._schedules import Schedule, make_schedule, schedules
 
 __all__ = [
@@ -14,10 +14,10 @@ __all__ = [
     "Penalties",
     "Schedule",
     "accuracy",
+    "batch_norm_frozen",
     "divergence",
     "evaluating",
     "make_schedule",
-    "resting",
     "schedules",
     "tasks",
 ]

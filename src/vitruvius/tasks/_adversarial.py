@@ -56,7 +56,7 @@ class AdversarialObjective(Objective):
             schedule=make_schedule(self.schedule),
             coupled=self.coupled,
             mode=self.attack_mode,
-            resting="attack" not in self.statistics,
+            freeze_batch_norm="attack" not in self.statistics,
             precision=self.attack_precision,
         )
         check_statistics(self.statistics, inner, {*self.inputs, *(("clean",) if self.log_clean else ())})
@@ -95,9 +95,8 @@ class AdversarialObjective(Objective):
 
     def disturb(self, x: Tensor, y: Tensor) -> Tensor:
         """x', by the bare model; parameters ask for no gradient meanwhile."""
-        model, ask = self.passes().model, self._attacked[0]
         with self.silence():
-            return self.inner(model, x, y, ask=ask, answers=self.climbs_answers)
+            return self.inner(self.passes().model, x, y, called=self._attacked[0], from_answer=self.climbs_answers)
 
     def silence(self) -> AbstractContextManager[None]:
         """No penalties of stages inside."""

@@ -5,6 +5,7 @@ A task is called with pixels (B, C, H, W) and labels (B,), or distributions (B, 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,13 +33,18 @@ class Objective(ClassificationTask):
                 "Leave it out, or add a part such as low_rank."
             )
 
-    def ask(self, *inputs: Tensor) -> tuple[Any, Tensor | None]:
+    def call_model(self, *inputs: Tensor) -> tuple[Any, Tensor | None]:
         """What the trainable module answers, and the penalty of its stages, a mean over the inputs."""
         if self.penalties is None:
             return self.trainable_module(*inputs), None
         with self.penalties.collecting() as terms:
             answer = self.trainable_module(*inputs)
         return answer, torch.stack(terms).sum() / len(inputs)
+
+    def ask(self, *inputs: Tensor) -> tuple[Any, Tensor | None]:
+        """The old name of `call_model`."""
+        warnings.warn("Objective.ask is now called Objective.call_model.", DeprecationWarning, stacklevel=2)
+        return self.call_model(*inputs)
 
     def total(self, loss: Tensor, output: Tensor, penalty: Tensor | None, **numbers: Tensor) -> dict[str, Tensor]:
         """What a task returns: the whole loss, the logits that are judged, and numbers for the log."""

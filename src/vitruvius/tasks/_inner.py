@@ -20,8 +20,7 @@ from vitruvius.attacks._checks import Watched
 from vitruvius.attacks._losses import hard_labels
 from vitruvius.attacks._models import frozen, full_precision
 from vitruvius.attacks.pgd import PGD
-from vitruvius.tasks._modes import evaluating, resting
-from vitruvius.tasks._precision import precision_of, scaled_for_half
+from vitruvius.tasks._passes import batch_norm_frozen, evaluating, precision_of, scaled_for_half
 from vitruvius.tasks._schedules import Schedule
 
 Spec = str | dict[str, Any] | Callable[..., Threat]  # pgd:steps=1, {use: pgd, steps: 1}, or what makes a threat
@@ -31,7 +30,8 @@ Answer = Callable[[Tensor], Tensor]
 class Inner:
     """x' for a batch of training images.
 
-    `mode` and `resting` say how the model stands during the attack, `coupled` whether the step size shrinks with eps.
+    `mode` and `freeze_batch_norm` say in which mode the model is attacked, `coupled` whether the step size shrinks
+    with eps.
     """
 
     def __init__(
@@ -43,11 +43,12 @@ class Inner:
         schedule: Schedule,
         coupled: bool = True,
         mode: Literal["eval", "train"] = "eval",
-        resting: bool = True,
+        freeze_batch_norm: bool = True,
         precision: Literal["same", "fp32", "bf16"] = "same",
     ) -> None:
         self.final, self.norm, self.schedule = eps, as_norm(norm), schedule
-        self.mode, self.resting, self.precision = mode, resting, precision
+        self.mode, self.precision = mode, precision
+        self.freeze_batch_norm = freeze_batch_norm
         self.maker, self.settings = bound_attack(spec, eps=eps, norm=norm)
         self.step = self._fixed_step(coupled)
         self.coupled, self.checked = coupled, False
@@ -65,25 +66,27 @@ class Inner:
             self.share, self.eps = share, share * self.final
             self.attack = self._made()
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ask: nn.Module, answers: bool = False) -> Tensor:
-        """x' of x's shape; `ask` is the model, or a compiled form of it.
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, called: nn.Module, from_answer: bool = False
+    ) -> Tensor:
+        """x' of x's shape; `called` is the model, or a compiled form of it.
 
-        `answers`: climb away from the model's own answer instead of the label. Dice are thrown by the device's
+        `from_answer`: move away from the model's own answer instead of the label. Dice are thrown by the device's
         global generator, which the loop seeds.
         """
         if self.eps == 0:
             return x
-        with self.posture(model), frozen(model), torch.no_grad(), precision_of(self.precision, x):
-            answer = self._checked(scaled_for_half(ask, x), x, y)
-            labels = full_precision(answer(x)).softmax(1) if answers else hard_labels(y)
+        with self.model_mode(model), frozen(model), torch.no_grad(), precision_of(self.precision, x):
+            answer = self._checked(scaled_for_half(called, x), x, y)
+            labels = full_precision(answer(x)).softmax(1) if from_answer else hard_labels(y)
             ids = torch.randint(2**62, (len(x),), device=x.device)
             return self._search(answer, x.detach(), labels, ids).detach()
 
-    def posture(self, model: nn.Module) -> AbstractContextManager[None]:
-        """How the model stands while it is attacked."""
+    def model_mode(self, model: nn.Module) -> AbstractContextManager[None]:
+        """The mode of the model while it is attacked."""
         if self.mode == "eval":
             return evaluating(model)
-        return resting(model) if self.resting else nullcontext()
+        return batch_norm_frozen(model) if self.freeze_batch_norm else nullcontext()
 
     def _search(self, answer: Answer, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
         attack = self.attack

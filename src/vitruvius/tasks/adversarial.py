@@ -18,5 +18,5 @@ class Adversarial(AdversarialObjective):
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         attacked = self.disturb(input, target)
         numbers = self.numbers(input, target)
-        (output,), penalty = self.ask(attacked)
+        (output,), penalty = self.call_model(attacked)
         return self.total(self.criterion(output, target), output, penalty, **numbers)

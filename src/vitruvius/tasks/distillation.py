@@ -6,7 +6,7 @@ are those of timm's distillation tasks, which want normalised images; ours go th
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from timm.utils import unwrap_model
@@ -16,9 +16,8 @@ from vitruvius._errors import ConfigError
 from vitruvius.models import PixelModel
 from vitruvius.surgery import inner
 from vitruvius.tasks._base import Objective, tasks
-from vitruvius.tasks._features import Featured, feature_width
 from vitruvius.tasks._losses import Criterion, divergence
-from vitruvius.tasks._teacher import load_teacher
+from vitruvius.tasks._teacher import load_teacher, logits_and_features
 
 
 @tasks.register("distillation")
@@ -54,7 +53,7 @@ class Distillation(Objective):
             use_token(model)
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
-        answer, penalty = self.ask(input)
+        answer, penalty = self.call_model(input)
         output, taught = answer if isinstance(answer, tuple) else (answer, answer)
         task_loss, lesson = self.criterion(output, target), self.lesson(taught, input)
         loss = self.weights[0] * task_loss + self.weights[1] * lesson
@@ -127,3 +126,33 @@ def use_token(student: nn.Module) -> None:
     set_training = getattr(inner(student), "set_distilled_training", None)
     if set_training is not None:
         set_training(True)
+
+
+class Featured(nn.Module):
+    """x → (logits (B, K), features (B, T)), T the teacher's width; a linear map where the student's differs."""
+
+    looks_through: ClassVar[bool] = True  # for surgery, checkpoints and evaluation this is the model inside
+
+    def __init__(self, model: PixelModel, width: int) -> None:
+        super().__init__()
+        self.model = model
+        own = feature_width(model)
+        self.projection = nn.Identity() if own == width else nn.Linear(own, width)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model, by the name under which timm's `unwrap_model` looks for it."""
+        return self.model
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits, features = logits_and_features(self.model, x)
+        return logits, self.projection(features)
+
+
+def feature_width(model: PixelModel) -> int:
+    """Channels of what the head sees."""
+    inside: Any = model.model
+    width = getattr(inside, "head_hidden_size", None) or getattr(inside, "num_features", None)
+    if width is None:
+        raise ConfigError(f"{type(inside).__name__} does not say how wide its features are; use kind: soft or hard.")
+    return int(width)

@@ -9,18 +9,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import CE, Attack, Dice
+from vitruvius.attacks import CE, Attack, Dice, Norm
 from vitruvius.attacks._base import Model
+from vitruvius.attacks._losses import hard_labels
 from vitruvius.attacks._models import slope
 from vitruvius.tasks._adversarial import AdversarialObjective
-from vitruvius.tasks._alignment import misalignment
 from vitruvius.tasks._base import tasks
 from vitruvius.tasks._inner import Spec
 
-# a start in so many eps, a step of so many eps, and back into the ball or not
+# radius of the random start and length of the step, in eps; and whether x' is projected back into the ball
 METHODS: dict[str, dict[str, Any]] = {
     "rs_fgsm": {"noise": 1.0, "step": 1.25, "project": True},
     "n_fgsm": {"noise": 2.0, "step": 1.0, "project": False},
@@ -64,15 +67,33 @@ class Fast(AdversarialObjective):
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         attacked = self.disturb(input, target)
         numbers = self.numbers(input, target)
-        (output,), penalty = self.ask(attacked)
+        (output,), penalty = self.call_model(attacked)
         loss = self.criterion(output, target)
         if self.align and self.inner.eps:
-            crooked = self.crookedness(input, target)
-            loss, numbers = loss + self.align * crooked, {**numbers, "misalignment": crooked.detach()}
+            misaligned = self.gradient_misalignment(input, target)
+            loss = loss + self.align * misaligned
+            numbers["misalignment"] = misaligned.detach()
         return self.total(loss, output, penalty, **numbers)
 
-    def crookedness(self, x: Tensor, y: Tensor) -> Tensor:
+    def gradient_misalignment(self, x: Tensor, y: Tensor) -> Tensor:
         """How far the gradients at x and at a random point of its ball point apart; 0 where the loss is linear."""
         model = self.passes().model
-        with self.inner.posture(model), self.silence():
+        with self.inner.model_mode(model), self.silence():
             return misalignment(model, x, y, norm=self.inner.norm, eps=self.inner.eps)
+
+
+def misalignment(model: nn.Module, x: Tensor, y: Tensor, *, norm: Norm, eps: float) -> Tensor:
+    """Mean over the images, differentiable with respect to the parameters."""
+    dice = Dice(torch.randint(2**62, (len(x),), device=x.device), owner="alignment")
+    with sdpa_kernel(SDPBackend.MATH):
+        here = _gradient(model, x, y)
+        there = _gradient(model, (x + norm.random(x, eps, dice)).clamp(0, 1), y)
+    return 1 - F.cosine_similarity(here.flatten(1), there.flatten(1)).mean()
+
+
+def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """(B, C, H, W), with a graph of its own."""
+    x = x.detach().requires_grad_()
+    loss = CE(model(x).float() if x.dtype == torch.float32 else model(x), hard_labels(y)).sum()
+    (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+    return grad

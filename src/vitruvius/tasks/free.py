@@ -63,7 +63,7 @@ class Free(Objective):
         attacked = (input + delta).clamp(0, 1).requires_grad_(self.eps > 0)
         if self.eps > 0:
             attacked.register_hook(self._climb)
-        output, penalty = self.ask(attacked)
+        output, penalty = self.call_model(attacked)
         return self.total(self.criterion(output, target), output, penalty, eps=input.new_full((), self.eps))
 
     def begun(self, x: Tensor) -> Tensor:

@@ -44,5 +44,5 @@ class JSD(Objective):
                 f"task.splits = {self.splits}, but a batch has {len(input)} images and {len(target)} labels; "
                 f"set data.aug_splits={self.splits}."
             )
-        output, penalty = self.ask(input)
+        output, penalty = self.call_model(input)
         return self.total(self.criterion(output, target), output[: len(target)], penalty)

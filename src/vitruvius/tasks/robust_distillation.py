@@ -37,7 +37,7 @@ class RobustDistillation(AdversarialObjective):
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         attacked = self.disturb(input, target)
         numbers = self.numbers(input, target)
-        (output,), penalty = self.ask(attacked)
+        (output,), penalty = self.call_model(attacked)
         taught = lesson(output, self.frozen_teacher(input), hard=False, temperature=self.temperature)
         loss = self.weights[0] * self.criterion(output, target) + self.weights[1] * taught
         return self.total(loss, output, penalty, distill_loss=taught.detach(), **numbers)

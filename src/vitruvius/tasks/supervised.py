@@ -16,5 +16,5 @@ class Supervised(Objective):
         super().__init__(model, Criterion(smoothing=smoothing, binary=binary), penalty=penalty)
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
-        output, penalty = self.ask(input)
+        output, penalty = self.call_model(input)
         return self.total(self.criterion(output, target), output, penalty)

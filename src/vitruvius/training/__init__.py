@@ -3,7 +3,7 @@
 from vitruvius._errors import Diverged, Overfitted, Preempted
 from vitruvius._files import fetch
 from vitruvius.training._loop import Callback
-from vitruvius.training._run import Run
+from vitruvius.training._run.folder import Run
 from vitruvius.training._train import train
 from vitruvius.training.config import Config, TrainConfig, read_recipe
 

@@ -8,10 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from vitruvius._errors import Diverged
-from vitruvius.training._luck import seed_luck
-from vitruvius.training._nonfinite import REMEDY, Suspects
+from vitruvius.training._guards.nonfinite import REMEDY, LossWatch
+from vitruvius.training._seeding import seed_batch
 from vitruvius.training._session import Session
-from vitruvius.training._step import Spoilt, check_weights, ends_group, train_batch
+from vitruvius.training._step import NonFiniteLoss, check_weights, ends_group, train_batch
 
 LOOK_EVERY = 10  # batches; looking waits for the device
 
@@ -25,32 +25,36 @@ class Watcher(Protocol):
 class Pauses(Protocol):
     """What may happen between two updates: saving, a look at the alarm, an end. `looked`: the device is not ahead."""
 
-    def between(self, suspects: Suspects, *, before: int, looked: bool) -> None: ...
+    def between(self, losses: LossWatch, *, before: int, looked: bool) -> None: ...
 
-    def nonfinite(self, suspects: Suspects) -> None: ...
+    def nonfinite(self, losses: LossWatch) -> None: ...
 
 
 def train_epoch(session: Session, watch: Watcher, pauses: Pauses) -> dict[str, float]:
     """Train on the batches that are left of this epoch; the means over the whole of it."""
     session.task.train()
-    loader, means, suspects = session.train_loader, session.means, Suspects(session.process)
-    batches, begun, elapsed = len(loader), time.perf_counter(), session.elapsed
+    loader = session.train_loader
+    means = session.means
+    losses = LossWatch(session.process)
+    batches = len(loader)
+    begun = time.perf_counter()
+    elapsed = session.elapsed
     loader.set_epoch(session.epoch, session.batch)
     for number, (x, y, ids) in enumerate(loader.with_ids(), session.batch):
         before, session.rate = session.updates, session.optimizer.param_groups[0]["lr"]
-        numbers = _train_batch(session, x, y, number, batches, suspects, ids, pauses)
+        numbers = _train_batch(session, x, y, number, batches, losses, ids, pauses)
         if numbers is not None:
             means.add(numbers, len(x))
-            suspects.add(number, numbers["loss"], ids)
+            losses.add(number, numbers["loss"], ids)
         session.batch, session.elapsed = number + 1, elapsed + time.perf_counter() - begun
         looked = number % LOOK_EVERY == LOOK_EVERY - 1 or number == batches - 1
         if looked:
-            pauses.nonfinite(suspects)
+            pauses.nonfinite(losses)
             so_far = means.read()
             if so_far:
                 watch(number + 1, {**so_far, "images": means.images, "seconds": session.elapsed})
         if ends_group(session, number, batches):
-            pauses.between(suspects, before=before, looked=looked)
+            pauses.between(losses, before=before, looked=looked)
     return _row(session)
 
 
@@ -60,18 +64,18 @@ def _train_batch(
     y: Tensor,
     number: int,
     batches: int,
-    suspects: Suspects,
+    losses: LossWatch,
     ids: Tensor,
     pauses: Pauses,
 ) -> dict[str, Tensor] | None:
     """`train_batch` with the dice of this batch; a loss that is no number is reported with its images."""
     process = session.process
-    seed_luck(seed=session.config.seed, epoch=session.epoch, batch=number, rank=process.rank, device=process.device)
+    seed_batch(seed=session.config.seed, epoch=session.epoch, batch=number, rank=process.rank, device=process.device)
     try:
         return train_batch(session, x.to(process.device), y.to(process.device), number, batches)
-    except Spoilt as spoilt:
-        suspects.add(number, spoilt.loss, ids)
-        pauses.nonfinite(suspects)
+    except NonFiniteLoss as error:
+        losses.add(number, error.loss, ids)
+        pauses.nonfinite(losses)
         raise
 
 

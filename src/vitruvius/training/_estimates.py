@@ -84,11 +84,11 @@ def _memory(found: Findings) -> str:
         "average": sum(p.nbytes for p in parameters) if found.config.train.model_ema else 0,
         f"activations of {_images(batch)}": None if found.activations is None else found.activations * batch,
     }
-    lines = [f"  {name:<28} {'not measured' if size is None else spoken_bytes(size)}" for name, size in parts.items()]
+    lines = [f"  {name:<28} {'not measured' if size is None else format_bytes(size)}" for name, size in parts.items()]
     known = sum(size or 0 for size in parts.values())
     how = f"optimiser and activations measured with {_images(found.images)}" if found.images else "nothing was run"
     return "\n".join(
-        [f"memory of a process: about {spoken_bytes(known)} ({how}; buffers of kernels come on top)", *lines]
+        [f"memory of a process: about {format_bytes(known)} ({how}; buffers of kernels come on top)", *lines]
     )
 
 
@@ -105,14 +105,14 @@ def _time(found: Findings) -> str:
         return text
     epoch = found.batches * found.config.data.batch_size / rate
     epochs = found.session.num_epochs
-    return f"{text}\n  an epoch {spoken_time(epoch)}, {epochs} epochs {spoken_time(epoch * epochs)}, without evaluation"
+    return f"{text}\n  an epoch {format_time(epoch)}, {epochs} epochs {format_time(epoch * epochs)}, without evaluation"
 
 
 def _images(number: int) -> str:
     return f"{number:,} image{'' if number == 1 else 's'}"
 
 
-def spoken_bytes(number: float) -> str:
+def format_bytes(number: float) -> str:
     """1536 → 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024 or unit == "GiB":
@@ -121,7 +121,7 @@ def spoken_bytes(number: float) -> str:
     raise AssertionError
 
 
-def spoken_time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """90 → 1.5 min."""
     for limit, unit, scale in ((120, "s", 1), (7200, "min", 60)):
         if seconds < limit:

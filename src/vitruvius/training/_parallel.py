@@ -32,7 +32,7 @@ class Replica:
 
     def like(self, sharded: nn.Module) -> nn.Module:
         """The copy with the weights of a sharded model."""
-        state = self.process.heard(full_weights(sharded))
+        state = self.process.broadcast(full_weights(sharded))
         self.model.load_state_dict(state)
         self.model.train(sharded.training)
         return self.model

@@ -17,7 +17,7 @@ from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.data import Loader, eval_loader, held_out
 from vitruvius.evaluation import Threat, describe, evaluate, parse_threat
-from vitruvius.training._makers import preprocessing
+from vitruvius.training._build import preprocessing
 from vitruvius.training._session import Session
 
 logger = logging.getLogger(__name__)

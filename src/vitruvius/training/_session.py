@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from timm.task import TrainingTask
 from torch import Tensor, nn
 
+from vitruvius._errors import ConfigError
 from vitruvius._processes import Process
 from vitruvius.data import Loader, Mixer, make_mixup
 from vitruvius.models import PixelModel
 from vitruvius.surgery import inner
-from vitruvius.training import _makers as make
-from vitruvius.training._calibration import calibrate
-from vitruvius.training._means import Means
+from vitruvius.training import _build as make
+from vitruvius.training._guards.means import Means
 from vitruvius.training._parallel import Replica, bare, full_weights, share_out
-from vitruvius.training._rates import with_rate
 from vitruvius.training.config import Config
 
+logger = logging.getLogger(__name__)
+
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DEFAULT_RATE = 1e-3
+ADAPTIVE = ("ada", "lamb")  # optimisers of these names take the square root unless told otherwise, as in timm
 
 
 @dataclass(kw_only=True)
@@ -100,7 +105,7 @@ def open_session(config: Config, process: Process, *, fresh: bool = True) -> Ses
     model = make.model(config, process)
     config = make.with_statistics(config, model)
     if fresh:
-        calibrate(model, loaders[0], process)
+        make.calibrate(model, loaders[0], process)
     task = make.task(config, model)
     task.to(process.device)
     if config.train.model_ema:
@@ -124,3 +129,26 @@ def open_session(config: Config, process: Process, *, fresh: bool = True) -> Ses
         means=Means(process),
         replica=replica,
     )
+
+
+def with_rate(config: Config, world_size: int) -> Config:
+    """The recipe with its learning rate as a number: given, or scaled from a base rate to the global batch.
+
+    Linear: Goyal et al. 2017, arXiv:1706.02677; square root: Krizhevsky 2014, arXiv:1404.5997. The global batch is
+    images per process × processes × accumulated batches.
+    """
+    train = config.train
+    if train.lr_base is None:
+        rate = DEFAULT_RATE if train.lr is None else train.lr
+        return replace(config, train=replace(train, lr=rate))
+    batch = config.data.batch_size * world_size * train.grad_accum_steps
+    rule = train.lr_base_scale or ("sqrt" if any(name in train.opt.lower() for name in ADAPTIVE) else "linear")
+    ratio = batch / train.lr_base_size
+    rate = train.lr_base * (math.sqrt(ratio) if rule == "sqrt" else ratio)
+    if train.lr is not None and not math.isclose(train.lr, rate, rel_tol=1e-9):
+        raise ConfigError(
+            f"train.lr = {train.lr}, but train.lr_base = {train.lr_base} means {rate:.6g} for a global batch of "
+            f"{batch} ({rule}, base {train.lr_base_size}). Give one of the two."
+        )
+    logger.info("learning rate %.6g: %s from %g at %d to %d", rate, rule, train.lr_base, train.lr_base_size, batch)
+    return replace(config, train=replace(train, lr=rate, lr_base_scale=rule))

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 from timm.utils import dispatch_clip_grad
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
-from vitruvius.training._nonfinite import gradients_finite, is_finite
+from vitruvius.training._guards.nonfinite import gradients_finite, is_finite
 from vitruvius.training._session import Session
-from vitruvius.training._statistics import Statistics
 
 Numbers = dict[str, Tensor]
 
 
-class Spoilt(Exception):
+class NonFiniteLoss(Exception):
     """A loss that is no number, seen before it has reached the weights."""
 
     def __init__(self, loss: Tensor) -> None:
@@ -63,7 +63,7 @@ def _forward_backward(
         with session.autocast():
             result = session.task(x, y)
         if session.careful and not is_finite(session.process, result["loss"]):
-            raise Spoilt(result["loss"])
+            raise NonFiniteLoss(result["loss"])
         session.scaler.scale(result["loss"] / group).backward()
     fine = not skipping or is_finite(session.process, result["loss"])
     if not fine and statistics is not None:
@@ -119,3 +119,19 @@ def check_weights(session: Session) -> bool:
     local: list[Tensor] = [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
     sizes = torch.stack([p.abs().amax().float() for p in local if p.numel()])
     return not session.process.any(not bool(torch.isfinite(sizes).all()))
+
+
+class Statistics:
+    """A copy of the running means and variances of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.buffers = [
+            buffer for module in model.modules() if isinstance(module, _NormBase) for buffer in module.buffers()
+        ]
+        self.copies = [buffer.clone() for buffer in self.buffers]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """As they were."""
+        for buffer, copy in zip(self.buffers, self.copies, strict=True):
+            buffer.copy_(copy)

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from torch import nn
 
 from vitruvius._errors import Preempted
-from vitruvius._processes import joined
+from vitruvius._files import atomic_write_text
+from vitruvius._processes import process_group
 from vitruvius._registry import load_plugins
 from vitruvius._yaml import to_plain
+from vitruvius.analysis import AnalysisCallback, first_images
+from vitruvius.analysis.callback import FILE
 from vitruvius.tracking import Trackers
-from vitruvius.training._alarm import Alarm
-from vitruvius.training._analyses import Curves
+from vitruvius.training._guards.alarm import Alarm
+from vitruvius.training._guards.preemption import listening
 from vitruvius.training._loop import Callback, Loop
-from vitruvius.training._luck import borrowed_luck
-from vitruvius.training._preemption import listening
-from vitruvius.training._progress import Bar
-from vitruvius.training._run import Run
-from vitruvius.training._saving import Keeper, resume
-from vitruvius.training._secrets import redact
+from vitruvius.training._progress_bar import Bar
+from vitruvius.training._run.folder import Run
+from vitruvius.training._run.keeper import Keeper, resume
+from vitruvius.training._run.secrets import redact
+from vitruvius.training._seeding import preserve_rng
 from vitruvius.training._selection import Selection
-from vitruvius.training._session import open_session
+from vitruvius.training._session import Session, open_session
 from vitruvius.training.config import Config, check
 
 
@@ -36,12 +40,12 @@ def train(
     check(config, "the recipe")
     load_plugins(config.plugins)
     run, trackers = Run(config.out or "runs/unnamed"), Trackers.of(config.tracking)
-    with joined(config.train.device) as process, borrowed_luck(process.device), listening() as stop:
-        fresh = not process.once(run.has_state)
+    with process_group(config.train.device) as process, preserve_rng(process.device), listening() as stop:
+        fresh = not process.on_first(run.has_state)
         session = open_session(config, process, fresh=fresh)  # what can be wrong is found before a file is written
         keeper = Keeper(session, run, stop, Alarm.of(session))
         selection = Selection(session)
-        process.once(lambda: run.begin(session.config))
+        process.on_first(lambda: run.begin(session.config))
         try:
             resume(session, run)
             if process.first:
@@ -57,5 +61,47 @@ def train(
             raise
         finally:
             trackers.close()
-        process.once(run.push)
+        process.on_first(run.push)
     return run.folder
+
+
+class Curves:
+    """An analysis callback whose file is what the run knows, not more and not less."""
+
+    def __init__(self, inside: AnalysisCallback, folder: Path) -> None:
+        self.inside, self.file = inside, folder / FILE
+
+    @classmethod
+    def of(cls, session: Session, folder: Path) -> list[Curves]:
+        """What the recipe asks of fixed images; a list of one, or of none."""
+        config = session.config
+        if not config.analyses:
+            return []
+        batches = {
+            name: first_images(loader, config.train.analyse_images)
+            for name, loader in (("train", session.train_loader), ("validation", session.val_loader))
+        }
+        inside = AnalysisCallback(config.analyses, batches, every=config.train.analyse_every, folder=folder)
+        curves = cls(inside, folder)
+        curves.mend(session)
+        return [curves]
+
+    def epoch_end(self, epoch: int, model: nn.Module) -> object:
+        """Ask, after forgetting what an earlier attempt at this epoch has left."""
+        self._forget(epoch)
+        return self.inside.epoch_end(epoch, model)
+
+    def mend(self, session: Session) -> None:
+        """Forget epochs that the state does not know; the last one is asked anew, a kill may have cut its answer."""
+        self._forget(session.epoch)
+        if session.batch == 0 and session.epoch > 0 and session.replica is None:
+            self.epoch_end(session.epoch - 1, session.eval_model())
+
+    def _forget(self, epoch: int) -> None:
+        """Lines of this epoch and later ones, and a line that was cut off."""
+        if not self.file.exists():
+            return
+        text = self.file.read_text(encoding="utf-8")
+        kept = [line for line in text.split("\n")[:-1] if json.loads(line)["epoch"] < epoch]
+        if (wanted := "".join(f"{line}\n" for line in kept)) != text:
+            atomic_write_text(self.file, wanted)

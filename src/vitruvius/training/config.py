@@ -5,15 +5,110 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitruvius._config import build, override
+from vitruvius._errors import ConfigError
 from vitruvius._yaml import read_yaml
 from vitruvius.data import DataConfig
 from vitruvius.models import AttentionRule, ModelConfig
-from vitruvius.training._train_config import TrainConfig, check_train
 
 __all__ = ["Config", "TrainConfig", "check", "read_recipe"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How a model is trained; docs/training.md explains every key."""
+
+    epochs: int = 10
+    opt: str = "adamw"
+    lr: float | None = None  # null: from lr_base if that is given, else 1e-3
+    lr_base: float | None = None  # for lr_base_size images an update; scaled to the global batch
+    lr_base_size: int = 256
+    lr_base_scale: Literal["", "linear", "sqrt"] = ""  # empty: sqrt for adam's and lamb's kin, linear for others
+    weight_decay: float = 0.05
+    momentum: float = 0.9
+    opt_eps: float | None = None
+    opt_betas: tuple[float, float] | None = None
+    opt_kwargs: dict[str, Any] = field(default_factory=dict)  # anything else the optimiser takes
+    filter_bias_and_bn: bool = True  # no weight decay on vectors
+    layer_decay: float | None = None
+    layer_decay_min_scale: float = 0.0
+    sched: Literal["cosine", "tanh", "step", "multistep", "plateau", "poly", "none"] = "cosine"
+    sched_on_updates: bool = True  # false: the rate moves after whole epochs only, as timm's does by default
+    warmup_epochs: int = 0
+    warmup_lr: float = 1e-6
+    warmup_prefix: bool = False  # the warm-up comes before the schedule and lengthens the run
+    min_lr: float = 1e-6
+    cooldown_epochs: int = 0
+    decay_epochs: int = 30  # step
+    decay_milestones: tuple[int, ...] = (90, 180, 270)  # multistep, in epochs
+    decay_rate: float = 0.1  # step, multistep, plateau; the power of poly
+    patience_epochs: int = 10  # plateau
+    lr_noise: tuple[float, ...] | None = None  # parts of the run in which the rate is noisy, e.g. [0.4, 0.9]
+    lr_noise_pct: float = 0.67
+    lr_noise_std: float = 1.0
+    lr_cycle_mul: float = 1.0
+    lr_cycle_decay: float = 0.5
+    lr_cycle_limit: int = 1
+    lr_k_decay: float = 1.0
+    clip_grad: float | None = None
+    clip_mode: Literal["norm", "value", "agc"] = "norm"
+    grad_accum_steps: int = 1
+    model_ema: bool = False
+    model_ema_decay: float = 0.9998
+    model_ema_warmup: bool = False
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compile: bool | str = False  # true, or the name of a torch.compile backend
+    compile_mode: str | None = None  # torch.compile's mode; reduce-overhead replays CUDA graphs
+    grad_checkpointing: bool = False
+    channels_last: bool = False
+    device: str = "auto"
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # of several processes
+    nonfinite: Literal["stop", "skip"] = "stop"  # a loss that is no number: end the run, or leave that update out
+    save_every: int = 0  # updates; 0: after epochs only
+    save_minutes: float = 0.0  # and so often by the clock; 0: not
+    holdout: float = 0.1  # part of the training set that chooses the best weights; 0: the validation split does
+    evaluate_every: int = 1  # epochs
+    select: Literal["auto", "clean", "robust"] = "auto"  # auto: robust if the task has a threat
+    select_threat: str | None = None  # null: pgd of 10 steps, its worst iterate, in the task's ball
+    select_images: int | None = None  # of those that choose; null: all
+    alarm: Literal["auto", "none", "report", "stop", "rollback"] = "auto"  # auto: report if the task has a threat
+    alarm_gap: float = 0.25  # single-step minus multi-step accuracy above which training has collapsed
+    alarm_images: int = 128  # fixed, of those that choose
+    alarm_steps: int = 10  # of the multi-step attack
+    alarm_every: int = 0  # updates; 0: after epochs only
+    alarm_lr: float = 0.5  # a rollback multiplies the rate by this
+    alarm_rollbacks: int = 3  # at most
+    analyse_every: int = 1  # epochs, where the recipe names analyses
+    analyse_images: int = 64  # fixed images of the training and of the choosing set
+
+
+def check_train(train: TrainConfig, source: str) -> None:
+    """What types alone cannot say."""
+    warm = train.sched == "none" or train.warmup_prefix or train.warmup_epochs < train.epochs
+    expectations = {
+        "epochs": (train.epochs >= 1, "at least 1"),
+        "lr": (train.lr is None or train.lr > 0, "a number above 0"),
+        "lr_base": (train.lr_base is None or train.lr_base > 0, "a number above 0"),
+        "holdout": (0 <= train.holdout < 1, "a number from 0 to below 1"),
+        "model_ema_decay": (0 <= train.model_ema_decay < 1, "a number from 0 to below 1"),
+        "clip_grad": (train.clip_grad is None or train.clip_grad > 0, "a number above 0, or null for none"),
+        "warmup_epochs": (warm and train.warmup_epochs >= 0, f"fewer than the {train.epochs} of train.epochs"),
+        "save_minutes": (train.save_minutes >= 0, "0 or more"),
+        "select_images": (train.select_images is None or train.select_images >= 1, "at least 1, or null for all"),
+        "alarm_gap": (0 < train.alarm_gap <= 1, "a share of the images, above 0 and at most 1"),
+        "alarm_lr": (0 < train.alarm_lr <= 1, "a factor above 0 and at most 1"),
+        "sched_on_updates": (train.sched_on_updates or train.sched != "none", "true where train.sched = none"),
+    }
+    counts = {"lr_base_size": 1, "grad_accum_steps": 1, "evaluate_every": 1, "analyse_every": 1, "analyse_images": 1}
+    counts |= {"save_every": 0, "alarm_images": 1, "alarm_steps": 2, "alarm_every": 0, "alarm_rollbacks": 0}
+    expectations |= {name: (getattr(train, name) >= least, f"at least {least}") for name, least in counts.items()}
+    for name, (fine, expected) in expectations.items():
+        if not fine:
+            raise ConfigError(f"{source}: train.{name} = {getattr(train, name)}, expected {expected}.")
+    if train.sched == "none" and train.warmup_epochs:
+        raise ConfigError(f"{source}: train.warmup_epochs = {train.warmup_epochs}, but train.sched = none never moves.")
 
 
 @dataclass(frozen=True, kw_only=True)

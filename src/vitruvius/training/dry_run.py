@@ -8,21 +8,23 @@ device is not here, the time is left out and the operations of a forward pass ar
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitruvius._errors import ConfigError, DataError
-from vitruvius._processes import Process, choose_device, joined
+from vitruvius._processes import Process, choose_device, process_group
 from vitruvius._registry import load_plugins
 from vitruvius.data import Loader
 from vitruvius.models import create_model
-from vitruvius.training import _makers as make
+from vitruvius.training import _build as make
 from vitruvius.training._estimates import Findings, describe
-from vitruvius.training._kept import Kept
-from vitruvius.training._luck import borrowed_luck
+from vitruvius.training._seeding import preserve_rng
 from vitruvius.training._session import Session, open_session
 from vitruvius.training._step import train_batch
 from vitruvius.training.config import Config, check
@@ -48,7 +50,7 @@ def dry_run(config: Config) -> str:
     check(config, "the recipe")
     load_plugins(config.plugins)
     device, remarks = _device(config)
-    with joined(device) as process, borrowed_luck(process.device):
+    with process_group(device) as process, preserve_rng(process.device):
         loader = _training_images(config, process, remarks)
         named = config.data.num_classes or config.model.kwargs.get("num_classes") or 1000
         config = make.with_classes(config, named if loader is None else loader.num_classes)
@@ -108,7 +110,7 @@ def pretended(config: Config, images: int) -> Config:
 
 def measure(session: Session) -> Probe:
     """A few steps as they would be trained, on random images."""
-    seconds, kept = [], Kept(session.model)
+    seconds, kept = [], SavedTensors(session.model)
     session.task.train()
     for number, (x, y) in enumerate(session.train_loader):
         begun = time.perf_counter()
@@ -139,3 +141,58 @@ def _training_images(config: Config, process: Process, remarks: list[str]) -> Lo
     except DataError as error:
         remarks.append(f"the data cannot be opened here: {error}")
         return None
+
+
+class SavedTensors:
+    """`with SavedTensors(model) as kept: step()`; then `kept.peak` is the most that was kept at a time."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.peak = self.now = 0
+        self._own = {_place(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._holders: Counter[int] = Counter()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+
+    def __enter__(self) -> SavedTensors:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hooks.__exit__(kind, error, trace)
+
+    def _pack(self, tensor: Tensor) -> _Held:
+        place = _place(tensor)
+        if place in self._own:
+            return _Held(tensor, None, place)
+        if self._holders[place] == 0:
+            self.now += tensor.untyped_storage().nbytes()
+            self.peak = max(self.peak, self.now)
+        self._holders[place] += 1
+        return _Held(tensor, self, place)
+
+    def release(self, tensor: Tensor, place: int) -> None:
+        """One holder of a storage is gone."""
+        self._holders[place] -= 1
+        if self._holders[place] == 0:
+            self.now -= tensor.untyped_storage().nbytes()
+
+
+class _Held:
+    """A tensor in the graph; says goodbye when the graph lets it go."""
+
+    def __init__(self, tensor: Tensor, kept: SavedTensors | None, place: int) -> None:
+        self.tensor, self.kept, self.place = tensor, kept, place
+
+    def __del__(self) -> None:
+        if self.kept is not None:
+            self.kept.release(self.tensor, self.place)
+
+
+def _unpack(held: Any) -> Tensor:
+    tensor: Tensor = held.tensor
+    return tensor
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -18,7 +18,7 @@ from vitruvius._errors import ConfigError, Preempted
 from vitruvius._files import is_url, join
 from vitruvius._registry import require
 from vitruvius._yaml import to_plain
-from vitruvius.training._preemption import Stop
+from vitruvius.training._guards.preemption import Stop
 from vitruvius.training._train import train
 from vitruvius.training.config import Config
 

@@ -19,9 +19,9 @@ from typing import Any, Literal
 from vitruvius._config import build
 from vitruvius._errors import ConfigError, Preempted, VitruviusError
 from vitruvius._files import atomic_write_text, exists, join, read_text
-from vitruvius._processes import Process, joined
+from vitruvius._processes import Process, process_group
 from vitruvius._yaml import read_yaml, to_plain
-from vitruvius.training._run import flatten
+from vitruvius.training._run.folder import flatten
 from vitruvius.training._sweep_table import Row, best_of, markdown, write_tables
 from vitruvius.training._train import train
 from vitruvius.training.config import Config, read_recipe
@@ -72,15 +72,15 @@ class Sweep:
     def train(self, *, quiet: bool = True, tell: Callable[[str], None] = lambda _: None) -> str:
         """Train what is not finished; the summary table, which is also written as summary.csv and summary.md."""
         device = self.runs[0].config.train.device
-        with joined(device) as process:  # one group for all runs
+        with process_group(device) as process:  # one group for all runs
             for number, run in enumerate(self.runs, 1):
-                if process.heard(self._status(run)) != "finished":
+                if process.broadcast(self._status(run)) != "finished":
                     tell(f"[{number}/{len(self.runs)}] {run.name}")
                     outcome = self._train(run, process, quiet)
-                    process.once(lambda run=run, outcome=outcome: self._note(run, outcome))  # type: ignore[misc]
+                    process.on_first(lambda run=run, outcome=outcome: self._note(run, outcome))  # type: ignore[misc]
                     if outcome != "finished":
                         tell(f"    {outcome}")
-            return process.once(self.summarise)
+            return process.on_first(self.summarise)
 
     def summarise(self) -> str:
         """The table of all runs as they stand, best first; written beside them."""

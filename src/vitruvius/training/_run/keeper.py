@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from vitruvius._errors import Preempted
-from vitruvius.training._alarm import Alarm, Reading, logger
-from vitruvius.training._nonfinite import Suspects, as_json, letter
-from vitruvius.training._preemption import Stop
-from vitruvius.training._run import Run
+from vitruvius.training._guards.alarm import Alarm, Reading, logger
+from vitruvius.training._guards.nonfinite import LossWatch, as_json, error_for
+from vitruvius.training._guards.preemption import Stop
+from vitruvius.training._run.folder import Run
+from vitruvius.training._run.state import apply, capture
 from vitruvius.training._session import Session
-from vitruvius.training._state import apply, capture
 
 
 class RolledBack(Exception):
@@ -27,7 +27,7 @@ class Keeper:
         self.session, self.run, self.stop, self.alarm = session, run, stop, alarm
         self.saved_at = time.monotonic()
 
-    def between(self, suspects: Suspects, *, before: int, looked: bool) -> None:
+    def between(self, losses: LossWatch, *, before: int, looked: bool) -> None:
         """After an update (`before`: updates before it). Several processes agree when they have looked."""
         train, now = self.session.config.train, self.session.updates
         if self.alarm is not None and _crossed(train.alarm_every, before, now):
@@ -36,7 +36,7 @@ class Keeper:
         stopping = self.stop.asked if alone else looked and self.session.process.any(self.stop.asked)
         late = self._late() if alone else looked and self.session.process.any(self._late())
         if stopping or late or _crossed(train.save_every, before, now):
-            self.nonfinite(suspects)
+            self.nonfinite(losses)
             self.save()
         if stopping:
             self._leave()
@@ -46,15 +46,15 @@ class Keeper:
         if self.session.process.any(self.stop.asked):
             self._leave()
 
-    def nonfinite(self, suspects: Suspects) -> None:
+    def nonfinite(self, losses: LossWatch) -> None:
         """Stop at the first loss that was no number, with its images on record."""
         session = self.session
-        found = suspects.find()
+        found = losses.find()
         if found is None or session.config.train.nonfinite == "skip":
             return
         state, note = capture(session), as_json(found, session.epoch, session.updates)
-        session.process.once(lambda: self.run.save_nonfinite(note, state))
-        raise letter(found, session.epoch)
+        session.process.on_first(lambda: self.run.save_nonfinite(note, state))
+        raise error_for(found, session.epoch)
 
     def watch(self) -> Reading:
         """Look at the alarm, and do what the recipe says; a calm state is kept for a rollback."""
@@ -64,13 +64,13 @@ class Keeper:
             self._ring(self.alarm, reading)
         elif self.alarm.action == "rollback":
             state = capture(self.session)
-            self.session.process.once(lambda: self.run.save_calm(state))
+            self.session.process.on_first(lambda: self.run.save_calm(state))
         return reading
 
     def save(self) -> None:
         """The state alone."""
         state = capture(self.session)
-        self.session.process.once(lambda: self._write(state))
+        self.session.process.on_first(lambda: self._write(state))
         self.saved_at = time.monotonic()
 
     def _write(self, state: dict[str, Any]) -> None:
@@ -91,9 +91,9 @@ class Keeper:
         session.alarms += 1
         if alarm.action == "report":
             if session.process.first:
-                logger.warning("%s", alarm.letter(reading, more="Training goes on (train.alarm=report)."))
+                logger.warning("%s", alarm.message(reading, more="Training goes on (train.alarm=report)."))
             return
-        calm = session.process.once(self.run.load_calm) if alarm.action == "rollback" else None
+        calm = session.process.on_first(self.run.load_calm) if alarm.action == "rollback" else None
         limit = session.config.train.alarm_rollbacks
         if calm is None or session.rollbacks >= limit:
             why = f"{session.rollbacks} rollback(s) have not helped." if calm is not None else ""
@@ -104,7 +104,7 @@ class Keeper:
         session, factor = self.session, self.session.config.train.alarm_lr
         if session.process.first:
             more = f"Back to update {calm['updates']}, with {factor:g} of the rate."
-            logger.warning("%s", alarm.letter(reading, more=more))
+            logger.warning("%s", alarm.message(reading, more=more))
         alarms, rollbacks = session.alarms, session.rollbacks + 1
         apply(session, calm, str(self.run.folder))
         for group in session.optimizer.param_groups:  # timm's schedules multiply by lr_scale
@@ -119,19 +119,19 @@ class Keeper:
 def keep(session: Session, run: Run) -> None:
     """The state first, in one step; then what follows from it, so that a crash at any point is mended by a resume."""
     state, files = capture(session), collect(session)
-    session.process.once(lambda: _save(session, run, state, files))
+    session.process.on_first(lambda: _save(session, run, state, files))
 
 
 def resume(session: Session, run: Run) -> None:
     """Go on where the state was saved; files that a crash has kept from following it are written now."""
-    state = session.process.once(run.load_state)
+    state = session.process.on_first(run.load_state)
     if state is None:
         return
     apply(session, state, str(run.folder))
-    if session.process.once(lambda: run.has_metrics(session.rows)):
+    if session.process.on_first(lambda: run.has_metrics(session.rows)):
         return
     files = collect(session) if session.batch == 0 else {}  # in an epoch the weights are not those of its start
-    session.process.once(lambda: publish(session, run, files))
+    session.process.on_first(lambda: publish(session, run, files))
 
 
 Files = dict[str, tuple[dict[str, Tensor], dict[str, Any]]]  # name → weights and notes

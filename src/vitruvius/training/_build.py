@@ -10,16 +10,23 @@ import torch
 from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from timm.scheduler import create_scheduler_v2
 from timm.task import TrainingTask
-from torch import nn
+from torch import Tensor, nn
 
+from vitruvius._checks import device_of
 from vitruvius._config import bind, split_use
 from vitruvius._errors import ConfigError
 from vitruvius._processes import Process
+from vitruvius.analysis import first_images
+from vitruvius.attention.low_rank import LowRank
 from vitruvius.data import Loader, eval_loader, held_out, train_loader
 from vitruvius.models import PixelModel, create_from_config, create_model
 from vitruvius.surgery import inner
+from vitruvius.surgery.calibrating import calibrate_low_rank
 from vitruvius.tasks import tasks
 from vitruvius.training.config import Config
+
+CALIBRATION_IMAGES = 512
+CALIBRATION_BATCH = 64
 
 
 def preprocessing(config: Config) -> dict[str, Any]:
@@ -191,3 +198,20 @@ def scheduler(config: Config, optimizer: torch.optim.Optimizer, updates: int) ->
         step_on_epochs=train.sched == "plateau" or not train.sched_on_updates,
         updates_per_epoch=updates,
     )
+
+
+def calibrate(model: PixelModel, loader: Loader, process: Process) -> None:
+    """Fit the auto-encoders with `start: calibrated` to the dense model's attention maps on training images.
+
+    The first process does it, the others take its weights.
+    """
+    if not any(isinstance(part, LowRank) and part.start == "calibrated" for part in model.modules()):
+        return
+    weights: dict[str, Tensor] = process.on_first(lambda: _fitted(model, loader))
+    model.load_state_dict(weights)
+
+
+def _fitted(model: PixelModel, loader: Loader) -> dict[str, Tensor]:
+    images = first_images(loader, CALIBRATION_IMAGES)
+    calibrate_low_rank(model, images.to(device_of(model)).split(CALIBRATION_BATCH))
+    return {name: value.detach().cpu() for name, value in model.state_dict().items()}

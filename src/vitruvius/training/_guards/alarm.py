@@ -67,13 +67,13 @@ class Alarm:
             scores = [self._accuracy(model, threat) for threat in (self.single, self.multi)]
         finally:
             model.train(training)
-        return Reading(*self.session.process.heard(scores))
+        return Reading(*self.session.process.broadcast(scores))
 
     def rings(self, reading: Reading) -> bool:
         """Whether this is a collapse."""
         return reading.single - reading.multi > self.gap
 
-    def letter(self, reading: Reading, *, more: str) -> str:
+    def message(self, reading: Reading, *, more: str) -> str:
         session = self.session
         return (
             f"catastrophic overfitting at update {session.updates} (epoch {session.epoch + 1}): accuracy is "
@@ -84,7 +84,7 @@ class Alarm:
     def stop(self, reading: Reading, why: str = "") -> Overfitted:
         """The error that ends a run."""
         advice = "Use a multi-step inner attack, a smaller step or eps, or train.alarm=rollback."
-        return Overfitted(self.letter(reading, more=why or advice))
+        return Overfitted(self.message(reading, more=why or advice))
 
     def _accuracy(self, model: torch.nn.Module, threat: Threat) -> float:
         right = 0

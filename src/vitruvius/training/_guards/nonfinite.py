@@ -17,7 +17,7 @@ REMEDY = "Lower train.lr, lengthen train.warmup_epochs, set train.clip_grad, or 
 
 
 @dataclass
-class Suspects:
+class LossWatch:
     """The losses of the batches since the last look, on the device, and the ids of their images, on the CPU."""
 
     process: Process
@@ -63,7 +63,7 @@ def gradients_finite(process: Process, gradients: list[Tensor]) -> bool:
     return not process.any(not bool(torch.isfinite(sizes).all()))
 
 
-def letter(found: dict[str, Any], epoch: int) -> Diverged:
+def error_for(found: dict[str, Any], epoch: int) -> Diverged:
     """The error that stops a run."""
     ids = found["ids"]
     shown = ", ".join(map(str, ids[:8])) + (f", … ({len(ids)} in all)" if len(ids) > 8 else "")

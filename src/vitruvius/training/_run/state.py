@@ -1,7 +1,7 @@
 """Everything a run needs to go on as if it had never stopped, in the middle of an epoch as well.
 
 Weights, their average, optimiser, schedule, scaler, what the task itself remembers, the place in the epoch with its
-half-made means, and all rows. Dice need no place in it: see `_luck`.
+half-made means, and all rows. Random streams need no place in it: see `_seeding`.
 """
 
 from __future__ import annotations

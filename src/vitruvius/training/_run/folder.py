@@ -40,8 +40,8 @@ from vitruvius._files import (
 )
 from vitruvius._version import __version__
 from vitruvius._yaml import dump_yaml, read_yaml, to_plain
-from vitruvius.training import _checkpoint as checkpoint
-from vitruvius.training._secrets import redact
+from vitruvius.training._run import state_file as checkpoint
+from vitruvius.training._run.secrets import redact
 from vitruvius.training.config import Config
 
 FREE = {  # what may change between two halves of a run

@@ -1,7 +1,7 @@
-"""Luck: the dice that layers, attacks and timm throw (dropout, stochastic depth, random starts).
+"""Seeds of the global random streams that layers, attacks and timm draw from (dropout, stochastic depth, starts).
 
 They are a function of seed, epoch, batch and process. Nothing of it has to be saved: a run that goes on in the
-middle of an epoch throws the same dice as one that never stopped.
+middle of an epoch draws the same numbers as one that never stopped.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 
 @contextmanager
-def borrowed_luck(device: torch.device) -> Iterator[None]:
-    """Leave the caller's dice (Python's, numpy's, torch's) as they were."""
+def preserve_rng(device: torch.device) -> Iterator[None]:
+    """Leave the caller's random streams (Python's, numpy's, torch's) as they were."""
     python, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002 (timm draws from numpy's global state)
     fork = (
         torch.random.fork_rng([]) if device.type == "cpu" else torch.random.fork_rng([device], device_type=device.type)
@@ -29,8 +29,8 @@ def borrowed_luck(device: torch.device) -> Iterator[None]:
         np.random.set_state(numbers)  # noqa: NPY002
 
 
-def seed_luck(*, seed: int, epoch: int, batch: int, rank: int, device: torch.device) -> None:
-    """Other dice for every batch and process, the same in every run. `torch.manual_seed` would take a millisecond."""
+def seed_batch(*, seed: int, epoch: int, batch: int, rank: int, device: torch.device) -> None:
+    """A stream for every batch and process, the same in every run. `torch.manual_seed` would take a millisecond."""
     mixed = np.random.SeedSequence([seed % 2**64, epoch, batch, rank]).generate_state(4)
     number = (int(mixed[0]) << 31) ^ int(mixed[1])
     torch.default_generator.manual_seed(number)

@@ -1,0 +1,1 @@
+"""The run folder: its files, the state a run resumes from, and when each is written."""
