@@ -13,6 +13,7 @@ from vitruvius.attention import attentions
 from vitruvius.compression.rules import rules
 from vitruvius.converters import converters
 from vitruvius.corruptions import corruptions
+from vitruvius.data import describe_sources
 from vitruvius.init import bases, inits
 from vitruvius.models import models
 from vitruvius.shifts import shifts
@@ -42,6 +43,7 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "bases": bases.describe,
     "converters": converters.describe,
     "corruptions": corruptions.describe,
+    "data": describe_sources,
     "inits": inits.describe,
     "models": lambda: [(name, "", doc) for name, _, doc in models.describe()],
     "recipes": recipes,

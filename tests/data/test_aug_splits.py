@@ -12,7 +12,7 @@ from timm.data.loader import fast_collate
 
 from vitruvius._errors import ConfigError
 from vitruvius.data import DataConfig, train_loader
-from vitruvius.data._noise import seeded
+from vitruvius.data._image_seeds import seeded
 from vitruvius.data._preprocessing import Splits, resolve, train_transform
 
 SIZE = (3, 16, 16)

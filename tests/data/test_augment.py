@@ -8,8 +8,8 @@ import pytest
 import torch
 from timm.data.random_erasing import RandomErasing
 
-from vitruvius.data._augment import Erase, erase, flip, shift, truncated_normal
-from vitruvius.data._noise import image_keys, seeded, uniform
+from vitruvius.data._image_seeds import image_keys, seeded, uniform
+from vitruvius.data.augmentation.erasing import Erase, erase, flip, shift, truncated_normal
 
 
 def batch(number=16, size=(3, 12, 10)):

@@ -7,7 +7,7 @@ from pictures import write_image
 
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.data import DataConfig, eval_loader, train_loader
-from vitruvius.data._classes import class_names
+from vitruvius.data._subsets import class_names
 from vitruvius.shifts import imagenet_classes
 
 SIZE = (3, 16, 16)

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.data import DataConfig, eval_loader, held_out, train_loader
-from vitruvius.data._tensors import _all_digits
+from vitruvius.data.sources.digits import _all_digits
 
 SIZE = (3, 8, 8)
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.data import DataConfig, eval_loader, held_out, train_loader
-from vitruvius.data._noise import seeded
+from vitruvius.data._image_seeds import seeded
 from vitruvius.data._preprocessing import posterize, resolve, train_transform
 
 SIZE = {"input_size": (3, 16, 16), "interpolation": "bicubic", "crop_pct": 1.0}

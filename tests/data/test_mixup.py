@@ -8,7 +8,7 @@ import torch
 from timm.data import Mixup
 
 from vitruvius.data import DataConfig, make_mixup
-from vitruvius.data._noise import seed_of, seeded
+from vitruvius.data._image_seeds import seed_of, seeded
 
 
 def batch(number=8):

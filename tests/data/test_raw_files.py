@@ -11,8 +11,7 @@ import torch
 
 from vitruvius._errors import DataError
 from vitruvius._files import save_tensors
-from vitruvius.data import DataConfig, eval_loader, held_out, train_loader
-from vitruvius.data._sources import open_data
+from vitruvius.data import DataConfig, eval_loader, held_out, open_data, train_loader
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (12, 6, 8, 3), dtype=np.uint8)

@@ -13,10 +13,10 @@ from PIL import Image
 from shift_layouts import CLASSES, write_arrays, write_corrupted, write_pictures
 from vitruvius._errors import ConfigError, DataError, UnknownName
 from vitruvius._imagenet import subset_columns
+from vitruvius.corrupted_copies.arrays import copy_arrays
+from vitruvius.corrupted_copies.folders import copy_folder
 from vitruvius.corruptions import ALL, BENCHMARK
-from vitruvius.corruptions.arrays import copy_arrays
 from vitruvius.corruptions.fog import Fog
-from vitruvius.corruptions.folders import copy_folder
 from vitruvius.shifts import ArrayImages, Pictures, Remark, imagenet_classes, open_shift, say_once, shifts
 from vitruvius.shifts.imagenet_o import INSIDE
 

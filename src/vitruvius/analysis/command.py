@@ -15,8 +15,7 @@ from vitruvius._errors import ConfigError
 from vitruvius._processes import Process, process_group
 from vitruvius.analysis._run import analyse, ask_all
 from vitruvius.analysis._table import Table
-from vitruvius.data import DataConfig, Loader, eval_loader
-from vitruvius.data._open import is_stream
+from vitruvius.data import DataConfig, Loader, eval_loader, is_stream
 from vitruvius.evaluation import TargetConfig, open_target, save_target
 from vitruvius.models import PixelModel
 

@@ -1,7 +1,7 @@
 """Who disturbs, on average: the 15 + 4 corruptions of ImageNet-C, for images of any size, (model, x, y) → x'."""
 
 from vitruvius._registry import load_room
-from vitruvius.corruptions._base import SEVERITIES, Corruption, corruptions
+from vitruvius.corruptions._base import SEVERITIES, Corruption, Scale, corruptions
 from vitruvius.corruptions._specs import (
     ALL,
     BENCHMARK,
@@ -19,6 +19,7 @@ __all__ = [
     "GROUPS",
     "SEVERITIES",
     "Corruption",
+    "Scale",
     "corruption_grid",
     "corruptions",
     "is_corruption",

@@ -1,17 +1,19 @@
 """Data sets → loaders that yield pixels in [0, 1]: the embedded digits, folders, torchvision, tfds, hf, wds.
 
 `train_loader` and `eval_loader` read what a recipe names, `images_loader` any images that somebody else reads.
+`data_source` registers a data set of one's own; `vitruvius list data` shows what there is.
 """
 
 from vitruvius.data._config import DataConfig
-from vitruvius.data._decoding import ImageSet
-from vitruvius.data._folder import split_folder
-from vitruvius.data._images import images_loader
+from vitruvius.data._image_loader import ImageSet
 from vitruvius.data._loader import Loader
-from vitruvius.data._mixup import Mixer, make_mixup
-from vitruvius.data._open import eval_loader, held_out, train_loader
+from vitruvius.data._open import eval_loader, held_out, images_loader, train_loader
 from vitruvius.data._preprocessing import InputSize
+from vitruvius.data._subsets import chosen_files, chosen_ids
 from vitruvius.data._tensors import TensorSet
+from vitruvius.data.augmentation.mixup import Mixer, make_mixup
+from vitruvius.data.sources import data_source, data_sources, describe_sources, is_stream, open_data
+from vitruvius.data.sources.folder import split_folder
 
 __all__ = [
     "DataConfig",
@@ -20,10 +22,17 @@ __all__ = [
     "Loader",
     "Mixer",
     "TensorSet",
+    "chosen_files",
+    "chosen_ids",
+    "data_source",
+    "data_sources",
+    "describe_sources",
     "eval_loader",
     "held_out",
     "images_loader",
+    "is_stream",
     "make_mixup",
+    "open_data",
     "split_folder",
     "train_loader",
 ]

@@ -9,11 +9,21 @@ from torch import Tensor
 
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.data._config import DataConfig
-from vitruvius.data._decoding import ImageSet
-from vitruvius.data._image_loader import ImageLoader
+from vitruvius.data._image_loader import ImageLoader, ImageSet
 from vitruvius.data._order import Order
 from vitruvius.data._preprocessing import Preprocessing, eval_transform, needs_pil
 from vitruvius.data._tensors import TensorSet
+
+
+def cached(
+    data: TensorSet | ImageSet, ids: Tensor, pre: Preprocessing, config: DataConfig, *, training: bool
+) -> tuple[TensorSet | ImageSet, Tensor]:
+    """The images in memory if the recipe wants them there, and the ids of those that could be decoded."""
+    if config.cache != "memory" or isinstance(data, TensorSet):
+        return data, ids
+    tensors = in_memory(data, ids, pre, config, training=training)
+    assert tensors.rows is not None
+    return tensors, ids[tensors.rows[ids] >= 0]
 
 
 def in_memory(data: ImageSet, ids: Tensor, pre: Preprocessing, config: DataConfig, *, training: bool) -> TensorSet:

@@ -1,4 +1,4 @@
-"""From a recipe to loaders: the three verbs `train_loader`, `eval_loader` and `held_out`."""
+"""From a recipe to loaders: the verbs `train_loader`, `eval_loader`, `images_loader` and `held_out`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import DataError
+from vitruvius.data._cache import cached
 from vitruvius.data._config import DataConfig
-from vitruvius.data._images import images_loader
+from vitruvius.data._image_loader import ImageLoader, ImageSet
 from vitruvius.data._loader import Loader
-from vitruvius.data._mixed_loader import mixed_loader
-from vitruvius.data._order import Order
-from vitruvius.data._preprocessing import InputSize, eval_transform, resolve, train_transform
-from vitruvius.data._sources import cached, choice, chosen_ids, open_data
-from vitruvius.data._streams import PACKAGES, Share, StreamLoader, open_stream
-from vitruvius.data._subsets import subset_ids
-from vitruvius.data._training_loader import make_training_loader
+from vitruvius.data._mixed_loader import make_image_loader, mixed_loader, stays_in_tensors
+from vitruvius.data._order import AnyOrder, Order
+from vitruvius.data._preprocessing import InputSize, Preprocessing, eval_transform, gentle, resolve, train_transform
+from vitruvius.data._subsets import choice, chosen_ids, subset_ids
+from vitruvius.data._tensors import TensorLoader, TensorSet
+from vitruvius.data.sources import AnySet, is_stream, open_data
+from vitruvius.data.sources.streams import Share, StreamLoader, open_stream
 
 
 def train_loader(
@@ -39,7 +40,7 @@ def train_loader(
     part: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size}
     if is_stream(config):
         _refuse_ids(config, exclude)
-        stream = open_stream(config, split, pre, training=True, seed=seed)
+        stream = open_stream(config, split, pre.size, training=True, seed=seed)
         return StreamLoader(stream, Share(training=True, **part), train_transform(config, pre), config, device)
     data = open_data(config, split, pre.size)
     ids = chosen_ids(data, config.train_num_samples, without=exclude)
@@ -65,7 +66,9 @@ def eval_loader(
     if is_stream(config):
         _refuse_ids(config, only)
         share = Share(training=False, rank=rank, world_size=world_size)
-        return StreamLoader(open_stream(config, split, pre, training=False), share, eval_transform(pre), config, device)
+        return StreamLoader(
+            open_stream(config, split, pre.size, training=False), share, eval_transform(pre), config, device
+        )
     data = open_data(config, split, pre.size)
     if config.subset is not None and only is None and split == config.val_split:
         only = subset_ids(config.subset, data)
@@ -86,9 +89,39 @@ def held_out(config: DataConfig, fraction: float, *, seed: int = 0) -> Tensor:
     return ids[choice(len(ids), count, seed)]
 
 
-def is_stream(config: DataConfig) -> bool:
-    """Whether the data can only be read in order."""
-    return config.dataset.partition("/")[0] in PACKAGES
+def images_loader(
+    images: ImageSet | TensorSet,
+    config: DataConfig,
+    *,
+    input_size: InputSize,
+    rank: int = 0,
+    world_size: int = 1,
+    device: torch.device | str = "cpu",
+    only: Tensor | None = None,
+) -> Loader:
+    """Each of these images once, or only the images `only`, prepared for evaluation as the model wants them.
+
+    `images` is anything with a name, a number of classes, a length, `read(index)` → (PIL image, label) and
+    `describe(index)`, decoded by `config.workers` processes; or a `TensorSet`, which stays in memory. Of `config`
+    count the batch sizes, `workers`, `broken`, and what overrules the model: `image_size`, `crop_pct` and their like.
+    `input_size` is timm's data config of the model, or (channels, height, width).
+    """
+    pre, ids = resolve(config, input_size), chosen_ids(images, None, only=only)
+    size = config.eval_batch_size or config.batch_size
+    order = Order(ids, batch_size=size, shuffle=False, rank=rank, world_size=world_size)
+    if isinstance(images, TensorSet):
+        return TensorLoader(images, order, pre, config, device)
+    return ImageLoader(images, order, eval_transform(pre), config, channels=pre.size[0], device=device)
+
+
+def make_training_loader(
+    data: AnySet, order: AnyOrder, pre: Preprocessing, config: DataConfig, device: torch.device | str
+) -> TensorLoader | ImageLoader:
+    """Shuffled and augmented; data in memory get only the augmentation that the recipe asks for."""
+    if isinstance(data, TensorSet) and stays_in_tensors(data, config):
+        return TensorLoader(data, order, pre, config, device)
+    config = gentle(config) if isinstance(data, TensorSet) else config
+    return make_image_loader(data, order, pre, config, device)
 
 
 def _refuse_ids(config: DataConfig, ids: Tensor | None) -> None:

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torchvision import transforms
 
 from vitruvius._errors import ConfigError
-from vitruvius.data._augment import Erase
 from vitruvius.data._config import DataConfig
+from vitruvius.data.augmentation.erasing import Erase
 
 InputSize = Mapping[str, Any] | Sequence[int]
 Transform = Callable[[Image.Image], Tensor]  # → uint8 (C, H, W), or (S, C, H, W) with aug_splits

@@ -1,17 +1,54 @@
-"""Fixed subsets of a folder of images, by file name: RobustBench's 5,000 ImageNet images, or a list of the user's."""
+"""Which images of a data set are used: so many of them, those a list names, or those of some classes.
+
+Lists that come with the package: RobustBench's 5,000 ImageNet images, and the 100 classes of the light recipe's
+ablations (Debenedetti, Sehwag & Mittal 2023, arXiv:2209.07399). Classes are numbered in the order of their list.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
+from timm.utils.misc import natural_key
 from torch import Tensor
 
 from vitruvius._errors import DataError
+from vitruvius._imagenet import imagenet_labels
+from vitruvius.data._image_loader import ImageSet
+from vitruvius.data._image_seeds import seed_of
+from vitruvius.data._tensors import TensorSet
 
+PACKAGED = {"imagenet-100": "imagenet_100.txt"}
+IMAGENET = "imagenet-1k"  # class map of folders named by WordNet ids
 ROBUSTBENCH = "robustbench-imagenet"
+
+
+def chosen_ids(
+    data: TensorSet | ImageSet, limit: int | None, *, without: Tensor | None = None, only: Tensor | None = None
+) -> Tensor:
+    """All images, at most `limit` of them (a fixed random choice), or the ones that are asked for."""
+    number = len(data)
+    if only is not None:
+        if len(only) and not 0 <= int(only.min()) <= int(only.max()) < number:
+            raise DataError(f"{data.name} has {number} images; ids must lie between 0 and {number - 1}.")
+        return only
+    ids = torch.arange(number) if limit is None or limit >= number else choice(number, limit, seed=0)
+    return ids if without is None else ids[~torch.isin(ids, without)]
+
+
+def choice(number: int, count: int, seed: int) -> Tensor:
+    """`count` of `number` ids, sorted."""
+    generator = torch.Generator().manual_seed(seed_of(seed))
+    return torch.randperm(number, generator=generator)[:count].sort().values
+
+
+def chosen_files(names: Sequence[str], limit: int) -> list[str]:
+    """Of the JPEG and PNG images `class/file` of a folder those that `data.val_num_samples` takes, in natural order."""
+    ordered = sorted(names, key=natural_key)
+    return [ordered[place] for place in choice(len(ordered), limit, seed=0).tolist()]
 
 
 def subset_ids(name: str, data: Any) -> Tensor:
@@ -41,3 +78,32 @@ def _names(name: str) -> list[str]:
     if not path.is_file():
         raise DataError(f"data.subset={name!r} is neither {ROBUSTBENCH!r} nor a text file with one file name a line.")
     return [Path(line.strip()).name for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def class_names(name: str) -> list[str]:
+    """The classes of a packaged subset, or of a text file with one class name a line."""
+    if name in PACKAGED:
+        text = files("vitruvius.data").joinpath(PACKAGED[name]).read_text(encoding="utf-8")
+    elif Path(name).expanduser().is_file():
+        text = Path(name).expanduser().read_text(encoding="utf-8")
+    else:
+        known = ", ".join(PACKAGED)
+        raise DataError(f"data.classes={name!r} is neither {known} nor a text file with one class name a line.")
+    names = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if not names or len(set(names)) < len(names):
+        raise DataError(f"data.classes={name!r} lists {len(names)} classes, {len(set(names))} of them different.")
+    return names
+
+
+def read_class_map(name: str, root: Path) -> dict[str, int]:
+    """Class name → number: ImageNet's, or by the lines of a text file, which may lie in `root`."""
+    if name == IMAGENET:
+        return imagenet_labels()
+    for path in (Path(name), root / name):
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return {line.strip(): number for number, line in enumerate(lines) if line.strip()}
+    raise DataError(
+        f"class map {name} is neither {IMAGENET} nor a file, nor one in {root}; expected a text file, one class name "
+        "a line."
+    )

@@ -1,4 +1,4 @@
-"""Data in memory: the embedded digits, fake images, and a loader that slices batches where the tensors are.
+"""Data in memory, and a loader that slices batches where the tensors are.
 
 N images, C channels, H height, W width
 """
@@ -7,22 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from vitruvius._errors import DataError
-from vitruvius.data._augment import erase, flip, shift
 from vitruvius.data._config import DataConfig
 from vitruvius.data._loader import BatchLoader, BatchWithIds
-from vitruvius.data._noise import image_keys
 from vitruvius.data._order import AnyOrder
 from vitruvius.data._preprocessing import Preprocessing, resize_pixels, to_pixels
-
-_VALIDATION_PER_DIGIT = 36
-_FAKE_IMAGES = 256
+from vitruvius.data.augmentation.erasing import erase, flip, shift
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,43 +42,6 @@ class TensorSet:
 
     def describe(self, index: int) -> str:
         return f"image {index} of {self.name}"
-
-
-def digits(split: str, train_split: str, val_split: str) -> TensorSet:
-    """scikit-learn's 1,797 hand-written digits, 8×8 grey levels 0–16: 1,437 for training, 360 for validation.
-
-    Of each digit the 36 images whose hashed number is smallest are the validation set, for ever.
-    """
-    if split not in (train_split, val_split):
-        raise DataError(f"digits has no split {split!r}; choose {train_split!r} or {val_split!r}.")
-    images, labels, validation = _all_digits()
-    chosen = validation if split == val_split else ~validation
-    return TensorSet(
-        name=f"digits/{split}", images=images[chosen], labels=labels[chosen], num_classes=10, pad=1, hflip=0.0
-    )
-
-
-@lru_cache(maxsize=1)
-def _all_digits() -> tuple[Tensor, Tensor, Tensor]:
-    from sklearn.datasets import load_digits
-
-    images, labels = (torch.from_numpy(array) for array in (load_digits().images, load_digits().target))
-    rank = image_keys(torch.arange(len(labels)), torch.zeros(len(labels), dtype=torch.int64), seed=0, epoch=0)
-    validation = torch.zeros(len(labels), dtype=torch.bool)
-    for digit in range(10):
-        members = (labels == digit).nonzero()[:, 0]
-        validation[members[rank[members].argsort()[:_VALIDATION_PER_DIGIT]]] = True
-    return images[:, None].float() / 16, labels.long(), validation
-
-
-def fake(config: DataConfig, split: str, pre_size: tuple[int, int, int]) -> TensorSet:
-    """Random images of the model's size, for smoke tests; labels count through the classes."""
-    training = split == config.train_split
-    number = (config.train_num_samples if training else config.val_num_samples) or _FAKE_IMAGES
-    classes = config.num_classes or 10
-    generator = torch.Generator().manual_seed(0 if training else 1)
-    images = torch.randint(0, 256, (number, *pre_size), generator=generator, dtype=torch.uint8)
-    return TensorSet(name=f"fake/{split}", images=images, labels=torch.arange(number) % classes, num_classes=classes)
 
 
 class TensorLoader(BatchLoader):

@@ -25,7 +25,7 @@ from vitruvius.evaluation._subject import data_settings, subject_of
 from vitruvius.evaluation.ledger import Columns, Ledger
 from vitruvius.evaluation.metrics import Baseline, alexnet
 from vitruvius.evaluation.shift_report import ShiftReport, summarise_shift
-from vitruvius.shifts import Part, Remark, Shift, open_shift, say_once
+from vitruvius.shifts import Remark, Shift, Subset, open_shift, say_once
 
 UNRELATED = ("data.root", "data.val_split", "data.class_map")  # of the data a run was trained on
 
@@ -125,11 +125,11 @@ def _subject(model: nn.Module, shift: Shift, data: DataConfig, temperature: floa
     return {"data": shift.name, **about, **settings, **({} if temperature is None else {"temperature": temperature})}
 
 
-def _enter(part: Part) -> Entry:
+def _enter(part: Subset) -> Entry:
     return Entry(spec=part.name, short=part.group, severity=part.severity)
 
 
-def _judge(who: _Examiner, part: Part) -> Sequence[Remark | str]:
+def _judge(who: _Examiner, part: Subset) -> Sequence[Remark | str]:
     """Every image of a part that the ledger lacks; what was remarkable about the part."""
     images = part.open()
     ids = chosen(images, who.data.val_num_samples)

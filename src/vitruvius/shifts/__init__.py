@@ -3,17 +3,17 @@
 from vitruvius._imagenet import imagenet_classes
 from vitruvius._registry import load_room
 from vitruvius.shifts._arrays import ArrayImages
-from vitruvius.shifts._base import Images, Part, Shift, open_shift, shifts
+from vitruvius.shifts._base import Images, Shift, Subset, open_shift, shifts
 from vitruvius.shifts._pictures import Pictures
 from vitruvius.shifts._remarks import Remark, say_once
 
 __all__ = [
     "ArrayImages",
     "Images",
-    "Part",
     "Pictures",
     "Remark",
     "Shift",
+    "Subset",
     "imagenet_classes",
     "open_shift",
     "say_once",

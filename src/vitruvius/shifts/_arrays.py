@@ -5,6 +5,7 @@ n images a severity, (5 n, height, width, channels) uint8 in a file of each corr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,9 @@ from torch import Tensor
 
 from vitruvius._errors import DataError
 from vitruvius.corruptions import ALL, BENCHMARK, SEVERITIES
-from vitruvius.shifts._base import Part, Shift
-from vitruvius.shifts._corrupted import PUBLISHED, below
-from vitruvius.shifts._found import listed
-from vitruvius.shifts._remarks import Remark
+from vitruvius.shifts._base import Shift, Subset
+from vitruvius.shifts._pictures import unpacked
+from vitruvius.shifts._remarks import Remark, listed
 
 PUBLISHED_IMAGES = 10_000
 CHANNELS = (1, 3)  # grey, colour
@@ -45,9 +45,9 @@ class ArrayImages:
         return f"image {index} of {self.name}"
 
 
-def array_shift(root: Path, *, name: str, num_classes: int) -> Shift:
+def array_shift(root: Path, *, name: str, archive: Sequence[str], num_classes: int) -> Shift:
     """What a folder of `.npy` files holds; every file is looked at before any is used."""
-    folder = below(root, PUBLISHED[name])
+    folder = unpacked(root, archive)
     if not (folder / "labels.npy").is_file():
         raise DataError(
             f"{folder} has no labels.npy; the labels of {name} lie beside its files, e.g. fog.npy; found "
@@ -78,12 +78,12 @@ def array_shift(root: Path, *, name: str, num_classes: int) -> Shift:
     )
 
 
-def _part(folder: Path, labels: np.ndarray, one: str, severity: int, name: str, num_classes: int) -> Part:
+def _part(folder: Path, labels: np.ndarray, one: str, severity: int, name: str, num_classes: int) -> Subset:
     def opened() -> ArrayImages:
         called = f"{name}/{one} {severity}"
         return ArrayImages(folder / f"{one}.npy", labels, severity, name=called, num_classes=num_classes)
 
-    return Part(name=f"{one} {severity}", group=one, severity=severity, open=opened)
+    return Subset(name=f"{one} {severity}", group=one, severity=severity, open=opened)
 
 
 def _labels(file: Path, num_classes: int) -> np.ndarray:

@@ -36,7 +36,7 @@ class Images(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Subset:
     """One set of images: a corruption at a severity, a variant, or all of them. Opened when its turn comes."""
 
     name: str  # "fog 3"
@@ -51,7 +51,7 @@ class Shift:
     """What was found of a published set, and what was not."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[Subset, ...]
     num_classes: int  # that a model must know
     classes: tuple[str, ...] = ()  # their names, where the folders alone say what they are
     columns: tuple[int, ...] | None = None  # the logits that count, where the set has a subset of the classes

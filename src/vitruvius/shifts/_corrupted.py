@@ -5,39 +5,36 @@ Corruptions may lie in the folders noise, blur, weather, digital and extra, as t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vitruvius._errors import DataError
 from vitruvius._imagenet import NUM_CLASSES, imagenet_labels
 from vitruvius.corruptions import SEVERITIES
-from vitruvius.shifts._base import Part, Shift
-from vitruvius.shifts._found import listed, some, subfolders
-from vitruvius.shifts._pictures import Pictures, known_classes
+from vitruvius.shifts._base import Shift, Subset
+from vitruvius.shifts._pictures import Pictures, known_classes, unpacked
+from vitruvius.shifts._remarks import listed, some, subfolders
 
 ARCHIVES = ("noise", "blur", "weather", "digital", "extra")
-PUBLISHED = {  # folders that archives unpack to
-    "imagenet-a": ("imagenet-a",),
-    "imagenet-c": ("imagenet-c", "ImageNet-C"),
-    "imagenet-c-bar": ("imagenet-c-bar", "imagenet_c_bar"),
-    "imagenet-o": ("imagenet-o",),
-    "imagenet-r": ("imagenet-r",),
-    "imagenet-sketch": ("sketch", "imagenet-sketch", "images"),
-    "cifar-10-c": ("CIFAR-10-C",),
-    "cifar-100-c": ("CIFAR-100-C",),
-}
-
-
-def below(root: Path, names: Iterable[str]) -> Path:
-    """The folder itself, or the one inside that an archive has made."""
-    return next((root / name for name in names if (root / name).is_dir()), root)
 
 
 def corrupted_imagenet(
-    root: Path, name: str, corruptions: Sequence[str], *, benchmark: Sequence[str] | None = None
+    root: Path,
+    name: str,
+    corruptions: Sequence[str],
+    *,
+    archive: Sequence[str],
+    benchmark: Sequence[str] | None = None,
 ) -> Shift:
-    """A published set of corrupted and cropped ImageNet pictures; its mean is over `benchmark`, by default over all."""
-    folder = below(root, PUBLISHED[name])
+    """A published set of corrupted and cropped ImageNet pictures.
+
+    root: the folder that the user names.
+    name: of the shift, for reports.
+    corruptions: that the set has, in the order of reports.
+    archive: folders that its archive unpacks to; the first that lies in `root` is read, else `root` itself.
+    benchmark: corruptions that mCE is the mean of; default all.
+    """
+    folder = unpacked(root, archive)
     parts, missing, remarks = corrupted_parts(folder, corruptions, imagenet_labels(), name=name)
     return Shift(
         name=name,
@@ -52,7 +49,7 @@ def corrupted_imagenet(
 
 def corrupted_parts(
     root: Path, corruptions: Sequence[str], labels: Mapping[str, int], *, name: str
-) -> tuple[tuple[Part, ...], tuple[str, ...], tuple[str, ...]]:
+) -> tuple[tuple[Subset, ...], tuple[str, ...], tuple[str, ...]]:
     """(parts, missing, remarks); every folder is looked into before any is used, and an empty one is missing."""
     places = {one: found for one in corruptions if (found := _find(root, one)) is not None}
     if not places:
@@ -79,10 +76,10 @@ def _find(root: Path, corruption: str) -> Path | None:
     return next((path for path in tried if path.is_dir()), None)
 
 
-def _part(folder: Path, one: str, severity: int, labels: Mapping[str, int], name: str) -> Part:
+def _part(folder: Path, one: str, severity: int, labels: Mapping[str, int], name: str) -> Subset:
     called = f"{name}/{one} {severity}"
     known_classes(folder, labels, name=called)
-    return Part(
+    return Subset(
         name=f"{one} {severity}", group=one, severity=severity, open=lambda: Pictures(folder, labels, name=called)
     )
 

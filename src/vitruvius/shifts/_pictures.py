@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from PIL import Image
 
 from vitruvius._errors import DataError
-from vitruvius.shifts._found import some, subfolders
-from vitruvius.shifts._remarks import Remark
+from vitruvius._imagenet import NUM_CLASSES, imagenet_labels, subset_columns
+from vitruvius.shifts._base import Shift, Subset
+from vitruvius.shifts._remarks import Remark, some, subfolders
 
 UNKNOWN = "left out, no class of it"
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
@@ -65,6 +66,33 @@ class Pictures:
             what, number = f"of {self.num_classes} classes have no pictures", self.num_classes - len(present)
             remarks.append(Remark(place=self.name, what=what, names=tuple(absent), number=number))
         return remarks
+
+
+def natural_shift(root: Path, *, name: str, archive: Sequence[str], subset: str = "") -> Shift:
+    """A shift with one subset: pictures in one folder per class, of all ImageNet classes or of some.
+
+    root: the folder that the user names.
+    name: of the shift, for reports.
+    archive: folders that its archive unpacks to; the first that lies in `root` is read, else `root` itself.
+    subset: a, o or r: only the classes of ImageNet-A, -O or -R; default all 1,000.
+    """
+    part = pictures_subset(unpacked(root, archive), imagenet_labels(subset), name=name)
+    columns = subset_columns(subset) if subset else None
+    return Shift(name=name, parts=(part,), num_classes=NUM_CLASSES, columns=columns)
+
+
+def pictures_subset(folder: Path, labels: Mapping[str, int], *, name: str, outside: bool = False) -> Subset:
+    """A folder of class folders, looked into now and listed when its turn comes."""
+    known_classes(folder, labels, name=name)
+    return Subset(name=name, group=name, outside=outside, open=lambda: Pictures(folder, labels, name=name))
+
+
+def unpacked(root: Path, archive: Sequence[str]) -> Path:
+    """The folder inside `root` that an archive has made, by any of its names; else `root` itself."""
+    for name in archive:
+        if (root / name).is_dir():
+            return root / name
+    return root
 
 
 def known_classes(folder: Path, labels: Mapping[str, int], *, name: str) -> list[str]:

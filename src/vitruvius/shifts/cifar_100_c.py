@@ -11,4 +11,4 @@ from vitruvius.shifts._base import Shift, shifts
 @shifts.register("cifar-100-c")
 def cifar_100_c(root: Path) -> Shift:
     """`<corruption>.npy` with five times 10,000 images, and labels.npy."""
-    return array_shift(root, name="cifar-100-c", num_classes=100)
+    return array_shift(root, name="cifar-100-c", archive=("CIFAR-100-C",), num_classes=100)

@@ -11,4 +11,4 @@ from vitruvius.shifts._base import Shift, shifts
 @shifts.register("cifar-10-c")
 def cifar_10_c(root: Path) -> Shift:
     """`<corruption>.npy` with five times 10,000 images, and labels.npy."""
-    return array_shift(root, name="cifar-10-c", num_classes=10)
+    return array_shift(root, name="cifar-10-c", archive=("CIFAR-10-C",), num_classes=10)

@@ -11,7 +11,7 @@ from vitruvius._files import read_text
 from vitruvius.corruptions import ALL, BENCHMARK
 from vitruvius.shifts._base import Shift, shifts
 from vitruvius.shifts._corrupted import ARCHIVES, corrupted_parts
-from vitruvius.shifts._found import listed, some
+from vitruvius.shifts._remarks import listed, some
 
 
 @shifts.register("folder-c")

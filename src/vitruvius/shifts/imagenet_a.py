@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitruvius.shifts._base import Shift, shifts
-from vitruvius.shifts._natural import natural_shift
+from vitruvius.shifts._pictures import natural_shift
 
 
 @shifts.register("imagenet-a")
 def imagenet_a(root: Path) -> Shift:
     """`<wnid>/`, 7,500 pictures; only the logits of its 200 classes count."""
-    return natural_shift(root, name="imagenet-a", subset="a")
+    return natural_shift(root, name="imagenet-a", archive=("imagenet-a",), subset="a")

@@ -12,4 +12,4 @@ from vitruvius.shifts._corrupted import corrupted_imagenet
 @shifts.register("imagenet-c")
 def imagenet_c(root: Path) -> Shift:
     """`<corruption>/<severity>/<wnid>/`, also inside noise, blur, weather, digital and extra."""
-    return corrupted_imagenet(root, "imagenet-c", ALL, benchmark=BENCHMARK)
+    return corrupted_imagenet(root, "imagenet-c", ALL, archive=("imagenet-c", "ImageNet-C"), benchmark=BENCHMARK)

@@ -16,4 +16,4 @@ BAR = (
 @shifts.register("imagenet-c-bar")
 def imagenet_c_bar(root: Path) -> Shift:
     """`<corruption>/<severity>/<wnid>/`, ten corruptions of its own."""
-    return corrupted_imagenet(root, "imagenet-c-bar", BAR)
+    return corrupted_imagenet(root, "imagenet-c-bar", BAR, archive=("imagenet-c-bar", "imagenet_c_bar"))

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from vitruvius._errors import DataError
 from vitruvius._imagenet import NUM_CLASSES, imagenet_labels, subset_columns
-from vitruvius.shifts._base import Part, Shift, shifts
-from vitruvius.shifts._corrupted import PUBLISHED, below
-from vitruvius.shifts._natural import pictures_part
-from vitruvius.shifts._pictures import UNKNOWN, Pictures, known_classes
+from vitruvius.shifts._base import Shift, Subset, shifts
+from vitruvius.shifts._pictures import UNKNOWN, Pictures, known_classes, pictures_subset, unpacked
 
 INSIDE = "imagenet of the same classes"
 
@@ -21,7 +19,7 @@ INSIDE = "imagenet of the same classes"
 def imagenet_o(root: Path, *, validation: str | None = None) -> Shift:
     """`<wnid>/`, 2,000 pictures; `validation` is the folder `<wnid>/` of ImageNet that they are told from."""
     name, labels = "imagenet-o", imagenet_labels("o")
-    parts = [pictures_part(below(root, PUBLISHED[name]), labels, name=name, outside=True)]
+    parts = [pictures_subset(unpacked(root, ("imagenet-o",)), labels, name=name, outside=True)]
     missing: tuple[str, ...] = ()
     if validation is None:
         missing = ("validation pictures of its classes, without which nothing is detected: add validation=…",)
@@ -30,7 +28,7 @@ def imagenet_o(root: Path, *, validation: str | None = None) -> Shift:
         if not folder.is_dir():
             raise DataError(f"imagenet-o: validation={validation} is no folder; name the one with ImageNet's classes.")
         known_classes(folder, labels, name=INSIDE)
-        parts.append(Part(name=INSIDE, group=INSIDE, open=lambda: _Inside(folder)))
+        parts.append(Subset(name=INSIDE, group=INSIDE, open=lambda: _Inside(folder)))
     return Shift(name=name, parts=tuple(parts), num_classes=NUM_CLASSES, columns=subset_columns("o"), missing=missing)
 
 

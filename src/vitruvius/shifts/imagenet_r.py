@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitruvius.shifts._base import Shift, shifts
-from vitruvius.shifts._natural import natural_shift
+from vitruvius.shifts._pictures import natural_shift
 
 
 @shifts.register("imagenet-r")
 def imagenet_r(root: Path) -> Shift:
     """`<wnid>/`, 30,000 pictures; only the logits of its 200 classes count."""
-    return natural_shift(root, name="imagenet-r", subset="r")
+    return natural_shift(root, name="imagenet-r", archive=("imagenet-r",), subset="r")

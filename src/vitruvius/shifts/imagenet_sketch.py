@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitruvius.shifts._base import Shift, shifts
-from vitruvius.shifts._natural import natural_shift
+from vitruvius.shifts._pictures import natural_shift
 
 
 @shifts.register("imagenet-sketch")
 def imagenet_sketch(root: Path) -> Shift:
     """`sketch/<wnid>/` or `<wnid>/`, 50,889 drawings."""
-    return natural_shift(root, name="imagenet-sketch")
+    return natural_shift(root, name="imagenet-sketch", archive=("sketch", "imagenet-sketch", "images"))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from vitruvius._errors import DataError
 from vitruvius._imagenet import NUM_CLASSES, imagenet_labels
-from vitruvius.shifts._base import Images, Part, Shift, shifts
-from vitruvius.shifts._found import listed
+from vitruvius.shifts._base import Images, Shift, Subset, shifts
 from vitruvius.shifts._pictures import Pictures, known_classes
+from vitruvius.shifts._remarks import listed
 
 VARIANTS = {  # name → how folders of it are called
     "matched-frequency": "*matched*frequency*",
@@ -32,7 +32,7 @@ def imagenet_v2(root: Path) -> Shift:
             f"{root} holds no variant of imagenet-v2; expected e.g. imagenetv2-matched-frequency-format-val/0, "
             f"found {listed(root)}. Name the folder that holds them, or one variant."
         )
-    parts = [Part(name=name, group=name, open=_opener(path, name)) for name, path in found.items()]
+    parts = [Subset(name=name, group=name, open=_opener(path, name)) for name, path in found.items()]
     missing = tuple(name for name in VARIANTS if name not in found)
     return Shift(name="imagenet-v2", parts=tuple(parts), num_classes=NUM_CLASSES, missing=missing)
 

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 
 import torch
 
+from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import atomic_write_text, ensure_writable, read_text
 from vitruvius._version import __version__
-from vitruvius.corruptions._base import Corruption
+from vitruvius.corruptions import Corruption
 
 T = TypeVar("T")
 RECORD = "corrupt.json"
-Progress = Callable[[int, int], None]  # told how much is done, of how much
 
 
 def claim(out: Path, settings: Mapping[str, Any]) -> None:

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from vitruvius._errors import DataError
 from vitruvius.data._config import DataConfig
-from vitruvius.data._folder import TRAIN_NAMES, VALIDATION_NAMES, check_num_classes
 from vitruvius.data._tensors import TensorSet
+from vitruvius.data.sources._base import TRAIN_NAMES, VALIDATION_NAMES, Size, check_num_classes, data_source
 
 _CHANNELS = (1, 3, 4)
 
 
-def open_npz(config: DataConfig, split: str) -> TensorSet:
+@data_source("npz")
+def open_npz(config: DataConfig, split: str, size: Size) -> TensorSet:
     """`root` names the file; its arrays are image and label, images and labels, or x_<split> and y_<split>."""
     if config.root is None:
         raise DataError("data.root is not set; it must name the .npz file that holds images and labels.")

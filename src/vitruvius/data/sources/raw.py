@@ -16,7 +16,7 @@ from PIL import Image
 
 from vitruvius._errors import DataError
 from vitruvius.data._config import DataConfig
-from vitruvius.data._folder import check_num_classes
+from vitruvius.data.sources._base import Size, check_num_classes, data_source
 
 Shape = tuple[int, int, int]  # height, width, channels
 _SHAPE = re.compile(r"bin/([1-9]\d*)x([1-9]\d*)x([134])")
@@ -45,7 +45,8 @@ class RawImages:
         return f"image {index} of {self._made_of[0]}"
 
 
-def open_raw(config: DataConfig, split: str) -> RawImages:
+@data_source("bin", after_slash="<height>x<width>x<channels>")
+def open_raw(config: DataConfig, split: str, size: Size) -> RawImages:
     """`bin/32x32x3` with `root` naming `…images.bin`, beside `…labels.npy`; it has one split, whatever it is called."""
     shape = _shape(config.dataset)
     path, beside = _files(config.root)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,16 +20,13 @@ from vitruvius._errors import DataError
 from vitruvius._files import is_url
 from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
-from vitruvius.data._decoding import Sample, collate, pil_mode
-from vitruvius.data._folder import check_num_classes, existing_folder
-from vitruvius.data._image_loader import usable_cores
+from vitruvius.data._image_loader import Sample, collate, pil_mode, usable_cores
+from vitruvius.data._image_seeds import seed_of, seeded
 from vitruvius.data._loader import BatchLoader, BatchWithIds
-from vitruvius.data._noise import seed_of, seeded
-from vitruvius.data._preprocessing import Preprocessing, Transform, to_pixels
+from vitruvius.data._preprocessing import Transform, to_pixels
+from vitruvius.data.sources._base import Size, check_num_classes, data_source, existing_folder, find_source
 
 logger = logging.getLogger(__name__)
-
-PACKAGES = {"tfds": ("tensorflow_datasets", "tfds"), "wds": ("webdataset", "wds"), "hfids": ("datasets", "hf")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +49,54 @@ class Share:
     epoch: int = 0
 
 
-def open_stream(config: DataConfig, split: str, pre: Preprocessing, *, training: bool, seed: int = 0) -> Stream:
-    """`tfds/…`, `wds/…` or `hfids/…`, after a look for the package it needs."""
-    kind = config.dataset.partition("/")[0]
-    require(*PACKAGES[kind])
-    limit = config.train_num_samples if training else config.val_num_samples
-    if kind == "tfds" and limit is not None:
-        raise DataError("tfds takes a number of images in the name of the split, as in train[:1000].")
-    if kind == "wds" and not (config.root and is_url(config.root)):
+StreamOpener = Callable[[bool, int], Stream]  # (training, seed) → Stream
+
+
+@data_source("tfds", after_slash="<name>", stream=True)
+def open_tfds(config: DataConfig, split: str, size: Size) -> StreamOpener:
+    """A data set of TensorFlow Datasets, prepared under `root` or downloaded if asked."""
+    require("tensorflow_datasets", "tfds")
+
+    def opened(training: bool, seed: int) -> Stream:
+        if _limit(config, training) is not None:
+            raise DataError("tfds takes a number of images in the name of the split, as in train[:1000].")
+        return _open_reader(config, split, size, training=training, seed=seed)
+
+    return opened
+
+
+@data_source("wds", after_slash="<name>", stream=True)
+def open_webdataset(config: DataConfig, split: str, size: Size) -> StreamOpener:
+    """Tar files in WebDataset's layout, in the folder or at the URL `root`."""
+    require("webdataset", "wds")
+    if not (config.root and is_url(config.root)):
         existing_folder(config.root)
+
+    def opened(training: bool, seed: int) -> Stream:
+        return _open_reader(config, split, size, training=training, seed=seed)
+
+    return opened
+
+
+@data_source("hfids", after_slash="<owner>/<name>", stream=True)
+def open_streamed_hugging_face(config: DataConfig, split: str, size: Size) -> StreamOpener:
+    """A Hugging Face data set that is streamed and never stored."""
+    require("datasets", "hf")
+
+    def opened(training: bool, seed: int) -> Stream:
+        return _open_reader(config, split, size, training=training, seed=seed)
+
+    return opened
+
+
+def open_stream(config: DataConfig, split: str, size: Size, *, training: bool, seed: int = 0) -> Stream:
+    """The stream that a recipe names, for training or evaluation."""
+    opener, _ = find_source(config.dataset)
+    stream: Stream = opener(config, split, size)(training, seed)
+    return stream
+
+
+def _open_reader(config: DataConfig, split: str, size: Size, *, training: bool, seed: int) -> Stream:
     try:
         dataset = create_dataset(
             config.dataset,
@@ -69,16 +105,20 @@ def open_stream(config: DataConfig, split: str, pre: Preprocessing, *, training:
             class_map=config.class_map,
             is_training=training,
             batch_size=config.batch_size,
-            num_samples=limit,
+            num_samples=_limit(config, training),
             seed=seed,
             download=config.download,
-            input_img_mode=pil_mode(pre.size[0]),
+            input_img_mode=pil_mode(size[0]),
         )
     except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
         raise DataError(f"cannot open {config.dataset} ({split}) in {config.root}: {error}") from error
     found = len(getattr(dataset.reader, "class_to_idx", None) or ()) or None
     classes = check_num_classes(config, config.dataset, found)
     return Stream(name=f"{config.dataset}/{split}", reader=dataset.reader, num_classes=classes)
+
+
+def _limit(config: DataConfig, training: bool) -> int | None:
+    return config.train_num_samples if training else config.val_num_samples
 
 
 class Streamed(IterableDataset[Sample]):

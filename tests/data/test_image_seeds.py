@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvius.data._noise import _splitmix, image_keys, seed_of, seeded, uniform
+from vitruvius.data._image_seeds import _splitmix, image_keys, seed_of, seeded, uniform
 
 MASK = (1 << 64) - 1
 

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import atomic_write_bytes, sweep
-from vitruvius.corruptions._base import SEVERITIES, Corruption
-from vitruvius.corruptions._work import Progress, claim, settings_of, share
+from vitruvius.corrupted_copies._work import claim, settings_of, share
+from vitruvius.corruptions import SEVERITIES, Corruption
 
 BATCH = 256  # images at a time
 PARTS = ".parts"  # folder of what is not finished

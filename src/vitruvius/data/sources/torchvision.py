@@ -11,10 +11,10 @@ from PIL import Image
 from timm.data import create_dataset
 
 from vitruvius._errors import DataError, suggest
-from vitruvius.data._classes import class_names
 from vitruvius.data._config import DataConfig
-from vitruvius.data._folder import TRAIN_NAMES, VALIDATION_NAMES, check_num_classes
-from vitruvius.data._noise import image_keys
+from vitruvius.data._image_seeds import image_keys
+from vitruvius.data._subsets import class_names
+from vitruvius.data.sources._base import TRAIN_NAMES, VALIDATION_NAMES, Size, check_num_classes, data_source
 
 _TIMM = ("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist", "inaturalist", "places365", "imagenet")
 _TWO_SPLITS = _TIMM[:6]  # training or test
@@ -57,7 +57,8 @@ class TorchvisionImages:
         return f"image {self.rows[index]} of {self.name}"
 
 
-def open_torchvision(config: DataConfig, split: str) -> TorchvisionImages:
+@data_source("torch", after_slash="<name>", class_names=True)
+def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionImages:
     """`torch/cifar10` and the like, from `root`; downloaded only if asked."""
     name = config.dataset.removeprefix("torch/").lower()
     if name not in _NAMES:

@@ -5,41 +5,26 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from PIL import Image
-from timm.data import ImageDataset, create_dataset
+from timm.data import create_dataset
 from timm.data.readers.img_extensions import get_img_extensions
 from timm.utils.misc import natural_key
 
 from vitruvius._errors import DataError
-from vitruvius._registry import require
-from vitruvius.data._classes import class_names, read_class_map
 from vitruvius.data._config import DataConfig
-
-TRAIN_NAMES = ("train", "training")
-VALIDATION_NAMES = ("val", "valid", "validation", "eval", "evaluation")
-
-
-class FileImages:
-    """Images of one of timm's random-access readers: folders and Hugging Face data sets."""
-
-    def __init__(self, dataset: ImageDataset, name: str, num_classes: int) -> None:
-        self.reader, self.name, self.num_classes = dataset.reader, name, num_classes
-
-    def __len__(self) -> int:
-        return len(self.reader)
-
-    def read(self, index: int) -> tuple[Image.Image, int]:
-        file, label = self.reader[index]
-        with file:
-            image = Image.open(file)
-            image.load()
-        return image, int(label)
-
-    def describe(self, index: int) -> str:
-        return self.reader.filename(index, absolute=True) or f"image {index} of {self.name}"
+from vitruvius.data._subsets import class_names, read_class_map
+from vitruvius.data.sources._base import (
+    TRAIN_NAMES,
+    VALIDATION_NAMES,
+    Size,
+    check_num_classes,
+    data_source,
+    existing_folder,
+)
+from vitruvius.data.sources.hugging_face import FileImages
 
 
-def open_folder(config: DataConfig, split: str) -> FileImages:
+@data_source("folder", class_names=True, wordnet=True)
+def open_folder(config: DataConfig, split: str, size: Size) -> FileImages:
     """`root/<split>/<class>/*.jpg`; the classes are those of the training folder, so labels agree between splits.
 
     A class map, or `data.classes`, chooses and numbers the classes instead; folders that it does not name are left out.
@@ -57,17 +42,6 @@ def open_folder(config: DataConfig, split: str) -> FileImages:
         raise DataError(f"the class map {config.class_map} names none of the folders in {folder}.")
     dataset = create_dataset("folder", root=str(folder), search_split=False, class_map=classes)
     return FileImages(dataset, f"folder/{split}", check_num_classes(config, str(folder), len(set(classes.values()))))
-
-
-def open_hugging_face(config: DataConfig, split: str) -> FileImages:
-    """`hfds/<owner>/<name>`: a Hugging Face data set with random access, cached under `root`."""
-    require("datasets", "hf")
-    try:
-        dataset = create_dataset(config.dataset, root=config.root, split=split, class_map=config.class_map)
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise DataError(f"cannot open {config.dataset} ({split}): {error}") from error
-    found = len(dataset.reader.class_to_idx) or None
-    return FileImages(dataset, f"{config.dataset}/{split}", check_num_classes(config, config.dataset, found))
 
 
 def split_folder(root: Path, split: str) -> Path:
@@ -92,34 +66,6 @@ def leaf_classes(folder: Path) -> list[str]:
     if names == {""}:
         raise DataError(f"the images in {folder} lie in no class; put them into one subfolder per class.")
     return sorted(names - {""}, key=natural_key)
-
-
-def check_num_classes(config: DataConfig, place: str, found: int | None) -> int:
-    """The number of classes, from the data or the recipe; they must agree unless a class map relates them."""
-    wanted = config.num_classes
-    if wanted is None:
-        if found is None:
-            raise DataError(f"{place} does not say how many classes it has; set data.num_classes.")
-        return found
-    if found is None:
-        return wanted
-    if found > wanted or (found < wanted and config.class_map is None):
-        raise DataError(
-            f"{place} has {found} classes, data.num_classes says {wanted}. "
-            "Correct it, or map a subset with data.class_map."
-        )
-    return wanted
-
-
-def existing_folder(root: str | None) -> Path:
-    """The folder itself, or an error that says what is wrong with it."""
-    if root is None:
-        raise DataError("data.root is not set; it must name the folder that holds the images.")
-    path = Path(root).expanduser()
-    if not path.is_dir():
-        kind = "is a file" if path.is_file() else "does not exist"
-        raise DataError(f"data folder {path} {kind}; set data.root to the folder that holds the images.")
-    return path
 
 
 def _require_classes(classes: dict[str, int], found: list[str], folder: Path) -> None:

@@ -15,12 +15,12 @@ from PIL import Image
 
 from vitruvius._errors import ConfigError, DataError, RunError
 from vitruvius.cli import main
+from vitruvius.corrupted_copies import arrays as arrays_module
+from vitruvius.corrupted_copies import folders as folders_module
+from vitruvius.corrupted_copies._work import share
+from vitruvius.corrupted_copies.arrays import copy_arrays
+from vitruvius.corrupted_copies.folders import copy_folder, cropped, encoded, file_id
 from vitruvius.corruptions import Corruption, corruption_grid, corruptions
-from vitruvius.corruptions import arrays as arrays_module
-from vitruvius.corruptions import folders as folders_module
-from vitruvius.corruptions._work import share
-from vitruvius.corruptions.arrays import copy_arrays
-from vitruvius.corruptions.folders import copy_folder, cropped, encoded, file_id
 from vitruvius.data import DataConfig, eval_loader
 
 PAIR = [corruptions[name](severity=severity) for name in ("contrast", "impulse_noise") for severity in (1, 2, 3, 4, 5)]

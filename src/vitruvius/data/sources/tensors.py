@@ -5,11 +5,12 @@ from __future__ import annotations
 from vitruvius._errors import CheckpointError, DataError
 from vitruvius._files import load_tensors
 from vitruvius.data._config import DataConfig
-from vitruvius.data._folder import check_num_classes
 from vitruvius.data._tensors import TensorSet
+from vitruvius.data.sources._base import Size, check_num_classes, data_source
 
 
-def open_stored(config: DataConfig, split: str) -> TensorSet:
+@data_source("tensors")
+def open_safetensors(config: DataConfig, split: str, size: Size) -> TensorSet:
     """`dataset: tensors` with `root` naming the file; it has one split, whatever it is called."""
     if config.root is None:
         raise DataError("data.root is not set; it must name the safetensors file that holds images and labels.")

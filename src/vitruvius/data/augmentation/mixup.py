@@ -10,7 +10,7 @@ from timm.data import Mixup
 from torch import Tensor
 
 from vitruvius.data._config import DataConfig
-from vitruvius.data._noise import seed_of, seeded
+from vitruvius.data._image_seeds import seed_of, seeded
 
 
 class Mixer:

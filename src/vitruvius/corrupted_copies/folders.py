@@ -18,10 +18,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import atomic_write_bytes
-from vitruvius.corruptions._base import Corruption
-from vitruvius.corruptions._work import Progress, claim, settings_of, share
+from vitruvius.corrupted_copies._work import claim, settings_of, share
+from vitruvius.corruptions import Corruption
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
 JPEG_QUALITY = 85  # of the published ImageNet-C

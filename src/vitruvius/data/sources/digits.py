@@ -1,0 +1,52 @@
+"""The embedded digits: scikit-learn's hand-written ones, so that everything can be tried without a download.
+
+UCI optical recognition of hand-written digits (Alpaydin & Kaynak 1998), the test part that scikit-learn ships.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import DataError
+from vitruvius.data._config import DataConfig
+from vitruvius.data._image_seeds import image_keys
+from vitruvius.data._tensors import TensorSet
+from vitruvius.data.sources._base import Size, check_num_classes, data_source
+
+_VALIDATION_PER_DIGIT = 36
+
+
+@data_source("digits")
+def digits(config: DataConfig, split: str, size: Size) -> TensorSet:
+    """scikit-learn's 1,797 hand-written digits, 8×8 grey levels 0–16: 1,437 for training, 360 for validation.
+
+    Of each digit the 36 images whose hashed number is smallest are the validation set, for ever.
+    """
+    if split not in (config.train_split, config.val_split):
+        raise DataError(f"digits has no split {split!r}; choose {config.train_split!r} or {config.val_split!r}.")
+    images, labels, validation = _all_digits()
+    chosen = validation if split == config.val_split else ~validation
+    return TensorSet(
+        name=f"digits/{split}",
+        images=images[chosen],
+        labels=labels[chosen],
+        num_classes=check_num_classes(config, f"digits/{split}", 10),
+        pad=1,
+        hflip=0.0,
+    )
+
+
+@lru_cache(maxsize=1)
+def _all_digits() -> tuple[Tensor, Tensor, Tensor]:
+    from sklearn.datasets import load_digits
+
+    images, labels = (torch.from_numpy(array) for array in (load_digits().images, load_digits().target))
+    rank = image_keys(torch.arange(len(labels)), torch.zeros(len(labels), dtype=torch.int64), seed=0, epoch=0)
+    validation = torch.zeros(len(labels), dtype=torch.bool)
+    for digit in range(10):
+        members = (labels == digit).nonzero()[:, 0]
+        validation[members[rank[members].argsort()[:_VALIDATION_PER_DIGIT]]] = True
+    return images[:, None].float() / 16, labels.long(), validation

@@ -1,0 +1,43 @@
+"""Hugging Face data sets with random access, through timm's reader."""
+
+from __future__ import annotations
+
+from PIL import Image
+from timm.data import ImageDataset, create_dataset
+
+from vitruvius._errors import DataError
+from vitruvius._registry import require
+from vitruvius.data._config import DataConfig
+from vitruvius.data.sources._base import Size, check_num_classes, data_source
+
+
+class FileImages:
+    """Images of one of timm's random-access readers: folders and Hugging Face data sets."""
+
+    def __init__(self, dataset: ImageDataset, name: str, num_classes: int) -> None:
+        self.reader, self.name, self.num_classes = dataset.reader, name, num_classes
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        file, label = self.reader[index]
+        with file:
+            image = Image.open(file)
+            image.load()
+        return image, int(label)
+
+    def describe(self, index: int) -> str:
+        return self.reader.filename(index, absolute=True) or f"image {index} of {self.name}"
+
+
+@data_source("hfds", after_slash="<owner>/<name>")
+def open_hugging_face(config: DataConfig, split: str, size: Size) -> FileImages:
+    """`hfds/<owner>/<name>`: a Hugging Face data set with random access, cached under `root`."""
+    require("datasets", "hf")
+    try:
+        dataset = create_dataset(config.dataset, root=config.root, split=split, class_map=config.class_map)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise DataError(f"cannot open {config.dataset} ({split}): {error}") from error
+    found = len(dataset.reader.class_to_idx) or None
+    return FileImages(dataset, f"{config.dataset}/{split}", check_num_classes(config, config.dataset, found))
