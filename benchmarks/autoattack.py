@@ -25,9 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvius.attacks import CE, LINF
-from vitruvius.attacks._ascent import Ascent, Climb
-from vitruvius.attacks._models import frozen, slope
-from vitruvius.attacks._views import Autocast, compiled, fast_view
+from vitruvius.attacks._models import frozen, loss_and_grad
+from vitruvius.attacks._search.auto_pgd_step import Ascent, AscentState
+from vitruvius.attacks._views.compiled import compile_model
+from vitruvius.attacks._views.lower_precision import Autocast, bfloat16_view
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
 
@@ -131,8 +132,8 @@ def row(problem: Problem, x: Tensor, y: Tensor, options: argparse.Namespace) -> 
 
         def search(attack: AutoAttack = attack, stages: list[Any] = stages) -> int:
             outcome = attack.run(problem.model, x, y)
-            stages[:] = [f"{s.label} {s.searched} → −{s.fallen} in {s.seconds:.2f} s" for s in outcome.stages]
-            return int(outcome.standing.sum())
+            stages[:] = [f"{s.label} {s.searched} → −{s.broken} in {s.seconds:.2f} s" for s in outcome.stages]
+            return int(outcome.robust.sum())
 
         measured[name] = timed(x, search, runs=1 if name == "exact" else 2)
         print(name, measured[name], *stages, sep="; ", flush=True)
@@ -207,10 +208,14 @@ def measure_gradients(problem: Problem, ways: list[str]) -> None:
     """Gradient images a second of each view of the model, and of a whole step of Auto-PGD, at a full batch."""
     x, y = (t.repeat(-(-problem.batch_size // len(t)), *[1] * (t.ndim - 1))[: problem.batch_size] for t in problem[2:4])
     with frozen(problem.model), torch.no_grad():
-        views = {"float32": problem.model, "bfloat16": fast_view(problem.model, x), "autocast": Autocast(problem.model)}
+        views = {
+            "float32": problem.model,
+            "bfloat16": bfloat16_view(problem.model, x),
+            "autocast": Autocast(problem.model),
+        }
         for way, name in (("fast+compile", "bfloat16"), ("exact+compile", "float32")):
             if way in ways:
-                views[f"{name}, compiled"] = compiled(views[name], x)
+                views[f"{name}, compiled"] = compile_model(views[name], x)
         for name, view in views.items():
             rates = {}
             for what, fused in (("gradient", None), ("step", False), ("fused step", True)):
@@ -219,8 +224,10 @@ def measure_gradients(problem: Problem, ways: list[str]) -> None:
                 leg = Ascent(LINF, problem.eps, STEPS, lambda z, y, _: CE(z, y), stops=False, fused=bool(fused))
                 state = leg.begin(x, y, y, x)
 
-                def once(view: nn.Module = view, leg: Ascent = leg, state: Climb = state, alone=fused is None) -> Any:
-                    return slope(view, x, lambda z: CE(z, y)) if alone else leg.advance(view, state)
+                def once(
+                    view: nn.Module = view, leg: Ascent = leg, state: AscentState = state, alone=fused is None
+                ) -> Any:
+                    return loss_and_grad(view, x, lambda z: CE(z, y)) if alone else leg.advance(view, state)
 
                 rates[what] = len(x) / repeat(x, once)
             print(f"{name}: " + ", ".join(f"{what} {rate:.0f} images/s" for what, rate in rates.items()), flush=True)
@@ -233,11 +240,11 @@ def graphed(view: nn.Module, x: Tensor, y: Tensor) -> str:
     try:
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(3):
-                slope(view, x, lambda z: CE(z, y))
+                loss_and_grad(view, x, lambda z: CE(z, y))
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            slope(view, x, lambda z: CE(z, y))
+            loss_and_grad(view, x, lambda z: CE(z, y))
         return f"{len(x) / repeat(x, graph.replay):.0f} images/s"
     except RuntimeError as error:
         return str(error).split("\n")[0]
@@ -304,7 +311,7 @@ def radius(model: nn.Module, x: Tensor, y: Tensor) -> float:
     """The largest of some radii at which at least a third of the images outlast a short attack."""
     for eps in (16 / 255, 8 / 255, 4 / 255, 2 / 255, 1 / 255):
         outcome = AutoAttack(eps=eps, version="custom", attacks=(APGD(eps=eps, steps=10),)).run(model, x, y)
-        if float(outcome.standing.float().mean()) > 1 / 3:
+        if float(outcome.robust.float().mean()) > 1 / 3:
             return eps
     return 0.5 / 255
 

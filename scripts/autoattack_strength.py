@@ -108,7 +108,7 @@ def row(problem: Problem, norm: str, eps: float, options: argparse.Namespace) ->
     ids = torch.arange(len(problem.x))
     outcome = replace(attack, version="custom", attacks=chosen).run(problem.model, problem.x, problem.y, ids=ids)
     seconds = time.perf_counter() - begun
-    after = [100 * float(outcome.standing_after(i).double().mean()) for i in range(1, len(outcome.stages))]
+    after = [100 * float(outcome.robust_after(i).double().mean()) for i in range(1, len(outcome.stages))]
     ours = [*after[: len(STAGES) - 1], after[-1]]  # a fast run searches again at the end: only its last figure counts
     seeds = [case["id"] for case in problem.cases if (case["norm"], case["eps"]) == (norm, eps)]
     original = [percent(problem.flags[f"{case}.robust_after_stage"].double().mean(1)) for case in seeds]

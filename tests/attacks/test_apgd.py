@@ -11,9 +11,9 @@ from attacked import GoldenNet, accuracy, digits_cnn, golden, small_net, some_im
 
 from vitruvius._errors import ConfigError
 from vitruvius.attacks import CE, DLR, L1, L2, LINF, Dice
-from vitruvius.attacks._ascent import Ascent, checkpoints
-from vitruvius.attacks._l1_ascent import SparseAscent, largest, moved_share
 from vitruvius.attacks._losses import TARGETED_DLR
+from vitruvius.attacks._search.auto_pgd_step import Ascent, checkpoints
+from vitruvius.attacks._search.auto_pgd_step_l1 import SparseAscent, largest, moved_share
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.apgd_targeted import APGDTargeted
 from vitruvius.attacks.pgd import PGD
@@ -100,13 +100,13 @@ def test_averaging_passes_steadies_a_random_model() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return net(x + 0.3 * torch.randn_like(x))
 
-    from vitruvius.attacks._models import slope
+    from vitruvius.attacks._models import loss_and_grad
 
     torch.manual_seed(0)
-    exact = slope(net, x, lambda logits: CE(logits, y)).grad
+    exact = loss_and_grad(net, x, lambda logits: CE(logits, y)).grad
 
     def error(passes: int) -> float:
-        return float((slope(Noisy(), x, lambda logits: CE(logits, y), passes).grad - exact).norm())
+        return float((loss_and_grad(Noisy(), x, lambda logits: CE(logits, y), passes).grad - exact).norm())
 
     assert error(200) < 0.4 * sum(error(1) for _ in range(10)) / 10
     assert APGD(eps=0.1, steps=3, eot_iterations=2)(Noisy().eval(), x, y).shape == x.shape

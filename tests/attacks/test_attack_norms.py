@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vitruvius import attacks
 from vitruvius._errors import UnknownName
 from vitruvius.attacks import L1, L2, LINF, NORMS, Dice, Norm, as_norm
-from vitruvius.attacks._l1_box import project_l1_box
+from vitruvius.attacks._search.auto_pgd_step_l1 import project_l1_box
 
 each_norm = pytest.mark.parametrize("norm", NORMS.values(), ids=str)
 

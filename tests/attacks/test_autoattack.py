@@ -8,9 +8,10 @@ from attacked import digits_cnn, digits_vit, golden, labels_of, small_net, some_
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, DataError, UnknownName
-from vitruvius.attacks import CE, DLR, Dice, attacks
-from vitruvius.attacks._models import Through
-from vitruvius.attacks._views import Autocast, Fast, compiled, fast_view
+from vitruvius.attacks import CE, DLR, Dice, Outcome, StageResult, attacks
+from vitruvius.attacks._models import SurrogateGradient
+from vitruvius.attacks._views.compiled import compile_model
+from vitruvius.attacks._views.lower_precision import Autocast, Bfloat16Copy, bfloat16_view
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.pgd import PGD
@@ -79,11 +80,11 @@ def test_every_image_is_charged_to_the_first_stage_that_felled_it() -> None:
 
     attack = AutoAttack(eps=1.0, version="custom", attacks=(fell({0, 2, 3}), fell({3, 4}), fell({5})))
     outcome = attack.run(net, x, y, ids=torch.arange(8))
-    assert outcome.fallen_by.tolist() == [0, 0, 1, 1, 2, 3, -1, -1]
-    assert [(stage.searched, stage.fallen) for stage in outcome.stages] == [(8, 2), (6, 2), (4, 1), (3, 1)]
-    assert outcome.standing.tolist() == [False] * 6 + [True] * 2
+    assert outcome.broken_by.tolist() == [0, 0, 1, 1, 2, 3, -1, -1]
+    assert [(stage.searched, stage.broken) for stage in outcome.stages] == [(8, 2), (6, 2), (4, 1), (3, 1)]
+    assert outcome.robust.tolist() == [False] * 6 + [True] * 2
     assert list(outcome.accuracies().values()) == [0.75, 0.5, 0.375, 0.25]
-    assert torch.equal(labels_of(net, outcome.x) == y, outcome.standing)
+    assert torch.equal(labels_of(net, outcome.x) == y, outcome.robust)
 
 
 def test_a_fast_claim_counts_only_if_the_exact_model_is_fooled() -> None:
@@ -101,7 +102,7 @@ def test_a_fast_claim_counts_only_if_the_exact_model_is_fooled() -> None:
     net, (x, _) = Touchy().eval(), some_images(6)
     y = labels_of(net, x)
     outcome = AutoAttack(eps=1e-6, precision="fast", version="custom", attacks=("apgd-ce", "apgd-dlr")).run(net, x, y)
-    assert bool(outcome.standing.all())
+    assert bool(outcome.robust.all())
     assert [(s.name, s.search, s.searched) for s in outcome.stages[1:]] == [
         ("apgd-ce", "fast", 6), ("apgd-dlr", "fast", 6),
         ("apgd-ce", "polish", 6), ("apgd-ce", "exact", 6), ("apgd-dlr", "polish", 6), ("apgd-dlr", "exact", 6),
@@ -125,8 +126,8 @@ def test_where_the_fast_search_is_blind_the_exact_one_follows_in_full() -> None:
     fast = AutoAttack(eps=0.15, precision="fast", **custom).run(model, x, y)
     exact = AutoAttack(eps=0.15, **custom).run(model, x, y)
     assert [stage.label for stage in fast.stages] == ["clean", "apgd (fast)", "apgd (polish)", "apgd"]
-    assert fast.stages[2].fallen > 10
-    assert int(fast.standing.sum()) <= int(exact.standing.sum())
+    assert fast.stages[2].broken > 10
+    assert int(fast.robust.sum()) <= int(exact.robust.sum())
 
 
 def test_the_fast_figure_is_not_above_the_exact_one() -> None:
@@ -135,8 +136,8 @@ def test_the_fast_figure_is_not_above_the_exact_one() -> None:
     for precision in ("exact", "fast"):
         attack = AutoAttack(eps=0.15, precision=precision, version="custom", attacks=(APGD(eps=0.15, steps=30),))
         outcome = attack.run(net, x[:30], y[:30])
-        figures[precision] = int(outcome.standing.sum())
-        assert torch.equal(net(outcome.x).argmax(1) == y[:30], outcome.standing)
+        figures[precision] = int(outcome.robust.sum())
+        assert torch.equal(net(outcome.x).argmax(1) == y[:30], outcome.robust)
     assert figures["fast"] <= figures["exact"]
 
 
@@ -163,7 +164,7 @@ def test_polishing_is_short_and_stays_in_the_ball(name: str, norm: str) -> None:
 def test_the_fast_view_answers_in_float32_with_a_gradient_for_the_image() -> None:
     net, (x, _) = small_net(), some_images()
     x.requires_grad_()
-    logits = Fast(net)(x)
+    logits = Bfloat16Copy(net)(x)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, net(x), rtol=0.05, atol=0.05)
     assert not torch.equal(logits, net(x))
@@ -178,8 +179,8 @@ def test_models_that_cannot_live_in_bfloat16_are_searched_by_autocast() -> None:
             return x.flatten(1) @ torch.ones(108, 3)
 
     x, _ = some_images()
-    assert isinstance(fast_view(Stubborn().eval(), x), Autocast)
-    assert isinstance(fast_view(small_net(), x), Fast)
+    assert isinstance(bfloat16_view(Stubborn().eval(), x), Autocast)
+    assert isinstance(bfloat16_view(small_net(), x), Bfloat16Copy)
     torch.testing.assert_close(Autocast(small_net())(x), small_net()(x), rtol=0.05, atol=0.05)
 
 
@@ -189,7 +190,7 @@ def test_where_the_fast_search_is_trusted_only_its_claims_are_searched_in_full()
     stages = attack.run(net, x, y).stages
     fast, polish, *full = stages[1:]
     assert (fast.search, polish.search) == ("fast", "polish")
-    assert polish.searched == fast.searched - fast.fallen
+    assert polish.searched == fast.searched - fast.broken
     assert sum(stage.searched for stage in full) < 0.2 * polish.searched
 
 
@@ -204,13 +205,13 @@ def test_what_cannot_be_compiled_is_attacked_as_it_is(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch, "compile", broken)
     net, (x, _) = small_net(), some_images()
     with pytest.warns(UserWarning, match=r"failed on Sequential \(no compiler here\)"):
-        assert compiled(net, x) is net
+        assert compile_model(net, x) is net
 
 
 def test_through_answers_like_the_model_and_climbs_like_the_surrogate() -> None:
     model, surrogate, (x, _) = small_net(seed=0), small_net(seed=1), some_images()
     x.requires_grad_()
-    through = Through(model, surrogate)
+    through = SurrogateGradient(model, surrogate)
     torch.testing.assert_close(through(x), model(x))
     torch.testing.assert_close(
         torch.autograd.grad(through(x).sum(), x)[0], torch.autograd.grad(surrogate(x).sum(), x)[0]
@@ -228,7 +229,7 @@ def test_a_masked_gradient_is_attacked_through_a_surrogate() -> None:
 
     masked = Masked().eval()
     blind = int((masked(APGD(eps=0.15, steps=20)(masked, x, y)).argmax(1) == y).sum())
-    seeing = int((masked(APGD(eps=0.15, steps=20)(Through(masked, net).eval(), x, y)).argmax(1) == y).sum())
+    seeing = int((masked(APGD(eps=0.15, steps=20)(SurrogateGradient(masked, net).eval(), x, y)).argmax(1) == y).sum())
     assert seeing < blind - 10
 
 
@@ -246,7 +247,7 @@ def test_the_white_box_stages_leave_no_more_images_standing_than_the_original(ki
         attacks=(attacks["apgd"](**common), attacks["apgd_targeted"](steps=50, targets=3, **common)),
         **common,
     )
-    standing = attack.run(net, x, y).standing
+    standing = attack.run(net, x, y).robust
     original = flags[f"{case_id}.final_robust"][:24]
     assert int((standing & ~original).sum()) <= 1
     assert int((original & ~standing).sum()) <= 1
@@ -265,3 +266,14 @@ def test_autoattack_is_a_threat_that_returns_images() -> None:
     y = labels_of(net, x)
     attack = AutoAttack(eps=0.3, version="custom", attacks=("apgd-ce",))
     assert torch.equal(attack(net, x, y), attack.run(net, x, y).x)
+
+
+def test_the_old_names_of_an_outcome_still_work_and_warn() -> None:
+    stage = StageResult("clean", "exact", 2, 1, 0.0)
+    outcome = Outcome(torch.zeros(2, 1), torch.tensor([-1, 0]), (stage,))
+    with pytest.warns(DeprecationWarning, match="Outcome.standing is now called robust"):
+        assert outcome.standing.tolist() == [True, False]
+    with pytest.warns(DeprecationWarning, match="Outcome.fallen_by is now called broken_by"):
+        assert outcome.fallen_by.tolist() == [-1, 0]
+    with pytest.warns(DeprecationWarning, match="StageResult.fallen is now called broken"):
+        assert stage.fallen == 1

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from vitruvius._checks import check_eval_mode
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.attacks import NORMS, Attack, attacks, check_inputs, check_mode, disturb
+from vitruvius.attacks import NORMS, Attack, attacks, check_inputs, disturb
 
 SMALL: dict[str, dict[str, Any]] = {
     "apgd": {"steps": 6},
@@ -199,7 +200,7 @@ def test_train_mode_is_the_callers_business_but_can_be_refused() -> None:
     make("pgd", 0.1)(net, x, y)
     assert net.training
     with pytest.raises(ConfigError, match=r"call model.eval\(\)"):
-        check_mode(net)
+        check_eval_mode(net)
 
 
 def test_attacks_print_as_what_they_are_and_describe_themselves() -> None:

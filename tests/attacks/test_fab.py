@@ -9,8 +9,7 @@ import torch
 from attacked import GoldenNet, accuracy, digits_cnn, golden, labels_of, small_net, some_images
 
 from vitruvius.attacks import L2, LINF, NORMS, Norm
-from vitruvius.attacks._boundary import Boundary, Nearest, dual_length, toward_target
-from vitruvius.attacks._hyperplane import project_to_plane
+from vitruvius.attacks._search.fab_step import BoundaryRules, Nearest, dual_length, project_to_plane, toward_target
 from vitruvius.attacks.fab import FAB
 from vitruvius.attacks.fab_targeted import FABTargeted
 
@@ -38,7 +37,7 @@ def test_iterates_and_nearest_points_are_the_originals(case: dict[str, Any]) -> 
     right = labels_of(net, tensors["x"]) == tensors["y"]
     x, y = tensors["x"][right], tensors["y"][right]
     target = net(x).argsort(1)[:, -case["target_rank"]] if case["targeted"] else y
-    rules = Boundary(norm, case["eps"], case["n_iter"], toward_target if case["targeted"] else Nearest(norm))
+    rules = BoundaryRules(norm, case["eps"], case["n_iter"], toward_target if case["targeted"] else Nearest(norm))
     state, points = rules.begin(x, y, target, x), []
     for _ in range(case["n_iter"]):
         points.append(state.point)

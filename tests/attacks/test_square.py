@@ -11,10 +11,10 @@ from attacked import GoldenNet, accuracy, digits_cnn, golden
 
 from vitruvius._errors import ConfigError
 from vitruvius.attacks import L1, L2, Dice, Norm
-from vitruvius.attacks._bumps import bump, bumps_of
-from vitruvius.attacks._squares import paint, share, square_sides
+from vitruvius.attacks._search.square_proposals import paint, share, square_sides
+from vitruvius.attacks._search.square_proposals_l2 import bump, bump_proposals
 from vitruvius.attacks.noise import UniformNoise
-from vitruvius.attacks.square import Guess, Square
+from vitruvius.attacks.square import Square, SquareState
 
 
 def test_squares_shrink_on_the_released_schedule() -> None:
@@ -33,13 +33,13 @@ def test_with_the_released_draws_the_search_is_the_released_one(case: dict[str, 
     attack = Square(eps=case["eps"], queries=case["n_queries"] + 2)
     squares, zero = attack.proposals(x), torch.zeros(count, dtype=torch.long)
     start = paint(x, case["eps"], tensors[f"{name}.init_signs"])
-    state = Guess(x, y, zero, start, x, x.new_full((count,), -math.inf), zero, zero.bool())
+    state = SquareState(x, y, zero, start, x, x.new_full((count,), -math.inf), zero, zero.bool())
 
-    def judge(state: Guess) -> Guess:
+    def judge(state: SquareState) -> SquareState:
         """Images that have fallen stay as they are."""
         new = attack.judge(net, state)
         pairs = zip(state, new, strict=True)
-        return Guess(*(torch.where(state.done.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in pairs))
+        return SquareState(*(torch.where(state.done.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in pairs))
 
     state = judge(state)
     for query, (place, signs) in enumerate(zip(tensors[f"{name}.pos"], tensors[f"{name}.signs"], strict=True)):
@@ -67,7 +67,7 @@ def test_bumps_have_unit_norm_and_two_signs(norm: Norm, side: int) -> None:
 def test_bumps_fit_images_of_any_size_and_use_the_whole_radius(norm: Norm, size: tuple[int, int]) -> None:
     x, dice = torch.full((3, 3, *size), 0.5), Dice(torch.arange(3))
     sides = square_sides(50, 0.8, size, False, x.device)
-    bumps = bumps_of(norm, 0.7, (sides | 1).clamp(min=3, max=min(size) - 1 | 1))
+    bumps = bump_proposals(norm, 0.7, (sides | 1).clamp(min=3, max=min(size) - 1 | 1))
     point = bumps.start(x, dice)
     for query in range(5):
         torch.testing.assert_close(norm.length(point - x), torch.full((3,), 0.7), rtol=1e-4, atol=0)

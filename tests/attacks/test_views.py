@@ -11,12 +11,12 @@ from attacked import digits_cnn, digits_vit, labels_of, small_net, some_images
 from torch import Tensor, nn
 
 from vitruvius.attacks import Dice
-from vitruvius.attacks._ascent import Ascent, follow
-from vitruvius.attacks._auto import AutoPGD
-from vitruvius.attacks._fusing import Fused
-from vitruvius.attacks._models import Judged, judge_of, plain
-from vitruvius.attacks._views import Compiled, Fast, compiled, entrance_of
-from vitruvius.attacks._worst import Worst, together
+from vitruvius.attacks._models import VerifiedView, unwrapped, verifier_of
+from vitruvius.attacks._search.auto_pgd import AutoPGD
+from vitruvius.attacks._search.auto_pgd_step import Ascent, follow
+from vitruvius.attacks._search.best_so_far import BestSoFar, take_chunk
+from vitruvius.attacks._views.compiled import CompiledModel, CompiledStep, compile_model
+from vitruvius.attacks._views.lower_precision import Bfloat16Copy, entrance_of
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.apgd_targeted import APGDTargeted
 from vitruvius.attacks.autoattack import AutoAttack
@@ -48,7 +48,7 @@ def test_the_first_layer_of_a_fast_view_sees_what_bfloat16_would_round_away() ->
     net, x = small_net(), torch.full((2, 3, 6, 6), 0.75)
     assert entrance_of(net, x) == "1"  # after Flatten, which has no weights
     nudged = x + 1 / 2048
-    rounded, wide = Fast(net), Fast(net, "1")
+    rounded, wide = Bfloat16Copy(net), Bfloat16Copy(net, "1")
     assert torch.equal(rounded(x), rounded(nudged))
     assert not torch.equal(wide(x), wide(nudged))
     assert {p.dtype for p in wide.model[1].parameters()} == {torch.float32}
@@ -66,7 +66,7 @@ def test_normalisation_on_the_way_to_the_first_layer_stays_in_float32() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x - self.mean)
 
-    view = Fast(Normalising(), "net.1")
+    view = Bfloat16Copy(Normalising(), "net.1")
     assert view.model.mean.dtype == torch.float32
     assert float(view.model.mean[0]) == pytest.approx(0.485, abs=1e-7)
 
@@ -86,9 +86,9 @@ def test_a_search_in_a_view_goes_on_until_the_judge_is_fooled(norm: str) -> None
     x, y, eps = x[:20], y[:20], {"linf": 0.2, "l2": 1.5, "l1": 8.0}[norm]
 
     attack, view = APGD(eps=eps, norm=norm, steps=15), Counting(net)
-    assert torch.equal(attack(Judged(view, net).eval(), x, y), attack(net, x, y))
+    assert torch.equal(attack(VerifiedView(view, net).eval(), x, y), attack(net, x, y))
     never = Counting(lambda x: torch.nn.functional.one_hot(torch.zeros(len(x), dtype=torch.long), 10).float())
-    stubborn = Judged(Counting(net), never).eval()
+    stubborn = VerifiedView(Counting(net), never).eval()
     zeros = torch.zeros_like(y)
     attack(stubborn, x, zeros)  # what is never confirmed ends with its steps
     assert stubborn.inner.asked == 20 * 16 if norm != "l1" else stubborn.inner.asked > 0
@@ -96,11 +96,11 @@ def test_a_search_in_a_view_goes_on_until_the_judge_is_fooled(norm: str) -> None
 
 def test_who_judges_and_who_is_plain() -> None:
     net, view = small_net(), small_net(seed=1)
-    judged = Judged(Compiled(view), net)
-    assert judge_of(judged) is net
-    assert judge_of(net) is None
-    assert plain(judged) is view
-    assert compiled(judged, torch.rand(2, 3, 6, 6)) is judged  # not twice
+    judged = VerifiedView(CompiledModel(view), net)
+    assert verifier_of(judged) is net
+    assert verifier_of(net) is None
+    assert unwrapped(judged) is view
+    assert compile_model(judged, torch.rand(2, 3, 6, 6)) is judged  # not twice
 
 
 @pytest.mark.parametrize("attack", [APGD(eps=0.1, steps=12), APGD(eps=0.5, norm="l2", steps=12), PGD(eps=0.1)], ids=str)
@@ -129,7 +129,7 @@ def test_every_copy_of_a_model_uses_the_program_of_the_first(traced: None) -> No
 
 def test_a_single_image_is_answered_without_a_program_of_its_own(traced: None) -> None:
     net, (x, _) = small_net(), some_images()
-    torch.testing.assert_close(Compiled(net)(x[:1]), net(x[:1]))
+    torch.testing.assert_close(CompiledModel(net)(x[:1]), net(x[:1]))
 
 
 def test_steps_that_cannot_be_compiled_or_come_out_wrong_are_made_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_steps_that_cannot_be_compiled_or_come_out_wrong_are_made_plainly(monkey
     expected = follow(state, *rest, leg.norm, 0.1, True)
     monkeypatch.setattr(torch, "compile", lambda step, **_: lambda *arguments: [t + 1 for t in step(*arguments)])
     with pytest.warns(UserWarning, match=r"torch.compile failed on follow \(.*\); attacking without it"):
-        found = Fused(follow)(state, *rest, leg.norm, 0.1, True)
+        found = CompiledStep(follow)(state, *rest, leg.norm, 0.1, True)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
 
@@ -166,12 +166,12 @@ def test_targets_that_are_tried_together_end_as_they_would_one_after_the_other(a
 
 
 def test_later_attempts_count_only_where_all_before_them_failed() -> None:
-    worst, rows = Worst(torch.zeros(3, 1)), torch.tensor([0, 2])
+    worst, rows = BestSoFar(torch.zeros(3, 1)), torch.tensor([0, 2])
     points, fooled = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([True, False, True, True])
     worst.offer_in_turn(rows, points, fooled, torch.tensor([0.0, 0.0, 9.0, 9.0]))
     assert worst.x.flatten().tolist() == [1.0, 0.0, 4.0]
-    assert together([1, 2, 3, 4, 5], room=10, standing=4) == ([1, 2], [3, 4, 5])
-    assert together([1, 2], room=3, standing=4) == ([1], [2])
+    assert take_chunk([1, 2, 3, 4, 5], room=10, standing=4) == ([1, 2], [3, 4, 5])
+    assert take_chunk([1, 2], room=3, standing=4) == ([1], [2])
 
 
 @pytest.mark.parametrize(("load", "eps"), [(digits_cnn, 0.15), (digits_vit, 0.1)], ids=["cnn", "vit"])
@@ -181,5 +181,5 @@ def test_the_fast_figure_is_not_above_the_exact_one_on_the_golden_models(load: A
     stages: tuple[AutoPGD, ...] = (APGD(eps=eps, steps=30), APGDTargeted(eps=eps, steps=10, targets=3))
     settings: dict[str, Any] = {"eps": eps, "version": "custom", "attacks": stages}
     fast, exact = (AutoAttack(precision=p, **settings).run(net, x, y) for p in ("fast", "exact"))
-    assert float(fast.standing.double().mean()) <= float(exact.standing.double().mean()) + 0.005
-    assert torch.equal(net(fast.x).argmax(1) == y, fast.standing)
+    assert float(fast.robust.double().mean()) <= float(exact.robust.double().mean()) + 0.005
+    assert torch.equal(net(fast.x).argmax(1) == y, fast.robust)

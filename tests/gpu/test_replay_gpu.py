@@ -10,8 +10,8 @@ import torch
 import vitruvius
 from vitruvius.attacks import CE
 from vitruvius.attacks import autoattack as module
-from vitruvius.attacks._models import slope
-from vitruvius.attacks._replay import PAYS, Replayed
+from vitruvius.attacks._models import loss_and_grad
+from vitruvius.attacks._views.cuda_graphs import PAYS, GraphedModel
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.square import Square
@@ -42,16 +42,16 @@ def make_model(name="test_vit", *parts):
 def test_recorded_passes_say_what_the_model_says(name, parts, half):
     model = make_model(name, *parts)
     size = 224 if "224" in name else 160
-    view = Replayed(model, room=16)
+    view = GraphedModel(model, max_images=16)
     for turn in range(2 * PAYS):
         x, y = torch.rand(11, 3, size, size, device="cuda"), torch.arange(11, device="cuda") % 10
         with torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False):
-            expected, found = (slope(m, x, lambda logits, y=y: CE(logits, y)) for m in (model, view))
+            expected, found = (loss_and_grad(m, x, lambda logits, y=y: CE(logits, y)) for m in (model, view))
             with torch.no_grad():
                 torch.testing.assert_close(view(x), model(x), rtol=1e-2, atol=1e-2)
         for mine, theirs in zip(found, expected, strict=True):
             assert (mine - theirs).norm() <= 2e-2 * theirs.norm(), turn
-    assert len(view.tapes) == 2
+    assert len(view.recordings) == 2
 
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
@@ -64,7 +64,7 @@ def test_autoattack_fells_the_same_images(precision, monkeypatch):
     found = attack.run(model, x, y)
     monkeypatch.setattr(module, "replayed", lambda model, *_: model)
     expected = attack.run(model, x, y)
-    assert abs(int(found.standing.sum()) - int(expected.standing.sum())) <= 1
+    assert abs(int(found.robust.sum()) - int(expected.robust.sum())) <= 1
 
 
 def test_a_model_that_waits_for_the_device_is_asked_as_before():
@@ -73,8 +73,8 @@ def test_a_model_that_waits_for_the_device_is_asked_as_before():
             return x.flatten(1)[:, :10] * float(x.mean())
 
     model = Waits().cuda().eval()
-    view = Replayed(model, room=8)
+    view = GraphedModel(model, max_images=8)
     for _ in range(2 * PAYS):
         x = torch.rand(8, 3, 8, 8, device="cuda")
         torch.testing.assert_close(view(x), model(x))
-    assert not view.tapes
+    assert not view.recordings

@@ -2,9 +2,18 @@
 
 from vitruvius._dice import Dice, image_ids
 from vitruvius._registry import load_room
-from vitruvius.attacks._base import Attack, Threat, attacks, disturb
-from vitruvius.attacks._checks import check_eps, check_inputs, check_logits, check_mode
-from vitruvius.attacks._losses import CE, DLR, KL, LOSSES, MARGIN, Loss
+from vitruvius.attacks._base import Attack, Model, Threat, attacks, check_eps, check_inputs, disturb
+from vitruvius.attacks._ensemble.result import Outcome, StageResult
+from vitruvius.attacks._losses import CE, DLR, KL, LOSSES, MARGIN, Loss, hard_labels
+from vitruvius.attacks._models import (
+    CheckedModel,
+    LossAndGrad,
+    SurrogateGradient,
+    check_logits,
+    frozen,
+    full_precision,
+    loss_and_grad,
+)
 from vitruvius.attacks._norms import L1, L2, LINF, NORMS, L1Norm, L2Norm, LinfNorm, Norm, as_norm
 
 __all__ = [
@@ -18,21 +27,30 @@ __all__ = [
     "MARGIN",
     "NORMS",
     "Attack",
+    "CheckedModel",
     "Dice",
     "L1Norm",
     "L2Norm",
     "LinfNorm",
     "Loss",
+    "LossAndGrad",
+    "Model",
     "Norm",
+    "Outcome",
+    "StageResult",
+    "SurrogateGradient",
     "Threat",
     "as_norm",
     "attacks",
     "check_eps",
     "check_inputs",
     "check_logits",
-    "check_mode",
     "disturb",
+    "frozen",
+    "full_precision",
+    "hard_labels",
     "image_ids",
+    "loss_and_grad",
 ]
 
 load_room(__name__, __path__)

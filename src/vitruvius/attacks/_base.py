@@ -6,6 +6,8 @@ B images (B, C, H, W) of pixels in [0, 1], K classes. An attack leaves the train
 from __future__ import annotations
 
 import inspect
+import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._dice import Dice, image_ids
-from vitruvius._errors import ConfigError
+from vitruvius._errors import ConfigError, DataError
 from vitruvius._registry import Registry
-from vitruvius.attacks._checks import Watched, check_eps, check_inputs
-from vitruvius.attacks._models import frozen
+from vitruvius.attacks._models import CheckedModel, frozen
 from vitruvius.attacks._norms import LINF, Norm, as_norm
 
 Model: TypeAlias = Callable[[Tensor], Tensor]
@@ -67,7 +68,7 @@ class Attack(ABC):
             x = x.clone() if x.is_inference() else x.detach()
             y = y.clone() if y.is_inference() else y
             dice = Dice(image_ids(x) if ids is None else ids.to(x.device), self.seed, self.tag())
-            return self.search(Watched(self.prepare(model, x), y), x, y, dice)
+            return self.search(CheckedModel(self.prepare(model, x), y), x, y, dice)
 
     @abstractmethod
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
@@ -88,3 +89,36 @@ class Attack(ABC):
     def image_range(self) -> tuple[float, float]:
         """Least and largest pixel."""
         return 0.0, 1.0
+
+
+def check_eps(eps: float, norm: Norm) -> None:
+    """Refuse a negative radius; warn of one that looks like it was meant in 1/255."""
+    if math.isnan(eps) or eps < 0:
+        raise ConfigError(f"eps={eps} is no radius; give a number that is 0 or more, such as 4 / 255.")
+    if norm == LINF and 1 < eps < math.inf:
+        warnings.warn(
+            f"eps={eps:g} in linf allows every image, since pixels are in [0, 1]; did you mean {eps:g}/255?",
+            stacklevel=4,
+        )
+
+
+def check_inputs(x: Tensor, y: Tensor, low: float = 0.0, high: float = 1.0) -> None:
+    """Refuse images and labels that no attack can mean. Reads the tensors once."""
+    if not x.is_floating_point():
+        raise DataError(f"images have dtype {x.dtype}; attacks need floating-point pixels in [{low:g}, {high:g}].")
+    if x.ndim < 2 or len(x) != len(y) or y.ndim not in (1, 2):
+        raise DataError(f"images {tuple(x.shape)} and labels {tuple(y.shape)} do not pair; expected (B, ...) and (B,).")
+    if y.ndim == 1 and (y.is_floating_point() or y.dtype == torch.bool):
+        raise DataError(f"labels have dtype {y.dtype}; expected whole numbers (int64), or probabilities (B, K).")
+    if not len(x):
+        return
+    least, most, label = torch.stack([x.amin().double(), x.amax().double(), y.amin().double()]).tolist()
+    if math.isnan(least) or math.isnan(most):
+        raise DataError("images hold NaN pixels; look at the loader's transforms.")
+    if least < low or most > high:
+        raise DataError(
+            f"pixels reach from {least:.4g} to {most:.4g}; expected [{low:g}, {high:g}]. "
+            "Normalisation belongs inside the model (PixelModel), 8-bit images are divided by 255."
+        )
+    if label < 0:
+        raise DataError(f"labels reach down to {label:g}; expected 0 or more.")

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitruvius._errors import ConfigError
+from vitruvius._errors import ConfigError, DataError
 
 
-class Slope(NamedTuple):
+class LossAndGrad(NamedTuple):
     """The model and the loss at a point."""
 
     logits: Tensor  # (B, K)
@@ -20,18 +20,20 @@ class Slope(NamedTuple):
     grad: Tensor  # of x's shape
 
 
-def slope(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tensor], Tensor], passes: int = 1) -> Slope:
+def loss_and_grad(
+    model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tensor], Tensor], passes: int = 1
+) -> LossAndGrad:
     """Logits, losses and the gradient of each image's own loss with respect to that image.
 
     Several `passes` are averaged: expectation over transformation, for models that are random (Athalye et al. 2018).
     """
-    slopes = [_one_slope(model, x, loss) for _ in range(passes)]
+    slopes = [_one_pass(model, x, loss) for _ in range(passes)]
     if passes == 1:
         return slopes[0]
-    return Slope(*(torch.stack(parts).mean(0) for parts in zip(*slopes, strict=True)))
+    return LossAndGrad(*(torch.stack(parts).mean(0) for parts in zip(*slopes, strict=True)))
 
 
-def _one_slope(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tensor], Tensor]) -> Slope:
+def _one_pass(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tensor], Tensor]) -> LossAndGrad:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         logits = full_precision(model(x))
@@ -42,7 +44,7 @@ def _one_slope(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Ten
                 "Gradient attacks need that; square, spsa and hopskipjump do not."
             )
         (grad,) = torch.autograd.grad(losses.sum(), x)
-    return Slope(logits.detach(), losses.detach(), grad)
+    return LossAndGrad(logits.detach(), losses.detach(), grad)
 
 
 def full_precision(logits: Tensor) -> Tensor:
@@ -50,7 +52,7 @@ def full_precision(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
-class Through(nn.Module):
+class SurrogateGradient(nn.Module):
     """Answers like one model, with the gradient of another: what masks its gradient is attacked through a stand-in.
 
     Backward pass differentiable approximation, Athalye et al. 2018, arXiv:1802.00420.
@@ -70,20 +72,20 @@ class Through(nn.Module):
         return answer + (guide - guide.detach())
 
 
-class Around:
+class ModelWrapper:
     """Something put around a model to watch it or to make it faster."""
 
     inner: Callable[[Tensor], Tensor]
 
 
-def plain(model: Any) -> Callable[[Tensor], Tensor]:
+def unwrapped(model: Any) -> Callable[[Tensor], Tensor]:
     """The model as it was given."""
-    while isinstance(model, Around):
+    while isinstance(model, ModelWrapper):
         model = model.inner
     return model
 
 
-class Judged(nn.Module, Around):
+class VerifiedView(nn.Module, ModelWrapper):
     """A view of a model that is searched in its place, and the model itself, which has the last word."""
 
     def __init__(self, view: nn.Module, judge: nn.Module) -> None:
@@ -97,10 +99,10 @@ class Judged(nn.Module, Around):
         return logits
 
 
-def judge_of(model: Any) -> Callable[[Tensor], Tensor] | None:
+def verifier_of(model: Any) -> Callable[[Tensor], Tensor] | None:
     """Who has the last word on what fools this model, if not the model itself."""
-    while isinstance(model, Around):
-        if isinstance(model, Judged):
+    while isinstance(model, ModelWrapper):
+        if isinstance(model, VerifiedView):
             return model.judge
         model = model.inner
     return None
@@ -118,3 +120,33 @@ def frozen(model: object) -> Iterator[None]:
     finally:
         for p in asking:
             p.requires_grad_(True)
+
+
+def check_logits(logits: Tensor, y: Tensor, rows: int) -> None:
+    """Refuse logits that are not (rows, K) numbers with a class for each label. Reads the tensors once."""
+    if logits.ndim != 2 or len(logits) != rows:
+        raise ConfigError(f"the model returned shape {tuple(logits.shape)}; expected logits ({rows}, classes).")
+    if logits.shape[1] < 2:
+        raise ConfigError("the model has one output; attacks need a logit for each class, two for a binary problem.")
+    if not len(y):
+        return
+    broken, label = torch.stack([logits.detach().isnan().sum().double(), y.amax().double()]).tolist()
+    if broken:
+        raise DataError(f"the model returned {broken:.0f} NaN logits for {rows} images; check its weights.")
+    if y.ndim == 1 and label >= logits.shape[1]:
+        raise DataError(f"labels reach up to {label:.0f}, but the model has {logits.shape[1]} classes.")
+
+
+class CheckedModel(ModelWrapper):
+    """A model whose first answer is checked, so that no extra pass is spent on it."""
+
+    def __init__(self, model: Callable[[Tensor], Tensor], y: Tensor) -> None:
+        self.inner, self.y = model, y
+        self.seen = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits = self.inner(x)
+        if not self.seen:
+            check_logits(logits, self.y, len(x))
+            self.seen = True
+        return logits

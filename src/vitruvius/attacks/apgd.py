@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvius.attacks._auto import AutoPGD, Run
 from vitruvius.attacks._base import Model, attacks
 from vitruvius.attacks._losses import CE, Loss, as_loss
+from vitruvius.attacks._search.auto_pgd import AutoPGD, Run
 
 
 @attacks.register("apgd")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvius.attacks._auto import AutoPGD, Run
 from vitruvius.attacks._base import Model, attacks
 from vitruvius.attacks._losses import TARGETED_DLR, TargetedLoss, as_targeted_loss
-from vitruvius.attacks._targets import clean_logits, likeliest
+from vitruvius.attacks._search.auto_pgd import AutoPGD, Run
+from vitruvius.attacks._search.targets import clean_logits, likeliest
 
 
 @attacks.register("apgd_targeted")

@@ -13,16 +13,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import check_eval_mode
 from vitruvius._dice import Dice, image_ids
 from vitruvius._errors import ConfigError, UnknownName, suggest
-from vitruvius.attacks._base import Attack, Model, Threat, attacks
-from vitruvius.attacks._checks import check_inputs, check_logits, check_mode
-from vitruvius.attacks._models import Judged, frozen
-from vitruvius.attacks._outcome import Outcome
-from vitruvius.attacks._replay import replayed
-from vitruvius.attacks._siege import Siege
-from vitruvius.attacks._stages import STAGES, VERSIONS
-from vitruvius.attacks._views import compiled, fast_view
+from vitruvius.attacks._base import Attack, Model, Threat, attacks, check_inputs
+from vitruvius.attacks._ensemble.cascade import Cascade
+from vitruvius.attacks._ensemble.result import Outcome
+from vitruvius.attacks._ensemble.stages import STAGES, VERSIONS
+from vitruvius.attacks._models import VerifiedView, check_logits, frozen
+from vitruvius.attacks._views.compiled import compile_model
+from vitruvius.attacks._views.cuda_graphs import with_cuda_graphs
+from vitruvius.attacks._views.lower_precision import bfloat16_view
 
 PRECISIONS = ("exact", "fast")
 FEW_NUMBERS = 2**16  # a batch of so many pixels costs hardly more than one image: digits are searched by hundreds
@@ -73,32 +74,32 @@ class AutoAttack(Attack):
 
     def run(self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None) -> Outcome:
         """All stages, with a record of which one felled which image."""
-        check_mode(model)
+        check_eval_mode(model)
         check_inputs(x, y)
         with torch.inference_mode(False), torch.no_grad(), frozen(model):
             x, y = (t.clone() if t.is_inference() else t for t in (x.detach(), y))
             check_logits(model(x[:1]), y, len(x[:1]))
-            siege = Siege(model, x, y, image_ids(x) if ids is None else ids.to(x.device), self.batch_size)
+            cascade = Cascade(model, x, y, image_ids(x) if ids is None else ids.to(x.device), self.batch_size)
             room = max(len(x), FEW_NUMBERS // max(x[:1].numel(), 1), 1)  # fewer images, more targets at once
             sized = self if self.batch_size else replace(self, batch_size=room)
-            sized._storm_exact(siege, model, x) if self.precision == "exact" else sized._storm_fast(siege, model, x)
-        return siege.outcome()
+            sized._run_exact(cascade, model, x) if self.precision == "exact" else sized._run_fast(cascade, model, x)
+        return cascade.outcome()
 
-    def _storm_exact(self, siege: Siege, model: nn.Module, x: Tensor) -> None:
-        view = replayed(compiled(model, x) if self.compile else model, x, self.batch_size or len(x))
+    def _run_exact(self, cascade: Cascade, model: nn.Module, x: Tensor) -> None:
+        view = with_cuda_graphs(compile_model(model, x) if self.compile else model, x, self.batch_size or len(x))
         for name, threat in self.stages():
-            siege.storm(name, threat, view)
+            cascade.run(name, threat, view)
 
-    def _storm_fast(self, siege: Siege, model: nn.Module, x: Tensor) -> None:
+    def _run_fast(self, cascade: Cascade, model: nn.Module, x: Tensor) -> None:
         """All stages in bfloat16, then again in float32; what is left to do there does not pay for compiling it."""
         room = self.batch_size or len(x)
-        view, exact = fast_view(model, x), replayed(model, x, room)
-        view = replayed(compiled(view, x) if self.compile else view, x, room)
-        siege.meet(view)
+        view, exact = bfloat16_view(model, x), with_cuda_graphs(model, x, room)
+        view = with_cuda_graphs(compile_model(view, x) if self.compile else view, x, room)
+        cascade.measure_view(view)
         for name, threat in self.stages():
-            siege.storm_fast(name, threat, Judged(view, exact))
+            cascade.run_fast(name, threat, VerifiedView(view, exact))
         for name, threat in replace(self, compile=False).stages():
-            siege.storm_again(name, threat, exact)
+            cascade.confirm(name, threat, exact)
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         raise NotImplementedError("AutoAttack searches by its stages; call it, or its method run.")

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitruvius.attacks._base import attacks
-from vitruvius.attacks._boundary import Linearise, Nearest
-from vitruvius.attacks._minimal import MinimalAttack
+from vitruvius.attacks._search.fab import FastAdaptiveBoundary
+from vitruvius.attacks._search.fab_step import Linearise, Nearest
 
 
 @attacks.register("fab")
 @dataclass(frozen=True, kw_only=True)
-class FAB(MinimalAttack):
+class FAB(FastAdaptiveBoundary):
     """Fast adaptive boundary attack toward whichever class is nearest: a gradient for each class and step."""
 
     def linearise(self) -> Linearise:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitruvius.attacks._base import attacks
-from vitruvius.attacks._boundary import Linearise, toward_target
-from vitruvius.attacks._minimal import MinimalAttack
-from vitruvius.attacks._targets import likeliest
+from vitruvius.attacks._search.fab import FastAdaptiveBoundary
+from vitruvius.attacks._search.fab_step import Linearise, toward_target
+from vitruvius.attacks._search.targets import likeliest
 
 
 @attacks.register("fab_targeted")
 @dataclass(frozen=True, kw_only=True)
-class FABTargeted(MinimalAttack):
+class FABTargeted(FastAdaptiveBoundary):
     """Fast adaptive boundary attack toward each of the likeliest wrong classes: one gradient a step."""
 
     targets: int = 9  # wrong classes tried; fewer where the model has fewer

@@ -9,7 +9,7 @@ from torch import Tensor
 from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Model, attacks
 from vitruvius.attacks._losses import CE, Loss, as_loss
-from vitruvius.attacks._models import slope
+from vitruvius.attacks._models import loss_and_grad
 
 
 @attacks.register("fgsm")
@@ -25,7 +25,7 @@ class FGSM(Attack):
         object.__setattr__(self, "loss", as_loss(self.loss))
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
-        grad = slope(model, x, lambda logits: self.loss(logits, y)).grad
+        grad = loss_and_grad(model, x, lambda logits: self.loss(logits, y)).grad
         return (x + self.norm.project(self.eps * self.norm.steepest(grad), self.eps)).clamp(*self.bounds)
 
     def image_range(self) -> tuple[float, float]:

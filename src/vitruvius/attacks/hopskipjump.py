@@ -62,7 +62,7 @@ class HopSkipJump(Attack):
         return point, found
 
     def _round(self, fools: Fools, x: Tensor, point: Tensor, dice: Dice, step: int) -> Tensor:
-        """Guess the normal, step along it as far as the point still fools the model, return to the boundary."""
+        """SquareState the normal, step along it as far as the point still fools the model, return to the boundary."""
         distance = self.norm.length(point - x)  # (B,)
         pixels = x[0].numel()
         width = (

@@ -15,10 +15,10 @@ from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
 from vitruvius.attacks._base import Attack, Model, attacks
 from vitruvius.attacks._losses import CE, Loss, as_loss, hard_labels
-from vitruvius.attacks._models import Slope, full_precision, slope
+from vitruvius.attacks._models import LossAndGrad, full_precision, loss_and_grad
 from vitruvius.attacks._norms import L1, per_image
-from vitruvius.attacks._views import compiled
-from vitruvius.attacks._worst import Worst
+from vitruvius.attacks._search.best_so_far import BestSoFar
+from vitruvius.attacks._views.compiled import compile_model
 
 
 @attacks.register("pgd")
@@ -44,19 +44,19 @@ class PGD(Attack):
             raise ConfigError(f"{name} with steps={self.steps}, restarts={self.restarts}; expected at least 0 and 1.")
 
     def prepare(self, model: nn.Module, x: Tensor) -> nn.Module:
-        return compiled(model, x) if self.compile else model
+        return compile_model(model, x) if self.compile else model
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         compares = self.best or self.restarts > 1
-        worst = Worst(x)
+        best = BestSoFar(x)
         for restart in range(self.restarts):
             for point, here in self.ascend(model, x, y, self.start(x, dice, restart)):
                 if here is None and not compares:
                     return point
                 if here is None or self.best:
                     logits = full_precision(model(point)) if here is None else here.logits
-                    worst.offer(point, self.fooled(logits, y), self.objective(logits, y))
-        return worst.x
+                    best.offer(point, self.fooled(logits, y), self.objective(logits, y))
+        return best.x
 
     def start(self, x: Tensor, dice: Dice, restart: int = 0) -> Tensor:
         """Where an ascent begins."""
@@ -64,12 +64,12 @@ class PGD(Attack):
             return x
         return (x + self.norm.random(x, self.eps, dice, restart)).clamp(*self.bounds)
 
-    def ascend(self, model: Model, x: Tensor, y: Tensor, start: Tensor) -> Iterator[tuple[Tensor, Slope | None]]:
+    def ascend(self, model: Model, x: Tensor, y: Tensor, start: Tensor) -> Iterator[tuple[Tensor, LossAndGrad | None]]:
         """Every point from which a step is made and the slope there, then the last point alone."""
         step = 1.5 * self.eps / max(self.steps, 1) if self.step_size is None else self.step_size
         point, velocity = start, torch.zeros_like(x)
         for _ in range(self.steps):
-            here = slope(model, point, lambda logits: self.objective(logits, y))
+            here = loss_and_grad(model, point, lambda logits: self.objective(logits, y))
             yield point, here
             velocity = self._accumulate(velocity, here.grad)
             way = self.norm.usable(velocity, point, *self.bounds)

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Model, attacks
-from vitruvius.attacks._l1_ascent import largest
-from vitruvius.attacks._l1_box import inside, project_l1_box
 from vitruvius.attacks._losses import CE, Loss, as_loss
-from vitruvius.attacks._models import slope
+from vitruvius.attacks._models import loss_and_grad
 from vitruvius.attacks._norms import L1, Norm, per_image
+from vitruvius.attacks._search.auto_pgd_step_l1 import inside, largest, project_l1_box
 
 
 @attacks.register("sparse_l1")
@@ -36,7 +35,7 @@ class SparseL1(Attack):
         step = 2 * self.eps / self.steps if self.step_size is None else self.step_size
         point, share = x, x.new_full((len(x),), self.share)
         for _ in range(self.steps):
-            grad = slope(model, point, lambda logits: self.loss(logits, y)).grad
+            grad = loss_and_grad(model, point, lambda logits: self.loss(logits, y)).grad
             signs = largest(L1.usable(grad, point, 0.0, 1.0), share)
             stride = per_image(step / signs.flatten(1).abs().sum(1).clamp(min=1), x)
             point = x + project_l1_box(x, point + stride * signs - x, inside(x, self.eps))

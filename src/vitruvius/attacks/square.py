@@ -11,17 +11,17 @@ from torch import Tensor
 from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
 from vitruvius.attacks._base import Attack, Model, attacks
-from vitruvius.attacks._bumps import Bumps, bumps_of
 from vitruvius.attacks._losses import MARGIN, hard_labels
 from vitruvius.attacks._models import full_precision
 from vitruvius.attacks._norms import per_image
-from vitruvius.attacks._squares import Squares, square_sides
-from vitruvius.attacks._stream import stream
+from vitruvius.attacks._search.batching import search_in_batches
+from vitruvius.attacks._search.square_proposals import SquareProposals, square_sides
+from vitruvius.attacks._search.square_proposals_l2 import BumpProposals, bump_proposals
 
 BLOCK = 20  # queries between two looks at who is done
 
 
-class Guess(NamedTuple):
+class SquareState(NamedTuple):
     """Where the random searches of B images stand."""
 
     x: Tensor
@@ -54,30 +54,30 @@ class Square(Attack):
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         y, found, proposals = hard_labels(y), x.clone(), self.proposals(x)
 
-        def begin(rows: Tensor) -> Guess:
+        def begin(rows: Tensor) -> SquareState:
             here, throws = x[rows], dice[rows]
             worst, never = here.new_full((len(rows),), -torch.inf), torch.zeros_like(rows, dtype=torch.bool)
             start = proposals.start(here, throws)
-            return Guess(here, y[rows], throws.ids, start, here, worst, torch.zeros_like(rows), never)
+            return SquareState(here, y[rows], throws.ids, start, here, worst, torch.zeros_like(rows), never)
 
-        def advance(s: Guess) -> Guess:
+        def advance(s: SquareState) -> SquareState:
             propose = proposals.plan(s.x, Dice(s.ids, dice.seed, dice.owner), s.query, BLOCK)
             for turn in range(BLOCK):
                 s = self.judge(model, s)
                 s = s._replace(point=propose(s.best, turn))
             return s
 
-        def finish(rows: Tensor, end: Guess) -> None:
+        def finish(rows: Tensor, end: SquareState) -> None:
             found[rows] = end.best
 
-        stream(torch.arange(len(x), device=x.device), begin, advance, finish, self.batch_size)
+        search_in_batches(torch.arange(len(x), device=x.device), begin, advance, finish, self.batch_size)
         return found
 
     def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
         """A tenth of the queries, and other squares."""
         return replace(self, queries=max(self.queries // 10, 50)).search(model, x, y, replace(dice, owner="polish"))
 
-    def judge(self, model: Model, s: Guess) -> Guess:
+    def judge(self, model: Model, s: SquareState) -> SquareState:
         """Ask the model, and keep what is better; who is done stays as it is."""
         margin = MARGIN(full_precision(model(s.point)), s.y)
         better = (margin > s.margin) & ~s.done
@@ -85,13 +85,13 @@ class Square(Attack):
         margin, query = torch.where(better, margin, s.margin), s.query + ~s.done
         return s._replace(best=best, margin=margin, query=query, done=(margin > 0) | (query >= self.queries))
 
-    def proposals(self, x: Tensor) -> Squares | Bumps:
+    def proposals(self, x: Tensor) -> SquareProposals | BumpProposals:
         """What is tried in this ball on images of this size."""
         if x.ndim != 4:
             raise ConfigError(f"Square needs images (B, C, H, W); got {tuple(x.shape)}.")
         height, width = x.shape[2:]
         sides = square_sides(self.queries, self.first_share, (height, width), self.rescale, x.device)
         if self.norm.name == "linf":
-            return Squares(self.eps, sides)
+            return SquareProposals(self.eps, sides)
         odd = (sides | 1).clamp(min=min(3, height, width))
-        return bumps_of(self.norm, self.eps, torch.where(odd > min(height, width), odd - 2, odd).clamp(min=1))
+        return bump_proposals(self.norm, self.eps, torch.where(odd > min(height, width), odd - 2, odd).clamp(min=1))

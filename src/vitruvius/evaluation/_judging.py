@@ -42,7 +42,7 @@ def disturb(
     if hasattr(threat, "run") and hasattr(threat, "pool_batches"):
         sized = threat if threat.batch_size is not None else dataclasses.replace(threat, batch_size=batch_size)
         outcome = sized.run(model, x, y, ids=ids)
-        record = {f"{AFTER}{name}": standing for name, standing in outcome.standing_by_stage().items()}
+        record = {f"{AFTER}{name}": standing for name, standing in outcome.robust_by_stage().items()}
         return outcome.x, record
     moved: Tensor = threat(model, x, y, ids=ids) if _takes_ids(threat) else threat(model, x, y)
     return moved, {}

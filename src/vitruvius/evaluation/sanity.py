@@ -13,9 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import check_eval_mode
 from vitruvius._format import format_number
-from vitruvius.attacks import CE, LINF, MARGIN, Norm, Threat, as_norm, check_inputs, check_mode, disturb, image_ids
-from vitruvius.attacks._models import Through, frozen, slope
+from vitruvius.attacks import (
+    CE,
+    LINF,
+    MARGIN,
+    Norm,
+    SurrogateGradient,
+    Threat,
+    as_norm,
+    check_inputs,
+    disturb,
+    frozen,
+    image_ids,
+    loss_and_grad,
+)
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.square import Square
 
@@ -57,7 +70,7 @@ class Sanity:
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None) -> list[Finding]:
         """All checks on these images; a few hundred say enough."""
-        check_mode(model)
+        check_eval_mode(model)
         check_inputs(x, y)
         return _Examination(self, model, x, y, image_ids(x) if ids is None else ids).findings()
 
@@ -127,7 +140,7 @@ class _Examination:
 
     def _adaptive(self, white: Tensor) -> Finding:
         assert self.plan.surrogate is not None
-        through = Through(self.model, self.plan.surrogate)
+        through = SurrogateGradient(self.model, self.plan.surrogate)
         stands = self._stands(self._apgd(self.plan.eps), through)
         stands = stands & self._stands(self._apgd(self.plan.eps, loss=MARGIN), through)
         return self._not_stronger("adaptive", "an attack with the surrogate's gradients", stands, white)
@@ -182,7 +195,7 @@ class _Examination:
 
     def _is_flat(self, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
         with frozen(self.model):
-            grad = slope(self.model, x, lambda logits: CE(logits, y)).grad
+            grad = loss_and_grad(self.model, x, lambda logits: CE(logits, y)).grad
         return grad.flatten(1).abs().amax(1) < 1e-12
 
     @torch.no_grad()

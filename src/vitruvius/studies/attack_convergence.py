@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from vitruvius.attacks import LINF, Dice, Norm
-from vitruvius.attacks._models import frozen, full_precision
+from vitruvius.attacks import LINF, Dice, Norm, frozen, full_precision
 from vitruvius.attacks.pgd import PGD
 from vitruvius.report.style import figure_style, new_axes, series
 from vitruvius.studies._base import Row, Subject, studies

@@ -11,7 +11,7 @@ from timm.utils import unwrap_model
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
-from vitruvius.attacks._models import frozen
+from vitruvius.attacks import frozen
 from vitruvius.tasks._base import Objective
 from vitruvius.tasks._inner import Inner, Spec
 from vitruvius.tasks._losses import Criterion, accuracy

@@ -15,10 +15,19 @@ from torch import Tensor, nn
 
 from vitruvius._config import bind, parse_spec, split_use
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import Attack, Dice, Threat, as_norm, attacks, check_inputs, disturb
-from vitruvius.attacks._checks import Watched
-from vitruvius.attacks._losses import hard_labels
-from vitruvius.attacks._models import frozen, full_precision
+from vitruvius.attacks import (
+    Attack,
+    CheckedModel,
+    Dice,
+    Threat,
+    as_norm,
+    attacks,
+    check_inputs,
+    disturb,
+    frozen,
+    full_precision,
+    hard_labels,
+)
 from vitruvius.attacks.pgd import PGD
 from vitruvius.tasks._passes import batch_norm_frozen, evaluating, precision_of, scaled_for_half
 from vitruvius.tasks._schedules import Schedule
@@ -100,7 +109,7 @@ class Inner:
             return answer
         self.checked = True
         check_inputs(x, y)
-        return Watched(answer, y) if searches(self.attack) else answer
+        return CheckedModel(answer, y) if searches(self.attack) else answer
 
     def _made(self) -> Threat:
         settings = {**self.settings, "eps": self.eps}

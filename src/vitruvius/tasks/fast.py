@@ -15,10 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import CE, Attack, Dice, Norm
-from vitruvius.attacks._base import Model
-from vitruvius.attacks._losses import hard_labels
-from vitruvius.attacks._models import slope
+from vitruvius.attacks import CE, Attack, Dice, Model, Norm, hard_labels, loss_and_grad
 from vitruvius.tasks._adversarial import AdversarialObjective
 from vitruvius.tasks._base import tasks
 from vitruvius.tasks._inner import Spec
@@ -40,7 +37,7 @@ class NoisyFGSM(Attack):
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         start = (x + self.norm.random(x, self.noise * self.eps, dice)).clamp(0, 1)
-        grad = slope(model, start, lambda logits: CE(logits, y)).grad
+        grad = loss_and_grad(model, start, lambda logits: CE(logits, y)).grad
         delta = start - x + self.step * self.eps * self.norm.steepest(grad)
         return (x + (self.norm.project(delta, self.eps) if self.project else delta)).clamp(0, 1)
 

@@ -13,17 +13,16 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._ascent import Objective
-from vitruvius.attacks._l1_box import inside, project_l1_box
-from vitruvius.attacks._models import slope
-from vitruvius.attacks._norms import per_image
+from vitruvius.attacks._models import loss_and_grad
+from vitruvius.attacks._norms import L1, per_image
+from vitruvius.attacks._search.auto_pgd_step import Objective
 
 SHRINK = 1.5  # of steps, and of the number of pixels moved against the number already moved
 SHORTEST = 0.1  # of steps, in eps
 FIRST_SHARE = 0.2  # of pixels moved by the first steps from a random start
 
 
-class SparseClimb(NamedTuple):
+class SparseAscentState(NamedTuple):
     """Where the sparse ascents of B images stand."""
 
     x: Tensor
@@ -60,20 +59,22 @@ class SparseAscent(NamedTuple):
         """The point of ball and image nearest to this one."""
         return x + project_l1_box(x, point - x, inside(x, self.eps))
 
-    def begin(self, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> SparseClimb:
+    def begin(self, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> SparseAscentState:
         """Ascents that stand at their start, not yet evaluated."""
         zero, off = x.new_zeros(len(x)), y.new_zeros(len(x), dtype=torch.bool)
         support = zero + 1 if self.fresh else moved_share(start - x)
-        return SparseClimb(
+        return SparseAscentState(
             x=x, y=y, target=target,
             point=start, seen=start, best=start, best_grad=torch.zeros_like(x), best_loss=zero - torch.inf,
             support=support, share=zero + FIRST_SHARE if self.fresh else support / SHRINK, step=zero + self.eps,
             iteration=torch.zeros_like(y), fooled=off, done=off,
         )  # fmt: skip
 
-    def advance(self, model: Callable[[Tensor], Tensor], s: SparseClimb) -> SparseClimb:
+    def advance(self, model: Callable[[Tensor], Tensor], s: SparseAscentState) -> SparseAscentState:
         """Evaluate the points, remember the best ones, and make a step."""
-        logits, loss, grad = slope(model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes)
+        logits, loss, grad = loss_and_grad(
+            model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes
+        )
         fooled, better = logits.argmax(1) != s.y, loss > s.best_loss
         s = s._replace(
             seen=s.point,
@@ -85,7 +86,7 @@ class SparseAscent(NamedTuple):
         )
         return self._move(*self._checkpoint(s, grad))
 
-    def _checkpoint(self, s: SparseClimb, grad: Tensor) -> tuple[SparseClimb, Tensor]:
+    def _checkpoint(self, s: SparseAscentState, grad: Tensor) -> tuple[SparseAscentState, Tensor]:
         """Every few steps: follow the sparsity of the best point; where it rose, go back there with full steps."""
         due = (s.iteration > 0) & (s.iteration % max(int(0.04 * self.steps), 1) == 0)
         support = moved_share(s.best - s.x)
@@ -100,7 +101,7 @@ class SparseAscent(NamedTuple):
         )
         return moved, torch.where(back, s.best_grad, grad)
 
-    def _move(self, s: SparseClimb, grad: Tensor) -> SparseClimb:
+    def _move(self, s: SparseAscentState, grad: Tensor) -> SparseAscentState:
         signs = largest(grad, s.share)
         stride = per_image(s.step / (signs.flatten(1).abs().sum(1) + 1e-10), s.x)
         return s._replace(point=self.restart(s.x, s.point + stride * signs), iteration=s.iteration + 1)
@@ -117,3 +118,45 @@ def largest(grad: Tensor, share: Tensor) -> Tensor:
     rank = ((1 - share) * sizes.shape[1]).long().clamp(0, sizes.shape[1] - 1)
     threshold = sizes.sort(dim=1).values.gather(1, rank[:, None]).squeeze(1)
     return torch.where(grad.abs() >= per_image(threshold, grad), grad.sign(), 0.0)
+
+
+def inside(x: Tensor, eps: float) -> float:
+    """The radius that attacks use: x + delta rounds each of D pixels by half an ulp at most, and stays in the ball."""
+    return max(eps * (1 - 1e-6) - x[:1].numel() * torch.finfo(x.dtype).eps / 4, 0.0)
+
+
+def project_l1_box(x: Tensor, delta: Tensor, eps: float) -> Tensor:
+    """The delta nearest to the given one with ‖delta‖₁ ≤ eps and 0 ≤ x + delta ≤ 1."""
+    room = torch.where(delta > 0, 1 - x, x)
+    threshold = _threshold(delta.abs().flatten(1), room.flatten(1), eps)
+    sizes = torch.minimum((delta.abs() - per_image(threshold, delta)).clamp(min=0), room)
+    return (
+        delta.sign() * sizes * per_image((eps / L1.length(sizes).clamp(min=1e-30)).clamp(max=1), x)
+    )  # 1, but for rounding
+
+
+def _threshold(sizes: Tensor, room: Tensor, eps: float) -> Tensor:
+    """(B,) the λ at which Σ clip(sizes − λ, 0, room) comes down to eps; 0 where it never exceeds it.
+
+    The sum is piecewise linear in λ: from λ = size − room on, a pixel shrinks, from λ = size on it is 0.
+    Walking the sorted breakpoints upwards, `total` is the sum at each of them.
+    """
+    breaks, order = torch.cat([sizes - room, sizes], 1).clamp(min=0).sort(dim=1)  # (B, 2D)
+    bends = torch.cat([torch.ones_like(sizes), -torch.ones_like(sizes)], 1)
+    slopes = bends.gather(1, order).cumsum(1)  # (B, 2D) pixels shrinking behind each breakpoint
+    falls = slopes[:, :-1] * breaks.diff(dim=1)
+    at_zero = torch.minimum(sizes, room).sum(1, keepdim=True)
+    total = torch.cat([at_zero, at_zero - falls.cumsum(1)], 1)  # (B, 2D), not increasing
+    last = (total > eps).sum(1, keepdim=True).clamp(min=1) - 1  # the last breakpoint at which too much is left
+    excess = (total.gather(1, last) - eps).clamp(min=0)
+    return _refined(breaks.gather(1, last) + excess / slopes.gather(1, last).clamp(min=1), sizes, room, eps).squeeze(1)
+
+
+def _refined(threshold: Tensor, sizes: Tensor, room: Tensor, eps: float) -> Tensor:
+    """(B, 1) after two Newton steps, which take away what the long sums of sorted pixels have lost to rounding."""
+    for _ in range(2):
+        left = sizes - threshold
+        shrinking = ((left > 0) & (left < room)).sum(1, keepdim=True).clamp(min=1)
+        total = torch.minimum(left.clamp(min=0), room).sum(1, keepdim=True)
+        threshold = (threshold + (total - eps) / shrinking).clamp(min=0)
+    return threshold

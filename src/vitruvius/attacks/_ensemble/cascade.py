@@ -16,20 +16,20 @@ from torch import Tensor, nn
 
 from vitruvius._dice import Dice
 from vitruvius._errors import DataError
-from vitruvius.attacks._auto import AutoPGD
 from vitruvius.attacks._base import Attack, Threat, disturb
+from vitruvius.attacks._ensemble.result import CLEAN, ROBUST, Outcome, StageResult
 from vitruvius.attacks._losses import MARGIN
-from vitruvius.attacks._models import Judged, plain
+from vitruvius.attacks._models import VerifiedView, unwrapped
 from vitruvius.attacks._norms import per_image
-from vitruvius.attacks._outcome import CLEAN, STANDING, Outcome, Stage
-from vitruvius.attacks._targets import clean_logits
+from vitruvius.attacks._search.auto_pgd import AutoPGD
+from vitruvius.attacks._search.targets import clean_logits
 
 DOUBTS = 2  # mean errors of a view's logits within which it may have been fooled where the model is not
 SIGHT = 0.05  # share of untouched images a view may be wrong about before nothing it says is trusted
 TRUST = 0.01  # share of images the short search may fell before the full one must follow
 
 
-class Siege:
+class Cascade:
     """The images, where they stand, and what has been tried."""
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, batch_size: int | None) -> None:
@@ -38,46 +38,46 @@ class Siege:
         self.found = x.clone()  # x' of the fallen; for the others the worst point of the first stage
         self.claimed = torch.zeros_like(y, dtype=torch.bool)  # images that fooled a faster view of the model
         self.doubt, self.trusts = 0.0, True  # in a faster view: error of its logits; whether it is worth anything
-        self.stages: list[Stage] = []
+        self.stages: list[StageResult] = []
         begun = time.perf_counter()
         wrong = self._wrong(x, y)
-        self.fallen_by = torch.where(wrong, CLEAN, STANDING)
+        self.broken_by = torch.where(wrong, CLEAN, ROBUST)
         self._record("clean", "exact", len(x), int(wrong.sum()), begun)
 
-    def storm(self, name: str, threat: Threat, model: nn.Module) -> None:
+    def run(self, name: str, threat: Threat, model: nn.Module) -> None:
         """Search with a threat on the images that stand."""
-        self._storm(name, "exact", self._search(threat, model), self._standing(), threat)
+        self._run(name, "exact", self._search(threat, model), self._unbroken(), threat)
 
-    def meet(self, view: nn.Module) -> None:
+    def measure_view(self, view: nn.Module) -> None:
         """Compare a faster view with the model on untouched images: how wrong are its logits, and its labels?"""
-        rows = self._standing()[: self.batch_size]
+        rows = self._unbroken()[: self.batch_size]
         if len(rows):
-            logits, seen = (clean_logits(model, self.x[rows]) for model in (self.model, plain(view)))
+            logits, seen = (clean_logits(model, self.x[rows]) for model in (self.model, unwrapped(view)))
             self.doubt = DOUBTS * float((seen - logits).abs().amax(1).mean())
             self.trusts = float((seen.argmax(1) != self.y[rows]).float().mean()) <= SIGHT
 
-    def storm_fast(self, name: str, threat: Threat, view: Judged) -> None:
+    def run_fast(self, name: str, threat: Threat, view: VerifiedView) -> None:
         """Search on a faster view of the model, and note the images it gave up too soon: where only it was fooled."""
         search = self._search(threat, view)
         enough = torch.inf if isinstance(threat, AutoPGD) else -self.doubt  # Auto-PGD goes on until the model is fooled
 
         def move(rows: Tensor) -> Tensor:
             moved = search(rows)
-            self.claimed[rows] |= MARGIN(clean_logits(plain(view), moved, self.batch_size), self.y[rows]) > enough
+            self.claimed[rows] |= MARGIN(clean_logits(unwrapped(view), moved, self.batch_size), self.y[rows]) > enough
             return moved
 
-        self._storm(name, "fast", move, self._standing(), threat)
+        self._run(name, "fast", move, self._unbroken(), threat)
 
-    def storm_again(self, name: str, threat: Threat, model: nn.Module) -> None:
+    def confirm(self, name: str, threat: Threat, model: nn.Module) -> None:
         """After a fast search: shortly, then in full where that search is not to be trusted."""
-        doubtful = self._standing()
+        doubtful = self._unbroken()
         if isinstance(threat, Attack):
             doubtful = self._polish(name, threat, model, doubtful)
         if len(doubtful):
-            self._storm(name, "exact", self._search(threat, model), doubtful, threat)
+            self._run(name, "exact", self._search(threat, model), doubtful, threat)
 
     def outcome(self) -> Outcome:
-        return Outcome(self.found, self.fallen_by, tuple(self.stages))
+        return Outcome(self.found, self.broken_by, tuple(self.stages))
 
     def _polish(self, name: str, attack: Attack, model: nn.Module, rows: Tensor) -> Tensor:
         """Search shortly from the worst points known; the images that need the full search."""
@@ -86,8 +86,8 @@ class Siege:
             dice = Dice(self.ids[part], attack.seed, attack.tag())
             return attack.polish(model, self.x[part], self.y[part], dice, self.found[part])
 
-        self._storm(name, "polish", move, rows, attack)
-        standing, claimed = self.fallen_by[rows] == STANDING, self.claimed[rows]
+        self._run(name, "polish", move, rows, attack)
+        standing, claimed = self.broken_by[rows] == ROBUST, self.claimed[rows]
         surprises, others = int((~standing & ~claimed).sum()), int((~claimed).sum())
         trusted = self.trusts and surprises <= TRUST * others
         return rows[standing & claimed] if trusted else rows[standing]
@@ -95,19 +95,19 @@ class Siege:
     def _search(self, threat: Threat, model: nn.Module) -> Callable[[Tensor], Tensor]:
         return lambda rows: disturb(threat, model, self.x[rows], self.y[rows], self.ids[rows])
 
-    def _standing(self) -> Tensor:
-        return (self.fallen_by == STANDING).nonzero().squeeze(1)
+    def _unbroken(self) -> Tensor:
+        return (self.broken_by == ROBUST).nonzero().squeeze(1)
 
-    def _storm(self, name: str, search: str, move: Callable[[Tensor], Tensor], rows: Tensor, threat: Threat) -> None:
+    def _run(self, name: str, search: str, move: Callable[[Tensor], Tensor], rows: Tensor, threat: Threat) -> None:
         """Move images, all at once if the threat makes batches by itself, and see which ones fall."""
         begun, portion = time.perf_counter(), len(self.x) if hasattr(threat, "batch_size") else self.batch_size
-        fallen = sum(self._see(move(part), part) for part in rows.split(max(portion, 1)) if len(part))
+        fallen = sum(self._judge(move(part), part) for part in rows.split(max(portion, 1)) if len(part))
         self._record(name, search, len(rows), fallen, begun)
 
-    def _see(self, moved: Tensor, rows: Tensor) -> int:
+    def _judge(self, moved: Tensor, rows: Tensor) -> int:
         fallen, first = self._wrong(moved, self.y[rows]), len(self.stages) == 1
         self.found[rows] = torch.where(per_image(fallen | first, moved), moved, self.found[rows])
-        self.fallen_by[rows[fallen]] = len(self.stages)
+        self.broken_by[rows[fallen]] = len(self.stages)
         return int(fallen.sum())
 
     def _wrong(self, x: Tensor, y: Tensor) -> Tensor:
@@ -117,4 +117,4 @@ class Siege:
         return logits.argmax(1) != y
 
     def _record(self, name: str, search: str, searched: int, fallen: int, begun: float) -> None:
-        self.stages.append(Stage(name, search, searched, fallen, time.perf_counter() - begun))
+        self.stages.append(StageResult(name, search, searched, fallen, time.perf_counter() - begun))

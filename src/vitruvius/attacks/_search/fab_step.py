@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius.attacks._hyperplane import project_to_plane
 from vitruvius.attacks._losses import TARGETED_MARGIN
-from vitruvius.attacks._models import full_precision, plain, slope
+from vitruvius.attacks._models import full_precision, loss_and_grad, unwrapped
 from vitruvius.attacks._norms import Norm, per_image
 
 LEAN = 0.1  # largest weight of the image's own projection
@@ -32,7 +31,7 @@ class Plane(NamedTuple):
 Linearise = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor], Plane]  # (model, point, y, target)
 
 
-class Walk(NamedTuple):
+class BoundaryState(NamedTuple):
     """Where the walks of B images stand."""
 
     x: Tensor
@@ -45,7 +44,7 @@ class Walk(NamedTuple):
     done: Tensor  # (B,) bool
 
 
-class Boundary(NamedTuple):
+class BoundaryRules(NamedTuple):
     """The rules of a walk; it ends early once the distance is within eps."""
 
     norm: Norm
@@ -53,11 +52,11 @@ class Boundary(NamedTuple):
     steps: int
     linearise: Linearise
 
-    def begin(self, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> Walk:
+    def begin(self, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> BoundaryState:
         never = x.new_full((len(x),), torch.inf)
-        return Walk(x, y, target, start, x, never, torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool))
+        return BoundaryState(x, y, target, start, x, never, torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool))
 
-    def advance(self, model: Callable[[Tensor], Tensor], s: Walk) -> Walk:
+    def advance(self, model: Callable[[Tensor], Tensor], s: BoundaryState) -> BoundaryState:
         """One step to the boundary and one look at where it led."""
         point = self._step(s, self.linearise(model, s.point, s.y, s.target))
         fooled = full_precision(model(point)).argmax(1) != s.y
@@ -71,7 +70,7 @@ class Boundary(NamedTuple):
         )
         return s._replace(done=(s.distance <= self.eps) | (s.iteration >= self.steps))
 
-    def _step(self, s: Walk, plane: Plane) -> Tensor:
+    def _step(self, s: BoundaryState, plane: Plane) -> Tensor:
         """Between the projections of the point and of the image, nearer to the one that is nearer to the plane."""
         w, point, x = plane.normal.flatten(1), s.point.flatten(1), s.x.flatten(1)
         b = (w * point).sum(1) - plane.height
@@ -85,7 +84,7 @@ class Boundary(NamedTuple):
 
 def toward_target(model: Callable[[Tensor], Tensor], point: Tensor, y: Tensor, target: Tensor) -> Plane:
     """Where the logits of target and label meet."""
-    here = slope(model, point, lambda logits: TARGETED_MARGIN(logits, y, target))
+    here = loss_and_grad(model, point, lambda logits: TARGETED_MARGIN(logits, y, target))
     return Plane(here.loss, here.grad)
 
 
@@ -98,7 +97,7 @@ class Nearest:
     def __call__(self, model: Callable[[Tensor], Tensor], point: Tensor, y: Tensor, target: Tensor) -> Plane:
         with torch.enable_grad():
             point = point.detach().requires_grad_()
-            heights = full_precision(plain(model)(point))  # a compiled backward pass can be walked only once
+            heights = full_precision(unwrapped(model)(point))  # a compiled backward pass can be walked only once
             heights = heights - heights.gather(1, y[:, None])  # (B, K)
             columns = heights.sum(0)
             normals = [torch.autograd.grad(column, point, retain_graph=True)[0] for column in columns]
@@ -114,3 +113,47 @@ def dual_length(norm: Norm, grad: Tensor) -> Tensor:
     """(B,) largest change of a linear function over a unit step in the norm."""
     order = {"linf": 1.0, "l2": 2.0, "l1": torch.inf}[norm.name]
     return torch.linalg.vector_norm(grad.flatten(1), order, dim=1)
+
+
+def project_to_plane(norm: Norm, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """δ (B, D) for images (B, D), normals (B, D) and offsets (B,)."""
+    gap = (w * x).sum(1) - b  # to be closed by moving against its sign
+    direction = -torch.where(gap[:, None] < 0, -w, w).sign()
+    room = torch.where(direction > 0, 1 - x, x)
+    moves = {"linf": _evenly, "l2": _by_slope, "l1": _steepest_first}[norm.name]
+    return direction * moves(w.abs(), room, gap.abs())
+
+
+def _evenly(w: Tensor, room: Tensor, gap: Tensor) -> Tensor:
+    """All pixels move as far as each other, or as far as they can."""
+    return torch.minimum(_time_to_close(w, room, gap)[:, None], room)
+
+
+def _by_slope(w: Tensor, room: Tensor, gap: Tensor) -> Tensor:
+    """Pixels move in proportion to their weight, or as far as they can."""
+    times = room / w.clamp(min=torch.finfo(w.dtype).tiny)  # when each one reaches the edge
+    return torch.minimum(_time_to_close(w * w, times, gap)[:, None] * w, room)
+
+
+def _time_to_close(speed: Tensor, times: Tensor, gap: Tensor) -> Tensor:
+    """(B,) the t at which Σ speed · min(t, times) reaches the gap; the last of `times` where it never does."""
+    times, order = times.sort(dim=1)
+    speed = speed.gather(1, order)
+    remaining = speed.flip(1).cumsum(1).flip(1)  # (B, D) total speed until each time
+    spans = torch.cat([times[:, :1], times.diff(dim=1)], 1)
+    closed = (remaining * torch.where(remaining > 0, spans, 0.0)).cumsum(1)  # (B, D) gap closed at each time
+    first = (closed < gap[:, None]).sum(1, keepdim=True).clamp(max=times.shape[1] - 1)
+    before = torch.where(first > 0, closed.gather(1, (first - 1).clamp(min=0)), 0.0)
+    begun = torch.where(first > 0, times.gather(1, (first - 1).clamp(min=0)), 0.0)
+    pace = remaining.gather(1, first)
+    time = begun + (gap[:, None] - before) / pace.clamp(min=torch.finfo(pace.dtype).tiny)
+    return torch.minimum(time, times.gather(1, first)).squeeze(1)
+
+
+def _steepest_first(w: Tensor, room: Tensor, gap: Tensor) -> Tensor:
+    """One pixel after the other to its edge, largest weight first, until the gap is closed."""
+    order = w.argsort(dim=1, descending=True)
+    w, room = w.gather(1, order), room.gather(1, order)
+    before = (w * room).cumsum(1) - w * room
+    moves = ((gap[:, None] - before).clamp(min=0) / w.clamp(min=torch.finfo(w.dtype).tiny)).minimum(room)
+    return torch.zeros_like(moves).scatter(1, order, moves)

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Model
-from vitruvius.attacks._boundary import Boundary, Linearise, Walk
 from vitruvius.attacks._losses import hard_labels
 from vitruvius.attacks._norms import per_image
-from vitruvius.attacks._stream import stream
-from vitruvius.attacks._targets import clean_logits
-from vitruvius.attacks._worst import Worst, together
+from vitruvius.attacks._search.batching import search_in_batches
+from vitruvius.attacks._search.best_so_far import BestSoFar, take_chunk
+from vitruvius.attacks._search.fab_step import BoundaryRules, BoundaryState, Linearise
+from vitruvius.attacks._search.targets import clean_logits
 
 
 @dataclass(frozen=True, kw_only=True)
-class MinimalAttack(Attack):
+class FastAdaptiveBoundary(Attack):
     """Fast adaptive boundary search with its planes and targets still to be named."""
 
     steps: int = 100
@@ -39,21 +39,21 @@ class MinimalAttack(Attack):
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         y = hard_labels(y)
         logits = clean_logits(model, x, self.batch_size)
-        worst = Worst(x)
-        worst.offer(x, logits.argmax(1) != y, x.new_full((len(x),), -torch.inf))
+        best = BestSoFar(x)
+        best.offer(x, logits.argmax(1) != y, x.new_full((len(x),), -torch.inf))
         attempts = list(enumerate(product(self.targets_of(logits, y), range(self.restarts))))
         room = (self.batch_size or len(x)) if self.restarts == 1 else 0  # a restart depends on the attempts before it
-        while attempts and len(rows := worst.standing()):
-            now, attempts = together(attempts, room, len(rows))
+        while attempts and len(rows := best.not_fooled()):
+            now, attempts = take_chunk(attempts, room, len(rows))
             number, (_, restart) = now[0]
-            start = self._start(x[rows], dice[rows], number, -worst.loss[rows]) if restart else x[rows]
+            start = self._start(x[rows], dice[rows], number, -best.loss[rows]) if restart else x[rows]
             many, targets = rows.repeat(len(now)), torch.cat([target[rows] for _, (target, _) in now])
             nearest, distance = self._walk(
                 model, x[many], y[many], targets, start.repeat(len(now), *[1] * (x.ndim - 1))
             )
             found = self._within(x[many], nearest, distance)
-            worst.offer_in_turn(rows, found, distance <= self.eps, -distance)
-        return worst.x
+            best.offer_in_turn(rows, found, distance <= self.eps, -distance)
+        return best.x
 
     def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
         """A tenth of the steps, once a target, from the images themselves."""
@@ -61,17 +61,17 @@ class MinimalAttack(Attack):
 
     def _walk(self, model: Model, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest point found for every image, and its distance (N,)."""
-        rules = Boundary(self.norm, self.eps, self.steps, self.linearise())
+        rules = BoundaryRules(self.norm, self.eps, self.steps, self.linearise())
         nearest, distance = x.clone(), x.new_full((len(x),), torch.inf)
 
-        def begin(rows: Tensor) -> Walk:
+        def begin(rows: Tensor) -> BoundaryState:
             return rules.begin(x[rows], y[rows], target[rows], start[rows])
 
-        def finish(rows: Tensor, end: Walk) -> None:
+        def finish(rows: Tensor, end: BoundaryState) -> None:
             nearest[rows], distance[rows] = end.nearest, end.distance
 
         every = torch.arange(len(x), device=x.device)
-        stream(every, begin, lambda walk: rules.advance(model, walk), finish, self.batch_size)
+        search_in_batches(every, begin, lambda walk: rules.advance(model, walk), finish, self.batch_size)
         return nearest, distance
 
     def _within(self, x: Tensor, nearest: Tensor, distance: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class State(Protocol):
 S = TypeVar("S", bound=State)
 
 
-def stream(
+def search_in_batches(
     images: Tensor,
     begin: Callable[[Tensor], S],
     advance: Callable[[S], S],

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._l1_box import inside, project_l1_box
 from vitruvius.attacks._norms import Norm, per_image
-from vitruvius.attacks._squares import upcoming, window
+from vitruvius.attacks._search.auto_pgd_step_l1 import inside, project_l1_box
+from vitruvius.attacks._search.square_proposals import upcoming, window
 
 TINY = 1e-12
 
 
-class Bumps(NamedTuple):
-    """Bumps in a ball; `sides` (queries + 1,) is the odd side of each query's window."""
+class BumpProposals(NamedTuple):
+    """BumpProposals in a ball; `sides` (queries + 1,) is the odd side of each query's window."""
 
     norm: Norm
     eps: float
@@ -90,15 +90,15 @@ class Bumps(NamedTuple):
         return (x + delta * per_image(self.eps / (self.norm.length(delta) + TINY), x)).clamp(0, 1)
 
 
-def bumps_of(norm: Norm, eps: float, sides: Tensor) -> Bumps:
-    """Bumps with the shapes of all their sides prepared."""
+def bump_proposals(norm: Norm, eps: float, sides: Tensor) -> BumpProposals:
+    """BumpProposals with the shapes of all their sides prepared."""
     known = sides.unique().tolist()
     table = torch.zeros(len(known), max(known), max(known), device=sides.device)
     number_of = torch.zeros(max(known) + 1, dtype=torch.long, device=sides.device)
     for number, side in enumerate(known):
         table[number, :side, :side] = bump(side, norm, sides.device)
         number_of[side] = number
-    return Bumps(norm, eps, sides, table, number_of)
+    return BumpProposals(norm, eps, sides, table, number_of)
 
 
 def bump(side: int, norm: Norm, device: torch.device) -> Tensor:

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._fusing import Fused
-from vitruvius.attacks._models import slope
+from vitruvius.attacks._models import loss_and_grad
 from vitruvius.attacks._norms import LINF, Norm, per_image
+from vitruvius.attacks._views.compiled import CompiledStep
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (B, K), label (B,), target (B,) → loss (B,)
 MOMENTUM = 0.25
 REQUIRED_RISES = 0.75  # share of the steps between checkpoints that must raise the loss
 
 
-class Climb(NamedTuple):
+class AscentState(NamedTuple):
     """Where the ascents of B images stand."""
 
     x: Tensor
@@ -73,35 +73,37 @@ class Ascent(NamedTuple):
             return (x - self.eps).clamp(min=0), (x + self.eps).clamp(max=1)
         return per_image(x.new_zeros(len(x)), x), per_image(x.new_ones(len(x)), x)
 
-    def begin(self, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> Climb:
+    def begin(self, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> AscentState:
         """Ascents that stand at their start, not yet evaluated."""
         start, (low, high) = start.clamp(0, 1), self.limits(x)
         zero, off = x.new_zeros(len(x)), y.new_zeros(len(x), dtype=torch.bool)
-        return Climb(
+        return AscentState(
             x=x, low=low, high=high, y=y, target=target,
             point=start, seen=start, previous=start, best=start, best_grad=torch.zeros_like(x),
             best_loss=zero - torch.inf, checked_loss=zero - torch.inf, last_loss=zero,
             rises=zero, reduced=~off, step=zero + 2 * self.eps, iteration=torch.zeros_like(y), fooled=off, done=off,
         )  # fmt: skip
 
-    def advance(self, model: Callable[[Tensor], Tensor], s: Climb) -> Climb:
+    def advance(self, model: Callable[[Tensor], Tensor], s: AscentState) -> AscentState:
         """Evaluate the points and make a step."""
-        logits, loss, grad = slope(model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes)
+        logits, loss, grad = loss_and_grad(
+            model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes
+        )
         fooled, windows = logits.argmax(1) != s.y, checkpoints(self.steps, s.y.device)
         go_on = follow_fused if self.fused else follow
         return go_on(s, fooled, loss, grad, windows, self.norm, self.eps, self.stops)
 
 
 def follow(
-    s: Climb, fooled: Tensor, loss: Tensor, grad: Tensor, windows: Tensor, norm: Norm, eps: float, stops: bool
-) -> Climb:
+    s: AscentState, fooled: Tensor, loss: Tensor, grad: Tensor, windows: Tensor, norm: Norm, eps: float, stops: bool
+) -> AscentState:
     """Remember what was seen, look back where a checkpoint is due, and step on."""
     s = _remember(s, fooled, loss, grad, stops, last=len(windows) - 2)
     s, grad = _look_back(s, grad, windows[s.iteration])
     return _step(s, grad, norm, eps)
 
 
-def _remember(s: Climb, fooled: Tensor, loss: Tensor, grad: Tensor, stops: bool, last: int) -> Climb:
+def _remember(s: AscentState, fooled: Tensor, loss: Tensor, grad: Tensor, stops: bool, last: int) -> AscentState:
     first, better = s.iteration == 0, loss > s.best_loss
     return change(
         s,
@@ -117,7 +119,7 @@ def _remember(s: Climb, fooled: Tensor, loss: Tensor, grad: Tensor, stops: bool,
     )
 
 
-def _look_back(s: Climb, grad: Tensor, window: Tensor) -> tuple[Climb, Tensor]:
+def _look_back(s: AscentState, grad: Tensor, window: Tensor) -> tuple[AscentState, Tensor]:
     """At a checkpoint, halve the step and go back to the best point where the ascent has stalled.
 
     `window` (B,) is the number of steps a checkpoint looks back on, 0 where none is due.
@@ -136,8 +138,8 @@ def _look_back(s: Climb, grad: Tensor, window: Tensor) -> tuple[Climb, Tensor]:
     return moved, torch.where(per_image(back, s.x), s.best_grad, grad)
 
 
-def _step(s: Climb, grad: Tensor, norm: Norm, eps: float) -> Climb:
-    """Climb, project, add momentum, project."""
+def _step(s: AscentState, grad: Tensor, norm: Norm, eps: float) -> AscentState:
+    """AscentState, project, add momentum, project."""
     inertia = per_image(torch.where(s.iteration == 0, 0.0, MOMENTUM).to(s.x.dtype), s.x)
     climbed = s.point + per_image(s.step, s.x) * norm.steepest(grad)
     climbed = project(climbed, s.x, s.low, s.high, norm, eps)
@@ -152,12 +154,12 @@ def project(point: Tensor, x: Tensor, low: Tensor, high: Tensor, norm: Norm, eps
     return inside.clamp(low, high)
 
 
-def change(s: Climb, **fields: Tensor) -> Climb:
+def change(s: AscentState, **fields: Tensor) -> AscentState:
     """The state with some fields replaced; `_replace`, which torch.compile does not follow in every version."""
-    return Climb(*(fields.get(name, value) for name, value in zip(Climb._fields, s, strict=True)))
+    return AscentState(*(fields.get(name, value) for name, value in zip(AscentState._fields, s, strict=True)))
 
 
-follow_fused = Fused(follow)
+follow_fused = CompiledStep(follow)
 
 
 @functools.lru_cache

@@ -19,8 +19,8 @@ from vitruvius._dice import Dice
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # after so many of 10,000 queries the area is halved
 
 
-class Squares(NamedTuple):
-    """Squares in the Linf ball; `sides` (queries + 1,) is the side of each query's square."""
+class SquareProposals(NamedTuple):
+    """SquareProposals in the Linf ball; `sides` (queries + 1,) is the side of each query's square."""
 
     eps: float
     sides: Tensor
@@ -44,7 +44,7 @@ class Squares(NamedTuple):
         return propose
 
     def place(self, x: Tensor, best: Tensor, row: Tensor, column: Tensor, side: Tensor, signs: Tensor) -> Tensor:
-        """Squares with corners and sides (B,) and colours (B, C, 1, 1), painted over the best images."""
+        """SquareProposals with corners and sides (B,) and colours (B, C, 1, 1), painted over the best images."""
         return torch.where(window(x, row, column, side), paint(x, self.eps, signs), best)
 
 

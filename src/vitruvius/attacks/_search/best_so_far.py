@@ -12,13 +12,13 @@ from vitruvius.attacks._norms import per_image
 T = TypeVar("T")
 
 
-def together(attempts: list[T], room: int, standing: int) -> tuple[list[T], list[T]]:
+def take_chunk(attempts: list[T], room: int, standing: int) -> tuple[list[T], list[T]]:
     """As many attempts at once as there is room for with so many images standing, and the rest."""
     count = max(room // standing, 1)
     return attempts[:count], attempts[count:]
 
 
-class Worst:
+class BestSoFar:
     """Keeps the worst of several answers to each of B images, beginning with the images themselves."""
 
     def __init__(self, x: Tensor) -> None:
@@ -35,7 +35,7 @@ class Worst:
 
     def offer_to(self, rows: Tensor, x: Tensor, fooled: Tensor, loss: Tensor) -> None:
         """Points for some of the images."""
-        mine = Worst.__new__(Worst)
+        mine = BestSoFar.__new__(BestSoFar)
         mine.x, mine.fooled, mine.loss = self.x[rows], self.fooled[rows], self.loss[rows]
         mine.offer(x, fooled, loss)
         self.x = self.x.index_copy(0, rows, mine.x)
@@ -48,6 +48,6 @@ class Worst:
             mine = (~self.fooled[rows]).nonzero().squeeze(1)
             self.offer_to(rows[mine], x[start + mine], fooled[start + mine], loss[start + mine])
 
-    def standing(self) -> Tensor:
+    def not_fooled(self) -> Tensor:
         """Indices of the images that no point has fooled yet."""
         return (~self.fooled).nonzero().squeeze(1)

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitruvius.attacks._models import Around, slope
 
-
-class Fast(nn.Module):
+class Bfloat16Copy(nn.Module):
     """A copy of a model in bfloat16 that answers in float32; its first layer still sees the image in float32.
 
     An image rounded to bfloat16 has steps of 1/256 where it is bright, too coarse for a perturbation of 1/255.
@@ -46,29 +43,11 @@ class Autocast(nn.Module):
         return logits.float()
 
 
-class Compiled(nn.Module, Around):
-    """A model compiled once for every number of images; `inner` is the model as it was."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.inner = model
-        self.faster: Any = torch.compile(model, dynamic=True)
-        self.training = model.training
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) == 1:  # the compiler would make a program of its own for a single image
-            x = torch.cat([x, x])
-            logits: Tensor = self.faster(x)[:1]
-            return logits
-        logits = self.faster(x)
-        return logits
-
-
-def fast_view(model: nn.Module, x: Tensor) -> nn.Module:
+def bfloat16_view(model: nn.Module, x: Tensor) -> nn.Module:
     """The model in bfloat16: a copy if one can answer for these images, else by autocast."""
     for entrance in dict.fromkeys((entrance_of(model, x), None)):
         try:
-            view = Fast(model, entrance)
+            view = Bfloat16Copy(model, entrance)
             view(x[:1])
         except (RuntimeError, TypeError, ValueError):  # parts of some models insist on their precision
             continue
@@ -87,23 +66,6 @@ def entrance_of(model: nn.Module, x: Tensor) -> str | None:
         for hook in hooks:
             hook.remove()
     return met[0] if met else None
-
-
-def compiled(model: nn.Module, x: Tensor) -> nn.Module:
-    """The model compiled; where that fails, the model as it is, and a warning."""
-    inside: Any = model
-    while isinstance(inside, Around):
-        if isinstance(inside, Compiled):
-            return model
-        inside = inside.inner
-    faster = Compiled(model)
-    try:
-        slope(faster, x[:3], lambda logits: logits.sum(1))
-    except Exception as error:  # whatever the compiler stumbles over, the attack can go on without it
-        reason = str(error).strip().split("\n")[0]
-        warnings.warn(f"torch.compile failed on {type(model).__name__} ({reason}); attacking without it.", stacklevel=2)
-        return model
-    return faster
 
 
 def _lowered(model: nn.Module, entrance: str | None) -> nn.Module:

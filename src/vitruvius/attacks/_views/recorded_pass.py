@@ -1,0 +1,138 @@
+"""One recorded size of a model's passes, as autograd sees it.
+
+A recording is tried against the model itself before it is used: what does not repeat itself (random models) or cannot
+be recorded is asked as before.      B images (B, C, H, W)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+logger = logging.getLogger(__name__)
+
+CLOSE = {False: 1e-3, True: 1e-2}  # relative error of logits and of gradients that a recording may have
+
+
+class Recorder(Protocol):
+    """Work → its replay; `warm_up` runs what is about to be recorded, so that nothing is met for the first time."""
+
+    def __call__(self, work: Callable[[], None], /) -> Callable[[], None]: ...
+
+    def warm_up(self, work: Callable[[], None], /) -> None: ...
+
+    def has_memory_for(self, bytes_: int, /) -> bool:
+        """Whether so much memory can be set aside for a recording, and passes without one still find room."""
+        ...
+
+
+class RecordedPass:
+    """A pass at one batch size: images, logits and, `with_grad`, the images' gradient, at fixed places in memory."""
+
+    def __init__(self, model: nn.Module, x: Tensor, with_grad: bool, record: Recorder) -> None:
+        self.model, self.with_grad = model, with_grad
+        self.x = x.detach().clone().requires_grad_(with_grad)
+        self.passes = 0
+        record.warm_up(self._both)
+        if not record.has_memory_for(self.bytes_kept):
+            raise MemoryError("a recording has memory of its own, and there is not enough for it")
+        self.replay_forward = record(self._forward)
+        if with_grad:
+            self.grad_out = torch.zeros_like(self.logits)
+            self.replay_backward = record(self._backward)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of some images."""
+        self.passes += 1
+        with torch.no_grad():
+            self.x[: len(x)].copy_(x)
+        self.replay_forward()
+        return self.logits[: len(x)].detach().clone()
+
+    def backward(self, grad_out: Tensor) -> Tensor:
+        """The gradient of the images that were looked at last."""
+        self.grad_out[: len(grad_out)].copy_(grad_out)
+        self.grad_out[len(grad_out) :].zero_()
+        self.replay_backward()
+        return self.grad[: len(grad_out)].clone()
+
+    def _both(self) -> None:
+        """Leaves nothing behind: a graph of autograd that outlives it would tie the recording to another stream."""
+        before = allocated(self.x)
+        with torch.set_grad_enabled(self.with_grad):
+            logits = self.model(self.x)
+        self.bytes_kept = allocated(self.x) - before  # what the way back keeps
+        if self.with_grad:
+            torch.autograd.grad(logits, self.x, torch.zeros_like(logits))
+
+    def _forward(self) -> None:
+        with torch.set_grad_enabled(self.with_grad):
+            self.logits: Tensor = self.model(self.x)
+
+    def _backward(self) -> None:
+        (self.grad,) = torch.autograd.grad(self.logits, self.x, self.grad_out, retain_graph=not self.x.is_cuda)
+
+
+class ReplayPass(torch.autograd.Function):
+    """A recorded pass as autograd sees it. If the recording was used again in between, the pass is repeated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, recorded: RecordedPass) -> Tensor:
+        logits = recorded.forward(x)
+        ctx.recorded, ctx.x, ctx.passes = recorded, x.detach(), recorded.passes
+        return logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None]:
+        if ctx.recorded.passes != ctx.passes:
+            ctx.recorded.forward(ctx.x)
+            ctx.passes = ctx.recorded.passes
+        return ctx.recorded.backward(grad_out), None
+
+
+def try_recording(model: nn.Module, x: Tensor, size: int, with_grad: bool, record: Recorder) -> RecordedPass | None:
+    """A recording for `size` images, if the model can be recorded and the recording agrees with it on other images."""
+    images = x.detach()[torch.arange(size, device=x.device) % len(x)]
+    other = images.flip(-1)
+    try:
+        recorded = RecordedPass(model, images, with_grad, record)
+        expected = _logits_and_grad(model, other, with_grad)
+        found = _logits_and_grad(
+            lambda x: ReplayPass.apply(x, recorded) if with_grad else recorded.forward(x), other, with_grad
+        )
+    except Exception as error:  # whatever cannot be recorded can still be asked
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        logger.info(
+            "passes of %d images are not recorded: %s", size, (str(error) or type(error).__name__).splitlines()[0]
+        )
+        return None
+    same = all(
+        bool((a - b).norm() <= CLOSE[number > 0] * b.norm())
+        for number, (a, b) in enumerate(zip(found, expected, strict=True))
+    )
+    return recorded if same else None
+
+
+def _logits_and_grad(model: Callable[[Tensor], Tensor], x: Tensor, with_grad: bool) -> list[Tensor]:
+    """Logits, and the gradient of some sum of them."""
+    if not with_grad:
+        with torch.no_grad():
+            return [model(x).float()]
+    with torch.enable_grad():
+        x = x.clone().requires_grad_()
+        logits = model(x)
+        weights = torch.linspace(-1, 1, logits.shape[1], device=x.device, dtype=logits.dtype)
+        (grad,) = torch.autograd.grad((logits * weights).sum(), x)
+    return [logits.detach().float(), grad.float()]
+
+
+def allocated(x: Tensor) -> int:
+    """Bytes in use on the device of `x`, where it counts them."""
+    return torch.cuda.memory_allocated(x.device) if x.is_cuda else 0
