@@ -5,11 +5,44 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from torch import nn
 
+from vitruvius.attention import attentions, build_core, part
 from vitruvius.attention.softmax import attend, attention_map
 from vitruvius.heads import Heads, Site
 
 GOLDEN = Path(__file__).parent.parent / "golden"
+
+KEEP = torch.rand(3, 7, 7, generator=torch.Generator().manual_seed(3)) < 0.6
+KEEP |= torch.eye(7, dtype=torch.bool)
+CHAINS = {  # every registered part at least once, for a site of 3 heads and 7 tokens
+    "softmax": ["softmax"],
+    "symmetric": ["symmetric"],
+    "rpc": [part("rpc", iterations=3)],
+    "rpc_paper": [part("rpc", iterations=3, sparsity=0.3, variant="paper")],
+    "rpc_asymmetric": [part("rpc", iterations=3, asymmetric=True)],
+    "scaled": [part("scaled")],
+    "scaled_alpha": [part("scaled", form="alpha")],
+    "standardised": ["standardised"],
+    "low_rank": [part("low_rank", rank=2)],
+    "truncated": ["truncated"],
+    "mask": [part("mask", keep="all")],
+    "sparse_softmax": [part("sparse_softmax", keep=KEEP)],
+    "scaled_then_mask": [part("scaled", form="alpha"), part("mask", keep=KEEP), "rpc"],
+}
+
+
+def registered():
+    """The names of the package's own parts; other tests register some of theirs."""
+    return {name for name in attentions if attentions[name].__module__.startswith("vitruvius.")}
+
+
+def make_core(name, tokens=7):
+    """A core of `CHAINS` in float64, with numbers for every parameter."""
+    core = build_core(CHAINS[name], make_site(queries=tokens)).double()
+    for parameter in core.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
+    return core
 
 
 def make_site(

@@ -2,6 +2,7 @@
 
 from vitruvius._registry import load_room
 from vitruvius.analysis._ask import Question, question
+from vitruvius.analysis._attended import Attended
 from vitruvius.analysis._nulls import NULLS
 from vitruvius.analysis._registry import Analysis, ModelAnalysis, analyses
 from vitruvius.analysis._run import analyse
@@ -12,6 +13,7 @@ __all__ = [
     "NULLS",
     "Analysis",
     "AnalysisCallback",
+    "Attended",
     "Curve",
     "ModelAnalysis",
     "Question",

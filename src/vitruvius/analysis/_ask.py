@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitruvius._config import bind, parse_spec
+from vitruvius.analysis._attended import Attended
 from vitruvius.analysis._registry import ModelAnalysis, Statistics, analyses
 from vitruvius.heads import Heads, Site
 
@@ -25,9 +26,15 @@ class Question:
         """Whether it looks at all sites together."""
         return isinstance(self.make.func if isinstance(self.make, functools.partial) else self.make, type)
 
-    def about(self, site: Site) -> Callable[[Heads], Statistics]:
-        """The question as a function of this site's Heads."""
-        return (lambda heads: self.make(heads, site)) if _takes_site(self.make) else self.make
+    def ask(self, heads: Heads, site: Site, attended: Attended) -> Statistics:
+        """The answer at one site; a question takes Heads, and if it likes the Site and what its core makes of them."""
+        found: Statistics = self.make(*(heads, site, attended)[: _takes(self.make)])
+        return found
+
+    def show(self, analysis: ModelAnalysis, heads: Heads, site: Site, attended: Attended) -> None:
+        """One site more for a model analysis."""
+        see: Any = analysis.see
+        see(*(heads, site, attended)[: _takes(see)])
 
     def begin(self) -> ModelAnalysis:
         """A model analysis that has seen nothing yet."""
@@ -46,9 +53,10 @@ def question(spec: str | Callable[..., Any] | Question) -> Question:
     return Question(name=spec, make=functools.partial(piece, **bind(name, piece, settings)))
 
 
-def _takes_site(piece: Callable[..., Any]) -> bool:
+def _takes(piece: Callable[..., Any]) -> int:
+    """How many of Heads, Site and Attended a piece asks for."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds for p in inspect.signature(piece).parameters.values()) > 1
+    return min(3, sum(p.kind in kinds for p in inspect.signature(piece).parameters.values()))
 
 
 def _name_of(piece: Callable[..., Any]) -> str:

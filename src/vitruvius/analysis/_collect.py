@@ -13,11 +13,13 @@ from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
 from vitruvius.analysis._ask import Question
+from vitruvius.analysis._attended import Teller, in_float64
 from vitruvius.analysis._items import Group, finite_rows, gather_rows, over_windows, real_groups, rows_of
 from vitruvius.analysis._moments import Moments
 from vitruvius.analysis._registry import ModelAnalysis, Statistics
 from vitruvius.analysis._threads import Threads
 from vitruvius.attacks import Dice
+from vitruvius.attention import Core
 from vitruvius.heads import Heads, Site
 
 MODEL = "model"  # the site of statistics that belong to no single one
@@ -61,6 +63,7 @@ class Collector:
         self.sites, self.nulls, self.seed, self.curves = sites, nulls, seed, curves
         self.threads = threads or Threads()
         self.sums = Sums()
+        self.cores: dict[str, Core] = {}
         self.ids, self.few = torch.empty(0, dtype=torch.int64), 0
         self.whole: dict[tuple[str, str], ModelAnalysis] = {}
         self.broken = torch.empty(0, dtype=torch.bool)
@@ -70,12 +73,14 @@ class Collector:
         self.ids, self.few, self.whole = ids, with_nulls, {}
         self.broken = torch.zeros(len(ids), dtype=torch.bool)
 
-    def see(self, name: str, heads: Heads) -> None:
-        """One site of this batch."""
+    def see(self, name: str, heads: Heads, core: Core | None = None) -> None:
+        """One site of this batch: the Heads that enter it, and its core (None: plain softmax)."""
         site, windows = self.sites[name], len(heads.q) // len(self.ids)
+        teller = Teller(core, self._precise_core(name, core), heads)
+        heads = teller.received
         groups = real_groups(heads)
-        observed = self._answer(site, groups, OBSERVED, windows)
-        self._see_whole(site, heads, OBSERVED)
+        observed = self._answer(site, groups, OBSERVED, windows, teller)
+        self._see_whole(site, heads, OBSERVED, teller)
         if not self.few:
             return
         dice = Dice(self._row_ids(windows).to(heads.q.device), self.seed, f"analysis/{name}")
@@ -83,10 +88,10 @@ class Collector:
         groups = [(rows[rows < limit], rows_of(part, rows < limit)) for rows, part in groups if (rows < limit).any()]
         for null in self.nulls:
             drawn = [(rows, self.threads.draw(null, part, dice[rows])) for rows, part in groups]
-            self._compare(name, null, observed, self._answer(site, drawn, null, windows))
+            self._compare(name, null, observed, self._answer(site, drawn, null, windows, teller))
             for rows, part in drawn:
                 if len(rows) == limit:
-                    self._see_whole(site, part, null)
+                    self._see_whole(site, part, null, teller)
 
     def end(self) -> None:
         """The batch is over: model analyses answer."""
@@ -100,14 +105,14 @@ class Collector:
             else:
                 self._compare(MODEL, null, observed, answers)
 
-    def _answer(self, site: Site, groups: list[Group], null: str, windows: int) -> Answers:
+    def _answer(self, site: Site, groups: list[Group], null: str, windows: int, teller: Teller) -> Answers:
         found: Answers = {}
         images = len(self.ids) if null == OBSERVED else self.few
         for q in self.at_sites:
             if not groups or (q.name, site.name) in self.sums.refused:
                 continue
             try:
-                answers = [(rows, self.threads.ask(q.about(site), part)) for rows, part in groups]
+                answers = [(rows, self._ask(q, site, rows, part, null, teller)) for rows, part in groups]
             except UnsuitableSite as error:
                 self.sums.refused[q.name, site.name] = str(error)
                 continue
@@ -117,18 +122,37 @@ class Collector:
             found |= {(q.name, name): values for name, values in whole.items()}
         return found
 
-    def _see_whole(self, site: Site, heads: Heads, null: str) -> None:
+    def _ask(self, q: Question, site: Site, rows: Tensor, heads: Heads, null: str, teller: Teller) -> Statistics:
+        """One question about some rows of this batch."""
+
+        def answer(part: Heads, own: Tensor) -> Statistics:
+            return q.ask(part, site, teller.about(part, rows[own], observed=null == OBSERVED))
+
+        return self.threads.ask(answer, heads)
+
+    def _precise_core(self, name: str, core: Core | None) -> Core | None:
+        """The core of a site in float64, copied once; the parameters of a model do not change under analysis."""
+        if core is None:
+            return None
+        if name not in self.cores:
+            self.cores[name] = in_float64(core)
+        return self.cores[name]
+
+    def _see_whole(self, site: Site, heads: Heads, null: str, teller: Teller) -> None:
         """Show a site to the model analyses; rows that are not finite become zeros and their answers NaN."""
         if not self.of_model:
             return
         finite = finite_rows(heads)
         if null == OBSERVED and len(finite) == len(self.broken):
             self.broken |= ~finite.cpu()
-        shown = heads._replace(**{n: getattr(heads, n).nan_to_num(0.0, 0.0, 0.0) for n in ("q", "k", "v")})
+        if not finite.all():
+            heads = heads._replace(**{n: getattr(heads, n).nan_to_num(0.0, 0.0, 0.0) for n in ("q", "k", "v")})
+        rows = torch.arange(len(heads.q), device=heads.q.device)
+        attended = teller.about(heads, rows, observed=null == OBSERVED)
         for q in self.of_model:
             try:
                 analysis = self.whole.get((q.name, null)) or q.begin()
-                analysis.see(heads if finite.all() else shown, site)
+                q.show(analysis, heads, site, attended)
                 self.whole[q.name, null] = analysis
             except UnsuitableSite as error:
                 self.sums.refused[q.name, site.name] = str(error)

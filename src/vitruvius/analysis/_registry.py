@@ -17,13 +17,20 @@ Statistics = dict[str, Tensor]  # each (B, H); with one more axis (B, H, K) it i
 
 
 class Analysis(Protocol):
-    """`Heads → {statistic: (B, H)}`; what matters most comes first. May take the Site as a second argument."""
+    """`Heads → {statistic: (B, H)}`; what matters most comes first.
+
+    May take the Site as a second argument and, as a third, what the core makes of the Heads (`Attended`: its true map,
+    its output, the softmax it ends in).
+    """
 
     def __call__(self, heads: Heads, /) -> Statistics: ...
 
 
 class ModelAnalysis(Protocol):
-    """Sees the sites of a model one after the other, then answers once for each image."""
+    """Sees the sites of a model one after the other, then answers once for each image.
+
+    `see` may take a third argument as an `Analysis` does.
+    """
 
     def see(self, heads: Heads, site: Site) -> None: ...
 

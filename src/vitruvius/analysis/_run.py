@@ -25,7 +25,7 @@ from vitruvius.analysis._table import Table
 from vitruvius.analysis._threads import threads
 from vitruvius.heads import Heads, Site
 from vitruvius.surgery import Where, inner, record, survey
-from vitruvius.surgery.recording import after_stages
+from vitruvius.surgery.recording import core_of
 
 ENTRIES = 2**20  # of the attention maps of one site that are looked at together, so that caches hold them
 ENTRIES_ON_ACCELERATORS = 2**24
@@ -122,7 +122,7 @@ def _look(
     """Run the model over parts of batches small enough for the largest site."""
     entries = ENTRIES if next(model.parameters()).device.type == "cpu" else ENTRIES_ON_ACCELERATORS
     part = max(1, entries // max(_entries(site) for site in collector.sites.values()))
-    with record(model, where, on_heads=_after_stages(model, collector.see), input_size=size):  # type: ignore[arg-type]
+    with record(model, where, on_heads=_with_core(model, collector), input_size=size):  # type: ignore[arg-type]
         for x, ids in batches:
             for some, own in zip(x.split(part), ids.split(part), strict=True):
                 collector.begin(own, with_nulls=min(len(own), max(0, with_nulls - count.done)))
@@ -131,11 +131,11 @@ def _look(
                 count.add(len(own))
 
 
-def _after_stages(model: nn.Module, see: Callable[[str, Heads], None]) -> Callable[[str, Heads], None]:
-    """What the kernel of a core receives: Heads after the core's stages."""
+def _with_core(model: nn.Module, collector: Collector) -> Callable[[str, Heads], None]:
+    """Hand Heads to the collector together with the core they enter."""
 
     def look(name: str, heads: Heads) -> None:
-        see(name, after_stages(model, name, heads))
+        collector.see(name, heads, core_of(model, name))
 
     return look
 

@@ -24,9 +24,9 @@ class Threads:
     def __init__(self, pool: ThreadPoolExecutor | None = None, workers: int = 1) -> None:
         self.pool, self.workers = pool, workers
 
-    def ask(self, question: Callable[[Heads], Statistics], heads: Heads) -> Statistics:
-        """The answer for all rows."""
-        answers = self._share(lambda part, _: question(part), heads)
+    def ask(self, question: Callable[[Heads, torch.Tensor], Statistics], heads: Heads) -> Statistics:
+        """The answer for all rows; a question is told which of them it gets."""
+        answers = self._share(question, heads)
         return {name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}
 
     def draw(self, null: str, heads: Heads, dice: Dice) -> Heads:

@@ -9,16 +9,21 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
-from vitruvius.analysis._kernel import log_attention, precise
+from vitruvius.analysis._attended import Attended
+from vitruvius.analysis._kernel import precise
 from vitruvius.analysis._registry import Statistics, analyses
 from vitruvius.heads import Heads, Site
 
 
 @analyses.register("distance")
-def distance(heads: Heads, site: Site) -> Statistics:
-    """Attention-weighted distance between patches; `relative` divides by that of uniform attention."""
+def distance(heads: Heads, site: Site, attended: Attended | None = None) -> Statistics:
+    """Attention-weighted distance between patches; `relative` divides by that of uniform attention.
+
+    Of a map that is not a distribution the shares |weight| / Σ |weights| count.
+    """
     far = patch_distances(site, heads.k)  # (P, P)
-    weights = log_attention(precise(heads)).exp()[..., site.num_prefix_tokens :, site.num_prefix_tokens :]
+    shares = (attended or Attended(precise(heads))).shares()
+    weights = shares[..., site.num_prefix_tokens :, site.num_prefix_tokens :]
     on_patches = weights.sum(-1)  # (B, H, P)
     mean = ((weights * far).sum(-1) / on_patches).mean(-1)
     near = ((weights * (far < 1.5)).sum(-1) / on_patches).mean(-1)

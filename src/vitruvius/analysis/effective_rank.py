@@ -8,16 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvius.analysis._kernel import output, precise
+from vitruvius.analysis._attended import Attended
+from vitruvius.analysis._kernel import precise
 from vitruvius.analysis._registry import Statistics, analyses
-from vitruvius.heads import Heads
+from vitruvius.heads import Heads, Site
 
 
 @analyses.register("effective_rank")
-def effective_rank(heads: Heads) -> Statistics:
+def effective_rank(heads: Heads, site: Site | None = None, attended: Attended | None = None) -> Statistics:
     """How many dimensions queries, keys, values and outputs really use, from 1 to the head width."""
     heads = precise(heads)
-    sets = {"keys": heads.k, "queries": heads.q, "values": heads.v, "output": output(heads)}
+    out = (attended or Attended(heads)).output()
+    sets = {"keys": heads.k, "queries": heads.q, "values": heads.v, "output": out}
     return {name: spread(x) for name, x in sets.items()}
 
 

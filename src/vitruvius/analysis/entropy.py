@@ -6,15 +6,19 @@ import math
 
 import torch
 
-from vitruvius.analysis._kernel import log_attention, precise
+from vitruvius.analysis._attended import Attended
+from vitruvius.analysis._kernel import precise
 from vitruvius.analysis._registry import Statistics, analyses
-from vitruvius.heads import Heads
+from vitruvius.heads import Heads, Site
 
 
 @analyses.register("entropy")
-def entropy(heads: Heads) -> Statistics:
-    """Entropy of each query's attention: in nats, as a share of the largest possible, and as a number of keys."""
-    weights = log_attention(precise(heads)).exp()
+def entropy(heads: Heads, site: Site | None = None, attended: Attended | None = None) -> Statistics:
+    """Entropy of each query's attention: in nats, as a share of the largest possible, and as a number of keys.
+
+    Of a map that is not a distribution (negative weights, sums other than 1) the shares |weight| / Σ |weights| count.
+    """
+    weights = (attended or Attended(precise(heads))).shares()
     nats = torch.special.entr(weights).sum(-1)  # (B, H, N)
     return {
         "relative": nats.mean(-1) / math.log(max(heads.k.shape[-2], 2)),

@@ -6,21 +6,22 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
-from vitruvius.analysis._kernel import log_attention, precise
+from vitruvius.analysis._attended import Attended
+from vitruvius.analysis._kernel import precise
 from vitruvius.analysis._registry import Statistics, analyses
 from vitruvius.heads import Heads, Site
 
 
 @analyses.register("head_similarity")
-def head_similarity(heads: Heads, site: Site) -> Statistics:
+def head_similarity(heads: Heads, site: Site, attended: Attended | None = None) -> Statistics:
     """Of each head with the others, on average: cosine of attention maps, linear CKA of outputs."""
     if site.num_heads < 2:
         raise UnsuitableSite(f"'head_similarity' needs two heads or more; {site.name!r} has one.")
-    heads = precise(heads)
-    weights = log_attention(heads).exp()
+    attended = attended or Attended(precise(heads))
+    weights = attended.map()
     maps = weights.flatten(2) / torch.linalg.matrix_norm(weights)[..., None]
     found = {"maps": others(maps @ maps.mT)}
-    return found | ({"outputs": others(_cka(weights @ heads.v))} if heads.q.shape[-2] > 1 else {})
+    return found | ({"outputs": others(_cka(attended.output()))} if heads.q.shape[-2] > 1 else {})
 
 
 def others(table: Tensor) -> Tensor:

@@ -10,16 +10,27 @@ from typing import Literal
 
 from torch import Tensor
 
+from vitruvius.analysis._attended import Attended
 from vitruvius.analysis._kernel import log_phi2, output, precise
 from vitruvius.analysis._registry import Statistics, analyses
-from vitruvius.heads import Heads
+from vitruvius.heads import Heads, Site
 
 RELEASED_DIVISOR = 8.0  # √64, a literal in the published script whatever the head width
 
 
 @analyses.register("norms")
-def norms(heads: Heads, *, variant: Literal["exact", "released"] = "exact") -> Statistics:
-    """‖φ(q)‖² and ‖h‖² token by token; `log10_ratio` is the mean of log₁₀(‖φ(q)‖² / ‖h‖²), 0 for a projection."""
+def norms(
+    heads: Heads,
+    site: Site | None = None,
+    attended: Attended | None = None,
+    *,
+    variant: Literal["exact", "released"] = "exact",
+) -> Statistics:
+    """‖φ(q)‖² and ‖h‖² token by token; `log10_ratio` is the mean of log₁₀(‖φ(q)‖² / ‖h‖²), 0 for a projection.
+
+    q and k are those of the softmax that makes the output: of `rpc`, its last iteration.
+    """
+    heads = heads if attended is None else attended.softmax()
     log_phi, h2 = token_norms(heads, variant=variant)
     phi2 = log_phi.exp()
     if variant == "released":

@@ -10,18 +10,29 @@ from typing import Literal
 
 from torch import Tensor
 
+from vitruvius.analysis._attended import Attended
 from vitruvius.analysis._kernel import log_attention, log_phi2, precise
 from vitruvius.analysis._registry import Statistics, analyses
 from vitruvius.attention.standardised import standardise as z_score
-from vitruvius.heads import Heads
+from vitruvius.heads import Heads, Site
 
 Variant = Literal["exact", "reproduction", "released"]
 
 
 @analyses.register("reconstruction")
-def reconstruction(heads: Heads, *, standardise: bool = False, variant: Variant = "exact") -> Statistics:
-    """‖φ(q)‖² against ‖h‖²: absolute, relative and signed errors; `standardise` z-scores q and k first."""
-    heads = precise(heads)
+def reconstruction(
+    heads: Heads,
+    site: Site | None = None,
+    attended: Attended | None = None,
+    *,
+    standardise: bool = False,
+    variant: Variant = "exact",
+) -> Statistics:
+    """‖φ(q)‖² against ‖h‖²: absolute, relative and signed errors; `standardise` z-scores q and k first.
+
+    q and k are those of the softmax that makes the output: of `rpc`, its last iteration.
+    """
+    heads = precise(heads if attended is None else attended.softmax())
     if standardise:
         heads = heads._replace(q=z_score(heads.q), k=z_score(heads.k), scale=heads.k.shape[-1] ** -0.5)
     weights = log_attention(heads)

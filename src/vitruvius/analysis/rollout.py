@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
-from vitruvius.analysis._kernel import log_attention, precise
+from vitruvius.analysis._attended import Attended
+from vitruvius.analysis._kernel import precise
 from vitruvius.analysis._registry import analyses
 from vitruvius.heads import Heads, Site
 
@@ -25,10 +26,10 @@ class Rollout:
         self.flow: Tensor | None = None  # (B, N, N)
         self.prefix = 0
 
-    def see(self, heads: Heads, site: Site) -> None:
+    def see(self, heads: Heads, site: Site, attended: Attended | None = None) -> None:
         site.require("rollout", "tokens")
         site.require_self_attention("rollout")
-        weights = log_attention(precise(heads)).exp().mean(1)
+        weights = (attended or Attended(precise(heads))).shares().mean(1)
         if self.flow is not None and self.flow.shape != weights.shape:
             raise UnsuitableSite(
                 f"'rollout' follows {self.flow.shape[-1]} tokens; {site.name!r} has {weights.shape[-1]}."

@@ -7,18 +7,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvius.analysis._kernel import log_attention, precise
+from vitruvius.analysis._attended import Attended
+from vitruvius.analysis._kernel import precise
 from vitruvius.analysis._registry import Statistics, analyses
 from vitruvius.heads import Heads, Site
 
 
 @analyses.register("token_norms")
-def token_norms(heads: Heads, site: Site) -> Statistics:
+def token_norms(heads: Heads, site: Site, attended: Attended | None = None) -> Statistics:
     """Lengths of keys, values and outputs, their largest over their median, and the share of the strongest sink."""
     heads = precise(heads)
-    weights = log_attention(heads).exp()
-    received = weights.mean(-2)  # (B, H, M)
-    lengths = {name: _lengths(x) for name, x in (("key", heads.k), ("value", heads.v), ("output", weights @ heads.v))}
+    attended = attended or Attended(heads)
+    received = attended.shares().mean(-2)  # (B, H, M)
+    lengths = {"key": _lengths(heads.k), "value": _lengths(heads.v), "output": _lengths(attended.output())}
     return {
         "sink": received.amax(-1),
         **{f"{name}_peak": each.amax(-1) / each.median(-1).values for name, each in lengths.items()},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor, nn
 
@@ -30,6 +30,7 @@ class Stage(nn.Module):
     that a part whose parameters would never see a gradient is refused when it is wired. Both may
     depend on the settings: an instance may set its own.
     A stage may define `penalty(before, after) -> Tensor`, added to the training loss by the task.
+    A stage that changes v says by `value_mixing` what it does to it; without that, its core has no map.
     """
 
     writes: frozenset[str] = frozenset()
@@ -38,15 +39,36 @@ class Stage(nn.Module):
     def forward(self, heads: Heads) -> Heads:
         raise NotImplementedError
 
+    def value_mixing(self, heads: Heads) -> Tensor | None:
+        """The matrix (…, M', M) by which this stage makes its values of those in `heads`; None where it keeps v."""
+        return None
+
 
 class Kernel(nn.Module):
-    """A module `Heads → Tensor` of shape (B, H, N, E). `discards` as in `Stage`."""
+    """A module `Heads → Tensor` of shape (B, H, N, E). `discards` as in `Stage`.
+
+    A kernel that ends in one softmax says which by `last_softmax`; another one defines `map`. A kernel that does
+    neither has no map, and whoever asks for one is told so.
+    """
 
     writes: frozenset[str] = frozenset()
     discards: frozenset[str] = frozenset()
 
     def forward(self, heads: Heads) -> Tensor:
         raise NotImplementedError
+
+    def finish(self, out: Tensor) -> Tensor:
+        """What this kernel does to its weighted sum of values, (B, H, N, E): nothing, unless it has an output norm."""
+        return out
+
+    def last_softmax(self, heads: Heads) -> Heads | None:
+        """The Heads whose plain softmax attention is this kernel's output; None where there is no such softmax."""
+        return None
+
+    def map(self, heads: Heads) -> Tensor | None:
+        """The weights really used, (B, H, N, M): without dropout, map @ v is the output. None where there are none."""
+        last = self.last_softmax(heads)
+        return None if last is None else attention_map(last)
 
 
 class Core(nn.Module):
@@ -69,8 +91,64 @@ class Core(nn.Module):
         out: Tensor = made
         return out
 
+    @property
+    def stages(self) -> list[Stage]:
+        return cast("list[Stage]", list(self.parts.values())[:-1])
+
+    @property
+    def kernel(self) -> Kernel:
+        return cast(Kernel, list(self.parts.values())[-1])
+
+    def approach(self, heads: Heads) -> Approach:
+        """What the stages make of `heads` before the kernel sees them."""
+        mixing: Tensor | None = None
+        unsaid = ""
+        for name, stage in zip(self.parts, self.stages, strict=False):
+            own, after = stage.value_mixing(heads), stage(heads)
+            if own is not None:
+                mixing = own if mixing is None else own @ mixing
+            elif after.v is not heads.v and not unsaid:
+                unsaid = name
+            heads = after
+        return Approach(heads, mixing, unsaid)
+
+    def map(self, heads: Heads) -> Tensor | None:
+        """The weights this core really gives to the values in `heads`, (B, H, N, M): map @ heads.v is its output.
+
+        None where a part cannot say what it does; `mapless` names it. Dropout is left out, and so is what a kernel
+        does after its weighted sum (an output norm, a gate).
+        """
+        received, mixing, unsaid = self.approach(heads)
+        found = self.kernel.map(received)
+        if found is None or unsaid:
+            return None
+        return found if mixing is None else found @ mixing.to(found.dtype)
+
+    def mapless(self, heads: Heads) -> str:
+        """The name of the part that keeps this core from having a map; empty where it has one."""
+        received, _, unsaid = self.approach(heads)
+        if unsaid:
+            return unsaid
+        return "" if self.kernel.map(received) is not None else list(self.parts)[-1]
+
     def describe(self) -> str:
         return " → ".join(self.parts)
+
+
+class Approach(NamedTuple):
+    """The way of Heads through the stages of a core."""
+
+    received: Heads  # by the kernel
+    mixing: Tensor | None  # (…, M', M): the kernel's values are mixing @ v; None: they are v
+    unsaid: str  # the first stage that changes v and does not say how; empty where none does
+
+
+def attention_map(heads: Heads) -> Tensor:
+    """softmax(q kᵀ · scale + bias), (B, H, N, M): for looking at, never on the way to an output."""
+    logits = (heads.q * heads.scale) @ heads.k.mT
+    if heads.bias is not None:
+        logits = logits + heads.bias
+    return logits.softmax(-1)
 
 
 def part(name: str, **settings: Any) -> Part:

@@ -57,18 +57,24 @@ class RPC(Kernel):
     def forward(self, heads: Heads) -> Tensor:
         if wanted(heads, part="rpc"):
             return self._fused(heads)
+        return attend(self.last_softmax(heads))
+
+    def last_softmax(self, heads: Heads) -> Heads:
+        """The last iteration: the cleaned keys, and they or q as the queries."""
         keys = heads.k.float() if heads.k.dtype.itemsize < 4 else heads.k  # half precision: iterate in float32
         tau = THRESHOLDS[self.variant](keys, self.sparsity)  # (B, H, 1, 1)
         low = dual = keys.new_zeros(())  # then (B, H, N, D)
+        attended = heads
         for remaining in reversed(range(self.iterations)):
             clipped = clip(keys - low + dual, tau)
             clean = (low + clipped + (self.dual_sign - 1) * dual).to(heads.k.dtype)
             query = heads.q if self.asymmetric else clean
-            dropout = 0.0 if remaining else heads.dropout
-            before, low = low, attend(heads._replace(q=query, k=clean, dropout=dropout))
+            attended = heads._replace(q=query, k=clean)
             if remaining:
+                before = low
+                low = attend(attended._replace(dropout=0.0))
                 dual = clipped + before - low
-        return low
+        return attended
 
     def _fused(self, heads: Heads) -> Tensor:
         released = self.variant == "released"

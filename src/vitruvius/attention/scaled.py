@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import SurgeryError
-from vitruvius.attention._core import Stage, attentions
+from vitruvius.attention._core import Stage, attention_map, attentions
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
@@ -40,18 +40,33 @@ class Scaled(Stage):
         mixed = self._matrix_mix(heads.v) if self.form == "matrix" else self._symmetric_mix(heads)
         return heads._replace(v=heads.v - mixed)
 
+    def value_mixing(self, heads: Heads) -> Tensor:
+        """I − S: (H, M, M) with a matrix, (B, H, M, M) with alpha."""
+        if self.form == "matrix":
+            self._require_size(heads.v)
+            s = self.matrix.to(heads.v.dtype)
+        else:
+            s = self.alpha.to(heads.v.dtype) * attention_map(self._symmetric(heads))
+        return torch.eye(s.shape[-1], dtype=s.dtype, device=s.device) - s
+
     def _matrix_mix(self, v: Tensor) -> Tensor:
+        self._require_size(v)
+        return self.matrix.to(v.dtype) @ v
+
+    def _symmetric_mix(self, heads: Heads) -> Tensor:
+        mixed = attend(self._symmetric(heads))
+        return self.alpha.to(mixed.dtype) * mixed
+
+    def _symmetric(self, heads: Heads) -> Heads:
+        bias = heads.bias if self.is_self_attention else None
+        return heads._replace(q=heads.k, bias=bias, dropout=0.0)
+
+    def _require_size(self, v: Tensor) -> None:
         if v.shape[-2] != self.matrix.shape[-1]:
             raise SurgeryError(
                 f"'scaled' at {self.site_name!r} fixes the number of tokens: its matrix is for {self.matrix.shape[-1]} "
                 f"keys and met {v.shape[-2]}. Resample it with vitruvius.attention.interpolate, or use form='alpha'."
             )
-        return self.matrix.to(v.dtype) @ v
-
-    def _symmetric_mix(self, heads: Heads) -> Tensor:
-        bias = heads.bias if self.is_self_attention else None
-        mixed = attend(heads._replace(q=heads.k, bias=bias, dropout=0.0))
-        return self.alpha.to(mixed.dtype) * mixed
 
     def extra_repr(self) -> str:
         return f"form={self.form!r}"

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvius.attention._core import Kernel, attentions
+from vitruvius.attention._core import Kernel, attention_map, attentions
 from vitruvius.heads import Heads, Site
+
+__all__ = ["Softmax", "attend", "attention_map", "matched"]
 
 
 @attentions.register("softmax")
@@ -22,20 +24,15 @@ class Softmax(Kernel):
     def forward(self, heads: Heads) -> Tensor:
         return attend(heads)
 
+    def last_softmax(self, heads: Heads) -> Heads:
+        return heads
+
 
 def attend(heads: Heads) -> Tensor:
     """softmax(q kᵀ · scale + bias) v of shape (B, H, N, E)."""
     q, k, v, bias, scale, dropout = heads
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
     return matched(out) if out.is_cuda and out.dtype.itemsize == 2 and out.requires_grad else out
-
-
-def attention_map(heads: Heads) -> Tensor:
-    """The map itself, (B, H, N, M): for looking at, never on the way to an output."""
-    logits = (heads.q * heads.scale) @ heads.k.mT
-    if heads.bias is not None:
-        logits = logits + heads.bias
-    return logits.softmax(-1)
 
 
 def matched(out: Tensor) -> Tensor:

@@ -59,11 +59,7 @@ class SparseSoftmax(Kernel):
 
     def forward(self, heads: Heads) -> Tensor:
         H, N, M = self.keep.shape
-        if (heads.q.shape[-2], heads.k.shape[-2]) != (N, M):
-            raise SurgeryError(
-                f"'sparse_softmax' at {self.site_name!r} is for {N} queries and {M} keys and met "
-                f"{heads.q.shape[-2]} and {heads.k.shape[-2]}. Resample it with vitruvius.attention.interpolate."
-            )
+        self._require_size(heads)
         if self.num_lists and heads.bias is None and wanted(heads, part="sparse_softmax"):
             return attend_kept(heads, [self.get_buffer(f"list_{i}") for i in range(self.num_lists)])
         q, k, v = (x.flatten(1, 2) for x in heads[:3])  # (B, H·N, D), (B, H·M, D), (B, H·M, E)
@@ -72,6 +68,20 @@ class SparseSoftmax(Kernel):
         if len(self.wide):
             done.append(self._attend_densely(heads, given))
         return torch.cat(done, 1).index_select(1, self.inverse).unflatten(1, (H, N))
+
+    def last_softmax(self, heads: Heads) -> Heads:
+        """The same with everything that the pattern removes hidden by the bias."""
+        self._require_size(heads)
+        hidden = heads.q.new_zeros(self.keep.shape).masked_fill(~self.keep, -torch.inf)  # (H, N, M)
+        return heads._replace(bias=hidden if heads.bias is None else heads.bias + hidden)
+
+    def _require_size(self, heads: Heads) -> None:
+        _, N, M = self.keep.shape
+        if (heads.q.shape[-2], heads.k.shape[-2]) != (N, M):
+            raise SurgeryError(
+                f"'sparse_softmax' at {self.site_name!r} is for {N} queries and {M} keys and met "
+                f"{heads.q.shape[-2]} and {heads.k.shape[-2]}. Resample it with vitruvius.attention.interpolate."
+            )
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, given: Tensor | None, heads: Heads, bucket: Bucket) -> Tensor:
         """One bucket, (B, S·T, E)."""

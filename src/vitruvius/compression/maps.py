@@ -1,4 +1,4 @@
-"""Average attention maps: the mean over images of softmax(q kᵀ · scale + bias) at every site, streamed in float64.
+"""Average attention maps: the mean over images of the weights that every site really gives, streamed in float64.
 
 B batch, H heads, N queries, M keys. Windows of one image count as so many images.
 """
@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from vitruvius._errors import DataError, RunError
 from vitruvius._files import exists, load_tensors, save_tensors
 from vitruvius._processes import Process
-from vitruvius.attention.softmax import attention_map
 from vitruvius.compression.files import save_maps
 from vitruvius.evaluation import fingerprint, numbered
 from vitruvius.heads import Heads
 from vitruvius.surgery import record
-from vitruvius.surgery.recording import after_stages
+from vitruvius.surgery.recording import map_of
 
 __all__ = ["average_maps", "save_maps"]
 
@@ -40,7 +39,7 @@ def average_maps(
 ) -> dict[str, Tensor]:
     """The mean map (H, N, M) of every matching site, each image seen once; memory does not grow with the data.
 
-    What is averaged is the map of the heads as they leave the stages of a core. Train or eval mode is the caller's.
+    What is averaged is `Core.map`; a core without a map is refused by name. Train or eval mode is the caller's.
     Several processes each bring their share of the images and their `process`. With `partial`, a file of that name
     keeps the sums, and a loader of `vitruvius.data` goes on where the last call stopped; it is removed at the end.
     """
@@ -48,7 +47,7 @@ def average_maps(
     sums = _Sums(partial, process, model, loader)
 
     def note(name: str, heads: Heads) -> None:
-        sums.add(name, attention_map(after_stages(model, name, heads)).double())  # (B, H, N, M)
+        sums.add(name, map_of(model, name, heads).double())  # (B, H, N, M)
 
     sums.resume(loader)
     with record(model, where, on_heads=note):

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from vitruvius._errors import NoSiteError
 from vitruvius._files import atomic_write_text
-from vitruvius.attention.softmax import attention_map
 from vitruvius.heads import Site
 from vitruvius.report._examples import save_examples
 from vitruvius.surgery import inner, record, survey
-from vitruvius.surgery.recording import after_stages
+from vitruvius.surgery.recording import map_of
 
 
 @torch.no_grad()
@@ -26,8 +25,8 @@ def record_examples(
 ) -> list[str]:
     """Run the model on a few images (n, 3, h, w) and keep its attention for the viewer; the sites that were kept.
 
-    A map is the softmax of the heads as they leave the stages of a core; kernels other than softmax are shown by it
-    too. Sites whose queries and keys do not lie on one grid (windows, channels, downsampling) have no place here.
+    A map holds the weights that a core really gives to its values (`Core.map`); a core without one is refused by name.
+    Sites whose queries and keys do not lie on one grid (windows, channels, downsampling) have no place here.
     Train or eval mode is the caller's.
     """
     sites = survey(model)
@@ -36,7 +35,7 @@ def record_examples(
     shown = [site for name in seen if _lies_on_grid(site := sites[name])]
     if not shown:
         raise NoSiteError(f"none of the {len(sites)} attention sites attends over a grid of patches; nothing to view.")
-    maps = {site.name: attention_map(after_stages(model, site.name, seen[site.name])).cpu() for site in shown}
+    maps = {site.name: map_of(model, site.name, seen[site.name]).cpu() for site in shown}
     places = {site.name: {"grid": site.grid, "num_prefix_tokens": site.num_prefix_tokens} for site in shown}
     first = shown[0]
     assert first.grid is not None

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from vitruvius.attention import build_core
+from vitruvius._errors import UnsuitableSite
+from vitruvius.attention import Core, build_core
+from vitruvius.attention.softmax import attention_map
 from vitruvius.heads import Heads
 from vitruvius.surgery._dry_run import Size
 from vitruvius.surgery._sites import Where, select, survey
@@ -53,12 +55,27 @@ def record(
                 unplug(module)
 
 
-def after_stages(model: nn.Module, name: str, heads: Heads) -> Heads:
-    """What the kernel of a site receives: the heads after the stages of its core."""
-    core: Any = getattr(inner(model).get_submodule(name), "core", None)
-    for stage in list(core.children())[:-1] if core is not None else []:
-        heads = stage(heads)
-    return heads
+def core_of(model: nn.Module, name: str) -> Core | None:
+    """The core at a site; None where upstream's own attention sits there."""
+    core: Core | None = getattr(inner(model).get_submodule(name), "core", None)
+    return core
+
+
+def map_of(model: nn.Module, name: str, heads: Heads) -> Tensor:
+    """The weights that the site `name` of `model` really gives to the values in `heads`, (B, H, N, M).
+
+    `heads` is what enters the core, as `record` hands it over. Upstream's own attention is softmax. A core without
+    a map (`Core.map`) is refused by the name of the part that cannot say what it does.
+    """
+    core = core_of(model, name)
+    found = attention_map(heads) if core is None else core.map(heads)
+    if found is None:
+        assert core is not None
+        raise UnsuitableSite(
+            f"the core {core.describe()} at {name!r} has no attention map: {core.mapless(heads)!r} does not say which "
+            "weights it gives to the values. Choose other sites with where=…"
+        )
+    return found
 
 
 def _watch(module: Any, name: str, keep: OnHeads, detach: bool) -> Any:

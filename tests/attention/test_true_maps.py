@@ -1,0 +1,172 @@
+"""Maps are true: what a core shows is what it computes, for every registered part and on every family."""
+
+import pytest
+import torch
+from attending import CHAINS, make_core, make_heads, make_site, registered
+from torch import nn
+
+from families import FAMILIES
+from vitruvius._errors import UnsuitableSite
+from vitruvius.analysis import analyse
+from vitruvius.attention import Kernel, Stage, build_core, part
+from vitruvius.attention.softmax import attend, attention_map
+from vitruvius.compression.maps import average_maps
+from vitruvius.models import create_model
+from vitruvius.report._record import record_examples
+from vitruvius.surgery import record, restore, rewire, survey
+from vitruvius.surgery.recording import map_of
+
+FEW = [f for f in FAMILIES if f.name in ("vit", "eva", "beit", "swin", "swin_v2", "xcit", "cait", "levit", "crossvit")]
+MAPS_BY_FAMILY = ("softmax", "rpc", "rpc_asymmetric", "scaled_alpha", "symmetric")
+
+
+class Turned(Kernel):
+    """Says nothing of its weights."""
+
+    def __init__(self, site):
+        super().__init__()
+
+    def forward(self, heads):
+        return attend(heads).flip(-1)
+
+
+class Doubled(Stage):
+    """Changes the values without a word."""
+
+    def __init__(self, site):
+        super().__init__()
+
+    def forward(self, heads):
+        return heads._replace(v=2 * heads.v)
+
+
+def with_bias(heads):
+    generator = torch.Generator().manual_seed(9)
+    return heads._replace(bias=torch.randn(3, 7, 7, generator=generator, dtype=torch.float64))
+
+
+def test_every_registered_part_is_in_the_chains_of_these_tests():
+    used = {name for name in registered() for chain in CHAINS.values() if name in build_core(chain, make_site()).parts}
+    assert used == registered()
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_map_times_the_values_is_the_output(name):
+    core, heads = make_core(name), with_bias(make_heads())
+    found = core.map(heads)
+    assert found is not None, core.mapless(heads)
+    torch.testing.assert_close(core.kernel.finish(found @ heads.v), core(heads))
+
+
+@pytest.mark.parametrize("field", ["q", "k", "v"])
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_field_that_the_core_ignores_cannot_change_its_map(name, field):
+    core, heads = make_core(name), make_heads()
+    other = heads._replace(**{field: getattr(make_heads(seed=5), field)})
+    if torch.equal(core(heads), core(other)):
+        assert torch.equal(core.map(heads), core.map(other))
+    elif field == "q":
+        assert not torch.equal(core.map(heads), core.map(other))
+
+
+def test_rpc_ignores_its_queries_and_so_does_its_map():
+    core, heads = make_core("rpc"), make_heads()
+    other = heads._replace(q=torch.randn_like(heads.q))
+    assert torch.equal(core(heads), core(other))
+    assert torch.equal(core.map(heads), core.map(other))
+    assert not torch.allclose(core.map(heads), attention_map(heads))
+
+
+def test_the_map_of_scaled_is_a_times_i_minus_s_and_has_negative_weights():
+    core, heads = make_core("scaled"), make_heads()
+    s = core.parts["scaled"].matrix
+    expected = attention_map(heads) @ (torch.eye(7, dtype=torch.float64) - s)
+    torch.testing.assert_close(core.map(heads), expected)
+    assert (expected < 0).any()
+
+
+def test_a_mask_hides_pairs_in_the_map():
+    keep = torch.eye(7, dtype=torch.bool).expand(3, 7, 7)
+    core = build_core([part("mask", keep=keep)], make_site()).double()
+    assert torch.equal(core.map(make_heads()), torch.eye(7, dtype=torch.float64).expand(2, 3, 7, 7))
+
+
+@pytest.mark.parametrize(("parts", "blamed"), [([Turned], "turned"), ([Doubled, "softmax"], "doubled")])
+def test_a_core_that_cannot_say_is_named_and_never_guessed(parts, blamed):
+    core, heads = build_core(parts, make_site()), make_heads()
+    assert core.map(heads) is None
+    assert core.mapless(heads) == blamed
+
+
+@pytest.mark.parametrize("family", FEW, ids=str)
+def test_on_every_family_the_map_shown_times_the_values_is_what_the_core_puts_out(family):
+    model, x = family.randomised()
+    sites = survey(model)
+    for name in MAPS_BY_FAMILY:
+        accepted = [n for n, s in sites.items() if accepts(CHAINS[name], s)]
+        if not accepted:
+            continue
+        rewire(model.double(), *CHAINS[name], where=accepted)
+        move(model)
+        with torch.no_grad(), record(model, accepted) as seen:
+            model(x.double())
+            for site, heads in seen.items():
+                out = model.get_submodule(site).core(heads)
+                torch.testing.assert_close(map_of(model, site, heads) @ heads.v, out)
+        restore(model)
+
+
+def accepts(chain, site):
+    try:
+        build_core(chain, site)
+    except UnsuitableSite:
+        return False
+    return True
+
+
+def move(model):
+    for name, parameter in model.named_parameters():
+        if ".core." in name:
+            nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+
+
+def noisy_queries(model):
+    """The same model with noise for the weights that make q."""
+    for block in model.model.blocks:
+        with torch.no_grad():
+            block.attn.qkv.weight[: block.attn.qkv.in_features].normal_()
+            block.attn.qkv.bias[: block.attn.qkv.in_features].normal_()
+    return model
+
+
+def test_noise_for_the_queries_of_an_rpc_model_changes_no_map_no_average_and_no_statistic(tmp_path):
+    x = torch.rand(3, 3, 8, 8)
+    looked = []
+    for change in (lambda model: model, noisy_queries):
+        model = change(create_model("vitruvius/vit_digits", attention=["rpc"], seed=1)).eval()
+        run = tmp_path / str(len(looked))
+        run.mkdir()
+        record_examples(run, model, x)
+        shown = (run / "attention.safetensors").read_bytes()
+        maps = average_maps(model, [(x, torch.zeros(3, dtype=torch.long))])
+        asked = ("entropy", "distance", "rollout", "head_similarity", "norms")
+        table = analyse(model, [x], *asked, nulls=False)
+        looked.append((model(x), shown, maps, [row.mean for row in table.rows]))
+    (logits, shown, maps, means), (logits_2, shown_2, maps_2, means_2) = looked
+    assert torch.equal(logits, logits_2)
+    assert shown == shown_2
+    assert all(torch.equal(maps[name], maps_2[name]) for name in maps)
+    assert means == means_2
+
+
+def test_whoever_shows_averages_or_measures_the_map_of_a_core_without_one_is_told_its_name(tmp_path):
+    model = create_model("vitruvius/vit_digits", attention=[Turned], seed=1).eval()
+    x = torch.rand(3, 3, 8, 8)
+    with pytest.raises(UnsuitableSite, match="'turned' does not say which weights"):
+        record_examples(tmp_path, model, x)
+    with pytest.raises(UnsuitableSite, match="'turned' does not say which weights"):
+        average_maps(model, [(x, torch.zeros(3, dtype=torch.long))])
+    with pytest.raises(UnsuitableSite, match="'turned' does not say which weights"):
+        analyse(model, [x], "entropy", nulls=False)
+    table = analyse(model, [x], "effective_rank", nulls=False)  # its output it knows
+    assert table.rows
