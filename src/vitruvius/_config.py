@@ -46,18 +46,32 @@ def split_use(spec: str | Mapping[str, Any], *, where: str) -> tuple[str, Data]:
     settings = dict(spec)
     if "use" not in settings:
         raise ConfigError(f"{where}: {settings} does not say which piece to use; add a key `use:`.")
-    return str(settings.pop("use")), settings
+    name = settings.pop("use")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{where}: use = {name!r}, expected the name of a piece.")
+    return name, settings
 
 
-def parse_spec(text: str) -> tuple[str, Data]:
-    """`pgd:eps=4/255,steps=10` → ("pgd", {"eps": 0.0157, "steps": 10}); commas inside [] stay together."""
+def parse_spec(text: str, *, where: str = "") -> tuple[str, Data]:
+    """`pgd:eps=4/255,steps=10` → ("pgd", {"eps": 0.0157, "steps": 10}); commas inside [] stay together.
+
+    `where` begins an error's sentence.
+    """
+    prefix = f"{where}: " if where else ""
     name, _, rest = text.partition(":")
+    if not name.strip():
+        raise ConfigError(f"{prefix}{text!r} does not begin with a name; expected e.g. pgd:eps=4/255,steps=10.")
     settings: Data = {}
     for item in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", rest):
         key, equals, value = item.partition("=")
-        if not equals:
-            raise ConfigError(f"{item!r} in {text!r} is not of the form key=value, e.g. pgd:eps=4/255,steps=10.")
-        settings[key.strip()] = parse_value(value)
+        key = key.strip()
+        if not equals or not key:
+            raise ConfigError(
+                f"{prefix}{item!r} in {text!r} is not of the form key=value, e.g. pgd:eps=4/255,steps=10."
+            )
+        if key in settings:
+            raise ConfigError(f"{prefix}{text!r} sets {key!r} twice.")
+        settings[key] = parse_value(value)
     return name.strip(), settings
 
 
@@ -70,7 +84,7 @@ def bind(name: str, piece: Callable[..., Any], settings: Mapping[str, Any], *, w
     for key in settings:
         if key not in known:
             options = ", ".join(known) or "none"
-            raise ConfigError(f"{prefix}{name!r} has no setting {key!r}{suggest(key, known)} Settings: {options}.")
+            raise ConfigError(f"{prefix}{name!r} has no setting {key!r}{suggest(str(key), known)} Settings: {options}.")
     missing = [p.name for p in known.values() if p.default is p.empty and p.name not in settings]
     if missing:
         raise ConfigError(f"{prefix}{name!r} needs a value for {', '.join(missing)}.")

@@ -70,18 +70,27 @@ class Registry(Generic[T]):
         """
         if isinstance(spec, str | Mapping):
             return self.bind(spec, where=where)(*args)
-        self._refuse_plain_data(spec, where)
+        if spec is None or isinstance(spec, bool | int | float | list | tuple | set | bytes):
+            raise self.not_a_piece(spec, where)
         return spec
 
-    def bind(self, spec: Any, /, *, where: str = "") -> Callable[..., Any]:
-        """The piece that `spec` means, not called yet, with its settings checked against its signature."""
-        if not isinstance(spec, str | Mapping):
-            self._refuse_plain_data(spec, where)
-            bound: Callable[..., Any] = spec
-            return bound
-        name, settings = read_spec(spec, where=where or self.kind)
-        piece: Any = self.get(name, where=where)
-        return functools.partial(piece, **bind(name, piece, settings, where=where))
+    def bind(self, spec: Any, /, *, where: str = "", settings: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+        """The piece that `spec` means, not called yet, with its settings checked against its signature.
+
+        `spec` is a name, `"name:key=value,…"`, `{use: name, key: value}`, or the piece itself; `settings` are further
+        settings given beside it, `where` begins an error's sentence.
+        """
+        name, own = self._read(spec, where)
+        given = dict(settings or {})
+        for key in own:
+            if key in given:
+                raise ConfigError(f"{where or self.kind}: {key!r} of {name!r} is set twice, in {spec!r} and beside it.")
+        piece: Any = spec
+        if isinstance(spec, str | Mapping):
+            piece = self.get(name, where=where)
+        elif not given:
+            return piece
+        return functools.partial(piece, **bind(name, piece, own | given, where=where))
 
     def get(self, name: str, *, where: str = "") -> T:
         """The piece of that name; an error says where the name was written."""
@@ -92,13 +101,21 @@ class Registry(Generic[T]):
                 raise
             raise UnknownName(f"{where}: {error}") from None
 
-    def _refuse_plain_data(self, spec: Any, where: str) -> None:
-        if spec is None or isinstance(spec, bool | int | float | list | tuple | set | bytes):
-            example = next(iter(self), "name")
-            raise ConfigError(
-                f"{where or self.kind}: {spec!r} is not a {self.kind}; expected a name such as {example!r}, "
-                f"'{example}:key=value', {{use: {example}, key: value}}, or the object itself."
-            )
+    def _read(self, spec: Any, where: str) -> tuple[str, dict[str, Any]]:
+        """Name and own settings of a spec, or of a piece that is given itself."""
+        if isinstance(spec, str | Mapping):
+            return read_spec(spec, where=where or self.kind)
+        if not callable(spec):
+            raise self.not_a_piece(spec, where)
+        return getattr(spec, "__name__", type(spec).__name__), {}
+
+    def not_a_piece(self, spec: Any, where: str = "") -> ConfigError:
+        """The error for something that does not say which piece is meant: what it is, and what was expected."""
+        example = next(iter(self), "name")
+        return ConfigError(
+            f"{where or self.kind}: {spec!r} is not {_with_article(self.kind)}; expected a name such as {example!r}, "
+            f"'{example}:key=value', {{use: {example}, key: value}}, or the object itself."
+        )
 
     def __iter__(self) -> Iterator[str]:
         self._load_entry_points()
@@ -131,8 +148,13 @@ class Registry(Generic[T]):
 def read_spec(spec: Spec, *, where: str) -> tuple[str, dict[str, Any]]:
     """Name and settings of `"name:key=value"` or `{use: name, key: value}`."""
     if isinstance(spec, str):
-        return parse_spec(spec)
+        return parse_spec(spec, where=where)
     return split_use(spec, where=where)
+
+
+def piece_of(bound: Callable[..., Any]) -> Callable[..., Any]:
+    """The piece itself, whose settings `Registry.bind` has bound."""
+    return bound.func if isinstance(bound, functools.partial) else bound
 
 
 def load_room(package: str, path: Iterable[str]) -> None:
@@ -200,6 +222,11 @@ def _explained(what: str) -> Iterator[None]:
         ) from error
     except Exception as error:
         raise ConfigError(f"{what} fails when it is imported: {type(error).__name__}: {error}") from error
+
+
+def _with_article(noun: str) -> str:
+    article = "an" if noun[0] in "aeiou" else "a"
+    return f"{article} {noun}"
 
 
 def _origin(piece: object) -> str:

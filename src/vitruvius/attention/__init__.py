@@ -1,7 +1,7 @@
 """What attends: one file per variant, pure tensor algebra."""
 
 from vitruvius._registry import load_room
-from vitruvius.attention._core import Approach, Core, Kernel, Part, Stage, attentions, build_core, part
+from vitruvius.attention._core import Approach, Core, Kernel, Part, PartSpec, Stage, attentions, build_core, part
 from vitruvius.attention._fitting import fit_low_rank
 from vitruvius.attention.interpolation import interpolate, interpolate_state
 
@@ -10,6 +10,7 @@ __all__ = [
     "Core",
     "Kernel",
     "Part",
+    "PartSpec",
     "Stage",
     "attentions",
     "build_core",

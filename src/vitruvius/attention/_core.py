@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor, nn
 
-from vitruvius._config import bind
 from vitruvius._errors import SurgeryError
 from vitruvius._registry import Registry
 from vitruvius.heads import Heads, Site
@@ -20,6 +19,7 @@ class Part(Protocol):
     def __call__(self, site: Site, /) -> nn.Module: ...
 
 
+PartSpec = str | Mapping[str, Any] | Part  # "rpc:iterations=2", {"use": "rpc", "iterations": 2}, part("rpc")
 attentions: Registry[Callable[..., nn.Module]] = Registry("attention")
 
 
@@ -151,17 +151,22 @@ def attention_map(heads: Heads) -> Tensor:
     return logits.softmax(-1)
 
 
-def part(name: str, **settings: Any) -> Part:
-    """A registered attention with its settings bound and checked: `part("rpc", iterations=2)`."""
-    piece = attentions[name]
-    return cast(Part, functools.partial(piece, **bind(name, piece, settings)))
+def part(spec: PartSpec, *, where: str = "", **settings: Any) -> Part:
+    """A registered attention with its settings bound and checked: `part("rpc", iterations=2)`.
+
+    `spec` is a name, `"rpc:iterations=2"`, `{"use": "rpc", "iterations": 2}`, or a part itself; `settings` are those
+    that `vitruvius list attentions` shows; `where` begins an error's sentence.
+    """
+    if isinstance(spec, nn.Module):  # made for a site already: it would be called with another one
+        raise attentions.not_a_piece(spec, where)
+    return cast(Part, attentions.bind(spec, where=where, settings=settings))
 
 
-def build_core(parts: Sequence[str | Part], site: Site) -> Core:
+def build_core(parts: Sequence[PartSpec], site: Site) -> Core:
     """Make every part for this site; a chain without a kernel ends in softmax."""
     made: list[tuple[str, nn.Module]] = []
     for item in parts:
-        maker = part(item) if isinstance(item, str) else item
+        maker = part(item)
         made.append((_name_of(maker), maker(site)))
     if not made or not isinstance(made[-1][1], Kernel):
         made.append(("softmax", part("softmax")(site)))

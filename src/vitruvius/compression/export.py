@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, SurgeryError
 from vitruvius._files import load_tensors, save_tensors
-from vitruvius._registry import require
+from vitruvius._registry import read_spec, require
 from vitruvius._version import __version__
 from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.mask import Mask
@@ -147,7 +147,7 @@ def _plain_part(part: str | Mapping[str, Any], sparse: bool) -> str | dict[str, 
 
 
 def _name(part: str | Mapping[str, Any]) -> str:
-    return part if isinstance(part, str) else str(part["use"])
+    return read_spec(part, where="attention")[0]
 
 
 @torch.no_grad()

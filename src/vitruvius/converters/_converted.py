@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from vitruvius._config import bind
 from vitruvius._errors import CheckpointError, ConfigError
 from vitruvius._files import StrPath
-from vitruvius._registry import Registry
+from vitruvius._registry import Registry, piece_of
 from vitruvius.converters._checkpoint import Checkpoint, read_checkpoint
 from vitruvius.models import AttentionRule, PixelModel, check_fit, create_model, load_weights
 from vitruvius.surgery import inner
@@ -54,26 +53,28 @@ converters: Registry[Converter] = Registry("converter")
 
 def convert(
     path: StrPath,
-    source: str,
+    source: str | Mapping[str, Any] | Converter,
     *,
     model_name: str | None = None,
     weights: Literal["model", "ema"] = "model",
     **settings: Any,
 ) -> Converted:
-    """Read a checkpoint of another code base, `source` being its registered name; every key is used or named.
+    """Read a checkpoint of another code base; every key is used or named.
 
-    `model_name` says what the checkpoint itself does not; further settings are those of the converter.
+    `path` is its file or URL. `source` says how to read it: `"vitcod"`, `"vitcod:key=value"`,
+    `{"use": "vitcod", key: value}` (`vitruvius list converters`), or a converter itself; `settings` are further
+    settings of it. `model_name` says what the checkpoint itself does not (default: what it says). `weights` chooses
+    between the trained weights ("model", the default) and their average over time ("ema").
     """
-    piece = converters[source]
-    if source == SETTINGS:
-        raise ConfigError(
-            f"{source} reads settings, not weights: read_arguments({str(path)!r}) makes a recipe of them."
-        )
     if model_name is not None:
         settings["model_name"] = model_name
-    bound = bind(source, piece, settings)
+    converter = converters.bind(source, where="convert", settings=settings)
+    if piece_of(converter) is converters[SETTINGS]:
+        raise ConfigError(
+            f"{SETTINGS} reads settings, not weights: read_arguments({str(path)!r}) makes a recipe of them."
+        )
     checkpoint = read_checkpoint(path, weights=weights)
-    converted: Converted = piece(checkpoint, **bound)
+    converted: Converted = converter(checkpoint)
     with torch.device("meta"):  # shapes are enough to compare
         target = inner(converted._empty())
     missing = check_fit(target, converted.state_dict, f"{path}, read as {source},")

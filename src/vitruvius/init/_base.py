@@ -5,9 +5,9 @@ Letters: N patches, C model width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,5 +47,7 @@ class Base(Protocol):
     def __call__(self, model: nn.Module, /, *, generator: torch.Generator) -> None: ...
 
 
+InitSpec = str | Mapping[str, Any] | Init  # "mimetic:alpha=0.6", {"use": "mimetic", "alpha": 0.6}, or a function
+BaseSpec = str | Mapping[str, Any] | Base
 inits: Registry[Callable[..., None]] = Registry("init")
 bases: Registry[Callable[..., None]] = Registry("base init", "bases")

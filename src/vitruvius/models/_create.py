@@ -60,9 +60,14 @@ def create_model(
 ) -> PixelModel:
     """A timm model (or one of ours) that takes pixels in [0, 1], with the attention asked for.
 
-    `attention` is a list of parts for every site, or of `AttentionRule`s; `init` a start for the attention
-    weights; `restride` a smaller patch for XCiTs, from the same weights. Random weights come from `seed` alone; the
-    global random state is left as it was.
+    `name` is a timm name, or one of ours (`vitruvius/…`). `pretrained` loads timm's weights for it (default: random
+    ones). `attention` is one part or a list of them, for every site, written `"rpc"`, `"rpc:iterations=2"`,
+    `{"use": "rpc", "iterations": 2}` or as a part itself; or a list of `AttentionRule`s (default: upstream's).
+    `init` is a start for the attention weights, written the same way: `"mimetic:alpha=0.6"` (default: timm's).
+    `positions` "sincos" puts a fixed table in place of a learned one. `restride` is a smaller patch for XCiTs, in
+    pixels, from the same weights. Random weights come from `seed` alone; the global random state is left as it was.
+    `mean` and `std` normalise the channels (default: what timm resolves for the model). `timm_kwargs` go to the
+    model's constructor: num_classes, img_size, drop_path_rate, …
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -80,7 +85,10 @@ def create_model(
 def create_from_config(
     config: ModelConfig, rules: Sequence[AttentionRule] = (), *, init: Start | None = None, seed: int = 0
 ) -> PixelModel:
-    """The model a recipe describes, weights included."""
+    """The model a recipe describes, weights included.
+
+    `config` is its `model:` section, `rules` its `attention:`, `init` its start (default: timm's), `seed` its seed.
+    """
     settings: dict[str, Any] = {
         "attention": rules,
         "init": init,
@@ -103,7 +111,11 @@ def _renew_head(model: PixelModel, new: PixelModel) -> None:
 
 
 def load_model(run: str | Path, *, best: bool = True) -> PixelModel:
-    """The model of a run folder, here or at a URL: what its config.yaml describes, with its best (or last) weights."""
+    """The model of a run folder: what its config.yaml describes, with its weights.
+
+    `run` is the folder, here or at a URL. `best` takes the best weights where there are any (the default), else the
+    last ones.
+    """
     source = str(join(run, "config.yaml"))
     if not exists(source):
         raise RunError(f"{run} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")

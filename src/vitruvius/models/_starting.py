@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from vitruvius._config import split_use
 from vitruvius._errors import SurgeryError
 from vitruvius.attention.low_rank import LowRank
-from vitruvius.init import Init
+from vitruvius.init import InitSpec
 from vitruvius.surgery import inner
 from vitruvius.surgery.folding import start_low_rank
 from vitruvius.surgery.initialising import initialise
 
 logger = logging.getLogger(__name__)
-Start = str | Mapping[str, Any] | Init  # "impulse", {"use": "impulse", "kernel": 5}, or a function of layers
+Start = InitSpec  # "impulse", "impulse:kernel=5", {"use": "impulse", "kernel": 5}, or a function of layers
 
 
 def start(model: nn.Module, init: Start, seed: int) -> None:
     """Give the attention weights the start a recipe names."""
-    generator = torch.Generator().manual_seed(seed)
-    if isinstance(init, str | Mapping):
-        name, settings = split_use(init, where="init")
-        initialise(model, name, generator=generator, **settings)
-    else:
-        initialise(model, init, generator=generator)
+    initialise(model, init, generator=torch.Generator().manual_seed(seed))
 
 
 def start_new_parts(model: nn.Module, missing: Sequence[str]) -> None:

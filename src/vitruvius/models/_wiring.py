@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from vitruvius._config import bind, split_use
+from vitruvius._config import build
 from vitruvius._errors import ConfigError
-from vitruvius.attention import Part, attentions, part
+from vitruvius._registry import read_spec
+from vitruvius.attention import Part, PartSpec, part
 from vitruvius.surgery import restore, rewire, survey
 from vitruvius.surgery.rewiring import match
 
@@ -19,26 +20,53 @@ from vitruvius.surgery.rewiring import match
 class AttentionRule:
     """One item of the `attention:` section: which sites, which parts, in reading order."""
 
-    where: str = "*"
-    parts: list[str | dict[str, Any]]
+    where: str = "*"  # a glob over site names
+    parts: list[str | dict[str, Any]]  # "rpc", "rpc:iterations=2" or {use: rpc, iterations: 2}
+
+    def __post_init__(self) -> None:
+        """Text with settings becomes a mapping: run folders and exports hold one form."""
+        object.__setattr__(self, "parts", [_as_mapping(item) for item in self.parts])
 
 
-Parts = Sequence[str | Part | AttentionRule]
+Parts = PartSpec | AttentionRule | Sequence[PartSpec | AttentionRule]
 
 
 def wire(model: nn.Module, attention: Parts, *, input_size: tuple[int, int, int] | None = None) -> None:
-    """Apply parts or rules; a site matched by two rules, or a rule that matches none, is an error.
+    """Apply parts or rules to `model`; a site matched by two rules, or a rule that matches none, is an error.
 
-    `input_size` is the size of an image, for models that do not know it themselves.
+    `attention` is one part or a list of them, for every site, or a list of rules, `AttentionRule` or
+    `{"where": …, "parts": […]}`. `input_size` is the size of an image, for models that do not know it themselves.
     """
-    if not attention:
-        return
-    rules = [item for item in attention if isinstance(item, AttentionRule)]
-    if not rules:
-        rewire(model, *attention, input_size=input_size)  # type: ignore[arg-type]
-        return
-    if len(rules) != len(attention):
+    items = [_read_item(item, f"attention.{i}") for i, item in enumerate(_listed(attention))]
+    rules = [item for item in items if isinstance(item, AttentionRule)]
+    parts = [item for item in items if not isinstance(item, AttentionRule)]
+    if rules and parts:
         raise ConfigError("attention mixes parts and rules; give a list of parts, or a list of rules.")
+    if parts:
+        rewire(model, *parts, input_size=input_size)
+    if rules:
+        _apply_rules(model, rules, input_size)
+
+
+def _listed(attention: Any) -> list[Any]:
+    """One part or rule as a list of one, nothing as an empty list."""
+    if attention is None:
+        return []
+    if isinstance(attention, list | tuple):
+        return list(attention)
+    return [attention]
+
+
+def _read_item(item: Any, where: str) -> Part | AttentionRule:
+    """A part with its settings checked, or a rule; a mapping with `where` or `parts` is a rule of a recipe."""
+    if isinstance(item, AttentionRule):
+        return item
+    if isinstance(item, Mapping) and "use" not in item and ("parts" in item or "where" in item):
+        return build(AttentionRule, item, source=where)
+    return part(item, where=where)
+
+
+def _apply_rules(model: nn.Module, rules: Sequence[AttentionRule], input_size: tuple[int, int, int] | None) -> None:
     made = [parts_of(rule, f"attention.{i}") for i, rule in enumerate(rules)]
     _check_overlap(model, rules, input_size)
     done: list[str] = []
@@ -53,12 +81,15 @@ def wire(model: nn.Module, attention: Parts, *, input_size: tuple[int, int, int]
 
 
 def parts_of(rule: AttentionRule, where: str) -> list[Part]:
-    """The parts a rule names, with their settings checked."""
-    made = []
-    for item in rule.parts:
-        name, settings = split_use(item, where=where)
-        made.append(part(name, **bind(name, attentions[name], settings, where=where)))
-    return made
+    """The parts a rule names, with their settings checked; `where` begins an error's sentence."""
+    return [part(item, where=where) for item in rule.parts]
+
+
+def _as_mapping(item: Any) -> Any:
+    if isinstance(item, str) and ":" in item:
+        name, settings = read_spec(item, where="attention")
+        return {"use": name, **settings}
+    return item
 
 
 def _check_overlap(model: nn.Module, rules: Sequence[AttentionRule], input_size: tuple[int, int, int] | None) -> None:
@@ -76,6 +107,10 @@ def _check_overlap(model: nn.Module, rules: Sequence[AttentionRule], input_size:
 
 def without_files(rule: AttentionRule) -> AttentionRule:
     """Masks of a run lie in its checkpoint; the file they came from is no longer needed."""
-    stored = {"file": None, "keep": "all"}
-    parts = [{**p, **stored} if isinstance(p, dict) and p.get("use") == "mask" else p for p in rule.parts]
+    parts: list[str | dict[str, Any]] = []
+    for item in rule.parts:
+        name, settings = read_spec(item, where="attention")
+        if name == "mask":
+            item = {"use": name, **settings, "file": None, "keep": "all"}
+        parts.append(item)
     return replace(rule, parts=parts)

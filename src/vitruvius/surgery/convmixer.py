@@ -8,14 +8,15 @@ Letters: C channels, F filters, K taps a side.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from timm.models.convmixer import ConvMixer
 from torch import Tensor, nn
 
-from vitruvius._config import bind
 from vitruvius._errors import ConfigError, SurgeryError
+from vitruvius._registry import piece_of
 from vitruvius.init.filters import filters
 from vitruvius.surgery._socket import inner
 
@@ -42,30 +43,33 @@ class SoftmaxFilters(SharedFilters):
 
 def use_filters(
     model: nn.Module,
-    kind: str,
+    kind: str | Mapping[str, Any] | Callable[..., Tensor],
     *,
     generator: torch.Generator | None = None,
     num_filters: int | None = None,
     trainable: bool = True,
     **settings: Any,
 ) -> nn.Module:
-    """Start the depth-wise convolutions of a ConvMixer from filters of this kind; in place, returns the model.
+    """Start the depth-wise convolutions of the ConvMixer `model` from filters of a kind; in place, returns the model.
 
-    `kind` is one of `vitruvius.init.filters`: random, softmax, impulse, box (taps=…), gauss (variance=…).
-    `num_filters` fewer than channels are shared, each channel choosing at random. `trainable=False` freezes
-    filters and biases. Plain filters, one a channel, leave upstream's modules and keys as they are.
+    `kind` is one of `vitruvius.init.filters`: random, softmax, impulse, box (taps=…), gauss (variance=…), written as
+    `"box:taps=4"` or `{"use": "box", "taps": 4}`, or a function of its own; `settings` are further settings of it.
+    All randomness comes from `generator`. With `num_filters` fewer than channels (default: one per channel), filters
+    are shared, each channel choosing at random. `trainable=False` freezes filters and biases. Plain filters, one per
+    channel, leave upstream's modules and keys as they are.
     """
     if generator is None:
         raise ConfigError("use_filters needs its randomness given: generator=torch.Generator().manual_seed(0).")
-    bound = bind(kind, filters[kind], settings, where="filters")
+    make = filters.bind(kind, where="filters", settings=settings)
+    softmax = piece_of(make) is filters["softmax"]
     for convolution in _depthwise(model):
         channels = convolution.out_channels
         count = channels if num_filters is None else num_filters
         if not 1 <= count <= channels:
             raise ConfigError(f"num_filters={num_filters}, expected 1 to {channels}, the number of channels.")
-        made = filters[kind](count, convolution.kernel_size[0], generator=generator, **bound)[:, None]
+        made = make(count, convolution.kernel_size[0], generator=generator)[:, None]
         bias = made.new_empty(channels).uniform_(-1, 1, generator=generator) / convolution.kernel_size[0]
-        _write(convolution, made, bias, _choice(count, channels, generator), softmax=kind == "softmax")
+        _write(convolution, made, bias, _choose_filters(count, channels, generator), softmax=softmax)
         convolution.requires_grad_(trainable)
     return model
 
@@ -87,7 +91,7 @@ def _depthwise(model: nn.Module) -> list[nn.Conv2d]:
     return [m for m in root.blocks.modules() if isinstance(m, nn.Conv2d) and m.groups == m.in_channels > 1]
 
 
-def _choice(count: int, channels: int, generator: torch.Generator) -> Tensor:
+def _choose_filters(count: int, channels: int, generator: torch.Generator) -> Tensor:
     """Which filter each channel uses: its own, or one at random."""
     if count == channels:
         return torch.arange(channels, device=generator.device)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vitruvius._config import bind
 from vitruvius._errors import ConfigError, UnknownName, suggest
-from vitruvius._registry import Registry
-from vitruvius.init import Base, Init, Layer, bases, inits
+from vitruvius._registry import read_spec
+from vitruvius.init import BaseSpec, InitSpec, Layer, bases, inits
 from vitruvius.surgery._dry_run import Size
 from vitruvius.surgery._socket import inner
 from vitruvius.surgery.positions import position_table
@@ -25,35 +23,35 @@ logger = logging.getLogger(__name__)
 
 def initialise(
     model: nn.Module,
-    init: str | Init,
+    init: InitSpec,
     *,
     generator: torch.Generator | None = None,
     where: Where = "*",
-    base: str | Base | None = None,
+    base: BaseSpec | None = None,
     input_size: Size | None = None,
     **settings: Any,
 ) -> nn.Module:
-    """Give a model another start; in place, returns the model.
+    """Give `model` another start; in place, returns the model.
 
-    `init` names a start for attention (`vitruvius list inits`), which touches nothing but the attention that
-    `where` matches, or a base init (`vitruvius list bases`), which touches the whole model; or it is a function
-    of layers. `base` is a base init for the whole model, applied first; without it all other weights stay as
-    they are. All randomness comes from `generator`: the same state gives the same weights, and one on the CPU
-    gives them on every device. A refusal leaves the model as it was.
+    `init` is a start for attention (`vitruvius list inits`), which touches nothing but the attention that
+    `where` matches, or a base init (`vitruvius list bases`), which touches the whole model: `"mimetic"`,
+    `"mimetic:alpha=0.6"`, `{"use": "mimetic", "alpha": 0.6}`, or a function of layers. `settings` are further
+    settings of it.
+
+    All randomness comes from `generator`: the same state gives the same weights, and one on the CPU gives them on
+    every device. `where` is a glob over site names, or several (default: every site). `base` is a base init for the
+    whole model, applied first; without it all other weights stay as they are. `input_size` is the size of an image,
+    (channels, rows, columns), for models that do not know it themselves. A refusal leaves the model as it was.
     """
     if generator is None:
         raise ConfigError("initialise needs its randomness given: generator=torch.Generator().manual_seed(0).")
     refuse_compiled(model)
+    plan = _plan(init, where, base, settings)
     with _all_or_nothing(model):
-        if isinstance(init, str) and init in bases:
-            if base is not None or where != "*":
-                raise ConfigError(f"{init!r} is a base init: it starts the whole model, so leave out base and where.")
-            _bound(bases, init, settings)(inner(model), generator=generator)
-        else:
-            start = _bound(inits, init, settings)
-            if base is not None:
-                _bound(bases, base, {})(inner(model), generator=generator)
-            start(layers(model, where, input_size=input_size), generator=generator)
+        if plan.base is not None:
+            plan.base(inner(model), generator=generator)
+        if plan.start is not None:
+            plan.start(layers(model, plan.where, input_size=input_size), generator=generator)
     return model
 
 
@@ -71,16 +69,39 @@ def layers(model: nn.Module, where: Where = "*", *, input_size: Size | None = No
     return made
 
 
-def _bound(registry: Registry[Callable[..., None]], init: Any, settings: dict[str, Any]) -> Callable[..., None]:
-    """A start with its settings checked."""
-    if isinstance(init, str) and init not in registry:
-        known = ", ".join(registry)
-        also = f" Base inits: {', '.join(bases)}." if registry is inits else ""
-        hint = suggest(init, [*registry, *(bases if registry is inits else ())])
-        raise UnknownName(f"no {registry.kind} named {init!r}{hint} Known: {known}.{also}")
-    piece = registry[init] if isinstance(init, str) else init
-    name = init if isinstance(init, str) else getattr(init, "__name__", type(init).__name__)
-    return functools.partial(piece, **bind(name, piece, settings, where="init"))
+class _Plan(NamedTuple):
+    """A start for the whole model, then one for the attention at some sites; either may be missing."""
+
+    base: Callable[..., None] | None
+    start: Callable[..., None] | None
+    where: Where
+
+
+def _plan(init: InitSpec, where: Where, base: BaseSpec | None, settings: dict[str, Any]) -> _Plan:
+    """Both starts with their settings checked; `where` and `base` may also stand among the settings of `init`."""
+    if isinstance(init, str | Mapping):
+        name, own = read_spec(init, where="init")
+        where = own.pop("where", where)
+        base = own.pop("base", base)
+        init = {"use": name, **own}
+        if name in bases:
+            if base is not None or where != "*":
+                raise ConfigError(f"{name!r} is a base init: it starts the whole model, so leave out base and where.")
+            return _Plan(bases.bind(init, where="init", settings=settings), None, where)
+        _check_known(name)
+    start = inits.bind(init, where="init", settings=settings)
+    if base is None:
+        return _Plan(None, start, where)
+    return _Plan(bases.bind(base, where="init.base"), start, where)
+
+
+def _check_known(name: str) -> None:
+    """An unknown name gets suggestions from both kinds of starts."""
+    if name not in inits:
+        hint = suggest(name, [*inits, *bases])
+        raise UnknownName(
+            f"init: no init named {name!r}{hint} Known: {', '.join(inits)}. Base inits: {', '.join(bases)}."
+        )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import nn
 
 from vitruvius._errors import SurgeryError, UnsuitableSite
-from vitruvius.attention import Core, Part, build_core
+from vitruvius.attention import Core, PartSpec, build_core, part
 from vitruvius.heads import HeadWeights, Site
 from vitruvius.surgery._dry_run import Size
 from vitruvius.surgery._sites import Where, match, select, survey
@@ -28,21 +28,31 @@ __all__ = [
 ]
 
 
-def rewire(model: nn.Module, *parts: str | Part, where: Where = "*", input_size: Size | None = None) -> nn.Module:
+def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: Size | None = None) -> nn.Module:
     """Plug a core made of `parts` into every site that `where` matches; in place, returns the model.
+
+    `model` is a timm model, or a PixelModel around one. Each of `parts` is `"rpc"`, `"rpc:iterations=2"`,
+    `{"use": "rpc", "iterations": 2}` or a part itself, in reading order: stages, then at most one kernel; without
+    one, softmax ends the chain (`vitruvius list attentions` shows what there is). `where` is a glob over site
+    names, or several (default: every site). `input_size` is the size of an image, (channels, rows, columns), for
+    models that do not know it themselves.
 
     Everything is checked and built before anything is touched, so a refusal leaves the model as it was.
     """
     refuse_compiled(model)
+    makers = [part(item) for item in parts]
     chosen = select(model, survey(model, input_size=input_size), where)
     modules = {name: _bare(model, name) for name in chosen}
-    cores = {name: build_core(parts, site) for name, site in chosen.items()}
+    cores = {name: build_core(makers, site) for name, site in chosen.items()}
     plug(modules, cores)
     return model
 
 
 def restore(model: nn.Module, where: Where = "*") -> nn.Module:
-    """Give the matching sites back to upstream, exactly; sites that are bare already stay as they are."""
+    """Give the sites of `model` that `where` (a glob, or several; default: all) matches back to upstream, exactly.
+
+    Sites that are bare already stay as they are. In place, returns the model.
+    """
     refuse_compiled(model)
     root = inner(model)
     for name in match(model, [n for n, m in root.named_modules() if socket_of(m) is not None], where):
@@ -55,7 +65,11 @@ def restore(model: nn.Module, where: Where = "*") -> nn.Module:
 def head_weights(
     model: nn.Module, where: Where = "*", *, input_size: Size | None = None
 ) -> dict[str, tuple[Site, HeadWeights]]:
-    """Views into the projections of every matching site, rewired or bare; writing into them writes into the model."""
+    """Views into the projections of every site that `where` matches; writing into them writes into the model.
+
+    `model` may be rewired or bare; `where` is a glob over site names, or several (default: all); `input_size` is
+    the size of an image, (channels, rows, columns), for models that do not know it themselves.
+    """
     views: dict[str, tuple[Site, HeadWeights]] = {}
     for name, site in select(model, survey(model, input_size=input_size), where).items():
         module: Any = inner(model).get_submodule(name)
