@@ -71,7 +71,7 @@ def main() -> None:
     mark_batches()
 
     from vitruvius.data import eval_loader
-    from vitruvius.evaluation import evaluate, parse_threat
+    from vitruvius.evaluation import evaluate, make_threat
     from vitruvius.models import load_model
     from vitruvius.training import read_recipe, train
 
@@ -85,7 +85,7 @@ def main() -> None:
     )
     model = load_model(run).to(torch_xla.device()).eval()
     loader = eval_loader(config.data, input_size=model.data_config, device=torch_xla.device())
-    print(evaluate(model, loader, [parse_threat("pgd:eps=0.1,steps=5")]))
+    print(evaluate(model, loader, [make_threat("pgd:eps=0.1,steps=5")]))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from looking import make_heads
 
-from vitruvius.analysis._claims import Sample, judge
 from vitruvius.analysis._items import has_padding, over_windows, real_groups
 from vitruvius.analysis._moments import Moments
 from vitruvius.analysis._nulls import NULLS
+from vitruvius.analysis._rows import Sample, judge
 from vitruvius.analysis.value_vectors import value_vectors
 from vitruvius.attacks import Dice
 from vitruvius.heads import Heads

@@ -9,7 +9,7 @@ from vitruvius.cli import make_parser
 COMMON = ["--help", "--verbose", "-h", "-v"]
 FLAGS = {
     "analyse": ["target", "what", "--images", "--seed", "--out"],
-    "attack": ["target", "overrides", "--threat", "--what", "--out"],
+    "attack": ["target", "overrides", "--threat", "--what", "--images", "--out"],
     "convert": ["checkpoint", "settings", "--from", "--model", "--ema", "--out"],
     "corrupt": [
         "data",
@@ -26,7 +26,17 @@ FLAGS = {
         "--workers",
     ],
     "demo": ["--out"],
-    "evaluate": ["target", "overrides", "--threat", "--shift", "--baseline", "--calibrate", "--sanity", "--out"],
+    "evaluate": [
+        "target",
+        "overrides",
+        "--threat",
+        "--shift",
+        "--baseline",
+        "--calibrate",
+        "--sanity",
+        "--images",
+        "--out",
+    ],
     "bench": ["what"],
     "export": ["run", "--format", "--sparse", "--out"],
     "list": ["kind"],

@@ -12,26 +12,25 @@ import vitruvius
 from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.attacks import Attack
 from vitruvius.corruptions import BENCHMARK, EXTRA, corruption_grid, corruptions
-from vitruvius.evaluation import describe, parse_threat
-from vitruvius.evaluation._target import parse_threats
+from vitruvius.evaluation import describe, make_threat, make_threats
 
 
 def test_a_corruption_is_asked_for_by_its_name_or_as_corrupt() -> None:
-    assert parse_threat("fog:severity=3,seed=2") == corruptions["fog"](severity=3, seed=2)
-    assert parse_threat("corrupt:name=fog,severity=3") == corruptions["fog"](severity=3)
-    assert parse_threat("frost:severity=1,textures=photos") == corruptions["frost"](severity=1, textures="photos")
+    assert make_threat("fog:severity=3,seed=2") == corruptions["fog"](severity=3, seed=2)
+    assert make_threat("corrupt:name=fog,severity=3") == corruptions["fog"](severity=3)
+    assert make_threat("frost:severity=1,textures=photos") == corruptions["frost"](severity=1, textures="photos")
 
 
 def test_the_plural_means_the_whole_benchmark() -> None:
-    made: list[Any] = parse_threats("corruptions")
+    made: list[Any] = make_threats("corruptions")
     assert [(one.name, one.severity) for one in made] == [(name, s) for name in BENCHMARK for s in (1, 2, 3, 4, 5)]
-    some: list[Any] = parse_threats("corruptions:group=extra,severities=[2,4],scale=cifar")
+    some: list[Any] = make_threats("corruptions:group=extra,severities=[2,4],scale=cifar")
     assert [(one.name, one.severity, one.scale) for one in some] == [(n, s, "cifar") for n in EXTRA for s in (2, 4)]
 
 
 def test_gaussian_noise_with_an_eps_is_still_the_attack() -> None:
-    assert isinstance(parse_threat("gaussian_noise:eps=8/255"), Attack)
-    assert parse_threat("gaussian_noise:severity=2") == corruptions["gaussian_noise"](severity=2)
+    assert isinstance(make_threat("gaussian_noise:eps=8/255"), Attack)
+    assert make_threat("gaussian_noise:severity=2") == corruptions["gaussian_noise"](severity=2)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def test_gaussian_noise_with_an_eps_is_still_the_attack() -> None:
 )
 def test_mistakes_are_named(text: str, said: str) -> None:
     with pytest.raises((ConfigError, UnknownName), match=said.replace("?", r"\?")):
-        parse_threat(text)
+        make_threat(text)
 
 
 def test_a_group_that_does_not_exist_is_refused() -> None:

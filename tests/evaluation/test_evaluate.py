@@ -14,10 +14,10 @@ from judging import THREATS, loader, model
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, UnknownName
+from vitruvius._format import format_number
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation import describe, evaluate, wilson
-from vitruvius.evaluation._names import format_number
 
 
 def test_the_numbers_are_those_of_a_slow_loop() -> None:

@@ -11,7 +11,7 @@ from shift_layouts import CLASSES, write_arrays, write_corrupted, write_pictures
 from small_run import small_run
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.cli import main
-from vitruvius.evaluation.command import Wish, evaluate_target
+from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 from vitruvius.evaluation.metrics import collect_logits, fit_temperature
 from vitruvius.evaluation.shift_report import load_shift_report
 
@@ -52,7 +52,7 @@ def test_threats_that_are_corruptions_print_as_a_grid_and_are_saved_whole(
 
 
 def test_the_worst_case_is_over_attacks_and_not_over_corruptions(run: Path, tmp_path: Path) -> None:
-    found = evaluate_target(str(run), ["device=cpu"], Wish(threats=["contrast:severity=5"]), str(tmp_path))
+    found = evaluate_target(str(run), ["device=cpu"], EvaluateOptions(threats=["contrast:severity=5"]), str(tmp_path))
     assert found.report is not None
     assert found.report.worst_case.correct == found.report["clean"].correct
     assert found.report["contrast"].severity == 5
@@ -62,11 +62,11 @@ def test_a_run_is_compared_with_another_and_calibrated_on_what_it_held_out(
     run: Path, arrays: Path, tmp_path: Path
 ) -> None:
     spec = f"cifar-10-c:{arrays}"
-    alone = evaluate_target(str(run), ["device=cpu"], Wish(shifts=[spec]), str(tmp_path / "first"))
+    alone = evaluate_target(str(run), ["device=cpu"], EvaluateOptions(shifts=[spec]), str(tmp_path / "first"))
     (first,) = alone.shifts
     assert "mce" not in first.corruption
-    wish = Wish(shifts=[spec], baseline=str(tmp_path / "first"), calibrate="held-out")
-    found = evaluate_target(str(run), ["device=cpu"], wish, str(tmp_path / "second"))
+    options = EvaluateOptions(shifts=[spec], baseline=str(tmp_path / "first"), calibrate="held-out")
+    found = evaluate_target(str(run), ["device=cpu"], options, str(tmp_path / "second"))
     (second,) = found.shifts
     assert second.corruption["mce"] == pytest.approx(1.0)  # against itself
     assert second.corruption["baseline"] == "first"
@@ -75,9 +75,9 @@ def test_a_run_is_compared_with_another_and_calibrated_on_what_it_held_out(
     assert second.temperature == pytest.approx(_temperature(run))
     assert "ece_tempered" in second.parts[0].calibration
     assert "mCE 100.00 % of first's" in str(found)
-    wish = Wish(threats=["fog:severity=1"], baseline=str(tmp_path / "first"))
+    options = EvaluateOptions(threats=["fog:severity=1"], baseline=str(tmp_path / "first"))
     with pytest.raises(DataError, match="has not been evaluated under corruptions"):
-        evaluate_target(str(run), ["device=cpu"], wish, str(tmp_path / "third"))
+        evaluate_target(str(run), ["device=cpu"], options, str(tmp_path / "third"))
 
 
 def _temperature(run: Path) -> float:
@@ -124,20 +124,20 @@ def test_imagenet_o_takes_the_validation_folder_of_the_data(tmp_path: Path) -> N
 
 def test_a_shift_of_other_classes_is_refused_before_anything_is_judged(run: Path, tmp_path: Path) -> None:
     write_pictures(tmp_path / "sketch", CLASSES[:1])
-    wish = Wish(threats=["fog:severity=1"], shifts=[f"imagenet-sketch:{tmp_path / 'sketch'}"])
+    options = EvaluateOptions(threats=["fog:severity=1"], shifts=[f"imagenet-sketch:{tmp_path / 'sketch'}"])
     with pytest.raises(DataError, match=r"knows its 1000 classes in their order; this one answers with 10\. Choose"):
-        evaluate_target(str(run), ["device=cpu"], wish, str(tmp_path / "out"))
+        evaluate_target(str(run), ["device=cpu"], options, str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_shift_is_given_once_and_held_out_images_must_exist(run: Path, arrays: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--shift cifar-10-c is given twice"):
-        evaluate_target(str(run), [], Wish(shifts=[f"cifar-10-c:{arrays}"] * 2))
+        evaluate_target(str(run), [], EvaluateOptions(shifts=[f"cifar-10-c:{arrays}"] * 2))
     config = run / "config.yaml"
-    text, wish = config.read_text(), Wish(shifts=[f"cifar-10-c:{arrays}"], calibrate="held-out")
+    text, options = config.read_text(), EvaluateOptions(shifts=[f"cifar-10-c:{arrays}"], calibrate="held-out")
     try:
         config.write_text(text.replace("holdout: 0.25", "holdout: 0.0"))
         with pytest.raises(ConfigError, match="has held out no images of its training set"):
-            evaluate_target(str(run), ["device=cpu"], wish, str(tmp_path))
+            evaluate_target(str(run), ["device=cpu"], options, str(tmp_path))
     finally:
         config.write_text(text)

@@ -21,8 +21,8 @@ from vitruvius.data import DataConfig
 from vitruvius.data._preprocessing import eval_transform, resolve
 from vitruvius.evaluation import evaluate_shift, load_shift_report
 from vitruvius.evaluation import shift as room
-from vitruvius.evaluation._shift_loader import shift_loader
 from vitruvius.evaluation.metrics import Baseline, EqualWidth, alexnet, detect, expected_error
+from vitruvius.evaluation.shift import shift_loader
 from vitruvius.shifts import imagenet_classes, open_shift
 
 DATA = DataConfig(batch_size=4, workers=0)

@@ -18,7 +18,7 @@ from judging import rows
 
 from shift_layouts import write_corrupted
 from vitruvius._files import _local
-from vitruvius.evaluation.command import Wish, evaluate_target
+from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 from vitruvius.evaluation.ledger import Ledger
 
 SETTINGS = (
@@ -52,8 +52,8 @@ def work(folder: Path, pictures: Path, die: Callable[[], None] | None = None) ->
     note_questions(folder)
     if die is not None and os.environ.get("RANK") == "0":
         die()
-    wish = Wish(threats=THREATS, shifts=[f"folder-c:{pictures}"])
-    evaluate_target("vitruvius/vit_digits", SETTINGS, wish, str(folder))
+    options = EvaluateOptions(threats=THREATS, shifts=[f"folder-c:{pictures}"])
+    evaluate_target("vitruvius/vit_digits", SETTINGS, options, str(folder))
 
 
 def note_questions(folder: Path) -> None:

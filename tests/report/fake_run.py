@@ -21,9 +21,9 @@ from sklearn.datasets import load_digits
 from vitruvius.corruptions import BENCHMARK
 from vitruvius.evaluation import Ledger
 from vitruvius.evaluation._judging import read_logits
-from vitruvius.evaluation._names import Entry
 from vitruvius.evaluation.metrics import alexnet
 from vitruvius.evaluation.shift_report import reduce_entries
+from vitruvius.evaluation.threats import Entry
 from vitruvius.report import save_examples
 
 SITES = 4

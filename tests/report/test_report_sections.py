@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from fake_run import write_run
 
-from vitruvius.report._attention import describe_attention
 from vitruvius.report._examples import Examples, SiteMaps
+from vitruvius.report._names import describe_attention, family, label_threats
 from vitruvius.report._numbers import DASH, count, duration, interval, number, percent, pixels, short
 from vitruvius.report._runs import Run, Threat, read_runs
-from vitruvius.report._threats import family, label_threats
 from vitruvius.report.sections.config import compare, flatten
 from vitruvius.report.sections.curves import draw_metrics, group_metrics, line_styles
 from vitruvius.report.sections.maps import draw_maps, shade, shrink

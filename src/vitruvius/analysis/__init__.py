@@ -1,10 +1,9 @@
 """What happens inside attention: one question per file, a function of Heads, asked of many images beside chance."""
 
 from vitruvius._registry import load_room
-from vitruvius.analysis._ask import Question, question
 from vitruvius.analysis._attended import Attended
 from vitruvius.analysis._nulls import NULLS
-from vitruvius.analysis._registry import Analysis, ModelAnalysis, analyses
+from vitruvius.analysis._registry import Analysis, ModelAnalysis, Question, analyses, question
 from vitruvius.analysis._run import analyse
 from vitruvius.analysis._table import Curve, Row, Table
 from vitruvius.analysis.callback import AnalysisCallback, first_images, read_rows

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitruvius._checks import Progress, check_pixels
 from vitruvius._errors import DataError
 from vitruvius._processes import Process
 from vitruvius.attacks import image_ids
-
-
-class Progress(Protocol):
-    """Told after every part of a batch how many images are done."""
-
-    def __call__(self, done: int, total: int | None, /) -> None: ...
 
 
 class Count:
@@ -44,7 +39,7 @@ def batches_of(loader: Iterable[Any], like: torch.device, limit: int | None) -> 
         if not keep:
             continue
         x, ids = x[:keep].to(like), ids[:keep].cpu()
-        _check_pixels(x)
+        _check_images(x)
         left = None if left is None else left - keep
         yield x, ids
         if left == 0:
@@ -56,14 +51,7 @@ def share_of(number: int, process: Process) -> int:
     return len(range(process.rank, number, process.world_size))
 
 
-def _check_pixels(x: Tensor) -> None:
-    if x.dim() != 4 or not x.is_floating_point() or not bool(x.isfinite().all()):
-        raise DataError(
-            f"a batch of shape {tuple(x.shape)} and {x.dtype}; expected finite images (B, C, rows, columns)."
-        )
-    low, high = float(x.min()), float(x.max())
-    if low < 0 or high > 1:
-        raise DataError(
-            f"pixels reach from {low:.3g} to {high:.3g}, expected [0, 1]. "
-            "Give images as they are: the model normalises by itself (PixelModel)."
-        )
+def _check_images(x: Tensor) -> None:
+    if x.dim() != 4:
+        raise DataError(f"a batch has shape {tuple(x.shape)}; expected images (B, channels, rows, columns).")
+    check_pixels(x)

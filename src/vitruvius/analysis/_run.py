@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import Progress, check_eval_mode, device_of
 from vitruvius._errors import ConfigError, DataError, UnsuitableSite
 from vitruvius._processes import Process
+from vitruvius._registry import Spec
 from vitruvius._version import __version__
-from vitruvius.analysis._ask import Question, question
-from vitruvius.analysis._batches import Count, Progress, batches_of, share_of
+from vitruvius.analysis._batches import Count, batches_of, share_of
 from vitruvius.analysis._collect import Collector, Sums
 from vitruvius.analysis._nulls import NULLS
-from vitruvius.analysis._registry import analyses
+from vitruvius.analysis._registry import Question, analyses, question
 from vitruvius.analysis._rows import make_curves, make_remarks, make_rows
 from vitruvius.analysis._table import Table
 from vitruvius.analysis._threads import threads
@@ -30,7 +31,7 @@ from vitruvius.surgery.recording import core_of
 ENTRIES = 2**20  # of the attention maps of one site that are looked at together, so that caches hold them
 ENTRIES_ON_ACCELERATORS = 2**24
 NULL_IMAGES = 12
-Asked = str | Callable[..., Any] | Question
+Asked = Spec | Callable[..., Any] | Question
 
 
 @torch.no_grad()
@@ -52,9 +53,8 @@ def analyse(
     `images` takes the first so many of the loader. Chance is drawn from (`seed`, image, site) for the first
     `null_images` images, so it does not depend on batches or processes. Under torchrun each process takes its share.
     """
-    if model.training:
-        raise ConfigError("the model is in train mode, where dropout blurs what attention does; call .eval().")
-    process = process or Process(device=next(model.parameters()).device)
+    check_eval_mode(model)
+    process = process or Process(device=device_of(model))
     questions, chosen = ask_all(asked), choose_nulls(nulls)
     mine = None if images is None else share_of(images, process)
     batches = batches_of(loader, process.device, mine)
@@ -120,7 +120,7 @@ def _look(
     count: Count,
 ) -> None:
     """Run the model over parts of batches small enough for the largest site."""
-    entries = ENTRIES if next(model.parameters()).device.type == "cpu" else ENTRIES_ON_ACCELERATORS
+    entries = ENTRIES if device_of(model).type == "cpu" else ENTRIES_ON_ACCELERATORS
     part = max(1, entries // max(_entries(site) for site in collector.sites.values()))
     with record(model, where, on_heads=_with_core(model, collector), input_size=size):  # type: ignore[arg-type]
         for x, ids in batches:

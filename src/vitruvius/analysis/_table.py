@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitruvius._errors import RunError
 from vitruvius._files import StrPath, atomic_write_text, exists, join, load_tensors, read_text, save_tensors
-from vitruvius.analysis._words import table_text
+from vitruvius.analysis.text import table_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from vitruvius._processes import Process, process_group
 from vitruvius.analysis._run import analyse, ask_all
 from vitruvius.analysis._table import Table
 from vitruvius.data import DataConfig, Loader, eval_loader, is_stream
-from vitruvius.evaluation import TargetConfig, open_target, save_target
 from vitruvius.models import PixelModel
+from vitruvius.targets import Target, open_target
 
 Draw = Callable[[Table, Path], Any]
 
@@ -32,26 +32,48 @@ def analyse_target(
     *,
     draw: Draw | None = None,
 ) -> Table:
-    """Analyse a run folder or a model by name on `images` random images of its validation split.
+    """Analyse whatever names a model, on random images of its validation split.
 
-    Table, curves and what `draw(table, folder)` makes go to `out`, by default to the folder `analysis` of the run.
+    target: a run folder, a model's name, or another kind of target.
+    overrides: settings of the target, `data.root=…`.
+    names: analyses such as `gammas:variant=released`; all of them if none is named.
+    images: how many; default all.
+    seed: chooses the images and chance.
+    out: folder for table, curves and figures; by default `analysis` in the run, and none for a model by name.
+    draw: called with the table and the folder, to draw what the table holds.
     """
     questions = ask_all(names)  # a misspelt name is found before a model is loaded
     if images is not None and images < 1:
         raise ConfigError(f"--images {images}: nothing to analyse; give 1 or more.")
-    model, config = open_target(target, overrides)
-    folder = Path(out) if out else Path(target) / "analysis" if Path(target).is_dir() else None
+    opened = open_target(target, overrides)
+    config = opened.config
+    folder = _folder_for(opened, out)
     with process_group(config.device) as process:
-        model.to(process.device).eval()
-        loader = open_images(config.data, model, images, seed, process)
+        opened.model.to(process.device).eval()
+        loader = open_images(config.data, opened.model, images, seed, process)
         facts = {"model": config.model.name, "target": Path(target).name}
-        with Bar("analysing", shown=process.first) as watch:
+        with Bar("analysing", shown=process.first) as bar:
             table = analyse(
-                model, loader, *questions, images=images, seed=seed, process=process, progress=watch, facts=facts
+                opened.model,
+                loader,
+                *questions,
+                images=images,
+                seed=seed,
+                process=process,
+                progress=bar,
+                facts=facts,
             )
         if folder is not None:
-            process.on_first(lambda: keep(table, folder, None if Path(target).is_dir() else config, draw))
+            process.on_first(lambda: keep(table, folder, opened, draw))
     return table
+
+
+def _folder_for(target: Target, out: str | None) -> Path | None:
+    if out:
+        return Path(out)
+    if target.is_run:
+        return target.folder / "analysis"
+    return None
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -75,13 +97,12 @@ def open_images(config: DataConfig, model: PixelModel, images: int | None, seed:
     return whole if images >= whole.num_images else eval_loader(config, only=_some(whole, images, seed), **shares)
 
 
-def keep(table: Table, folder: Path, config: TargetConfig | None, draw: Draw | None) -> None:
+def keep(table: Table, folder: Path, target: Target, draw: Draw | None) -> None:
     """Write the table and draw it; for a model without a run folder also its config, so that `report` can read it."""
     table.save(folder)
     if draw is not None:
         draw(table, folder)
-    if config is not None:
-        save_target(config, folder)
+    target.save_config(folder)
 
 
 def _some(loader: Loader, images: int, seed: int) -> Tensor:

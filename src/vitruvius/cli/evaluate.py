@@ -19,29 +19,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--calibrate", metavar="SPLIT", help="fit a temperature for shifts on this split; held-out: what a run held out"
     )
     parser.add_argument("--sanity", metavar="EPS", help="also check for masked gradients at this strength, e.g. 8/255")
+    parser.add_argument("--images", type=int, metavar="N", help="judge N images, a fixed random choice (default: all)")
     parser.add_argument("--out", help="folder for ledger and report (default: RUN/evaluation)")
 
 
 def run(options: argparse.Namespace) -> None:
     from vitruvius._errors import ConfigError
     from vitruvius._yaml import parse_value
-    from vitruvius.evaluation.command import Wish, evaluate_target
+    from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 
     eps = None if options.sanity is None else parse_value(options.sanity)
     if eps is not None and not isinstance(eps, int | float):
-        raise ConfigError(f"--sanity {options.sanity} is no strength; write a number of pixels such as 8/255.")
-    wish = Wish(
+        raise ConfigError(f"--sanity {options.sanity} is not a number; write a strength in pixels such as 8/255.")
+    wanted = EvaluateOptions(
         threats=options.threat,
         shifts=options.shift,
         sanity=eps,
         calibrate=options.calibrate,
+        images=options.images,
         baseline=options.baseline,
     )
     gap = ""
 
-    def tell(part: object) -> None:
+    def show(part: object) -> None:
         nonlocal gap
         print(f"{gap}{part}", flush=True)
         gap = "\n"
 
-    evaluate_target(options.target, options.overrides, wish, options.out, tell=tell)
+    evaluate_target(options.target, options.overrides, wanted, options.out, on_part=show)

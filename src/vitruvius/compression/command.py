@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from vitruvius._bar import Bar
-from vitruvius._config import bind, parse_spec
 from vitruvius._errors import ConfigError
-from vitruvius._processes import process_group
-from vitruvius._yaml import read_yaml
+from vitruvius._processes import Process, process_group
+from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.compression.export import Format, export
 from vitruvius.compression.files import load_maps, save_maps, save_masks
 from vitruvius.compression.maps import average_maps
 from vitruvius.compression.masks import Budget, Masks, make_masks
 from vitruvius.compression.polarisation import describe, polarise_all
 from vitruvius.compression.rules import Rule, rules
-from vitruvius.data import DataConfig, eval_loader, train_loader
-from vitruvius.evaluation import fingerprint, open_target
-from vitruvius.models import load_model
+from vitruvius.data import DataConfig, Loader, eval_loader, train_loader
+from vitruvius.evaluation import fingerprint
 from vitruvius.surgery import survey
-
-logger = logging.getLogger(__name__)
+from vitruvius.targets import Target, open_target
 
 
 def maps_of_target(target: str, overrides: Sequence[str], out: str | None, *, augment: bool = False) -> Path:
@@ -31,21 +27,15 @@ def maps_of_target(target: str, overrides: Sequence[str], out: str | None, *, au
 
     Called again after an interruption, it goes on where it stopped. Several processes (torchrun) share the images.
     """
-    model, config = open_target(target, overrides)
-    home = Path(target) if Path(target).is_dir() else Path("runs") / target.replace("/", "-")
-    path = Path(out) if out else home / "maps.safetensors"
-    with process_group(config.device) as process:
+    opened = open_target(target, overrides)
+    model = opened.model
+    path = Path(out or opened.folder / "maps.safetensors")
+    with process_group(opened.config.device) as process:
         model.to(process.device).eval()
-        shares = {"rank": process.rank, "world_size": process.world_size, "device": process.device}
-        size = model.data_config
-        if augment:
-            loader = train_loader(config.data, input_size=size, seed=config.seed, **shares)  # type: ignore[arg-type]
-        else:
-            loader = eval_loader(_as_they_are(config.data), input_size=size, **shares)  # type: ignore[arg-type]
+        loader = _training_images(opened, process, augment=augment)
         path.parent.mkdir(parents=True, exist_ok=True)
         with Bar("averaging", shown=process.first) as bar:
-            progress = _told(bar, loader.num_images, process.world_size)
-            maps = average_maps(model, loader, process=process, partial=path.with_suffix(".partial"), progress=progress)
+            maps = average_maps(model, loader, process=process, partial=path.with_suffix(".partial"), progress=bar)
         maps = {name: map_.cpu() for name, map_ in maps.items()}
         notes = {"data": loader.name, "images": loader.num_images, "augmented": augment, "weights": fingerprint(model)}
         process.on_first(lambda: save_maps(path, maps, sites=survey(model), target=target, **notes))
@@ -68,7 +58,9 @@ def masks_of_maps(
     With `of`, a run folder, maps that are not of its model are refused.
     """
     tensors, sites = load_maps(maps)
-    known = survey(load_model(of)) if of else sites
+    known = sites
+    if of:
+        known = survey(open_target(of, data_needed=False).model)
     masks = make_masks(tensors, parse_rule(rule), sparsity=sparsity, budget=budget, protect=protect, sites=known)
     path = Path(out) if out else Path(maps).with_name("masks.safetensors")
     polarised = polarise_all(masks.keep, threshold=threshold) if any(_square(masks)) else {}
@@ -85,35 +77,34 @@ def export_target(run: str, out: str | None, *, format: Format = "torch-export",
     endings = {"torch-export": "pt2", "onnx": "onnx", "safetensors": "safetensors"}
     if format not in endings:
         raise ConfigError(f"--format {format}: expected one of {', '.join(endings)}.")
-    model = load_model(run)
-    path = Path(out) if out else Path(run) / f"export.{endings[format]}"
-    return export(model, path, format=format, sparse=sparse, recipe=read_yaml(Path(run) / "config.yaml"))
+    opened = open_target(run, data_needed=False)
+    recipe = to_plain(opened.config)
+    if opened.is_run:
+        recipe = read_yaml(opened.folder / "config.yaml")
+    path = Path(out or opened.folder / f"export.{endings[format]}")
+    return export(opened.model, path, format=format, sparse=sparse, recipe=recipe)
 
 
 def parse_rule(text: str) -> Rule:
     """`information:mass=0.9` → Information(mass=0.9)."""
-    name, settings = parse_spec(text)
-    maker = rules[name]
-    return maker(**bind(name, maker, settings, where="--rule"))
+    rule: Rule = rules.make(text, where="--rule")
+    return rule
+
+
+def _training_images(target: Target, process: Process, *, augment: bool) -> Loader:
+    """This process's share of the training images, augmented as for training or as they are."""
+    data = target.config.data
+    size = target.model.data_config
+    rank, world_size, device = process.rank, process.world_size, process.device
+    if augment:
+        seed = target.config.seed
+        return train_loader(data, input_size=size, seed=seed, rank=rank, world_size=world_size, device=device)
+    return eval_loader(_as_they_are(data), input_size=size, rank=rank, world_size=world_size, device=device)
 
 
 def _as_they_are(data: DataConfig) -> DataConfig:
     """The training images, as many of them as are trained on, to be looked at as validation images are."""
     return replace(data, val_split=data.train_split, val_num_samples=data.train_num_samples, subset=None)
-
-
-def _told(bar: Bar, total: int, processes: int) -> Callable[[int], None]:
-    """Moves the bar of this process's share; where there is no terminal to see it, the log hears of every thousand."""
-    share, thousands = -(-total // processes), 0
-
-    def tell(images: int) -> None:
-        nonlocal thousands
-        bar(images, share)
-        if images // 1000 > thousands:
-            thousands = images // 1000
-            logger.info("%d images on this process, %d in all", images, total)
-
-    return tell
 
 
 def _square(masks: Masks) -> list[bool]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitruvius._errors import CheckpointError, ConfigError
 from vitruvius._files import load_tensors, save_tensors
-from vitruvius.compression._places import as_bool, guess_sites, in_order, sites_from_json, sites_to_json
+from vitruvius.compression._site_files import as_bool, guess_sites, in_order, sites_from_json, sites_to_json
 from vitruvius.compression.masks import Masks
 from vitruvius.compression.polarisation import Polarised
 from vitruvius.heads import Site

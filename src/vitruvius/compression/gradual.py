@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius.attention.mask import Mask, check_keep
-from vitruvius.compression._places import check_map, guess_site
+from vitruvius.compression._site_files import check_map, guess_site
 from vitruvius.surgery import Socket, inner, survey
 
 

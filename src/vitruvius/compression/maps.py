@@ -6,13 +6,14 @@ B batch, H heads, N queries, M keys. Windows of one image count as so many image
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import Progress, check_eval_mode, device_of
 from vitruvius._errors import DataError, RunError
 from vitruvius._files import exists, load_tensors, save_tensors
 from vitruvius._processes import Process
@@ -35,15 +36,23 @@ def average_maps(
     *,
     process: Process | None = None,
     partial: str | Path | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Tensor]:
     """The mean map (H, N, M) of every matching site, each image seen once; memory does not grow with the data.
 
-    What is averaged is `Core.map`; a core without a map is refused by name. Train or eval mode is the caller's.
-    Several processes each bring their share of the images and their `process`. With `partial`, a file of that name
-    keeps the sums, and a loader of `vitruvius.data` goes on where the last call stopped; it is removed at the end.
+    What is averaged is `Core.map`; a core without a map is refused by name.
+
+    model: in eval mode.
+    loader: batches of images in [0, 1], (images, labels) or with ids too.
+    where: a pattern of site names, `blocks.*.attn`; default all sites.
+    process: of several processes, this one; each brings its share of the images.
+    partial: a file that keeps the sums, so that a loader of `vitruvius.data` goes on where the last call stopped; it
+        is removed at the end.
+    progress: called after every batch with the images done, how many there are, and a few words.
     """
-    process = process or Process(device=next(model.parameters()).device)
+    check_eval_mode(model)
+    process = process or Process(device=device_of(model))
+    total = _share_of(loader, process)
     sums = _Sums(partial, process, model, loader)
 
     def note(name: str, heads: Heads) -> None:
@@ -55,8 +64,16 @@ def average_maps(
             model(x.to(process.device))
             sums.finish_batch(len(x))
             if progress is not None:
-                progress(sums.images)
+                progress(sums.images, total)
     return sums.means()
+
+
+def _share_of(loader: Any, process: Process) -> int | None:
+    """How many images this process sees, where the loader knows how many there are."""
+    number = getattr(loader, "num_images", None)
+    if number is None:
+        return None
+    return len(range(process.rank, number, process.world_size))
 
 
 class _Sums:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.compression._places import check_maps, guess_sites
+from vitruvius.compression._site_files import check_maps, guess_sites
 from vitruvius.compression.rules import Rule
 from vitruvius.compression.sparsity import Sparsity, count
 from vitruvius.heads import Site

@@ -13,15 +13,16 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from vitruvius._errors import ConfigError, DataError
+from vitruvius._checks import Progress, check_eval_mode, device_of
+from vitruvius._errors import DataError
 from vitruvius._processes import Process
 from vitruvius.attacks import check_inputs
 from vitruvius.evaluation._judging import judge
-from vitruvius.evaluation._names import Threat, by_spec, enter
 from vitruvius.evaluation._subject import subject_of
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.result import Report, summarise
 from vitruvius.evaluation.shift_report import corruption_report
+from vitruvius.evaluation.threats import Threat, by_spec, enter
 
 ALONE = Process(device=torch.device("cpu"))
 Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, height, width) in [0, 1], labels (B), ids (B)
@@ -32,12 +33,6 @@ class NumberedLoader(Protocol):
     """A loader that knows which image of the data set each one is."""
 
     def with_ids(self) -> Iterator[Batch]: ...
-
-
-class Progress(Protocol):
-    """Told after every batch how many images are done and how accurate the model was on them."""
-
-    def __call__(self, done: int, total: int | None, /, **numbers: float) -> None: ...
 
 
 def clean(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -61,10 +56,7 @@ def evaluate(
     stopped, and threats asked for later join those that are done. `signature` adds to what makes an evaluation
     another one. With several processes, each gives its share of the images and its `process`.
     """
-    if any(module.training for module in model.modules()):
-        raise ConfigError(
-            "the model is in train mode, where dropout and batch statistics blur the result; call model.eval()."
-        )
+    check_eval_mode(model)
     process = process or Process(device=device_of(model))
     chosen = by_spec([clean, *threats])
     ledger = Ledger(folder, rank=process.rank)
@@ -142,10 +134,6 @@ def _keep(ledger: Ledger, report: Report, folder: Path) -> None:
         found.save(folder / "shifts" / found.name / "report.json")
 
 
-def device_of(model: nn.Module) -> torch.device:
-    return next((tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
-
-
 def _watched(loader: Any, process: Process, progress: Progress | None) -> Callable[[int, float], None]:
     """Counts images for the one who watches."""
     number, done = getattr(loader, "num_images", None), 0
@@ -155,6 +143,6 @@ def _watched(loader: Any, process: Process, progress: Progress | None) -> Callab
         nonlocal done
         done += images
         if progress is not None:
-            progress(done, total, accuracy=accuracy)
+            progress(done, total, words=f"under the last threat {100 * accuracy:.1f} %")
 
     return watch

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.evaluation._names import Threat
 from vitruvius.evaluation.ledger import AFTER, Columns, Ledger
+from vitruvius.evaluation.threats import Threat
 
 
 def judge(

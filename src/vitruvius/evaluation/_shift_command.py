@@ -11,11 +11,10 @@ from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius._yaml import read_yaml
 from vitruvius.data import DataConfig, eval_loader, held_out, split_folder
-from vitruvius.evaluation._target import TargetConfig
 from vitruvius.evaluation.metrics import Baseline, collect_logits, fit_temperature
 from vitruvius.evaluation.shift_report import load_shift_report
-from vitruvius.models import PixelModel
 from vitruvius.shifts import Shift, open_shift
+from vitruvius.targets import Target
 
 HELD_OUT = "held-out"
 
@@ -52,23 +51,26 @@ def read_baseline(run: str | None, name: str) -> Baseline | None:
     return load_shift_report(file).as_baseline(Path(run).name)
 
 
-def temperature_of(model: PixelModel, config: TargetConfig, target: str, split: str, process: Process) -> float:
+def temperature_of(target: Target, split: str, process: Process) -> float:
     """Fitted on a split of the target's data, or on the images that a run has held out of its training."""
-    only, shown = None, split
+    data = target.config.data
+    only = None
     if split == HELD_OUT:
-        only, shown = _held_out(Path(target), config), config.data.train_split
+        only = _held_out(target)
+        split = data.train_split
     loader = eval_loader(
-        config.data, input_size=model.data_config, split=shown, only=only, device=process.device
+        data, input_size=target.model.data_config, split=split, only=only, device=process.device
     )  # all images on every process: each fits the same number
-    return fit_temperature(*collect_logits(model, loader))
+    return fit_temperature(*collect_logits(target.model, loader))
 
 
-def _held_out(run: Path, config: TargetConfig) -> Tensor:
-    recipe = read_yaml(run / "config.yaml") if (run / "config.yaml").exists() else {}
+def _held_out(target: Target) -> Tensor:
+    run = target.folder
+    recipe = read_yaml(run / "config.yaml") if target.is_run else {}
     fraction = (recipe.get("train") or {}).get("holdout") or 0.0
     if not fraction:
         raise ConfigError(
             f"{run} has held out no images of its training set; name a split that neither trained nor tests it, "
             "e.g. --calibrate val."
         )
-    return held_out(config.data, float(fraction), seed=int(recipe.get("seed", 0)))
+    return held_out(target.config.data, float(fraction), seed=int(recipe.get("seed", 0)))

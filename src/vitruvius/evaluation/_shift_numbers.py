@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import DataError
-from vitruvius.evaluation._names import Entry
 from vitruvius.evaluation.ledger import Columns, Ledger
 from vitruvius.evaluation.metrics import (
     Baseline,
@@ -31,6 +30,7 @@ from vitruvius.evaluation.metrics import (
 )
 from vitruvius.evaluation.metrics.bootstrap import multiplicities, percentiles
 from vitruvius.evaluation.metrics.detection import SCORES
+from vitruvius.evaluation.threats import Entry
 
 REPLICATIONS = 200
 BIN_SIZE = 100  # images in a bin of the RMS error, as in the papers

@@ -2,176 +2,222 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vitruvius._bar import Bar
 from vitruvius._processes import Process, process_group
 from vitruvius.data import Loader, eval_loader
 from vitruvius.evaluation._evaluate import evaluate
-from vitruvius.evaluation._names import Threat
 from vitruvius.evaluation._shift_command import open_shifts, read_baseline, temperature_of
-from vitruvius.evaluation._shift_text import format_corruption
 from vitruvius.evaluation._subject import data_settings
-from vitruvius.evaluation._target import (
-    TargetConfig,
-    check_head,
-    check_numbering,
-    open_target,
-    parse_threats,
-    save_target,
-)
-from vitruvius.evaluation._watch import Watch
+from vitruvius.evaluation._text import format_corruption
 from vitruvius.evaluation.examination import examine, save_findings
 from vitruvius.evaluation.metrics import Baseline
 from vitruvius.evaluation.result import Report
 from vitruvius.evaluation.sanity import Finding
 from vitruvius.evaluation.shift import check_fit, evaluate_shift
 from vitruvius.evaluation.shift_report import ShiftReport, corruption_report
-from vitruvius.models import PixelModel
+from vitruvius.evaluation.threats import Threat, make_threats
 from vitruvius.shifts import Shift
+from vitruvius.targets import Target, check_head, check_numbering, limit_images, open_target
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class EvaluateOptions:
     """What a command asks for besides its target."""
 
     threats: Sequence[str] = ()  # pgd:eps=4/255,steps=10
     shifts: Sequence[str] = ()  # imagenet-c:/path
     sanity: float | None = None  # ε of the checks against gradient masking
     calibrate: str | None = None  # split that a temperature is fitted on; held-out: of a run's own training images
+    images: int | None = None  # judge so many images of the data, a fixed random choice; default all
     baseline: str | None = None  # another run, evaluated under the same shifts, that mCE is against
+
+    @property
+    def needs_images(self) -> bool:
+        """Whether the target's own images are judged; shifts bring theirs."""
+        return bool(self.threats or self.sanity is not None or self.calibrate or not self.shifts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Everything a command found; no report where only shifts were asked for and no data was named."""
 
-    report: Report | None
-    corruptions: ShiftReport | None = None  # what threats that are corruptions come to
+    report: Report | None = None
+    corruptions: ShiftReport | None = None  # the summary of threats that are corruptions
     findings: list[Finding] = field(default_factory=list)
     shifts: list[ShiftReport] = field(default_factory=list)
 
     def __str__(self) -> str:
-        parts = [] if self.report is None else [str(self.report)]
-        if self.corruptions is not None:
-            parts[-1] = "\n".join([*parts[-1:], *format_corruption(self.corruptions.corruption)])
-        findings = ["\n".join(map(str, self.findings))] if self.findings else []
-        return "\n\n".join([*parts, *findings, *map(str, self.shifts)])
+        paragraphs = []
+        if self.report is not None:
+            lines = [str(self.report)]
+            if self.corruptions is not None:
+                lines += format_corruption(self.corruptions.corruption)
+            paragraphs.append("\n".join(lines))
+        if self.findings:
+            paragraphs.append("\n".join(map(str, self.findings)))
+        return "\n\n".join([*paragraphs, *map(str, self.shifts)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Target:
-    """The model and its surroundings."""
-
-    target: str
-    overrides: Sequence[str]
-    model: PixelModel
-    config: TargetConfig
-    folder: Path
-    process: Process
+OnPart = Callable[[Evaluation], object]
 
 
 def evaluate_target(
     target: str,
     overrides: Sequence[str],
-    wish: Wish,
+    options: EvaluateOptions,
     out: str | None = None,
     *,
-    tell: Callable[[Evaluation], object] = lambda _: None,
+    on_part: OnPart = lambda _: None,
 ) -> Evaluation:
-    """Evaluate a run folder or a model by name; ledgers and reports go to `out`, by default into the run.
+    """Evaluate whatever names a model; ledgers and reports go to a folder.
 
-    `tell` is given each part as soon as it is known, on the first process.
+    target: a run folder, a model's name, or another kind of target.
+    overrides: settings of the target, `data.root=…`.
+    options: threats, shifts and checks.
+    out: the folder for ledgers and reports; by default `evaluation` in the run, or in runs/NAME.
+    on_part: called with each part of the evaluation as soon as it is known, on the first process.
     """
-    made = [threat for text in wish.threats for threat in parse_threats(text)]
-    is_run = Path(target).is_dir()
-    named = is_run or any(setting.startswith("data.dataset=") for setting in overrides)
-    wanted = bool(made or wish.sanity is not None or wish.calibrate or not wish.shifts)
-    model, config = open_target(target, overrides, data_needed=wanted)
-    check_head(target, model)
-    shifts = open_shifts(wish.shifts, config.data)
-    for one in shifts:
-        check_fit(model, one)  # before hours go into what comes first
-    corrupting = any(getattr(threat, "severity", None) is not None for threat in made)
-    names = [shift.name for shift in shifts] + (["corruptions"] if corrupting else [])
-    baselines = {name: read_baseline(wish.baseline, name) for name in names}
-    home = Path(target) if is_run else Path("runs") / target.replace("/", "-")
-    with process_group(config.device) as process:
-        model.to(process.device).eval()
-        folder = Path(out or home / "evaluation")
-        here = _Target(target=target, overrides=overrides, model=model, config=config, folder=folder, process=process)
-        temperature = temperature_of(model, config, target, wish.calibrate, process) if wish.calibrate else None
-        say = tell if process.first else lambda _: None
-        report = _evaluate(here, made) if wanted or named else None
-        corruptions = _corrupted(here, report, baselines["corruptions"]) if corrupting and report else None
-        if report is not None:
-            say(Evaluation(report=report, corruptions=corruptions))
-        findings = _examine(here, wish.sanity) if wish.sanity is not None and process.first else []
-        if findings:
-            say(Evaluation(report=None, findings=findings))
-        reports = []
-        for one in shifts:
-            reports.append(_evaluate_shift(here, one, baselines[one.name], report, temperature))
-            say(Evaluation(report=None, shifts=reports[-1:]))
-        if not is_run and process.first:
-            save_target(config, Path(out) if out else home)
-    return Evaluation(report=report, corruptions=corruptions, findings=findings, shifts=reports)
-
-
-def _evaluate(here: _Target, threats: Sequence[Threat]) -> Report:
-    """Clean images and threats."""
-    with Watch(shown=here.process.first) as watch:
-        return evaluate(
-            here.model,
-            _loader(here),
-            threats,
-            folder=here.folder,
-            process=here.process,
-            progress=watch,
-            signature=data_settings(here.config.data),
+    threats = [threat for spec in options.threats for threat in make_threats(spec, where="--threat")]
+    overrides = [*overrides, *limit_images(options.images)]
+    opened = open_target(target, overrides, data_needed=options.needs_images)
+    check_head(opened)
+    shifts = open_shifts(options.shifts, opened.config.data)
+    for shift in shifts:
+        check_fit(opened.model, shift)  # before hours go into what comes first
+    baselines = _read_baselines(options, threats, shifts)
+    with process_group(opened.config.device) as process:
+        opened.model.to(process.device).eval()
+        job = _Job(
+            target=opened,
+            options=options,
+            folder=Path(out or opened.folder / "evaluation"),
+            process=process,
+            baselines=baselines,
+            on_part=on_part,
         )
-
-
-def _loader(here: _Target) -> Loader:
-    process = here.process
-    loader = eval_loader(
-        here.config.data,
-        input_size=here.model.data_config,
-        rank=process.rank,
-        world_size=process.world_size,
-        device=process.device,
-    )
-    check_numbering(here.target, here.overrides, here.model, here.config.data, loader)
-    return loader
-
-
-def _corrupted(here: _Target, report: Report, baseline: Baseline | None) -> ShiftReport | None:
-    """`evaluate` has kept what corruptions come to; against a baseline it is kept anew."""
-    found = corruption_report(report, baseline)
-    if found is not None and baseline is not None and here.process.first:
-        found.save(here.folder / "shifts" / found.name / "report.json")
+        found = _run(job, threats, shifts, with_images=options.needs_images or _has_images(opened, overrides))
+        if process.first:
+            opened.save_config(Path(out) if out else None)
     return found
 
 
-def _examine(here: _Target, eps: float) -> list[Finding]:
-    findings = examine(here.model, _loader(here), eps)
-    save_findings(findings, here.folder / "sanity.json")
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """The opened target, what is asked of it, and where results go."""
+
+    target: Target
+    options: EvaluateOptions
+    folder: Path
+    process: Process
+    baselines: Mapping[str, Baseline | None]
+    on_part: OnPart
+
+    def tell(self, part: Evaluation) -> None:
+        """Hand on one part, on the first process only."""
+        if self.process.first:
+            self.on_part(part)
+
+    def loader(self) -> Loader:
+        """This process's share of the images."""
+        loader = eval_loader(
+            self.target.config.data,
+            input_size=self.target.model.data_config,
+            rank=self.process.rank,
+            world_size=self.process.world_size,
+            device=self.process.device,
+        )
+        check_numbering(self.target, loader)
+        return loader
+
+
+def _run(job: _Job, threats: Sequence[Threat], shifts: Sequence[Shift], *, with_images: bool) -> Evaluation:
+    """The parts in turn: temperature, clean images and threats, sanity checks, shifts."""
+    options = job.options
+    temperature = None
+    if options.calibrate:
+        temperature = temperature_of(job.target, options.calibrate, job.process)
+    report = corruptions = None
+    if with_images:
+        report = _evaluate(job, threats)
+        corruptions = _summarise_corruptions(job, report, threats)
+        job.tell(Evaluation(report=report, corruptions=corruptions))
+    findings: list[Finding] = []
+    if options.sanity is not None and job.process.first:
+        findings = _examine(job, options.sanity)
+        job.tell(Evaluation(findings=findings))
+    reports = []
+    for shift in shifts:
+        reports.append(_evaluate_shift(job, shift, report, temperature))
+        job.tell(Evaluation(shifts=reports[-1:]))
+    return Evaluation(report=report, corruptions=corruptions, findings=findings, shifts=reports)
+
+
+def _has_images(target: Target, overrides: Sequence[str]) -> bool:
+    return target.is_run or any(setting.startswith("data.dataset=") for setting in overrides)
+
+
+def _are_corruptions(threats: Sequence[Threat]) -> bool:
+    return any(getattr(threat, "severity", None) is not None for threat in threats)
+
+
+def _read_baselines(
+    options: EvaluateOptions, threats: Sequence[Threat], shifts: Sequence[Shift]
+) -> dict[str, Baseline | None]:
+    """What mCE is against, by the name of each shift, and of the corruptions among the threats."""
+    names = [shift.name for shift in shifts]
+    if _are_corruptions(threats):
+        names.append("corruptions")
+    return {name: read_baseline(options.baseline, name) for name in names}
+
+
+def _evaluate(job: _Job, threats: Sequence[Threat]) -> Report:
+    """Clean images and threats."""
+    with Bar("evaluating", shown=job.process.first) as bar:
+        return evaluate(
+            job.target.model,
+            job.loader(),
+            threats,
+            folder=job.folder,
+            process=job.process,
+            progress=bar,
+            signature=data_settings(job.target.config.data),
+        )
+
+
+def _summarise_corruptions(job: _Job, report: Report, threats: Sequence[Threat]) -> ShiftReport | None:
+    """`evaluate` has kept the summary of corruptions; against a baseline it is kept anew."""
+    if not _are_corruptions(threats):
+        return None
+    baseline = job.baselines["corruptions"]
+    found = corruption_report(report, baseline)
+    if found is not None and baseline is not None and job.process.first:
+        found.save(job.folder / "shifts" / found.name / "report.json")
+    return found
+
+
+def _examine(job: _Job, eps: float) -> list[Finding]:
+    findings = examine(job.target.model, job.loader(), eps)
+    save_findings(findings, job.folder / "sanity.json")
     return findings
 
 
-def _evaluate_shift(
-    here: _Target, shift: Shift, baseline: Baseline | None, report: Report | None, temperature: float | None
-) -> ShiftReport:
-    with Watch(shown=here.process.first, title=shift.name, what="batch") as watch:
+def _evaluate_shift(job: _Job, shift: Shift, report: Report | None, temperature: float | None) -> ShiftReport:
+    clean_error = None
+    if report is not None:
+        clean_error = 1 - report["clean"].accuracy
+    with Bar(shift.name, shown=job.process.first) as bar:
         return evaluate_shift(
-            here.model,
+            job.target.model,
             shift,
-            data=here.config.data,
-            folder=here.folder / "shifts" / shift.name,
-            process=here.process,
-            progress=watch,
+            data=job.target.config.data,
+            folder=job.folder / "shifts" / shift.name,
+            process=job.process,
+            progress=bar,
             temperature=temperature,
-            baseline=baseline,
-            clean_error=None if report is None else 1 - report["clean"].accuracy,
+            baseline=job.baselines[shift.name],
+            clean_error=clean_error,
         )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitruvius._checks import device_of
 from vitruvius._files import atomic_write_text
 from vitruvius.attention import Core
 from vitruvius.attention.rpc import RPC
@@ -27,7 +28,7 @@ def examine(model: nn.Module, loader: Iterable[Any], eps: float, *, images: int 
     """Every check on the first images of a loader; a model with `rpc` is attacked through a plain surrogate too."""
     batches = list(_first(loader, images))
     x, y, ids = (torch.cat(column)[:images] for column in zip(*batches, strict=True))
-    device = next(model.parameters()).device
+    device = device_of(model)
     checks = Sanity(eps=eps, seed=seed, surrogate=plain_surrogate(model), batch_size=len(batches[0][1]))
     return checks(model, x.to(device), y.to(device), ids=ids)
 

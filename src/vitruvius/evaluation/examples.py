@@ -6,7 +6,7 @@ recognises the class in it (Debenedetti et al. 2023, arXiv:2209.07399; their pic
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -16,11 +16,15 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitruvius._checks import device_of
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_bytes, ensure_writable, save_tensors
+from vitruvius._processes import choose_device
+from vitruvius.data import eval_loader
 from vitruvius.evaluation._evaluate import numbered
 from vitruvius.evaluation._judging import answer
-from vitruvius.evaluation._names import Threat, describe
+from vitruvius.evaluation.threats import Threat, describe, make_threat
+from vitruvius.targets import check_head, check_numbering, limit_images, open_target
 
 What = Literal["images", "perturbations"]
 
@@ -38,12 +42,41 @@ class ExampleSet:
     num_classes: int
 
 
+def attack_target(
+    target: str,
+    overrides: Sequence[str],
+    threat: str,
+    out: str,
+    *,
+    what: What = "images",
+    images: int | None = None,
+) -> tuple[ExampleSet, Path]:
+    """Attack the images of whatever names a model, and keep the result as a data set.
+
+    target: a run folder, a model's name, or another kind of target.
+    overrides: settings of the target, `data.root=…`.
+    threat: `pgd:eps=4/255,steps=10`.
+    out: a file `*.safetensors` (lossless), or a folder of 8-bit pictures.
+    what: the attacked images, or their perturbations stretched to [0, 1].
+    images: how many, a fixed random choice; default all.
+    """
+    made = make_threat(threat, where="--threat")
+    opened = open_target(target, [*overrides, *limit_images(images)])
+    check_head(opened)
+    device = choose_device(opened.config.device)
+    opened.model.to(device).eval()
+    loader = eval_loader(opened.config.data, input_size=opened.model.data_config, device=device)
+    check_numbering(opened, loader)
+    examples = make_examples(opened.model, loader, made, what=what)
+    return examples, save_examples(examples, out)
+
+
 def make_examples(model: nn.Module, loader: Iterable[Any], threat: Threat, *, what: What = "images") -> ExampleSet:
     """Attack every image once; what is kept is x', or the stretched perturbation."""
     eps = float(getattr(threat, "eps", 0.0))
     if what == "perturbations" and not eps:
         raise ConfigError(f"{describe(threat)} has no eps to stretch perturbations by; keep images instead.")
-    device = next(model.parameters()).device
+    device = device_of(model)
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
     right = right_8bit = classes = 0
     for x, y, ids in numbered(loader):

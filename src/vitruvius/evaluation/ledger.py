@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitruvius._errors import CheckpointError, RunError
 from vitruvius._files import atomic_write_text, ensure_writable, load_tensors, read_text, save_tensors, sweep
-from vitruvius.evaluation._names import Entry
+from vitruvius.evaluation.threats import Entry
 
 AFTER = "standing after "  # columns of an ensemble: which images each of its stages left standing
 Columns = dict[str, Tensor]  # every column (n,), `id` among them

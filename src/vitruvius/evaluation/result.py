@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,10 +14,9 @@ from torch import Tensor
 
 from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
-from vitruvius.evaluation._grid import format_grid
-from vitruvius.evaluation._names import Entry, family, name_entries
-from vitruvius.evaluation.intervals import wilson
+from vitruvius.evaluation._text import format_grid
 from vitruvius.evaluation.ledger import AFTER, Ledger
+from vitruvius.evaluation.threats import Entry, family, name_entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,3 +144,16 @@ def _proportion(correct: int, n: int) -> dict[str, Any]:
 def _standing(ledger: Ledger, specs: Sequence[str]) -> Tensor:
     """Whether an image is classified rightly under every one of these threats, (n,)."""
     return torch.stack([ledger.rows(spec)["correct"] for spec in specs]).all(0)
+
+
+def wilson(correct: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Wilson's score interval of a proportion `correct / n` (Wilson 1927), which stays in [0, 1] and works at 0 and 1.
+
+    z: quantile of the normal distribution; the default gives a 95 % interval.
+    """
+    if n <= 0:
+        return (0.0, 1.0)
+    p, z2 = correct / n, z * z
+    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = z * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    return (max(0.0, centre - half), min(1.0, centre + half))

@@ -5,6 +5,7 @@ B images in a batch, K classes.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,18 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import Progress, check_eval_mode, device_of
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
-from vitruvius.data import DataConfig
-from vitruvius.evaluation._evaluate import Progress, device_of
+from vitruvius.data import DataConfig, InputSize, Loader, TensorSet, images_loader
 from vitruvius.evaluation._judging import check_logits, read_logits
-from vitruvius.evaluation._names import Entry
-from vitruvius.evaluation._shift_loader import chosen, shift_loader
 from vitruvius.evaluation._subject import data_settings, subject_of
 from vitruvius.evaluation.ledger import Columns, Ledger
 from vitruvius.evaluation.metrics import Baseline, alexnet
 from vitruvius.evaluation.shift_report import ShiftReport, summarise_shift
-from vitruvius.shifts import Remark, Shift, Subset, open_shift, say_once
+from vitruvius.evaluation.threats import Entry
+from vitruvius.shifts import ArrayImages, Images, Remark, Shift, Subset, open_shift, say_once
 
 UNRELATED = ("data.root", "data.val_split", "data.class_map")  # of the data a run was trained on
 
@@ -95,8 +95,7 @@ def evaluate_shift(
 
 
 def _check(model: nn.Module, shift: Shift, size: Any) -> None:
-    if any(module.training for module in model.modules()):
-        raise ConfigError("the model is in train mode; call model.eval().")
+    check_eval_mode(model)
     if size is None:
         raise ConfigError("the model does not say what images it takes; give input_size=(channels, height, width).")
     check_fit(model, shift)
@@ -145,7 +144,8 @@ def _judge(who: _Examiner, part: Subset) -> Sequence[Remark | str]:
         who.ledger.add(part.name, {"id": images.keys[numbers.cpu()], "label": y, **rows, "seconds": seconds})
         done, begun = done + len(y), time.perf_counter()
         if who.progress is not None:
-            who.progress(done, mine, accuracy=float(rows["correct"].float().mean()))
+            accuracy = float(rows["correct"].float().mean())
+            who.progress(done, mine, words=f"batch {100 * accuracy:.1f} %")
     broken = [f"{part.name}: {len(loader.broken)} image(s) could not be read: {', '.join(loader.broken[:3])}."]
     return [*images.remarks, *(broken if loader.broken else [])]
 
@@ -167,3 +167,31 @@ def respond(who: _Examiner, x: Tensor, y: Tensor) -> Columns:
 def _keep(ledger: Ledger, report: ShiftReport, folder: Path) -> None:
     ledger.save()
     report.save(folder / "report.json")
+
+
+def shift_loader(
+    images: Images, ids: Tensor, config: DataConfig, input_size: InputSize, process: Process, *, cropped: bool
+) -> Loader:
+    """The images `ids`, each once, dealt out to the processes."""
+    if cropped and config.crop_pct is None:
+        config = dataclasses.replace(config, crop_pct=1.0)
+    return images_loader(
+        _held(images) if isinstance(images, ArrayImages) else images,
+        config,
+        input_size=input_size,
+        rank=process.rank,
+        world_size=process.world_size,
+        device=process.device,
+        only=ids,
+    )
+
+
+def chosen(images: Images, limit: int | None) -> Tensor:
+    """Ids of all images, or of as many as wanted: those with the smallest keys, so the same files in every part."""
+    if limit is None or limit >= len(images):
+        return torch.arange(len(images))
+    return images.keys.argsort(stable=True)[:limit].sort().values
+
+
+def _held(images: ArrayImages) -> TensorSet:
+    return TensorSet(name=images.name, images=images.pixels, labels=images.labels, num_classes=images.num_classes)

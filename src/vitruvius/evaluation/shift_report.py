@@ -10,7 +10,6 @@ from typing import Any
 
 from vitruvius._errors import DataError
 from vitruvius._files import atomic_write_text, read_text
-from vitruvius.evaluation._names import Entry
 from vitruvius.evaluation._shift_numbers import (
     calibration_of,
     corruption_of,
@@ -18,11 +17,11 @@ from vitruvius.evaluation._shift_numbers import (
     intervals_of,
     reliability_of,
 )
-from vitruvius.evaluation._shift_text import few_images, format_shift
-from vitruvius.evaluation.intervals import wilson
+from vitruvius.evaluation._text import few_images, format_shift
 from vitruvius.evaluation.ledger import Columns, Ledger
 from vitruvius.evaluation.metrics import Baseline, aurra
-from vitruvius.evaluation.result import Report
+from vitruvius.evaluation.result import Report, wilson
+from vitruvius.evaluation.threats import Entry
 from vitruvius.shifts import Shift
 
 

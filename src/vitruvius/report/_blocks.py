@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from markupsafe import Markup
 
-from vitruvius.report._csv import Rows, csv_link
+from vitruvius.report._markup import Rows, csv_link
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from vitruvius._errors import CheckpointError, ConfigError, RunError
+from vitruvius._errors import CheckpointError, ConfigError, DataError, RunError
 from vitruvius._files import load_tensors
 from vitruvius._yaml import read_yaml
+from vitruvius.evaluation import ShiftReport, load_shift_report
 from vitruvius.report._numbers import number
 
 
@@ -108,6 +109,22 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     """A sort key under which blocks.2 comes before blocks.10."""
     pieces = name.split(".")
     return [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in pieces]
+
+
+def read_shifts(folder: Path, remarks: list[str]) -> dict[str, ShiftReport]:
+    """Every readable report; those that cannot be read, and what they name as missing, are remarked."""
+    found: dict[str, ShiftReport] = {}
+    for file in sorted(folder.glob("*/report.json")):
+        try:
+            report = load_shift_report(file)
+        except (DataError, RunError) as error:
+            remarks.append(f"{' '.join(str(error).split()).replace(str(folder), 'evaluation/shifts')} It is left out.")
+            continue
+        found[report.name] = report
+        remarks += [f"{report.name}: {remark}" for remark in report.remarks]
+        if report.missing:
+            remarks.append(f"{report.name}: not there: {', '.join(report.missing)}.")
+    return found
 
 
 def _read_line(line: str) -> dict[str, Any] | None:

@@ -17,8 +17,7 @@ from vitruvius._errors import RunError
 from vitruvius.evaluation import ShiftReport
 from vitruvius.report._examples import Examples, read_examples
 from vitruvius.report._numbers import number
-from vitruvius.report._readers import read_config, read_epochs, read_json, read_maps, read_weight_counts
-from vitruvius.report._shifts import read_shifts
+from vitruvius.report._readers import read_config, read_epochs, read_json, read_maps, read_shifts, read_weight_counts
 from vitruvius.report.style import Series, series
 
 

@@ -19,10 +19,10 @@ from vitruvius._files import append_line, atomic_write_text, ensure_writable
 from vitruvius._processes import choose_device
 from vitruvius._registry import Registry
 from vitruvius.data import eval_loader
-from vitruvius.evaluation import numbered, open_target
+from vitruvius.evaluation import numbered
 from vitruvius.models import PixelModel
-from vitruvius.report import save_figure
-from vitruvius.report._csv import write_csv
+from vitruvius.report import save_figure, write_csv
+from vitruvius.targets import open_target
 
 Row = dict[str, Any]
 
@@ -82,10 +82,11 @@ def study(name: str, targets: Sequence[str], settings: dict[str, Any], out: str 
 
 def open_subject(target: str, data: Sequence[str], images: int, batch_size: int) -> Subject:
     """The first `images` of the data set of a run or model, in memory."""
-    model, config = open_target(target, data)
-    device = choose_device(config.device)
+    opened = open_target(target, data)
+    model = opened.model
+    device = choose_device(opened.config.device)
     model.to(device).eval()
-    loader = eval_loader(config.data, input_size=model.data_config, device=device)
+    loader = eval_loader(opened.config.data, input_size=model.data_config, device=device)
     columns: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     seen = 0
     for batch in numbered(loader):

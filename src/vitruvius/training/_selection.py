@@ -16,7 +16,7 @@ from vitruvius._errors import ConfigError
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.data import Loader, eval_loader, held_out
-from vitruvius.evaluation import Threat, describe, evaluate, parse_threat
+from vitruvius.evaluation import Threat, describe, evaluate, make_threat
 from vitruvius.training._build import preprocessing
 from vitruvius.training._session import Session
 
@@ -105,7 +105,7 @@ def choosing_loader(session: Session, images: int | None, *, whole: bool = False
 
 def _threat(spec: str | None, ball: tuple[str, float] | None) -> Threat:
     if spec:
-        threat = parse_threat(spec)
+        threat = make_threat(spec)
         if isinstance(threat, FGSM) or getattr(threat, "steps", 2) < 2:
             raise ConfigError(f"train.select_threat = {spec}: one step flatters models trained on one; use several.")
         return threat

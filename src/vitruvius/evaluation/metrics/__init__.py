@@ -6,6 +6,7 @@ from vitruvius.evaluation.metrics.calibration import (
     EqualMass,
     EqualWidth,
     as_released,
+    aurra,
     expected_error,
     largest_error,
     rms_error,
@@ -21,7 +22,6 @@ from vitruvius.evaluation.metrics.corruption import (
 )
 from vitruvius.evaluation.metrics.detection import Detection, detect, fpr_as_released, fpr_at_recall
 from vitruvius.evaluation.metrics.redetection import detection_intervals
-from vitruvius.evaluation.metrics.selective import aurra
 from vitruvius.evaluation.metrics.temperature import Tempered, collect_logits, fit_temperature
 
 __all__ = [

@@ -132,3 +132,14 @@ def soft_f1(confidence: Tensor, correct: Tensor) -> float:
     doubt, wrong = (1 - column for column in checked(confidence=confidence, correct=correct))
     total = float((doubt + wrong).sum())
     return 2 * float((doubt * wrong).sum()) / total if total else 1.0
+
+
+def aurra(confidence: Tensor, correct: Tensor) -> float:
+    """Area under the curve of accuracy over response rate (Hendrycks et al. 2021, arXiv:1907.07174).
+
+    The mean over k = 1 … n of the accuracy on the k most confident images: a model that may decline to answer on its
+    least confident images answers the others.
+    """
+    confidence, correct = checked(confidence=confidence, correct=correct)
+    right = correct[confidence.argsort(descending=True, stable=True)].cumsum(0)  # (n,)
+    return float((right / torch.arange(1, len(right) + 1, dtype=torch.float64)).mean())

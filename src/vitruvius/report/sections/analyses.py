@@ -12,10 +12,10 @@ from vitruvius._registry import first_line
 from vitruvius.analysis import NULLS, Table
 from vitruvius.analysis import analyses as registry
 from vitruvius.report._blocks import Block, Drawing, Fold, Html, Key, Note
-from vitruvius.report._legend import run_keys
+from vitruvius.report._markup import inline_svg
+from vitruvius.report._names import run_keys
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
-from vitruvius.report._svg import inline_svg
 from vitruvius.report.sections.analyses_figures import DASHES, Shown, draw_bands, telling_nulls, words
 from vitruvius.report.sections.analyses_gallery import MOST, further, of_model, statistics_of
 from vitruvius.report.sections.analyses_tables import layer_rows, layer_table, slug

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitruvius.analysis._words import KEPT, Layer, layer, number
+from vitruvius.analysis.text import KEPT, Layer, layer, number
 from vitruvius.report._blocks import Cell, Column, Table
 from vitruvius.report.sections.analyses_figures import Shown, words
 from vitruvius.report.sections.analyses_gallery import MOST, statistics_of

@@ -7,9 +7,9 @@ from typing import Any
 
 from vitruvius.analysis import read_rows
 from vitruvius.report._blocks import Block, Drawing, Key
+from vitruvius.report._markup import inline_svg
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
-from vitruvius.report._svg import inline_svg
 from vitruvius.report.sections.analyses_curves import draw_training
 from vitruvius.report.sections.analyses_figures import words
 from vitruvius.report.sections.analyses_tables import slug

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vitruvius.report._blocks import Block, Drawing, Key
-from vitruvius.report._legend import run_keys
+from vitruvius.report._markup import inline_svg
+from vitruvius.report._names import run_keys
 from vitruvius.report._numbers import number
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
-from vitruvius.report._svg import inline_svg
 from vitruvius.report.style import LINES, figure_style, new_axes
 
 UNDRAWN = ("epoch", "seconds", "images_per_second")  # cost, shown elsewhere

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitruvius.report._blocks import Block, Cell, Column, Table
+from vitruvius.report._names import shift_names
 from vitruvius.report._numbers import interval, number, percent
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
-from vitruvius.report._shifts import shift_names
 
 NUMBERS = {"auroc": "AUROC", "aupr_out": "AUPR, outside", "aupr_in": "AUPR, known", "fpr95": "FPR95"}
 

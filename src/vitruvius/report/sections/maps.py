@@ -13,8 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitruvius.report._blocks import Block, Note
-from vitruvius.report._csv import Rows, csv_link
-from vitruvius.report._pictures import grey_png
+from vitruvius.report._markup import Rows, csv_link, grey_png
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
 from vitruvius.report.style import figure_style, heat

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitruvius.compression._places import guess_sites
+from vitruvius.compression import guess_sites
 from vitruvius.compression.masks import Masks
 from vitruvius.report._blocks import Block, Note
-from vitruvius.report._pictures import grey_png
+from vitruvius.report._markup import grey_png
 from vitruvius.report._readers import natural
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from vitruvius.report._attention import attention_rules
 from vitruvius.report._blocks import Block, Cell, Column, Fold, Table
+from vitruvius.report._names import attention_rules
 from vitruvius.report._numbers import DASH, count, duration, number
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section

@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from vitruvius.report._blocks import Block, Drawing
-from vitruvius.report._legend import run_keys
+from vitruvius.report._markup import inline_svg
+from vitruvius.report._names import run_keys, shift_names
 from vitruvius.report._numbers import percent
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
-from vitruvius.report._shifts import shift_names
-from vitruvius.report._svg import inline_svg
 from vitruvius.report.style import LIGHT, figure_style
 
 Bins = list[dict[str, float]]

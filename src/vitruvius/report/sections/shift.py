@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitruvius.report._blocks import Block, Drawing
-from vitruvius.report._legend import run_keys
+from vitruvius.report._markup import inline_svg
+from vitruvius.report._names import run_keys, shift_names
 from vitruvius.report._numbers import percent
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
-from vitruvius.report._shifts import shift_names
-from vitruvius.report._svg import inline_svg
 from vitruvius.report.sections.shift_figures import draw_heat, draw_severities, mean_by_severity
 from vitruvius.report.sections.shift_tables import corruption_table, natural_table
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitruvius.evaluation import ShiftReport
-from vitruvius.report._attention import describe_attention
 from vitruvius.report._blocks import Block, Card, Cards, Note
+from vitruvius.report._names import describe_attention
 from vitruvius.report._numbers import duration, interval, number, percent
 from vitruvius.report._runs import Run, Threat
 from vitruvius.report._section import section
@@ -75,3 +75,9 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 def _last(run: Run, key: str) -> float | None:
     values = [value for row in run.epochs if (value := number(row.get(key))) is not None]
     return values[-1] if values else None
+
+
+@section("remarks", title="Remarks", order=99)
+def remarks(runs: Sequence[Run]) -> Sequence[Block]:
+    """What was missing or damaged in the run folders."""
+    return [Note(text=f"{run.name}: {remark}") for run in runs for remark in run.remarks]

@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from vitruvius.report._blocks import Block, Cell, Column, Drawing, Table
-from vitruvius.report._legend import run_keys
+from vitruvius.report._markup import inline_svg
+from vitruvius.report._names import label_threats, run_keys
 from vitruvius.report._numbers import interval, percent, short
 from vitruvius.report._runs import Run, Threat
 from vitruvius.report._section import section
-from vitruvius.report._svg import inline_svg
-from vitruvius.report._threats import label_threats
 from vitruvius.report.style import figure_style, new_axes
 
 

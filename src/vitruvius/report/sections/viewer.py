@@ -14,7 +14,7 @@ import numpy as np
 
 from vitruvius.report._blocks import Block, Note
 from vitruvius.report._examples import Examples, SiteMaps
-from vitruvius.report._pictures import colour_png
+from vitruvius.report._markup import colour_png
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
 

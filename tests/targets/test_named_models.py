@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from vitruvius._errors import ConfigError
 from vitruvius.cli import main
-from vitruvius.evaluation import open_target
-from vitruvius.evaluation.command import Wish, evaluate_target
+from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 from vitruvius.models import create_model
+from vitruvius.targets import open_target
 
 SIZES = ["model.kwargs.img_size=16", "model.kwargs.patch_size=8", "device=cpu"]
 CLASSES = ["beaver", "cat", "cow", "dog"]
@@ -33,10 +33,10 @@ def words(tmp_path: Path) -> list[str]:
 
 
 def test_a_file_of_weights_takes_the_place_of_the_pretrained_ones(words: list[str]) -> None:
-    model, config = open_target("test_vit", words)
-    assert not config.model.pretrained
+    target = open_target("test_vit", words)
+    assert not target.config.model.pretrained
     made = create_model("test_vit", img_size=16, patch_size=8, num_classes=4, seed=3)
-    assert (model.model.head.weight == made.model.head.weight.half().float()).all()
+    assert (target.model.model.head.weight == made.model.head.weight.half().float()).all()
 
 
 def test_a_folder_of_fewer_classes_needs_their_numbers(words: list[str], tmp_path: Path) -> None:
@@ -48,10 +48,10 @@ def test_a_folder_of_fewer_classes_needs_their_numbers(words: list[str], tmp_pat
         ConfigError,
         match=r"has 2 classes, .* 0 … 1 by their names, and the model knows 4\. Say data\.class_map=imagenet-1k if",
     ):
-        evaluate_target("test_vit", words, Wish(), str(tmp_path / "out"))
+        evaluate_target("test_vit", words, EvaluateOptions(), str(tmp_path / "out"))
     (tmp_path / "classes.txt").write_text("\n".join(CLASSES))
     mapped = [*words, f"data.class_map={tmp_path / 'classes.txt'}"]
-    found = evaluate_target("test_vit", mapped, Wish(), str(tmp_path / "out"))
+    found = evaluate_target("test_vit", mapped, EvaluateOptions(), str(tmp_path / "out"))
     assert found.report is not None
     assert found.report.ledger.rows("clean")["label"].tolist() == [1, 3]
     page = tmp_path / "page.html"

@@ -1,17 +1,24 @@
-"""What a threat is called: a short name, and a description with the settings that matter, which identifies it."""
+"""Threats: made from their descriptions, and what they are called in ledgers and reports.
+
+A threat is any function (model, x, y) → x'. Its short name is for tables; its description, with the settings that
+differ from the defaults, identifies it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius._format import format_number
+from vitruvius._registry import Spec, read_spec
+from vitruvius.attacks import attacks
+from vitruvius.corruptions import is_corruption, parse_corruptions
 
 Threat = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -24,6 +31,30 @@ class Entry:
     short: str  # pgd
     eps: float | None = None
     severity: int | None = None  # of a corruption
+
+
+def make_threats(spec: Spec | Threat, *, where: str = "threat") -> list[Threat]:
+    """The threats that one description means; most mean one, `corruptions` means 15 corruptions at 5 severities.
+
+    spec: `"pgd:eps=4/255,steps=10"`, `"fog:severity=3"`, `{use: pgd, eps: 4/255}`, or a function (model, x, y) → x'.
+    where: what was described, for an error: an argument, a flag or a recipe's section.
+    """
+    if isinstance(spec, str | Mapping):
+        name, settings = read_spec(spec, where=where)
+        if is_corruption(name, settings):
+            return list(parse_corruptions(name, settings, where=where))
+    return [attacks.make(spec, where=where)]
+
+
+def make_threat(spec: Spec | Threat, *, where: str = "threat") -> Threat:
+    """The one threat that a description means: `pgd:eps=4/255,steps=10` → PGD(eps=…, steps=10).
+
+    spec and where: as in `make_threats`; a description of several threats is refused.
+    """
+    threats = make_threats(spec, where=where)
+    if len(threats) != 1:
+        raise ConfigError(f"{where}: {spec!r} means {len(threats)} threats; expected one, e.g. fog:severity=3.")
+    return threats[0]
 
 
 def enter(threat: Threat) -> Entry:

@@ -1,13 +1,61 @@
-"""Matplotlib figures as SVG for inside a page: colours become the page's, so a figure follows light and dark."""
+"""What a page embeds: tables as CSV links, arrays as small PNG pictures, matplotlib figures as SVG.
+
+Pictures are addresses (`data:…`), so a page stays one file. Grey pictures and figures take the page's colours, so they
+follow light and dark.
+"""
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 import re
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
+from PIL import Image
 
 from vitruvius.report.style import LIGHT, encode_figure
+
+Rows = Sequence[Mapping[str, object]]
+
+
+def write_csv(rows: Rows) -> str:
+    """One line a row under the names of all columns, in order of first appearance; None is an empty cell."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, names, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def csv_link(rows: Rows) -> str:
+    """The same as a `data:` address."""
+    return data_link("text/csv;charset=utf-8", write_csv(rows).encode())
+
+
+def data_link(kind: str, content: bytes) -> str:
+    """Bytes as a `data:` address."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def grey_png(values: np.ndarray) -> str:
+    """(rows, columns) in [0, 1] → an 8-bit grey PNG."""
+    return _png(Image.fromarray((values * 255).round().clip(0, 255).astype(np.uint8)))
+
+
+def colour_png(image: np.ndarray) -> str:
+    """(3, rows, columns) uint8 → a PNG."""
+    return _png(Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))))
+
+
+def _png(image: Image.Image) -> str:
+    with io.BytesIO() as buffer:
+        image.save(buffer, "png", optimize=True)
+        return data_link("image/png", buffer.getvalue())
 
 
 def inline_svg(figure: Figure, *, name: str, alt: str) -> Markup:

@@ -1,0 +1,32 @@
+"""What a command works on: the one place that opens whatever names a model, with the data that goes with it."""
+
+from vitruvius._registry import load_room
+from vitruvius.targets._base import (
+    Target,
+    TargetConfig,
+    TargetKind,
+    check_head,
+    check_numbering,
+    folder_for,
+    limit_images,
+    open_target,
+    require_data,
+    save_target,
+    target_kinds,
+)
+
+__all__ = [
+    "Target",
+    "TargetConfig",
+    "TargetKind",
+    "check_head",
+    "check_numbering",
+    "folder_for",
+    "limit_images",
+    "open_target",
+    "require_data",
+    "save_target",
+    "target_kinds",
+]
+
+load_room(__name__, __path__)

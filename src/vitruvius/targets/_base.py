@@ -1,0 +1,137 @@
+"""Targets: whatever names a model on the command line, and the one function that opens it.
+
+A kind of target is a small class in a file of its own, registered in `target_kinds`. `open_target` asks the kinds in
+their `order` whether they `accept` the text; the first that does opens it. A new kind (`zoo/…`, `hf:…`, a URL) is one
+more file here, one more module under `plugins:`, or an entry point of the group `vitruvius.target_kinds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Protocol
+
+from vitruvius._errors import ConfigError
+from vitruvius._files import atomic_write_text
+from vitruvius._registry import Registry
+from vitruvius._yaml import dump_yaml, to_plain
+from vitruvius.data import DataConfig, Loader
+from vitruvius.models import AttentionRule, ModelConfig, PixelModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetConfig:
+    """What may be said of a target besides its name: `data.root=…`, `model.pretrained=false`, `attention=[…]`."""
+
+    model: ModelConfig
+    attention: tuple[AttentionRule, ...] = ()
+    data: DataConfig = field(default_factory=DataConfig)
+    plugins: list[str] = field(default_factory=list)
+    device: str = "auto"
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """An opened target: a model, the settings that go with it, and the folder where its results belong."""
+
+    text: str  # as it was written
+    model: PixelModel
+    config: TargetConfig
+    folder: Path  # the run folder, or runs/NAME for a model that has none
+    is_run: bool = False  # whether the folder holds the trained model and its config.yaml
+    own_data: bool = False  # whether `config.data` are the images it was trained for, so that labels mean the same
+
+    def save_config(self, folder: Path | None = None) -> None:
+        """Write config.yaml for a model that has no run folder, so that a report reads its results like a run's."""
+        if not self.is_run:
+            save_target(self.config, folder or self.folder)
+
+
+class TargetKind(Protocol):
+    """One way to name a model."""
+
+    order: float  # kinds are asked from small to large; a model's name, which accepts any text, is last (100)
+
+    def accepts(self, text: str) -> bool:
+        """Whether the text is of this kind. Looks at the text and at local files only; loads nothing."""
+        ...
+
+    def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
+        """The model, opened. `data_needed` says that the caller will read `config.data`."""
+        ...
+
+
+target_kinds: Registry[type[TargetKind]] = Registry("target kind", "target_kinds")
+
+
+def open_target(target: str, overrides: Sequence[str] = (), *, data_needed: bool = True) -> Target:
+    """Open whatever names a model.
+
+    target: a run folder, a model's name, or what another registered kind accepts.
+    overrides: settings `section.key=value`, as in `TargetConfig`.
+    data_needed: whether images will be read; a model by name has none of its own, so the overrides must say which.
+    """
+    kinds = sorted((target_kinds.make(name) for name in target_kinds), key=lambda kind: kind.order)
+    for kind in kinds:
+        if kind.accepts(target):
+            opened: Target = kind.open(target, overrides, data_needed=data_needed)
+            return opened
+    raise ConfigError(f"{target!r} does not name a model; expected a run folder or a model's name.")
+
+
+def folder_for(name: str) -> Path:
+    """Where results of a model without a run folder go: runs/NAME."""
+    return Path("runs") / name.replace("/", "-")
+
+
+def require_data(target: str, overrides: Sequence[str]) -> None:
+    """Refuse a target that has no images of its own, unless the overrides name some."""
+    if not any(setting.startswith("data.dataset=") for setting in overrides):
+        raise ConfigError(
+            f"{target} is not a run folder; for a model by name say which images: data.dataset=… data.root=…"
+        )
+
+
+def limit_images(images: int | None) -> list[str]:
+    """The override that `--images N` means: N images of the validation split, a fixed random choice."""
+    if images is None:
+        return []
+    if images < 1:
+        raise ConfigError(f"--images {images} leaves no images; give 1 or more.")
+    return [f"data.val_num_samples={images}"]
+
+
+def save_target(config: TargetConfig, folder: Path) -> None:
+    """What a model by name was, as config.yaml: so a report reads the folder like that of a run."""
+    versions = {name: version(name) for name in ("vitruvius", "torch", "timm")}
+    atomic_write_text(folder / "config.yaml", dump_yaml({**to_plain(config), "versions": versions}))
+
+
+def check_head(target: Target) -> None:
+    """Refuse a model without a head: it returns features, and the largest of them is not a class."""
+    if getattr(target.model.model, "num_classes", None) == 0:
+        raise ConfigError(
+            f"{target.text} has no head (num_classes = 0): it returns features, not class scores. Train one first "
+            "(model.reset_head and model.freeze); maps and analyses need none."
+        )
+
+
+def check_numbering(target: Target, loader: Loader) -> None:
+    """Refuse a folder whose class numbers cannot be the model's: it has fewer classes, numbered 0, 1, … by name.
+
+    A run with its own data is not refused; its head may be larger than necessary.
+    """
+    data = target.config.data
+    known = target.model.num_classes
+    if target.own_data or data.dataset != "folder" or data.class_map is not None:
+        return
+    if 0 < loader.num_classes < known:
+        raise ConfigError(
+            f"{data.root} has {loader.num_classes} classes, numbered 0 … {loader.num_classes - 1} by their names, and "
+            f"the model knows {known}. Say data.class_map=imagenet-1k if the folders are ImageNet's, as "
+            "n01440764; else write the names of all the model's folders into a text file, in its order, one per line, "
+            "and say data.class_map=FILE."
+        )

@@ -1,0 +1,36 @@
+"""A model by name, timm's or one of ours: pretrained, unless weights are given or there are none to have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vitruvius._config import build, override
+from vitruvius._errors import UnknownName
+from vitruvius._registry import load_plugins
+from vitruvius.models import create_from_config
+from vitruvius.targets._base import Target, TargetConfig, folder_for, require_data, target_kinds
+
+
+@target_kinds.register("model")
+class ModelName:
+    """A name that `create_model` knows: deit_tiny_patch16_224, vitruvius/vit_digits."""
+
+    order = 100.0  # last: any text may be a model's name
+
+    def accepts(self, text: str) -> bool:
+        return True
+
+    def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
+        """The model, built as the overrides say (`model.…`, `attention=…`, `seed=…`)."""
+        if data_needed:
+            require_data(text, overrides)
+        weights_given = any(setting.startswith("model.weights=") for setting in overrides)
+        pretrained = not (weights_given or text.startswith("vitruvius/"))
+        given = {"model": {"name": text, "pretrained": pretrained}}
+        config = build(TargetConfig, override(given, overrides), source=text)
+        load_plugins(config.plugins)
+        try:
+            model = create_from_config(config.model, config.attention, seed=config.seed)
+        except UnknownName as error:
+            raise UnknownName(f"{text!r} is neither a run folder nor a model: {error}") from None
+        return Target(text=text, model=model, config=config, folder=folder_for(text))
