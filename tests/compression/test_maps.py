@@ -80,7 +80,7 @@ def test_an_interrupted_average_goes_on_where_it_stopped(tmp_path: Path, monkeyp
     monkeypatch.setattr("vitruvius.compression.maps.SAVE_EVERY", 0.0)
     seen: list[int] = []
 
-    def stop_after_two(images: int) -> None:
+    def stop_after_two(images: int, total: int | None, /, words: str = "") -> None:
         seen.append(images)
         if len(seen) == 2:
             raise Stopped
@@ -88,7 +88,9 @@ def test_an_interrupted_average_goes_on_where_it_stopped(tmp_path: Path, monkeyp
     with pytest.raises(Stopped):
         average_maps(model, digit_loader(), partial=partial, progress=stop_after_two)
     assert [file.name for file in tmp_path.iterdir()] == ["maps.partial.0-of-1"]
-    again = average_maps(model, digit_loader(), partial=partial, progress=seen.append)
+    again = average_maps(
+        model, digit_loader(), partial=partial, progress=lambda images, total, words="": seen.append(images)
+    )
     assert seen == [40, 80, 100]
     assert list(tmp_path.iterdir()) == []
     for name, map_ in whole.items():
@@ -98,7 +100,7 @@ def test_an_interrupted_average_goes_on_where_it_stopped(tmp_path: Path, monkeyp
 def test_sums_of_another_model_are_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitruvius.compression.maps.SAVE_EVERY", 0.0)
 
-    def stop(_: int) -> None:
+    def stop(images: int, total: int | None, /, words: str = "") -> None:
         raise Stopped
 
     with pytest.raises(Stopped):

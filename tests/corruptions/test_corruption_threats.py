@@ -41,7 +41,7 @@ def test_gaussian_noise_with_an_eps_is_still_the_attack() -> None:
         ("fog:severity=9", "expected a whole number from 1 to 5"),
         ("fog:severity=3,density=2", "'fog' has no setting 'density'"),
         ("corrupt:severity=3", "corrupt needs a name"),
-        ("corruptions", "'corruptions' means 75 threats; one is asked for"),
+        ("corruptions", "'corruptions' means 75 threats; expected one"),
         ("corruptions:group=some", "one of benchmark, extra, all"),
     ],
 )
