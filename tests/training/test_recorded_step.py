@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitruvius.training._recorded_step import WARM_UP, Gradients, Numbers, StepRecorder
+from vitruvius.training._fast.recorded_step import WARM_UP, Gradients, Numbers, StepRecorder
 
 
 class SmallStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, ClassVar, Literal
@@ -73,6 +74,10 @@ class AdversarialObjective(Objective):
     def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
         """Told before every batch: how far training has come."""
         self.inner.at(epoch=epoch, update=update, updates_per_epoch=updates_per_epoch)
+
+    def recording_key(self) -> Hashable:
+        """The share of the final radius that the schedule has reached."""
+        return self.inner.share
 
     def compile(self, backend: str = "inductor", mode: str | None = None, **settings: Any) -> nn.Module:
         """torch.compile the passes of the loss, and with `compile_attack` those of the attack."""

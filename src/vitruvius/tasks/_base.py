@@ -6,7 +6,7 @@ A task is called with pixels (B, C, H, W) and labels (B,), or distributions (B, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,6 +45,10 @@ class Objective(ClassificationTask):
         """The old name of `call_model`."""
         warnings.warn("Objective.ask is now called Objective.call_model.", DeprecationWarning, stacklevel=2)
         return self.call_model(*inputs)
+
+    def recording_key(self) -> Hashable:
+        """All that decides a step besides its batch and changes as training goes on, such as an attack's radius."""
+        return ()
 
     def total(self, loss: Tensor, output: Tensor, penalty: Tensor | None, **numbers: Tensor) -> dict[str, Tensor]:
         """What a task returns: the whole loss, the logits that are judged, and numbers for the log."""

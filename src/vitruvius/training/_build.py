@@ -93,7 +93,7 @@ def task(config: Config, model: nn.Module) -> TrainingTask:
 
 def wrap(task: TrainingTask, config: Config, process: Process) -> None:
     """The compiler, then the other processes, in the order that timm's tasks expect."""
-    if config.train.compile:
+    if config.train.compile and config.train.compile != "auto":  # auto: see training/_fast
         compile_task(task, config.train.compile, config.train.compile_mode)
     if process.world_size > 1 and config.train.parallel == "ddp":
         task.prepare_distributed(device_ids=None if process.device.type == "cpu" else [process.device])
@@ -124,7 +124,7 @@ def compile_task(task: TrainingTask, how: bool | str, mode: str | None) -> None:
     try:
         task.compile(backend=how if isinstance(how, str) else "inductor", mode=mode)
     except Exception as error:  # nothing is compiled yet: only the words can be wrong
-        raise ConfigError(f"train.compile = {how!r} with compile_mode = {mode!r} cannot be had: {error}") from error
+        raise ConfigError(f"train.compile = {how!r} with compile_mode = {mode!r} cannot be used: {error}") from error
 
 
 def optimizer(config: Config, model: nn.Module, task: TrainingTask) -> torch.optim.Optimizer:

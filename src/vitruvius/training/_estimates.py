@@ -99,7 +99,8 @@ def _time(found: Findings) -> str:
     device = found.session.process.device.type
     rate = found.images / found.seconds
     text = f"time: {rate:,.1f} images/s on one {device}, measured with {_images(found.images)} a step; {work}"
-    if found.config.train.compile:
+    compile = found.config.train.compile
+    if compile and (compile != "auto" or device != "cpu"):
         text += "; measured before compiling"
     if found.batches is None:
         return text

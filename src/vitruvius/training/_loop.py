@@ -19,6 +19,7 @@ from vitruvius.training._run.folder import Run
 from vitruvius.training._run.keeper import Keeper, RolledBack, keep
 from vitruvius.training._selection import Selection
 from vitruvius.training._session import Session
+from vitruvius.training._step import make_fast_step
 
 
 class Callback(Protocol):
@@ -42,6 +43,7 @@ class Loop:
     def run_epochs(self) -> None:
         """Until the last epoch is done."""
         session, gradual = self.session, gradual_of(self.session)
+        session.fast_step = make_fast_step(session)
         with self.bar:
             while session.epoch < session.num_epochs:
                 self.bar.start(session.epoch, done=session.batch)
@@ -49,6 +51,7 @@ class Loop:
                 try:
                     row = self._train()
                 except RolledBack:
+                    session.fast_step = make_fast_step(session)  # recordings hold the state that was left
                     continue
                 self._finish(row, final=gradual is None or gradual.finished(session.epoch))
                 self._tell(row)

@@ -18,6 +18,7 @@ from vitruvius.data import Loader, Mixer, make_mixup
 from vitruvius.models import PixelModel
 from vitruvius.surgery import inner
 from vitruvius.training import _build as make
+from vitruvius.training._fast.session_step import FastStep
 from vitruvius.training._guards.means import Means
 from vitruvius.training._parallel import Replica, bare, full_weights, share_out
 from vitruvius.training.config import Config
@@ -45,6 +46,7 @@ class Session:
     mixer: Mixer | None
     num_epochs: int
     means: Means
+    fast_step: FastStep | None = None  # by compiled blocks and recorded steps, where that is safe
     replica: Replica | None = None  # where weights are shared out among processes: a whole copy to look at
     epoch: int = 0
     batch: int = 0  # batches of this epoch that are done

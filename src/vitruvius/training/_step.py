@@ -6,6 +6,7 @@ training); one with `at(epoch=, update=, updates_per_epoch=)` is told before eve
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,8 +15,13 @@ from timm.utils import dispatch_clip_grad
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from vitruvius.tasks import Objective
+from vitruvius.training._fast.regions import Regions
+from vitruvius.training._fast.session_step import FastStep, SessionStep, obstacle
 from vitruvius.training._guards.nonfinite import gradients_finite, is_finite
 from vitruvius.training._session import Session
+
+logger = logging.getLogger(__name__)
 
 Numbers = dict[str, Tensor]
 
@@ -37,7 +43,10 @@ def train_batch(session: Session, x: Tensor, y: Tensor, number: int, batches: in
     for _ in range(session.replays):
         if hasattr(session.task, "at"):
             session.task.at(epoch=session.epoch, update=session.updates, updates_per_epoch=session.updates_per_epoch)
-        report = _forward_backward(session, x, y, labels, number, batches)
+        if session.fast_step is not None:
+            report: Numbers | None = _fast_step(session, session.fast_step, x, y, labels)
+        else:
+            report = _forward_backward(session, x, y, labels, number, batches)
         if report is not None:
             reports.append(report)
     if len(reports) < 2:
@@ -74,6 +83,34 @@ def _forward_backward(
     return _report(result, labels) if fine else None
 
 
+def _fast_step(session: Session, step: FastStep, x: Tensor, y: Tensor, labels: Tensor) -> Numbers:
+    """A step that may be a recording: the same work in the same order, the host's part of it afterwards."""
+    settings = session.task.recording_key() if isinstance(session.task, Objective) else ()
+    numbers = step(x, y, labels, settings=settings)
+    _advance(session)
+    return numbers
+
+
+def make_fast_step(session: Session) -> FastStep | None:
+    """What `train.compile: auto` makes of the steps of a session; None, and a line in the log, if it makes nothing."""
+    if session.config.train.compile != "auto":
+        return None
+    reason = obstacle(session.config, session.process, session.task)
+    if reason:
+        logger.info("train.compile = auto: steps are run as they are, since %s", reason)
+        return None
+
+    def forward(x: Tensor, y: Tensor, labels: Tensor) -> tuple[Tensor, Numbers]:
+        with session.autocast():
+            result = session.task(x, y)
+        return result["loss"], _report(result, labels)
+
+    has_penalties = getattr(session.task, "penalties", None) is not None  # hooks inside the blocks
+    regions = None if has_penalties else Regions(session.model)
+    step = SessionStep(session.task, session.optimizer, forward, lambda: _apply(session), regions=regions)
+    return FastStep(step)
+
+
 def _report(result: dict[str, Tensor], labels: Tensor) -> Numbers:
     output = result["output"].detach()
     accuracy = (output.argmax(-1) == labels[: len(output)]).float().mean()
@@ -82,22 +119,33 @@ def _report(result: dict[str, Tensor], labels: Tensor) -> Numbers:
 
 
 def update(session: Session) -> None:
-    """Gradients into the weights, unless they are spoilt; the average and the schedule follow."""
-    train = session.config.train
+    """Gradients into the weights, unless they are not finite; the average and the schedule follow."""
     if _spoilt(session):
         session.skipped += 1
+        session.optimizer.zero_grad(set_to_none=True)
     else:
-        if train.clip_grad is not None:
-            parameters: Any = list(session.task.get_clip_parameters(exclude_head=train.clip_mode == "agc"))
-            session.scaler.unscale_(session.optimizer)
-            dispatch_clip_grad(parameters, value=train.clip_grad, mode=train.clip_mode)
-        session.scaler.step(session.optimizer)
-        session.scaler.update()
-    session.optimizer.zero_grad(set_to_none=True)
-    session.updates += 1
-    if not session.group_spoilt:
-        session.task.update_ema(step=session.updates)
+        _apply(session, average=not session.group_spoilt)
     session.group_spoilt = False
+    _advance(session)
+
+
+def _apply(session: Session, *, average: bool = True) -> None:
+    """Clip, update, forget the gradients, and take the new weights into their average: all on the device."""
+    train = session.config.train
+    if train.clip_grad is not None:
+        parameters: Any = list(session.task.get_clip_parameters(exclude_head=train.clip_mode == "agc"))
+        session.scaler.unscale_(session.optimizer)
+        dispatch_clip_grad(parameters, value=train.clip_grad, mode=train.clip_mode)
+    session.scaler.step(session.optimizer)
+    session.scaler.update()
+    session.optimizer.zero_grad(set_to_none=True)
+    if average:
+        session.task.update_ema(step=session.updates + 1)
+
+
+def _advance(session: Session) -> None:
+    """Count the update and move the schedule."""
+    session.updates += 1
     if session.scheduler is not None:
         session.scheduler.step_update(session.updates)
 

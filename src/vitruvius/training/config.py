@@ -59,7 +59,8 @@ class TrainConfig:
     model_ema_decay: float = 0.9998
     model_ema_warmup: bool = False
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    compile: bool | str = False  # true, or the name of a torch.compile backend
+    compile: bool | str = "auto"  # auto: blocks compiled and steps recorded on a GPU where safe; true: the whole model;
+    # or the name of a torch.compile backend
     compile_mode: str | None = None  # torch.compile's mode; reduce-overhead replays CUDA graphs
     grad_checkpointing: bool = False
     channels_last: bool = False

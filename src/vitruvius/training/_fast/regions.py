@@ -6,6 +6,7 @@ one, blocks of the same shape share one graph. Weights and their names stay as t
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +31,9 @@ class Regions:
         for block, form in zip(self.blocks, self._forms, strict=True):
             block._compiled_call_impl = form
         try:
-            yield
+            with warnings.catch_warnings():  # of the compiler looking at the inputs of a block
+                warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf")
+                yield
         finally:
             for block in self.blocks:
                 block._compiled_call_impl = None

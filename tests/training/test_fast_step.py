@@ -1,0 +1,104 @@
+"""`train.compile: auto`: recorded and compiled steps train as plain ones do, bit for bit (a stand-in records on CPUs)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from small_run import assert_same_run, small_config, small_run
+from vitruvius._processes import Process
+from vitruvius.training import _step, train
+from vitruvius.training._fast import session_step
+from vitruvius.training._fast.regions import Regions
+from vitruvius.training._fast.session_step import FastStep, is_capturable, obstacle
+
+ADVERSARIAL = "task={use: adversarial, eps: 4/255, attack: 'pgd:steps=1'}"
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> list[FastStep]:
+    """Records on the CPU: the work is done again instead of replayed."""
+    made: list[FastStep] = []
+
+    def again(work: Callable[[], None]) -> Callable[[], None]:
+        return work
+
+    class Watched(FastStep):
+        def __init__(self, step: session_step.SessionStep) -> None:
+            super().__init__(step, again)
+            made.append(self)
+
+    monkeypatch.setattr(_step, "obstacle", lambda *_: "")
+    monkeypatch.setattr(_step, "FastStep", Watched)
+    monkeypatch.setattr(_step, "Regions", lambda model: Regions(model, backend="eager"))
+    return made
+
+
+@pytest.mark.parametrize("how", [(), (ADVERSARIAL,), ("train.model_ema=true", "train.clip_grad=0.1", "train.opt=lamb")])
+def test_recorded_training_is_plain_training(tmp_path: Path, recording: list[FastStep], how: tuple[str, ...]) -> None:
+    settings = ("train.epochs=3", "train.holdout=0", "model.kwargs={depth: 2, embed_dim: 24}", *how)
+    plain = small_run(tmp_path / "plain", "train.compile=false", *settings)
+    fast = small_run(tmp_path / "fast", *settings)
+    assert len(recording) == 1
+    assert recording[0].recorder._recordings
+    (plain / "config.yaml").write_text((fast / "config.yaml").read_text())
+    assert_same_run(plain, fast)
+
+
+def test_the_radius_of_an_attack_that_grows_is_never_frozen(tmp_path: Path, recording: list[FastStep]) -> None:
+    grows = (
+        "task={use: adversarial, eps: 8/255, attack: 'pgd:steps=1', schedule: {use: linear, epochs: 3, per: update}}"
+    )
+    settings = ("train.epochs=3", "train.holdout=0", grows)
+    plain = small_run(tmp_path / "plain", "train.compile=false", *settings)
+    fast = small_run(tmp_path / "fast", *settings)
+    assert recording
+    (plain / "config.yaml").write_text((fast / "config.yaml").read_text())
+    assert_same_run(plain, fast)
+
+
+def test_blocks_that_cannot_be_compiled_are_run_as_they_are(
+    tmp_path: Path, recording: list[FastStep], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(graph: object, inputs: object) -> object:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(_step, "Regions", lambda model: Regions(model, backend=broken))  # type: ignore[arg-type]
+    two_blocks = "model.kwargs={depth: 2, embed_dim: 24}"
+    plain = small_run(tmp_path / "plain", "train.compile=false", two_blocks)
+    fast = small_run(tmp_path / "fast", two_blocks)
+    assert "cannot be compiled" in caplog.text
+    (plain / "config.yaml").write_text((fast / "config.yaml").read_text())
+    assert_same_run(plain, fast)
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("train.precision=fp16", "fp16"),
+        ("train.nonfinite=skip", "looks at every loss"),
+        ("train.grad_accum_steps=2", "not one batch"),
+        ("seed=0", ""),
+    ],
+)
+def test_what_stands_in_the_way_is_named(tmp_path: Path, setting: str, reason: str) -> None:
+    config = small_config(tmp_path, setting)
+    task = torch.nn.Module()
+    said = obstacle(config, Process(device=torch.device("cuda")), task)  # type: ignore[arg-type]
+    assert reason in said
+    assert bool(said) == bool(reason)
+    assert "cpu" in obstacle(config, Process(device=torch.device("cpu")), task)  # type: ignore[arg-type]
+
+
+def test_only_pytorchs_own_fused_updates_are_recorded() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    assert is_capturable(torch.optim.AdamW([weight], fused=True))
+    assert not is_capturable(torch.optim.AdamW([weight]))
+
+
+def test_training_on_a_cpu_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_step, "Regions", lambda *_: pytest.fail("nothing is compiled on a CPU"))
+    train(small_config(tmp_path / "run"), quiet=True)
