@@ -1,4 +1,4 @@
-"""`train.compile: auto`: recorded and compiled steps train as plain ones do, bit for bit (a stand-in records on CPUs)."""
+"""`train.compile: auto`: recorded and compiled steps train as plain ones do, bit for bit; a stand-in records."""
 
 from __future__ import annotations
 

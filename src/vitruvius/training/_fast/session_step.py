@@ -76,7 +76,7 @@ class SessionStep:
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as error:
-                if torch.cuda.is_current_stream_capturing():
+                if x.is_cuda and torch.cuda.is_current_stream_capturing():
                     raise
                 reason = (str(error) or type(error).__name__).splitlines()[0]
                 logger.warning("the model's blocks cannot be compiled, training goes on without: %s", reason)
