@@ -1,6 +1,6 @@
 """The corruptions on a GPU give what they give on the CPU.
 
-Run by hand:  pytest tests/gpu -m gpu
+Run by hand:  python scripts/gpu_tests.py tests/gpu/test_corruptions_gpu.py
 """
 
 import pytest

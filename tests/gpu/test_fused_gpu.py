@@ -1,6 +1,6 @@
 """The kernels on a GPU: every width, precision and option against float64, compiled, under autocast, exported.
 
-Run by hand:  pytest tests/gpu -m gpu
+Run by hand:  python scripts/gpu_tests.py tests/gpu/test_fused_gpu.py
 """
 
 import sys
@@ -23,6 +23,19 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 
 needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 HALF = torch.bfloat16
+same_kernels = pytest.mark.kernels("197 tokens, width 64, bfloat16")  # compiled once, by one process
+FEW_AND_MANY = ({"iterations": 1}, {"iterations": 7}, {"sparsity": 0.3})  # settings that are no part of a kernel
+WIDTHS = [  # every width in two precisions: each pair is minutes of compiling
+    *((D, HALF) for D in (32, 48, 64, 80, 96, 128)),
+    *((D, torch.float16) for D in (48, 64, 128)),
+    *((D, torch.float32) for D in (32, 80, 96)),
+]
+
+
+def shape(N, D, dtype):
+    """Parameters of a test, marked by the kernels that it compiles."""
+    key = f"{N} tokens, width {D}, {str(dtype).removeprefix('torch.')}"
+    return pytest.param(N, D, dtype, marks=pytest.mark.kernels(key))
 
 
 def check_pursuit(heads, **options):
@@ -40,10 +53,9 @@ def on_gpu(N, D, dtype, *, batch=4, heads=3, size=0.5, **more):
     return make_heads(N, D, dtype, batch=batch, heads=heads, device="cuda", size=size, **more)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("D", [32, 48, 64, 80, 96, 128])
-def test_rpc_in_every_width_and_precision(D, dtype):
-    check_pursuit(on_gpu(197, D, dtype))
+@pytest.mark.parametrize(("N", "D", "dtype"), [shape(197, D, dtype) for D, dtype in WIDTHS])
+def test_rpc_in_every_width_and_precision(N, D, dtype):
+    check_pursuit(on_gpu(N, D, dtype))
 
 
 @pytest.mark.parametrize("N", [1, 16, 49, 65, 196, 256, 257, 577, 1025])
@@ -62,10 +74,8 @@ def test_rpc_with_any_number_of_tokens(N):
         {"variant": "paper", "sparsity": 0.3},
         {"asymmetric": True},
         {"dual_sign": 1, "iterations": 3},
-        {"iterations": 1},
-        {"iterations": 7},
         {"sparsity": float("inf"), "iterations": 2},
-        {"sparsity": 0.3},
+        *(pytest.param(one, marks=pytest.mark.kernels("70 tokens")) for one in FEW_AND_MANY),
     ],
     ids=str,
 )
@@ -74,6 +84,7 @@ def test_rpc_with_every_option_whole_and_in_launches(options):
     check_pursuit(on_gpu(70, 64, HALF), **options)  # whole
 
 
+@same_kernels
 def test_rpc_with_keys_so_long_that_greatest_scores_must_be_sought():
     heads = on_gpu(197, 64, HALF)
     heads = heads._replace(k=heads.k * torch.tensor([1.0, 30.0, 1.0], device="cuda", dtype=HALF)[:, None, None])
@@ -86,6 +97,7 @@ def test_rpc_with_keys_so_long_that_greatest_scores_must_be_sought():
 
 
 @needs_hopper
+@same_kernels
 def test_on_hopper_its_own_kernels_are_taken_and_agree_with_the_general_ones(monkeypatch):
     heads = on_gpu(197, 64, HALF)
     assert on_hopper(*heads[:3])
@@ -107,6 +119,7 @@ def test_the_general_kernels_where_those_of_hopper_are_not_wanted(N, D, monkeypa
     check_pursuit(on_gpu(N, D, HALF), variant="paper", sparsity=0.3)
 
 
+@same_kernels
 def test_rpc_gives_the_same_twice():
     heads = on_gpu(197, 64, HALF)
     k = heads.k.detach().requires_grad_()
@@ -118,8 +131,15 @@ def test_rpc_gives_the_same_twice():
     assert torch.equal(grad_out(), grad_out())
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("N", "D"), [(50, 32), (197, 64), (577, 80), (1025, 64)])
+@pytest.mark.parametrize(
+    ("N", "D", "dtype"),
+    [
+        *((50, 32, dtype) for dtype in TOLERANCE),
+        *((197, 64, dtype) for dtype in (HALF, torch.float16)),
+        *((577, 80, dtype) for dtype in (HALF, torch.float32)),
+        (1025, 64, HALF),
+    ],
+)
 def test_mask_in_every_precision(N, D, dtype):
     heads, keep = on_gpu(N, D, dtype), make_keep(3, N, kept=0.05)
     core = build_core([part("sparse_softmax", keep=keep)], site_of(heads)).cuda()

@@ -1,6 +1,6 @@
 """CUDA graphs in attacks: recorded passes say what the model says, and AutoAttack fells the same images.
 
-Run by hand:  pytest tests/gpu -m gpu
+Run by hand:  python scripts/gpu_tests.py tests/gpu/test_replay_gpu.py
 """
 
 import pytest
