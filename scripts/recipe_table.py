@@ -17,16 +17,16 @@ ROOMS = {
 }
 OPENING = """# Recipes
 
-Every published training of the papers as a file; `vitruvius list recipes` shows them, `vitruvius train NAME` runs one,
-`key=value` changes it, and with `torchrun` before it the same file runs on many devices. This page is made from their
-heads by `python scripts/recipe_table.py`.
+Every training run published in the papers, as a file. `vitruvius list recipes` lists them, `vitruvius train NAME`
+runs one, `key=value` overrides a key, and under `torchrun` the same file runs on many devices. This page is generated
+from the comments at the head of each recipe by `python scripts/recipe_table.py`.
 
-Where a recipe differs from the code it reproduces, its head says so. Two differences are everywhere: ImageNet is read
-from a folder, and the adversarial recipes keep a small part of the training images to choose the best weights under a
-multi-step attack, where the published runs used the test images and the training attack, which flatters
-([deviations](deviations.md)). Batch norms gather their statistics from the attacked images; there also from the clean
-ones, which costs a pass more (`task.log_clean=true task.statistics="[clean, adversarial]"`). No number below has been
-measured here unless its recipe says so.
+Where a recipe differs from the code it reproduces, its head says so. Two differences apply throughout: ImageNet is
+read from a folder, and the adversarial recipes hold out a small part of the training images and choose the best
+weights on it under a multi-step attack. The published runs chose them on the test images under the training attack,
+which is optimistic ([deviations](deviations.md)). Batch norms gather their statistics from the attacked images only;
+the published runs also used the clean ones, which costs one more pass (`task.log_clean=true task.statistics="[clean,
+adversarial]"`). No number below has been measured here unless its recipe says so.
 """
 SWEEPS = """
 ## Sweeps of the light recipe
@@ -46,7 +46,7 @@ def head_of(file: Path) -> list[str]:
 
 
 def told(head: list[str], word: str) -> str:
-    """What stands after `word:` in a head, up to the next such word; nothing where it does not stand."""
+    """The text after `word:` in a head, up to the next such word; empty if the head does not have it."""
     text = " ".join(line.strip() for line in head if not line.startswith("   "))
     _, found, rest = text.partition(f"{word}: ")
     return rest.partition(" Expected: ")[0].strip().replace("|", "\\|") if found else ""
@@ -54,9 +54,10 @@ def told(head: list[str], word: str) -> str:
 
 def row(name: str, file: Path) -> str:
     head = head_of(file)
-    command = next(line.strip() for line in head if "vitruvius train" in line)
-    data, expected = told(head, "Data") or "in the package", told(head, "Expected") or "see the recipe"
-    return f"| [{name}](../recipes/{name}.yaml) | {head[0].strip()} | {data} | {expected} | `{command}` |"
+    commands = "<br>".join(f"`{line.strip()}`" for line in head if line.startswith("   "))
+    data = told(head, "Data") or "the embedded digits"
+    expected = told(head, "Expected") or "see the recipe"
+    return f"| [{name}](../recipes/{name}.yaml) | {head[0].strip()} | {data} | {expected} | {commands} |"
 
 
 def sweep_row(file: Path) -> str:
