@@ -2,7 +2,15 @@
 
 from vitruvius._registry import load_room
 from vitruvius.surgery._sites import Where, abridge, select
-from vitruvius.surgery._socket import Socket, inner, sockets
+from vitruvius.surgery._socket import (
+    Socket,
+    fused_head_weights,
+    inner,
+    merge_heads,
+    separate_head_weights,
+    sockets,
+    split_heads,
+)
 from vitruvius.surgery.recording import record
 from vitruvius.surgery.rewiring import head_weights, restore, rewire, survey
 
@@ -10,13 +18,17 @@ __all__ = [
     "Socket",
     "Where",
     "abridge",
+    "fused_head_weights",
     "head_weights",
     "inner",
+    "merge_heads",
     "record",
     "restore",
     "rewire",
     "select",
+    "separate_head_weights",
     "sockets",
+    "split_heads",
     "survey",
 ]
 
