@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from vitruvius._errors import ConfigError, UnknownName, suggest
+from vitruvius._errors import UnknownName, suggest
+from vitruvius._recipes import find_recipe, recipe_files, recipes_folder
 from vitruvius.analysis import analyses
 from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
@@ -22,18 +23,14 @@ from vitruvius.surgery import sockets
 from vitruvius.tasks import tasks
 from vitruvius.tracking import trackers
 
+__all__ = ["KINDS", "find_recipe", "listing", "recipes", "recipes_folder"]
+
 Row = tuple[str, str, str]  # name, settings, one line
 
 
 def recipes() -> list[Row]:
     """The recipes that come with the package: name, command, first line of the head."""
-    folder = recipes_folder()
-    rows = []
-    for file in sorted(folder.glob("*/*.yaml")):
-        name = file.relative_to(folder).with_suffix("").as_posix()
-        head = next((line[1:].strip() for line in file.read_text().splitlines() if line.startswith("#")), "")
-        rows.append((name, "", head))
-    return rows
+    return [(name, "", _head(file)) for name, file in recipe_files().items()]
 
 
 KINDS: dict[str, Callable[[], list[Row]]] = {
@@ -64,22 +61,10 @@ def listing(kind: str | None = None) -> str:
     return "\n\n".join(_section(name, KINDS[name]()) for name in chosen)
 
 
-def recipes_folder() -> Path:
-    """Beside the package when installed, at the root of the repository in a checkout."""
-    packaged = Path(__file__).parent / "recipes"
-    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "recipes"
-
-
-def find_recipe(name: str) -> Path:
-    """A path as it stands, or a recipe's name."""
-    path = Path(name)
-    if path.exists():
-        return path
-    packaged = recipes_folder() / f"{name.removesuffix('.yaml').removeprefix('recipes/')}.yaml"
-    if packaged.exists():
-        return packaged
-    known = [row[0] for row in recipes()]
-    raise ConfigError(f"no recipe at {name}{suggest(name, known)} `vitruvius list recipes` shows what comes with it.")
+def _head(file: Path) -> str:
+    """The first comment line of a recipe."""
+    comments = (line[1:].strip() for line in file.read_text().splitlines() if line.startswith("#"))
+    return next(comments, "")
 
 
 def _section(kind: str, rows: list[Row]) -> str:

@@ -154,7 +154,7 @@ def test_no_secret_is_written_to_a_run(tmp_path: Path, monkeypatch: pytest.Monke
         ("[cvs]", UnknownName, "no tracker named 'cvs'; did you mean 'csv'"),
         ("[{use: csv, colour: red}]", ConfigError, "'csv' has no setting 'colour'"),
         ("[{use: wandb, api_key: x}]", ConfigError, "'wandb' has no setting 'api_key'"),
-        ("[3]", ConfigError, "expected a name such as csv"),
+        ("[3]", ConfigError, "expected a name such as 'csv'"),
     ],
 )
 def test_what_cannot_be_tracked_is_refused_before_a_folder_is_made(

@@ -10,6 +10,7 @@ import torch
 
 from small_run import assert_same_run, small_config, small_run
 from vitruvius._processes import Process
+from vitruvius.tasks import Objective
 from vitruvius.training import _step, train
 from vitruvius.training._fast import session_step
 from vitruvius.training._fast.regions import Regions
@@ -86,11 +87,11 @@ def test_blocks_that_cannot_be_compiled_are_run_as_they_are(
 )
 def test_what_stands_in_the_way_is_named(tmp_path: Path, setting: str, reason: str) -> None:
     config = small_config(tmp_path, setting)
-    task = torch.nn.Module()
-    said = obstacle(config, Process(device=torch.device("cuda")), task)  # type: ignore[arg-type]
+    task = Objective(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss())
+    said = obstacle(config, Process(device=torch.device("cuda")), task)
     assert reason in said
     assert bool(said) == bool(reason)
-    assert "cpu" in obstacle(config, Process(device=torch.device("cpu")), task)  # type: ignore[arg-type]
+    assert "cpu" in obstacle(config, Process(device=torch.device("cpu")), task)
 
 
 def test_only_pytorchs_own_fused_updates_are_recorded() -> None:

@@ -63,13 +63,9 @@ class AdversarialObjective(Objective):
         check_statistics(self.statistics, inner, {*self.inputs, *(("clean",) if self.log_clean else ())})
         super().__init__(model, Criterion(smoothing=self.smoothing, binary=self.binary), penalty=self.penalty)
         self.inner = inner
+        self.threat = inner.threat
         self.trainable_module = Passes(model, tuple(name in self.statistics for name in self.inputs))
         self._attacked = (model,)  # in a tuple: not a child of the task
-
-    @property
-    def threat(self) -> tuple[str, float]:
-        """Norm and final eps: what the best weights must withstand."""
-        return self.inner.threat
 
     def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
         """Told before every batch: how far training has come."""

@@ -11,17 +11,25 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from timm.task import ClassificationTask, TrainingTask
+from timm.task import ClassificationTask
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius._registry import Registry
 
-tasks: Registry[Callable[..., TrainingTask]] = Registry("task")
+tasks: Registry[Callable[..., Objective]] = Registry("task")
 
 
 class Objective(ClassificationTask):
-    """A task whose loss adds, with a weight, what the stages of attention ask to keep small."""
+    """A task whose loss adds, with a weight, the penalties of attention stages; the base of all tasks here.
+
+    The loop of a training run looks at three more things, which a task may override: `replays` (how often it is given
+    each batch, every time with an update of its own), `threat` (norm and final eps of the attack it trains against, or
+    None) and `at` (called before every update with how far the run has come).
+    """
+
+    replays: int = 1
+    threat: tuple[str, float] | None = None  # what the best weights must withstand
 
     def __init__(self, model: nn.Module, criterion: nn.Module, *, penalty: float = 0.0) -> None:
         super().__init__(model, criterion, verbose=False)
@@ -32,6 +40,9 @@ class Objective(ClassificationTask):
                 f"task.penalty = {penalty}, but no part of the model's attention has a penalty. "
                 "Leave it out, or add a part such as low_rank."
             )
+
+    def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
+        """Called before every update: epochs done, updates done in the whole run, and updates of an epoch."""
 
     def call_model(self, *inputs: Tensor) -> tuple[Any, Tensor | None]:
         """What the trainable module answers, and the penalty of its stages, a mean over the inputs."""

@@ -6,15 +6,16 @@ Nothing here waits for the device: checks that read tensors are made on the firs
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from vitruvius._config import bind, parse_spec, split_use
 from vitruvius._errors import ConfigError
+from vitruvius._registry import read_spec
 from vitruvius.attacks import (
     Attack,
     CheckedModel,
@@ -55,12 +56,17 @@ class Inner:
         freeze_batch_norm: bool = True,
         precision: Literal["same", "fp32", "bf16"] = "same",
     ) -> None:
-        self.final, self.norm, self.schedule = eps, as_norm(norm), schedule
-        self.mode, self.precision = mode, precision
+        self.final = eps
+        self.norm = as_norm(norm)
+        self.schedule = schedule
+        self.mode = mode
+        self.precision = precision
         self.freeze_batch_norm = freeze_batch_norm
-        self.maker, self.settings = bound_attack(spec, eps=eps, norm=norm)
+        self.make_attack = bound_attack(spec, eps=eps, norm=norm)
+        self.coupled = coupled
         self.step = self._fixed_step(coupled)
-        self.coupled, self.checked = coupled, False
+        self.checked = False
+        self.share: float | None = None  # of the final eps; not known before `at`
         self.at(epoch=0, update=0, updates_per_epoch=1)
 
     @property
@@ -71,9 +77,10 @@ class Inner:
     def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
         """Told before every batch; another attack is made only where eps has changed."""
         share = self.schedule.share(epoch=epoch, update=update, updates_per_epoch=updates_per_epoch)
-        if share != getattr(self, "share", None):
-            self.share, self.eps = share, share * self.final
-            self.attack = self._made()
+        if share != self.share:
+            self.share = share
+            self.eps = share * self.final
+            self.attack = self._made(share)
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, called: nn.Module, from_answer: bool = False
@@ -111,15 +118,16 @@ class Inner:
         check_inputs(x, y)
         return CheckedModel(answer, y) if searches(self.attack) else answer
 
-    def _made(self) -> Threat:
-        settings = {**self.settings, "eps": self.eps}
-        if self.step is not None:
-            settings["step_size"] = self.step * self.share if self.coupled else self.step
-        return self.maker(**settings)
+    def _made(self, share: float) -> Threat:
+        if self.step is None:
+            return self.make_attack(eps=self.eps)
+        if self.coupled:
+            return self.make_attack(eps=self.eps, step_size=self.step * share)
+        return self.make_attack(eps=self.eps, step_size=self.step)
 
     def _fixed_step(self, coupled: bool) -> float | None:
         """The step size at the final eps, where it must be named: one that was given, or must not shrink."""
-        attack = self.maker(**self.settings)
+        attack = self.make_attack()
         given: float | None = getattr(attack, "step_size", None)
         if given is not None or coupled:
             return given
@@ -136,26 +144,34 @@ def searches(attack: Threat) -> bool:
     return isinstance(attack, Attack) and type(attack).__call__ is Attack.__call__
 
 
-def bound_attack(spec: Spec, *, eps: float, norm: str) -> tuple[Callable[..., Threat], dict[str, Any]]:
-    """The maker of an attack and its settings, checked; eps and norm are the task's."""
-    name, maker, settings = named_attack(spec)
+def bound_attack(spec: Spec, *, eps: float, norm: str) -> partial[Threat]:
+    """What makes the attack, with its settings bound and checked; eps and norm are the task's."""
+    maker, settings = attack_and_settings(spec)
     for key in ("eps", "norm"):
         if key in settings:
             raise ConfigError(f"task.attack.{key} = {settings[key]}: give {key} to the task, the schedule moves it.")
+    settings["eps"] = eps
     if "norm" in inspect.signature(maker).parameters:
         settings["norm"] = as_norm(norm)
     elif norm != "linf":
-        raise ConfigError(f"task.norm = {norm}, but the attack {name!r} does not let its norm be chosen.")
-    bound = {**settings, "eps": eps}
-    if isinstance(spec, str | dict):
-        bound = bind(name, maker, bound, where="task.attack")
-    maker(**bound)  # wrong settings are refused here
-    return maker, bound
+        raise ConfigError(f"task.norm = {norm}, but the attack {_name(spec)!r} does not let its norm be chosen.")
+    if isinstance(spec, str | Mapping):
+        bound: Any = attacks.bind({"use": _name(spec), **settings}, where="task.attack")
+        settings = bound.keywords
+    made = partial(maker, **settings)
+    made()  # wrong settings are refused here
+    return made
 
 
-def named_attack(spec: Spec) -> tuple[str, Callable[..., Threat], dict[str, Any]]:
-    """Name, maker and settings."""
-    if not isinstance(spec, str | dict):
-        return getattr(spec, "__name__", "attack"), spec, {}
-    name, settings = parse_spec(spec) if isinstance(spec, str) else split_use(spec, where="task.attack")
-    return name, attacks[name], settings
+def attack_and_settings(spec: Spec) -> tuple[Callable[..., Threat], dict[str, Any]]:
+    """What makes the attack, and the settings that the recipe gives it."""
+    if not isinstance(spec, str | Mapping):
+        return spec, {}
+    name, settings = read_spec(spec, where="task.attack")
+    return attacks.get(name, where="task.attack"), settings
+
+
+def _name(spec: Spec) -> str:
+    if isinstance(spec, str | Mapping):
+        return read_spec(spec, where="task.attack")[0]
+    return getattr(spec, "__name__", "attack")

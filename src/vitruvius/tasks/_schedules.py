@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitruvius._config import bind, split_use
 from vitruvius._errors import ConfigError
 from vitruvius._registry import Registry
 
@@ -91,8 +90,9 @@ class Sine(Ramp):
         return (1 + math.sin(math.pi * (way - 0.5))) / 2
 
 
-def make_schedule(spec: str | dict[str, Any]) -> Schedule:
-    """From a recipe: `constant`, or `{use: linear, epochs: 10}`."""
-    name, settings = split_use(spec, where="task.schedule")
-    maker = schedules[name]
-    return maker(**bind(name, maker, settings, where="task.schedule"))
+def make_schedule(spec: str | dict[str, Any] | Schedule) -> Schedule:
+    """From a recipe: `constant`, `linear:epochs=10`, `{use: linear, epochs: 10}`, or a Schedule itself."""
+    schedule = schedules.make(spec, where="task.schedule")
+    if not isinstance(schedule, Schedule):
+        raise ConfigError(f"task.schedule is a {type(schedule).__name__}; expected a Schedule.")
+    return schedule

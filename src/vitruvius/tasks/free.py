@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import device_of
 from vitruvius._errors import ConfigError
 from vitruvius.attacks import Dice, as_norm
 from vitruvius.tasks._base import Objective, tasks
@@ -41,16 +42,16 @@ class Free(Objective):
         if replays < 1:
             raise ConfigError(f"task.replays = {replays}, expected at least 1.")
         super().__init__(model, Criterion(smoothing=smoothing, binary=binary), penalty=penalty)
-        self.norm, self.final, self.schedule = as_norm(norm), eps, make_schedule(schedule)
-        self.replays, self.step, self.carry = replays, step, carry
+        self.norm = as_norm(norm)
+        self.final = eps
+        self.threat = (self.norm.name, eps)
+        self.schedule = make_schedule(schedule)
+        self.replays = replays
+        self.step = step
+        self.carry = carry
         self.delta: Tensor | None = None
         self.turn = 0  # replays of this batch done
         self.at(epoch=0, update=0, updates_per_epoch=1)
-
-    @property
-    def threat(self) -> tuple[str, float]:
-        """Norm and final eps: what the best weights must withstand."""
-        return self.norm.name, self.final
 
     def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
         """Told before every batch: how far training has come."""
@@ -89,4 +90,4 @@ class Free(Objective):
         self, state: dict[str, Any] | None, strict: bool = True, module: nn.Module | None = None, ema: bool = False
     ) -> None:
         if state:
-            self.delta = state["delta"].to(next(self.trainable_module.parameters()).device)
+            self.delta = state["delta"].to(device_of(self.trainable_module))

@@ -16,7 +16,7 @@ from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.targeted_pgd import TargetedPGD
 from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
 from vitruvius.tasks._base import tasks
-from vitruvius.tasks._inner import Spec, bound_attack, named_attack
+from vitruvius.tasks._inner import Spec, attack_and_settings, bound_attack
 from vitruvius.tasks._losses import accuracy, divergence
 
 
@@ -50,13 +50,14 @@ class Trades(AdversarialObjective):
 
 def climbing_divergence(spec: Spec, *, eps: float, norm: str) -> Spec:
     """The attack with the loss of TRADES; attacks that aim at labels or classes are refused."""
-    if "loss" in named_attack(spec)[2]:
+    if "loss" in attack_and_settings(spec)[1]:
         raise ConfigError("task.attack.loss is given, but trades climbs the divergence; leave it out.")
-    maker, settings = bound_attack(spec, eps=eps, norm=norm)
-    attack = maker(**settings)
+    bound = bound_attack(spec, eps=eps, norm=norm)
+    attack = bound()
     if not isinstance(attack, PGD) or isinstance(attack, TargetedPGD):
         raise ConfigError(
             f"task.attack = {type(attack).__name__}, but trades climbs the divergence from the model's own answer, "
             "which has no label and no target; use pgd."
         )
-    return partial(maker, **{key: settings[key] for key in settings if key not in ("eps", "norm")}, loss=KL)
+    settings = {key: value for key, value in bound.keywords.items() if key not in ("eps", "norm")}
+    return partial(bound.func, **settings, loss=KL)

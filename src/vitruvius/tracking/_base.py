@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from vitruvius._config import bind, split_use
-from vitruvius._errors import ConfigError
 from vitruvius._registry import Registry
 
 Row = dict[str, Any]  # epoch, train_loss, val_accuracy, …
@@ -45,8 +43,8 @@ class Trackers:
 
     @classmethod
     def of(cls, specs: Sequence[Any]) -> Trackers:
-        """From a recipe: names, or `{use: name, setting: value}`; what is missing is said before anything begins."""
-        return cls([_make(spec) for spec in specs])
+        """From a recipe: `csv`, `wandb:mode=offline`, `{use: wandb, mode: offline}`; checked before anything begins."""
+        return cls([trackers.make(spec, where="tracking") for spec in specs])
 
     def open(self, folder: Path, config: dict[str, Any], rows: Sequence[Row]) -> None:
         """All of them, up to the rows that a resumed run brings."""
@@ -63,14 +61,6 @@ class Trackers:
         for member in self._opened:
             member.close()
         self._opened = []
-
-
-def _make(spec: Any) -> Tracker:
-    if not isinstance(spec, str | dict):
-        raise ConfigError(f"tracking: {spec!r}, expected a name such as csv, or {{use: wandb, mode: offline}}.")
-    name, settings = split_use(spec, where="tracking")
-    maker = trackers[name]
-    return maker(**bind(name, maker, settings, where="tracking"))
 
 
 def scalars(row: Row) -> dict[str, float]:

@@ -5,7 +5,7 @@ from vitruvius._files import fetch
 from vitruvius.training._loop import Callback
 from vitruvius.training._run.folder import Run
 from vitruvius.training._train import train
-from vitruvius.training.config import Config, TrainConfig, read_recipe
+from vitruvius.training.config import Config, Recipe, TrainConfig, as_config, read_recipe
 
 __all__ = [
     "Callback",
@@ -13,8 +13,10 @@ __all__ = [
     "Diverged",
     "Overfitted",
     "Preempted",
+    "Recipe",
     "Run",
     "TrainConfig",
+    "as_config",
     "fetch",
     "read_recipe",
     "train",

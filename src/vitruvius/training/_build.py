@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +14,16 @@ from timm.task import TrainingTask
 from torch import Tensor, nn
 
 from vitruvius._checks import device_of
-from vitruvius._config import bind, split_use
 from vitruvius._errors import ConfigError
 from vitruvius._processes import Process
+from vitruvius._registry import read_spec
 from vitruvius.analysis import first_images
 from vitruvius.attention.low_rank import LowRank
 from vitruvius.data import Loader, eval_loader, held_out, train_loader
 from vitruvius.models import PixelModel, create_from_config, create_model
 from vitruvius.surgery import inner
 from vitruvius.surgery.calibrating import calibrate_low_rank
-from vitruvius.tasks import tasks
+from vitruvius.tasks import Objective, tasks
 from vitruvius.training.config import Config
 
 CALIBRATION_IMAGES = 512
@@ -82,13 +83,15 @@ def model(config: Config, process: Process) -> PixelModel:
     return model
 
 
-def task(config: Config, model: nn.Module) -> TrainingTask:
+def task(config: Config, model: nn.Module) -> Objective:
     """The objective the recipe names; label smoothing is the data's unless the task says otherwise."""
-    name, settings = split_use(config.task, where="task")
-    maker = tasks[name]
-    if "smoothing" in inspect.signature(maker).parameters:
+    name, settings = read_spec(config.task, where="task")
+    if "smoothing" in inspect.signature(tasks.get(name, where="task")).parameters:
         settings.setdefault("smoothing", config.data.smoothing)
-    return maker(model, **bind(name, maker, settings, where="task"))
+    made = tasks.make({"use": name, **settings}, model, where="task")
+    if not isinstance(made, Objective):
+        raise ConfigError(f"task {name!r} makes a {type(made).__name__}; expected a vitruvius.tasks.Objective.")
+    return made
 
 
 def wrap(task: TrainingTask, config: Config, process: Process) -> None:
@@ -111,12 +114,14 @@ def _hold_group(task: TrainingTask) -> None:
             vars(module)["group_held_to_the_end"] = module.process_group
 
 
-def updates_per_epoch(config: Config, loader: Loader, task: TrainingTask) -> int:
+def updates_per_epoch(config: Config, loader: Loader, task: Objective) -> int:
     """Updates in an epoch; the last may see fewer batches. A task that replays its batches updates after each."""
-    replays, every = int(getattr(task, "replays", 1)), config.train.grad_accum_steps
-    if replays > 1 and every > 1:
-        raise ConfigError(f"train.grad_accum_steps = {every}, but the task replays every batch {replays} times; use 1.")
-    return -(-len(loader) // every) * replays
+    every = config.train.grad_accum_steps
+    if task.replays > 1 and every > 1:
+        raise ConfigError(
+            f"train.grad_accum_steps = {every}, but the task replays every batch {task.replays} times; use 1."
+        )
+    return math.ceil(len(loader) / every) * task.replays
 
 
 def compile_task(task: TrainingTask, how: bool | str, mode: str | None) -> None:

@@ -25,17 +25,12 @@ logger = logging.getLogger(__name__)
 STEPS = 10
 
 
-def threat_of(task: Any) -> tuple[str, float] | None:
-    """The ball a task trains against: (norm, final eps)."""
-    threat: tuple[str, float] | None = getattr(task, "threat", None)
-    return threat
-
-
 class Selection:
     """Who chooses: some loaders, and a threat or none."""
 
     def __init__(self, session: Session) -> None:
-        train, threat = session.config.train, threat_of(session.task)
+        train = session.config.train
+        threat = session.task.threat
         robust = train.select == "robust" or (train.select == "auto" and threat is not None)
         self.session = session
         self.threat = _threat(train.select_threat, threat) if robust else None

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from timm.task import TrainingTask
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
@@ -17,6 +16,7 @@ from vitruvius._processes import Process
 from vitruvius.data import Loader, Mixer, make_mixup
 from vitruvius.models import PixelModel
 from vitruvius.surgery import inner
+from vitruvius.tasks import Objective
 from vitruvius.training import _build as make
 from vitruvius.training._fast.session_step import FastStep
 from vitruvius.training._guards.means import Means
@@ -31,13 +31,32 @@ ADAPTIVE = ("ada", "lamb")  # optimisers of these names take the square root unl
 
 
 @dataclass(kw_only=True)
-class Session:
-    """Model, task, data and optimisation of one run, and how far it has come."""
+class Counters:
+    """How far a run has come; every field is saved with the state and put back when the run resumes."""
+
+    epoch: int = 0  # epochs done
+    batch: int = 0  # batches of this epoch done
+    updates: int = 0  # in the whole run
+    elapsed: float = 0.0  # seconds of training in this epoch
+    rate: float = 0.0  # learning rate of the last batch
+    skipped: int = 0  # updates of this epoch that were left out
+    best: float = float("-inf")  # accuracy of the best weights so far
+    best_epoch: int = -1
+    best_is_ema: bool = False  # whether the best weights are the running average
+    rows: list[dict[str, Any]] = field(default_factory=list)  # metrics, one row per epoch
+    alarms: int = 0
+    rollbacks: int = 0
+    group_nonfinite: bool = False  # whether a loss since the last update was not finite
+
+
+@dataclass(kw_only=True)
+class Session(Counters):
+    """Model, task, data and optimisation of one run, beside how far it has come."""
 
     config: Config
     process: Process
     model: PixelModel
-    task: TrainingTask
+    task: Objective
     optimizer: torch.optim.Optimizer
     scheduler: Any
     scaler: torch.amp.GradScaler
@@ -45,31 +64,10 @@ class Session:
     val_loader: Loader
     mixer: Mixer | None
     num_epochs: int
+    updates_per_epoch: int
     means: Means
-    fast_step: FastStep | None = None  # by compiled blocks and recorded steps, where that is safe
-    replica: Replica | None = None  # where weights are shared out among processes: a whole copy to look at
-    epoch: int = 0
-    batch: int = 0  # batches of this epoch that are done
-    updates: int = 0
-    elapsed: float = 0.0  # seconds of training in this epoch
-    rate: float = 0.0
-    skipped: int = 0  # updates of this epoch that were left out
-    best: float = float("-inf")
-    best_epoch: int = -1
-    best_is_ema: bool = False
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    alarms: int = 0
-    rollbacks: int = 0
-    group_spoilt: bool = False  # a loss since the last update was no number
-
-    @property
-    def replays(self) -> int:
-        """How often the task wants to see each batch."""
-        return int(getattr(self.task, "replays", 1))
-
-    @property
-    def updates_per_epoch(self) -> int:
-        return make.updates_per_epoch(self.config, self.train_loader, self.task)
+    fast_step: FastStep | None  # by compiled blocks and recorded steps, where that is safe
+    replica: Replica | None  # where weights are shared out among processes: a whole copy to look at
 
     @property
     def careful(self) -> bool:
@@ -114,7 +112,8 @@ def open_session(config: Config, process: Process, *, fresh: bool = True) -> Ses
         task.setup_ema(decay=config.train.model_ema_decay, use_warmup=config.train.model_ema_warmup)
     replica = share_out(task, config, process)
     optimizer = make.optimizer(config, model, task)
-    scheduler, num_epochs = make.scheduler(config, optimizer, make.updates_per_epoch(config, loaders[0], task))
+    updates = make.updates_per_epoch(config, loaders[0], task)
+    scheduler, num_epochs = make.scheduler(config, optimizer, updates)
     make.wrap(task, config, process)
     return Session(
         config=config,
@@ -128,7 +127,9 @@ def open_session(config: Config, process: Process, *, fresh: bool = True) -> Ses
         val_loader=loaders[1],
         mixer=make_mixup(config.data, model.num_classes, seed=config.seed, rank=process.rank),
         num_epochs=num_epochs,
+        updates_per_epoch=updates,
         means=Means(process),
+        fast_step=None,
         replica=replica,
     )
 

@@ -15,7 +15,6 @@ from timm.utils import dispatch_clip_grad
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from vitruvius.tasks import Objective
 from vitruvius.training._fast.regions import Regions
 from vitruvius.training._fast.session_step import FastStep, SessionStep, obstacle
 from vitruvius.training._guards.nonfinite import gradients_finite, is_finite
@@ -40,9 +39,8 @@ def train_batch(session: Session, x: Tensor, y: Tensor, number: int, batches: in
     if session.mixer is not None:
         x, y = session.mixer(x, y, epoch=session.epoch, step=number)
     reports = []
-    for _ in range(session.replays):
-        if hasattr(session.task, "at"):
-            session.task.at(epoch=session.epoch, update=session.updates, updates_per_epoch=session.updates_per_epoch)
+    for _ in range(session.task.replays):
+        session.task.at(epoch=session.epoch, update=session.updates, updates_per_epoch=session.updates_per_epoch)
         if session.fast_step is not None:
             report: Numbers | None = _fast_step(session, session.fast_step, x, y, labels)
         else:
@@ -77,7 +75,7 @@ def _forward_backward(
     fine = not skipping or is_finite(session.process, result["loss"])
     if not fine and statistics is not None:
         statistics.restore()
-    session.group_spoilt |= not fine
+    session.group_nonfinite |= not fine
     if last:
         update(session)
     return _report(result, labels) if fine else None
@@ -85,7 +83,7 @@ def _forward_backward(
 
 def _fast_step(session: Session, step: FastStep, x: Tensor, y: Tensor, labels: Tensor) -> Numbers:
     """A step that may be a recording: the same work in the same order, the host's part of it afterwards."""
-    settings = session.task.recording_key() if isinstance(session.task, Objective) else ()
+    settings = session.task.recording_key()
     numbers = step(x, y, labels, settings=settings)
     _advance(session)
     return numbers
@@ -105,7 +103,7 @@ def make_fast_step(session: Session) -> FastStep | None:
             result = session.task(x, y)
         return result["loss"], _report(result, labels)
 
-    has_penalties = getattr(session.task, "penalties", None) is not None  # hooks inside the blocks
+    has_penalties = session.task.penalties is not None  # hooks inside the blocks
     regions = None if has_penalties else Regions(session.model)
     step = SessionStep(session.task, session.optimizer, forward, lambda: _apply(session), regions=regions)
     return FastStep(step)
@@ -120,12 +118,12 @@ def _report(result: dict[str, Tensor], labels: Tensor) -> Numbers:
 
 def update(session: Session) -> None:
     """Gradients into the weights, unless they are not finite; the average and the schedule follow."""
-    if _spoilt(session):
+    if _is_nonfinite(session):
         session.skipped += 1
         session.optimizer.zero_grad(set_to_none=True)
     else:
-        _apply(session, average=not session.group_spoilt)
-    session.group_spoilt = False
+        _apply(session, average=not session.group_nonfinite)
+    session.group_nonfinite = False
     _advance(session)
 
 
@@ -150,15 +148,15 @@ def _advance(session: Session) -> None:
         session.scheduler.step_update(session.updates)
 
 
-def _spoilt(session: Session) -> bool:
+def _is_nonfinite(session: Session) -> bool:
     """With `nonfinite: skip`: whether a loss or a gradient of this update is no number (fp16's scaler looks itself)."""
     if session.config.train.nonfinite != "skip":
         return False
-    if not session.group_spoilt and not session.scaler.is_enabled():
+    if not session.group_nonfinite and not session.scaler.is_enabled():
         groups = session.optimizer.param_groups
         gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-        session.group_spoilt = not gradients_finite(session.process, gradients)
-    return session.group_spoilt
+        session.group_nonfinite = not gradients_finite(session.process, gradients)
+    return session.group_nonfinite
 
 
 def check_weights(session: Session) -> bool:

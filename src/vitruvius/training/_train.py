@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -27,17 +27,29 @@ from vitruvius.training._run.secrets import redact
 from vitruvius.training._seeding import preserve_rng
 from vitruvius.training._selection import Selection
 from vitruvius.training._session import Session, open_session
-from vitruvius.training.config import Config, check
+from vitruvius.training.config import Recipe, as_config
 
 
 def train(
-    config: Config, *, quiet: bool = False, console: Console | None = None, callbacks: Sequence[Callback] = ()
+    config: Recipe,
+    overrides: Iterable[str] = (),
+    *,
+    quiet: bool = False,
+    console: Console | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Path:
-    """Train as the recipe says; the run folder. Called again with the same recipe, it goes on where it stopped.
+    """Train as a recipe says; the run folder. Called again with the same recipe, it goes on where it stopped.
 
-    Of a remote run (`out: s3://…`) the folder is its local mirror.
+    config: the recipe: the name of a packaged one ("digits/softmax"), the path of a YAML file, a mapping with the
+    sections of a recipe, or a Config. overrides: settings such as "train.epochs=20" or "out=runs/mine" on top of it;
+    none by default. quiet: show no progress; false by default. console: the rich console that shows it, by default
+    standard error. callbacks: objects with `epoch_end(epoch, model)`, called on the first process after every epoch;
+    none by default.
+
+    Without `out`, a file trains into runs/<its name>, a mapping into runs/unnamed. Of a remote run (`out: s3://…`) the
+    folder is its local mirror.
     """
-    check(config, "the recipe")
+    config = as_config(config, overrides)
     load_plugins(config.plugins)
     run, trackers = Run(config.out or "runs/unnamed"), Trackers.of(config.tracking)
     with process_group(config.train.device) as process, preserve_rng(process.device), listening() as stop:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError
-from vitruvius._yaml import read_yaml
+from vitruvius._recipes import find_recipe
+from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.data import DataConfig
 from vitruvius.models import AttentionRule, ModelConfig
 
-__all__ = ["Config", "TrainConfig", "check", "read_recipe"]
+__all__ = ["Config", "Recipe", "TrainConfig", "as_config", "check", "read_recipe"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +141,33 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         data["out"] = str(Path("runs") / Path(path).stem)
     config = build(Config, data, source=str(path))
     check(config, str(path))
+    return config
+
+
+Recipe = Config | Mapping[str, Any] | str | Path
+
+
+def as_config(recipe: Recipe, overrides: Iterable[str] = ()) -> Config:
+    """A recipe in any of its forms as a checked Config.
+
+    recipe: a Config; the name of a packaged recipe, such as "digits/softmax"; the path of a YAML file; or a mapping
+    with the sections of a recipe. overrides: `section.key=value` settings applied on top, none by default.
+    """
+    if isinstance(recipe, str | Path):
+        return read_recipe(find_recipe(recipe), overrides)
+    overrides = list(overrides)
+    if isinstance(recipe, Mapping):
+        config = build(Config, override(recipe, overrides), source="the recipe")
+    elif not isinstance(recipe, Config):
+        raise ConfigError(
+            f"{recipe!r} is not a recipe; expected a name such as 'digits/softmax', the path of a YAML file, "
+            "a mapping with the recipe's sections, or a Config."
+        )
+    elif overrides:
+        config = build(Config, override(to_plain(recipe), overrides), source="the recipe")
+    else:
+        config = recipe
+    check(config, "the recipe")
     return config
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from timm.task import TrainingTask
 from torch import Tensor, nn
 
 from vitruvius._processes import Process
+from vitruvius.tasks import Objective
 from vitruvius.training._fast.recorded_step import Gradients, Numbers, Record, StepRecorder, record_cuda_graph
 from vitruvius.training._fast.regions import Regions
 from vitruvius.training.config import Config
@@ -21,7 +21,7 @@ from vitruvius.training.config import Config
 logger = logging.getLogger(__name__)
 
 
-def obstacle(config: Config, process: Process, task: TrainingTask) -> str:
+def obstacle(config: Config, process: Process, task: Objective) -> str:
     """Why the steps of a session are run as they are; nothing if they can be faster."""
     train = config.train
     if process.device.type != "cuda":
@@ -32,7 +32,7 @@ def obstacle(config: Config, process: Process, task: TrainingTask) -> str:
         return "the gradient scaler of fp16 waits for the device"
     if train.nonfinite == "skip":
         return "train.nonfinite = skip looks at every loss"
-    if train.grad_accum_steps > 1 or int(getattr(task, "replays", 1)) > 1:
+    if train.grad_accum_steps > 1 or task.replays > 1:
         return "an update is not one batch"
     if config.gradual is not None:
         return "gradual masks change between epochs"
@@ -44,7 +44,7 @@ class SessionStep:
 
     def __init__(
         self,
-        task: TrainingTask,
+        task: Objective,
         optimizer: torch.optim.Optimizer,
         forward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Numbers]],
         update: Callable[[], None],

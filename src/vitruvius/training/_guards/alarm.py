@@ -17,7 +17,7 @@ from vitruvius._errors import ConfigError, Overfitted
 from vitruvius.attacks import Threat, disturb
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
-from vitruvius.training._selection import choosing_loader, threat_of
+from vitruvius.training._selection import choosing_loader
 from vitruvius.training._session import Session
 
 logger = logging.getLogger(__name__)
@@ -38,8 +38,11 @@ class Alarm:
     """Two attacks and some images; `read` looks at the session's model."""
 
     def __init__(self, session: Session, action: str, x: Tensor, y: Tensor, ids: Tensor) -> None:
-        train, (norm, eps) = session.config.train, threat_of(session.task) or ("linf", 0.0)
-        self.session, self.action, self.gap = session, action, train.alarm_gap
+        train = session.config.train
+        norm, eps = session.task.threat or ("linf", 0.0)
+        self.session = session
+        self.action = action
+        self.gap = train.alarm_gap
         self.x, self.y, self.ids = x, y, ids
         self.single = FGSM(eps=eps, norm=norm)  # type: ignore[arg-type]
         self.multi = PGD(eps=eps, norm=norm, steps=train.alarm_steps, best=True)  # type: ignore[arg-type]
@@ -48,7 +51,7 @@ class Alarm:
     def of(cls, session: Session) -> Alarm | None:
         """The alarm a recipe asks for; none for tasks without a threat."""
         train = session.config.train
-        threatened = threat_of(session.task) is not None
+        threatened = session.task.threat is not None
         action = ("report" if threatened else "none") if train.alarm == "auto" else train.alarm
         if action == "none":
             return None

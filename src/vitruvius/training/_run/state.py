@@ -6,33 +6,20 @@ half-made means, and all rows. Random streams need no place in it: see `_seeding
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from vitruvius._errors import RunError
 from vitruvius.surgery import inner
 from vitruvius.training._parallel import full_optimizer, load_full, load_full_optimizer
-from vitruvius.training._session import Session
+from vitruvius.training._session import Counters, Session
 
-COUNTERS = (
-    "epoch",
-    "batch",
-    "updates",
-    "elapsed",
-    "rate",
-    "skipped",
-    "best",
-    "best_epoch",
-    "best_is_ema",
-    "rows",
-    "alarms",
-    "rollbacks",
-)
 VERSION = 2
 
 
 def capture(session: Session) -> dict[str, Any]:
     """The state after an update. Every process must ask; the first one's answer is whole."""
-    state: dict[str, Any] = {name: getattr(session, name) for name in COUNTERS}
+    state: dict[str, Any] = {counter.name: getattr(session, counter.name) for counter in fields(Counters)}
     state |= {
         "version": VERSION,
         "processes": session.process.world_size,
@@ -67,8 +54,9 @@ def apply(session: Session, state: dict[str, Any], source: str) -> None:
     _load_optimizer(session, state["optimizer"])
     session.scaler.load_state_dict(state["scaler"])
     session.means.load(state["means"])
-    for name in COUNTERS:
-        setattr(session, name, state[name])
+    for counter in fields(Counters):
+        if counter.name in state:  # a state of an earlier release may lack a counter that is new
+            setattr(session, counter.name, state[counter.name])
     session.rows = list(state["rows"])
     _load_plateau(session, state["plateau"])
 

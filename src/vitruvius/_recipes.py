@@ -1,0 +1,44 @@
+"""The recipes that come with the package: where they lie, and how one is found by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitruvius._errors import ConfigError, suggest
+
+
+def recipes_folder() -> Path:
+    """Beside the package when installed, at the root of the repository in a checkout."""
+    packaged = Path(__file__).parent / "recipes"
+    if packaged.is_dir():
+        return packaged
+    return Path(__file__).parents[2] / "recipes"
+
+
+def recipe_files() -> dict[str, Path]:
+    """Every packaged recipe by its name, such as digits/softmax."""
+    folder = recipes_folder()
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in sorted(folder.glob("*/*.yaml"))}
+
+
+def find_recipe(name: str | Path) -> Path:
+    """The file of a recipe.
+
+    name: a path, which is taken as it is; or the name of a packaged recipe, with or without `.yaml`.
+    """
+    path = Path(name)
+    if path.is_dir():
+        raise ConfigError(_is_a_folder(path))
+    if path.exists():
+        return path
+    packaged = recipes_folder() / f"{str(name).removesuffix('.yaml').removeprefix('recipes/')}.yaml"
+    if packaged.exists():
+        return packaged
+    hint = suggest(str(name), recipe_files())
+    raise ConfigError(f"no recipe at {name}{hint} `vitruvius list recipes` shows what comes with it.")
+
+
+def _is_a_folder(path: Path) -> str:
+    if (path / "config.yaml").exists():
+        return f"{path} is a run folder; its recipe is {path / 'config.yaml'}."
+    return f"{path} is a folder; expected a recipe's YAML file, or a name that `vitruvius list recipes` shows."
