@@ -14,9 +14,10 @@ from PIL import Image
 
 from small_run import RECIPE, SMALL, small_run
 from vitruvius import __version__
-from vitruvius.cli import main, make_parser
+from vitruvius._errors import UnknownName
+from vitruvius.cli import every_verb, main, make_parser
 
-VERBS = sorted(make_parser()._subparsers._group_actions[0].choices)  # type: ignore[union-attr, arg-type]
+VERBS = [verb.name for verb in every_verb()]
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -61,6 +62,18 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
     parser: Any = make_parser()._subparsers._group_actions[0].choices[verb]  # type: ignore[union-attr]
     for action in parser._actions:
         assert action.help or action.metavar == "RUN", f"{action} has no help"
+
+
+@pytest.mark.parametrize("words", [["-v", "list", "tracker"], ["list", "tracker", "-v"], ["list", "-v", "tracker"]])
+def test_verbose_is_accepted_before_and_after_the_verb(words: list[str]) -> None:
+    with pytest.raises(UnknownName, match="nothing called 'tracker' to list"):  # shown whole, not as one line
+        main(words)
+
+
+@pytest.mark.parametrize(("alias", "verb"), [("analyze", "analyse"), ("eval", "evaluate")])
+def test_american_and_short_spellings_are_the_same_verb(alias: str, verb: str) -> None:
+    parser = make_parser()
+    assert parser.parse_args([alias, "runs/x"]).verb is parser.parse_args([verb, "runs/x"]).verb
 
 
 @pytest.mark.parametrize(

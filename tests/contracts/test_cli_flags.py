@@ -40,13 +40,16 @@ FLAGS = {
     "bench": ["what"],
     "export": ["run", "--format", "--sparse", "--out"],
     "list": ["kind"],
-    "maps": ["target", "overrides", "--augment", "--out", "--figure"],
+    "maps": ["target", "overrides", "--augment", "--images", "--out", "--figure"],
     "masks": ["maps", "--rule", "--sparsity", "--budget", "--protect", "--threshold", "--of", "--out", "--figure"],
     "report": ["runs", "--out", "--title"],
-    "study": ["name", "words", "--out"],
+    "study": ["name", "words", "--images", "--out"],
     "sweep": ["sweep", "overrides", "--dry-run"],
     "train": ["recipe", "overrides", "--quiet", "--dry-run", "--slurm"],
 }
+
+
+ALIASES = {"analyze": "analyse", "eval": "evaluate"}
 
 
 def words(parser: Any) -> list[str]:
@@ -56,9 +59,9 @@ def words(parser: Any) -> list[str]:
 def test_the_verbs_and_their_flags_are_these() -> None:
     verbs: Any = make_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     assert {verb: words(parser) for verb, parser in verbs.items()} == {
-        verb: sorted([*COMMON, *flags]) for verb, flags in FLAGS.items()
+        verb: sorted([*COMMON, *FLAGS[ALIASES.get(verb, verb)]]) for verb in [*FLAGS, *ALIASES]
     }
 
 
 def test_the_program_itself_knows_help_and_version() -> None:
-    assert {"--help", "--version"} <= set(words(make_parser()))
+    assert {"--help", "--version", "--verbose"} <= set(words(make_parser()))

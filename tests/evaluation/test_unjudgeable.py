@@ -42,10 +42,10 @@ LABELS = torch.tensor([1, 2])
         (images(float("nan")), LABELS, "images hold NaN pixels"),
         (images(float("inf")), LABELS, "pixels reach from inf"),
         (images(1, dtype=torch.uint8), LABELS, "images have dtype torch.uint8"),
-        (images(), torch.tensor([1, 10]), r"labels reach from 1 to 10, the model knows classes 0 … 9"),
+        (images(), torch.tensor([1, 10]), r"labels reach up to 10, but the model has 10 classes"),
         (images(), torch.tensor([-1, 1]), "labels reach down to -1"),
         (images(), torch.tensor([0.5, 1.0]), "labels have dtype torch.float32"),
-        (images(), torch.rand(2, 10), r"labels have shape \(2, 10\), expected one whole number an image"),
+        (images(), torch.rand(2, 10), r"labels have shape \(2, 10\), expected one whole number per image"),
         (images(), torch.tensor([1]), r"images \(2, 3, 8, 8\) and labels \(1,\) do not pair"),
     ],
 )
@@ -64,12 +64,12 @@ def test_a_model_in_train_mode_is_refused_even_in_part() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_model_that_answers_no_numbers_is_refused(value: float) -> None:
-    with pytest.raises(DataError, match=r"logits that are not finite; its weights may be damaged"):
+    with pytest.raises(DataError, match=r"logits that are not finite for 6 of 6 images; check its weights"):
         evaluate(Broken(torch.full((10,), value)).eval(), loader())
 
 
 def test_a_model_that_answers_no_logits_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"the model answered \(6, 2, 10\), expected logits \(6, classes\)"):
+    with pytest.raises(ConfigError, match=r"the model returned shape \(6, 2, 10\); expected logits \(6, classes\)"):
         evaluate(Broken(torch.zeros(2, 10)).eval(), loader())
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import check_eval_mode, device_of
 from vitruvius._errors import ConfigError, DataError, NoSiteError, UnsuitableSite
 from vitruvius._processes import Process
 from vitruvius._registry import require
@@ -64,15 +65,14 @@ def analyse_text(
     null_images: int = NULL_IMAGES,
 ) -> Table:
     """Ask questions of an encoder's attention; a padded token is neither query nor key nor value."""
-    if model.training:
-        raise ConfigError("the model is in train mode, where dropout blurs what attention does; call .eval().")
+    check_eval_mode(model)
     questions, chosen = ask_all(asked or ("norms", "value_vectors")), choose_nulls(nulls)
     if whole := [q.name for q in questions if q.of_model]:
         raise ConfigError(f"{whole[0]!r} looks at a whole image model; ask sentences about single sites.")
     modules = attention_modules(model)
     sites = {name: _site(name, module) for name, module in modules.items()}
     collector, done = Collector(questions, sites, nulls=chosen, seed=seed, curves=False), 0
-    device = next(model.parameters()).device
+    device = device_of(model)
     for batch in batches:
         tokens = {key: value.to(device) for key, value in batch.items()}
         count = len(tokens["input_ids"])

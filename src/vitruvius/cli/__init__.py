@@ -1,6 +1,6 @@
-"""The command line: one file a verb, each with `arguments(parser)` and `run(options)`; no logic of its own.
+"""The command line: verbs, a few to a file, each with the arguments it takes and what runs it; no logic of its own.
 
-Options are config keys, `section.key=value`. A file dropped into this room is a verb; its docstring is its help.
+Options are config keys, `section.key=value`. A file dropped into this room adds the verbs of its `VERBS`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from vitruvius._errors import VitruviusError
 from vitruvius._registry import first_line
 from vitruvius._version import __version__
+from vitruvius.cli._verb import Verb
 
 EXAMPLES = """\
 examples:
@@ -92,14 +93,28 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"vitruvius {__version__}")
+    _add_verbose(parser, default=False)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("-v", "--verbose", action="store_true", help="log more, and show where an error came from")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for info in pkgutil.iter_modules(__path__):
-        module: Any = importlib.import_module(f"{__name__}.{info.name}")
-        words = first_line(module).rstrip(".")
-        verb = verbs.add_parser(info.name, parents=[common], help=words, description=f"{words}.")
-        module.arguments(verb)
-        several = next((a.dest for a in verb._actions if not a.option_strings and a.nargs in ("*", "+")), None)
-        verb.set_defaults(verb=module.run, several=several)
+    _add_verbose(common, default=argparse.SUPPRESS)  # after the verb it must not undo what was said before
+    parsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for verb in every_verb():
+        words = first_line(verb.run).rstrip(".")
+        own = parsers.add_parser(verb.name, parents=[common], aliases=verb.aliases, help=words, description=f"{words}.")
+        verb.arguments(own)
+        several = next((a.dest for a in own._actions if not a.option_strings and a.nargs in ("*", "+")), None)
+        own.set_defaults(verb=verb.run, several=several)
     return parser
+
+
+def every_verb() -> list[Verb]:
+    """The verbs of every public file of this room, by name."""
+    verbs: list[Verb] = []
+    for info in pkgutil.iter_modules(__path__):
+        if not info.name.startswith("_"):
+            verbs += importlib.import_module(f"{__name__}.{info.name}").VERBS
+    return sorted(verbs, key=lambda verb: verb.name)
+
+
+def _add_verbose(parser: argparse.ArgumentParser, *, default: Any) -> None:
+    words = "log more, and show where an error came from"
+    parser.add_argument("-v", "--verbose", action="store_true", default=default, help=words)

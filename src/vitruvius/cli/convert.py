@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from vitruvius.cli._verb import Verb
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="a .pth or .safetensors file, or an args.yaml; pickled code is never run")
@@ -16,6 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    """Read a checkpoint of another code base as a run folder, or its settings as a recipe; no key is lost."""
     from vitruvius._config import parse_spec
     from vitruvius.converters import SETTINGS, convert, write_run
 
@@ -40,3 +43,6 @@ def _write_recipe(options: argparse.Namespace) -> None:
     path = write_recipe(recipe, options.out, origin=options.checkpoint)
     read_recipe(path)  # what the options cannot mean is said at once
     print(path)
+
+
+VERBS = (Verb(name="convert", arguments=arguments, run=run),)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from vitruvius.cli._verb import Verb
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -22,6 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    """A corrupted copy of data, written once: ImageNet-C's layout for a folder, CIFAR-10-C's for a data set by name."""
     from vitruvius.corrupted_copies import CopyOptions, copy_data
 
     settings = CopyOptions(
@@ -37,3 +40,6 @@ def run(options: argparse.Namespace) -> None:
     )
     count = copy_data(options.data, options.overrides, options.out, settings)
     print(f"{options.out}: {count} files")
+
+
+VERBS = (Verb(name="corrupt", arguments=arguments, run=run),)

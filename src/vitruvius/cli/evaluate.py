@@ -1,13 +1,14 @@
-"""Accuracy, clean, under threats and on shifted images, image by image."""
+"""Evaluate and attack: accuracy image by image, and adversarial examples as a data set."""
 
 from __future__ import annotations
 
 import argparse
 
+from vitruvius.cli._verb import Verb, add_images, add_target
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="RUN|MODEL", help="a run folder or a model name")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.root=/imagenet")
+
+def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser)
     parser.add_argument(
         "--threat", action="append", default=[], metavar="NAME:key=value,…", help="e.g. pgd:eps=4/255,steps=10"
     )
@@ -19,25 +20,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--calibrate", metavar="SPLIT", help="fit a temperature for shifts on this split; held-out: what a run held out"
     )
     parser.add_argument("--sanity", metavar="EPS", help="also check for masked gradients at this strength, e.g. 8/255")
-    parser.add_argument("--images", type=int, metavar="N", help="judge N images, a fixed random choice (default: all)")
+    add_images(parser, "judge")
     parser.add_argument("--out", help="folder for ledger and report (default: RUN/evaluation)")
 
 
-def run(options: argparse.Namespace) -> None:
-    from vitruvius._errors import ConfigError
-    from vitruvius._yaml import parse_value
+def run_evaluate(options: argparse.Namespace) -> None:
+    """Accuracy, clean, under threats and on shifted images, image by image."""
     from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 
-    eps = None if options.sanity is None else parse_value(options.sanity)
-    if eps is not None and not isinstance(eps, int | float):
-        raise ConfigError(f"--sanity {options.sanity} is not a number; write a strength in pixels such as 8/255.")
     wanted = EvaluateOptions(
         threats=options.threat,
         shifts=options.shift,
-        sanity=eps,
+        sanity=options.sanity,
         calibrate=options.calibrate,
-        images=options.images,
         baseline=options.baseline,
+        images=options.images,
     )
     gap = ""
 
@@ -47,3 +44,33 @@ def run(options: argparse.Namespace) -> None:
         gap = "\n"
 
     evaluate_target(options.target, options.overrides, wanted, options.out, on_part=show)
+
+
+def attack_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser)
+    parser.add_argument("--threat", required=True, metavar="NAME:key=value,…", help="e.g. pgd:eps=4/255,steps=10")
+    parser.add_argument("--what", choices=("images", "perturbations"), default="images", help="default: %(default)s")
+    add_images(parser, "attack")
+    parser.add_argument("--out", required=True, help="a file *.safetensors (lossless), or a folder of 8-bit pictures")
+
+
+def run_attack(options: argparse.Namespace) -> None:
+    """Make adversarial examples once and keep them as a data set: a safetensors file, or a folder of pictures."""
+    from vitruvius.evaluation.examples import attack_target
+
+    examples, path = attack_target(
+        options.target,
+        options.overrides,
+        options.threat,
+        options.out,
+        what=options.what,
+        images=options.images,
+    )
+    print(f"{examples.spec}: accuracy {examples.accuracy:.4f}, after rounding to 8 bits {examples.accuracy_8bit:.4f}")
+    print(path)
+
+
+VERBS = (
+    Verb(name="evaluate", arguments=evaluate_arguments, run=run_evaluate, aliases=("eval",)),
+    Verb(name="attack", arguments=attack_arguments, run=run_attack),
+)

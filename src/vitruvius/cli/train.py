@@ -1,11 +1,13 @@
-"""Train as a recipe says; writes a run folder, and goes on with it when called again."""
+"""Train one recipe, or one under many settings."""
 
 from __future__ import annotations
 
 import argparse
 
+from vitruvius.cli._verb import Verb
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+
+def train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a YAML file, or the name of a recipe from `vitruvius list recipes`")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. train.epochs=20 out=runs/mine")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
@@ -15,7 +17,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> None:
+def run_train(options: argparse.Namespace) -> None:
+    """Train as a recipe says; writes a run folder, and goes on with it when called again."""
     from vitruvius.listing import find_recipe
     from vitruvius.training import read_recipe, train
 
@@ -31,3 +34,29 @@ def run(options: argparse.Namespace) -> None:
         print(submit(config, options.slurm))
     else:
         print(train(config, quiet=options.quiet))
+
+
+def sweep_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sweep", metavar="SWEEP.yaml", help="a file with recipe:, grid:, list: and out:")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.key=value", help="for every run; out=… moves the sweep"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the runs and how they stand; write nothing")
+
+
+def run_sweep(options: argparse.Namespace) -> None:
+    """Train a recipe under many settings; goes on where it stopped, and ends with a table."""
+    from vitruvius.listing import find_recipe
+    from vitruvius.training.sweep import Sweep
+
+    sweep = Sweep(options.sweep, options.overrides, find=find_recipe)
+    if options.dry_run:
+        print(sweep.listing())
+    else:
+        print(sweep.train(tell=print))
+
+
+VERBS = (
+    Verb(name="train", arguments=train_arguments, run=run_train),
+    Verb(name="sweep", arguments=sweep_arguments, run=run_sweep),
+)

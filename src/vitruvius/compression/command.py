@@ -15,19 +15,27 @@ from vitruvius.compression.files import load_maps, save_maps, save_masks
 from vitruvius.compression.maps import average_maps
 from vitruvius.compression.masks import Budget, Masks, make_masks
 from vitruvius.compression.polarisation import describe, polarise_all
-from vitruvius.compression.rules import Rule, rules
+from vitruvius.compression.rules import rules
 from vitruvius.data import DataConfig, Loader, eval_loader, train_loader
 from vitruvius.evaluation import fingerprint
 from vitruvius.surgery import survey
-from vitruvius.targets import Target, open_target
+from vitruvius.targets import Target, limit_images, open_target
 
 
-def maps_of_target(target: str, overrides: Sequence[str], out: str | None, *, augment: bool = False) -> Path:
-    """Average maps of a run or model over its training images, each seen once, as they are or augmented.
+def maps_of_target(
+    target: str, overrides: Sequence[str], out: str | None, *, augment: bool = False, images: int | None = None
+) -> Path:
+    """Average maps over the training images of whatever names a model, each image seen once; the file of maps.
 
     Called again after an interruption, it goes on where it stopped. Several processes (torchrun) share the images.
+
+    target: a run folder, a model's name, or another kind of target.
+    overrides: settings of the target, `data.root=…`.
+    out: the file; by default maps.safetensors in the run, or in runs/NAME.
+    augment: augmented as for training, instead of as they are.
+    images: how many of the training images, a fixed random choice; default all.
     """
-    opened = open_target(target, overrides)
+    opened = open_target(target, [*overrides, *limit_images(images, "data.train_num_samples")])
     model = opened.model
     path = Path(out or opened.folder / "maps.safetensors")
     with process_group(opened.config.device) as process:
@@ -61,7 +69,9 @@ def masks_of_maps(
     known = sites
     if of:
         known = survey(open_target(of, data_needed=False).model)
-    masks = make_masks(tensors, parse_rule(rule), sparsity=sparsity, budget=budget, protect=protect, sites=known)
+    masks = make_masks(
+        tensors, rules.make(rule, where="--rule"), sparsity=sparsity, budget=budget, protect=protect, sites=known
+    )
     path = Path(out) if out else Path(maps).with_name("masks.safetensors")
     polarised = polarise_all(masks.keep, threshold=threshold) if any(_square(masks)) else {}
     save_masks(path, masks, polarised=polarised, maps=str(maps))
@@ -83,12 +93,6 @@ def export_target(run: str, out: str | None, *, format: Format = "torch-export",
         recipe = read_yaml(opened.folder / "config.yaml")
     path = Path(out or opened.folder / f"export.{endings[format]}")
     return export(opened.model, path, format=format, sparse=sparse, recipe=recipe)
-
-
-def parse_rule(text: str) -> Rule:
-    """`information:mass=0.9` → Information(mass=0.9)."""
-    rule: Rule = rules.make(text, where="--rule")
-    return rule
 
 
 def _training_images(target: Target, process: Process, *, augment: bool) -> Loader:

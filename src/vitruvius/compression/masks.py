@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
+from vitruvius._registry import Spec
 from vitruvius.compression._site_files import check_maps, guess_sites
-from vitruvius.compression.rules import Rule
+from vitruvius.compression.rules import Rule, rules
 from vitruvius.compression.sparsity import Sparsity, count
 from vitruvius.heads import Site
 
@@ -39,21 +40,27 @@ class Masks:
 
 def make_masks(
     maps: Mapping[str, Tensor],
-    rule: Rule,
+    rule: Rule | Spec = "information",
     *,
     sparsity: float | None = None,
     budget: Budget = "global",
     protect: Sequence[int] | None = None,
     sites: Mapping[str, Site] | None = None,
 ) -> Masks:
-    """Masks of the maps (H, N, M) by site. No query ever loses its best key.
+    """Masks of average maps. No query ever loses its best key.
 
-    Without `sparsity` the rule's own limit holds. With it, exactly that share of all pairs goes (rounded), from the
-    highest levels down: over all sites together, in every site, or in every head. `protect` names tokens whose rows
-    and columns stay whole; by default class, distillation and register tokens. `sites`, as from `survey(model)`,
-    must be those of the maps.
+    maps: (H, N, M) by site, as `average_maps` gives them.
+    rule: which pairs go first: `"ratio:ratio=0.8"`, `{use: ratio, ratio: 0.8}`, or a Rule.
+    sparsity: share of all pairs that goes, exactly (rounded), from the highest levels down; default: the rule's own
+        limit.
+    budget: what shares that limit: all sites together (global), every site (layer), or every head (head).
+    protect: tokens whose rows and columns stay whole; default: class, distillation and register tokens.
+    sites: those of the maps, as from `survey(model)`; default: guessed from the shapes.
     """
-    sites = check_maps(maps, guess_sites(maps) if sites is None else sites)
+    rule = _make_rule(rule)
+    if sites is None:
+        sites = guess_sites(maps)
+    sites = check_maps(maps, sites)
     protected = {name: _protected(sites[name], protect) for name in maps}
     levels = {name: rule.levels(map_.double().cpu(), sites[name]) for name, map_ in maps.items()}
     forced = {name: _forced(levels[name], maps[name].cpu(), protected[name], sites[name]) for name in maps}
@@ -63,6 +70,11 @@ def make_masks(
     else:
         keep, limits = _search(levels, maps, forced, sparsity, budget)
     return Masks(keep=keep, protected=protected, sites=sites, rule=repr(rule), limits=limits)
+
+
+def _make_rule(rule: Rule | Spec) -> Rule:
+    made: Rule = rules.make(rule, where="rule")
+    return made
 
 
 def _protected(site: Site, asked: Sequence[int] | None) -> tuple[int, ...]:

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from vitruvius._checks import Progress, check_eval_mode, device_of
 from vitruvius._errors import DataError
 from vitruvius._processes import Process
+from vitruvius._registry import Spec
 from vitruvius.attacks import check_inputs
 from vitruvius.evaluation._judging import judge
 from vitruvius.evaluation._subject import subject_of
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.result import Report, summarise
 from vitruvius.evaluation.shift_report import corruption_report
-from vitruvius.evaluation.threats import Threat, by_spec, enter
+from vitruvius.evaluation.threats import Threat, by_spec, enter, make_threats
 
 ALONE = Process(device=torch.device("cpu"))
 Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, height, width) in [0, 1], labels (B), ids (B)
@@ -43,7 +44,7 @@ def clean(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def evaluate(
     model: nn.Module,
     loader: Iterable[Any],
-    threats: Sequence[Threat] = (),
+    threats: Spec | Sequence[Spec | Threat] = (),
     *,
     folder: str | Path | None = None,
     process: Process | None = None,
@@ -52,15 +53,22 @@ def evaluate(
 ) -> Report:
     """Accuracy on images as they are and under each threat, image by image.
 
-    With a `folder`, the ledger is written there as it grows: an interrupted evaluation goes on where it
-    stopped, and threats asked for later join those that are done. `signature` adds to what makes an evaluation
-    another one. With several processes, each gives its share of the images and its `process`.
+    model: in eval mode; takes pixels in [0, 1] and returns logits (B, K).
+    loader: batches (images, labels), or (images, labels, ids).
+    threats: each `"pgd:eps=8/255"`, `{use: pgd, eps: 8/255}`, or a function (model, x, y) → x'.
+    folder: where the ledger is written as it grows: an interrupted evaluation goes on where it stopped, and threats
+        asked for later join those that are done. Default: nothing is written.
+    process: of several processes, this one; each brings its share of the images.
+    progress: called after every batch with the images done, how many there are, and a few words.
+    signature: facts about the data that make an evaluation in the same folder another one.
     """
     check_eval_mode(model)
     process = process or Process(device=device_of(model))
-    chosen = by_spec([clean, *threats])
+    chosen = by_spec([clean, *_make_all(threats)])
     ledger = Ledger(folder, rank=process.rank)
-    subject = {} if folder is None else {**subject_of(model, loader), **(signature or {})}
+    subject: dict[str, object] = {}
+    if folder is not None:
+        subject = {**subject_of(model, loader), **(signature or {})}
     entries = process.on_first(lambda: ledger.claim(subject, [enter(threat) for threat in chosen.values()]))
     ledger.read()
     _judge_all(model, numbered(loader, process), chosen, ledger, process, _watched(loader, process, progress))
@@ -73,6 +81,13 @@ def evaluate(
     if folder is not None:
         process.on_first(lambda: _keep(ledger, report, Path(folder)))
     return report
+
+
+def _make_all(threats: Spec | Sequence[Spec | Threat]) -> list[Threat]:
+    """The threats that their descriptions mean; one alone may be given as it is."""
+    if isinstance(threats, str | Mapping):
+        threats = [threats]
+    return [threat for spec in threats for threat in make_threats(spec, where="threats")]
 
 
 def numbered(loader: Iterable[Any], process: Process = ALONE) -> Iterator[Batch]:
@@ -110,7 +125,7 @@ def _checked(batch: Batch, process: Process) -> Batch:
     x, y, ids = batch
     x, y, ids = x.to(process.device), y.to(process.device), ids.cpu()
     if y.ndim != 1:
-        raise DataError(f"labels have shape {tuple(y.shape)}, expected one whole number an image.")
+        raise DataError(f"labels have shape {tuple(y.shape)}, expected one whole number per image.")
     check_inputs(x, y)
     return x, y, ids
 

@@ -6,7 +6,6 @@ B images, K classes.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import time
 from typing import Any
 
@@ -14,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvius._errors import ConfigError, DataError
+from vitruvius._checks import check_labels, check_logits
+from vitruvius.attacks import disturb
 from vitruvius.evaluation.ledger import AFTER, Columns, Ledger
 from vitruvius.evaluation.threats import Threat
 
@@ -29,13 +29,13 @@ def judge(
     keep = new.to(x.device)
     x, y, ids = x[keep], y[keep], ids[new]
     begun = time.perf_counter()
-    moved, record = disturb(model, threat, x, y, ids, batch_size)
+    moved, record = run_threat(model, threat, x, y, ids, batch_size)
     rows = answer_all(model, moved, y, batch_size)
     elapsed = (time.perf_counter() - begun) / len(y)
     ledger.add(spec, {"id": ids, "label": y, "seconds": torch.full_like(rows["loss"], elapsed), **rows, **record})
 
 
-def disturb(
+def run_threat(
     model: nn.Module, threat: Any, x: Tensor, y: Tensor, ids: Tensor, batch_size: int
 ) -> tuple[Tensor, Columns]:
     """x', and what the threat itself recorded: for an ensemble, whether each image stood after each of its stages."""
@@ -44,8 +44,7 @@ def disturb(
         outcome = sized.run(model, x, y, ids=ids)
         record = {f"{AFTER}{name}": standing for name, standing in outcome.robust_by_stage().items()}
         return outcome.x, record
-    moved: Tensor = threat(model, x, y, ids=ids) if _takes_ids(threat) else threat(model, x, y)
-    return moved, {}
+    return disturb(threat, model, x, y, ids), {}
 
 
 def answer_all(model: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Columns:
@@ -58,22 +57,9 @@ def answer_all(model: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Colum
 def answer(model: nn.Module, x: Tensor, y: Tensor) -> Columns:
     """What the model says of a batch."""
     logits = model(x).float()  # (B, K)
-    check_logits(logits, y)
+    check_logits(logits, len(y))
+    check_labels(y, logits.shape[1])
     return read_logits(logits, y)
-
-
-def check_logits(logits: Tensor, y: Tensor) -> None:
-    """Refuse what cannot be judged."""
-    if logits.shape[:-1] != y.shape:
-        raise ConfigError(f"the model answered {tuple(logits.shape)}, expected logits ({len(y)}, classes).")
-    if not torch.isfinite(logits).all():
-        raise DataError(
-            f"the model answered {tuple(logits.shape)} logits that are not finite; its weights may be damaged."
-        )
-    if int(y.max()) >= logits.shape[1] or int(y.min()) < 0:
-        raise DataError(
-            f"labels reach from {int(y.min())} to {int(y.max())}, the model knows classes 0 … {logits.shape[1] - 1}."
-        )
 
 
 def read_logits(logits: Tensor, y: Tensor) -> Columns:
@@ -91,7 +77,3 @@ def read_logits(logits: Tensor, y: Tensor) -> Columns:
         "energy": logits.logsumexp(-1),
         "entropy": -(log_p.exp() * log_p).sum(-1),
     }
-
-
-def _takes_ids(threat: Threat) -> bool:
-    return "ids" in inspect.signature(threat).parameters

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitruvius._bar import Bar
+from vitruvius._errors import ConfigError
 from vitruvius._processes import Process, process_group
+from vitruvius._yaml import parse_value
 from vitruvius.data import Loader, eval_loader
 from vitruvius.evaluation._evaluate import evaluate
 from vitruvius.evaluation._shift_command import open_shifts, read_baseline, temperature_of
@@ -30,7 +32,7 @@ class EvaluateOptions:
 
     threats: Sequence[str] = ()  # pgd:eps=4/255,steps=10
     shifts: Sequence[str] = ()  # imagenet-c:/path
-    sanity: float | None = None  # ε of the checks against gradient masking
+    sanity: str | float | None = None  # ε of the checks against gradient masking, in pixels: 8/255
     calibrate: str | None = None  # split that a temperature is fitted on; held-out: of a run's own training images
     images: int | None = None  # judge so many images of the data, a fixed random choice; default all
     baseline: str | None = None  # another run, evaluated under the same shifts, that mCE is against
@@ -81,6 +83,7 @@ def evaluate_target(
     out: the folder for ledgers and reports; by default `evaluation` in the run, or in runs/NAME.
     on_part: called with each part of the evaluation as soon as it is known, on the first process.
     """
+    sanity = _strength(options.sanity)
     threats = [threat for spec in options.threats for threat in make_threats(spec, where="--threat")]
     overrides = [*overrides, *limit_images(options.images)]
     opened = open_target(target, overrides, data_needed=options.needs_images)
@@ -93,7 +96,7 @@ def evaluate_target(
         opened.model.to(process.device).eval()
         job = _Job(
             target=opened,
-            options=options,
+            options=replace(options, sanity=sanity),
             folder=Path(out or opened.folder / "evaluation"),
             process=process,
             baselines=baselines,
@@ -147,13 +150,23 @@ def _run(job: _Job, threats: Sequence[Threat], shifts: Sequence[Shift], *, with_
         job.tell(Evaluation(report=report, corruptions=corruptions))
     findings: list[Finding] = []
     if options.sanity is not None and job.process.first:
-        findings = _examine(job, options.sanity)
+        findings = _examine(job, float(options.sanity))
         job.tell(Evaluation(findings=findings))
     reports = []
     for shift in shifts:
         reports.append(_evaluate_shift(job, shift, report, temperature))
         job.tell(Evaluation(shifts=reports[-1:]))
     return Evaluation(report=report, corruptions=corruptions, findings=findings, shifts=reports)
+
+
+def _strength(eps: str | float | None) -> float | None:
+    """A strength as a command writes it, 8/255, as a number."""
+    value = eps
+    if isinstance(eps, str):
+        value = parse_value(eps)
+    if value is not None and not isinstance(value, int | float):
+        raise ConfigError(f"--sanity {eps} is not a number; write a strength in pixels such as 8/255.")
+    return value
 
 
 def _has_images(target: Target, overrides: Sequence[str]) -> bool:

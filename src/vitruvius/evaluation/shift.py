@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import Progress, check_eval_mode, device_of
+from vitruvius._checks import Progress, check_eval_mode, check_labels, check_logits, device_of
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius.data import DataConfig, InputSize, Loader, TensorSet, images_loader
-from vitruvius.evaluation._judging import check_logits, read_logits
+from vitruvius.evaluation._judging import read_logits
 from vitruvius.evaluation._subject import data_settings, subject_of
 from vitruvius.evaluation.ledger import Columns, Ledger
 from vitruvius.evaluation.metrics import Baseline, alexnet
@@ -157,7 +157,8 @@ def respond(who: _Examiner, x: Tensor, y: Tensor) -> Columns:
     if logits.ndim == 2:
         _check_classes(logits.shape[1], who.shift)
     logits = logits if who.shift.columns is None else logits[:, list(who.shift.columns)]
-    check_logits(logits, y)
+    check_logits(logits, len(y))
+    check_labels(y, logits.shape[1])
     rows = read_logits(logits, y)
     if who.temperature is not None:
         rows["tempered"] = (logits / who.temperature).softmax(-1).amax(-1)

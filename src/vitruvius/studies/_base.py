@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitruvius._config import bind
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import append_line, atomic_write_text, ensure_writable
 from vitruvius._processes import choose_device
 from vitruvius._registry import Registry
+from vitruvius._yaml import parse_value
 from vitruvius.data import eval_loader
 from vitruvius.evaluation import numbered
 from vitruvius.models import PixelModel
@@ -54,48 +54,90 @@ class Study(Protocol):
 studies: Registry[Any] = Registry("study", "studies")
 
 
-def study(name: str, targets: Sequence[str], settings: dict[str, Any], out: str | Path) -> Path:
-    """Run a study over run folders or models; `table.csv` and the figure lie in `out`. A killed study goes on.
+def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """(targets, settings) of the words of a command: `runs/rpc runs/softmax steps=20 data.root=/imagenet`."""
+    targets: list[str] = []
+    settings: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals:
+            settings[key] = parse_value(value)
+        else:
+            targets.append(word)
+    return targets, settings
 
-    Every study also takes `images` (how many, default 512), `batch_size` and settings of the data as `data.key`.
+
+def study(name: str, targets: Sequence[str], settings: Mapping[str, Any], out: str | Path) -> Path:
+    """Run a study over several models; a killed study goes on where it stopped. Returns the path of the table.
+
+    name: of the study; `vitruvius list studies` names them.
+    targets: run folders, model names, or other kinds of target.
+    settings: of the study; also `images` (how many, default 512), `batch_size` (default 128), and settings of the data
+        as `data.key`.
+    out: the folder for table.csv and the figure.
     """
-    maker = studies[name]
-    data = [f"{key}={value}" for key, value in settings.items() if key.startswith("data.")]
-    own = {key: value for key, value in settings.items() if not key.startswith("data.")}
-    images, batch_size = int(own.pop("images", 512)), int(own.pop("batch_size", 128))
-    bound = bind(name, maker, own, where="study")
+    maker = studies.get(name)
+    plan = _read_settings(name, settings)
     if not targets:
         raise ConfigError(f"study {name!r} needs at least one run folder or model name.")
-    subjects = (open_subject(target, data, images, batch_size) for target in targets)  # one at a time
+    subjects = (open_subject(target, plan.data, plan.images, plan.batch_size) for target in targets)  # one at a time
     first = next(subjects)  # what is wrong with it is said before a file is written
     folder = Path(ensure_writable(out))
     rows = _resume(folder, {"study": name, "settings": {**settings}})
     for subject in itertools.chain([first], subjects):
         done = {row["key"] for row in rows if row["model"] == subject.name}
-        for row in maker(subject, done, **bound):
+        for row in plan.run(subject, done):
             rows.append({"model": subject.name, **row})
             append_line(folder / "rows.jsonl", json.dumps(rows[-1]))
-    atomic_write_text(folder / "table.csv", write_csv([{k: v for k, v in row.items() if k != "key"} for row in rows]))
+    _save_table(folder / "table.csv", rows)
     save_figure(maker.draw(rows), folder / "figure")
     return folder / "table.csv"
 
 
+class _Plan(NamedTuple):
+    """A study with its settings bound, and what it is run on."""
+
+    run: Callable[[Subject, set[str]], Iterator[Row]]
+    data: list[str]  # overrides
+    images: int
+    batch_size: int
+
+
+def _read_settings(name: str, settings: Mapping[str, Any]) -> _Plan:
+    data = [f"{key}={value}" for key, value in settings.items() if key.startswith("data.")]
+    own = {key: value for key, value in settings.items() if not key.startswith("data.")}
+    images = _whole_number("images", own.pop("images", 512))
+    batch_size = _whole_number("batch_size", own.pop("batch_size", 128))
+    return _Plan(studies.bind({"use": name, **own}, where="study"), data, images, batch_size)
+
+
+def _whole_number(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"study: {key} = {value!r} is not a whole number that is 1 or more.")
+    return value
+
+
+def _save_table(path: Path, rows: Sequence[Row]) -> None:
+    """Every row but its key, which only a resumed study needs."""
+    shown = [{name: value for name, value in row.items() if name != "key"} for row in rows]
+    atomic_write_text(path, write_csv(shown))
+
+
 def open_subject(target: str, data: Sequence[str], images: int, batch_size: int) -> Subject:
-    """The first `images` of the data set of a run or model, in memory."""
+    """The first `images` of the data set of a target, in memory."""
     opened = open_target(target, data)
     model = opened.model
     device = choose_device(opened.config.device)
     model.to(device).eval()
     loader = eval_loader(opened.config.data, input_size=model.data_config, device=device)
-    columns: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+    batches = []
     seen = 0
     for batch in numbered(loader):
-        for parts, part in zip(columns, batch, strict=True):
-            parts.append(part)
+        batches.append(batch)
         seen += len(batch[1])
         if seen >= images:
             break
-    x, y, ids = (torch.cat(parts)[:images] for parts in columns)
+    x, y, ids = (torch.cat(column)[:images] for column in zip(*batches, strict=True))
     return Subject(
         name=target,
         model=model,
@@ -114,7 +156,8 @@ def _resume(folder: Path, signature: dict[str, Any]) -> list[Row]:
     atomic_write_text(file, text)
     rows: list[Row] = []
     lines = folder / "rows.jsonl"
-    for line in lines.read_text().splitlines() if lines.exists() else ():
+    lines.touch()
+    for line in lines.read_text().splitlines():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:  # cut off by a kill: it will be made again

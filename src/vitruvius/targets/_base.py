@@ -95,13 +95,13 @@ def require_data(target: str, overrides: Sequence[str]) -> None:
         )
 
 
-def limit_images(images: int | None) -> list[str]:
-    """The override that `--images N` means: N images of the validation split, a fixed random choice."""
+def limit_images(images: int | None, key: str = "data.val_num_samples") -> list[str]:
+    """The override that `--images N` means: N images of a split (of validation, by default), a fixed random choice."""
     if images is None:
         return []
     if images < 1:
         raise ConfigError(f"--images {images} leaves no images; give 1 or more.")
-    return [f"data.val_num_samples={images}"]
+    return [f"{key}={images}"]
 
 
 def save_target(config: TargetConfig, folder: Path) -> None:

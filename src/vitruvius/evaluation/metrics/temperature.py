@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import device_of
 from vitruvius._errors import DataError
 
 
@@ -53,7 +54,7 @@ def fit_temperature(logits: Tensor, labels: Tensor, *, low: float = 0.2, high: f
 @torch.no_grad()
 def collect_logits(model: nn.Module, loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
     """(logits (n, K), labels (n)) of every image of a loader, on the CPU."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     rows = [(model(batch[0].to(device)).float().cpu(), batch[1].cpu()) for batch in loader]
     if not rows:
         raise DataError("the loader yielded no images; there is nothing to fit a temperature on.")

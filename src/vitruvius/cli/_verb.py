@@ -1,0 +1,34 @@
+"""A verb: its name, the arguments it takes, and what runs it; the docstring of the latter is its help."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """One word of the command line. A file of this room lists its verbs in `VERBS`."""
+
+    name: str
+    arguments: Callable[[argparse.ArgumentParser], None]  # adds them to the verb's parser
+    run: Callable[[argparse.Namespace], None]
+    aliases: tuple[str, ...] = ()
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """What a verb works on, and settings of it; the same words for every verb that takes a model."""
+    parser.add_argument("target", metavar="RUN|MODEL", help="a run folder or a model name")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.root=/imagenet")
+
+
+def add_images(parser: argparse.ArgumentParser, doing: str, *, default: str = "all") -> None:
+    """The one flag for how many images a verb uses."""
+    parser.add_argument("--images", type=int, metavar="N", help=f"{doing} N images (default: {default})")
+
+
+def warn_deprecated(old: str, new: str) -> None:
+    """One line on stderr for a spelling that will go."""
+    print(f"vitruvius: note: {old} is deprecated; write {new}.", file=sys.stderr)

@@ -1,0 +1,70 @@
+"""The package itself: a demo, what there is, and how fast it is here."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from vitruvius.cli._verb import Verb
+
+BENCHES = {
+    "rpc": ("attention", "--only", "rpc,tokens,iterations,heads,precision"),
+    "mask": ("attention", "--only", "mask,sparsity"),
+    "mask-cpu": ("sparse_cpu",),
+    "memory": ("rpc_memory",),
+    "train": ("attention_models",),
+    "autoattack": ("autoattack",),
+}
+
+
+def demo_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", default="runs/demo", help="folder for runs and page (default: %(default)s)")
+
+
+def run_demo(options: argparse.Namespace) -> None:
+    """Train, attack, corrupt and look inside on the embedded digits; ends with a page."""
+    from vitruvius.demo import demo
+
+    print(demo(Path(options.out)))
+
+
+def list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "kind", nargs="?", help="attentions, attacks, inits, models, recipes, sockets, studies, tasks, …"
+    )
+
+
+def run_list(options: argparse.Namespace) -> None:
+    """What there is: names, settings, one line each."""
+    from vitruvius.listing import listing
+
+    print(listing(options.kind))
+
+
+def bench_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", metavar="WHAT", choices=BENCHES, help=", ".join(BENCHES))
+
+
+def run_bench(options: argparse.Namespace) -> None:
+    """Measure speed on this machine: robust and masked attention, attacks, training, beside what they compete with."""
+    from vitruvius._errors import ConfigError
+
+    checkout = Path(__file__).parents[3]
+    if not (checkout / "benchmarks" / "__main__.py").exists():
+        raise ConfigError(
+            "vitruvius bench runs the folder benchmarks/ of the source, which an installed package does not carry. "
+            "Run it in a checkout: pip install -e ."
+        )
+    command = [sys.executable, "-m", "benchmarks", *BENCHES[options.what]]
+    done = subprocess.run(command, cwd=checkout, check=False)
+    if done.returncode:
+        raise ConfigError(f"the benchmark {options.what!r} ended with {done.returncode}; its own words are above.")
+
+
+VERBS = (
+    Verb(name="demo", arguments=demo_arguments, run=run_demo),
+    Verb(name="list", arguments=list_arguments, run=run_list),
+    Verb(name="bench", arguments=bench_arguments, run=run_bench),
+)

@@ -1,0 +1,102 @@
+"""Compress attention: average its maps, make masks from them, export the result."""
+
+from __future__ import annotations
+
+import argparse
+
+from vitruvius.cli._verb import Verb, add_images, add_target
+
+
+def maps_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser)
+    parser.add_argument("--augment", action="store_true", help="augmented as for training, instead of as they are")
+    add_images(parser, "average over")
+    parser.add_argument(
+        "--out", help="a .safetensors file, or .npy for ViTCoD's layout (default: RUN/maps.safetensors)"
+    )
+    parser.add_argument("--figure", help="draw the grid of sites and heads: a .png, .pdf or .svg file")
+
+
+def run_maps(options: argparse.Namespace) -> None:
+    """Average attention maps over the training images, for masks and for looking at."""
+    from vitruvius.compression.command import maps_of_target
+    from vitruvius.compression.files import load_maps
+    from vitruvius.report.sections.maps import draw_maps
+    from vitruvius.report.style import save_figure
+
+    path = maps_of_target(
+        options.target, options.overrides, options.out, augment=options.augment, images=options.images
+    )
+    if options.figure:
+        save_figure(draw_maps({name: map_.numpy() for name, map_ in load_maps(path)[0].items()}), options.figure)
+    print(path)
+
+
+def masks_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("maps", metavar="MAPS", help="from `vitruvius maps`, or ViTCoD's .npy")
+    parser.add_argument(
+        "--rule", default="information", metavar="NAME:key=value,…", help="e.g. information:mass=0.9, ratio:ratio=0.8"
+    )
+    parser.add_argument("--sparsity", type=float, help="share of all pairs to remove, exactly, e.g. 0.9")
+    parser.add_argument(
+        "--budget",
+        default="global",
+        choices=("global", "layer", "head"),
+        help="what shares the limit (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--protect", type=int, nargs="*", help="tokens whose rows and columns stay (default: class and registers)"
+    )
+    parser.add_argument("--threshold", type=int, help="queries that make a token global (default: a quarter of them)")
+    parser.add_argument("--of", metavar="RUN", help="refuse maps that are not of this run's model")
+    parser.add_argument(
+        "--out", help="a .safetensors file, or .npy for ViTCoD's (default: masks.safetensors beside it)"
+    )
+    parser.add_argument("--figure", help="draw the grid of sites and heads: a .png, .pdf or .svg file")
+
+
+def run_masks(options: argparse.Namespace) -> None:
+    """Masks from average maps: by a rule's own limit, or removing exactly the share asked for."""
+    from vitruvius.compression.command import masks_of_maps
+    from vitruvius.report.sections.masks import draw_masks
+    from vitruvius.report.style import save_figure
+
+    masks, text = masks_of_maps(
+        options.maps,
+        options.rule,
+        options.out,
+        sparsity=options.sparsity,
+        budget=options.budget,
+        protect=options.protect,
+        of=options.of,
+        threshold=options.threshold,
+    )
+    if options.figure:
+        save_figure(draw_masks(masks.keep), options.figure)
+    print(text)
+
+
+def export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run folder")
+    parser.add_argument(
+        "--format",
+        default="torch-export",
+        choices=("torch-export", "onnx", "safetensors"),
+        help="(default: %(default)s)",
+    )
+    parser.add_argument("--sparse", action="store_true", help="compute only what masks keep; pays with many tokens")
+    parser.add_argument("--out", help="the file (default: RUN/export.pt2, .onnx or .safetensors)")
+
+
+def run_export(options: argparse.Namespace) -> None:
+    """Export a run for inference elsewhere; the file is read back and must answer the same."""
+    from vitruvius.compression.command import export_target
+
+    print(export_target(options.run, options.out, format=options.format, sparse=options.sparse))
+
+
+VERBS = (
+    Verb(name="maps", arguments=maps_arguments, run=run_maps),
+    Verb(name="masks", arguments=masks_arguments, run=run_masks),
+    Verb(name="export", arguments=export_arguments, run=run_export),
+)

@@ -1,0 +1,72 @@
+"""Look at models and runs: analyses of attention, studies over runs, the page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from vitruvius.cli._verb import Verb, add_images, warn_deprecated
+
+
+def analyse_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="RUN|MODEL", help="a run folder or a model name")
+    parser.add_argument(
+        "what", nargs="*", metavar="ANALYSIS|section.key=value", help="e.g. norms gammas:variant=released data.root=…"
+    )
+    add_images(parser, "look at", default="all of the validation split")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the images and chance (default: %(default)s)")
+    parser.add_argument("--out", help="folder for table and figures (default: RUN/analysis; a model by name: none)")
+
+
+def run_analyse(options: argparse.Namespace) -> None:
+    """Look inside attention: kernel PCA, norms, entropy and more, chance beside every number."""
+    from vitruvius.analysis.command import analyse_target, split_arguments
+    from vitruvius.report.sections.analyses_gallery import save_figures
+
+    names, overrides = split_arguments(options.what)
+    table = analyse_target(
+        options.target, overrides, names, options.images, options.seed, options.out, draw=save_figures
+    )
+    print(table)
+
+
+def study_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="STUDY", help="attack-effectiveness, attack-convergence, eps-sweep")
+    parser.add_argument(
+        "words", nargs="+", metavar="RUN|MODEL|key=value", help="subjects, and settings such as steps=20"
+    )
+    add_images(parser, "study", default="512")
+    parser.add_argument("--out", help="folder for table and figure (default: runs/STUDY)")
+
+
+def run_study(options: argparse.Namespace) -> None:
+    """An experiment over several runs: a table and a figure; `vitruvius list studies` names them."""
+    from vitruvius.studies import split_words, study
+
+    targets, settings = split_words(options.words)
+    if "images" in settings:
+        warn_deprecated("images=N", "--images N")
+    if options.images is not None:
+        settings["images"] = options.images
+    print(study(options.name, targets, settings, options.out or f"runs/{options.name}"))
+
+
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
+    parser.add_argument("--title", default="A vitruvius report", help="its title (default: %(default)s)")
+
+
+def run_report(options: argparse.Namespace) -> None:
+    """One self-contained page about one or several runs."""
+    from vitruvius.report import write_page
+
+    runs = [Path(run) for run in options.runs]
+    print(write_page(runs, Path(options.out), title=options.title))
+
+
+VERBS = (
+    Verb(name="analyse", arguments=analyse_arguments, run=run_analyse, aliases=("analyze",)),
+    Verb(name="study", arguments=study_arguments, run=run_study),
+    Verb(name="report", arguments=report_arguments, run=run_report),
+)
