@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_digits, load_sample_image
 from torch import Tensor
 
-from vitruvius.corruptions import ALL, SEVERITIES, corruptions
+from vitruvius.corruptions import IMAGENET_C, SEVERITIES, corruptions
 
 
 def main() -> None:
@@ -35,9 +35,9 @@ def main() -> None:
 
 def draw(x: Tensor, file: Path, textures: str | None, *, shown: int, colours: int) -> None:
     """Rows are corruptions in two blocks of columns, columns are severities; few colours keep the file small."""
-    half = -(-len(ALL) // 2)
+    half = -(-len(IMAGENET_C) // 2)
     sheet = np.ones((half * (shown + 2), 2 * (len(SEVERITIES) * (shown + 2)) + 150 * 2, 3))
-    for number, name in enumerate(ALL):
+    for number, name in enumerate(IMAGENET_C):
         block, row = divmod(number, half)
         for severity in SEVERITIES:
             more = {"textures": textures} if name == "frost" and textures else {}
@@ -47,7 +47,7 @@ def draw(x: Tensor, file: Path, textures: str | None, *, shown: int, colours: in
             sheet[row * (shown + 2) : row * (shown + 2) + shown, left : left + shown] = tile
     figure = plt.figure(figsize=(sheet.shape[1] / 100, sheet.shape[0] / 100), dpi=100)
     figure.figimage(np.flipud(sheet), origin="lower")
-    for number, name in enumerate(ALL):
+    for number, name in enumerate(IMAGENET_C):
         block, row = divmod(number, half)
         x0, y0 = block / 2 + 142 / sheet.shape[1], 1 - (row * (shown + 2) + shown / 2) / sheet.shape[0]
         figure.text(x0, y0, name.replace("_", " "), ha="right", va="center", fontsize=9.5)

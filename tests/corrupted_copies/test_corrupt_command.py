@@ -166,7 +166,7 @@ def test_other_settings_in_the_same_folder_are_refused(small: tuple[Any, Any], t
 
 def test_a_folder_of_somebody_else_is_not_written_into(small: tuple[Any, Any], tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(ConfigError, match="exists and is no corrupted copy"):
+    with pytest.raises(ConfigError, match="exists and is not a corrupted copy"):
         copy_arrays(*small, tmp_path, PAIR[:5])
 
 
@@ -184,7 +184,7 @@ def test_truncated_files_of_a_copy_are_named(small: tuple[Any, Any], tmp_path: P
 def test_bad_folders_are_refused_with_a_remedy(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no images in the folders of .* Did you mean .*data\?"):
         copy_folder(folder.parent, tmp_path / "out", PAIR[:1])
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         copy_folder(tmp_path / "absent", tmp_path / "out", PAIR[:1])
     with pytest.raises(ConfigError, match="lies inside"):
         copy_folder(folder, folder / "out", PAIR[:1])
@@ -261,7 +261,7 @@ def test_a_limited_copy_of_a_folder_has_the_images_that_an_evaluation_takes(
     assert main([*words[:-1], str(tmp_path / "every"), "--limit", "33"]) == 0  # all there are
     assert json.loads((tmp_path / "every" / "corrupt.json").read_text())["limit"] is None
     assert main([*words[:-1], str(tmp_path / "none"), "--limit", "0"]) == 1
-    assert "--limit 0 leaves no images; 1 or more." in capsys.readouterr().err
+    assert "--limit 0 leaves no images; expected 1 or more." in capsys.readouterr().err
 
 
 def test_a_limited_copy_of_a_data_set_equals_what_happens_on_the_fly(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_limited_copy_of_a_data_set_equals_what_happens_on_the_fly(tmp_path: P
         (["nowhere/at/all.zip"], "no folder nowhere/at/all.zip"),
         (["digits", "--corruptions", "fogg"], "no corruption named 'fogg'; did you mean 'fog'?"),
         (["digits", "--severities", "7"], "expected a whole number from 1 to 5"),
-        (["digits", "--severities", "two"], "--severities 'two' is no whole number"),
+        (["digits", "--severities", "two"], "--severities 'two' is not a whole number"),
         (["digits", "model.name=x"], "'model.name=x' says nothing about the data"),
         (["digitz"], "no data set named 'digitz'"),
         (["digits", "--limit", "0"], "data.val_num_samples is 0, expected at least 1"),

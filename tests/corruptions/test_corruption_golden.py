@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from vitruvius._files import load_tensors
-from vitruvius.corruptions import ALL, SEVERITIES, corruptions
+from vitruvius.corruptions import IMAGENET_C, SEVERITIES, corruptions
 
 GOLDEN, _ = load_tensors(Path(__file__).parents[1] / "golden" / "corruptions.safetensors")
 IMAGE = GOLDEN["image"]  # (72, 76, 3) uint8
-CERTAIN = [name for name in ALL if name in GOLDEN]
-CHANCE = [name for name in ALL if f"{name}.statistics" in GOLDEN and name not in (*CERTAIN, "frost")]
+CERTAIN = [name for name in IMAGENET_C if name in GOLDEN]
+CHANCE = [name for name in IMAGENET_C if f"{name}.statistics" in GOLDEN and name not in (*CERTAIN, "frost")]
 TOLERANCE = {  # levels: how far mean and deviation over 32 draws may lie apart, beyond 3 %
     "motion_blur": 1.5,
     "snow": 3.0,

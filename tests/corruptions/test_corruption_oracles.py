@@ -16,11 +16,11 @@ from torch import Tensor
 from vitruvius._dice import Dice
 from vitruvius.corruptions import SEVERITIES, corruptions
 from vitruvius.corruptions._filters import correlate, disk, gaussian
-from vitruvius.corruptions._motion import motion
 from vitruvius.corruptions._resampling import sample
 from vitruvius.corruptions.elastic_transform import affine_places
 from vitruvius.corruptions.fog import plasma
 from vitruvius.corruptions.glass_blur import wander
+from vitruvius.corruptions.motion_blur import motion
 from vitruvius.corruptions.noise import poisson
 from vitruvius.corruptions.spatter import FAR, distances, equalised
 

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits, load_sample_image
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.corruptions import ALL, BENCHMARK, EXTRA, SEVERITIES, corruptions
+from vitruvius.corruptions import BENCHMARK, EXTRA, IMAGENET_C, SEVERITIES, corruptions
 
 CERTAIN = ("brightness", "contrast", "saturate", "pixelate", "jpeg_compression", "defocus_blur", "gaussian_blur")
 CERTAIN += ("zoom_blur",)
@@ -44,12 +44,12 @@ SMALL, DIGITS = photographs(32), digits()
 
 
 def test_the_nineteen_names_are_registered() -> None:
-    assert sorted(corruptions) == sorted(ALL)
+    assert sorted(corruptions) == sorted(IMAGENET_C)
     assert (len(BENCHMARK), len(EXTRA)) == (15, 4)
 
 
 @pytest.mark.parametrize("severity", [1, 5])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", IMAGENET_C)
 def test_shape_type_and_range_are_kept_for_photographs_and_digits(name: str, severity: int) -> None:
     for x in (SMALL, DIGITS, SMALL[:1, :, :21, :30].double()):
         moved = corruptions[name](severity=severity).apply(x)
@@ -58,14 +58,14 @@ def test_shape_type_and_range_are_kept_for_photographs_and_digits(name: str, sev
         torch.testing.assert_close(moved * 255, (moved * 255).round(), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", IMAGENET_C)
 def test_the_images_given_are_not_touched(name: str) -> None:
     x = SMALL.clone()
     corruptions[name](severity=4).apply(x)
     assert torch.equal(x, SMALL)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "saturate"])
+@pytest.mark.parametrize("name", [name for name in IMAGENET_C if name != "saturate"])
 def test_digits_are_disturbed_and_still_there(name: str) -> None:
     for severity in SEVERITIES[-1:]:
         moved = corruptions[name](severity=severity).apply(DIGITS, ids=torch.arange(len(DIGITS)))
@@ -74,7 +74,7 @@ def test_digits_are_disturbed_and_still_there(name: str) -> None:
         assert torch.corrcoef(both)[0, 1] > 0.4
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", IMAGENET_C)
 def test_an_image_is_disturbed_alike_in_every_batch(name: str) -> None:
     corruption, ids = corruptions[name](severity=3), torch.tensor([5, 17, 2, 900])
     together = corruption.apply(SMALL, ids=ids)
@@ -83,7 +83,7 @@ def test_an_image_is_disturbed_alike_in_every_batch(name: str) -> None:
     assert torch.equal(corruption.apply(SMALL), torch.cat([corruption.apply(part) for part in SMALL.split(3)]))
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in CERTAIN])
+@pytest.mark.parametrize("name", [name for name in IMAGENET_C if name not in CERTAIN])
 def test_chance_depends_on_id_seed_and_severity(name: str) -> None:
     x, ids = SMALL[:1].expand(2, -1, -1, -1), torch.tensor([1, 2])
     first = corruptions[name](severity=5, seed=1).apply(x, ids=ids)
@@ -98,7 +98,7 @@ def test_corruptions_without_chance_do_not_look_at_ids(name: str) -> None:
     assert torch.equal(corruption.apply(SMALL, ids=torch.arange(4)), corruption.apply(SMALL, ids=torch.arange(4) + 9))
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", IMAGENET_C)
 def test_the_number_of_threads_does_not_matter(name: str) -> None:
     threads, corruption = torch.get_num_threads(), corruptions[name](severity=4)
     try:
@@ -111,7 +111,7 @@ def test_the_number_of_threads_does_not_matter(name: str) -> None:
 
 
 @pytest.mark.parametrize("scale", ["imagenet", "cifar"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", IMAGENET_C)
 def test_severity_takes_images_further_away(name: str, scale: str) -> None:
     photograph = photographs(66) if scale == "imagenet" else SMALL
     x = photograph if name in CERTAIN else photograph.repeat(4 if scale == "imagenet" else 10, 1, 1, 1)
@@ -123,7 +123,7 @@ def test_severity_takes_images_further_away(name: str, scale: str) -> None:
     assert min(far) > 1e-4
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", IMAGENET_C)
 def test_auto_means_the_small_table_up_to_64_pixels(name: str) -> None:
     corruption = corruptions[name](severity=2)
     small, large = torch.zeros(1, 3, 64, 80), torch.zeros(1, 3, 65, 80)
@@ -163,12 +163,12 @@ def test_a_folder_without_textures_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "divide by 255"),
+        (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "divide 8-bit images by 255"),
         (torch.zeros(3, 8, 8), r"need \(B, 1 or 3, height, width\)"),
         (torch.zeros(1, 4, 8, 8), r"need \(B, 1 or 3, height, width\)"),
         (torch.zeros(1, 3, 3, 8), "at least 4×4"),
         (torch.full((1, 3, 8, 8), 2.0), "pixels reach from 2 to 2"),
-        (torch.full((1, 3, 8, 8), torch.nan), r"expected \[0, 1\]"),
+        (torch.full((1, 3, 8, 8), torch.nan), "NaN pixels"),
     ],
 )
 def test_what_is_no_batch_of_pixels_is_refused(x: Tensor, words: str) -> None:
@@ -186,7 +186,7 @@ def test_severities_outside_one_to_five_are_refused(severity: object) -> None:
         corruptions["snow"](severity=severity)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", IMAGENET_C)
 def test_the_large_constants_do_not_break_the_smallest_images(name: str) -> None:
     moved = corruptions[name](severity=5, scale="imagenet").apply(SMALL[:2, :, :4, :5])
     assert moved.isfinite().all()

@@ -185,7 +185,7 @@ def test_inaturalist_is_read_by_version_and_by_rank(inaturalist):
     assert counts == [3, 2]
     files = [name for _, name in eval_loader(data(), input_size=SIZE).images.dataset.index[:2]]
     assert files == ["8.jpg", "9.jpg"]  # in the order of their names, whatever the disk's
-    with pytest.raises(DataError, match="one label an image, not kingdom, order"):
+    with pytest.raises(DataError, match="one label per image, not kingdom, order"):
         loader_labels(data(), "kingdom_order/validation")
 
 

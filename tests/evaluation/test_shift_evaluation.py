@@ -326,7 +326,7 @@ def test_parts_that_lack_other_classes_share_a_line_with_the_range(tmp_path: Pat
     report = evaluate_shift(model(**KNOWING), f"imagenet-c:{tmp_path / 'c'}", data=DATA, folder=tmp_path / "out")
     about = [remark for remark in report.remarks if "too few" not in remark]
     assert sorted(about) == [
-        "imagenet-c/fog 2: left out, no class of it: n00000000.",
+        "imagenet-c/fog 2: left out, not a class of it: n00000000.",
         "imagenet-c: 996 to 999 of 1000 classes have no pictures, e.g. in imagenet-c/snow 1: "
         "n01443537, n01484850, n01491361 and 996 more.",
     ]

@@ -15,7 +15,7 @@ from vitruvius._errors import ConfigError, DataError, UnknownName
 from vitruvius._imagenet import subset_columns
 from vitruvius.corrupted_copies.arrays import copy_arrays
 from vitruvius.corrupted_copies.folders import copy_folder
-from vitruvius.corruptions import ALL, BENCHMARK
+from vitruvius.corruptions import BENCHMARK, IMAGENET_C
 from vitruvius.corruptions.fog import Fog
 from vitruvius.shifts import ArrayImages, Pictures, Remark, imagenet_classes, open_shift, say_once, shifts
 from vitruvius.shifts.imagenet_o import INSIDE
@@ -105,8 +105,8 @@ def test_imagenet_o_is_told_from_validation_pictures_of_its_classes(tmp_path: Pa
     assert [(part.name, part.outside) for part in shift.parts] == [("imagenet-o", True), (INSIDE, False)]
     inside = shift.parts[1].open()
     assert labels_of(inside) == [0, 5]  # of the first three classes one is among the 200
-    assert not [remark for remark in inside.remarks if "no class of it" in str(remark)]
-    with pytest.raises(DataError, match="validation=nowhere is no folder"):
+    assert not [remark for remark in inside.remarks if "not a class of it" in str(remark)]
+    with pytest.raises(DataError, match="validation=nowhere is not a folder"):
         open_shift(f"imagenet-o:{tmp_path / 'o'},validation=nowhere")
     with pytest.raises(DataError, match=r"has no folder of a class of imagenet of the same classes; .*found o, val"):
         open_shift(f"imagenet-o:{tmp_path / 'o'},validation={tmp_path}")
@@ -140,7 +140,7 @@ def test_cifar_c_has_five_severities_one_after_the_other(tmp_path: Path, name: s
     write_arrays(tmp_path / name.upper(), ["fog", "saturate"], images=4)
     shift = open_shift(f"{name}:{tmp_path}")
     assert [part.name for part in shift.parts] == [f"{one} {s}" for one in ("fog", "saturate") for s in range(1, 6)]
-    assert set(shift.missing) == set(ALL) - {"fog", "saturate"}
+    assert set(shift.missing) == set(IMAGENET_C) - {"fog", "saturate"}
     assert shift.num_classes == classes
     whole = np.load(tmp_path / name.upper() / "fog.npy")
     for severity in range(5):
@@ -150,7 +150,7 @@ def test_cifar_c_has_five_severities_one_after_the_other(tmp_path: Path, name: s
         assert labels_of(images) == [0, 1, 2, 3]
         np.testing.assert_array_equal(images.pixels.movedim(1, -1), whole[4 * severity : 4 * severity + 4])
         np.testing.assert_array_equal(np.asarray(images.read(2)[0]), whole[4 * severity + 2])
-    assert "4 images a severity; as published there are 10,000" in shift.remarks[0]
+    assert "4 images per severity; as published there are 10,000" in shift.remarks[0]
 
 
 @pytest.mark.parametrize("size", [8, None])
@@ -188,15 +188,15 @@ def test_strange_files_and_folders_are_left_out_and_named(tmp_path: Path) -> Non
     (tmp_path / "fog" / "1" / "loose.PNG").write_bytes(b"")
     shift = open_shift(f"imagenet-c:{tmp_path}")
     assert shift.remarks == (
-        "imagenet-c: left out, no corruption of it: fig.",
-        "imagenet-c: left out, no severity from 1 to 5: fog/6.",
+        "imagenet-c: left out, not a corruption of it: fig.",
+        "imagenet-c: left out, not a severity from 1 to 5: fog/6.",
     )
     images = shift.parts[0].open()
     assert len(images) == 2
     assert [str(remark) for remark in images.remarks[:3]] == [
-        "imagenet-c/fog 1: left out, no class of it: n00000000.",
+        "imagenet-c/fog 1: left out, not a class of it: n00000000.",
         "imagenet-c/fog 1: left out, in no class folder: loose.PNG.",
-        f"imagenet-c/fog 1: left out, no pictures: {CLASSES[0]}/notes.txt.",
+        f"imagenet-c/fog 1: left out, not pictures: {CLASSES[0]}/notes.txt.",
     ]
 
 
@@ -285,12 +285,12 @@ def test_damaged_arrays_are_refused_before_anything_is_judged(tmp_path: Path) ->
     with pytest.raises(DataError, match=r"snow.npy holds uint8 \(30, 3, 8, 8\); .* with 1 or 3 channels"):
         open_shift(f"cifar-10-c:{root}")
     (root / "snow.npy").rename(root / "snowfall.npy")
-    assert open_shift(f"cifar-10-c:{root}").remarks[0].endswith("no corruption of it: snowfall.npy.")
+    assert open_shift(f"cifar-10-c:{root}").remarks[0].endswith("not a corruption of it: snowfall.npy.")
     np.save(root / "labels.npy", np.full(30, 10))
     with pytest.raises(DataError, match=r"holds int64 from 10 to 10, labels other than 0 … 9"):
         open_shift(f"cifar-10-c:{root}")
     np.save(root / "labels.npy", np.zeros(31, int))
-    with pytest.raises(DataError, match=r"shape \(31,\); expected one label an image"):
+    with pytest.raises(DataError, match=r"shape \(31,\); expected one label per image"):
         open_shift(f"cifar-10-c:{root}")
     (root / "labels.npy").unlink()
     with pytest.raises(DataError, match=r"has no labels.npy; .*; found fog.npy, snowfall.npy\."):

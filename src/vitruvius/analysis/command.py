@@ -17,7 +17,7 @@ from vitruvius.analysis._run import analyse, ask_all
 from vitruvius.analysis._table import Table
 from vitruvius.data import DataConfig, Loader, eval_loader, is_stream
 from vitruvius.models import PixelModel
-from vitruvius.targets import Target, open_target
+from vitruvius.targets import Target, load_target_plugins, open_target
 
 Draw = Callable[[Table, Path], Any]
 
@@ -42,6 +42,7 @@ def analyse_target(
     out: folder for table, curves and figures; by default `analysis` in the run, and none for a model by name.
     draw: called with the table and the folder, to draw what the table holds.
     """
+    load_target_plugins(target, overrides)
     questions = ask_all(names)  # a misspelt name is found before a model is loaded
     if images is not None and images < 1:
         raise ConfigError(f"--images {images}: nothing to analyse; give 1 or more.")

@@ -34,7 +34,7 @@ def claim(out: Path, settings: Mapping[str, Any]) -> None:
             said = ", ".join(f"{key} was {known[key]!r}, is now {settings[key]!r}" for key in changed)
             raise ConfigError(f"{out} holds a copy made otherwise ({said}). Choose another folder, or delete this one.")
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists and is no corrupted copy. Choose a new or empty folder.")
+        raise ConfigError(f"{out} exists and is not a corrupted copy. Choose a new or empty folder.")
     else:
         known = {"version": __version__}
     ensure_writable(out)
@@ -53,7 +53,7 @@ def settings_of(corruptions: Sequence[Corruption]) -> dict[str, Any]:
 
 
 def share(work: Callable[[T], object], items: Iterable[T], *, workers: int, progress: Progress | None) -> None:
-    """`work(item)` for every item, in so many processes; the first error ends all, what is written stays."""
+    """`work(item)` for every item, in `workers` processes; the first error ends all, what is written stays."""
     items = list(items)
     done = 0
     if workers <= 1:
@@ -78,8 +78,10 @@ def share(work: Callable[[T], object], items: Iterable[T], *, workers: int, prog
 
 
 def usual_workers() -> int:
-    """One process a core that we may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """One process per core that we may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _alone() -> None:

@@ -37,16 +37,24 @@ def copy_arrays(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> int:
-    """Write images (N, H, W, C) uint8 with labels (N,) under corruptions, each at all 5 severities; how many files.
+    """Write images under corruptions, each at all 5 severities; returns how many files the copy has.
 
-    The numbers of the images are their ids unless `ids` (N,) are given, places in a larger set that these were chosen
-    from; so the copy equals what the same corruptions do on the fly.
+    images: (N, H, W, C) uint8, C 1 or 3.
+    labels: (N,) whole numbers from 0.
+    out: the folder to write; one that was begun with the same images and settings is finished.
+    corruptions: each at its five severities; they share all other settings.
+    ids: (N,) places in a larger set that these images were chosen from; default 0, 1, …. So the copy equals what the
+        same corruptions do on the fly.
+    workers: processes; default 1.
+    progress: called with (severities done, severities in all).
     """
     check_arrays(images, labels)
-    ids = np.arange(len(images)) if ids is None else ids
-    out, grid = Path(out).expanduser(), by_name(corruptions)
-    shape, digest = list(images.shape), hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
-    claim(out, {"layout": "arrays", "images": shape, "sha256": digest} | settings_of(corruptions))
+    if ids is None:
+        ids = np.arange(len(images))
+    out = Path(out).expanduser()
+    grid = by_name(corruptions)
+    digest = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
+    claim(out, {"layout": "arrays", "images": list(images.shape), "sha256": digest} | settings_of(corruptions))
     sweep(out)
     small = np.min_scalar_type(int(labels.max()))
     _save(out / "labels.npy", np.tile(labels.astype(small), len(SEVERITIES)))

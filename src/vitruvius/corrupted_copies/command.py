@@ -16,7 +16,7 @@ from vitruvius._errors import ConfigError, DataError
 from vitruvius.corrupted_copies._work import usual_workers
 from vitruvius.corrupted_copies.arrays import Array, copy_arrays
 from vitruvius.corrupted_copies.folders import class_files, copy_folder
-from vitruvius.corruptions import ALL, GROUPS, Corruption, Scale, parse_corruptions
+from vitruvius.corruptions import GROUPS, Corruption, Scale, corruption_names, parse_corruptions
 from vitruvius.data import DataConfig, chosen_files, chosen_ids, open_data
 
 
@@ -54,11 +54,8 @@ def copy_data(data: str, overrides: Sequence[str], out: str, options: CopyOption
 
 def chosen_corruptions(options: CopyOptions) -> list[Corruption]:
     """The corruptions that the options ask for, at each severity, in ImageNet-C's order."""
-    names: set[str] = set()
-    for word in options.corruptions.split(","):
-        names.update(GROUPS.get(word.strip(), (word.strip(),)))
     made: list[Corruption] = []
-    for name in sorted(names, key=lambda name: (*ALL, name).index(name)):
+    for name in _names(options.corruptions):
         settings: dict[str, Any] = {"name": name, "seed": options.seed, "scale": options.scale}
         if name == "frost" and options.textures:
             settings["textures"] = options.textures
@@ -68,14 +65,19 @@ def chosen_corruptions(options: CopyOptions) -> list[Corruption]:
     return made
 
 
+def _names(text: str) -> list[str]:
+    """Groups and names, each corruption once: known ones in the order of the group `all`, misspelt ones last."""
+    asked: set[str] = set()
+    for word in text.split(","):
+        name = word.strip()
+        asked.update(corruption_names(name) if name in GROUPS else (name,))
+    known = [name for name in corruption_names("all") if name in asked]
+    return [*known, *sorted(asked.difference(known))]
+
+
 def read_data(name: str, overrides: Sequence[str]) -> tuple[Array, Array, Array]:
     """Images (N, H, W, C) uint8, labels (N,) and ids (N,) of the validation images of a data set."""
-    if Path(name).suffix or name.startswith((".", "/", "~")):
-        raise DataError(f"no folder {name}; expected one that holds a folder of images for every class.")
-    for setting in overrides:
-        if not setting.startswith("data."):
-            raise ConfigError(f"{setting!r} says nothing about the data; write data.root=…, data.val_split=….")
-    config = build(DataConfig, override({"data": {"dataset": name}}, overrides)["data"], source=name)
+    config = _data_config(name, overrides)
     side = config.image_size or 32
     data = open_data(config, config.val_split, (config.in_chans or 3, side, side))
     ids = chosen_ids(data, config.val_num_samples)
@@ -88,6 +90,15 @@ def read_data(name: str, overrides: Sequence[str]) -> tuple[Array, Array, Array]
     images = np.stack([np.asarray(image) for image, _ in pictures])
     labels = np.array([label for _, label in pictures])
     return images.reshape(*images.shape[:3], -1), labels, ids.numpy()
+
+
+def _data_config(name: str, overrides: Sequence[str]) -> DataConfig:
+    if Path(name).suffix or name.startswith((".", "/", "~")):
+        raise DataError(f"no folder {name}; expected one that holds a folder of images for every class.")
+    for setting in overrides:
+        if not setting.startswith("data."):
+            raise ConfigError(f"{setting!r} says nothing about the data; write data.root=…, data.val_split=….")
+    return build(DataConfig, override({"data": {"dataset": name}}, overrides)["data"], source=name)
 
 
 def _copy_folder(folder: str, out: str, corruptions: list[Corruption], options: CopyOptions, progress: Progress) -> int:

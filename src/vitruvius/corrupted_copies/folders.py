@@ -25,6 +25,7 @@ from vitruvius.corrupted_copies._work import claim, settings_of, share
 from vitruvius.corruptions import Corruption
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
+USUAL_SUFFIXES = {"jpeg": (".jpg", ".jpeg"), "png": (".png",)}
 JPEG_QUALITY = 85  # of the published ImageNet-C
 CHUNK = 16  # files a worker takes at a time
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
@@ -43,9 +44,9 @@ class FolderCopy:
     def place(self, corruption: Corruption, file: str) -> Path:
         """Where the copy of `class/file` goes."""
         path = Path(file)
-        kept = path.suffix.lower() in ((".jpg", ".jpeg") if self.format == "jpeg" else (".png",))
-        suffix = path.suffix if kept else f".{self.format}"
-        return self.out / corruption.name / str(corruption.severity) / path.with_suffix(suffix)
+        if path.suffix.lower() not in USUAL_SUFFIXES[self.format]:
+            path = path.with_suffix(f".{self.format}")
+        return self.out / corruption.name / str(corruption.severity) / path
 
 
 def copy_folder(
@@ -59,13 +60,27 @@ def copy_folder(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> int:
-    """Write every image of `source/class/`, or `only` these `class/file`, under every corruption; how many files.
+    """Write every image of `source/class/` under every corruption; returns how many files the copy has.
+
+    source: the folder that holds a folder of images per class.
+    out: the folder to write, outside `source`; one that was begun with the same settings is finished.
+    corruptions: each with its severity; they share all other settings.
+    size: pixels of the middle square that is kept; default 224, None keeps images as they are.
+    format: of the files, `jpeg` (default) or `png`.
+    only: `class/file` of the images to copy; default all.
+    workers: processes; default 1.
+    progress: called with (chunks done, chunks in all).
 
     As published: the middle 224 × 224 pixels after the shorter side was made 256, then the corruption, then JPEG of
     quality 85. `format="png"` leaves out that last loss.
     """
     source, out = Path(source).expanduser(), Path(out).expanduser()
-    files = class_files(source) if only is None else list(only)
+    if only is None:
+        files = class_files(source)
+        limit = None
+    else:
+        files = list(only)
+        limit = len(files)
     if out.resolve().is_relative_to(source.resolve()):
         raise ConfigError(f"{out} lies inside {source}, whose folders are the classes. Choose a folder elsewhere.")
     if size is not None and size < 4:
@@ -73,7 +88,6 @@ def copy_folder(
     job = FolderCopy(source, out, tuple(corruptions), size, format)
     _refuse_doubles(job, files)
     settings = {"layout": "folders", "source": str(source.resolve()), "size": size, "format": format}
-    limit = None if only is None else len(files)
     claim(out, settings | {"limit": limit} | settings_of(corruptions))
     chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
     share(functools.partial(copy_files, job), chunks, workers=workers, progress=progress)
@@ -94,19 +108,26 @@ def copy_files(job: FolderCopy, files: Sequence[str]) -> None:
 def class_files(source: Path) -> list[str]:
     """`class/file` of every image, in order; other files are nobody's."""
     if not source.is_dir():
-        raise DataError(f"{source} is no folder; expected one that holds a folder of images for every class.")
-    files = sorted(
-        f"{folder.name}/{file.name}"
-        for folder in source.iterdir()
-        if folder.is_dir() and not folder.name.startswith(".")
-        for file in folder.iterdir()
-        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
-    )
+        raise DataError(f"{source} is not a folder; expected one that holds a folder of images for every class.")
+    files: list[str] = []
+    for folder in source.iterdir():
+        if folder.is_dir() and not folder.name.startswith("."):
+            files += [f"{folder.name}/{file.name}" for file in folder.iterdir() if _is_image(file)]
     if not files:
-        deeper = next((path.parent.parent for path in source.glob("*/*/*") if path.suffix.lower() in SUFFIXES), None)
-        hint = f" Did you mean {deeper}?" if deeper else ""
-        raise DataError(f"no images in the folders of {source}; expected class/image.jpg.{hint}")
-    return files
+        said = f"no images in the folders of {source}; expected class/image.jpg."
+        raise DataError(said + _suggest_deeper(source))
+    return sorted(files)
+
+
+def _suggest_deeper(source: Path) -> str:
+    for path in source.glob("*/*/*"):
+        if _is_image(path):
+            return f" Did you mean {path.parent.parent}?"
+    return ""
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
 
 
 def file_id(file: str) -> int:
@@ -123,7 +144,8 @@ def read(job: FolderCopy, file: str) -> Tensor:
         raise DataError(
             f"{job.source / file} cannot be read as an image: {error}. Repair it or take it away."
         ) from error
-    image = image if job.size is None else cropped(image, job.size)
+    if job.size is not None:
+        image = cropped(image, job.size)
     return torch.from_numpy(np.array(image)).movedim(-1, 0)[None].float() / 255
 
 

@@ -6,7 +6,6 @@ B images (B, C, H, W) of pixels in [0, 1], C is 1 (grey) or 3 (colour).
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import check_pixels
 from vitruvius._dice import Dice, image_ids
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._registry import Registry
@@ -35,7 +35,7 @@ class Corruption(ABC):
     """
 
     name: ClassVar[str]
-    imagenet: ClassVar[tuple[Any, ...]]  # one entry a severity
+    imagenet: ClassVar[tuple[Any, ...]]  # one entry per severity
     cifar: ClassVar[tuple[Any, ...]]
 
     severity: int  # 1 … 5
@@ -61,9 +61,13 @@ class Corruption(ABC):
         check_images(x)
         if not len(x):
             return x.clone()
-        dice = Dice(image_ids(x) if ids is None else ids.to(x.device), self.seed, self.label)
+        if ids is None:
+            ids = image_ids(x)
+        dice = Dice(ids.to(x.device), self.seed, self.label)
         moved = self.disturb(x.float(), dice, *self.constants(x)).clamp(0, 1)
-        return (to_levels(moved) / 255 if self.round8 else moved).to(x.dtype)
+        if self.round8:
+            moved = to_levels(moved) / 255
+        return moved.to(x.dtype)
 
     @abstractmethod
     def disturb(self, x: Tensor, dice: Dice, /, *constants: Any) -> Tensor:
@@ -71,8 +75,11 @@ class Corruption(ABC):
 
     def constants(self, x: Tensor) -> tuple[Any, ...]:
         """The published constants of this severity, for images of this size."""
-        chosen = (self.cifar if self.is_small(x) else self.imagenet)[self.severity - 1]
-        return chosen if isinstance(chosen, tuple) else (chosen,)
+        table = self.cifar if self.is_small(x) else self.imagenet
+        chosen = table[self.severity - 1]
+        if isinstance(chosen, tuple):
+            return chosen
+        return (chosen,)
 
     def is_small(self, x: Tensor) -> bool:
         """Whether CIFAR-10-C's constants are meant."""
@@ -95,20 +102,9 @@ def to_levels(x: Tensor) -> Tensor:
 
 
 def check_images(x: Tensor) -> None:
-    """Refuse what is no batch of pixels. Reads the tensor once."""
-    if not x.is_floating_point():
-        raise DataError(
-            f"images have dtype {x.dtype}; corruptions need floating-point pixels in [0, 1]; divide by 255."
-        )
-    if x.ndim != 4 or x.shape[1] not in (1, 3):
+    """Refuse what is not a batch of pixels in [0, 1], grey or colour, at least 4×4. Reads the tensor once."""
+    if x.is_floating_point() and (x.ndim != 4 or x.shape[1] not in (1, 3)):
         raise DataError(f"images have shape {tuple(x.shape)}; corruptions need (B, 1 or 3, height, width).")
-    if min(x.shape[-2:]) < 4:
+    if x.ndim == 4 and min(x.shape[-2:]) < 4:
         raise DataError(f"images are {x.shape[-2]}×{x.shape[-1]} pixels; corruptions need at least 4×4.")
-    if not len(x):
-        return
-    least, most = torch.stack([x.amin(), x.amax()]).tolist()
-    if math.isnan(least) or math.isnan(most) or least < 0 or most > 1:
-        raise DataError(
-            f"pixels reach from {least:.4g} to {most:.4g}; expected [0, 1]. "
-            "Normalisation belongs inside the model, 8-bit images are divided by 255."
-        )
+    check_pixels(x)

@@ -1,4 +1,10 @@
-"""Colours paler (severity 1, 2) or stronger (3 to 5), in HSV. Hendrycks & Dietterich 2019, extra corruption."""
+"""Colours paler (severity 1, 2) or stronger (3 to 5), in HSV. Hendrycks & Dietterich 2019, extra corruption.
+
+With value v = max over channels and saturation s = (v - min) / v, a channel is v - v · s · share, where share says
+how far it lies between the largest and the smallest channel. Hue is that share and stays; s becomes
+s · factor + summand, cut to [0, 1]. Grey pixels have no hue; HSV counts them as red, so a summand tints them.
+B images (B, C, H, W), C is 3; images of one channel are left as they are.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius.corruptions._base import Corruption, corruptions
-from vitruvius.corruptions._motion import motion
 from vitruvius.corruptions._resampling import clipped_zoom
+from vitruvius.corruptions.motion_blur import motion
 
 
 @corruptions.register("snow")

@@ -4,6 +4,7 @@
 `data_source` registers a data set of one's own; `vitruvius list data` shows what there is.
 """
 
+from vitruvius._errors import DataError
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_loader import ImageSet
 from vitruvius.data._loader import Loader
@@ -17,6 +18,7 @@ from vitruvius.data.sources.folder import split_folder
 
 __all__ = [
     "DataConfig",
+    "DataError",
     "ImageSet",
     "InputSize",
     "Loader",

@@ -18,7 +18,7 @@ class Mix:
     root: str | None = None
     train_split: str = "train"
     class_map: str | None = None
-    num_samples: int | None = None  # use at most so many of its images, a fixed random choice
+    num_samples: int | None = None  # use at most this many of its images, a fixed random choice
     epoch_images: int | None = None  # images in an epoch, of both sets together; None: as many as the first set has
     download: bool = False
 
@@ -44,11 +44,11 @@ class DataConfig:
     train_split: str = "train"
     val_split: str = "validation"
     num_classes: int | None = None  # None: as found in the data
-    classes: str | None = None  # only these, numbered in this order: imagenet-100, or a file with one class name a line
-    class_map: str | None = None  # folder: imagenet-1k; folder, hfds, tfds: text file, one class name a line
-    train_num_samples: int | None = None  # use at most so many images, a fixed random choice
+    classes: str | None = None  # only these, in this order: imagenet-100, or a file with one class name per line
+    class_map: str | None = None  # folder: imagenet-1k; folder, hfds, tfds: text file, one class name per line
+    train_num_samples: int | None = None  # use at most this many images, a fixed random choice
     val_num_samples: int | None = None
-    subset: str | None = None  # of the validation images: robustbench-imagenet, or a file with one file name a line
+    subset: str | None = None  # of the validation images: robustbench-imagenet, or a file with one file name per line
     download: bool = False
     mix: dict[str, Any] | None = None  # a second set in every batch, see `Mix`: {dataset: npz, root: …, fraction: 0.7}
 
@@ -56,7 +56,7 @@ class DataConfig:
     in_chans: int | None = None  # 1 grey, 3 colour
     batch_size: int = 128  # images per process
     eval_batch_size: int | None = None  # None: batch_size
-    workers: int = 4  # processes that decode; at most one a core and one a batch, none for data in memory
+    workers: int = 4  # processes that decode; at most one per core and one per batch, none for data in memory
     cache: Literal["none", "memory"] = "none"  # memory: decode once, keep on the device
     broken: Literal["error", "skip"] = "error"  # what to do with images that cannot be decoded
 
@@ -82,7 +82,7 @@ class DataConfig:
     remode: Literal["const", "rand", "pixel"] = "pixel"
     recount: int = 1
     aug_repeats: int = 0  # repeated augmentation; 3 in DeiT
-    aug_splits: int = 0  # every image so often in a batch: first all clean, then augmented anew each time (AugMix: 3)
+    aug_splits: int = 0  # every image this often in a batch: first all clean, then augmented anew each time (AugMix: 3)
 
     mixup: float = 0.0
     cutmix: float = 0.0

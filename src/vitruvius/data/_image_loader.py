@@ -78,7 +78,8 @@ class Decoded(Dataset[Sample]):
         index, key = item
         try:
             image, label = self.images.read(index)
-            image = image if image.mode == self.mode else image.convert(self.mode)  # a copy costs time
+            if image.mode != self.mode:  # a copy costs time
+                image = image.convert(self.mode)
         except UNREADABLE as error:
             return Sample(index, -1, None, f"{type(error).__name__}: {error}")
         with seeded(key, restore=get_worker_info() is None):
@@ -92,18 +93,19 @@ def collate(samples: list[Sample]) -> Collated:
     """
     good = [(s.image, s.label, s.id) for s in samples if s.image is not None]
     broken = [(s.id, s.reason) for s in samples if s.image is None]
-    images, labels, ids = zip(*good, strict=True) if good else ((), (), ())
-    classes, numbers = torch.tensor(labels, dtype=torch.int64), torch.tensor(ids, dtype=torch.int64)
+    labels = torch.tensor([label for _, label, _ in good], dtype=torch.int64)
+    ids = torch.tensor([number for _, _, number in good], dtype=torch.int64)
     if not good:
-        return Collated(None, classes, numbers, broken)
+        return Collated(None, labels, ids, broken)
+    images = [image for image, _, _ in good]
     if images[0].dim() == 3:
-        return Collated(torch.stack(images), classes, numbers, broken)
+        return Collated(torch.stack(images), labels, ids, broken)
     splits = len(images[0])
-    return Collated(torch.stack(images, dim=1).flatten(0, 1), classes.repeat(splits), numbers.repeat(splits), broken)
+    return Collated(torch.stack(images, dim=1).flatten(0, 1), labels.repeat(splits), ids.repeat(splits), broken)
 
 
 def pil_mode(channels: int) -> str:
-    """How PIL calls images of so many channels."""
+    """PIL's name for images with this many channels."""
     modes = {1: "L", 3: "RGB", 4: "RGBA"}
     if channels not in modes:
         raise DataError(f"images have 1, 3 or 4 channels, the model asks for {channels}.")
@@ -117,10 +119,11 @@ class Batches(Sampler[list[tuple[int, int]]]):
         self.order, self.epoch, self.start = order, 0, 0
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        ids, keys = (t.tolist() for t in self.order.epoch(self.epoch))
+        ids, keys = self.order.epoch(self.epoch)
+        items = list(zip(ids.tolist(), keys.tolist(), strict=True))
         size = self.order.batch_size
-        for begin in range(self.start * size, len(ids), size):
-            yield list(zip(ids[begin : begin + size], keys[begin : begin + size], strict=True))
+        for begin in range(self.start * size, len(items), size):
+            yield items[begin : begin + size]
 
     def __len__(self) -> int:
         return len(self.order)
@@ -166,10 +169,17 @@ class ImageLoader(BatchLoader):
         already = len(self.broken)
         for batch in self._loader:
             self._note(batch.broken)
-            images = torch.empty(0) if batch.images is None else batch.images.to(self.device, non_blocking=True)
-            yield images if self.raw else to_pixels(images), batch.labels.to(self.device), batch.ids
+            yield self._on_device(batch.images), batch.labels.to(self.device), batch.ids
         if new := self.broken[already:]:
             logger.warning("skipped %d broken image(s) of %s: %s", len(new), self.name, ", ".join(new))
+
+    def _on_device(self, images: Tensor | None) -> Tensor:
+        if images is None:
+            return torch.empty(0)
+        images = images.to(self.device, non_blocking=True)
+        if self.raw:
+            return images
+        return to_pixels(images)
 
     def _note(self, broken: list[tuple[int, str]]) -> None:
         for index, reason in broken:
@@ -184,8 +194,10 @@ class ImageLoader(BatchLoader):
 
 
 def useful_workers(wanted: int, batches: int) -> int:
-    """At most one a core and one a batch; none for a single batch, which would be waited for all the same."""
-    return min(wanted, usable_cores(), batches if batches > 1 else 0)
+    """At most one per core and one per batch; none for a single batch, which would be waited for all the same."""
+    if batches <= 1:
+        return 0
+    return min(wanted, usable_cores(), batches)
 
 
 def usable_cores() -> int:

@@ -32,7 +32,7 @@ class Loader(Protocol):
         ...
 
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
-        """Choose the order and the luck of an epoch; iteration then begins at `start_batch`."""
+        """Choose the order and the random numbers of an epoch; iteration then begins at `start_batch`."""
         ...
 
 
@@ -56,7 +56,7 @@ class BatchLoader(ABC):
     def with_ids(self) -> Iterator[BatchWithIds]: ...
 
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
-        """Choose the order and the luck of an epoch; iteration then begins at `start_batch`."""
+        """Choose the order and the random numbers of an epoch; iteration then begins at `start_batch`."""
         self.epoch, self.start_batch = epoch, start_batch
 
     def every_batch(self) -> Iterator[BatchWithIds]:

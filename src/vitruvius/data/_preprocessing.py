@@ -25,7 +25,7 @@ Transform = Callable[[Image.Image], Tensor]  # → uint8 (C, H, W), or (S, C, H,
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """The model's wishes, overruled by the recipe's."""
+    """What the model asks for, overruled by the recipe."""
 
     size: tuple[int, int, int]  # channels, height, width
     interpolation: str
@@ -36,16 +36,21 @@ class Preprocessing:
 
 def resolve(config: DataConfig, input_size: InputSize) -> Preprocessing:
     """From timm's resolved data config of the model, or from (channels, height, width) alone."""
-    model: dict[str, Any] = dict(input_size) if isinstance(input_size, Mapping) else {"input_size": tuple(input_size)}
+    model: dict[str, Any] = {"interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center"}
+    model["mean"] = IMAGENET_DEFAULT_MEAN
+    if isinstance(input_size, Mapping):
+        model |= {key: value for key, value in input_size.items() if value}
+    else:
+        model["input_size"] = tuple(input_size)
     channels, height, width = model["input_size"]
     if config.image_size is not None:
         height = width = config.image_size
     return Preprocessing(
         size=(config.in_chans or channels, height, width),
-        interpolation=config.interpolation or model.get("interpolation") or "bicubic",
-        crop_pct=config.crop_pct or model.get("crop_pct") or 0.875,
-        crop_mode=config.crop_mode or model.get("crop_mode") or "center",
-        mean=tuple(model.get("mean") or IMAGENET_DEFAULT_MEAN),
+        interpolation=config.interpolation or model["interpolation"],
+        crop_pct=config.crop_pct or model["crop_pct"],
+        crop_mode=config.crop_mode or model["crop_mode"],
+        mean=tuple(model["mean"]),
     )
 
 

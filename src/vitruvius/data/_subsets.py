@@ -1,4 +1,4 @@
-"""Which images of a data set are used: so many of them, those a list names, or those of some classes.
+"""Which images of a data set are used: some of them, those a list names, or those of some classes.
 
 Lists that come with the package: RobustBench's 5,000 ImageNet images, and the 100 classes of the light recipe's
 ablations (Debenedetti, Sehwag & Mittal 2023, arXiv:2209.07399). Classes are numbered in the order of their list.
@@ -6,7 +6,7 @@ ablations (Debenedetti, Sehwag & Mittal 2023, arXiv:2209.07399). Classes are num
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,24 @@ ROBUSTBENCH = "robustbench-imagenet"
 def chosen_ids(
     data: TensorSet | ImageSet, limit: int | None, *, without: Tensor | None = None, only: Tensor | None = None
 ) -> Tensor:
-    """All images, at most `limit` of them (a fixed random choice), or the ones that are asked for."""
+    """Ids of all images of a data set, of at most `limit` of them, or those that are asked for.
+
+    data: the data set.
+    limit: how many images at most, a fixed random choice; None means all.
+    without: ids to leave out; default none.
+    only: exactly these ids, checked; then `limit` and `without` do not count.
+    """
     number = len(data)
     if only is not None:
         if len(only) and not 0 <= int(only.min()) <= int(only.max()) < number:
             raise DataError(f"{data.name} has {number} images; ids must lie between 0 and {number - 1}.")
         return only
-    ids = torch.arange(number) if limit is None or limit >= number else choice(number, limit, seed=0)
-    return ids if without is None else ids[~torch.isin(ids, without)]
+    ids = torch.arange(number)
+    if limit is not None and limit < number:
+        ids = choice(number, limit, seed=0)
+    if without is not None:
+        ids = ids[~torch.isin(ids, without)]
+    return ids
 
 
 def choice(number: int, count: int, seed: int) -> Tensor:
@@ -76,19 +86,19 @@ def robustbench_names() -> list[str]:
 def _names(name: str) -> list[str]:
     path = Path(name)
     if not path.is_file():
-        raise DataError(f"data.subset={name!r} is neither {ROBUSTBENCH!r} nor a text file with one file name a line.")
+        raise DataError(f"data.subset={name!r} is neither {ROBUSTBENCH!r} nor a text file with one file name per line.")
     return [Path(line.strip()).name for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def class_names(name: str) -> list[str]:
-    """The classes of a packaged subset, or of a text file with one class name a line."""
+    """The classes of a packaged subset, or of a text file with one class name per line."""
     if name in PACKAGED:
         text = files("vitruvius.data").joinpath(PACKAGED[name]).read_text(encoding="utf-8")
     elif Path(name).expanduser().is_file():
         text = Path(name).expanduser().read_text(encoding="utf-8")
     else:
         known = ", ".join(PACKAGED)
-        raise DataError(f"data.classes={name!r} is neither {known} nor a text file with one class name a line.")
+        raise DataError(f"data.classes={name!r} is neither {known} nor a text file with one class name per line.")
     names = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if not names or len(set(names)) < len(names):
         raise DataError(f"data.classes={name!r} lists {len(names)} classes, {len(set(names))} of them different.")
@@ -107,3 +117,10 @@ def read_class_map(name: str, root: Path) -> dict[str, int]:
         f"class map {name} is neither {IMAGENET} nor a file, nor one in {root}; expected a text file, one class name "
         "a line."
     )
+
+
+def require_classes(wanted: Iterable[str], found: Sequence[str], place: str) -> None:
+    """Refuse data that lack a class: accuracy over a part of a subset would be another number."""
+    absent = [name for name in wanted if name not in found]
+    if absent:
+        raise DataError(f"{place} lacks {len(absent)} of the classes of data.classes, among them {absent[0]}.")

@@ -33,12 +33,16 @@ class TensorSet:
     broken: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.labels if self.rows is None else self.rows)
+        if self.rows is not None:
+            return len(self.rows)
+        return len(self.labels)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
         """One image as 8-bit PIL, for augmentations that work on those."""
         pixels = to_pixels(self.images[index]).mul(255).round().byte().movedim(0, -1).numpy()
-        return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels), int(self.labels[index])
+        if pixels.shape[-1] == 1:
+            pixels = pixels.squeeze(-1)
+        return Image.fromarray(pixels), int(self.labels[index])
 
     def describe(self, index: int) -> str:
         return f"image {index} of {self.name}"

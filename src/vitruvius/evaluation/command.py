@@ -23,7 +23,7 @@ from vitruvius.evaluation.shift import check_fit, evaluate_shift
 from vitruvius.evaluation.shift_report import ShiftReport, corruption_report
 from vitruvius.evaluation.threats import Threat, make_threats
 from vitruvius.shifts import Shift
-from vitruvius.targets import Target, check_head, check_numbering, limit_images, open_target
+from vitruvius.targets import Target, check_head, check_numbering, limit_images, load_target_plugins, open_target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,7 @@ def evaluate_target(
     on_part: called with each part of the evaluation as soon as it is known, on the first process.
     """
     sanity = _strength(options.sanity)
+    load_target_plugins(target, overrides)
     threats = [threat for spec in options.threats for threat in make_threats(spec, where="--threat")]
     overrides = [*overrides, *limit_images(options.images)]
     opened = open_target(target, overrides, data_needed=options.needs_images)

@@ -24,7 +24,7 @@ from vitruvius.data import eval_loader
 from vitruvius.evaluation._evaluate import numbered
 from vitruvius.evaluation._judging import answer
 from vitruvius.evaluation.threats import Threat, describe, make_threat
-from vitruvius.targets import check_head, check_numbering, limit_images, open_target
+from vitruvius.targets import check_head, check_numbering, limit_images, load_target_plugins, open_target
 
 What = Literal["images", "perturbations"]
 
@@ -60,6 +60,7 @@ def attack_target(
     what: the attacked images, or their perturbations stretched to [0, 1].
     images: how many, a fixed random choice; default all.
     """
+    load_target_plugins(target, overrides)
     made = make_threat(threat, where="--threat")
     opened = open_target(target, [*overrides, *limit_images(images)])
     check_head(opened)

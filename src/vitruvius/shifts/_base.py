@@ -1,4 +1,4 @@
-"""What a shift is: some parts, each a set of labelled images, and what is to be known before a model answers them."""
+"""What a shift is: subsets of labelled images, and what must be known before a model answers them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any, Protocol
 from PIL import Image
 from torch import Tensor
 
-from vitruvius._config import bind, parse_spec
 from vitruvius._errors import ConfigError, DataError
-from vitruvius._registry import Registry
+from vitruvius._registry import Registry, read_spec
 from vitruvius.shifts._remarks import Remark
 
 
@@ -66,16 +65,21 @@ shifts: Registry[Reader] = Registry("shift")
 
 
 def open_shift(spec: str, **settings: Any) -> Shift:
-    """`imagenet-c:/data/imagenet-c`, or with settings `imagenet-o:/data/imagenet-o,validation=/data/imagenet/val`."""
+    """What a folder holds of a published set; nothing is decoded yet.
+
+    spec: `imagenet-c:/data/imagenet-c`, or with settings `imagenet-o:/data/imagenet-o,validation=/data/imagenet/val`.
+    settings: of the reader, instead of writing them into `spec`.
+    """
     name, colon, rest = spec.partition(":")
     place, _, told = rest.partition(",")
     if not colon or not place.strip():
         raise ConfigError(f"{spec!r} does not say where the images are; write e.g. imagenet-c:/data/imagenet-c.")
-    reader = shifts[name.strip()]
-    given = {**parse_spec(f"{name}:{told}")[1], **settings}
-    bound = bind(name, reader, given, where="--shift")
+    _, given = read_spec(f"{name}:{told}", where="--shift")
+    reader = shifts.bind({"use": name.strip(), **given, **settings}, where="--shift")
     root = Path(place).expanduser()
+    if root.is_file():
+        raise DataError(f"the folder {root} of {name} is a file; name the folder that holds its images.")
     if not root.is_dir():
-        kind = "is a file" if root.is_file() else "does not exist"
-        raise DataError(f"the folder {root} of {name} {kind}; name the folder that holds its images.")
-    return reader(root, **bound)
+        raise DataError(f"the folder {root} of {name} does not exist; name the folder that holds its images.")
+    shift: Shift = reader(root)
+    return shift

@@ -50,33 +50,50 @@ def corrupted_imagenet(
 def corrupted_parts(
     root: Path, corruptions: Sequence[str], labels: Mapping[str, int], *, name: str
 ) -> tuple[tuple[Subset, ...], tuple[str, ...], tuple[str, ...]]:
-    """(parts, missing, remarks); every folder is looked into before any is used, and an empty one is missing."""
-    places = {one: found for one in corruptions if (found := _find(root, one)) is not None}
-    if not places:
-        raise DataError(
-            f"{root} has no corruption of {name}; expected folders such as {corruptions[0]}/1/<class>, "
-            f"found {listed(root)}. Name the folder that holds them."
-        )
-    parts, missing = [], []
+    """(subsets, missing, remarks); every folder is looked into before any is used, and an empty one is missing."""
+    places = _find_all(root, corruptions, name)
+    subsets: list[Subset] = []
+    missing: list[str] = []
     for one in corruptions:
-        here = [s for s in SEVERITIES if one in places and subfolders(places[one] / str(s))]
-        missing += [one] if not here else [f"{one} {s}" for s in SEVERITIES if s not in here]
-        parts += [_part(places[one] / str(s), one, s, labels, name) for s in here]
-    if not parts:
+        present = [s for s in SEVERITIES if one in places and subfolders(places[one] / str(s))]
+        subsets += [_subset(places[one] / str(s), one, s, labels, name) for s in present]
+        if present:
+            missing += [f"{one} {s}" for s in SEVERITIES if s not in present]
+        else:
+            missing.append(one)
+    if not subsets:
         one, place = places.popitem()
         raise DataError(
             f"the corruptions in {root} have no severities; expected class folders in {place / '1'} to "
             f"{place / '5'}, found {listed(place)} in {one}. Unpack {name} again, or rename its folders."
         )
-    return tuple(parts), tuple(missing), _remarks(root, corruptions, places, name)
+    return tuple(subsets), tuple(missing), tuple(_remarks(root, corruptions, places, name))
 
 
-def _find(root: Path, corruption: str) -> Path | None:
-    tried = (root / corruption, *(root / archive / corruption for archive in ARCHIVES))
-    return next((path for path in tried if path.is_dir()), None)
+def _find_all(root: Path, corruptions: Sequence[str], name: str) -> dict[str, Path]:
+    """Corruption → its folder, for those that have one; that none has is an error."""
+    places = {}
+    for one in corruptions:
+        folder = find_corruption(root, one)
+        if folder is not None:
+            places[one] = folder
+    if not places:
+        raise DataError(
+            f"{root} has no corruption of {name}; expected folders such as {corruptions[0]}/1/<class>, "
+            f"found {listed(root)}. Name the folder that holds them."
+        )
+    return places
 
 
-def _part(folder: Path, one: str, severity: int, labels: Mapping[str, int], name: str) -> Subset:
+def find_corruption(root: Path, corruption: str) -> Path | None:
+    """The folder of a corruption, in `root` or in the folder of one of ImageNet-C's archives."""
+    for path in (root / corruption, *(root / archive / corruption for archive in ARCHIVES)):
+        if path.is_dir():
+            return path
+    return None
+
+
+def _subset(folder: Path, one: str, severity: int, labels: Mapping[str, int], name: str) -> Subset:
     called = f"{name}/{one} {severity}"
     known_classes(folder, labels, name=called)
     return Subset(
@@ -84,10 +101,15 @@ def _part(folder: Path, one: str, severity: int, labels: Mapping[str, int], name
     )
 
 
-def _remarks(root: Path, corruptions: Sequence[str], places: Mapping[str, Path], name: str) -> tuple[str, ...]:
+def _remarks(root: Path, corruptions: Sequence[str], places: Mapping[str, Path], name: str) -> list[str]:
     """Folders that are neither corruptions nor severities."""
-    strange = [one for one in subfolders(root) if one not in (*corruptions, *ARCHIVES)]
-    graded = {str(severity) for severity in SEVERITIES}
-    other = [f"{one}/{level}" for one, place in places.items() for level in subfolders(place) if level not in graded]
-    remarks = [f"{name}: left out, no corruption of it: {', '.join(strange)}."] if strange else []
-    return (*remarks, *([f"{name}: left out, no severity from 1 to 5: {some(other)}."] if other else []))
+    remarks = []
+    unknown = [one for one in subfolders(root) if one not in (*corruptions, *ARCHIVES)]
+    if unknown:
+        remarks.append(f"{name}: left out, not a corruption of it: {', '.join(unknown)}.")
+    levels = [f"{one}/{level}" for one, place in places.items() for level in subfolders(place)]
+    severities = {str(severity) for severity in SEVERITIES}
+    other = [level for level in levels if level.rpartition("/")[2] not in severities]
+    if other:
+        remarks.append(f"{name}: left out, not a severity from 1 to 5: {some(other)}.")
+    return remarks

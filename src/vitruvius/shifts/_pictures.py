@@ -1,4 +1,4 @@
-"""Pictures in folders, one folder a class; what belongs to no class is left out and named."""
+"""Pictures in folders, one folder per class; what belongs to no class is left out and named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitruvius._imagenet import NUM_CLASSES, imagenet_labels, subset_columns
 from vitruvius.shifts._base import Shift, Subset
 from vitruvius.shifts._remarks import Remark, some, subfolders
 
-UNKNOWN = "left out, no class of it"
+UNKNOWN = "left out, not a class of it"
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
 
 
@@ -56,16 +56,26 @@ class Pictures:
                 self._strange.append(f"{one}/{file}")
 
     def _remarks(self, labels: Mapping[str, int]) -> list[Remark]:
-        unknown = [one for one in subfolders(self.folder) if one not in labels]
-        loose = sorted(path.name for path in self.folder.iterdir() if path.name.lower().endswith(EXTENSIONS))
+        remarks = []
+        for what, names in self._left_out(labels).items():
+            if names:
+                remarks.append(Remark(place=self.name, what=what, names=tuple(names)))
         present = {label for _, label in self.files}
         absent = [one for one, label in labels.items() if label not in present]
-        left_out = {UNKNOWN: unknown, "left out, in no class folder": loose, "left out, no pictures": self._strange}
-        remarks = [Remark(place=self.name, what=what, names=tuple(names)) for what, names in left_out.items() if names]
         if absent:
-            what, number = f"of {self.num_classes} classes have no pictures", self.num_classes - len(present)
+            what = f"of {self.num_classes} classes have no pictures"
+            number = self.num_classes - len(present)
             remarks.append(Remark(place=self.name, what=what, names=tuple(absent), number=number))
         return remarks
+
+    def _left_out(self, labels: Mapping[str, int]) -> dict[str, list[str]]:
+        """Why something is left out → what."""
+        files = sorted(path.name for path in self.folder.iterdir())
+        return {
+            UNKNOWN: [one for one in subfolders(self.folder) if one not in labels],
+            "left out, in no class folder": [file for file in files if file.lower().endswith(EXTENSIONS)],
+            "left out, not pictures": self._strange,
+        }
 
 
 def natural_shift(root: Path, *, name: str, archive: Sequence[str], subset: str = "") -> Shift:

@@ -1,4 +1,4 @@
-"""What was found beside the images of a part, or not found; said once where many parts have it in common."""
+"""What was found beside the images of a subset, or not found; said once where many subsets have it in common."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Remark:
 
 
 def say_once(name: str, parts: int, remarks: Iterable[Remark | str]) -> list[str]:
-    """Remarks on the `parts` parts of a shift, a line for each kind; a plain text stays a line of its own."""
+    """Remarks on the `parts` subsets of a shift, a line for each kind; a plain text stays a line of its own."""
     kinds: dict[str, list[Remark]] = {}
     texts: list[str] = []
     for remark in dict.fromkeys(remarks):  # every process has made the same
@@ -44,8 +44,12 @@ def _together(name: str, parts: int, alike: Sequence[Remark]) -> str:
     most = max(alike, key=lambda remark: len(remark.names))
     if len(alike) == 1:
         return str(most)
-    place = name if len(alike) == parts else f"{name}, {len(alike)} of {parts} parts"
-    example = "" if all(remark.names == most.names for remark in alike) else f", e.g. in {most.place}"
+    place = name
+    if len(alike) != parts:
+        place = f"{name}, {len(alike)} of {parts} parts"
+    example = ""
+    if any(remark.names != most.names for remark in alike):
+        example = f", e.g. in {most.place}"
     return f"{place}: {counted(alike)}{example}: {some(most.names)}."
 
 

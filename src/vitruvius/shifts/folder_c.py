@@ -8,9 +8,9 @@ from pathlib import Path
 
 from vitruvius._errors import DataError
 from vitruvius._files import read_text
-from vitruvius.corruptions import ALL, BENCHMARK
+from vitruvius.corruptions import BENCHMARK, IMAGENET_C, corruption_names
 from vitruvius.shifts._base import Shift, shifts
-from vitruvius.shifts._corrupted import ARCHIVES, corrupted_parts
+from vitruvius.shifts._corrupted import corrupted_parts, find_corruption
 from vitruvius.shifts._remarks import listed, some
 
 
@@ -24,7 +24,7 @@ def folder_c(root: Path) -> Shift:
             "Name the folder that holds them; `vitruvius corrupt` writes such a one."
         )
     labels = {one: place for place, one in enumerate(classes)}
-    parts, missing, remarks = corrupted_parts(root, ALL, labels, name="folder-c")
+    parts, missing, remarks = corrupted_parts(root, _corruptions(root), labels, name="folder-c")
     return Shift(
         name="folder-c",
         parts=parts,
@@ -39,9 +39,18 @@ def folder_c(root: Path) -> Shift:
 
 def _classes(root: Path) -> set[str]:
     """Class folders of all corruptions and severities together."""
-    tops = [root, *(root / archive for archive in ARCHIVES)]
-    folders = [path for top in tops for one in ALL for path in (top / one).glob("[1-5]/*") if path.is_dir()]
-    return {path.name for path in folders}
+    classes: set[str] = set()
+    for one in _corruptions(root):
+        folder = find_corruption(root, one)
+        if folder is not None:
+            classes.update(path.name for path in folder.glob("[1-5]/*") if path.is_dir())
+    return classes
+
+
+def _corruptions(root: Path) -> tuple[str, ...]:
+    """The published corruptions, and of the other registered ones those that have a folder here."""
+    others = [one for one in corruption_names("all") if one not in IMAGENET_C]
+    return (*IMAGENET_C, *(one for one in others if find_corruption(root, one) is not None))
 
 
 def _found(root: Path) -> str:
@@ -54,8 +63,9 @@ def _cropped(root: Path) -> bool:
     """Whether the copy was cropped before it was corrupted, as it says itself; a copy that says nothing was not."""
     record = root / "corrupt.json"
     try:
-        told = json.loads(read_text(record)) if record.is_file() else {}
-        return told.get("size") is not None
+        if not record.is_file():
+            return False
+        return json.loads(read_text(record)).get("size") is not None
     except (ValueError, AttributeError) as error:
         raise DataError(
             f"{record} is damaged ({error}); it says whether the pictures are cropped already. Make the copy again, or "
@@ -65,4 +75,10 @@ def _cropped(root: Path) -> bool:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Numbers in names count as numbers: 2 before 10."""
-    return [(int(piece), "") if piece.isdigit() else (-1, piece.lower()) for piece in re.split(r"(\d+)", name)]
+    key = []
+    for piece in re.split(r"(\d+)", name):
+        if piece.isdigit():
+            key.append((int(piece), ""))
+        else:
+            key.append((-1, piece.lower()))
+    return key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitruvius.corruptions import ALL, BENCHMARK
+from vitruvius.corruptions import BENCHMARK, IMAGENET_C
 from vitruvius.shifts._base import Shift, shifts
 from vitruvius.shifts._corrupted import corrupted_imagenet
 
@@ -12,4 +12,4 @@ from vitruvius.shifts._corrupted import corrupted_imagenet
 @shifts.register("imagenet-c")
 def imagenet_c(root: Path) -> Shift:
     """`<corruption>/<severity>/<wnid>/`, also inside noise, blur, weather, digital and extra."""
-    return corrupted_imagenet(root, "imagenet-c", ALL, archive=("imagenet-c", "ImageNet-C"), benchmark=BENCHMARK)
+    return corrupted_imagenet(root, "imagenet-c", IMAGENET_C, archive=("imagenet-c", "ImageNet-C"), benchmark=BENCHMARK)

@@ -26,14 +26,16 @@ def imagenet_o(root: Path, *, validation: str | None = None) -> Shift:
     else:
         folder = Path(validation).expanduser()
         if not folder.is_dir():
-            raise DataError(f"imagenet-o: validation={validation} is no folder; name the one with ImageNet's classes.")
+            raise DataError(
+                f"imagenet-o: validation={validation} is not a folder; name the one with ImageNet's classes."
+            )
         known_classes(folder, labels, name=INSIDE)
         parts.append(Subset(name=INSIDE, group=INSIDE, open=lambda: _Inside(folder)))
     return Shift(name=name, parts=tuple(parts), num_classes=NUM_CLASSES, columns=subset_columns("o"), missing=missing)
 
 
 class _Inside(Pictures):
-    """Validation pictures of the 200 classes; that the other 800 lie beside them is no news."""
+    """Validation pictures of the 200 classes; the other 800 may lie beside them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, imagenet_labels("o"), name=INSIDE)

@@ -24,9 +24,7 @@ VARIANTS = {  # name → how folders of it are called
 @shifts.register("imagenet-v2")
 def imagenet_v2(root: Path) -> Shift:
     """`imagenetv2-<variant>-format-val/<0 … 999>/`, three variants of 10,000 pictures, or the folder of one."""
-    found = {name: path for name, pattern in VARIANTS.items() if (path := _folder(root, pattern)) is not None}
-    if not found and (root / "0").is_dir():
-        found = {next((name for name in VARIANTS if name[:9] in root.name), "imagenet-v2"): root}
+    found = _find_variants(root)
     if not found:
         raise DataError(
             f"{root} holds no variant of imagenet-v2; expected e.g. imagenetv2-matched-frequency-format-val/0, "
@@ -37,8 +35,17 @@ def imagenet_v2(root: Path) -> Shift:
     return Shift(name="imagenet-v2", parts=tuple(parts), num_classes=NUM_CLASSES, missing=missing)
 
 
-def _folder(root: Path, pattern: str) -> Path | None:
-    return next((path for path in sorted(root.glob(pattern)) if path.is_dir()), None)
+def _find_variants(root: Path) -> dict[str, Path]:
+    """Variant → its folder; a folder of numbers is one variant, which its name may tell."""
+    found = {}
+    for name, pattern in VARIANTS.items():
+        folders = [path for path in sorted(root.glob(pattern)) if path.is_dir()]
+        if folders:
+            found[name] = folders[0]
+    if found or not (root / "0").is_dir():
+        return found
+    named = [name for name in VARIANTS if name[:9] in root.name]
+    return {named[0] if named else "imagenet-v2": root}
 
 
 def _opener(folder: Path, name: str) -> Callable[[], Images]:

@@ -13,10 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
+from vitruvius._config import override
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text
-from vitruvius._registry import Registry
-from vitruvius._yaml import dump_yaml, to_plain
+from vitruvius._registry import Registry, load_plugins
+from vitruvius._yaml import dump_yaml, read_yaml, to_plain
 from vitruvius.data import DataConfig, Loader
 from vitruvius.models import AttentionRule, ModelConfig, PixelModel
 
@@ -80,6 +81,18 @@ def open_target(target: str, overrides: Sequence[str] = (), *, data_needed: bool
             opened: Target = kind.open(target, overrides, data_needed=data_needed)
             return opened
     raise ConfigError(f"{target!r} does not name a model; expected a run folder or a model's name.")
+
+
+def load_target_plugins(target: str, overrides: Sequence[str] = ()) -> None:
+    """Import the plugins of a target without opening it, so that their threats and analyses have names.
+
+    target: a run folder, whose config.yaml lists its plugins, or any other target.
+    overrides: settings of the target, among which `plugins=[…]` may be.
+    """
+    recipe = Path(target) / "config.yaml"
+    known = read_yaml(recipe) if recipe.is_file() else {}
+    settings = [setting for setting in overrides if setting.startswith("plugins")]
+    load_plugins(override({"plugins": known.get("plugins") or []}, settings)["plugins"])
 
 
 def folder_for(name: str) -> Path:

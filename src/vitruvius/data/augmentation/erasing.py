@@ -48,9 +48,9 @@ def erase(images: Tensor, keys: Tensor, *, probability: float, mode: str, count:
     """Erase up to `count` boxes in each chosen image: `const` black, `rand` one colour, `pixel` noise."""
     if probability == 0:
         return images
-    luck = uniform(keys, _ERASE, 2)  # (B, 2)
-    chosen = luck[:, 0] < probability
-    boxes = 1 + (luck[:, 1] * count).long()  # (B,) how many
+    u = uniform(keys, _ERASE, 2)  # (B, 2)
+    chosen = u[:, 0] < probability
+    boxes = 1 + (u[:, 1] * count).long()  # (B,) how many
     for number in range(count):
         inside = _box(images, uniform(keys, _ERASE + 1 + 2 * number, 4 * _TRIES), boxes)  # (B, 1, H, W)
         inside = inside & (chosen & (number < boxes))[:, None, None, None]
@@ -92,10 +92,10 @@ class Erase:
         return truncated_normal(torch.rand(shape)).mul(255).round().byte().expand_as(box)
 
 
-def _box(images: Tensor, luck: Tensor, boxes: Tensor) -> Tensor:
+def _box(images: Tensor, numbers: Tensor, boxes: Tensor) -> Tensor:
     """(B, 1, H, W), True inside the first of ten random boxes that fits; nowhere if none does."""
     height, width = images.shape[-2:]
-    u = luck.view(len(images), _TRIES, 4)
+    u = numbers.view(len(images), _TRIES, 4)
     area = (_AREA[0] + (_AREA[1] - _AREA[0]) * u[..., 0]) * height * width / boxes[:, None]
     aspect = torch.exp(_LOG_ASPECT[0] + (_LOG_ASPECT[1] - _LOG_ASPECT[0]) * u[..., 1])
     tall, wide = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()  # (B, tries)

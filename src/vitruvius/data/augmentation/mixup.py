@@ -1,4 +1,4 @@
-"""Mixup and CutMix of batches into soft labels, by timm, with the luck of (seed, epoch, step, process) alone.
+"""Mixup and CutMix of batches into soft labels, by timm, randomness being a function of (seed, epoch, step, process).
 
 Zhang et al. 2018, arXiv:1710.09412; Yun et al. 2019, arXiv:1905.04899.   B batch, K classes
 """

@@ -11,7 +11,7 @@ from timm.utils.misc import natural_key
 
 from vitruvius._errors import DataError
 from vitruvius.data._config import DataConfig
-from vitruvius.data._subsets import class_names, read_class_map
+from vitruvius.data._subsets import class_names, read_class_map, require_classes
 from vitruvius.data.sources._base import (
     TRAIN_NAMES,
     VALIDATION_NAMES,
@@ -25,7 +25,7 @@ from vitruvius.data.sources.hugging_face import FileImages
 
 @data_source("folder", class_names=True, wordnet=True)
 def open_folder(config: DataConfig, split: str, size: Size) -> FileImages:
-    """`root/<split>/<class>/*.jpg`; the classes are those of the training folder, so labels agree between splits.
+    """Images `root/<split>/<class>/*.jpg`; the classes are those of the training folder, so labels agree.
 
     A class map, or `data.classes`, chooses and numbers the classes instead; folders that it does not name are left out.
     """
@@ -35,7 +35,7 @@ def open_folder(config: DataConfig, split: str, size: Size) -> FileImages:
     found = leaf_classes(folder)
     unknown = [name for name in found if name not in classes]
     if config.classes is not None:
-        _require_classes(classes, found, folder)
+        require_classes(classes, found, str(folder))
     elif unknown and config.class_map is None:
         raise DataError(f"{folder} has classes that the training folder lacks: {', '.join(unknown[:5])}.")
     if len(unknown) == len(found):
@@ -66,13 +66,6 @@ def leaf_classes(folder: Path) -> list[str]:
     if names == {""}:
         raise DataError(f"the images in {folder} lie in no class; put them into one subfolder per class.")
     return sorted(names - {""}, key=natural_key)
-
-
-def _require_classes(classes: dict[str, int], found: list[str], folder: Path) -> None:
-    """A subset of classes is a whole one: accuracy over a part of it would be another number."""
-    absent = [name for name in classes if name not in found]
-    if absent:
-        raise DataError(f"{folder} lacks {len(absent)} of the classes of data.classes, among them {absent[0]}.")
 
 
 def _classes(config: DataConfig, root: Path, folder: Path) -> dict[str, int]:

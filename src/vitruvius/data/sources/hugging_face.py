@@ -33,7 +33,7 @@ class FileImages:
 
 @data_source("hfds", after_slash="<owner>/<name>")
 def open_hugging_face(config: DataConfig, split: str, size: Size) -> FileImages:
-    """`hfds/<owner>/<name>`: a Hugging Face data set with random access, cached under `root`."""
+    """A Hugging Face data set with random access, cached under `root`."""
     require("datasets", "hf")
     try:
         dataset = create_dataset(config.dataset, root=config.root, split=split, class_map=config.class_map)

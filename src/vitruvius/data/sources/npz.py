@@ -23,7 +23,7 @@ _CHANNELS = (1, 3, 4)
 
 @data_source("npz")
 def open_npz(config: DataConfig, split: str, size: Size) -> TensorSet:
-    """`root` names the file; its arrays are image and label, images and labels, or x_<split> and y_<split>."""
+    """A numpy archive `root`; its arrays are image and label, images and labels, or x_<split> and y_<split>."""
     if config.root is None:
         raise DataError("data.root is not set; it must name the .npz file that holds images and labels.")
     path = Path(config.root).expanduser()

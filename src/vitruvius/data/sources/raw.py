@@ -39,7 +39,9 @@ class RawImages:
 
     def read(self, index: int) -> tuple[Image.Image, int]:
         pixels = np.array(self.images[index])  # a copy: what is done to the image is not done to the file
-        return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels), int(self.labels[index])
+        if pixels.shape[-1] == 1:
+            pixels = pixels.squeeze(-1)
+        return Image.fromarray(pixels), int(self.labels[index])
 
     def describe(self, index: int) -> str:
         return f"image {index} of {self._made_of[0]}"
@@ -47,7 +49,7 @@ class RawImages:
 
 @data_source("bin", after_slash="<height>x<width>x<channels>")
 def open_raw(config: DataConfig, split: str, size: Size) -> RawImages:
-    """`bin/32x32x3` with `root` naming `…images.bin`, beside `…labels.npy`; it has one split, whatever it is called."""
+    """Raw bytes in the file `root`, `…images.bin`, with labels in `…labels.npy` beside it; one split."""
     shape = _shape(config.dataset)
     path, beside = _files(config.root)
     labels = _mapped_labels(beside)
@@ -102,18 +104,21 @@ def _mapped_labels(path: Path) -> Any:
 def _check_labels(labels: Any, path: Path, num_classes: int | None) -> None:
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
         raise DataError(f"{path} holds {labels.dtype} {labels.shape}, expected at least one whole number in a row (N).")
-    for worst in (int(labels.argmin()), int(labels.argmax())):
-        label = int(labels[worst])
-        if label < 0 or (num_classes is not None and label >= num_classes):
-            expected = "0 or more" if num_classes is None else f"0 to {num_classes - 1}, as data.num_classes says"
-            raise DataError(f"{path}: image {worst} has the label {label}, expected {expected}.")
+    least, most = int(labels.argmin()), int(labels.argmax())
+    if labels[least] < 0:
+        raise DataError(f"{path}: image {least} has the label {labels[least]}, expected 0 or more.")
+    if num_classes is not None and labels[most] >= num_classes:
+        expected = f"0 to {num_classes - 1}, as data.num_classes says"
+        raise DataError(f"{path}: image {most} has the label {labels[most]}, expected {expected}.")
 
 
 def _check_bytes(path: Path, beside: Path, number: int, shape: Shape) -> None:
     height, width, channels = shape
     have, need = path.stat().st_size, number * height * width * channels
     if have != need:
-        amount = f"{need - have:,} bytes are missing" if have < need else f"{have - need:,} bytes are too many"
+        amount = f"{need - have:,} bytes are missing"
+        if have > need:
+            amount = f"{have - need:,} bytes are too many"
         raise DataError(
             f"{path} has {have:,} bytes; {number:,} images of {height}x{width}x{channels}, one for each label in "
             f"{beside.name}, have {need:,}: {amount}. Copy the file again, or correct the size in data.dataset."

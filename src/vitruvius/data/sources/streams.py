@@ -128,8 +128,11 @@ class Streamed(IterableDataset[Sample]):
         self.reader, self.transform, self.share = reader, transform, share
 
     def __iter__(self) -> Iterator[Sample]:
-        share, worker = self.share, get_worker_info()
-        first, step = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        share = self.share
+        worker = get_worker_info()
+        first, step = 0, 1
+        if worker is not None:
+            first, step = worker.id, worker.num_workers
         for position, (image, label) in enumerate(self.reader):
             number = position * step + first
             if share.training:
@@ -149,9 +152,16 @@ class StreamLoader(BatchLoader):
         reader = stream.reader
         super().__init__(stream.name, int(reader.num_samples), stream.num_classes, device)
         self.reader, self.share, self.transform, self.config = reader, share, transform, config
-        self.batch_size = config.batch_size if share.training else config.eval_batch_size or config.batch_size
-        self.workers = min(config.workers, usable_cores() if share.training else 1)  # one worker keeps the order
-        reader.dist_rank, reader.dist_num_replicas = (share.rank, share.world_size) if share.training else (0, 1)
+        if share.training:
+            self.batch_size = config.batch_size
+            self.workers = min(config.workers, usable_cores())
+            reader.dist_rank = share.rank
+            reader.dist_num_replicas = share.world_size
+        else:
+            self.batch_size = config.eval_batch_size or config.batch_size
+            self.workers = min(config.workers, 1)  # one worker keeps the order
+            reader.dist_rank = 0
+            reader.dist_num_replicas = 1
         reader.set_loader_cfg(num_workers=max(1, self.workers))
 
     def __len__(self) -> int:

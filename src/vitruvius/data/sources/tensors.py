@@ -1,4 +1,8 @@
-"""Images stored as tensors in one safetensors file: `images` (N, C, H, W), `labels` (N), lossless and in order."""
+"""Images stored as tensors in one safetensors file, lossless and in order.
+
+`images` (N, C, H, W) uint8, or floats in [0, 1]; `labels` (N) whole numbers; the file's metadata may say `num_classes`,
+else it is the largest label and one. `vitruvius attack` writes such files.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,10 @@ from vitruvius.data.sources._base import Size, check_num_classes, data_source
 
 @data_source("tensors")
 def open_safetensors(config: DataConfig, split: str, size: Size) -> TensorSet:
-    """`dataset: tensors` with `root` naming the file; it has one split, whatever it is called."""
+    """A safetensors file `root` with images and labels; it has one split, whatever it is called.
+
+    `data.num_classes` may say how many classes there are, if the file does not.
+    """
     if config.root is None:
         raise DataError("data.root is not set; it must name the safetensors file that holds images and labels.")
     try:
@@ -22,12 +29,14 @@ def open_safetensors(config: DataConfig, split: str, size: Size) -> TensorSet:
         raise DataError(
             f"{config.root} holds {', '.join(tensors) or 'nothing'}; expected the tensors images and labels."
         )
-    images, labels = tensors["images"], tensors["labels"].long()
+    images = tensors["images"]
+    labels = tensors["labels"].long()
     if images.dim() != 4 or len(images) != len(labels) or not len(labels):
         raise DataError(
             f"{config.root}: images {tuple(images.shape)} and labels {tuple(labels.shape)}, "
             "expected (N, C, H, W) and (N)."
         )
-    found = int(metadata.get("num_classes", int(labels.max()) + 1))
+    largest = int(labels.max())
+    found = int(metadata.get("num_classes", largest + 1))
     classes = check_num_classes(config, config.root, found)
     return TensorSet(name=f"tensors/{split}", images=images, labels=labels, num_classes=classes)

@@ -13,7 +13,7 @@ from timm.data import create_dataset
 from vitruvius._errors import DataError, suggest
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_seeds import image_keys
-from vitruvius.data._subsets import class_names
+from vitruvius.data._subsets import class_names, require_classes
 from vitruvius.data.sources._base import TRAIN_NAMES, VALIDATION_NAMES, Size, check_num_classes, data_source
 
 _TIMM = ("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist", "inaturalist", "places365", "imagenet")
@@ -43,15 +43,20 @@ class TorchvisionImages:
         rows: Sequence[int] | None = None,
         numbers: dict[int, int] | None = None,
     ) -> None:
-        self.dataset, self.name, self.num_classes = dataset, name, num_classes
-        self.rows, self.numbers = range(len(dataset)) if rows is None else rows, numbers
+        self.dataset = dataset
+        self.name = name
+        self.num_classes = num_classes
+        self.rows = range(len(dataset)) if rows is None else rows
+        self.numbers = numbers  # label → number, None: as they are
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
         image, label = self.dataset[self.rows[index]]
-        return image, int(label) if self.numbers is None else self.numbers[int(label)]
+        if self.numbers is not None:
+            return image, self.numbers[int(label)]
+        return image, int(label)
 
     def describe(self, index: int) -> str:
         return f"image {self.rows[index]} of {self.name}"
@@ -59,7 +64,7 @@ class TorchvisionImages:
 
 @data_source("torch", after_slash="<name>", class_names=True)
 def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionImages:
-    """`torch/cifar10` and the like, from `root`; downloaded only if asked."""
+    """A data set of torchvision, e.g. torch/cifar10, from the folder `root`; downloaded only if asked."""
     name = config.dataset.removeprefix("torch/").lower()
     if name not in _NAMES:
         known = ", ".join(sorted(_NAMES))
@@ -71,9 +76,13 @@ def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionI
     try:
         dataset = _build(config, name, split)
     except (RuntimeError, OSError, ValueError) as error:
-        hint = "" if config.download else " Set data.root to its folder, or data.download=true."
-        raise DataError(f"cannot open {config.dataset} ({split}) in {config.root}: {error}{hint}") from error
-    rows = _caltech_rows(dataset, training=split in TRAIN_NAMES) if name == "caltech101" else None
+        said = f"cannot open {config.dataset} ({split}) in {config.root}: {error}"
+        if not config.download:
+            said += " Set data.root to its folder, or data.download=true."
+        raise DataError(said) from error
+    rows = None
+    if name == "caltech101":
+        rows = _caltech_rows(dataset, training=split in TRAIN_NAMES)
     place = f"{config.dataset}/{split}"
     if config.classes is not None:
         return _chosen(dataset, place, config, rows)
@@ -89,18 +98,29 @@ def _build(config: DataConfig, name: str, split: str) -> Any:
             dataset.index.sort()  # torchvision lists files in the order of the disk; ids should not depend on it
         return dataset
     kind, training, validation = _MORE[name]
-    split = training if split in TRAIN_NAMES else validation if split in VALIDATION_NAMES else split
+    if split in TRAIN_NAMES:
+        split = training
+    elif split in VALIDATION_NAMES:
+        split = validation
     return getattr(torchvision.datasets, kind)(config.root, split=split, download=config.download)
 
 
 def _found(name: str, dataset: Any) -> int | None:
     if name == "inaturalist":
-        (rank,) = dataset.target_type if len(dataset.target_type) == 1 else (None,)
-        if rank is None:
-            raise DataError(f"torch/inaturalist: one label an image, not {', '.join(dataset.target_type)}.")
-        return len(dataset.all_categories if rank == "full" else dataset.categories_index[rank])
+        return _inaturalist_classes(dataset)
     names = _class_names(dataset)
-    return len(names) if names else _CLASSES.get(name)
+    if names:
+        return len(names)
+    return _CLASSES.get(name)
+
+
+def _inaturalist_classes(dataset: Any) -> int:
+    if len(dataset.target_type) != 1:
+        raise DataError(f"torch/inaturalist: one label per image, not {', '.join(dataset.target_type)}.")
+    (rank,) = dataset.target_type
+    if rank == "full":
+        return len(dataset.all_categories)
+    return len(dataset.categories_index[rank])
 
 
 def _class_names(dataset: Any) -> list[str]:
@@ -114,11 +134,11 @@ def _class_names(dataset: Any) -> list[str]:
 def _caltech_rows(dataset: Any, *, training: bool) -> list[int]:
     """Caltech-101 comes without splits: the images of a class with the smallest hashed numbers train, for ever."""
     labels = torch.tensor(dataset.y)
-    luck = image_keys(torch.arange(len(labels)), torch.zeros_like(labels), seed=0, epoch=0)
+    rank = image_keys(torch.arange(len(labels)), torch.zeros_like(labels), seed=0, epoch=0)
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
         members = (labels == label).nonzero()[:, 0]
-        chosen[members[luck[members].argsort()[:_CALTECH_TRAINING]]] = True
+        chosen[members[rank[members].argsort()[:_CALTECH_TRAINING]]] = True
     rows: list[int] = (chosen if training else ~chosen).nonzero()[:, 0].tolist()
     return rows
 
@@ -126,15 +146,22 @@ def _caltech_rows(dataset: Any, *, training: bool) -> list[int]:
 def _chosen(dataset: Any, place: str, config: DataConfig, rows: Sequence[int] | None) -> TorchvisionImages:
     """Only the classes that `data.classes` lists, numbered in its order."""
     assert config.classes is not None
-    wanted, known = class_names(config.classes), _class_names(dataset)
-    labels = next(
-        (getattr(dataset, key) for key in ("targets", "labels", "_labels", "y") if hasattr(dataset, key)), None
-    )
+    wanted = class_names(config.classes)
+    known = _class_names(dataset)
+    labels = _labels(dataset)
     if not known or labels is None:
         raise DataError(f"data.classes: torchvision does not say which classes the images of {place} have.")
-    absent = [name for name in wanted if name not in known]
-    if absent:
-        raise DataError(f"{place} lacks {len(absent)} of the classes of data.classes, among them {absent[0]}.")
+    require_classes(wanted, known, place)
     numbers = {known.index(name): number for number, name in enumerate(wanted)}
-    chosen = [row for row in (range(len(dataset)) if rows is None else rows) if int(labels[row]) in numbers]
+    if rows is None:
+        rows = range(len(dataset))
+    chosen = [row for row in rows if int(labels[row]) in numbers]
     return TorchvisionImages(dataset, place, check_num_classes(config, place, len(wanted)), chosen, numbers)
+
+
+def _labels(dataset: Any) -> Any:
+    """The labels of all images, under whichever name a class of torchvision keeps them; None if it does not."""
+    for name in ("targets", "labels", "_labels", "y"):
+        if hasattr(dataset, name):
+            return getattr(dataset, name)
+    return None
