@@ -221,7 +221,7 @@ def measure_gradients(problem: Problem, ways: list[str]) -> None:
             for what, fused in (("gradient", None), ("step", False), ("fused step", True)):
                 if fused and "compiled" not in name:
                     continue
-                leg = Ascent(LINF, problem.eps, STEPS, lambda z, y, _: CE(z, y), stops=False, fused=bool(fused))
+                leg = Ascent(LINF, problem.eps, STEPS, lambda z, y, _: CE(z, y), stops=False, compiled=bool(fused))
                 state = leg.begin(x, y, y, x)
 
                 def once(

@@ -88,7 +88,7 @@ def test_apgd_t_tries_other_classes_in_the_order_of_their_logits() -> None:
     with torch.no_grad():
         logits = net(x)
     y = logits.argmax(1)
-    targets = torch.stack([run.target for run in APGDTargeted(eps=0.1).runs(net, x, y)], 1)
+    targets = torch.stack([attempt.target for attempt in APGDTargeted(eps=0.1).attempts(net, x, y)], 1)
     assert targets.shape == (5, 3)  # nine were asked for, there are three
     assert torch.equal(targets, logits.argsort(1, descending=True)[:, 1:])
 

@@ -46,6 +46,19 @@ def test_custom_lists_mix_names_and_any_threats() -> None:
     assert [stage.name for stage in attack.run(net, x, y).stages] == ["clean", "apgd-dlr", "darken", "pgd"]
 
 
+def test_custom_lists_take_any_attack_by_name_with_settings() -> None:
+    items = ("pgd:steps=3", {"use": "apgd", "loss": "dlr", "eps": 0.2}, "square")
+    (first, pgd), (second, apgd), (third, square) = AutoAttack(
+        eps=0.1, norm="l2", seed=4, version="custom", attacks=items
+    ).stages()
+    assert (first, second, third) == ("pgd", "apgd", "square")
+    assert pgd == PGD(eps=0.1, norm="l2", seed=4, steps=3)
+    assert apgd == APGD(eps=0.2, norm="l2", seed=4, loss="dlr")
+    assert (square.eps, square.seed) == (0.1, 4)
+    with pytest.raises(ConfigError, match="attacks: 'pgd' has no setting 'step'"):
+        AutoAttack(eps=0.1, version="custom", attacks=("pgd:step=3",))
+
+
 def test_stages_of_one_name_are_numbered() -> None:
     attack = AutoAttack(eps=0.1, version="custom", attacks=("square", PGD(eps=0.1), PGD(eps=0.2), "square"))
     assert [name for name, _ in attack.stages()] == ["square", "pgd", "pgd 2", "square 2"]

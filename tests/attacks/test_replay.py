@@ -168,7 +168,7 @@ def test_autoattack_finds_the_same_through_recordings(precision, monkeypatch):
     expected = attack.run(model, x, y)
     record = Repeats()
     monkeypatch.setattr(
-        "vitruvius.attacks.autoattack.with_cuda_graphs", lambda model, x, room: GraphedModel(model, room, record=record)
+        "vitruvius.attacks.autoattack.with_cuda_graphs", lambda model, x, size: GraphedModel(model, size, record=record)
     )
     found = attack.run(model, x, y)
     assert record.replayed > 100

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from vitruvius.attacks import Dice
 from vitruvius.attacks._models import VerifiedView, unwrapped, verifier_of
 from vitruvius.attacks._search.auto_pgd import AutoPGD
-from vitruvius.attacks._search.auto_pgd_step import Ascent, follow
+from vitruvius.attacks._search.auto_pgd_step import Ascent, take_step
 from vitruvius.attacks._search.best_so_far import BestSoFar, take_chunk
 from vitruvius.attacks._views.compiled import CompiledModel, CompiledStep, compile_model
-from vitruvius.attacks._views.lower_precision import Bfloat16Copy, entrance_of
+from vitruvius.attacks._views.lower_precision import Bfloat16Copy, first_layer_of
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.apgd_targeted import APGDTargeted
 from vitruvius.attacks.autoattack import AutoAttack
@@ -46,7 +46,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_first_layer_of_a_fast_view_sees_what_bfloat16_would_round_away() -> None:
     net, x = small_net(), torch.full((2, 3, 6, 6), 0.75)
-    assert entrance_of(net, x) == "1"  # after Flatten, which has no weights
+    assert first_layer_of(net, x) == "1"  # after Flatten, which has no weights
     nudged = x + 1 / 2048
     rounded, wide = Bfloat16Copy(net), Bfloat16Copy(net, "1")
     assert torch.equal(rounded(x), rounded(nudged))
@@ -76,7 +76,7 @@ def test_a_model_that_is_not_made_of_layers_has_no_entrance() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.flatten(1)[:, :3]
 
-    assert entrance_of(Bare(), torch.rand(2, 3, 6, 6)) is None
+    assert first_layer_of(Bare(), torch.rand(2, 3, 6, 6)) is None
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
@@ -138,10 +138,10 @@ def test_steps_that_cannot_be_compiled_or_come_out_wrong_are_made_plainly(monkey
     leg = Ascent(APGD(eps=0.1).norm, 0.1, 10, lambda logits, y, _: torch.nn.functional.cross_entropy(logits, y))
     state = leg.begin(x, y, y, leg.start(x, Dice(torch.arange(len(x))), 0))
     rest = (torch.zeros_like(y, dtype=torch.bool), torch.rand(len(x)), torch.randn_like(x), torch.zeros(12).long())
-    expected = follow(state, *rest, leg.norm, 0.1, True)
+    expected = take_step(state, *rest, leg.norm, 0.1, True)
     monkeypatch.setattr(torch, "compile", lambda step, **_: lambda *arguments: [t + 1 for t in step(*arguments)])
-    with pytest.warns(UserWarning, match=r"torch.compile failed on follow \(.*\); attacking without it"):
-        found = CompiledStep(follow)(state, *rest, leg.norm, 0.1, True)
+    with pytest.warns(UserWarning, match=r"torch.compile failed on take_step \(.*\); attacking without it"):
+        found = CompiledStep(take_step)(state, *rest, leg.norm, 0.1, True)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
 
@@ -166,12 +166,12 @@ def test_targets_that_are_tried_together_end_as_they_would_one_after_the_other(a
 
 
 def test_later_attempts_count_only_where_all_before_them_failed() -> None:
-    worst, rows = BestSoFar(torch.zeros(3, 1)), torch.tensor([0, 2])
+    best, rows = BestSoFar(torch.zeros(3, 1)), torch.tensor([0, 2])
     points, fooled = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([True, False, True, True])
-    worst.offer_in_turn(rows, points, fooled, torch.tensor([0.0, 0.0, 9.0, 9.0]))
-    assert worst.x.flatten().tolist() == [1.0, 0.0, 4.0]
-    assert take_chunk([1, 2, 3, 4, 5], room=10, standing=4) == ([1, 2], [3, 4, 5])
-    assert take_chunk([1, 2], room=3, standing=4) == ([1], [2])
+    best.offer_in_turn(rows, points, fooled, torch.tensor([0.0, 0.0, 9.0, 9.0]))
+    assert best.x.flatten().tolist() == [1.0, 0.0, 4.0]
+    assert take_chunk([1, 2, 3, 4, 5], room=10, images=4) == ([1, 2], [3, 4, 5])
+    assert take_chunk([1, 2], room=3, images=4) == ([1], [2])
 
 
 @pytest.mark.parametrize(("load", "eps"), [(digits_cnn, 0.15), (digits_vit, 0.1)], ids=["cnn", "vit"])

@@ -2,7 +2,7 @@
 
 from vitruvius._dice import Dice, image_ids
 from vitruvius._registry import load_room
-from vitruvius.attacks._base import Attack, Model, Threat, attacks, check_eps, check_inputs, disturb
+from vitruvius.attacks._base import Attack, Ensemble, Model, Threat, attacks, check_eps, check_inputs, disturb
 from vitruvius.attacks._ensemble.result import Outcome, StageResult
 from vitruvius.attacks._losses import CE, DLR, KL, LOSSES, MARGIN, Loss, hard_labels
 from vitruvius.attacks._models import (
@@ -29,6 +29,7 @@ __all__ = [
     "Attack",
     "CheckedModel",
     "Dice",
+    "Ensemble",
     "L1Norm",
     "L2Norm",
     "LinfNorm",

@@ -11,14 +11,16 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import check_labels, check_pixels
 from vitruvius._dice import Dice, image_ids
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._registry import Registry
+from vitruvius.attacks._ensemble.result import Outcome
 from vitruvius.attacks._models import CheckedModel, frozen
 from vitruvius.attacks._norms import LINF, Norm, as_norm
 
@@ -34,23 +36,52 @@ class Threat(Protocol):
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /) -> Tensor: ...
 
 
+@runtime_checkable
+class Ensemble(Protocol):
+    """Several attacks run as one: each on the images that are still robust, with a record of which one broke which.
+
+    Whatever has these three members is an ensemble, AutoAttack or your own class: an evaluation calls `run` instead of
+    the threat itself, hands it several batches at once, and writes down which images were robust after each stage.
+    It is also a threat: `__call__(model, x, y, *, ids=None)` returns `run(...).x`.
+    """
+
+    @property
+    def batch_size(self) -> int | None:
+        """Images searched at once; None leaves it to the caller."""
+        ...
+
+    @property
+    def pool_batches(self) -> int:
+        """Batches of an evaluation given to one `run`, so that batches stay full while images drop out; 1 or more."""
+        ...
+
+    def run(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None, batch_size: int | None = None
+    ) -> Outcome:
+        """Attack images (B, C, H, W) with labels (B,).
+
+        `ids` (B,) int64 name the images for the random numbers; `batch_size` is used where the ensemble has none.
+        """
+        ...
+
+
 attacks: Registry[Callable[..., Threat]] = Registry("attack")
 
 
 def disturb(threat: Threat, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
-    """Call a threat, telling it the ids of the images if it wants to know them."""
+    """x' by a threat, which is told the ids (B,) of the images if it takes them."""
     if "ids" in inspect.signature(threat).parameters:
         return threat(model, x, y, ids=ids)  # type: ignore[call-arg]
     return threat(model, x, y)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attack(ABC):
-    """What our own attacks share: a ball, a seed, and checks before the search."""
+class Ball:
+    """What attacks and ensembles share: a ball around each image and a seed, checked when they are made."""
 
-    norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1")
+    norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1")  # those it works in
 
-    eps: float  # in pixels, images in [0, 1]
+    eps: float  # radius, in pixels of images in [0, 1]
     norm: Norm = LINF
     seed: int = 0
 
@@ -61,13 +92,20 @@ class Attack(ABC):
             raise ConfigError(f"{name} works in {' and '.join(self.norms)}, not in {self.norm}.")
         check_eps(self.eps, self.norm)
 
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(Ball, ABC):
+    """A search for x', with checks before it."""
+
+    batches_itself: ClassVar[bool] = False  # takes any number of images and has a batch_size of its own
+
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None) -> Tensor:
         """Check, then search. `ids` (B,) int64 name the images for the dice; default: a hash of their pixels."""
         check_inputs(x, y, *self.image_range())
         with torch.inference_mode(False), torch.no_grad(), frozen(model):
-            x = x.clone() if x.is_inference() else x.detach()
-            y = y.clone() if y.is_inference() else y
-            dice = Dice(image_ids(x) if ids is None else ids.to(x.device), self.seed, self.tag())
+            x = outside_inference_mode(x)
+            y = outside_inference_mode(y)
+            dice = Dice(known_ids(x, ids), self.seed, self.tag())
             return self.search(CheckedModel(self.prepare(model, x), y), x, y, dice)
 
     @abstractmethod
@@ -91,10 +129,24 @@ class Attack(ABC):
         return 0.0, 1.0
 
 
+def outside_inference_mode(tensor: Tensor) -> Tensor:
+    """The tensor without its history; a copy where it was made in inference mode, which autograd refuses."""
+    if tensor.is_inference():
+        return tensor.clone()
+    return tensor.detach()
+
+
+def known_ids(x: Tensor, ids: Tensor | None) -> Tensor:
+    """(B,) the ids as given, or else a hash of the pixels."""
+    if ids is None:
+        return image_ids(x)
+    return ids.to(x.device)
+
+
 def check_eps(eps: float, norm: Norm) -> None:
     """Refuse a negative radius; warn of one that looks like it was meant in 1/255."""
     if math.isnan(eps) or eps < 0:
-        raise ConfigError(f"eps={eps} is no radius; give a number that is 0 or more, such as 4 / 255.")
+        raise ConfigError(f"eps={eps} is not a radius; give a number that is 0 or more, such as 4 / 255.")
     if norm == LINF and 1 < eps < math.inf:
         warnings.warn(
             f"eps={eps:g} in linf allows every image, since pixels are in [0, 1]; did you mean {eps:g}/255?",
@@ -102,23 +154,23 @@ def check_eps(eps: float, norm: Norm) -> None:
         )
 
 
+def check_at_least(attack: Ball, least: int, *settings: str) -> None:
+    """Refuse an attack one of whose named settings is below `least`."""
+    for name in settings:
+        value = getattr(attack, name)
+        if value < least:
+            raise ConfigError(f"{type(attack).__name__} with {name}={value}; expected {least} or more.")
+
+
 def check_inputs(x: Tensor, y: Tensor, low: float = 0.0, high: float = 1.0) -> None:
-    """Refuse images and labels that no attack can mean. Reads the tensors once."""
-    if not x.is_floating_point():
-        raise DataError(f"images have dtype {x.dtype}; attacks need floating-point pixels in [{low:g}, {high:g}].")
+    """Refuse images (B, ...) that are not pixels in [low, high], and labels that are not classes (B,).
+
+    Probabilities (B, K) pass too: they are what some losses of training compare with.
+    """
     if x.ndim < 2 or len(x) != len(y) or y.ndim not in (1, 2):
         raise DataError(f"images {tuple(x.shape)} and labels {tuple(y.shape)} do not pair; expected (B, ...) and (B,).")
-    if y.ndim == 1 and (y.is_floating_point() or y.dtype == torch.bool):
-        raise DataError(f"labels have dtype {y.dtype}; expected whole numbers (int64), or probabilities (B, K).")
-    if not len(x):
-        return
-    least, most, label = torch.stack([x.amin().double(), x.amax().double(), y.amin().double()]).tolist()
-    if math.isnan(least) or math.isnan(most):
-        raise DataError("images hold NaN pixels; look at the loader's transforms.")
-    if least < low or most > high:
-        raise DataError(
-            f"pixels reach from {least:.4g} to {most:.4g}; expected [{low:g}, {high:g}]. "
-            "Normalisation belongs inside the model (PixelModel), 8-bit images are divided by 255."
-        )
-    if label < 0:
-        raise DataError(f"labels reach down to {label:g}; expected 0 or more.")
+    check_pixels(x, low, high)
+    if y.ndim == 1:
+        check_labels(y)
+    elif y.numel() and float(y.amin()) < 0:
+        raise DataError(f"labels reach down to {float(y.amin()):g}; expected 0 or more.")

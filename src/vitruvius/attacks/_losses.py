@@ -1,4 +1,4 @@
-"""What attacks climb: (logits, y) → one number an image, larger is worse for the model.
+"""What attacks maximise: (logits, y) → one number per image, larger is worse for the model.
 
 Difference of logits ratio (DLR): Croce & Hein 2020, arXiv:2003.01690, equations 6 and 7. B images, K classes.
 With fewer than 3 classes (4 when targeted) the ratio has no denominator and the plain margin takes its place.
@@ -128,29 +128,39 @@ class TargetedDLR(TargetedLoss):
         return margin / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
 
 
-CE, DLR, MARGIN, KL = CrossEntropy(), DLRLoss(), Margin(), KullbackLeibler()
-TARGETED_DLR, TARGETED_MARGIN = TargetedDLR(), TargetedMargin()
+CE = CrossEntropy()
+DLR = DLRLoss()
+MARGIN = Margin()
+KL = KullbackLeibler()
+TARGETED_DLR = TargetedDLR()
+TARGETED_MARGIN = TargetedMargin()
 LOSSES: dict[str, Loss] = {loss.name: loss for loss in (CE, DLR, MARGIN, KL)}
 TARGETED_LOSSES: dict[str, TargetedLoss] = {loss.name: loss for loss in (TARGETED_DLR, TARGETED_MARGIN)}
 
 
 def as_loss(loss: Loss | str) -> Loss:
     """A loss from its name: ce, dlr, margin or kl."""
-    return loss if isinstance(loss, Loss) else _named(loss, LOSSES)
+    if isinstance(loss, Loss):
+        return loss
+    return _named(loss, LOSSES)
 
 
 def as_targeted_loss(loss: TargetedLoss | str) -> TargetedLoss:
     """A targeted loss from its name: dlr or margin."""
-    return loss if isinstance(loss, TargetedLoss) else _named(loss, TARGETED_LOSSES)
+    if isinstance(loss, TargetedLoss):
+        return loss
+    return _named(loss, TARGETED_LOSSES)
 
 
 def hard_labels(y: Tensor) -> Tensor:
     """(B,) labels; mixed or smoothed ones (B, K) count as their largest."""
-    return y.argmax(1) if y.ndim == 2 else y
+    if y.ndim == 2:
+        return y.argmax(1)
+    return y
 
 
 def at(logits: Tensor, classes: Tensor) -> Tensor:
-    """(B,) logits of one class an image."""
+    """(B,) logits of one class per image."""
     return logits.gather(1, classes[:, None]).squeeze(1)
 
 

@@ -1,4 +1,7 @@
-"""Models as attacks see them: parameters frozen, gradients with respect to the image, stand-ins for the gradient."""
+"""Models as attacks see them: parameters frozen, checked answers, gradients with respect to the image.
+
+B images, K classes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitruvius._errors import ConfigError, DataError
+from vitruvius import _checks
+from vitruvius._errors import ConfigError
 
 
 class LossAndGrad(NamedTuple):
@@ -25,12 +29,13 @@ def loss_and_grad(
 ) -> LossAndGrad:
     """Logits, losses and the gradient of each image's own loss with respect to that image.
 
-    Several `passes` are averaged: expectation over transformation, for models that are random (Athalye et al. 2018).
+    `x` (B, ...) are the points, `loss` maps logits (B, K) to losses (B,). Several `passes` are averaged: expectation
+    over transformation, for models that are random (Athalye et al. 2018).
     """
-    slopes = [_one_pass(model, x, loss) for _ in range(passes)]
+    found = [_one_pass(model, x, loss) for _ in range(passes)]
     if passes == 1:
-        return slopes[0]
-    return LossAndGrad(*(torch.stack(parts).mean(0) for parts in zip(*slopes, strict=True)))
+        return found[0]
+    return LossAndGrad(*(torch.stack(parts).mean(0) for parts in zip(*found, strict=True)))
 
 
 def _one_pass(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tensor], Tensor]) -> LossAndGrad:
@@ -49,18 +54,41 @@ def _one_pass(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tens
 
 def full_precision(logits: Tensor) -> Tensor:
     """Logits in at least float32, whatever the model computes in."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        return logits.float()
+    return logits
+
+
+def logits_in_batches(model: Callable[[Tensor], Tensor], x: Tensor, batch_size: int | None = None) -> Tensor:
+    """(B, K) logits of images (B, ...), `batch_size` images at a time; default all at once."""
+    return torch.cat([full_precision(model(part)) for part in x.split(batch_size or max(len(x), 1))])
+
+
+@contextmanager
+def frozen(model: object) -> Iterator[None]:
+    """Inside, the model's parameters ask for no gradient; afterwards they ask for what they asked before."""
+    asking = []
+    if isinstance(model, nn.Module):
+        asking = [p for p in model.parameters() if p.requires_grad]
+    for p in asking:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in asking:
+            p.requires_grad_(True)
 
 
 class SurrogateGradient(nn.Module):
-    """Answers like one model, with the gradient of another: what masks its gradient is attacked through a stand-in.
+    """Answers like `model`, with the gradient of `surrogate`: for a model that masks its gradient.
 
-    Backward pass differentiable approximation, Athalye et al. 2018, arXiv:1802.00420.
+    Backward pass differentiable approximation (BPDA), Athalye et al. 2018, arXiv:1802.00420.
     """
 
     def __init__(self, model: nn.Module, surrogate: nn.Module) -> None:
         super().__init__()
-        self.model, self.surrogate = model, surrogate
+        self.model = model
+        self.surrogate = surrogate
         self.training = model.training
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,26 +101,49 @@ class SurrogateGradient(nn.Module):
 
 
 class ModelWrapper:
-    """Something put around a model to watch it or to make it faster."""
+    """Something put around a model to check it or to make it faster."""
 
     inner: Callable[[Tensor], Tensor]
 
 
 def unwrapped(model: Any) -> Callable[[Tensor], Tensor]:
-    """The model as it was given."""
+    """The model inside all wrappers."""
     while isinstance(model, ModelWrapper):
         model = model.inner
     return model
 
 
+class CheckedModel(ModelWrapper):
+    """A model whose first logits are checked against the labels, so that no extra pass is spent on it."""
+
+    def __init__(self, model: Callable[[Tensor], Tensor], y: Tensor) -> None:
+        self.inner = model
+        self.y = y
+        self.checked = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits = self.inner(x)
+        if not self.checked:
+            check_logits(logits, self.y, len(x))
+            self.checked = True
+        return logits
+
+
+def check_logits(logits: Tensor, y: Tensor, rows: int) -> None:
+    """Refuse logits that are not (rows, K) finite numbers with a class for each label (B,) or (B, K)."""
+    _checks.check_logits(logits, rows)
+    if y.ndim == 1:
+        _checks.check_labels(y, logits.shape[1])
+
+
 class VerifiedView(nn.Module, ModelWrapper):
     """A view of a model that is searched in its place, and the model itself, which has the last word."""
 
-    def __init__(self, view: nn.Module, judge: nn.Module) -> None:
+    def __init__(self, view: nn.Module, verifier: nn.Module) -> None:
         super().__init__()
         self.inner = view
-        self.judge = judge
-        self.training = judge.training
+        self.verifier = verifier
+        self.training = verifier.training
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.inner(x)
@@ -100,53 +151,9 @@ class VerifiedView(nn.Module, ModelWrapper):
 
 
 def verifier_of(model: Any) -> Callable[[Tensor], Tensor] | None:
-    """Who has the last word on what fools this model, if not the model itself."""
+    """The model that has the last word on what fools this one, if not this one itself."""
     while isinstance(model, ModelWrapper):
         if isinstance(model, VerifiedView):
-            return model.judge
+            return model.verifier
         model = model.inner
     return None
-
-
-@contextmanager
-def frozen(model: object) -> Iterator[None]:
-    """Parameters ask for no gradient inside, and for what they asked before outside."""
-    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
-    asking = [p for p in parameters if p.requires_grad]
-    for p in asking:
-        p.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for p in asking:
-            p.requires_grad_(True)
-
-
-def check_logits(logits: Tensor, y: Tensor, rows: int) -> None:
-    """Refuse logits that are not (rows, K) numbers with a class for each label. Reads the tensors once."""
-    if logits.ndim != 2 or len(logits) != rows:
-        raise ConfigError(f"the model returned shape {tuple(logits.shape)}; expected logits ({rows}, classes).")
-    if logits.shape[1] < 2:
-        raise ConfigError("the model has one output; attacks need a logit for each class, two for a binary problem.")
-    if not len(y):
-        return
-    broken, label = torch.stack([logits.detach().isnan().sum().double(), y.amax().double()]).tolist()
-    if broken:
-        raise DataError(f"the model returned {broken:.0f} NaN logits for {rows} images; check its weights.")
-    if y.ndim == 1 and label >= logits.shape[1]:
-        raise DataError(f"labels reach up to {label:.0f}, but the model has {logits.shape[1]} classes.")
-
-
-class CheckedModel(ModelWrapper):
-    """A model whose first answer is checked, so that no extra pass is spent on it."""
-
-    def __init__(self, model: Callable[[Tensor], Tensor], y: Tensor) -> None:
-        self.inner, self.y = model, y
-        self.seen = False
-
-    def __call__(self, x: Tensor) -> Tensor:
-        logits = self.inner(x)
-        if not self.seen:
-            check_logits(logits, self.y, len(x))
-            self.seen = True
-        return logits

@@ -1,4 +1,4 @@
-"""The three threat balls, Linf, L2 and L1: each knows how to start in it, climb, measure and return to it.
+"""The three threat balls, Linf, L2 and L1: each can draw a point, step along a gradient, measure and project.
 
 Deltas have shape (B, C, H, W) or any (B, ...). Uniform points: Calafiore et al. 1998; L1 projection: Duchi et al. 2008.
 """
@@ -36,7 +36,7 @@ class Norm(ABC):
 
     @abstractmethod
     def steepest(self, grad: Tensor) -> Tensor:
-        """The direction of unit norm that climbs fastest; 0 where the gradient is 0."""
+        """The direction of unit norm in which the loss rises fastest; 0 where the gradient is 0."""
 
     @abstractmethod
     def project(self, delta: Tensor, eps: float) -> Tensor:
@@ -114,9 +114,8 @@ class L1Norm(Norm):
 
     def random(self, x: Tensor, eps: float, dice: Dice, step: int | Tensor = 0) -> Tensor:
         shape = (x[0].numel() + 1,)
-        gaps = -(
-            1 - dice.uniform("l1", shape, step).to(x.dtype)
-        ).log()  # exponential; the last gap is the unused radius
+        uniform = dice.uniform("l1", shape, step).to(x.dtype)
+        gaps = -(1 - uniform).log()  # exponential; the last gap is the unused radius
         sizes = (gaps / gaps.sum(1, keepdim=True))[:, :-1].view_as(x)
         return eps * sizes * dice.signs("l1/signs", x.shape[1:], step).to(x.dtype)
 
@@ -140,11 +139,13 @@ class L1Norm(Norm):
         last = (ordered * count > excess).sum(1, keepdim=True).clamp(min=1)
         threshold = (excess.gather(1, last - 1) / last).clamp(min=0)
         shrunk = (sizes - threshold).clamp(min=0)
-        fit = (eps / shrunk.sum(1, keepdim=True).clamp(min=1e-30)).clamp(max=1)  # 1, but for the rounding of long sums
+        fit = (eps / shrunk.sum(1, keepdim=True).clamp(min=1e-30)).clamp(max=1)  # 1, except for rounding
         return delta.sign() * (shrunk * fit).view_as(delta)
 
 
-LINF, L2, L1 = LinfNorm(), L2Norm(), L1Norm()
+LINF = LinfNorm()
+L2 = L2Norm()
+L1 = L1Norm()
 NORMS: dict[str, Norm] = {norm.name: norm for norm in (LINF, L2, L1)}
 
 

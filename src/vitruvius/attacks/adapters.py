@@ -52,11 +52,12 @@ class Foreign(ABC):
         return self.name or type(self).__name__
 
     def _settle(self, moved: Any, x: Tensor) -> Tensor:
-        """As a tensor like x; refused where it is none, or leaves image or ball by more than rounding."""
+        """As a tensor like x; refused where it is not one, or leaves image or ball by more than rounding."""
         moved = torch.as_tensor(moved).detach().to(x)
         if moved.shape != x.shape:
             raise DataError(f"{self.label} returned shape {tuple(moved.shape)} for images {tuple(x.shape)}.")
-        low, high = float(moved.min()), float(moved.max())
+        low = float(moved.min())
+        high = float(moved.max())
         if not (low >= -ROUNDING and high <= 1 + ROUNDING):
             raise DataError(f"{self.label} returned pixels from {low:.4g} to {high:.4g}; expected [0, 1].")
         if self.eps is None:
@@ -110,26 +111,30 @@ class FromAutoAttack(Foreign):
     """`make=lambda model: autoattack.AutoAttack(model, norm="Linf", eps=8 / 255)`, or pyautoattack's."""
 
     def call(self, attack: Any, x: Tensor, y: Tensor) -> Any:
-        known = inspect.signature(attack.run_standard_evaluation).parameters
-        result = attack.run_standard_evaluation(x, y, **{"bs" if "bs" in known else "batch_size": len(x)})
-        return result[0] if isinstance(result, tuple) else result  # pyautoattack gives labels too
+        if "bs" in inspect.signature(attack.run_standard_evaluation).parameters:
+            result = attack.run_standard_evaluation(x, y, bs=len(x))
+        else:
+            result = attack.run_standard_evaluation(x, y, batch_size=len(x))
+        if isinstance(result, tuple):  # pyautoattack gives labels too
+            return result[0]
+        return result
 
 
 class CrossCheck(NamedTuple):
-    """Two attacks on the same images: what stands under each, and who felled what the other did not."""
+    """Two attacks on the same images: the accuracy under each, and which broke images the other did not."""
 
     images: int
     ours: float  # accuracy
     theirs: float
-    only_ours: int  # images that only our attack felled
+    only_ours: int  # images that only our attack broke
     only_theirs: int
 
 
 def cross_check(model: nn.Module, x: Tensor, y: Tensor, ours: Threat, theirs: Threat) -> CrossCheck:
     """Run two threats beside each other."""
     with torch.no_grad():
-        stands = [model(threat(model, x, y)).argmax(1) == y for threat in (ours, theirs)]
-    mine, other = stands
+        mine = model(ours(model, x, y)).argmax(1) == y
+        other = model(theirs(model, x, y)).argmax(1) == y
     return CrossCheck(
         images=len(y),
         ours=float(mine.double().mean()),

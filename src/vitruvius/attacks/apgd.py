@@ -9,13 +9,22 @@ from torch import Tensor
 
 from vitruvius.attacks._base import Model, attacks
 from vitruvius.attacks._losses import CE, Loss, as_loss
-from vitruvius.attacks._search.auto_pgd import AutoPGD, Run
+from vitruvius.attacks._search.auto_pgd import Attempt, AutoPGD
 
 
 @attacks.register("apgd")
 @dataclass(frozen=True, kw_only=True)
 class APGD(AutoPGD):
-    """Auto-PGD: gradient ascent with momentum that halves its steps by itself; ce, dlr or margin loss."""
+    """Auto-PGD: gradient ascent with momentum that halves its steps by itself; ce, dlr or margin loss.
+
+    Settings beside eps, norm and seed:
+    `steps`: of an ascent.
+    `restarts`: ascents from random points, on the images that are not fooled yet.
+    `eot_iterations`: passes averaged for each gradient, for models that are random.
+    `loss`: ce, dlr or margin.
+    `batch_size`: images searched at once; default all.
+    `compile`: the model, and the bookkeeping in linf and l2, by torch.compile.
+    """
 
     loss: Loss = CE
 
@@ -26,9 +35,9 @@ class APGD(AutoPGD):
     def objective(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
         return self.loss(logits, y)
 
-    def runs(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Run]:
+    def attempts(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Attempt]:
         for number in range(self.restarts):
-            yield Run(number, y)
+            yield Attempt(number, y)
 
     def tag(self) -> str:
         return f"apgd-{self.loss}"

@@ -9,16 +9,26 @@ from torch import Tensor
 
 from vitruvius.attacks._base import Model, attacks
 from vitruvius.attacks._losses import TARGETED_DLR, TargetedLoss, as_targeted_loss
-from vitruvius.attacks._search.auto_pgd import AutoPGD, Run
-from vitruvius.attacks._search.targets import clean_logits, likeliest
+from vitruvius.attacks._models import logits_in_batches
+from vitruvius.attacks._search.auto_pgd import Attempt, AutoPGD
+from vitruvius.attacks._search.targets import likeliest_classes
 
 
 @attacks.register("apgd_targeted")
 @dataclass(frozen=True, kw_only=True)
 class APGDTargeted(AutoPGD):
-    """Auto-PGD toward each of the likeliest wrong classes; dlr or margin loss."""
+    """Auto-PGD toward each of the likeliest wrong classes; dlr or margin loss.
 
-    targets: int = 9  # wrong classes tried; fewer where the model has fewer
+    Settings beside eps, norm and seed:
+    `targets`: wrong classes tried; fewer where the model has fewer.
+    `steps`, `restarts`: of the ascent toward each of them.
+    `eot_iterations`: passes averaged for each gradient, for models that are random.
+    `loss`: dlr or margin.
+    `batch_size`: images searched at once; default all.
+    `compile`: the model, and the bookkeeping in linf and l2, by torch.compile.
+    """
+
+    targets: int = 9
     loss: TargetedLoss = TARGETED_DLR
 
     def __post_init__(self) -> None:
@@ -28,10 +38,11 @@ class APGDTargeted(AutoPGD):
     def objective(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
         return self.loss(logits, y, target)
 
-    def runs(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Run]:
-        for rank, target in enumerate(likeliest(clean_logits(model, x, self.batch_size), y, self.targets).T):
+    def attempts(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Attempt]:
+        targets = likeliest_classes(logits_in_batches(model, x, self.batch_size), y, self.targets)
+        for rank, target in enumerate(targets.T):
             for restart in range(self.restarts):
-                yield Run(rank * self.restarts + restart, target)
+                yield Attempt(rank * self.restarts + restart, target)
 
     def tag(self) -> str:
         return f"apgd-targeted-{self.loss}"

@@ -1,12 +1,13 @@
-"""AutoAttack: a parameter-free ensemble of attacks, each on the images the others left standing.
+"""AutoAttack: a parameter-free ensemble of attacks, each on the images the others left robust.
 
-Croce & Hein 2020, arXiv:2003.01690. Images drop out as soon as they fall and batches are refilled. With
-precision="fast" all stages search in bfloat16 first; what falls is checked in float32, what stands is searched again.
-On an NVIDIA GPU passes of the model are recorded and replayed (`_replay.py`).
+Croce & Hein 2020, arXiv:2003.01690. Images drop out as soon as they are broken and batches are refilled. With
+precision="fast" all stages search in bfloat16 first; what breaks is checked in float32, what is left is searched again.
+On an NVIDIA GPU passes of the model are recorded and replayed (`_views/cuda_graphs.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,39 +15,48 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import check_eval_mode
-from vitruvius._dice import Dice, image_ids
 from vitruvius._errors import ConfigError, UnknownName, suggest
-from vitruvius.attacks._base import Attack, Model, Threat, attacks, check_inputs
+from vitruvius._registry import Spec, read_spec
+from vitruvius.attacks._base import Ball, Threat, attacks, check_inputs, known_ids, outside_inference_mode
 from vitruvius.attacks._ensemble.cascade import Cascade
 from vitruvius.attacks._ensemble.result import Outcome
-from vitruvius.attacks._ensemble.stages import STAGES, VERSIONS
+from vitruvius.attacks._ensemble.stages import STAGES, VERSIONS, Settings
 from vitruvius.attacks._models import VerifiedView, check_logits, frozen
 from vitruvius.attacks._views.compiled import compile_model
 from vitruvius.attacks._views.cuda_graphs import with_cuda_graphs
 from vitruvius.attacks._views.lower_precision import bfloat16_view
 
 PRECISIONS = ("exact", "fast")
-FEW_NUMBERS = 2**16  # a batch of so many pixels costs hardly more than one image: digits are searched by hundreds
+SMALL_BATCH = 2**16  # pixels: a batch of so many costs hardly more than one image, so digits are searched by hundreds
 
 
 @attacks.register("autoattack")
 @dataclass(frozen=True, kw_only=True)
-class AutoAttack(Attack):
-    """The ensemble APGD-CE, APGD-T, FAB-T, Square (standard); plus, rand and custom lists too."""
+class AutoAttack(Ball):
+    """The ensemble APGD-CE, APGD-T, FAB-T, Square (standard); plus, rand and custom lists too.
 
-    pool_batches: ClassVar[int] = 8  # an evaluation hands over so many batches at once, so that active sets stay full
+    Settings beside eps, norm and seed:
+    `version`: standard, plus, rand (for random models), or custom.
+    `attacks`: of a custom version, in order: names of stages (apgd-ce, apgd-dlr, apgd-t, fab, fab-t, square), attacks
+    by name with settings (`"pgd:steps=20"`, `{use: pgd, steps: 20}`; eps, norm and seed are the ensemble's unless
+    given), or any threats.
+    `precision`: exact, or fast: search in bfloat16 first, then in float32 what is left.
+    `batch_size`: images searched at once; default all that are given.
+    `compile`: torch.compile what is searched (fast: the bfloat16 view) and the bookkeeping.
+    """
 
-    version: str = "standard"  # standard, plus, rand or custom
-    attacks: tuple[str | Threat, ...] = ()  # of a custom version: names of stages, or any threats
-    precision: str = "exact"  # fast: search in bfloat16 first, in float32 again what stands
-    batch_size: int | None = None  # images searched at once; default all that are given
-    compile: bool = False  # torch.compile what is searched (fast: the bfloat16 view) and the bookkeeping
+    pool_batches: ClassVar[int] = 8  # batches of an evaluation given to one run
+
+    version: str = "standard"
+    attacks: tuple[Spec | Threat, ...] = ()
+    precision: str = "exact"
+    batch_size: int | None = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for value, known, what in ((self.version, VERSIONS, "version"), (self.precision, PRECISIONS, "precision")):
-            if value not in known:
-                raise UnknownName(f"no {what} named {value!r}{suggest(value, known)} Known: {', '.join(known)}.")
+        _check_known("version", self.version, VERSIONS)
+        _check_known("precision", self.precision, PRECISIONS)
         if bool(self.attacks) != (self.version == "custom"):
             raise ConfigError(
                 f"AutoAttack with version={self.version!r} and {len(self.attacks)} attacks; "
@@ -55,51 +65,81 @@ class AutoAttack(Attack):
         self.stages()
 
     def stages(self) -> list[tuple[str, Threat]]:
-        """The attacks by name, in order."""
-        version = VERSIONS[self.version]
-        effort = (version.l1_effort if self.norm.name == "l1" else version.effort)._replace(compile=self.compile)
-        common: dict[str, Any] = {"eps": self.eps, "norm": self.norm, "seed": self.seed, "batch_size": self.batch_size}
+        """The attacks by name, in order; a name that comes again is numbered."""
         made: dict[str, Threat] = {}
-        for item in version.stages or self.attacks:
-            if isinstance(item, str) and item not in STAGES:
-                raise UnknownName(f"no stage named {item!r}{suggest(item, STAGES)} Known: {', '.join(STAGES)}.")
-            name = item if isinstance(item, str) else str(getattr(item, "__name__", type(item).__name__)).lower()
-            again = sum(name == known.split(" ")[0] for known in made)
-            threat = STAGES[item](effort, common) if isinstance(item, str) else item
-            made[f"{name} {again + 1}" if again else name] = threat
+        for item in VERSIONS[self.version].stages or self.attacks:
+            name, threat = self._stage(item)
+            repeats = sum(name == known.split(" ")[0] for known in made)
+            if repeats:
+                name = f"{name} {repeats + 1}"
+            made[name] = threat
         return list(made.items())
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None) -> Tensor:
+        """x' of images `x` with labels `y`; `ids` as for `run`."""
         return self.run(model, x, y, ids=ids).x
 
-    def run(self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None) -> Outcome:
-        """All stages, with a record of which one felled which image."""
+    def run(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None, batch_size: int | None = None
+    ) -> Outcome:
+        """All stages, with a record of which one broke which image.
+
+        `x` (B, C, H, W) in [0, 1], `y` (B,) labels. `ids` (B,) int64 name the images for the dice; default: a hash of
+        their pixels. `batch_size`: images searched at once where the attack itself has none; default all.
+        """
         check_eval_mode(model)
         check_inputs(x, y)
+        batch_size = self.batch_size or batch_size
         with torch.inference_mode(False), torch.no_grad(), frozen(model):
-            x, y = (t.clone() if t.is_inference() else t for t in (x.detach(), y))
+            x = outside_inference_mode(x)
+            y = outside_inference_mode(y)
             check_logits(model(x[:1]), y, len(x[:1]))
-            cascade = Cascade(model, x, y, image_ids(x) if ids is None else ids.to(x.device), self.batch_size)
-            room = max(len(x), FEW_NUMBERS // max(x[:1].numel(), 1), 1)  # fewer images, more targets at once
-            sized = self if self.batch_size else replace(self, batch_size=room)
-            sized._run_exact(cascade, model, x) if self.precision == "exact" else sized._run_fast(cascade, model, x)
+            cascade = Cascade(model, x, y, known_ids(x, ids), batch_size)
+            if batch_size is None:  # what few pixels leave free is used for several targets at once
+                batch_size = max(len(x), SMALL_BATCH // max(x[:1].numel(), 1), 1)
+            sized = replace(self, batch_size=batch_size)
+            if self.precision == "exact":
+                sized._run_exact(cascade, model, x, batch_size)
+            else:
+                sized._run_fast(cascade, model, x, batch_size)
         return cascade.outcome()
 
-    def _run_exact(self, cascade: Cascade, model: nn.Module, x: Tensor) -> None:
-        view = with_cuda_graphs(compile_model(model, x) if self.compile else model, x, self.batch_size or len(x))
+    def _run_exact(self, cascade: Cascade, model: nn.Module, x: Tensor, batch_size: int) -> None:
+        view = with_cuda_graphs(self._compiled(model, x), x, batch_size)
         for name, threat in self.stages():
             cascade.run(name, threat, view)
 
-    def _run_fast(self, cascade: Cascade, model: nn.Module, x: Tensor) -> None:
+    def _run_fast(self, cascade: Cascade, model: nn.Module, x: Tensor, batch_size: int) -> None:
         """All stages in bfloat16, then again in float32; what is left to do there does not pay for compiling it."""
-        room = self.batch_size or len(x)
-        view, exact = bfloat16_view(model, x), with_cuda_graphs(model, x, room)
-        view = with_cuda_graphs(compile_model(view, x) if self.compile else view, x, room)
+        exact = with_cuda_graphs(model, x, batch_size)
+        view = with_cuda_graphs(self._compiled(bfloat16_view(model, x), x), x, batch_size)
         cascade.measure_view(view)
         for name, threat in self.stages():
             cascade.run_fast(name, threat, VerifiedView(view, exact))
         for name, threat in replace(self, compile=False).stages():
             cascade.confirm(name, threat, exact)
 
-    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
-        raise NotImplementedError("AutoAttack searches by its stages; call it, or its method run.")
+    def _compiled(self, model: nn.Module, x: Tensor) -> nn.Module:
+        if self.compile:
+            return compile_model(model, x)
+        return model
+
+    def _stage(self, item: Spec | Threat) -> tuple[str, Threat]:
+        """Name and attack of one item of the list."""
+        if isinstance(item, str) and item in STAGES:
+            effort = VERSIONS[self.version].effort_in(self.norm.name)._replace(compile=self.compile)
+            return item, STAGES[item](effort, {**self._ball(), "batch_size": self.batch_size})
+        if isinstance(item, str | Mapping):
+            name, settings = read_spec(item, where="attacks")
+            _check_known("stage", name, [*STAGES, *attacks])
+            return name, attacks.make({"use": name, **self._ball(), **settings}, where="attacks")
+        return str(getattr(item, "__name__", type(item).__name__)).lower(), item
+
+    def _ball(self) -> Settings:
+        return {"eps": self.eps, "norm": self.norm, "seed": self.seed}
+
+
+def _check_known(what: str, name: str, known: Iterable[Any]) -> None:
+    names = list(known)
+    if name not in names:
+        raise UnknownName(f"no {what} named {name!r}{suggest(name, names)} Known: {', '.join(names)}.")

@@ -35,39 +35,53 @@ class Closest(NamedTuple):
 @attacks.register("carlini")
 @dataclass(frozen=True, kw_only=True)
 class Carlini(Attack):
-    """Carlini & Wagner L2: the smallest change that fools the model, cut to eps if eps is given."""
+    """Carlini & Wagner L2: the smallest change that fools the model, cut to eps if eps is given.
+
+    Settings beside seed (which changes nothing here); the norm is l2:
+    `eps`: the result is brought into this ball; default inf, the smallest change as it is found.
+    `confidence`: logits by which the wrong class must win.
+    `steps`: of Adam for each constant.
+    `search_steps`: of the bisection of the constant c.
+    `first_constant`: the first c.
+    `lr`: learning rate of Adam, in tanh space.
+    """
 
     norms = ("l2",)
 
     eps: float = float("inf")
     norm: Norm = L2
-    confidence: float = 0.0  # logits by which the wrong class must win
+    confidence: float = 0.0
     steps: int = 1000
-    search_steps: int = 9  # of the bisection of c
+    search_steps: int = 9
     first_constant: float = 1e-2
     lr: float = 1e-2
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
-        y, never = hard_labels(y), x.new_full((len(x),), torch.inf)
-        closest = Closest(x, never)
-        low, constant, high = torch.zeros_like(never), torch.full_like(never, self.first_constant), never
+        y = hard_labels(y)
+        high = x.new_full((len(x),), torch.inf)
+        low = torch.zeros_like(high)
+        constant = torch.full_like(high, self.first_constant)
+        closest = Closest(x, high)
         for _ in range(self.search_steps):
             found = self._descend(model, x, y, constant)
-            closest = closest.or_nearer(*found, found.distance < torch.inf)
             worked = found.distance < torch.inf
-            low, high = torch.where(worked, low, constant), torch.where(worked, constant, high)
+            closest = closest.or_nearer(*found, worked)
+            low = torch.where(worked, low, constant)
+            high = torch.where(worked, constant, high)
             constant = torch.where(high < torch.inf, (low + high) / 2, constant * 10)
         return (x + self.norm.project(closest.x - x, self.eps)).clamp(0, 1)
 
     def _descend(self, model: Model, x: Tensor, y: Tensor, constant: Tensor) -> Closest:
         """One run of Adam with a constant c (B,) for each image."""
         w = ((2 * x - 1) * EDGE).atanh()
-        mean, square = torch.zeros_like(w), torch.zeros_like(w)
+        mean = torch.zeros_like(w)
+        square = torch.zeros_like(w)
         closest = Closest(x, x.new_full((len(x),), torch.inf))
         for step in range(1, self.steps + 1):
             point, distance, fooled, grad = self._look(model, x, y, w, constant)
             closest = closest.or_nearer(point, distance.sqrt(), fooled)
-            mean, square = mean.lerp(grad, 0.1), square.lerp(grad * grad, 0.001)
+            mean = mean.lerp(grad, 0.1)
+            square = square.lerp(grad * grad, 0.001)
             w = w - self.lr * (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
         return closest
 

@@ -15,7 +15,18 @@ from vitruvius.attacks._search.fab_step import Linearise, Nearest
 @attacks.register("fab")
 @dataclass(frozen=True, kw_only=True)
 class FAB(FastAdaptiveBoundary):
-    """Fast adaptive boundary attack toward whichever class is nearest: a gradient for each class and step."""
+    """Fast adaptive boundary attack toward whichever class is nearest: a gradient for each class and step.
+
+    It looks for the nearest point that fools the model: a step to the linearised boundary, drawn toward the image, and
+    a move back toward the image wherever the model is fooled.
+
+    Settings beside eps, norm and seed:
+    `steps`: of a search; one that finds a point within eps stops there.
+    `restarts`: the first from the image itself, the others from random points around it.
+    `batch_size`: images searched at once; default all.
+
+    It needs one backward pass per class and step: with many classes, `fab_targeted` is faster.
+    """
 
     def linearise(self) -> Linearise:
         return Nearest(self.norm)

@@ -10,18 +10,27 @@ from torch import Tensor
 from vitruvius.attacks._base import attacks
 from vitruvius.attacks._search.fab import FastAdaptiveBoundary
 from vitruvius.attacks._search.fab_step import Linearise, toward_target
-from vitruvius.attacks._search.targets import likeliest
+from vitruvius.attacks._search.targets import likeliest_classes
 
 
 @attacks.register("fab_targeted")
 @dataclass(frozen=True, kw_only=True)
 class FABTargeted(FastAdaptiveBoundary):
-    """Fast adaptive boundary attack toward each of the likeliest wrong classes: one gradient a step."""
+    """Fast adaptive boundary attack toward each of the likeliest wrong classes: one gradient per step.
 
-    targets: int = 9  # wrong classes tried; fewer where the model has fewer
+    It looks for the nearest point that fools the model, toward one class after the other.
+
+    Settings beside eps, norm and seed:
+    `targets`: wrong classes tried; fewer where the model has fewer.
+    `steps`: of the search toward each of them; one that finds a point within eps stops there.
+    `restarts`: for each target, the first from the image itself, the others from random points around it.
+    `batch_size`: images searched at once; default all.
+    """
+
+    targets: int = 9
 
     def linearise(self) -> Linearise:
         return toward_target
 
     def targets_of(self, logits: Tensor, y: Tensor) -> Iterator[Tensor]:
-        yield from likeliest(logits, y, self.targets).T
+        yield from likeliest_classes(logits, y, self.targets).T

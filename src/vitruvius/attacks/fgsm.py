@@ -15,7 +15,12 @@ from vitruvius.attacks._models import loss_and_grad
 @attacks.register("fgsm")
 @dataclass(frozen=True, kw_only=True)
 class FGSM(Attack):
-    """One step of length eps from the image itself, no random start."""
+    """One step of length eps from the image itself, no random start.
+
+    Settings beside eps, norm and seed (which changes nothing here):
+    `loss`: ce, dlr, margin, or kl with probabilities for labels.
+    `bounds`: least and largest pixel of the images.
+    """
 
     loss: Loss = CE
     bounds: tuple[float, float] = (0.0, 1.0)
@@ -26,7 +31,8 @@ class FGSM(Attack):
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         grad = loss_and_grad(model, x, lambda logits: self.loss(logits, y)).grad
-        return (x + self.norm.project(self.eps * self.norm.steepest(grad), self.eps)).clamp(*self.bounds)
+        delta = self.norm.project(self.eps * self.norm.steepest(grad), self.eps)
+        return (x + delta).clamp(*self.bounds)
 
     def image_range(self) -> tuple[float, float]:
         return self.bounds

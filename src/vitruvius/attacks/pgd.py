@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._dice import Dice
-from vitruvius._errors import ConfigError
-from vitruvius.attacks._base import Attack, Model, attacks
+from vitruvius.attacks._base import Attack, Model, attacks, check_at_least
 from vitruvius.attacks._losses import CE, Loss, as_loss, hard_labels
 from vitruvius.attacks._models import LossAndGrad, full_precision, loss_and_grad
 from vitruvius.attacks._norms import L1, per_image
@@ -24,39 +23,61 @@ from vitruvius.attacks._views.compiled import compile_model
 @attacks.register("pgd")
 @dataclass(frozen=True, kw_only=True)
 class PGD(Attack):
-    """Projected gradient ascent on a loss, from a random start in the ball."""
+    """Projected gradient ascent on a loss, from a random start in the ball.
+
+    Settings beside eps, norm and seed:
+    `steps`: of an ascent; 0 leaves the random start.
+    `step_size`: in pixels, in the norm; default 1.5 * eps / steps.
+    `restarts`: random starts, of which the worst result for the model is kept.
+    `random_start`: from a random point of the ball; else from the image.
+    `best`: keep the worst iterate for the model instead of the last.
+    `momentum`: of gradients of unit L1 norm.
+    `loss`: ce, dlr, margin, or kl with probabilities for labels.
+    `bounds`: least and largest pixel of the images.
+    `compile`: the model by torch.compile; pays off for long runs.
+    """
 
     steps: int = 10
-    step_size: float | None = None  # default 1.5 * eps / steps
-    restarts: int = 1  # the worst of so many starts
+    step_size: float | None = None
+    restarts: int = 1
     random_start: bool = True
-    best: bool = False  # the worst iterate instead of the last
-    momentum: float = 0.0  # of gradients of unit L1 norm
+    best: bool = False
+    momentum: float = 0.0
     loss: Loss = CE
     bounds: tuple[float, float] = (0.0, 1.0)
-    compile: bool = False  # the model by torch.compile; pays off for long runs
+    compile: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "loss", as_loss(self.loss))
-        if self.steps < 0 or self.restarts < 1:
-            name = type(self).__name__
-            raise ConfigError(f"{name} with steps={self.steps}, restarts={self.restarts}; expected at least 0 and 1.")
+        check_at_least(self, 0, "steps")
+        check_at_least(self, 1, "restarts")
 
     def prepare(self, model: nn.Module, x: Tensor) -> nn.Module:
-        return compile_model(model, x) if self.compile else model
+        if self.compile:
+            return compile_model(model, x)
+        return model
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
-        compares = self.best or self.restarts > 1
-        best = BestSoFar(x)
+        if self.restarts == 1 and not self.best:
+            return self._last_iterate(model, x, y, self.start(x, dice))
+        found = BestSoFar(x)
         for restart in range(self.restarts):
             for point, here in self.ascend(model, x, y, self.start(x, dice, restart)):
-                if here is None and not compares:
-                    return point
-                if here is None or self.best:
-                    logits = full_precision(model(point)) if here is None else here.logits
-                    best.offer(point, self.fooled(logits, y), self.objective(logits, y))
-        return best.x
+                if here is None:
+                    self._offer(found, point, full_precision(model(point)), y)
+                elif self.best:
+                    self._offer(found, point, here.logits, y)
+        return found.x
+
+    def _last_iterate(self, model: Model, x: Tensor, y: Tensor, start: Tensor) -> Tensor:
+        last = start
+        for point, _ in self.ascend(model, x, y, start):
+            last = point
+        return last
+
+    def _offer(self, found: BestSoFar, point: Tensor, logits: Tensor, y: Tensor) -> None:
+        found.offer(point, self.fooled(logits, y), self.objective(logits, y))
 
     def start(self, x: Tensor, dice: Dice, restart: int = 0) -> Tensor:
         """Where an ascent begins."""
@@ -65,25 +86,31 @@ class PGD(Attack):
         return (x + self.norm.random(x, self.eps, dice, restart)).clamp(*self.bounds)
 
     def ascend(self, model: Model, x: Tensor, y: Tensor, start: Tensor) -> Iterator[tuple[Tensor, LossAndGrad | None]]:
-        """Every point from which a step is made and the slope there, then the last point alone."""
-        step = 1.5 * self.eps / max(self.steps, 1) if self.step_size is None else self.step_size
-        point, velocity = start, torch.zeros_like(x)
+        """Every point from which a step is made with its loss and gradient, then the last point alone."""
+        step = self._step_size()
+        point = start
+        velocity = torch.zeros_like(x)
         for _ in range(self.steps):
             here = loss_and_grad(model, point, lambda logits: self.objective(logits, y))
             yield point, here
             velocity = self._accumulate(velocity, here.grad)
-            way = self.norm.usable(velocity, point, *self.bounds)
-            delta = self.norm.project(point + step * self.norm.steepest(way) - x, self.eps)
+            direction = self.norm.usable(velocity, point, *self.bounds)
+            delta = self.norm.project(point + step * self.norm.steepest(direction) - x, self.eps)
             point = (x + delta).clamp(*self.bounds)
         yield point, None
 
     def objective(self, logits: Tensor, y: Tensor) -> Tensor:
-        """What is climbed, (B,)."""
+        """What is maximised, (B,)."""
         return self.loss(logits, y)
 
     def fooled(self, logits: Tensor, y: Tensor) -> Tensor:
         """Whether the ascent has reached its aim, (B,)."""
         return logits.argmax(1) != hard_labels(y)
+
+    def _step_size(self) -> float:
+        if self.step_size is None:
+            return 1.5 * self.eps / max(self.steps, 1)
+        return self.step_size
 
     def _accumulate(self, velocity: Tensor, grad: Tensor) -> Tensor:
         if not self.momentum:

@@ -11,20 +11,27 @@ from vitruvius.attacks._base import Attack, Model, attacks
 from vitruvius.attacks._losses import CE, Loss, as_loss
 from vitruvius.attacks._models import loss_and_grad
 from vitruvius.attacks._norms import L1, Norm, per_image
-from vitruvius.attacks._search.auto_pgd_step_l1 import inside, largest, project_l1_box
+from vitruvius.attacks._search.auto_pgd_step_l1 import largest, project_l1_box, safe_radius
 
 
 @attacks.register("sparse_l1")
 @dataclass(frozen=True, kw_only=True)
 class SparseL1(Attack):
-    """Gradient ascent in L1 that moves the steepest pixels which still have room, from the image itself."""
+    """Gradient ascent in L1 that moves the steepest pixels which still have room, from the image itself.
+
+    Settings beside eps and seed (which changes nothing here); the norm is l1:
+    `steps`: of the ascent.
+    `step_size`: in L1, pixels in [0, 1]; default 2 * eps / steps.
+    `share`: of pixels moved by a step.
+    `loss`: ce, dlr or margin.
+    """
 
     norms = ("l1",)
 
     norm: Norm = L1
     steps: int = 20
-    step_size: float | None = None  # in L1; default 2 * eps / steps
-    share: float = 0.01  # of pixels moved by a step
+    step_size: float | None = None
+    share: float = 0.01
     loss: Loss = CE
 
     def __post_init__(self) -> None:
@@ -32,11 +39,14 @@ class SparseL1(Attack):
         object.__setattr__(self, "loss", as_loss(self.loss))
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
-        step = 2 * self.eps / self.steps if self.step_size is None else self.step_size
-        point, share = x, x.new_full((len(x),), self.share)
+        step = self.step_size
+        if step is None:
+            step = 2 * self.eps / self.steps
+        point = x
+        share = x.new_full((len(x),), self.share)
         for _ in range(self.steps):
             grad = loss_and_grad(model, point, lambda logits: self.loss(logits, y)).grad
             signs = largest(L1.usable(grad, point, 0.0, 1.0), share)
             stride = per_image(step / signs.flatten(1).abs().sum(1).clamp(min=1), x)
-            point = x + project_l1_box(x, point + stride * signs - x, inside(x, self.eps))
+            point = x + project_l1_box(x, point + stride * signs - x, safe_radius(x, self.eps))
         return point

@@ -1,4 +1,4 @@
-"""SPSA: gradient ascent on gradients guessed from differences of the loss (Uesato et al. 2018, arXiv:1802.05666).
+"""SPSA: gradient ascent on gradients estimated from differences of the loss (Uesato et al. 2018, arXiv:1802.05666).
 
 The differences are taken around the point reached so far, in pairs of opposite random signs. B images, S samples.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
-from vitruvius.attacks._base import Attack, Model, attacks
+from vitruvius.attacks._base import Attack, Model, attacks, check_at_least
 from vitruvius.attacks._losses import MARGIN, Loss, as_loss
 from vitruvius.attacks._models import full_precision
 
@@ -20,26 +20,39 @@ from vitruvius.attacks._models import full_precision
 @attacks.register("spsa")
 @dataclass(frozen=True, kw_only=True)
 class SPSA(Attack):
-    """Adam on gradients estimated from random differences of the margin at the perturbed point; no gradients needed."""
+    """Adam on gradients estimated from random differences of the margin at the perturbed point; no gradients needed.
+
+    Settings beside eps, norm and seed:
+    `steps`: of Adam.
+    `samples`: pairs of queries for each gradient.
+    `width`: of the differences, in pixels of images in [0, 1].
+    `lr`: learning rate of Adam, in pixels.
+    `group`: pairs given to the model at once.
+    `loss`: margin, ce or dlr.
+    """
 
     steps: int = 40
-    samples: int = 128  # pairs of queries for each gradient
-    width: float = 0.01  # of the differences, in pixels
-    lr: float = 0.01  # of Adam, in pixels
-    group: int = 32  # pairs asked of the model at once
+    samples: int = 128
+    width: float = 0.01
+    lr: float = 0.01
+    group: int = 32
     loss: Loss = MARGIN
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "loss", as_loss(self.loss))
-        if min(self.steps, self.samples, self.group) < 1 or self.width <= 0:
-            raise ConfigError("SPSA needs steps, samples and group of 1 or more and a width above 0.")
+        check_at_least(self, 1, "steps", "samples", "group")
+        if self.width <= 0:
+            raise ConfigError(f"SPSA with width={self.width}; expected a number above 0.")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
-        delta, mean, square = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
+        delta = torch.zeros_like(x)
+        mean = torch.zeros_like(x)
+        square = torch.zeros_like(x)
         for step in range(1, self.steps + 1):
             grad = self.estimate(model, x + delta, y, dice, step)
-            mean, square = mean.lerp(grad, 0.1), square.lerp(grad * grad, 0.001)
+            mean = mean.lerp(grad, 0.1)
+            square = square.lerp(grad * grad, 0.001)
             rise = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
             delta = (x + self.norm.project(delta + self.lr * rise, self.eps)).clamp(0, 1) - x
         return (x + self.norm.project(delta, self.eps)).clamp(0, 1)
@@ -50,7 +63,8 @@ class SPSA(Attack):
         for first in range(0, self.samples, self.group):
             count = min(self.group, self.samples - first)
             signs = dice.signs(f"signs {first}", (count, *point.shape[1:]), step).to(point.dtype)  # (B, S, C, H, W)
-            up, down = (self._loss(model, point[:, None] + self.width * way * signs, y) for way in (1, -1))
+            up = self._loss(model, point[:, None] + self.width * signs, y)
+            down = self._loss(model, point[:, None] - self.width * signs, y)
             total += torch.einsum("bs,bs...->b...", up - down, signs)
         return total / (2 * self.width * self.samples)
 

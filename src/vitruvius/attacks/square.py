@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
-from vitruvius.attacks._base import Attack, Model, attacks
+from vitruvius.attacks._base import Attack, Model, attacks, check_at_least
 from vitruvius.attacks._losses import MARGIN, hard_labels
 from vitruvius.attacks._models import full_precision
 from vitruvius.attacks._norms import per_image
@@ -18,11 +18,11 @@ from vitruvius.attacks._search.batching import search_in_batches
 from vitruvius.attacks._search.square_proposals import SquareProposals, square_sides
 from vitruvius.attacks._search.square_proposals_l2 import BumpProposals, bump_proposals
 
-BLOCK = 20  # queries between two looks at who is done
+BLOCK = 20  # queries between two checks of who is done
 
 
 class SquareState(NamedTuple):
-    """Where the random searches of B images stand."""
+    """How far the random searches of B images have come."""
 
     x: Tensor
     y: Tensor  # (B,)
@@ -37,28 +37,44 @@ class SquareState(NamedTuple):
 @attacks.register("square")
 @dataclass(frozen=True, kw_only=True)
 class Square(Attack):
-    """Random search over coloured squares that keeps whatever lowers the margin; needs no gradients."""
+    """Random search over coloured squares that keeps whatever lowers the margin; needs no gradients.
+
+    Settings beside eps, norm and seed:
+    `queries`: of the model for each image.
+    `first_share`: of the image covered by the first squares; they shrink on the released schedule.
+    `rescale`: stretch the schedule of shares over the number of queries.
+    `batch_size`: images searched at once; default all.
+    """
+
+    batches_itself: ClassVar[bool] = True
 
     queries: int = 5000
-    first_share: float = 0.8  # of the image covered by the first squares
-    rescale: bool = False  # stretch the schedule of shares over the number of queries
-    batch_size: int | None = None  # images searched at once; default all
+    first_share: float = 0.8
+    rescale: bool = False
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.queries < 1 or not 0 < self.first_share <= 1:
-            raise ConfigError(
-                f"Square with queries={self.queries}, first_share={self.first_share}; expected 1 or more and (0, 1]."
-            )
+        check_at_least(self, 1, "queries")
+        if not 0 < self.first_share <= 1:
+            raise ConfigError(f"Square with first_share={self.first_share}; expected more than 0 and at most 1.")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
-        y, found, proposals = hard_labels(y), x.clone(), self.proposals(x)
+        y = hard_labels(y)
+        found = x.clone()
+        proposals = self.proposals(x)
 
         def begin(rows: Tensor) -> SquareState:
-            here, throws = x[rows], dice[rows]
-            worst, never = here.new_full((len(rows),), -torch.inf), torch.zeros_like(rows, dtype=torch.bool)
-            start = proposals.start(here, throws)
-            return SquareState(here, y[rows], throws.ids, start, here, worst, torch.zeros_like(rows), never)
+            return SquareState(
+                x=x[rows],
+                y=y[rows],
+                ids=dice.ids[rows],
+                point=proposals.start(x[rows], dice[rows]),
+                best=x[rows],
+                margin=x.new_full((len(rows),), -torch.inf),
+                query=torch.zeros_like(rows),
+                done=torch.zeros_like(rows, dtype=torch.bool),
+            )
 
         def advance(s: SquareState) -> SquareState:
             propose = proposals.plan(s.x, Dice(s.ids, dice.seed, dice.owner), s.query, BLOCK)
@@ -82,7 +98,8 @@ class Square(Attack):
         margin = MARGIN(full_precision(model(s.point)), s.y)
         better = (margin > s.margin) & ~s.done
         best = torch.where(per_image(better, s.x), s.point, s.best)
-        margin, query = torch.where(better, margin, s.margin), s.query + ~s.done
+        margin = torch.where(better, margin, s.margin)
+        query = s.query + ~s.done
         return s._replace(best=best, margin=margin, query=query, done=(margin > 0) | (query >= self.queries))
 
     def proposals(self, x: Tensor) -> SquareProposals | BumpProposals:

@@ -17,7 +17,7 @@ from vitruvius._checks import Progress, check_eval_mode, device_of
 from vitruvius._errors import DataError
 from vitruvius._processes import Process
 from vitruvius._registry import Spec
-from vitruvius.attacks import check_inputs
+from vitruvius.attacks import Ensemble, check_inputs
 from vitruvius.evaluation._judging import judge
 from vitruvius.evaluation._subject import subject_of
 from vitruvius.evaluation.ledger import Ledger
@@ -110,15 +110,20 @@ def _judge_all(
     process: Process,
     watch: Callable[[int, float], None],
 ) -> None:
-    sieges = {spec: threat for spec, threat in threats.items() if hasattr(threat, "pool_batches")}
-    size = max((threat.pool_batches for threat in sieges.values()), default=1)
+    ensembles = _ensembles(threats)
+    size = max((ensemble.pool_batches for ensemble in ensembles.values()), default=1)
     last = list(threats)[-1]
     for pool in _batched(batches, size):
         checked = [_checked(batch, process) for batch in pool]
         for spec, threat in threats.items():
-            for x, y, ids in [_joined(checked)] if spec in sieges else checked:
+            for x, y, ids in [_joined(checked)] if spec in ensembles else checked:
                 judge(model, spec, threat, x, y, ids, ledger, len(checked[0][1]))
         watch(sum(len(y) for _, y, _ in checked), float(ledger.columns[last]["correct"].float().mean()))
+
+
+def _ensembles(threats: Mapping[str, object]) -> dict[str, Ensemble]:
+    """Those that are given several batches at once."""
+    return {spec: threat for spec, threat in threats.items() if isinstance(threat, Ensemble)}
 
 
 def _checked(batch: Batch, process: Process) -> Batch:

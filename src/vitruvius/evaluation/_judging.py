@@ -5,7 +5,6 @@ B images, K classes.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvius._checks import check_labels, check_logits
-from vitruvius.attacks import disturb
+from vitruvius.attacks import Ensemble, disturb
 from vitruvius.evaluation.ledger import AFTER, Columns, Ledger
 from vitruvius.evaluation.threats import Threat
 
@@ -39,10 +38,9 @@ def run_threat(
     model: nn.Module, threat: Any, x: Tensor, y: Tensor, ids: Tensor, batch_size: int
 ) -> tuple[Tensor, Columns]:
     """x', and what the threat itself recorded: for an ensemble, whether each image stood after each of its stages."""
-    if hasattr(threat, "run") and hasattr(threat, "pool_batches"):
-        sized = threat if threat.batch_size is not None else dataclasses.replace(threat, batch_size=batch_size)
-        outcome = sized.run(model, x, y, ids=ids)
-        record = {f"{AFTER}{name}": standing for name, standing in outcome.robust_by_stage().items()}
+    if isinstance(threat, Ensemble):
+        outcome = threat.run(model, x, y, ids=ids, batch_size=threat.batch_size or batch_size)
+        record = {f"{AFTER}{name}": robust for name, robust in outcome.robust_by_stage().items()}
         return outcome.x, record
     return disturb(threat, model, x, y, ids), {}
 

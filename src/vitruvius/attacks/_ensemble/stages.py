@@ -13,6 +13,8 @@ from vitruvius.attacks.fab import FAB
 from vitruvius.attacks.fab_targeted import FABTargeted
 from vitruvius.attacks.square import Square
 
+Settings = dict[str, Any]  # what all stages share: eps, norm, seed and batch_size
+
 
 class Effort(NamedTuple):
     """What a version spends on its stages."""
@@ -22,34 +24,63 @@ class Effort(NamedTuple):
     eot_iterations: int = 1
     compile: bool = False
 
-    def climbing(self) -> dict[str, Any]:
+    def of_auto_pgd(self) -> Settings:
         return {"eot_iterations": self.eot_iterations, "compile": self.compile}
 
 
-Maker = Callable[[Effort, dict[str, Any]], Attack]  # the second: eps, norm, seed and batch_size
+def apgd_ce(effort: Effort, shared: Settings) -> Attack:
+    return APGD(loss=CE, restarts=effort.restarts, **effort.of_auto_pgd(), **shared)
 
-STAGES: dict[str, Maker] = {
-    "apgd-ce": lambda effort, common: APGD(loss=CE, restarts=effort.restarts, **effort.climbing(), **common),
-    "apgd-dlr": lambda effort, common: APGD(loss=DLR, restarts=effort.restarts, **effort.climbing(), **common),
-    "apgd-t": lambda effort, common: APGDTargeted(targets=effort.targets, **effort.climbing(), **common),
-    "fab": lambda effort, common: FAB(restarts=effort.restarts, **common),
-    "fab-t": lambda _, common: FABTargeted(**common),
-    "square": lambda _, common: Square(**common),
+
+def apgd_dlr(effort: Effort, shared: Settings) -> Attack:
+    return APGD(loss=DLR, restarts=effort.restarts, **effort.of_auto_pgd(), **shared)
+
+
+def apgd_t(effort: Effort, shared: Settings) -> Attack:
+    return APGDTargeted(targets=effort.targets, **effort.of_auto_pgd(), **shared)
+
+
+def fab(effort: Effort, shared: Settings) -> Attack:
+    return FAB(restarts=effort.restarts, **shared)
+
+
+def fab_t(effort: Effort, shared: Settings) -> Attack:
+    return FABTargeted(**shared)
+
+
+def square(effort: Effort, shared: Settings) -> Attack:
+    return Square(**shared)
+
+
+STAGES: dict[str, Callable[[Effort, Settings], Attack]] = {
+    "apgd-ce": apgd_ce,
+    "apgd-dlr": apgd_dlr,
+    "apgd-t": apgd_t,
+    "fab": fab,
+    "fab-t": fab_t,
+    "square": square,
 }
 
 
 class Version(NamedTuple):
-    """Names of stages in their order, and the effort they take."""
+    """Names of stages in their order, and the effort they take; in L1 another one."""
 
     stages: tuple[str, ...]
     effort: Effort = Effort()
     l1_effort: Effort = Effort(restarts=5, targets=5)
 
+    def effort_in(self, norm: str) -> Effort:
+        if norm == "l1":
+            return self.l1_effort
+        return self.effort
+
 
 # Standard starts APGD-CE twice, once more than published: 3 % of its time, and less luck in the first stage.
 VERSIONS: dict[str, Version] = {
     "standard": Version(("apgd-ce", "apgd-t", "fab-t", "square"), Effort(restarts=2)),
-    "plus": Version(("apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"), *[Effort(restarts=5)] * 2),
-    "rand": Version(("apgd-ce", "apgd-dlr"), *[Effort(eot_iterations=20)] * 2),
+    "plus": Version(
+        ("apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"), Effort(restarts=5), l1_effort=Effort(restarts=5)
+    ),
+    "rand": Version(("apgd-ce", "apgd-dlr"), Effort(eot_iterations=20), l1_effort=Effort(eot_iterations=20)),
     "custom": Version(()),
 }

@@ -1,18 +1,21 @@
-"""What the Auto-PGD attacks share: runs of ascents over images that still stand, in batches that stay full."""
+"""What the Auto-PGD attacks share: attempts on the images that are not fooled yet, in batches that stay full.
+
+The step itself is in `auto_pgd_step` (Linf and L2) and `auto_pgd_step_l1`. B images; N images of one attempt.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vitruvius._dice import Dice
-from vitruvius._errors import ConfigError
-from vitruvius.attacks._base import Attack, Model
+from vitruvius.attacks._base import Attack, Model, check_at_least
 from vitruvius.attacks._losses import hard_labels
 from vitruvius.attacks._models import full_precision, verifier_of
 from vitruvius.attacks._norms import per_image
@@ -23,16 +26,27 @@ from vitruvius.attacks._search.best_so_far import BestSoFar, take_chunk
 from vitruvius.attacks._views.compiled import compile_model
 
 
-class Run(NamedTuple):
-    """One attempt on every image that still stands."""
+class Attempt(NamedTuple):
+    """One ascent for every image that is not fooled yet."""
 
-    number: int
+    number: int  # among all attempts, for the dice
     target: Tensor  # (B,) for all images; the labels where the loss has no target
+
+
+class Found(NamedTuple):
+    """Where N ascents ended."""
+
+    point: Tensor  # that fools the model, else of highest loss
+    best: Tensor  # of highest loss
+    loss: Tensor  # (N,) the highest
+    fooled: Tensor  # (N,) bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoPGD(Attack):
-    """Auto-PGD with a loss and a list of runs still to be named."""
+    """Auto-PGD with a loss and a list of attempts still to be named."""
+
+    batches_itself: ClassVar[bool] = True
 
     steps: int = 100
     restarts: int = 1
@@ -42,55 +56,67 @@ class AutoPGD(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = {"steps": self.steps, "restarts": self.restarts, "eot_iterations": self.eot_iterations}
-        for name, value in least.items():
-            if value < 1:
-                raise ConfigError(f"{type(self).__name__} with {name}={value}; expected 1 or more.")
+        check_at_least(self, 1, "steps", "restarts", "eot_iterations")
 
     def prepare(self, model: nn.Module, x: Tensor) -> nn.Module:
-        return compile_model(model, x) if self.compile else model
+        if self.compile:
+            return compile_model(model, x)
+        return model
 
     @abstractmethod
     def objective(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        """What is climbed, (B,)."""
+        """What is maximised, (B,)."""
 
     @abstractmethod
-    def runs(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Run]:
+    def attempts(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Attempt]:
         """The attempts, in order."""
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor | None = None) -> Tensor:
-        """Run after run; the first from `start` where one is given, the others from random points."""
-        best, y = BestSoFar(x), hard_labels(y)
-        runs, room = list(self.runs(model, x, y)), self.batch_size or len(x)
-        while runs and len(rows := best.not_fooled()):
-            now, runs = take_chunk(runs, room, len(rows))
-            target, many = torch.cat([run.target[rows] for run in now]), rows.repeat(len(now))
-            number = rows.new_tensor([run.number for run in now]).repeat_interleave(len(rows))
-            begin = None if start is None else start[many]
-            found = self._attempt(model, x[many], y[many], target, dice[many], number, begin)
+        """Attempt after attempt, from `start` where one is given, else from random points.
+
+        Several attempts run side by side where so few images are left that they fit into one batch.
+        """
+        y = hard_labels(y)
+        best = BestSoFar(x)
+        attempts = list(self.attempts(model, x, y))
+        while attempts and len(rows := best.not_fooled()):
+            chunk, attempts = take_chunk(attempts, self.batch_size or len(x), len(rows))
+            many = rows.repeat(len(chunk))
+            targets = torch.cat([attempt.target[rows] for attempt in chunk])
+            numbers = rows.new_tensor([attempt.number for attempt in chunk]).repeat_interleave(len(rows))
+            begin = None
+            if start is not None:
+                begin = start[many]
+            found = self._ascend(model, x[many], y[many], targets, dice[many], numbers, begin)
             best.offer_in_turn(rows, found.point, found.fooled, found.loss)
         return best.x
 
     def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
-        """A tenth of the steps, once a target, all from the best point known."""
+        """A tenth of the steps, once per target, all from the worst point known."""
         return replace(self, steps=max(self.steps // 10, 5), restarts=1).search(model, x, y, dice, start)
 
-    def _attempt(
+    def _ascend(
         self, model: Model, x: Tensor, y: Tensor, target: Tensor, dice: Dice, number: Tensor, start: Tensor | None
     ) -> Found:
-        """AscentState leg by leg, each from where the last one ended; with a start, the last leg alone."""
+        """One ascent; in L1 several, each from where the last one ended."""
         if self.norm.name != "l1":
-            rules = (self.norm, self.eps, self.steps, self.objective, self.eot_iterations)
-            leg = Ascent(*rules, fused=self.compile)
-            return run_ascents(model, leg, x, y, target, _starts(leg, x, dice, number, start), self.batch_size)
-        for sparse in self._sparse_legs(warm=start is not None):
-            found = run_ascents(model, sparse, x, y, target, _starts(sparse, x, dice, number, start), self.batch_size)
+            rules = Ascent(self.norm, self.eps, self.steps, self.objective, self.eot_iterations, compiled=self.compile)
+            starts = _starts(rules, x, dice, number, start)
+            return run_ascents(model, rules, x, y, target, starts, self.batch_size)
+        for sparse in self._sparse_ascents(warm=start is not None):
+            starts = _starts(sparse, x, dice, number, start)
+            found = run_ascents(model, sparse, x, y, target, starts, self.batch_size)
             start = found.best
         return found
 
-    def _sparse_legs(self, warm: bool) -> Iterator[SparseAscent]:
-        """In L1, three ascents through balls of 3, 2 and 1 times the radius; only the last may stop early."""
-        third = 0 if warm else int(0.3 * self.steps)
+    def _sparse_ascents(self, warm: bool) -> Iterator[SparseAscent]:
+        """In L1, three ascents in balls of 3, 2 and 1 times the radius, of which only the last may stop early.
+
+        `warm`: the start is good already, so only the last one is made.
+        """
+        third = int(0.3 * self.steps)
+        if warm:
+            third = 0
         rules = SparseAscent(self.eps, third, self.objective, self.eot_iterations, stops=False, fresh=False)
         if not warm:
             yield rules._replace(eps=3 * self.eps, fresh=True)
@@ -99,16 +125,16 @@ class AutoPGD(Attack):
 
 
 def _starts(
-    leg: Ascent | SparseAscent, x: Tensor, dice: Dice, number: Tensor, before: Tensor | None
+    rules: Ascent | SparseAscent, x: Tensor, dice: Dice, number: Tensor, before: Tensor | None
 ) -> Callable[[Tensor], Tensor]:
     """Where the images of some rows begin: at random, or at the nearest point of the ball to where they were before."""
     if before is None:
-        return lambda rows: leg.start(x[rows], dice[rows], number[rows])
-    return lambda rows: leg.restart(x[rows], before[rows])
+        return lambda rows: rules.start(x[rows], dice[rows], number[rows])
+    return lambda rows: rules.restart(x[rows], before[rows])
 
 
 class AscentProgress(Protocol):
-    """What the states of all ascents tell."""
+    """What the states of all ascents have, a row for each image."""
 
     @property
     def y(self) -> Tensor: ...
@@ -130,7 +156,7 @@ C = TypeVar("C", bound=AscentProgress)
 
 
 class AscentRules(Protocol[C]):
-    """Rules of an ascent."""
+    """How an ascent begins and makes a step."""
 
     @property
     def steps(self) -> int: ...
@@ -138,46 +164,44 @@ class AscentRules(Protocol[C]):
     def advance(self, model: Callable[[Tensor], Tensor], s: C) -> C: ...
 
 
-class Found(NamedTuple):
-    """Where N ascents ended."""
-
-    point: Tensor  # that fools the model, else of highest loss
-    best: Tensor  # of highest loss
-    loss: Tensor  # (N,) the highest
-    fooled: Tensor  # (N,) bool
-
-
 def run_ascents(
     model: Callable[[Tensor], Tensor],
-    leg: AscentRules[C],
+    rules: AscentRules[C],
     x: Tensor,
     y: Tensor,
     target: Tensor,
     start: Callable[[Tensor], Tensor],
     batch_size: int | None,
 ) -> Found:
-    """AscentState from `start(rows)` for all images, at most `batch_size` at once."""
+    """Ascend from `start(rows)` for all N images, at most `batch_size` at once."""
     found = Found(x.clone(), x.clone(), x.new_zeros(len(x)), y.new_zeros(len(x), dtype=torch.bool))
+    verifier = verifier_of(model)
+    confirm = None
+    if verifier is not None:
+        confirm = partial(_confirmed, verifier, rules.steps)
 
     def begin(rows: Tensor) -> C:
-        return leg.begin(x[rows], y[rows], target[rows], start(rows))
+        return rules.begin(x[rows], y[rows], target[rows], start(rows))
 
     def finish(rows: Tensor, end: C) -> None:
+        fooled = end.fooled
+        if verifier is not None:
+            fooled = fooled & (end.iteration <= rules.steps)  # what fooled the view at the last step is not confirmed
         found.point[rows] = torch.where(per_image(end.fooled, x), end.seen, end.best)
-        fooled = end.fooled if judge is None else end.fooled & (end.iteration <= leg.steps)  # the last is not confirmed
-        found.best[rows], found.loss[rows], found.fooled[rows] = end.best, end.best_loss, fooled
+        found.best[rows] = end.best
+        found.loss[rows] = end.best_loss
+        found.fooled[rows] = fooled
 
-    rows, judge = torch.arange(len(x), device=x.device), verifier_of(model)
-    confirm = None if judge is None else lambda state: confirmed(judge, state, leg.steps)
-    search_in_batches(rows, begin, lambda state: leg.advance(model, state), finish, batch_size, confirm)
+    every = torch.arange(len(x), device=x.device)
+    search_in_batches(every, begin, partial(rules.advance, model), finish, batch_size, confirm)
     return found
 
 
-def confirmed(judge: Callable[[Tensor], Tensor], state: AscentProgress, steps: int) -> Tensor:
-    """(B,) bool, on the CPU: who is done, but for those with steps left that have not fooled the judge."""
-    over = state.done.cpu()
+def _confirmed(verifier: Callable[[Tensor], Tensor], steps: int, state: AscentProgress) -> Tensor:
+    """(B,) bool, on the CPU: who is done, except those with steps left that have not fooled the verifier."""
+    done = state.done.cpu()
     claims = (state.done & state.fooled & (state.iteration <= steps)).nonzero().squeeze(1)
     if len(claims):
-        fooled = full_precision(judge(state.seen[claims])).argmax(1) != state.y[claims]
-        over[claims.cpu()] = fooled.cpu()
-    return over
+        fooled = full_precision(verifier(state.seen[claims])).argmax(1) != state.y[claims]
+        done[claims.cpu()] = fooled.cpu()
+    return done

@@ -24,7 +24,7 @@ REQUIRED_RISES = 0.75  # share of the steps between checkpoints that must raise 
 
 
 class AscentState(NamedTuple):
-    """Where the ascents of B images stand."""
+    """How far the ascents of B images have come."""
 
     x: Tensor
     low: Tensor  # least and largest pixels allowed, in Linf those of the ball too
@@ -56,7 +56,7 @@ class Ascent(NamedTuple):
     objective: Objective
     passes: int = 1  # of the model, averaged, where it is random
     stops: bool = True  # as soon as the model is fooled
-    fused: bool = False  # bookkeeping by torch.compile
+    compiled: bool = False  # bookkeeping by torch.compile
 
     def start(self, x: Tensor, dice: Dice, run: int | Tensor) -> Tensor:
         """A random point on the surface of the ball."""
@@ -74,9 +74,11 @@ class Ascent(NamedTuple):
         return per_image(x.new_zeros(len(x)), x), per_image(x.new_ones(len(x)), x)
 
     def begin(self, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> AscentState:
-        """Ascents that stand at their start, not yet evaluated."""
-        start, (low, high) = start.clamp(0, 1), self.limits(x)
-        zero, off = x.new_zeros(len(x)), y.new_zeros(len(x), dtype=torch.bool)
+        """Ascents at their start, not yet evaluated."""
+        start = start.clamp(0, 1)
+        low, high = self.limits(x)
+        zero = x.new_zeros(len(x))
+        off = y.new_zeros(len(x), dtype=torch.bool)
         return AscentState(
             x=x, low=low, high=high, y=y, target=target,
             point=start, seen=start, previous=start, best=start, best_grad=torch.zeros_like(x),
@@ -89,22 +91,25 @@ class Ascent(NamedTuple):
         logits, loss, grad = loss_and_grad(
             model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes
         )
-        fooled, windows = logits.argmax(1) != s.y, checkpoints(self.steps, s.y.device)
-        go_on = follow_fused if self.fused else follow
-        return go_on(s, fooled, loss, grad, windows, self.norm, self.eps, self.stops)
+        fooled = logits.argmax(1) != s.y
+        windows = checkpoints(self.steps, s.y.device)
+        if self.compiled:
+            return take_step_compiled(s, fooled, loss, grad, windows, self.norm, self.eps, self.stops)
+        return take_step(s, fooled, loss, grad, windows, self.norm, self.eps, self.stops)
 
 
-def follow(
+def take_step(
     s: AscentState, fooled: Tensor, loss: Tensor, grad: Tensor, windows: Tensor, norm: Norm, eps: float, stops: bool
 ) -> AscentState:
-    """Remember what was seen, look back where a checkpoint is due, and step on."""
-    s = _remember(s, fooled, loss, grad, stops, last=len(windows) - 2)
+    """Record what was seen, look back where a checkpoint is due, and move on."""
+    s = _record_best(s, fooled, loss, grad, stops, last=len(windows) - 2)
     s, grad = _look_back(s, grad, windows[s.iteration])
-    return _step(s, grad, norm, eps)
+    return _move(s, grad, norm, eps)
 
 
-def _remember(s: AscentState, fooled: Tensor, loss: Tensor, grad: Tensor, stops: bool, last: int) -> AscentState:
-    first, better = s.iteration == 0, loss > s.best_loss
+def _record_best(s: AscentState, fooled: Tensor, loss: Tensor, grad: Tensor, stops: bool, last: int) -> AscentState:
+    first = s.iteration == 0
+    better = loss > s.best_loss
     return change(
         s,
         seen=s.point,
@@ -138,20 +143,21 @@ def _look_back(s: AscentState, grad: Tensor, window: Tensor) -> tuple[AscentStat
     return moved, torch.where(per_image(back, s.x), s.best_grad, grad)
 
 
-def _step(s: AscentState, grad: Tensor, norm: Norm, eps: float) -> AscentState:
-    """AscentState, project, add momentum, project."""
+def _move(s: AscentState, grad: Tensor, norm: Norm, eps: float) -> AscentState:
+    """Step along the gradient, project, add momentum, project."""
     inertia = per_image(torch.where(s.iteration == 0, 0.0, MOMENTUM).to(s.x.dtype), s.x)
-    climbed = s.point + per_image(s.step, s.x) * norm.steepest(grad)
-    climbed = project(climbed, s.x, s.low, s.high, norm, eps)
-    drawn = s.point + (1 - inertia) * (climbed - s.point) + inertia * (s.point - s.previous)
-    point = project(drawn, s.x, s.low, s.high, norm, eps)
+    stepped = s.point + per_image(s.step, s.x) * norm.steepest(grad)
+    stepped = project(stepped, s.x, s.low, s.high, norm, eps)
+    pulled = s.point + (1 - inertia) * (stepped - s.point) + inertia * (s.point - s.previous)
+    point = project(pulled, s.x, s.low, s.high, norm, eps)
     return change(s, previous=s.point, point=point, iteration=s.iteration + 1)
 
 
 def project(point: Tensor, x: Tensor, low: Tensor, high: Tensor, norm: Norm, eps: float) -> Tensor:
     """The point, brought into ball and image."""
-    inside = point if norm == LINF else x + norm.project(point - x, eps)
-    return inside.clamp(low, high)
+    if norm != LINF:
+        point = x + norm.project(point - x, eps)
+    return point.clamp(low, high)
 
 
 def change(s: AscentState, **fields: Tensor) -> AscentState:
@@ -159,14 +165,17 @@ def change(s: AscentState, **fields: Tensor) -> AscentState:
     return AscentState(*(fields.get(name, value) for name, value in zip(AscentState._fields, s, strict=True)))
 
 
-follow_fused = CompiledStep(follow)
+take_step_compiled = CompiledStep(take_step)
 
 
 @functools.lru_cache
 def checkpoints(steps: int, device: torch.device) -> Tensor:
     """(steps + 2,) number of steps a checkpoint looks back on at each iteration, 0 where there is none."""
-    windows, window, due = [0] * (steps + 2), max(int(0.22 * steps), 1), 0
-    while (due := due + window) <= steps:
+    windows = [0] * (steps + 2)
+    window = max(int(0.22 * steps), 1)
+    due = window
+    while due <= steps:
         windows[due] = window
         window = max(window - max(int(0.03 * steps), 1), max(int(0.06 * steps), 1))
+        due += window
     return torch.tensor(windows, device=device)

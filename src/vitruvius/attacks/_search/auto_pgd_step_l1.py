@@ -2,6 +2,10 @@
 
 Steps are sparse: they move the pixels of largest gradient, as many as the best point found so far suggests; they
 shrink while that number stays and return to full length when it falls. No momentum. B images, K classes, D pixels.
+
+The projection onto the L1 ball within the image is exact, by sorting: each pixel may move by at most its room, 1 − x
+upwards or x downwards, and all together by eps: the answer is sign(δ) · clip(|δ| − λ, 0, room) with the smallest λ ≥ 0
+that fits.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ FIRST_SHARE = 0.2  # of pixels moved by the first steps from a random start
 
 
 class SparseAscentState(NamedTuple):
-    """Where the sparse ascents of B images stand."""
+    """How far the sparse ascents of B images have come."""
 
     x: Tensor
     y: Tensor  # (B,)
@@ -57,16 +61,22 @@ class SparseAscent(NamedTuple):
 
     def restart(self, x: Tensor, point: Tensor) -> Tensor:
         """The point of ball and image nearest to this one."""
-        return x + project_l1_box(x, point - x, inside(x, self.eps))
+        return x + project_l1_box(x, point - x, safe_radius(x, self.eps))
 
     def begin(self, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> SparseAscentState:
-        """Ascents that stand at their start, not yet evaluated."""
-        zero, off = x.new_zeros(len(x)), y.new_zeros(len(x), dtype=torch.bool)
-        support = zero + 1 if self.fresh else moved_share(start - x)
+        """Ascents at their start, not yet evaluated."""
+        zero = x.new_zeros(len(x))
+        off = y.new_zeros(len(x), dtype=torch.bool)
+        if self.fresh:
+            support = zero + 1
+            share = zero + FIRST_SHARE
+        else:
+            support = moved_share(start - x)
+            share = support / SHRINK
         return SparseAscentState(
             x=x, y=y, target=target,
             point=start, seen=start, best=start, best_grad=torch.zeros_like(x), best_loss=zero - torch.inf,
-            support=support, share=zero + FIRST_SHARE if self.fresh else support / SHRINK, step=zero + self.eps,
+            support=support, share=share, step=zero + self.eps,
             iteration=torch.zeros_like(y), fooled=off, done=off,
         )  # fmt: skip
 
@@ -75,7 +85,8 @@ class SparseAscent(NamedTuple):
         logits, loss, grad = loss_and_grad(
             model, s.point, lambda logits: self.objective(logits, s.y, s.target), self.passes
         )
-        fooled, better = logits.argmax(1) != s.y, loss > s.best_loss
+        fooled = logits.argmax(1) != s.y
+        better = loss > s.best_loss
         s = s._replace(
             seen=s.point,
             best=torch.where(per_image(better, s.x), s.point, s.best),
@@ -120,7 +131,7 @@ def largest(grad: Tensor, share: Tensor) -> Tensor:
     return torch.where(grad.abs() >= per_image(threshold, grad), grad.sign(), 0.0)
 
 
-def inside(x: Tensor, eps: float) -> float:
+def safe_radius(x: Tensor, eps: float) -> float:
     """The radius that attacks use: x + delta rounds each of D pixels by half an ulp at most, and stays in the ball."""
     return max(eps * (1 - 1e-6) - x[:1].numel() * torch.finfo(x.dtype).eps / 4, 0.0)
 
@@ -130,9 +141,8 @@ def project_l1_box(x: Tensor, delta: Tensor, eps: float) -> Tensor:
     room = torch.where(delta > 0, 1 - x, x)
     threshold = _threshold(delta.abs().flatten(1), room.flatten(1), eps)
     sizes = torch.minimum((delta.abs() - per_image(threshold, delta)).clamp(min=0), room)
-    return (
-        delta.sign() * sizes * per_image((eps / L1.length(sizes).clamp(min=1e-30)).clamp(max=1), x)
-    )  # 1, but for rounding
+    shrink = (eps / L1.length(sizes).clamp(min=1e-30)).clamp(max=1)  # 1, except for rounding
+    return delta.sign() * sizes * per_image(shrink, x)
 
 
 def _threshold(sizes: Tensor, room: Tensor, eps: float) -> Tensor:
@@ -143,13 +153,14 @@ def _threshold(sizes: Tensor, room: Tensor, eps: float) -> Tensor:
     """
     breaks, order = torch.cat([sizes - room, sizes], 1).clamp(min=0).sort(dim=1)  # (B, 2D)
     bends = torch.cat([torch.ones_like(sizes), -torch.ones_like(sizes)], 1)
-    slopes = bends.gather(1, order).cumsum(1)  # (B, 2D) pixels shrinking behind each breakpoint
-    falls = slopes[:, :-1] * breaks.diff(dim=1)
+    shrinking = bends.gather(1, order).cumsum(1)  # (B, 2D) pixels shrinking behind each breakpoint
+    falls = shrinking[:, :-1] * breaks.diff(dim=1)
     at_zero = torch.minimum(sizes, room).sum(1, keepdim=True)
     total = torch.cat([at_zero, at_zero - falls.cumsum(1)], 1)  # (B, 2D), not increasing
     last = (total > eps).sum(1, keepdim=True).clamp(min=1) - 1  # the last breakpoint at which too much is left
     excess = (total.gather(1, last) - eps).clamp(min=0)
-    return _refined(breaks.gather(1, last) + excess / slopes.gather(1, last).clamp(min=1), sizes, room, eps).squeeze(1)
+    threshold = breaks.gather(1, last) + excess / shrinking.gather(1, last).clamp(min=1)
+    return _refined(threshold, sizes, room, eps).squeeze(1)
 
 
 def _refined(threshold: Tensor, sizes: Tensor, room: Tensor, eps: float) -> Tensor:

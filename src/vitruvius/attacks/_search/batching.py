@@ -1,6 +1,6 @@
 """Keeps a batch full: images that are done leave it at once and waiting ones take their places.
 
-A search is a state (a NamedTuple of tensors, one row an image, `done` among them), a way to begin it and a way to
+A search is a state (a NamedTuple of tensors, one row per image, `done` among them), a way to begin it and a way to
 advance it by one query of the model. Every image keeps its own count of steps, so nothing depends on its neighbours.
 """
 
@@ -31,30 +31,45 @@ def search_in_batches(
     batch_size: int | None = None,
     confirm: Callable[[S], Tensor] | None = None,
 ) -> None:
-    """Search for every image, at most `batch_size` of them at once.
+    """Search for every image, at most `batch_size` of them at once; default all.
 
-    `images` are the indices of the images; `begin` makes the state of some of them, `finish` gets those that are done.
-    The device is read once a round, to learn who is done: a few microseconds against a pass of the model. Who is done
-    and has `confirm` against it, (B,) False, is not done and goes on.
+    `images` are the indices of the images; `begin` makes the state of some of them, `advance` makes one step, `finish`
+    gets those that are done. The device is read once per step, to learn who is done: a few microseconds against a pass
+    of the model. `confirm` says (B,) who really is done, asked where somebody claims to be; the others go on.
     """
     room = batch_size or max(len(images), 1)
-    active, waiting = images[:room], images[room:]
+    active = images[:room]
+    waiting = images[room:]
     if not len(active):
         return
     state = begin(active)
     while len(active):
         state = advance(state)
-        over = state.done.cpu()
-        if confirm is not None and over.any():
-            over = confirm(state)
-        if not over.any():
+        done = _who_is_done(state, confirm)
+        if not done.any():
             continue
-        done, left = (rows.nonzero().squeeze(1).to(images.device) for rows in (over, ~over))
-        finish(active[done], take(state, done))
-        active, state = active[left], take(state, left)
-        arrivals, waiting = waiting[: room - len(active)], waiting[room - len(active) :]
-        if len(arrivals):
-            active, state = torch.cat([active, arrivals]), join(state, begin(arrivals))
+        leaving = _rows(done, images.device)
+        staying = _rows(~done, images.device)
+        finish(active[leaving], take(state, leaving))
+        active = active[staying]
+        state = take(state, staying)
+        arriving = waiting[: room - len(active)]
+        waiting = waiting[len(arriving) :]
+        if len(arriving):
+            active = torch.cat([active, arriving])
+            state = join(state, begin(arriving))
+
+
+def _who_is_done(state: S, confirm: Callable[[S], Tensor] | None) -> Tensor:
+    """(B,) bool, on the CPU."""
+    done = state.done.cpu()
+    if confirm is not None and done.any():
+        return confirm(state)
+    return done
+
+
+def _rows(chosen: Tensor, device: torch.device) -> Tensor:
+    return chosen.nonzero().squeeze(1).to(device)
 
 
 def take(state: S, rows: Tensor) -> S:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import partial
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,16 +14,26 @@ from torch import Tensor
 from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Model
 from vitruvius.attacks._losses import hard_labels
+from vitruvius.attacks._models import logits_in_batches
 from vitruvius.attacks._norms import per_image
 from vitruvius.attacks._search.batching import search_in_batches
 from vitruvius.attacks._search.best_so_far import BestSoFar, take_chunk
 from vitruvius.attacks._search.fab_step import BoundaryRules, BoundaryState, Linearise
-from vitruvius.attacks._search.targets import clean_logits
+
+
+class Attempt(NamedTuple):
+    """One boundary search for every image that is not fooled yet."""
+
+    number: int  # among all attempts, for the dice
+    target: Tensor  # (B,)
+    restart: int  # 0: from the image itself
 
 
 @dataclass(frozen=True, kw_only=True)
 class FastAdaptiveBoundary(Attack):
     """Fast adaptive boundary search with its planes and targets still to be named."""
+
+    batches_itself: ClassVar[bool] = True
 
     steps: int = 100
     restarts: int = 1  # the first from the image itself, the others from random points around it
@@ -38,40 +49,54 @@ class FastAdaptiveBoundary(Attack):
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         y = hard_labels(y)
-        logits = clean_logits(model, x, self.batch_size)
+        logits = logits_in_batches(model, x, self.batch_size)
         best = BestSoFar(x)
         best.offer(x, logits.argmax(1) != y, x.new_full((len(x),), -torch.inf))
-        attempts = list(enumerate(product(self.targets_of(logits, y), range(self.restarts))))
-        room = (self.batch_size or len(x)) if self.restarts == 1 else 0  # a restart depends on the attempts before it
+        attempts = self._attempts(logits, y)
         while attempts and len(rows := best.not_fooled()):
-            now, attempts = take_chunk(attempts, room, len(rows))
-            number, (_, restart) = now[0]
-            start = self._start(x[rows], dice[rows], number, -best.loss[rows]) if restart else x[rows]
-            many, targets = rows.repeat(len(now)), torch.cat([target[rows] for _, (target, _) in now])
-            nearest, distance = self._walk(
-                model, x[many], y[many], targets, start.repeat(len(now), *[1] * (x.ndim - 1))
-            )
-            found = self._within(x[many], nearest, distance)
-            best.offer_in_turn(rows, found, distance <= self.eps, -distance)
+            chunk, attempts = take_chunk(attempts, self._room(x), len(rows))
+            many = rows.repeat(len(chunk))
+            targets = torch.cat([attempt.target[rows] for attempt in chunk])
+            start = x[rows]
+            if chunk[0].restart:
+                start = self._random_start(x[rows], dice[rows], chunk[0].number, -best.loss[rows])
+            starts = start.repeat(len(chunk), *[1] * (x.ndim - 1))
+            nearest, distance = self._walk(model, x[many], y[many], targets, starts)
+            best.offer_in_turn(rows, self._within(x[many], nearest, distance), distance <= self.eps, -distance)
         return best.x
 
     def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
-        """A tenth of the steps, once a target, from the images themselves."""
+        """A tenth of the steps, once per target, from the images themselves."""
         return replace(self, steps=max(self.steps // 10, 5), restarts=1).search(model, x, y, dice)
+
+    def _attempts(self, logits: Tensor, y: Tensor) -> list[Attempt]:
+        attempts: list[Attempt] = []
+        for target in self.targets_of(logits, y):
+            for restart in range(self.restarts):
+                attempts.append(Attempt(len(attempts), target, restart))
+        return attempts
+
+    def _room(self, x: Tensor) -> int:
+        """Rows searched side by side; 0: attempts come one by one, since a restart depends on those before it."""
+        if self.restarts > 1:
+            return 0
+        return self.batch_size or len(x)
 
     def _walk(self, model: Model, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest point found for every image, and its distance (N,)."""
         rules = BoundaryRules(self.norm, self.eps, self.steps, self.linearise())
-        nearest, distance = x.clone(), x.new_full((len(x),), torch.inf)
+        nearest = x.clone()
+        distance = x.new_full((len(x),), torch.inf)
 
         def begin(rows: Tensor) -> BoundaryState:
             return rules.begin(x[rows], y[rows], target[rows], start[rows])
 
         def finish(rows: Tensor, end: BoundaryState) -> None:
-            nearest[rows], distance[rows] = end.nearest, end.distance
+            nearest[rows] = end.nearest
+            distance[rows] = end.distance
 
         every = torch.arange(len(x), device=x.device)
-        search_in_batches(every, begin, lambda walk: rules.advance(model, walk), finish, self.batch_size)
+        search_in_batches(every, begin, partial(rules.advance, model), finish, self.batch_size)
         return nearest, distance
 
     def _within(self, x: Tensor, nearest: Tensor, distance: Tensor) -> Tensor:
@@ -79,7 +104,7 @@ class FastAdaptiveBoundary(Attack):
         inside = per_image(distance <= self.eps, x)
         return torch.where(inside, nearest, (x + self.norm.project(nearest - x, self.eps)).clamp(0, 1))
 
-    def _start(self, x: Tensor, dice: Dice, attempt: int, distance: Tensor) -> Tensor:
+    def _random_start(self, x: Tensor, dice: Dice, attempt: int, distance: Tensor) -> Tensor:
         """A random point at half the smaller of eps and the distance known so far."""
         delta = self.norm.random(x, self.eps, dice, attempt)
         radius = 0.5 * distance.clamp(max=self.eps) / self.norm.length(delta).clamp(min=1e-12)

@@ -1,6 +1,8 @@
-"""Fast adaptive boundary search: step to the linearised boundary, lean toward the image, pull back when outside.
+"""Fast adaptive boundary search: step to the linearised boundary, lean toward the image, move back when outside.
 
-Croce & Hein 2020, arXiv:1907.02044, algorithm 1. B images, K classes.
+Croce & Hein 2020, arXiv:1907.02044, algorithm 1; the projection onto a hyperplane within the image is in its appendix:
+the smallest δ with ⟨w, x + δ⟩ = b and 0 ≤ x + δ ≤ 1, in Linf, L2 and L1; where the plane is out of reach, the corner of
+the image that comes nearest to it. B images, K classes, D pixels.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from vitruvius.attacks._losses import TARGETED_MARGIN
 from vitruvius.attacks._models import full_precision, loss_and_grad, unwrapped
 from vitruvius.attacks._norms import Norm, per_image
 
-LEAN = 0.1  # largest weight of the image's own projection
+IMAGE_WEIGHT = 0.1  # largest weight of the image's own projection
 OVERSHOOT = 1.05  # of steps beyond the linearised boundary
-PULL = 0.9  # toward the image, from points that fool the model
+BACKWARD = 0.9  # toward the image, from points that fool the model
 
 
 class Plane(NamedTuple):
@@ -32,7 +34,7 @@ Linearise = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor], Plane
 
 
 class BoundaryState(NamedTuple):
-    """Where the walks of B images stand."""
+    """How far the boundary searches of B images have come."""
 
     x: Tensor
     y: Tensor  # (B,)
@@ -45,7 +47,7 @@ class BoundaryState(NamedTuple):
 
 
 class BoundaryRules(NamedTuple):
-    """The rules of a walk; it ends early once the distance is within eps."""
+    """The rules of a boundary search; it ends early once the distance is within eps."""
 
     norm: Norm
     eps: float
@@ -65,19 +67,22 @@ class BoundaryRules(NamedTuple):
         s = s._replace(
             nearest=torch.where(per_image(nearer, s.x), point, s.nearest),
             distance=torch.where(nearer, distance, s.distance),
-            point=torch.where(per_image(fooled, s.x), s.x + PULL * (point - s.x), point),
+            point=torch.where(per_image(fooled, s.x), s.x + BACKWARD * (point - s.x), point),
             iteration=s.iteration + 1,
         )
         return s._replace(done=(s.distance <= self.eps) | (s.iteration >= self.steps))
 
     def _step(self, s: BoundaryState, plane: Plane) -> Tensor:
         """Between the projections of the point and of the image, nearer to the one that is nearer to the plane."""
-        w, point, x = plane.normal.flatten(1), s.point.flatten(1), s.x.flatten(1)
+        w = plane.normal.flatten(1)
+        point = s.point.flatten(1)
+        x = s.x.flatten(1)
         b = (w * point).sum(1) - plane.height
         both = project_to_plane(self.norm, torch.cat([point, x]), torch.cat([w, w]), torch.cat([b, b]))
         here, there = both.chunk(2)
-        near, far = self.norm.length(here).clamp(min=1e-8), self.norm.length(there).clamp(min=1e-8)
-        lean = (near / (near + far)).clamp(max=LEAN)[:, None]
+        near = self.norm.length(here).clamp(min=1e-8)
+        far = self.norm.length(there).clamp(min=1e-8)
+        lean = (near / (near + far)).clamp(max=IMAGE_WEIGHT)[:, None]
         mixed = (1 - lean) * (point + OVERSHOOT * here) + lean * (x + OVERSHOOT * there)
         return mixed.clamp(0, 1).view_as(s.x)
 
@@ -90,7 +95,7 @@ def toward_target(model: Callable[[Tensor], Tensor], point: Tensor, y: Tensor, t
 
 @dataclass(frozen=True)
 class Nearest:
-    """Linearise toward the class whose linearised boundary is nearest: one gradient a class."""
+    """Linearise toward the class whose linearised boundary is nearest: one gradient per class."""
 
     norm: Norm
 
@@ -120,7 +125,7 @@ def project_to_plane(norm: Norm, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     gap = (w * x).sum(1) - b  # to be closed by moving against its sign
     direction = -torch.where(gap[:, None] < 0, -w, w).sign()
     room = torch.where(direction > 0, 1 - x, x)
-    moves = {"linf": _evenly, "l2": _by_slope, "l1": _steepest_first}[norm.name]
+    moves = {"linf": _evenly, "l2": _by_weight, "l1": _steepest_first}[norm.name]
     return direction * moves(w.abs(), room, gap.abs())
 
 
@@ -129,7 +134,7 @@ def _evenly(w: Tensor, room: Tensor, gap: Tensor) -> Tensor:
     return torch.minimum(_time_to_close(w, room, gap)[:, None], room)
 
 
-def _by_slope(w: Tensor, room: Tensor, gap: Tensor) -> Tensor:
+def _by_weight(w: Tensor, room: Tensor, gap: Tensor) -> Tensor:
     """Pixels move in proportion to their weight, or as far as they can."""
     times = room / w.clamp(min=torch.finfo(w.dtype).tiny)  # when each one reaches the edge
     return torch.minimum(_time_to_close(w * w, times, gap)[:, None] * w, room)
@@ -153,7 +158,8 @@ def _time_to_close(speed: Tensor, times: Tensor, gap: Tensor) -> Tensor:
 def _steepest_first(w: Tensor, room: Tensor, gap: Tensor) -> Tensor:
     """One pixel after the other to its edge, largest weight first, until the gap is closed."""
     order = w.argsort(dim=1, descending=True)
-    w, room = w.gather(1, order), room.gather(1, order)
+    w = w.gather(1, order)
+    room = room.gather(1, order)
     before = (w * room).cumsum(1) - w * room
     moves = ((gap[:, None] - before).clamp(min=0) / w.clamp(min=torch.finfo(w.dtype).tiny)).minimum(room)
     return torch.zeros_like(moves).scatter(1, order, moves)

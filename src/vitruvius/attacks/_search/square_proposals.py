@@ -1,6 +1,6 @@
 """What Square tries next in the Linf ball: vertical stripes first, then squares of one colour at random places.
 
-Andriushchenko et al. 2020, arXiv:1912.00049, algorithms 1 and 2. Every image throws its own squares.
+Andriushchenko et al. 2020, arXiv:1912.00049, algorithms 1 and 2. Every image draws its own squares.
 B images of C channels, H × W pixels.
 """
 
@@ -31,10 +31,12 @@ class SquareProposals(NamedTuple):
 
     def plan(self, x: Tensor, dice: Dice, query: Tensor, turns: int) -> Callable[[Tensor, int], Tensor]:
         """(best image so far, turn) → the same with one more square, for some turns from these queries (B,) on."""
-        (batch, channels, height, width), queries = x.shape, upcoming(query, turns)
+        batch, channels, height, width = x.shape
+        queries = upcoming(query, turns)
         side = self.sides[queries.clamp(max=len(self.sides) - 1)]  # (T * B,)
         drawn = Dice(dice.ids.repeat(turns), dice.seed, dice.owner).integers("square", 2**30, (2 + channels,), queries)
-        row, column = drawn[:, 0] % (height - side + 1), drawn[:, 1] % (width - side + 1)
+        row = drawn[:, 0] % (height - side + 1)
+        column = drawn[:, 1] % (width - side + 1)
         signs = (1.0 - 2 * (drawn[:, 2:] % 2)).view(turns, batch, channels, 1, 1)
         tall, wide = (part.unflatten(0, (turns, batch)) for part in spans(x, row, column, side))
 
@@ -75,13 +77,20 @@ def upcoming(query: Tensor, turns: int) -> Tensor:
 
 def share(query: int, first: float, budget: int | None = None) -> float:
     """Share of the image a square covers; with a budget, the schedule is stretched over it."""
-    clock = int(query / budget * 10_000) if budget else query
-    return first * 0.5 ** sum(clock > halving for halving in HALVINGS)
+    if budget:
+        query = int(query / budget * 10_000)
+    return first * 0.5 ** sum(query > halving for halving in HALVINGS)
 
 
 @functools.lru_cache(maxsize=64)
 def square_sides(queries: int, first: float, size: tuple[int, int], rescale: bool, device: torch.device) -> Tensor:
     """(queries + 1,) sides of the squares of each query, in pixels."""
-    area, limit = size[0] * size[1], min(size)
-    shares = [share(query, first, queries if rescale else None) for query in range(queries + 1)]
-    return torch.tensor([min(max(round(math.sqrt(p * area)), 1), limit) for p in shares], device=device)
+    budget = None
+    if rescale:
+        budget = queries
+    area = size[0] * size[1]
+    sides = []
+    for query in range(queries + 1):
+        side = round(math.sqrt(share(query, first, budget) * area))
+        sides.append(min(max(side, 1), *size))
+    return torch.tensor(sides, device=device)

@@ -6,6 +6,7 @@ arXiv:2103.01208, appendix. B images of C channels, H × W pixels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius.attacks._norms import Norm, per_image
-from vitruvius.attacks._search.auto_pgd_step_l1 import inside, project_l1_box
+from vitruvius.attacks._search.auto_pgd_step_l1 import project_l1_box, safe_radius
 from vitruvius.attacks._search.square_proposals import upcoming, window
 
 TINY = 1e-12
@@ -33,22 +34,25 @@ class BumpProposals(NamedTuple):
         """The image tiled with bumps of a fifth of its height, of random signs."""
         channels, height, width = x.shape[1:]
         side = max(height // 5, 1)
-        down, across = -(-height // side), -(-width // side)
+        down = math.ceil(height / side)
+        across = math.ceil(width / side)
         signs = dice.signs("tiles", (channels, down, across)).repeat_interleave(side, 2).repeat_interleave(side, 3)
         tiles = bump(side, self.norm, x.device).repeat(down, across)
         return self._fill(x, (signs * tiles)[:, :, :height, :width].to(x.dtype))
 
     def plan(self, x: Tensor, dice: Dice, query: Tensor, turns: int) -> Callable[[Tensor, int], Tensor]:
         """(best image so far, turn) → one with another bump, for some turns from these queries (B,) on."""
-        queries, throws = upcoming(query, turns), Dice(dice.ids.repeat(turns), dice.seed, dice.owner)
-        drawn = throws.integers("bump", 2**30, (5 + x.shape[1],), queries).unflatten(0, (turns, len(x)))
+        queries = upcoming(query, turns)
+        many = Dice(dice.ids.repeat(turns), dice.seed, dice.owner)
+        drawn = many.integers("bump", 2**30, (5 + x.shape[1],), queries).unflatten(0, (turns, len(x)))
         sides = self.sides[queries.clamp(max=len(self.sides) - 1)].unflatten(0, (turns, len(x)))
         return lambda best, turn: self.propose(x, best, drawn[turn], sides[turn])
 
     def propose(self, x: Tensor, best: Tensor, drawn: Tensor, side: Tensor) -> Tensor:
         """A new bump in one window, paid for by emptying another and by what the ball still has room for."""
         height, width = x.shape[2:]
-        row, column = drawn[:, :2] % (height - side + 1)[:, None], drawn[:, 2:4] % (width - side + 1)[:, None]
+        row = drawn[:, :2] % (height - side + 1)[:, None]
+        column = drawn[:, 2:4] % (width - side + 1)[:, None]
         here, there = (window(x, row[:, i], column[:, i], side) for i in range(2))
         shape = self._shape(x, row[:, 0], column[:, 0], side, drawn[:, 4] % 2 == 1)
         signs = (1.0 - 2 * (drawn[:, 5:] % 2)).to(x.dtype)[:, :, None, None]
@@ -60,7 +64,8 @@ class BumpProposals(NamedTuple):
 
     def _shape(self, x: Tensor, row: Tensor, column: Tensor, side: Tensor, turned: Tensor) -> Tensor:
         """(B, 1, H, W) the bump of each image at its place; only meant within its window."""
-        last, turn = self.table.shape[1] - 1, turned[:, None, None]
+        last = self.table.shape[1] - 1
+        turn = turned[:, None, None]
         i = (torch.arange(x.shape[2], device=x.device) - row[:, None]).clamp(0, last)[:, :, None]
         j = (torch.arange(x.shape[3], device=x.device) - column[:, None]).clamp(0, last)[:, None, :]
         number = self.number_of[side][:, None, None]
@@ -75,18 +80,18 @@ class BumpProposals(NamedTuple):
         order = self._order
         unused = (self.eps**order - self.norm.length(delta) ** order).clamp(min=0) / delta.shape[1]
         budget = (per_image(unused, delta) + self._mass(delta * windows) ** order) ** (1 / order)
-        return (
-            budget * delta.shape[1] if self.norm.name == "l1" else budget
-        )  # in L1 too much: the projection shares out
+        if self.norm.name == "l1":  # too much, which the projection takes back
+            return budget * delta.shape[1]
+        return budget
 
     @property
     def _order(self) -> float:
-        return 2.0 if self.norm.name == "l2" else 1.0
+        return {"l2": 2.0, "l1": 1.0}[self.norm.name]
 
     def _fill(self, x: Tensor, delta: Tensor) -> Tensor:
         """Stretch a change to the whole radius, and stay in the image."""
         if self.norm.name == "l1":
-            return x + project_l1_box(x, delta, inside(x, self.eps))
+            return x + project_l1_box(x, delta, safe_radius(x, self.eps))
         return (x + delta * per_image(self.eps / (self.norm.length(delta) + TINY), x)).clamp(0, 1)
 
 
@@ -110,8 +115,10 @@ def bump(side: int, norm: Norm, device: torch.device) -> Tensor:
 
 def _hill(height: int, width: int, norm: Norm, device: torch.device) -> Tensor:
     """(height, width) nested rectangles growing from the middle, of falling weight; unit norm."""
-    hill, power = torch.zeros(height, width, device=device), 2 if norm.name == "l2" else 4
+    hill = torch.zeros(height, width, device=device)
+    power = {"l2": 2, "l1": 4}[norm.name]
     for ring in range(max(height, width) // 2 + 1):
-        top, left = height // 2 - ring, width // 2 - ring
+        top = height // 2 - ring
+        left = width // 2 - ring
         hill[max(top, 0) : top + 2 * ring + 1, max(left, 0) : left + 2 * ring + 1] += (ring + 1.0) ** -power
     return hill / norm.length(hill[None]).clamp(min=TINY)

@@ -65,11 +65,8 @@ class CompiledModel(nn.Module, ModelWrapper):
 
 def compile_model(model: nn.Module, x: Tensor) -> nn.Module:
     """The model compiled; where that fails, the model as it is, and a warning."""
-    inside: Any = model
-    while isinstance(inside, ModelWrapper):
-        if isinstance(inside, CompiledModel):
-            return model
-        inside = inside.inner
+    if _is_compiled(model):
+        return model
     faster = CompiledModel(model)
     try:
         loss_and_grad(faster, x[:3], lambda logits: logits.sum(1))
@@ -78,3 +75,12 @@ def compile_model(model: nn.Module, x: Tensor) -> nn.Module:
         warnings.warn(f"torch.compile failed on {type(model).__name__} ({reason}); attacking without it.", stacklevel=2)
         return model
     return faster
+
+
+def _is_compiled(model: Any) -> bool:
+    """Whether one of the wrappers around the model has compiled it."""
+    while isinstance(model, ModelWrapper):
+        if isinstance(model, CompiledModel):
+            return True
+        model = model.inner
+    return False

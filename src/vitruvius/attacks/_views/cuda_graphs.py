@@ -1,8 +1,8 @@
-"""A model whose passes are recorded once for a number of images and replayed (CUDA graphs): nobody waits for the host.
+"""A model whose passes are recorded once per batch size and replayed (CUDA graphs), so that nobody waits for the host.
 
 A search asks the same model thousands of times, and a small model answers faster than Python can ask: launching a
-pass of DeiT-Tiny takes longer than computing it in bfloat16. Numbers of images are rounded up to a few sizes, and a
-size is recorded when it has come up some times.
+pass of DeiT-Tiny takes longer than computing it in bfloat16. Batches are padded to a few sizes, and a size is recorded
+when it has come up some times. A recording that fails leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from vitruvius.attacks._views.recorded_pass import RecordedPass, Recorder, Repla
 
 PAYS = 16  # calls of one size before it is recorded: recording costs about five
 PARTS = 8  # sizes up to the largest batch
+SPARE = 4  # a recording must fit this many times into the memory that is free
 
 Kind = tuple[int, bool, torch.Size, torch.dtype]  # images, with gradients, shape and type of one
 
 
 class GraphedModel(nn.Module, ModelWrapper):
-    """`inner` with recorded passes. `max_images`: the largest batch size."""
+    """`inner` with recorded passes. `max_images`: the largest batch size; `record` makes the recordings."""
 
     def __init__(self, inner: nn.Module, max_images: int, record: Recorder | None = None) -> None:
         super().__init__()
         self.inner: nn.Module = inner
-        self.training, self.max_images = inner.training, max_images
+        self.training = inner.training
+        self.max_images = max_images
         self.record = record or CudaGraphRecorder()
         self.calls: Counter[Kind] = Counter()
         self.recordings: dict[Kind, RecordedPass] = {}
@@ -50,29 +52,30 @@ class GraphedModel(nn.Module, ModelWrapper):
         size = padded_size(len(x), self.max_images)
         if size is None:
             return None
-        key = (size, with_grad, x.shape[1:], x.dtype)
-        self.calls[key] += 1
-        if self.calls[key] == PAYS:
+        kind = (size, with_grad, x.shape[1:], x.dtype)
+        self.calls[kind] += 1
+        if self.calls[kind] == PAYS:
             recorded = try_recording(self.inner, x, size, with_grad, self.record)
             if recorded is not None:
-                self.recordings[key] = recorded
-        return self.recordings.get(key)
+                self.recordings[kind] = recorded
+        return self.recordings.get(kind)
 
 
 def with_cuda_graphs(model: nn.Module, x: Tensor, max_images: int) -> nn.Module:
     """The model with recorded passes where there are CUDA graphs; elsewhere the model."""
-    return GraphedModel(model, max_images) if x.is_cuda and torch.version.cuda else model
+    if x.is_cuda and torch.version.cuda:
+        return GraphedModel(model, max_images)
+    return model
 
 
 def padded_size(images: int, max_images: int) -> int | None:
     """The batch size to pad to: a multiple of an eighth of `max_images`, a power of two for small batches."""
-    part = max(max_images // PARTS, 1)
     if not 0 < images <= max_images:
         return None
-    return min(-(-images // part) * part, max_images) if images > part // 2 else 1 << (images - 1).bit_length()
-
-
-SPARE = 4  # a recording must fit so many times into the memory that is free
+    part = max(max_images // PARTS, 1)
+    if images <= part // 2:
+        return 1 << (images - 1).bit_length()
+    return min(-(-images // part) * part, max_images)
 
 
 class CudaGraphRecorder:
@@ -94,7 +97,7 @@ class CudaGraphRecorder:
         return torch.cuda.mem_get_info()[0] + unused > SPARE * bytes_
 
     def warm_up(self, work: Callable[[], None]) -> None:
-        """Twice on a stream aside, the second time as if recorded: what waits for the device is an error."""
+        """Twice on another stream, the second time as if recorded: what waits for the device is an error."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -119,11 +122,11 @@ def synchronisation_refused() -> Iterator[None]:
 
 @contextmanager
 def separate_rng_state() -> Iterator[None]:
-    """A recording that fails would leave the GPU's dice unusable: it gets a copy of them."""
-    dice = torch.cuda.default_generators[torch.cuda.current_device()]
-    mine = dice.graphsafe_get_state()
-    dice.graphsafe_set_state(dice.clone_state())
+    """A recording that fails would leave the GPU's generator unusable: it gets a copy of its state."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    state = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
     try:
         yield
     finally:
-        dice.graphsafe_set_state(mine)
+        generator.graphsafe_set_state(state)

@@ -1,4 +1,4 @@
-"""Faster views of a model for the search alone: bfloat16, and compiled. What they find is always judged by the model.
+"""A model in bfloat16, for the search alone: what it finds is always verified on the model itself.
 
 B images (B, C, H, W), K classes.
 """
@@ -17,15 +17,19 @@ class Bfloat16Copy(nn.Module):
     """A copy of a model in bfloat16 that answers in float32; its first layer still sees the image in float32.
 
     An image rounded to bfloat16 has steps of 1/256 where it is bright, too coarse for a perturbation of 1/255.
+    `first_layer` is the name of that layer; None: there is none, and the image is rounded.
     """
 
-    def __init__(self, model: nn.Module, entrance: str | None = None) -> None:
+    def __init__(self, model: nn.Module, first_layer: str | None = None) -> None:
         super().__init__()
-        self.model = _lowered(copy.deepcopy(model), entrance)
-        self.training, self.wide = model.training, entrance is not None
+        self.model = _lowered(copy.deepcopy(model), first_layer)
+        self.training = model.training
+        self.rounds_images = first_layer is None
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.model(x if self.wide else x.bfloat16())
+        if self.rounds_images:
+            x = x.bfloat16()
+        logits: Tensor = self.model(x)
         return logits.float()
 
 
@@ -45,9 +49,9 @@ class Autocast(nn.Module):
 
 def bfloat16_view(model: nn.Module, x: Tensor) -> nn.Module:
     """The model in bfloat16: a copy if one can answer for these images, else by autocast."""
-    for entrance in dict.fromkeys((entrance_of(model, x), None)):
+    for first_layer in dict.fromkeys((first_layer_of(model, x), None)):
         try:
-            view = Bfloat16Copy(model, entrance)
+            view = Bfloat16Copy(model, first_layer)
             view(x[:1])
         except (RuntimeError, TypeError, ValueError):  # parts of some models insist on their precision
             continue
@@ -55,32 +59,45 @@ def bfloat16_view(model: nn.Module, x: Tensor) -> nn.Module:
     return Autocast(model)
 
 
-def entrance_of(model: nn.Module, x: Tensor) -> str | None:
+def first_layer_of(model: nn.Module, x: Tensor) -> str | None:
     """Name of the first layer with weights that the image meets; none for a model that is not made of layers."""
     met: list[str] = []
-    layers = {name: m for name, m in model.named_modules() if name and not [*m.children()] and [*m.parameters()]}
-    hooks = [m.register_forward_pre_hook(lambda *_, name=name: met.append(name)) for name, m in layers.items()]
+    hooks = []
+    for name, module in model.named_modules():
+        if name and _is_layer(module):
+            hooks.append(module.register_forward_pre_hook(lambda *_, name=name: met.append(name)))
     try:
         model(x[:1])
     finally:
         for hook in hooks:
             hook.remove()
-    return met[0] if met else None
+    return next(iter(met), None)
 
 
-def _lowered(model: nn.Module, entrance: str | None) -> nn.Module:
-    """The model in bfloat16, but for its entrance and the buffers on the way there, which normalise the image."""
+def _is_layer(module: nn.Module) -> bool:
+    """Has weights and no parts."""
+    has_parts = next(module.children(), None) is not None
+    has_weights = next(module.parameters(), None) is not None
+    return has_weights and not has_parts
+
+
+def _lowered(model: nn.Module, first_layer: str | None) -> nn.Module:
+    """The model in bfloat16, except for its first layer and the buffers before it, which normalise the image."""
     for name, module in model.named_modules():
-        if name == entrance:
+        if name == first_layer:
             module.__class__ = widened(type(module))  # type: ignore[arg-type]
             continue
-        on_the_way = entrance is not None and (not name or entrance.startswith(f"{name}."))
         for weight in module.parameters(recurse=False):
-            weight.data = _halved(weight.data)
-        for key, buffer in module.named_buffers(recurse=False):
-            if not on_the_way:
-                module._buffers[key] = _halved(buffer)
+            weight.data = _lowered_tensor(weight.data)
+        if first_layer is None or not _contains(name, first_layer):
+            for key, buffer in module.named_buffers(recurse=False):
+                module._buffers[key] = _lowered_tensor(buffer)
     return model
+
+
+def _contains(outer: str, inner: str) -> bool:
+    """Whether the module of one name holds that of the other; the model itself, named "", holds all."""
+    return not outer or inner.startswith(f"{outer}.")
 
 
 @functools.cache
@@ -94,5 +111,7 @@ def widened(layer: type[nn.Module]) -> type[nn.Module]:
     return type(f"Wide{layer.__name__}", (layer,), {"forward": forward})
 
 
-def _halved(tensor: Tensor) -> Tensor:
-    return tensor.bfloat16() if tensor.is_floating_point() else tensor
+def _lowered_tensor(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point():
+        return tensor.bfloat16()
+    return tensor

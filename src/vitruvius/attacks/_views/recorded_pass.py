@@ -1,7 +1,7 @@
-"""One recorded size of a model's passes, as autograd sees it.
+"""One recorded batch size of a model's passes, as autograd sees it.
 
 A recording is tried against the model itself before it is used: what does not repeat itself (random models) or cannot
-be recorded is asked as before.      B images (B, C, H, W)
+be recorded is called as before.      B images (B, C, H, W)
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch.autograd.function import once_differentiable
 
 logger = logging.getLogger(__name__)
 
-CLOSE = {False: 1e-3, True: 1e-2}  # relative error of logits and of gradients that a recording may have
+LOGITS_ERROR = 1e-3  # relative error of logits that a recording may have
+GRAD_ERROR = 1e-2  # relative error of gradients
 
 
 class Recorder(Protocol):
@@ -35,10 +36,11 @@ class RecordedPass:
     """A pass at one batch size: images, logits and, `with_grad`, the images' gradient, at fixed places in memory."""
 
     def __init__(self, model: nn.Module, x: Tensor, with_grad: bool, record: Recorder) -> None:
-        self.model, self.with_grad = model, with_grad
+        self.model = model
+        self.with_grad = with_grad
         self.x = x.detach().clone().requires_grad_(with_grad)
         self.passes = 0
-        record.warm_up(self._both)
+        record.warm_up(self._forward_backward)
         if not record.has_memory_for(self.bytes_kept):
             raise MemoryError("a recording has memory of its own, and there is not enough for it")
         self.replay_forward = record(self._forward)
@@ -47,7 +49,7 @@ class RecordedPass:
             self.replay_backward = record(self._backward)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of some images."""
+        """Logits of images, at most as many as were recorded."""
         self.passes += 1
         with torch.no_grad():
             self.x[: len(x)].copy_(x)
@@ -55,18 +57,18 @@ class RecordedPass:
         return self.logits[: len(x)].detach().clone()
 
     def backward(self, grad_out: Tensor) -> Tensor:
-        """The gradient of the images that were looked at last."""
+        """The gradient of the images of the last forward pass."""
         self.grad_out[: len(grad_out)].copy_(grad_out)
         self.grad_out[len(grad_out) :].zero_()
         self.replay_backward()
         return self.grad[: len(grad_out)].clone()
 
-    def _both(self) -> None:
+    def _forward_backward(self) -> None:
         """Leaves nothing behind: a graph of autograd that outlives it would tie the recording to another stream."""
         before = allocated(self.x)
         with torch.set_grad_enabled(self.with_grad):
             logits = self.model(self.x)
-        self.bytes_kept = allocated(self.x) - before  # what the way back keeps
+        self.bytes_kept = allocated(self.x) - before  # for the backward pass
         if self.with_grad:
             torch.autograd.grad(logits, self.x, torch.zeros_like(logits))
 
@@ -84,7 +86,9 @@ class ReplayPass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, recorded: RecordedPass) -> Tensor:
         logits = recorded.forward(x)
-        ctx.recorded, ctx.x, ctx.passes = recorded, x.detach(), recorded.passes
+        ctx.recorded = recorded
+        ctx.x = x.detach()
+        ctx.passes = recorded.passes
         return logits
 
     @staticmethod
@@ -99,40 +103,48 @@ class ReplayPass(torch.autograd.Function):
 def try_recording(model: nn.Module, x: Tensor, size: int, with_grad: bool, record: Recorder) -> RecordedPass | None:
     """A recording for `size` images, if the model can be recorded and the recording agrees with it on other images."""
     images = x.detach()[torch.arange(size, device=x.device) % len(x)]
-    other = images.flip(-1)
     try:
         recorded = RecordedPass(model, images, with_grad, record)
-        expected = _logits_and_grad(model, other, with_grad)
-        found = _logits_and_grad(
-            lambda x: ReplayPass.apply(x, recorded) if with_grad else recorded.forward(x), other, with_grad
-        )
-    except Exception as error:  # whatever cannot be recorded can still be asked
+        agrees = _agrees(recorded, images.flip(-1))
+    except Exception as error:  # whatever cannot be recorded can still be called
         if x.is_cuda:
             torch.cuda.synchronize()
-        logger.info(
-            "passes of %d images are not recorded: %s", size, (str(error) or type(error).__name__).splitlines()[0]
-        )
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        logger.info("passes of %d images are not recorded: %s", size, reason)
         return None
-    same = all(
-        bool((a - b).norm() <= CLOSE[number > 0] * b.norm())
-        for number, (a, b) in enumerate(zip(found, expected, strict=True))
-    )
-    return recorded if same else None
+    if agrees:
+        return recorded
+    return None
 
 
-def _logits_and_grad(model: Callable[[Tensor], Tensor], x: Tensor, with_grad: bool) -> list[Tensor]:
-    """Logits, and the gradient of some sum of them."""
-    if not with_grad:
+def _agrees(recorded: RecordedPass, x: Tensor) -> bool:
+    """Whether the recording gives the model's logits and gradient."""
+    if not recorded.with_grad:
         with torch.no_grad():
-            return [model(x).float()]
+            return _close(recorded.forward(x), recorded.model(x), LOGITS_ERROR)
+    logits, grad = _logits_and_grad(recorded.model, x)
+    found_logits, found_grad = _logits_and_grad(lambda x: ReplayPass.apply(x, recorded), x)
+    return _close(found_logits, logits, LOGITS_ERROR) and _close(found_grad, grad, GRAD_ERROR)
+
+
+def _close(found: Tensor, expected: Tensor, error: float) -> bool:
+    found = found.float()
+    expected = expected.float()
+    return bool((found - expected).norm() <= error * expected.norm())
+
+
+def _logits_and_grad(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and the gradient of some sum of them."""
     with torch.enable_grad():
         x = x.clone().requires_grad_()
         logits = model(x)
         weights = torch.linspace(-1, 1, logits.shape[1], device=x.device, dtype=logits.dtype)
         (grad,) = torch.autograd.grad((logits * weights).sum(), x)
-    return [logits.detach().float(), grad.float()]
+    return logits.detach(), grad
 
 
 def allocated(x: Tensor) -> int:
     """Bytes in use on the device of `x`, where it counts them."""
-    return torch.cuda.memory_allocated(x.device) if x.is_cuda else 0
+    if not x.is_cuda:
+        return 0
+    return torch.cuda.memory_allocated(x.device)
