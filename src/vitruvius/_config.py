@@ -80,7 +80,7 @@ def bind(name: str, piece: Callable[..., Any], settings: Mapping[str, Any], *, w
     prefix = f"{where}: " if where else ""
     known = {p.name: p for p in inspect.signature(piece).parameters.values() if p.kind is p.KEYWORD_ONLY}
     known.pop("generator", None)
-    hints = _hints(piece)
+    hints = hints_of(piece)
     for key in settings:
         if key not in known:
             options = ", ".join(known) or "none"
@@ -108,7 +108,7 @@ def _build(schema: type[T], data: Any, source: str, path: tuple[str, ...]) -> T:
         if name in data:
             values[name] = _field(hints[name], data[name], source, (*path, name))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{source}: {_dotted(path, name)} is missing; expected {_spoken(hints[name])}.")
+            raise ConfigError(f"{source}: {_dotted(path, name)} is missing; expected {type_in_words(hints[name])}.")
     return schema(**values)
 
 
@@ -132,14 +132,14 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if isinstance(choice, type) and choice not in (int, float, bool, Any) and isinstance(value, choice):
             return value
     if isinstance(value, bool) and bool not in _members(hint) and Any not in _members(hint):
-        raise ConfigError(f"{where} = {value!r}, expected {_spoken(hint)}.")
+        raise ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)}.")
     parser = _parser(hint)
     if parser is None:
         return value
     try:
         return parser.parse_object({"value": value}).value
     except ArgumentError:
-        raise ConfigError(f"{where} = {value!r}, expected {_spoken(hint)}.") from None
+        raise ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)}.") from None
 
 
 @lru_cache(maxsize=512)
@@ -158,7 +158,8 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _hints(piece: Callable[..., Any]) -> dict[str, Any]:
+def hints_of(piece: Callable[..., Any]) -> dict[str, Any]:
+    """The type hints of a piece's settings."""
     target = piece.__init__ if isinstance(piece, type) and not dataclasses.is_dataclass(piece) else piece  # type: ignore[misc]
     try:
         return get_type_hints(inspect.unwrap(target))
@@ -198,18 +199,22 @@ def _kind(value: Any) -> str:
     return "nothing" if value is None else f"{type(value).__name__} {value!r}"
 
 
-def _spoken(hint: Any) -> str:
-    """A type hint in words."""
+def type_in_words(hint: Any) -> str:
+    """A type hint in words, for errors and lists of keys."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     if hint in words:
         return words[hint]
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_spoken(member) for member in get_args(hint))
+        return " or ".join(type_in_words(member) for member in get_args(hint))
     if get_origin(hint) in (list, tuple):
         inner = [arg for arg in get_args(hint) if arg is not Ellipsis]
-        return "a list of " + " and ".join(dict.fromkeys(_spoken(arg) for arg in inner))
+        return "a list of " + " and ".join(dict.fromkeys(type_in_words(arg) for arg in inner))
+    if hint is Any:
+        return "anything"
+    if get_origin(hint) is dict:
+        return "a mapping"
     if dataclasses.is_dataclass(hint):
         return "a section"
     return getattr(hint, "__name__", str(hint))

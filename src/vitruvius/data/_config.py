@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitruvius._config import build
 from vitruvius._errors import ConfigError
+from vitruvius._keys import key
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
     """A second data set in every training batch, read and augmented like the first."""
 
-    dataset: str  # npz, bin/…, tensors, folder, torch/…, hfds/…; nothing that can only be streamed
-    fraction: float  # of every batch: exactly round(fraction · batch_size) images come from here
-    root: str | None = None
-    train_split: str = "train"
-    class_map: str | None = None
-    num_samples: int | None = None  # use at most this many of its images, a fixed random choice
-    epoch_images: int | None = None  # images in an epoch, of both sets together; None: as many as the first set has
-    download: bool = False
+    dataset: str = field(
+        metadata={"help": "npz, bin/…, tensors, folder, torch/…, hfds/…; nothing that can only be streamed"}
+    )
+    fraction: float = field(
+        metadata={"help": "share of every batch: exactly round(fraction · batch_size) images come from here"}
+    )
+    root: str | None = key(None, "folder that holds the data")
+    train_split: str = key("train", "the split that is used")
+    class_map: str | None = key(None, "as data.class_map")
+    num_samples: int | None = key(None, "use at most this many of its images, a fixed random choice; null: all")
+    epoch_images: int | None = key(
+        None, "images in an epoch, of both sets together; null: as many as the first set has"
+    )
+    download: bool = key(False, "fetch the data if it is not there")
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction < 1:
@@ -39,59 +46,85 @@ class DataConfig:
     `image_size`, `in_chans`, `crop_pct`, `crop_mode`, `interpolation` are the model's.
     """
 
-    dataset: str = "digits"  # digits, fake, tensors, npz, bin/…, folder, torch/…, tfds/…, hfds/…, hfids/…, wds/…
-    root: str | None = None  # folder that holds the data
-    train_split: str = "train"
-    val_split: str = "validation"
-    num_classes: int | None = None  # None: as found in the data
-    classes: str | None = None  # only these, in this order: imagenet-100, or a file with one class name per line
-    class_map: str | None = None  # folder: imagenet-1k; folder, hfds, tfds: text file, one class name per line
-    train_num_samples: int | None = None  # use at most this many images, a fixed random choice
-    val_num_samples: int | None = None
-    subset: str | None = None  # of the validation images: robustbench-imagenet, or a file with one file name per line
-    download: bool = False
-    mix: dict[str, Any] | None = None  # a second set in every batch, see `Mix`: {dataset: npz, root: …, fraction: 0.7}
+    dataset: str = key(
+        "digits",
+        "digits, fake, tensors, npz, bin/…, folder, torch/…, tfds/…, hfds/…, hfids/…, wds/…; see `vitruvius list data`",
+    )
+    root: str | None = key(None, "folder that holds the data")
+    train_split: str = key("train", "name of the training split")
+    val_split: str = key("validation", "name of the split for validation")
+    num_classes: int | None = key(None, "number of classes; null: as found in the data")
+    classes: str | None = key(None, "only these, in this order: imagenet-100, or a file with one class name per line")
+    class_map: str | None = key(
+        None, "folder: imagenet-1k; folder, hfds, tfds: a text file with one class name per line"
+    )
+    train_num_samples: int | None = key(None, "use at most this many training images, a fixed random choice; null: all")
+    val_num_samples: int | None = key(None, "use at most this many validation images, a fixed random choice; null: all")
+    subset: str | None = key(
+        None, "of the validation images: robustbench-imagenet, or a file with one file name per line"
+    )
+    download: bool = key(False, "fetch the data if it is not there, where the source can")
+    mix: dict[str, Any] | None = key(
+        None, "a second set in every training batch: {dataset: npz, root: …, fraction: 0.7}"
+    )
 
-    image_size: int | None = None  # pixels
-    in_chans: int | None = None  # 1 grey, 3 colour
-    batch_size: int = 128  # images per process
-    eval_batch_size: int | None = None  # None: batch_size
-    workers: int = 4  # processes that decode; at most one per core and one per batch, none for data in memory
-    cache: Literal["none", "memory"] = "none"  # memory: decode once, keep on the device
-    broken: Literal["error", "skip"] = "error"  # what to do with images that cannot be decoded
+    image_size: int | None = key(None, "side of the images in pixels; null: the model's")
+    in_chans: int | None = key(None, "channels, 1 grey or 3 colour; null: the model's")
+    batch_size: int = key(128, "images per process and batch")
+    eval_batch_size: int | None = key(None, "images per process and batch in evaluation; null: batch_size")
+    workers: int = key(4, "processes that decode; at most one per core and per batch, none for data in memory")
+    cache: Literal["none", "memory"] = key("none", "memory: decode once and keep the images on the device")
+    broken: Literal["error", "skip"] = key(
+        "error", "what images that cannot be decoded do: raise an error, or be left out"
+    )
 
-    no_aug: bool = False
-    train_crop_mode: Literal["rrc", "rkrc", "rkrr"] | None = None
-    scale: tuple[float, float] | None = None  # share of the area that is cropped
-    ratio: tuple[float, float] | None = None  # width / height of the crop
-    rand_crop: bool = False  # crop at the model's size after padding, instead of resizing
-    pad: int | None = None  # pixels of zero padding before cropping
-    hflip: float | None = None
-    vflip: float = 0.0
-    color_jitter: float | tuple[float, ...] | None = None
-    color_jitter_prob: float | None = None
-    grayscale_prob: float = 0.0
-    gaussian_blur_prob: float = 0.0
-    rotation: float = 0.0  # degrees, at most
-    aa: str | None = None  # rand-m9-mstd0.5-inc1, augmix-m5-w4-d2, 3a, original …
-    train_interpolation: str = "random"
-    interpolation: str | None = None
-    crop_pct: float | None = None
-    crop_mode: Literal["center", "squash", "border"] | None = None
-    reprob: float = 0.0  # random erasing
-    remode: Literal["const", "rand", "pixel"] = "pixel"
-    recount: int = 1
-    aug_repeats: int = 0  # repeated augmentation; 3 in DeiT
-    aug_splits: int = 0  # every image this often in a batch: first all clean, then augmented anew each time (AugMix: 3)
+    no_aug: bool = key(False, "no augmentation of training images")
+    train_crop_mode: Literal["rrc", "rkrc", "rkrr"] | None = key(
+        None, "timm's: random resized crop (rrc), random crop that keeps the ratio (rkrc), or resize to it (rkrr)"
+    )
+    scale: tuple[float, float] | None = key(
+        None, "share of the area that a random resized crop takes, from and to; null: what suits the data"
+    )
+    ratio: tuple[float, float] | None = key(None, "width / height of the crop, from and to; null: what suits the data")
+    rand_crop: bool = key(False, "crop at the model's size after padding, instead of resizing")
+    pad: int | None = key(None, "pixels of zero padding before cropping; null: 1 for digits, else 0")
+    hflip: float | None = key(None, "probability of a horizontal flip; null: 0.5 for photographs, 0 for digits")
+    vflip: float = key(0.0, "probability of a vertical flip")
+    color_jitter: float | tuple[float, ...] | None = key(
+        None, "strength of colour jitter, one number or one for each of brightness, contrast, saturation (and hue)"
+    )
+    color_jitter_prob: float | None = key(None, "probability of colour jitter; null: always")
+    grayscale_prob: float = key(0.0, "probability of turning an image grey")
+    gaussian_blur_prob: float = key(0.0, "probability of a Gaussian blur")
+    rotation: float = key(0.0, "largest rotation in degrees")
+    aa: str | None = key(
+        None,
+        "automatic augmentation in timm's notation: rand-m9-mstd0.5-inc1, augmix-m5-w4-d2, 3a, original, …; null: none",
+    )
+    train_interpolation: str = key("random", "interpolation for training images; random: bilinear or bicubic")
+    interpolation: str | None = key(None, "interpolation for evaluation; null: the model's")
+    crop_pct: float | None = key(None, "share of the resized side that the evaluation crop keeps; null: the model's")
+    crop_mode: Literal["center", "squash", "border"] | None = key(None, "how evaluation crops; null: the model's")
+    reprob: float = key(0.0, "probability of random erasing")
+    remode: Literal["const", "rand", "pixel"] = key(
+        "pixel", "what fills an erased region: zeros, one random colour, or random pixels"
+    )
+    recount: int = key(1, "erased regions per image")
+    aug_repeats: int = key(
+        0, "repeated augmentation: times that each image is in an epoch's batches; 3 in DeiT, 0: off"
+    )
+    aug_splits: int = key(0, "each image so often in a batch, first all clean, then augmented anew (AugMix: 3); 0: off")
 
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    cutmix_minmax: tuple[float, float] | None = None
-    mixup_prob: float = 1.0
-    mixup_switch_prob: float = 0.5
-    mixup_mode: Literal["batch", "pair", "elem"] = "batch"
-    mixup_off_epoch: int = 0  # 0: never
-    smoothing: float = 0.1  # label smoothing
+    mixup: float = key(0.0, "alpha of mixup; 0: off")
+    cutmix: float = key(0.0, "alpha of cutmix; 0: off")
+    cutmix_minmax: tuple[float, float] | None = key(
+        None, "smallest and largest share of cutmix, instead of its alpha; null: by alpha"
+    )
+    mixup_prob: float = key(1.0, "probability of mixup or cutmix")
+    mixup_switch_prob: float = key(0.5, "probability of cutmix where both are on")
+    mixup_mode: Literal["batch", "pair", "elem"] = key("batch", "one mix per batch, per pair, or per image")
+    mixup_off_epoch: int = key(0, "epoch from which images are not mixed; 0: never")
+    smoothing: float = key(0.1, "label smoothing")
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "in_chans", "recount"):

@@ -16,6 +16,7 @@ from torch import nn
 from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, RunError, UnknownName, suggest
 from vitruvius._files import exists, is_url, join, read_text
+from vitruvius._keys import key, key_from
 from vitruvius._registry import load_plugins
 from vitruvius._yaml import parse_value, read_yaml
 from vitruvius.models._adapting import head_keys
@@ -33,16 +34,26 @@ from vitruvius.surgery.positions import use_sincos_positions
 class ModelConfig:
     """The `model:` section of a recipe."""
 
-    name: str  # a timm name, or one of ours: vitruvius/…
-    pretrained: bool = False  # timm's weights for that name
-    weights: str | None = None  # a run folder, .safetensors or .pth file to start from
-    mean: tuple[float, ...] | None = None  # null: what timm resolves for the model
-    std: tuple[float, ...] | None = None
-    positions: Literal["upstream", "sincos"] = "upstream"  # sincos: a fixed table instead of a learned one
-    reset_head: bool = False  # take no head from the weights: for other classes than theirs
-    restride: int | None = None  # XCiT: patches of so many pixels from the weights for 16
-    freeze: tuple[str, ...] = ()  # globs over parameters and modules, e.g. [patch_embed, "blocks.[0-5]"]; "!…" thaws
-    kwargs: dict[str, Any] = field(default_factory=dict)  # passed to the timm constructor
+    name: str = field(metadata={"help": "a timm name, or one of ours: vitruvius/…"})
+    pretrained: bool = key(False, "start from timm's weights for that name")
+    weights: str | None = key(None, "a run folder, .safetensors or .pth file to start from; null: none")
+    mean: tuple[float, ...] | None = key(
+        None, "mean of each channel that the model subtracts; null: what timm resolves for it"
+    )
+    std: tuple[float, ...] | None = key(
+        None, "standard deviation of each channel that it divides by; null: what timm resolves for it"
+    )
+    positions: Literal["upstream", "sincos"] = key(
+        "upstream", "position embeddings: the model's own, or a fixed sine-cosine table"
+    )
+    reset_head: bool = key(False, "take no head from the weights: for other classes than theirs")
+    restride: int | None = key(None, "XCiT: patches of so many pixels, made from the weights for 16; null: as they are")
+    freeze: tuple[str, ...] = key(
+        (), "globs over parameters and modules, e.g. [patch_embed, 'blocks.[0-5]']; a glob that begins with ! thaws"
+    )
+    kwargs: dict[str, Any] = key_from(
+        dict, "passed to the constructor in timm: num_classes, img_size, drop_path_rate, …"
+    )
 
 
 def create_model(

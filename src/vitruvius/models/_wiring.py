@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from vitruvius._config import build
 from vitruvius._errors import ConfigError
+from vitruvius._keys import key
 from vitruvius._registry import read_spec
 from vitruvius.attention import Part, PartSpec, part
 from vitruvius.surgery import restore, rewire, survey
@@ -20,8 +21,10 @@ from vitruvius.surgery.rewiring import match
 class AttentionRule:
     """One item of the `attention:` section: which sites, which parts, in reading order."""
 
-    where: str = "*"  # a glob over site names
-    parts: list[str | dict[str, Any]]  # "rpc", "rpc:iterations=2" or {use: rpc, iterations: 2}
+    where: str = key("*", "a glob over site names")
+    parts: list[str | dict[str, Any]] = field(
+        metadata={"help": "parts in reading order: rpc, rpc:iterations=2 or {use: rpc, iterations: 2}"}
+    )
 
     def __post_init__(self) -> None:
         """Text with settings becomes a mapping: run folders and exports hold one form."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError
+from vitruvius._keys import key, key_from
 from vitruvius._recipes import find_recipe
 from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.data import DataConfig
@@ -19,71 +20,98 @@ __all__ = ["Config", "Recipe", "TrainConfig", "as_config", "check", "read_recipe
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How a model is trained; docs/training.md explains every key."""
+    """How a model is trained; docs/keys.md lists every key."""
 
-    epochs: int = 10
-    opt: str = "adamw"
-    lr: float | None = None  # null: from lr_base if that is given, else 1e-3
-    lr_base: float | None = None  # for lr_base_size images an update; scaled to the global batch
-    lr_base_size: int = 256
-    lr_base_scale: Literal["", "linear", "sqrt"] = ""  # empty: sqrt for adam's and lamb's kin, linear for others
-    weight_decay: float = 0.05
-    momentum: float = 0.9
-    opt_eps: float | None = None
-    opt_betas: tuple[float, float] | None = None
-    opt_kwargs: dict[str, Any] = field(default_factory=dict)  # anything else the optimiser takes
-    filter_bias_and_bn: bool = True  # no weight decay on vectors
-    layer_decay: float | None = None
-    layer_decay_min_scale: float = 0.0
-    sched: Literal["cosine", "tanh", "step", "multistep", "plateau", "poly", "none"] = "cosine"
-    sched_on_updates: bool = True  # false: the rate moves after whole epochs only, as timm's does by default
-    warmup_epochs: int = 0
-    warmup_lr: float = 1e-6
-    warmup_prefix: bool = False  # the warm-up comes before the schedule and lengthens the run
-    min_lr: float = 1e-6
-    cooldown_epochs: int = 0
-    decay_epochs: int = 30  # step
-    decay_milestones: tuple[int, ...] = (90, 180, 270)  # multistep, in epochs
-    decay_rate: float = 0.1  # step, multistep, plateau; the power of poly
-    patience_epochs: int = 10  # plateau
-    lr_noise: tuple[float, ...] | None = None  # parts of the run in which the rate is noisy, e.g. [0.4, 0.9]
-    lr_noise_pct: float = 0.67
-    lr_noise_std: float = 1.0
-    lr_cycle_mul: float = 1.0
-    lr_cycle_decay: float = 0.5
-    lr_cycle_limit: int = 1
-    lr_k_decay: float = 1.0
-    clip_grad: float | None = None
-    clip_mode: Literal["norm", "value", "agc"] = "norm"
-    grad_accum_steps: int = 1
-    model_ema: bool = False
-    model_ema_decay: float = 0.9998
-    model_ema_warmup: bool = False
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    compile: bool | str = "auto"  # auto: blocks compiled and steps recorded on a GPU where safe; true: the whole model;
-    # or the name of a torch.compile backend
-    compile_mode: str | None = None  # torch.compile's mode; reduce-overhead replays CUDA graphs
-    grad_checkpointing: bool = False
-    channels_last: bool = False
-    device: str = "auto"
-    parallel: Literal["ddp", "fsdp"] = "ddp"  # of several processes
-    nonfinite: Literal["stop", "skip"] = "stop"  # a loss that is no number: end the run, or leave that update out
-    save_every: int = 0  # updates; 0: after epochs only
-    save_minutes: float = 0.0  # and so often by the clock; 0: not
-    holdout: float = 0.1  # part of the training set that chooses the best weights; 0: the validation split does
-    evaluate_every: int = 1  # epochs
-    select: Literal["auto", "clean", "robust"] = "auto"  # auto: robust if the task has a threat
-    select_threat: str | None = None  # null: pgd of 10 steps, its worst iterate, in the task's ball
-    select_images: int | None = None  # of those that choose; null: all
-    alarm: Literal["auto", "none", "report", "stop", "rollback"] = "auto"  # auto: report if the task has a threat
-    alarm_gap: float = 0.25  # single-step minus multi-step accuracy above which training has collapsed
-    alarm_images: int = 128  # fixed, of those that choose
-    alarm_steps: int = 10  # of the multi-step attack
-    alarm_every: int = 0  # updates; 0: after epochs only
-    alarm_lr: float = 0.5  # a rollback multiplies the rate by this
-    alarm_rollbacks: int = 3  # at most
-    analyse_every: int = 1  # epochs, where the recipe names analyses
-    analyse_images: int = 64  # fixed images of the training and of the choosing set
+    epochs: int = key(10, "passes over the training images, warm-up included unless warmup_prefix")
+    opt: str = key("adamw", "the optimiser, by timm's name")
+    lr: float | None = key(None, "peak learning rate; null: from lr_base if that is given, else 1e-3")
+    lr_base: float | None = key(None, "learning rate for lr_base_size images per update, scaled to the global batch")
+    lr_base_size: int = key(256, "images per update that lr_base is meant for")
+    lr_base_scale: Literal["", "linear", "sqrt"] = key(
+        "", "how lr_base is scaled; empty: sqrt for the kin of Adam and LAMB, linear for others"
+    )
+    weight_decay: float = key(0.05, "weight decay, decoupled where the optimiser is")
+    momentum: float = key(0.9, "momentum of optimisers that have one")
+    opt_eps: float | None = key(None, "eps of the optimiser; null: its own")
+    opt_betas: tuple[float, float] | None = key(None, "betas of the optimiser; null: its own")
+    opt_kwargs: dict[str, Any] = key_from(dict, "anything else that the optimiser takes")
+    filter_bias_and_bn: bool = key(True, "no weight decay on biases, norms and other vectors")
+    layer_decay: float | None = key(
+        None, "factor of the learning rate from each layer to the one before it; null: none"
+    )
+    layer_decay_min_scale: float = key(0.0, "the smallest factor that layer_decay reaches")
+    sched: Literal["cosine", "tanh", "step", "multistep", "plateau", "poly", "none"] = key(
+        "cosine", "the schedule of the learning rate, by timm's name; none: constant"
+    )
+    sched_on_updates: bool = key(
+        True, "move the rate at every update; false: after whole epochs only, as timm does by default"
+    )
+    warmup_epochs: int = key(0, "epochs in which the rate rises from warmup_lr to lr")
+    warmup_lr: float = key(1e-6, "learning rate at the start of the warm-up")
+    warmup_prefix: bool = key(False, "the warm-up comes before the schedule and lengthens the run")
+    min_lr: float = key(1e-6, "learning rate at the end of the schedule")
+    cooldown_epochs: int = key(0, "epochs at min_lr after the schedule, which lengthen the run")
+    decay_epochs: int = key(30, "sched step: epochs between two decays")
+    decay_milestones: tuple[int, ...] = key((90, 180, 270), "sched multistep: epochs at which the rate decays")
+    decay_rate: float = key(0.1, "sched step, multistep, plateau: factor of a decay; sched poly: its power")
+    patience_epochs: int = key(10, "sched plateau: epochs without progress before a decay")
+    lr_noise: tuple[float, ...] | None = key(
+        None, "parts of the run in which the rate is noisy, e.g. [0.4, 0.9]; null: never"
+    )
+    lr_noise_pct: float = key(0.67, "the largest share by which noise changes the rate")
+    lr_noise_std: float = key(1.0, "standard deviation of that noise")
+    lr_cycle_mul: float = key(1.0, "sched cosine, tanh, poly: each cycle is this many times as long as the one before")
+    lr_cycle_decay: float = key(0.5, "factor of the peak rate from each cycle to the next")
+    lr_cycle_limit: int = key(1, "number of cycles")
+    lr_k_decay: float = key(1.0, "sched cosine, poly: exponent of the share of the run that is done")
+    clip_grad: float | None = key(None, "limit for gradients; null: none")
+    clip_mode: Literal["norm", "value", "agc"] = key(
+        "norm",
+        "what is limited: the norm of all gradients, every value, or unit-wise norms relative to the weights (agc)",
+    )
+    grad_accum_steps: int = key(1, "batches per update")
+    model_ema: bool = key(False, "keep a running average of the weights, evaluated and saved beside them")
+    model_ema_decay: float = key(0.9998, "decay of that average per update")
+    model_ema_warmup: bool = key(False, "let that decay rise from 0 at the start of a run")
+    precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "of the forward and backward passes; weights stay fp32")
+    compile: bool | str = key(
+        "auto",
+        "auto: blocks and recorded steps on a GPU where that is safe; true: the whole model; or a backend's name",
+    )
+    compile_mode: str | None = key(None, "torch.compile's mode; reduce-overhead replays CUDA graphs")
+    grad_checkpointing: bool = key(False, "compute activations again in the backward pass to save memory")
+    channels_last: bool = key(False, "keep images and convolutions in channels-last layout")
+    device: str = key("auto", "auto: the accelerator that PyTorch finds, else the CPU; or a device such as cuda:1")
+    parallel: Literal["ddp", "fsdp"] = key(
+        "ddp", "how several processes share the work: a copy of the model each, or weights shared out"
+    )
+    nonfinite: Literal["stop", "skip"] = key(
+        "stop", "what a loss that is not finite does: end the run, or leave that update out"
+    )
+    save_every: int = key(0, "save the state every so many updates; 0: after epochs only")
+    save_minutes: float = key(0.0, "and every so many minutes; 0: not by the clock")
+    holdout: float = key(
+        0.1, "share of the training images that chooses the best weights; 0: the validation split does"
+    )
+    evaluate_every: int = key(1, "epochs between two evaluations")
+    select: Literal["auto", "clean", "robust"] = key(
+        "auto", "what chooses the best weights: clean or robust accuracy; auto: robust if the task has a threat"
+    )
+    select_threat: str | None = key(
+        None, "the attack that chooses; null: pgd with 10 steps, its worst iterate, in the task's ball"
+    )
+    select_images: int | None = key(None, "number of held-out images attacked to choose; null: all")
+    alarm: Literal["auto", "none", "report", "stop", "rollback"] = key(
+        "auto", "what catastrophic overfitting does; auto: report if the task has a threat"
+    )
+    alarm_gap: float = key(0.25, "single-step minus multi-step accuracy above which training has collapsed")
+    alarm_images: int = key(128, "held-out images that the alarm attacks, always the same")
+    alarm_steps: int = key(10, "steps of the alarm's multi-step attack")
+    alarm_every: int = key(0, "updates between two looks of the alarm; 0: after epochs only")
+    alarm_lr: float = key(0.5, "a rollback multiplies the learning rate by this")
+    alarm_rollbacks: int = key(3, "rollbacks before the run is stopped")
+    analyse_every: int = key(1, "epochs between two analyses, where the recipe names any")
+    analyse_images: int = key(64, "images analysed, the same each time, of the training and of the held-out set")
 
 
 def check_train(train: TrainConfig, source: str) -> None:
@@ -117,21 +145,30 @@ def check_train(train: TrainConfig, source: str) -> None:
 class Config:
     """A whole recipe."""
 
-    model: ModelConfig
-    attention: tuple[AttentionRule, ...] = ()
-    init: str | dict[str, Any] | None = None  # a start for the attention weights, before surgery
-    data: DataConfig = field(default_factory=DataConfig)
-    task: str | dict[str, Any] = "supervised"
-    gradual: dict[str, Any] | None = None  # masks that tighten: {masks: file, maps: file, epochs: 10, power: 3}
-    analyses: list[str] = field(default_factory=list)  # asked while training, e.g. reconstruction:variant=reproduction
-    tracking: list[Any] = field(default_factory=list)  # besides metrics.jsonl: csv, tensorboard, {use: wandb, …}
-    train: TrainConfig = field(default_factory=TrainConfig)
-    seed: int = 0
-    plugins: list[str] = field(default_factory=list)
-    out: str | None = None  # the run folder, or an fsspec URL; null: runs/<name of the recipe>
-    # written into a run's config.yaml, ignored in a recipe:
-    versions: dict[str, str] = field(default_factory=dict)
-    started: str | None = None
+    model: ModelConfig = field(metadata={"help": "which model, and the weights it starts from"})
+    attention: tuple[AttentionRule, ...] = key((), "rules that give attention sites their parts, applied in order")
+    init: str | dict[str, Any] | None = key(
+        None, "a start for the attention weights, before surgery: mimetic, or {use: impulse, size: 3}"
+    )
+    data: DataConfig = key_from(DataConfig, "images, and how they are augmented")
+    task: str | dict[str, Any] = key(
+        "supervised", "the objective: supervised, adversarial:eps=4/255, or {use: adversarial, eps: 4/255}"
+    )
+    gradual: dict[str, Any] | None = key(
+        None, "masks that tighten while training: {masks: file, maps: file, epochs: 10, power: 3}"
+    )
+    analyses: list[str] = key_from(list, "asked while training, e.g. reconstruction:variant=reproduction")
+    tracking: list[Any] = key_from(
+        list, "where metrics go beside metrics.jsonl: csv, tensorboard, {use: wandb, mode: offline}"
+    )
+    train: TrainConfig = key_from(
+        TrainConfig, "optimisation, precision, what is saved, and what chooses the best weights"
+    )
+    seed: int = key(0, "of weights, order, augmentation and attacks")
+    plugins: list[str] = key_from(list, "modules that are imported first, with pieces of your own")
+    out: str | None = key(None, "the run folder, or an fsspec URL; null: runs/<name of the recipe>")
+    versions: dict[str, str] = key_from(dict, "written into a run's config.yaml, ignored in a recipe")
+    started: str | None = key(None, "written into a run's config.yaml, ignored in a recipe")
 
 
 def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Config:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from vitruvius._config import build
 from vitruvius._errors import ConfigError, Preempted, VitruviusError
 from vitruvius._files import atomic_write_text, exists, join, read_text
+from vitruvius._keys import key, key_from
 from vitruvius._processes import Process, process_group
 from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.training._run.folder import flatten
@@ -34,12 +35,12 @@ Find = Callable[[str], Path]
 class SweepConfig:
     """A sweep file."""
 
-    recipe: str  # a path, or the name of a packaged recipe
-    grid: dict[str, Any] = field(default_factory=dict)  # key: values; every combination is a run
-    list: tuple[dict[str, Any], ...] = ()  # overrides of further runs
-    out: str | None = None  # folder of the runs; null: runs/sweeps/<name of the file>
-    metric: str | None = None  # a column of metrics.jsonl; null: what chooses the best weights
-    order: Literal["max", "min"] = "max"  # which end of the metric is the better one
+    recipe: str = field(metadata={"help": "a path, or the name of a packaged recipe"})
+    grid: dict[str, Any] = key_from(dict, "key: list of values; every combination is a run")
+    list: tuple[dict[str, Any], ...] = key((), "sets of overrides, a run each")
+    out: str | None = key(None, "folder of the runs; null: runs/sweeps/<name of the file>")
+    metric: str | None = key(None, "a column of metrics.jsonl; null: what chooses the best weights")
+    order: Literal["max", "min"] = key("max", "whether a larger or a smaller metric is better")
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,9 @@ def name_of(settings: Settings) -> str:
 
 
 def _combinations(grid: dict[str, Any], source: str) -> list[Settings]:
-    for key, values in grid.items():
+    for name, values in grid.items():
         if not isinstance(values, list) or not values:
-            raise ConfigError(f"{source}: grid.{key} = {values!r}, expected a list of values, e.g. [1e-4, 5e-4].")
+            raise ConfigError(f"{source}: grid.{name} = {values!r}, expected a list of values, e.g. [1e-4, 5e-4].")
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
 
 
