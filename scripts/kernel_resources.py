@@ -1,6 +1,6 @@
 """What our GPU kernels need, learned without a GPU: registers, spills, shared memory, tensor-core instructions.
 
-    python scripts/kernel_resources.py [--tokens 197] [--width 64] [--capability 90] [--only Hopper]
+    python scripts/kernel_resources.py [--tokens 197] [--width 64] [--capability 90] [--only Hopper] [--sparsity inf]
 
 Triton compiles for a GPU that is not there; the compiler's report answers most questions before device time is spent:
 how many programs fit on a multiprocessor, whether registers spill, whether the products use the tensor cores.
@@ -53,12 +53,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=N)
     parser.add_argument("--width", type=int, default=D)
     parser.add_argument("--capability", type=int, default=90, help="90: Hopper, 80: Ampere")
+    parser.add_argument("--sparsity", type=float, default=1.0, help="of rpc on Hopper; inf: nothing is clipped")
     parser.add_argument("--only", default="", help="kernels whose names begin so")
     options = parser.parse_args()
     driver.set_active(Absent(options.capability))
     made = kernels(options.tokens, options.width)
     if options.capability >= 90:
-        made |= hopper_kernels(options.tokens, options.width)
+        made |= hopper_kernels(options.tokens, options.width, options.sparsity)
     made = {name: kernel for name, kernel in made.items() if name.startswith(options.only)}
     print(f"bf16, {options.tokens} tokens, width {options.width}, sm_{options.capability}, Triton {triton.__version__}")
     print(f"{'':24s}registers  spilled bytes  shared bytes  " + "  ".join(f"{word:>9s}" for word in WORDS))
@@ -101,11 +102,11 @@ def kernels(N: int, D: int) -> dict[str, tuple[Any, tuple[Any, ...], dict[str, A
     }  # fmt: skip
 
 
-def hopper_kernels(N: int, D: int) -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+def hopper_kernels(N: int, D: int, sparsity: float) -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
     """The same for those that only Hopper GPUs run, as they are launched."""
     k = torch.zeros(B, N, 3, H, D, dtype=torch.bfloat16).permute(2, 0, 3, 1, 4)[1]
     x, f = torch.zeros(B, N, H, D).bfloat16().transpose(1, 2), torch.zeros(8)
-    rule = (4, 1.0, True, -1, 0.125)
+    rule = (4, sparsity, True, -1, 0.125)
     made: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
     with mock.patch.object(hopper_pursuit, "pursue", Catcher(hopper_pursuit.pursue, "Hopper: rpc", made)):
         _calls.pursue(k, k, x, x, f, f, integers(), *rule)

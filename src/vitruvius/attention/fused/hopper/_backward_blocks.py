@@ -35,9 +35,13 @@ def rehearse(
     layout: gl.constexpr,
 ):  # fmt: skip
     """K' of some rows in every iteration, and what clipping cut off, if anything in this head was clipped."""
-    if clipped:
+    if not CLIP:
         replay(
-            rows, iterations, key, first, second, low, step_stride, cleans, cuts, tau, N, D, W, H, SIGN, CLIP, layout
+            rows, iterations, key, first, second, low, step_stride, cleans, cuts, tau, N, D, W, H, SIGN, False, layout
+        )  # fmt: skip
+    elif clipped:
+        replay(
+            rows, iterations, key, first, second, low, step_stride, cleans, cuts, tau, N, D, W, H, SIGN, True, layout
         )  # fmt: skip
     else:
         replay(

@@ -154,10 +154,11 @@ def pursue_back(
                     step, rows, sum_k * scale, later_k, mix, cut, before, grad_k + flat, our_mixes, our_grads,
                     our_deltas, N, D, W, H, ROWS, SIGN, CLIP, mma, wide,
                 )  # fmt: skip
-        if clipped:
-            rate = -tau / coefficient * tau if INVERSE else coefficient
-            share_out(
-                gl.sum(pulls, 0), rate, k + b * k_b + h * k_h, k_n, grad_k + flat, every,
-                N, D, W, H, ROWS, TILES, wide,
-            )  # fmt: skip
+        if CLIP:  # noqa: SIM102 (apart: Triton 3.6 does not compile a branch that is never taken)
+            if clipped:
+                rate = -tau / coefficient * tau if INVERSE else coefficient
+                share_out(
+                    gl.sum(pulls, 0), rate, k + b * k_b + h * k_h, k_n, grad_k + flat, every,
+                    N, D, W, H, ROWS, TILES, wide,
+                )  # fmt: skip
         barrier()
