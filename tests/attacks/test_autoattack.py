@@ -24,6 +24,7 @@ def test_standard_is_the_four_stages_of_the_paper() -> None:
     assert {(stage.eps, stage.seed, stage.batch_size) for stage in stages} == {(0.1, 3, 7)}
     ce, t, fab, square = stages
     assert (ce.steps, t.steps, t.targets, fab.steps, fab.targets, square.queries) == (100, 100, 9, 100, 9, 5000)
+    assert (ce.restarts, t.restarts, fab.restarts) == (1, 1, 1)
 
 
 def test_versions_differ_as_published() -> None:
