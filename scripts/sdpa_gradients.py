@@ -5,7 +5,8 @@
 First the question that matters: does the gradient that comes from above keep one memory layout? The same q, k, v are
 asked twice, with gradients of two layouts, through each backend; then once more through `vitruvius.attention`, which
 puts every gradient into the layout of the output. cuDNN's plans are kept by the layouts of q, k and v alone
-(torch 2.11), so a second layout meets the first one's plan. Then every layout of q, k, v, and `rpc`.
+(torch 2.11), so a second layout meets the first one's plan. Then NaN: with a mask, 64 keys in the last tile of 128, and
+very low scores, cuDNN's gradient of q is NaN (PyTorch issue 196678). Then every layout of q, k, v, and `rpc`.
 """
 
 from __future__ import annotations
@@ -98,6 +99,39 @@ def two_grads(dtype: torch.dtype, device: str, first: int) -> None:
             print(f"{title:68s}{'  '.join(f'{value:.1e}' for value in found)}{mark}", flush=True)
 
 
+def masked_lengths(dtype: torch.dtype, device: str) -> None:
+    """Numbers that are not finite in the gradients of q, k, v, under a mask that keeps all and scores about −120."""
+    backends = {"default": BACKENDS, "cuDNN": [SDPBackend.CUDNN_ATTENTION], "vitruvius": BACKENDS}
+    if device == "cpu":
+        backends = {"default": BACKENDS, "vitruvius": BACKENDS}
+    for tokens in (64, 65, 128, 192, 320):
+        for name, allowed in backends.items():
+            heads = low_scores(tokens, dtype, device)
+            way = our_attend if name == "vitruvius" else plain_attend
+            try:
+                with sdpa_kernel(allowed):
+                    grads = torch.autograd.grad(way(heads).float().square().sum(), heads[:3])
+            except RuntimeError as error:
+                said = str(error).splitlines()[0][:50]
+            else:
+                counts = [int((~grad.isfinite()).sum()) for grad in grads]
+                said = "  ".join(map(str, counts)) + ("   <— NaN" if any(counts) else "")
+            print(f"{str(dtype)[6:]}, {tokens} tokens, a mask, low scores, {name}:".ljust(68) + said, flush=True)
+
+
+def low_scores(tokens: int, dtype: torch.dtype, device: str) -> Heads:
+    """Heads with a mask that keeps everything, whose scores are all about −120."""
+    q, k, v = strided(1, tokens, dtype, device)
+    q, k = 0.2 * q, 0.2 * k
+    q[..., 0], k[..., 0] = 1.0, -120 * D**0.5
+    keep = torch.zeros(1, 1, tokens, tokens, dtype=dtype, device=device)
+    return Heads(*(x.detach().requires_grad_() for x in (q, k, v)), keep, D**-0.5)
+
+
+def plain_attend(heads: Heads) -> Tensor:
+    return F.scaled_dot_product_attention(*heads[:3], attn_mask=heads.bias, scale=heads.scale)
+
+
 def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return our_attend(Heads(q, k, v, None, D**-0.5))
 
@@ -121,6 +155,8 @@ def main() -> None:
     )
     for first in (0, 1):
         two_grads(torch.float16, device, first)
+    for dtype in (torch.bfloat16, torch.float16):
+        masked_lengths(dtype, device)
     for dtype in (torch.bfloat16, torch.float16):
         for batch, tokens in ((8, 65), (8, 197), (256, 197)):
             made = strided(batch, tokens, dtype, device)

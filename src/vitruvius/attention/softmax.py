@@ -7,11 +7,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitruvius.attention._core import Kernel, attention_map, attentions
 from vitruvius.heads import Heads, Site
 
-__all__ = ["Softmax", "attend", "attention_map", "matched"]
+__all__ = ["Softmax", "attend", "attention_map", "matched", "needs_another_backend"]
+
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @attentions.register("softmax")
@@ -30,9 +33,32 @@ class Softmax(Kernel):
 
 def attend(heads: Heads) -> Tensor:
     """softmax(q kᵀ · scale + bias) v of shape (B, H, N, E)."""
+    if needs_another_backend(heads):
+        with sdpa_kernel(WITHOUT_CUDNN):
+            out = _attend(heads)
+    else:
+        out = _attend(heads)
+    if out.is_cuda and out.dtype.itemsize == 2 and out.requires_grad:
+        return matched(out)
+    return out
+
+
+def _attend(heads: Heads) -> Tensor:
     q, k, v, bias, scale, dropout = heads
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
-    return matched(out) if out.is_cuda and out.dtype.itemsize == 2 and out.requires_grad else out
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+
+
+def needs_another_backend(heads: Heads) -> bool:
+    """Whether cuDNN's backward pass might answer NaN.
+
+    With a mask, and 64 keys in its last tile of 128, it scores the empty half of that tile 0 instead of −∞; where all
+    scores of a query are below about −88, the gradient of q is NaN (PyTorch issue 196678, torch 2.11 and later).
+    Swin v2 with windows of 8 × 8 has such lengths, 4 × 4 patches of CIFAR under a mask too.
+    """
+    k, bias = heads.k, heads.bias
+    if bias is None or k.shape[-2] % 128 != 64:
+        return False
+    return k.is_cuda and k.dtype.itemsize == 2 and torch.is_grad_enabled()
 
 
 def matched(out: Tensor) -> Tensor:
