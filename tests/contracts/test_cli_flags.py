@@ -44,7 +44,7 @@ FLAGS = {
     "masks": ["maps", "--rule", "--sparsity", "--budget", "--protect", "--threshold", "--of", "--out", "--figure"],
     "report": ["runs", "--out", "--title"],
     "study": ["name", "words", "--images", "--out"],
-    "sweep": ["sweep", "overrides", "--dry-run"],
+    "sweep": ["sweep", "overrides", "--dry-run", "--minutes", "--jobs", "--run"],
     "train": ["recipe", "overrides", "--quiet", "--dry-run", "--slurm"],
 }
 

@@ -173,3 +173,54 @@ def test_two_processes_share_every_run(tmp_path: Path) -> None:
     rows = table(tmp_path)
     assert [row["status"] for row in rows][:2] == ["finished", "finished"]
     assert rows[2]["status"].startswith("failed: ")
+
+
+def test_runs_are_judged_by_the_threats_of_the_sweep(tmp_path: Path) -> None:
+    plan = {"threats": ["pgd:eps=8/255,steps=1"], "images": 8}
+    file = write(tmp_path, list=[{"name": "mine", "seed": 3}], evaluate=[plan, {**plan, "out": "again"}])
+    Sweep(file, COMMON).train()
+    for folder in ("evaluation", "again"):
+        report = json.loads((tmp_path / "out" / "mine" / folder / "report.json").read_text())
+        assert "pgd" in json.dumps(report)
+
+
+def test_no_run_is_started_that_would_not_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, grid={"seed": [0, 1]})
+    now = iter(range(0, 100_000, 40))
+    monkeypatch.setattr(room.time, "monotonic", lambda: float(next(now)))
+    said: list[str] = []
+    Sweep(file, COMMON).train(tell=said.append, minutes=2.5)  # the first run takes 40 s by this clock, 150 are given
+    assert [row["status"] for row in table(tmp_path)] == ["finished", "waiting"]
+    assert "seed=1: no time left, not started" in said[-1]
+    Sweep(file, COMMON).train(tell=said.append)
+    assert [row["status"] for row in table(tmp_path)] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan")])
+def test_a_time_limit_that_is_none_is_refused(tmp_path: Path, minutes: float) -> None:
+    sweep = Sweep(write(tmp_path, grid={"seed": [0]}), COMMON)
+    with pytest.raises(ConfigError, match=r"--minutes .*; expected a number above 0"):
+        sweep.train(minutes=minutes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_side_by_side_are_those_of_one_after_the_other(tmp_path: Path) -> None:
+    file = write(tmp_path, list=[{"name": "good", "seed": 0}, {"name": "bad", "model.weights": "nowhere.safetensors"}])
+    said: list[str] = []
+    Sweep(file, COMMON).train(tell=said.append, jobs=2)
+    notes = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert notes["good"]["status"] == "finished"
+    assert notes["bad"]["status"].startswith("failed: ")
+    assert "nowhere.safetensors" in notes["bad"]["status"]
+    alone = small_run(tmp_path / "alone", "train.epochs=1", "seed=0")
+    (alone / "config.yaml").write_text((tmp_path / "out" / "good" / "config.yaml").read_text())
+    assert_same_run(alone, tmp_path / "out" / "good")
+
+
+def test_a_run_of_a_sweep_may_have_a_recipe_of_its_own(tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(RECIPE.read_text().replace("seed: 0", "seed: 7"))
+    sweep = Sweep(write(tmp_path, list=[{"name": "a", "train.lr": 0.1}, {"name": "b", "recipe": str(other)}]), COMMON)
+    assert [run.name for run in sweep.runs] == ["a", "b"]
+    assert sweep.runs[0].config.train.lr == 0.1
+    assert sweep.runs[1].config.train.lr != 0.1

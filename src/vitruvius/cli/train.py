@@ -37,23 +37,36 @@ def run_train(options: argparse.Namespace) -> None:
 
 
 def sweep_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP.yaml", help="a file with recipe:, grid:, list: and out:")
+    parser.add_argument("sweep", metavar="SWEEP.yaml", help="a file with recipe:, grid:, list:, evaluate: and out:")
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="for every run; out=… moves the sweep"
     )
     parser.add_argument("--dry-run", action="store_true", help="list the runs and how they stand; write nothing")
+    parser.add_argument(
+        "--minutes", type=float, metavar="M", help="start no run that would not end in time, by the longest run so far"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="runs at a time, each in a process of its own (default 1)"
+    )
+    parser.add_argument("--run", metavar="NAME", help="train and judge this run alone")
 
 
 def run_sweep(options: argparse.Namespace) -> None:
     """Train a recipe under many settings; goes on where it stopped, and ends with a table."""
+    from vitruvius._errors import RunError
     from vitruvius.listing import find_recipe
     from vitruvius.training.sweep import Sweep
 
     sweep = Sweep(options.sweep, options.overrides, find=find_recipe)
     if options.dry_run:
         print(sweep.listing())
+    elif options.run is not None:
+        outcome = sweep.train_one(options.run)
+        if outcome != "finished":
+            raise RunError(outcome)
+        print(outcome)
     else:
-        print(sweep.train(tell=print))
+        print(sweep.train(tell=print, minutes=options.minutes, jobs=options.jobs))
 
 
 VERBS = (

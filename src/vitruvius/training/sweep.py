@@ -1,7 +1,9 @@
 """Sweep: one recipe trained under many settings, with a table at the end; called again it goes on where it stopped.
 
-A sweep file: `recipe`, `grid` (every combination of the values), `list` (sets of overrides, a run each), `out`.
-A run that fails is reported and the others go on. Under torchrun all processes work on one run after the other.
+A sweep file: `recipe`, `grid` (every combination of the values), `list` (sets of overrides, a run each; `name` names
+its folder, `recipe` replaces the common one), `evaluate` (threats that judge each run when it is trained), `out`. A run
+that fails is reported and the others go on. With a time limit no run is started that would not end in time, and several
+runs may share one device. Under torchrun all processes work on one run after the other.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ import hashlib
 import itertools
 import json
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +27,7 @@ from vitruvius._files import atomic_write_text, exists, join, read_text
 from vitruvius._keys import key, key_from
 from vitruvius._processes import Process, process_group
 from vitruvius._yaml import read_yaml, to_plain
+from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 from vitruvius.training._run.folder import flatten
 from vitruvius.training._sweep_table import Row, best_of, markdown, write_tables
 from vitruvius.training._train import train
@@ -29,6 +35,16 @@ from vitruvius.training.config import Config, read_recipe
 
 Settings = dict[str, Any]
 Find = Callable[[str], Path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """How each run is judged when it is trained, as by `vitruvius evaluate`."""
+
+    threats: tuple[str, ...] = field(metadata={"help": "as `vitruvius evaluate --threat` takes them: pgd:eps=4/255"})
+    images: int | None = key(None, "how many images, a fixed random choice; null: all")
+    overrides: tuple[str, ...] = key((), "settings such as data.dataset=…, for other images than the run's own")
+    out: str = key("evaluation", "folder inside the run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +57,7 @@ class SweepConfig:
     out: str | None = key(None, "folder of the runs; null: runs/sweeps/<name of the file>")
     metric: str | None = key(None, "a column of metrics.jsonl; null: what chooses the best weights")
     order: Literal["max", "min"] = key("max", "whether a larger or a smaller metric is better")
+    evaluate: tuple[EvaluationPlan, ...] = key((), "how each run is judged after training, in order")
 
 
 @dataclass(frozen=True)
@@ -62,26 +79,82 @@ class Sweep:
 
     def __init__(self, file: str | Path, overrides: Iterable[str] = (), *, find: Find = Path) -> None:
         overrides = list(overrides)
+        self.file = str(file)
+        self.overrides = overrides
         self.settings: SweepConfig = build(SweepConfig, read_yaml(file), source=str(file))
         outs = [text.partition("=")[2] for text in overrides if text.startswith("out=")]
         self.folder = outs[-1] if outs else self.settings.out or str(Path("runs") / "sweeps" / Path(file).stem)
         self.common = [text for text in overrides if not text.startswith("out=")]
+        self.find = find
         self.recipe = find(self.settings.recipe)
         self._ledger = join(self.folder, "sweep.json")
         self.runs = self._plan(str(file))
 
-    def train(self, *, quiet: bool = True, tell: Callable[[str], None] = lambda _: None) -> str:
-        """Train what is not finished; the summary table, which is also written as summary.csv and summary.md."""
+    def train(
+        self,
+        *,
+        quiet: bool = True,
+        tell: Callable[[str], None] = lambda _: None,
+        minutes: float | None = None,
+        jobs: int = 1,
+    ) -> str:
+        """Train and judge what is not finished; the summary table, which is also written as summary.csv and summary.md.
+
+        quiet: no progress bars.
+        tell: told which run begins, and what went wrong with one.
+        minutes: start no run that would not end within so many minutes, going by the longest run so far.
+        jobs: so many runs at a time, each in a process of its own, on one device.
+        """
+        clock = Clock(minutes)
+        if jobs > 1:
+            return self._train_side_by_side(clock, jobs, tell)
         device = self.runs[0].config.train.device
         with process_group(device) as process:  # one group for all runs
             for number, run in enumerate(self.runs, 1):
-                if process.broadcast(self._status(run)) != "finished":
-                    tell(f"[{number}/{len(self.runs)}] {run.name}")
-                    outcome = self._train(run, process, quiet)
-                    process.on_first(lambda run=run, outcome=outcome: self._note(run, outcome))  # type: ignore[misc]
-                    if outcome != "finished":
-                        tell(f"    {outcome}")
+                if process.broadcast(self._status(run)) == "finished":
+                    continue
+                if process.broadcast(not clock.allows(self._longest())):
+                    tell(f"[{number}/{len(self.runs)}] {run.name}: no time left, not started")
+                    continue
+                tell(f"[{number}/{len(self.runs)}] {run.name}")
+                begun = time.monotonic()
+                outcome = self._train(run, process, quiet)
+                seconds = time.monotonic() - begun
+                process.on_first(lambda run=run, outcome=outcome, s=seconds: self._note(run, outcome, s))  # type: ignore[misc]
+                if outcome != "finished":
+                    tell(f"    {outcome}")
             return process.on_first(self.summarise)
+
+    def train_one(self, name: str) -> str:
+        """Train and judge one run by its name; `finished`, or what went wrong. The caller keeps the notes."""
+        for run in self.runs:
+            if run.name == name:
+                with process_group(run.config.train.device) as process:
+                    return self._train(run, process, quiet=True)
+        raise ConfigError(
+            f"{self.folder} has no run named {name!r}; it has {', '.join(run.name for run in self.runs)}."
+        )
+
+    def _train_side_by_side(self, clock: Clock, jobs: int, tell: Callable[[str], None]) -> str:
+        waiting = [run for run in self.runs if self._status(run) != "finished"]
+        with SideBySide(self.file, self.overrides, Path(self.folder) / "logs") as children:
+            while waiting or children:
+                while waiting and len(children) < jobs:
+                    run = waiting.pop(0)
+                    if clock.allows(self._longest()):
+                        tell(f"{run.name}: begins")
+                        children.start(run.name)
+                    else:
+                        tell(f"{run.name}: no time left, not started")
+                for name, outcome, seconds in children.wait():
+                    run = next(run for run in self.runs if run.name == name)
+                    self._note(run, outcome, seconds)
+                    tell(f"{name}: {outcome} after {seconds:.0f} s")
+        return self.summarise()
+
+    def _longest(self) -> float:
+        """Seconds of the longest finished run."""
+        return max((float(note.get("seconds", 0.0)) for note in self._notes().values()), default=0.0)
 
     def summarise(self) -> str:
         """The table of all runs as they stand, best first; written beside them."""
@@ -104,15 +177,16 @@ class Sweep:
         clash = {key for settings in sets for key in settings} & {text.partition("=")[0] for text in self.common}
         if clash or any("out" in settings for settings in sets):
             raise ConfigError(f"{source}: {', '.join(sorted(clash)) or 'out'} is what the sweep varies; do not set it.")
-        names = [name_of(settings) for settings in sets]
+        names = [str(settings.get("name") or name_of(settings)) for settings in sets]
         twice = {name for name in names if names.count(name) > 1}
         if twice or not sets:
             raise ConfigError(f"{source}: {'twice the same run: ' + min(twice) if twice else 'neither grid nor list'}.")
         return [self._planned(name, settings) for name, settings in zip(names, sets, strict=True)]
 
     def _planned(self, name: str, settings: Settings) -> Planned:
-        words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-        config = read_recipe(self.recipe, [*self.common, *words, f"out={join(self.folder, name)}"])
+        words = [f"{key}={json.dumps(value)}" for key, value in settings.items() if key not in ("name", "recipe")]
+        recipe = self.find(settings["recipe"]) if "recipe" in settings else self.recipe
+        config = read_recipe(recipe, [*self.common, *words, f"out={join(self.folder, name)}"])
         return Planned(name, settings, config)
 
     def _status(self, run: Planned) -> str:
@@ -127,6 +201,7 @@ class Sweep:
         """`finished`, or what went wrong, the same on every process."""
         try:
             train(run.config, quiet=quiet)
+            self._judge(run)
             outcome = "finished"
         except Preempted:
             raise
@@ -139,8 +214,15 @@ class Sweep:
         gc.collect()
         return next((said for said in process.gather(outcome) if said != "finished"), outcome)
 
-    def _note(self, run: Planned, status: str) -> None:
-        notes = {**self._notes(), run.name: {"status": status, "mark": run.mark, "settings": run.settings}}
+    def _judge(self, run: Planned) -> None:
+        folder = str(run.config.out)
+        for plan in self.settings.evaluate:
+            options = EvaluateOptions(threats=plan.threats, images=plan.images)
+            evaluate_target(folder, plan.overrides, options, str(join(folder, plan.out)))
+
+    def _note(self, run: Planned, status: str, seconds: float) -> None:
+        note = {"status": status, "mark": run.mark, "settings": run.settings, "seconds": round(seconds, 1)}
+        notes = {**self._notes(), run.name: note}
         atomic_write_text(self._ledger, json.dumps(notes, indent=1) + "\n")
 
     def _notes(self) -> dict[str, Any]:
@@ -150,6 +232,66 @@ class Sweep:
         file = join(self.folder, run.name, "metrics.jsonl")
         lines = read_text(file).splitlines() if exists(file) else []
         return Row(run.name, run.settings, self._status(run), [json.loads(line) for line in lines])
+
+
+class Clock:
+    """A time limit, from now on."""
+
+    def __init__(self, minutes: float | None) -> None:
+        if minutes is not None and not minutes > 0:
+            raise ConfigError(f"--minutes {minutes}; expected a number above 0.")
+        self.end = None if minutes is None else time.monotonic() + 60 * minutes
+
+    def allows(self, seconds: float) -> bool:
+        """Whether work of so many seconds would end in time."""
+        return self.end is None or time.monotonic() + seconds < self.end
+
+
+class SideBySide:
+    """Runs of a sweep in processes of their own; what they print goes to a log each."""
+
+    def __init__(self, file: str, overrides: list[str], logs: Path) -> None:
+        self.command = [sys.executable, "-m", "vitruvius", "sweep", file, *overrides, "--run"]
+        self.logs = logs
+        self.children: dict[str, tuple[subprocess.Popen[str], float]] = {}
+
+    def __enter__(self) -> SideBySide:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What still runs is asked to stop, so that it saves its state."""
+        for child, _begun in self.children.values():
+            child.terminate()
+        for child, _begun in self.children.values():
+            child.wait()
+
+    def __len__(self) -> int:
+        return len(self.children)
+
+    def start(self, name: str) -> None:
+        """Begin a run."""
+        with (self.logs / f"{name}.txt").open("w", encoding="utf-8") as log:
+            child = subprocess.Popen([*self.command, name], stdout=log, stderr=subprocess.STDOUT, text=True)
+        self.children[name] = (child, time.monotonic())
+
+    def wait(self) -> list[tuple[str, str, float]]:
+        """(name, outcome, seconds) of the runs that have ended; at least one, if any is under way."""
+        while self.children:
+            ended = [name for name, (child, _) in self.children.items() if child.poll() is not None]
+            if ended:
+                return [self._outcome(name) for name in ended]
+            time.sleep(0.2)
+        return []
+
+    def _outcome(self, name: str) -> tuple[str, str, float]:
+        child, begun = self.children.pop(name)
+        seconds = time.monotonic() - begun
+        lines = (self.logs / f"{name}.txt").read_text(encoding="utf-8").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "nothing printed")
+        if child.returncode == 0:
+            return name, "finished", seconds
+        return name, f"failed: {last.removeprefix('failed: ')}", seconds
 
 
 def name_of(settings: Settings) -> str:
