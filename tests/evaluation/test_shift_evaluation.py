@@ -87,7 +87,7 @@ def test_imagenet_c_has_ce_against_alexnet_and_the_rest_is_named(tmp_path: Path)
     assert {"fog 1", "gaussian_noise", "saturate", "spatter 3"} < set(report.missing)
     text = str(report)
     assert text.splitlines()[0].split() == ["imagenet-c", "2", "5", "mean", "CE"]
-    assert "not there: gaussian_noise, shot_noise" in text
+    assert "missing: gaussian_noise, shot_noise" in text
     assert (
         text.count("note: imagenet-c: 997 of 1000 classes have no pictures: n01491361, n01494475, n01496331 and") == 1
     )

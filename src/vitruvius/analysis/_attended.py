@@ -25,7 +25,11 @@ class Attended:
 
     def map(self) -> Tensor:
         """The weights given to the values that enter the core, (B, H, N, M); refused by name where there are none."""
-        found = attention_map(self.heads) if self.core is None else self.core.kernel.map(self.heads)
+        found: Tensor | None = None
+        if self.core is None:
+            found = attention_map(self.heads)
+        else:
+            found = self.core.kernel.map(self.heads)
         if found is None or self.unsaid:
             raise UnsuitableSite(f"{self._blamed()} does not say which weights it gives to the values; it has no map.")
         if self.mixing is None:
@@ -48,13 +52,17 @@ class Attended:
 
     def softmax(self) -> Heads:
         """The Heads of the softmax whose output is the core's; refused by name where there is no such softmax."""
-        found = self.heads if self.core is None else self.core.kernel.last_softmax(self.heads)
+        if self.core is None:
+            return self.heads
+        found = self.core.kernel.last_softmax(self.heads)
         if found is None:
             raise UnsuitableSite(f"this is a question about a softmax, and {self._described()!r} does not end in one.")
         return found
 
     def _described(self) -> str:
-        return "softmax" if self.core is None else self.core.describe()
+        if self.core is None:
+            return "softmax"
+        return self.core.describe()
 
     def _blamed(self) -> str:
         assert self.core is not None
@@ -74,7 +82,10 @@ class Teller:
     def about(self, heads: Heads, rows: Tensor, *, observed: bool) -> Attended:
         """Of `heads`, which are these rows of the batch or drawn in their place."""
         heads = precise(heads)
-        mixing = self._rows_of_mixing(rows) if observed else self._mixing_at(heads)
+        if observed:
+            mixing = self._rows_of_mixing(rows)
+        else:
+            mixing = self._mixing_at(heads)
         return Attended(heads, self.core, mixing, self.unsaid)
 
     def _rows_of_mixing(self, rows: Tensor) -> Tensor | None:
@@ -90,7 +101,10 @@ class Teller:
         for stage in self.core.stages:
             own = stage.value_mixing(heads)
             if own is not None:
-                found = own if found is None else own @ found
+                if found is None:
+                    found = own
+                else:
+                    found = own @ found
         return found
 
 

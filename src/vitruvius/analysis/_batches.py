@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -28,22 +29,35 @@ class Count:
 
 def batches_of(loader: Iterable[Any], like: torch.device, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
     """(images, ids) until `limit` images have come; a loader may yield images, (images, labels) or also ids."""
-    if limit == 0:
+    source = loader
+    if hasattr(loader, "with_ids"):
+        source = loader.with_ids()
+    left = math.inf
+    if limit is not None:
+        left = limit
+    if left == 0:
         return
-    left = limit
-    source = loader.with_ids() if hasattr(loader, "with_ids") else loader
     for batch in source:
-        x, *rest = (batch,) if isinstance(batch, Tensor) else batch
-        ids = rest[1] if len(rest) > 1 else image_ids(x)
-        keep = len(x) if left is None else min(left, len(x))
+        x, ids = _images_and_ids(batch)
+        keep = int(min(left, len(x)))
         if not keep:
             continue
-        x, ids = x[:keep].to(like), ids[:keep].cpu()
+        x = x[:keep].to(like)
         _check_images(x)
-        left = None if left is None else left - keep
-        yield x, ids
+        left -= keep
+        yield x, ids[:keep].cpu()
         if left == 0:
             return
+
+
+def _images_and_ids(batch: Any) -> tuple[Tensor, Tensor]:
+    """Of a batch that is images, (images, labels) or (images, labels, ids); ids are a hash where there are none."""
+    if isinstance(batch, Tensor):
+        return batch, image_ids(batch)
+    x, *rest = batch
+    if len(rest) > 1:
+        return x, rest[1]
+    return x, image_ids(x)
 
 
 def share_of(number: int, process: Process) -> int:

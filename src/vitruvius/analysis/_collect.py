@@ -38,7 +38,10 @@ class Sums:
     def add(self, other: Sums) -> None:
         """Take in what another process has seen."""
         for key, moments in other.moments.items():
-            self.moments[key] = self.moments[key] + moments if key in self.moments else moments
+            if key in self.moments:
+                self.moments[key] = self.moments[key] + moments
+            else:
+                self.moments[key] = moments
         for key, distance in other.apart.items():
             self.apart[key] = max(self.apart.get(key, 0.0), distance)
         self.refused |= other.refused
@@ -106,7 +109,10 @@ class Collector:
 
     def _answer(self, site: Site, groups: list[Group], null: str, windows: int, teller: Teller) -> Answers:
         found: Answers = {}
-        images = len(self.ids) if null == OBSERVED else self.few
+        if null == OBSERVED:
+            images = len(self.ids)
+        else:
+            images = self.few
         for q in self.at_sites:
             if not groups or (q.name, site.name) in self.sums.refused:
                 continue
@@ -165,7 +171,10 @@ class Collector:
             if values.dim() == 2 or self.curves:
                 new = Moments.of(values)
                 key = (site, analysis, name, null)
-                self.sums.moments[key] = self.sums.moments[key] + new if key in self.sums.moments else new
+                if key in self.sums.moments:
+                    self.sums.moments[key] = self.sums.moments[key] + new
+                else:
+                    self.sums.moments[key] = new
 
     def _compare(self, site: str, null: str, observed: Answers, drawn: Answers) -> None:
         for (analysis, name), values in drawn.items():
@@ -176,4 +185,6 @@ class Collector:
 
     def _row_ids(self, windows: int) -> Tensor:
         ids = self.ids[: self.few]
-        return (ids[:, None] * windows + torch.arange(windows)).flatten() if windows > 1 else ids
+        if windows > 1:
+            return (ids[:, None] * windows + torch.arange(windows)).flatten()
+        return ids

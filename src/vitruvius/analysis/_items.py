@@ -20,8 +20,13 @@ def real_groups(heads: Heads) -> list[Group]:
     rows = finite_rows(heads).nonzero().squeeze(1)
     if not len(rows):
         return []
-    part = rows_of(heads, rows) if len(rows) < len(heads.q) else heads
-    return [(rows[own], real) for own, real in without_padding(part)] if has_padding(part) else [(rows, part)]
+    if len(rows) < len(heads.q):
+        part = rows_of(heads, rows)
+    else:
+        part = heads
+    if has_padding(part):
+        return [(rows[own], real) for own, real in without_padding(part)]
+    return [(rows, part)]
 
 
 def finite_rows(heads: Heads) -> Tensor:
@@ -44,7 +49,10 @@ def without_padding(heads: Heads) -> list[Group]:
     groups = []
     for place, keep in enumerate(patterns):
         rows = (owner == place).nonzero().squeeze(1)
-        asks = keep if queries == keys else keep.new_ones(queries)
+        if queries == keys:
+            asks = keep
+        else:
+            asks = keep.new_ones(queries)
         groups.append((rows, _cropped(rows_of(heads._replace(bias=bias), rows), asks, keep)))
     return groups
 
@@ -72,7 +80,9 @@ def gather_rows(answers: list[tuple[Tensor, Statistics]], batch: int) -> Statist
 
 def over_windows(values: Tensor, images: int) -> Tensor:
     """(B · W, H, …) → (B, H, …): the mean over the windows of each image."""
-    return values if len(values) == images else values.unflatten(0, (images, -1)).mean(1)
+    if len(values) == images:
+        return values
+    return values.unflatten(0, (images, -1)).mean(1)
 
 
 def _four(bias: Tensor) -> Tensor:
@@ -83,5 +93,6 @@ def _four(bias: Tensor) -> Tensor:
 def _cropped(heads: Heads, asks: Tensor, keep: Tensor) -> Heads:
     assert heads.bias is not None
     bias = heads.bias[..., keep]
-    bias = bias[..., asks, :] if bias.shape[-2] > 1 else bias
+    if bias.shape[-2] > 1:
+        bias = bias[..., asks, :]
     return heads._replace(q=heads.q[..., asks, :], k=heads.k[..., keep, :], v=heads.v[..., keep, :], bias=bias)

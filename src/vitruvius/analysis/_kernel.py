@@ -31,7 +31,9 @@ def precise(heads: Heads) -> Heads:
     for name in ("q", "k", "v"):
         if not getattr(heads, name).isfinite().all():
             raise DataError(f"{name} holds values that are not finite: the model overflowed before the analysis.")
-    bias = None if heads.bias is None else heads.bias.double()
+    bias = None
+    if heads.bias is not None:
+        bias = heads.bias.double()
     return heads._replace(q=heads.q.double(), k=heads.k.double(), v=heads.v.double(), bias=bias)
 
 
@@ -79,4 +81,6 @@ def output(heads: Heads) -> Tensor:
 
 def _logits(heads: Heads) -> Tensor:
     logits = (heads.q * heads.scale) @ heads.k.mT
-    return logits if heads.bias is None else logits + heads.bias
+    if heads.bias is None:
+        return logits
+    return logits + heads.bias

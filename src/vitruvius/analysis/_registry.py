@@ -100,5 +100,7 @@ def _takes(piece: Callable[..., Any]) -> int:
 def _name_of(piece: Callable[..., Any]) -> str:
     if isinstance(piece, functools.partial):
         settings = ",".join(f"{key}={value}" for key, value in piece.keywords.items())
-        return f"{_name_of(piece.func)}:{settings}" if settings else _name_of(piece.func)
+        if settings:
+            return f"{_name_of(piece.func)}:{settings}"
+        return _name_of(piece.func)
     return next((name for name in analyses if analyses[name] is piece), getattr(piece, "__name__", repr(piece)))

@@ -94,7 +94,9 @@ def _statistic(sums: Sums, key: Key, nulls: Sequence[str]) -> list[Row]:
 
 def _beside(sums: Sums, key: Key, head: int, observed: Sample) -> Mapping[str, object]:
     """The columns of one null, or nothing where none was drawn."""
-    null = _sample(sums.moments[key], head) if key in sums.moments else None
+    null = None
+    if key in sums.moments:
+        null = _sample(sums.moments[key], head)
     if null is None:
         return {}
     effect, claim = judge(observed, null, apart=sums.apart.get(key, math.inf))
@@ -104,11 +106,15 @@ def _beside(sums: Sums, key: Key, head: int, observed: Sample) -> Mapping[str, o
 
 def _sample(found: Moments, head: int) -> Sample | None:
     n = int(found.count[head])
-    return Sample(float(found.mean[head]), float(found.std[head]), n) if n else None
+    if n:
+        return Sample(float(found.mean[head]), float(found.std[head]), n)
+    return None
 
 
 def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    if math.isfinite(value):
+        return value
+    return None
 
 
 class Sample(NamedTuple):
@@ -127,11 +133,17 @@ def judge(observed: Sample, null: Sample, *, apart: float) -> tuple[float | None
         return None, "too few images for a claim"
     gap = observed.mean - null.mean
     pooled = math.sqrt((observed.std**2 + null.std**2) / 2)
-    effect = gap / pooled if pooled > 0 and math.isfinite(gap / pooled) else None
+    effect = None
+    if pooled > 0 and math.isfinite(gap / pooled):
+        effect = gap / pooled
     if abs(gap) <= _allowance(observed, null):
         return effect, "indistinguishable from chance"
-    side = "above" if gap > 0 else "below"
-    hair = ", negligibly" if effect is not None and abs(effect) < NEGLIGIBLE else ""
+    side = "below"
+    if gap > 0:
+        side = "above"
+    hair = ""
+    if effect is not None and abs(effect) < NEGLIGIBLE:
+        hair = ", negligibly"
     return effect, f"{side} chance by {abs(gap):.3g}{hair}"
 
 

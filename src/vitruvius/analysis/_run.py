@@ -6,7 +6,7 @@ B images, H heads, N queries, M keys
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,27 +50,60 @@ def analyse(
 ) -> Table:
     """Ask every question of every site, on what the softmax receives (after stages), and beside chance.
 
-    `images` takes the first so many of the loader. Chance is drawn from (`seed`, image, site) for the first
-    `null_images` images, so it does not depend on batches or processes. Under torchrun each process takes its share.
+    model: in eval mode.
+    loader: batches of images in [0, 1]: images, (images, labels) or (images, labels, ids).
+    asked: analyses: `"gammas:variant=released"`, `{use: gammas, variant: released}`, or a function of Heads; default:
+        all that are registered.
+    images: use the first N of the loader; default all.
+    seed: of chance, which is drawn from (seed, image, site), so that it does not depend on batches or processes.
+    nulls: which models of chance to compare with, by name; True: all, False: none.
+    null_images: how many images chance is drawn for.
+    where: a pattern of site names, `blocks.*.attn`; default all sites.
+    process: of several processes, this one; each brings its share of the images.
+    progress: called after every part of a batch with the images done, how many there are, and a few words.
+    facts: what else the table should say about itself.
     """
     check_eval_mode(model)
     process = process or Process(device=device_of(model))
-    questions, chosen = ask_all(asked), choose_nulls(nulls)
-    mine = None if images is None else share_of(images, process)
-    batches = batches_of(loader, process.device, mine)
-    first = next(batches, None)
-    sizes = process.gather(None if first is None else tuple(first[0].shape[1:]))
-    size = next((found for found in sizes if found is not None), None)
+    questions = ask_all(asked)
+    chosen = choose_nulls(nulls)
+    limit = None
+    if images is not None:
+        limit = share_of(images, process)
+    size, batches = _first_look(batches_of(loader, process.device, limit), process)
     if size is None:
         raise DataError(f"the loader {getattr(loader, 'name', 'given')!r} yielded no images; nothing to analyse.")
     sites = survey(model, input_size=size)
-    seen = itertools.chain([first] if first is not None else [], batches)
-    total = share_of(loader.num_images, process) if mine is None and hasattr(loader, "num_images") else mine
-    few = share_of(null_images, process) if chosen else 0
+    few = 0
+    if chosen:
+        few = share_of(null_images, process)
     with threads() as workers:
         collector = Collector(questions, sites, nulls=chosen, seed=seed, threads=workers)
-        _look(model, collector, seen, where, size, few, Count(progress, total))
+        _look(model, collector, batches, where, size, few, Count(progress, _total(loader, limit, process)))
     return summarise(collector.sums, questions, list(sites), chosen, process, _facts(model, loader, seed, facts))
+
+
+def _first_look(
+    batches: Iterator[tuple[Tensor, Tensor]], process: Process
+) -> tuple[tuple[int, int, int] | None, Iterable[tuple[Tensor, Tensor]]]:
+    """The size (C, rows, columns) of an image, from whichever process has one, and all batches again."""
+    first = next(batches, None)
+    own: tuple[int, int, int] | None = None
+    if first is not None:
+        channels, rows, columns = first[0].shape[1:]
+        own = (channels, rows, columns)
+        batches = itertools.chain([first], batches)
+    sizes = [size for size in process.gather(own) if size is not None]
+    if not sizes:
+        return None, batches
+    return sizes[0], batches
+
+
+def _total(loader: Any, limit: int | None, process: Process) -> int | None:
+    """How many images this process will see, if anybody knows."""
+    if limit is not None or not hasattr(loader, "num_images"):
+        return limit
+    return share_of(loader.num_images, process)
 
 
 def ask_all(asked: Sequence[Asked]) -> list[Question]:
@@ -84,7 +117,10 @@ def ask_all(asked: Sequence[Asked]) -> list[Question]:
 
 def choose_nulls(nulls: bool | Sequence[str]) -> list[str]:
     """All, none, or those named."""
-    chosen = list(NULLS) if nulls is True else list(nulls or ())
+    if nulls is True:
+        chosen = list(NULLS)
+    else:
+        chosen = list(nulls or ())
     if unknown := [name for name in chosen if name not in NULLS]:
         raise ConfigError(f"no null named {unknown[0]!r}. Known: {', '.join(NULLS)}.")
     return chosen
@@ -104,7 +140,9 @@ def summarise(
         whole.add(part)
     rows, remarks = make_rows(whole, questions, sites, nulls), make_remarks(whole)
     if not rows:
-        reason = remarks[0] if remarks else "every image gave numbers that are not finite."
+        reason = "every image gave numbers that are not finite."
+        if remarks:
+            reason = remarks[0]
         raise UnsuitableSite(f"nothing could be analysed. {reason}")
     facts = {**facts, "images": max(row.n for row in rows)}
     return Table(rows=rows, curves=make_curves(whole), facts=facts, remarks=remarks)
@@ -120,7 +158,9 @@ def _look(
     count: Count,
 ) -> None:
     """Run the model over parts of batches small enough for the largest site."""
-    entries = ENTRIES if device_of(model).type == "cpu" else ENTRIES_ON_ACCELERATORS
+    entries = ENTRIES_ON_ACCELERATORS
+    if device_of(model).type == "cpu":
+        entries = ENTRIES
     part = max(1, entries // max(_entries(site) for site in collector.sites.values()))
     with record(model, where, on_heads=_with_core(model, collector), input_size=size):  # type: ignore[arg-type]
         for x, ids in batches:
@@ -142,7 +182,9 @@ def _with_core(model: nn.Module, collector: Collector) -> Callable[[str, Heads],
 
 def _entries(site: Site) -> int:
     """Entries of the attention maps of one image at a site, about; of windows there may be many."""
-    windows = 64 if site.attends == "windows" else 1
+    windows = 1
+    if site.attends == "windows":
+        windows = 64
     return windows * site.num_heads * max(site.num_queries, site.num_keys) * site.num_keys
 
 

@@ -84,7 +84,10 @@ class Table:
             data = json.loads(read_text(path))
             rows = [Row(**dict(zip(data["columns"], row, strict=True))) for row in data["rows"]]
             curves = join(folder, "curves.safetensors")
-            found = _unpack(load_tensors(curves)[0], rows) if exists(curves) else []
+            if exists(curves):
+                found = _unpack(load_tensors(curves)[0], rows)
+            else:
+                found = []
             return cls(rows=rows, curves=found, facts=data["facts"], remarks=data["remarks"])
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(

@@ -95,7 +95,9 @@ def open_images(config: DataConfig, model: PixelModel, images: int | None, seed:
     if images is None or is_stream(config):
         return eval_loader(config, **shares)
     whole = eval_loader(replace(config, val_num_samples=None), **shares)
-    return whole if images >= whole.num_images else eval_loader(config, only=_some(whole, images, seed), **shares)
+    if images >= whole.num_images:
+        return whole
+    return eval_loader(config, only=_some(whole, images, seed), **shares)
 
 
 def keep(table: Table, folder: Path, target: Target, draw: Draw | None) -> None:

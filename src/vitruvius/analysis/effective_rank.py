@@ -25,7 +25,10 @@ def effective_rank(heads: Heads, site: Site | None = None, attended: Attended | 
 
 def spread(x: Tensor) -> Tensor:
     """exp(−Σ p log p) with p the singular values divided by their sum; (…, N, D) → (…)."""
-    gram = x.mT @ x if x.shape[-1] <= x.shape[-2] else x @ x.mT
+    if x.shape[-1] <= x.shape[-2]:
+        gram = x.mT @ x
+    else:
+        gram = x @ x.mT
     sigma = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     p = sigma / sigma.sum(-1, keepdim=True)
     return torch.special.entr(p).sum(-1).exp()

@@ -49,7 +49,11 @@ class EigenvaluesByRank:
             raise UnsuitableSite(
                 f"'eigenvalues_by_rank' averages {self.sums.shape[-1]} ranks; {site.name!r} has {values.shape[-1]}."
             )
-        self.sums = values.sum(1) if self.sums is None else self.sums + values.sum(1)  # (B, K)
+        # (B, K)
+        if self.sums is None:
+            self.sums = values.sum(1)
+        else:
+            self.sums = self.sums + values.sum(1)
         self.count += values.shape[1]
 
     def result(self) -> dict[str, Tensor]:
@@ -68,4 +72,7 @@ def spectrum(heads: Heads, *, standardise: bool, variant: Literal["exact", "rele
     heads, released = precise(heads), variant == "released"
     gram = key_gram(heads, standardise=standardise, released=released).centred
     values = torch.linalg.eigvalsh(gram).flip(-1)[..., : heads.k.shape[-1]]
-    return values.abs() if released else values.clamp(min=0)  # below zero is rounding: the matrix is a Gram matrix
+    # below zero is rounding: the matrix is a Gram matrix
+    if released:
+        return values.abs()
+    return values.clamp(min=0)

@@ -76,7 +76,9 @@ def analyse_text(
     for batch in batches:
         tokens = {key: value.to(device) for key, value in batch.items()}
         count = len(tokens["input_ids"])
-        few = min(count, max(0, null_images - done)) if chosen else 0
+        few = 0
+        if chosen:
+            few = min(count, max(0, null_images - done))
         collector.begin(torch.arange(done, done + count), with_nulls=few)
         with recorded(modules, tokens.get("attention_mask"), collector.see):
             model(**tokens)
@@ -124,7 +126,11 @@ def _watch(name: str, module: nn.Module, mask: Tensor | None, see: Callable[[str
 
     def look(_: nn.Module, __: Any, out: Any) -> None:
         heads = _heads(module, seen, mask)
-        made: Tensor = out[0] if isinstance(out, tuple) else out
+        made: Tensor
+        if isinstance(out, tuple):
+            made = out[0]
+        else:
+            made = out
         _check(name, heads, mask, seen.get("context", made))
         see(name, heads)
 
@@ -145,7 +151,10 @@ def _heads(module: nn.Module, seen: Mapping[str, Tensor], mask: Tensor | None) -
 def _check(name: str, heads: Heads, mask: Tensor | None, context: Tensor) -> None:
     """What the module made of these heads must be plain attention."""
     expected = attend(heads).transpose(1, 2).flatten(2)
-    real = torch.ones_like(context[..., 0], dtype=torch.bool) if mask is None else mask.bool()
+    if mask is None:
+        real = torch.ones_like(context[..., 0], dtype=torch.bool)
+    else:
+        real = mask.bool()
     same = expected.shape == context.shape
     if not same or not torch.allclose(expected[real], context[real], rtol=1e-3, atol=1e-4):
         raise UnsuitableSite(

@@ -30,7 +30,8 @@ def norms(
 
     q and k are those of the softmax that makes the output: of `rpc`, its last iteration.
     """
-    heads = heads if attended is None else attended.softmax()
+    if attended is not None:
+        heads = attended.softmax()
     log_phi, h2 = token_norms(heads, variant=variant)
     phi2 = log_phi.exp()
     if variant == "released":
@@ -48,7 +49,10 @@ def norms(
 def token_norms(heads: Heads, *, variant: Literal["exact", "released"] = "exact") -> tuple[Tensor, Tensor]:
     """(log ‖φ(q)‖², ‖h‖²), each (B, H, N); `released` divides by 8 in the exponents of φ and by √D in those of h."""
     heads = precise(heads)
-    scaled = heads if variant == "exact" else heads._replace(scale=1 / RELEASED_DIVISOR)
+    if variant == "exact":
+        scaled = heads
+    else:
+        scaled = heads._replace(scale=1 / RELEASED_DIVISOR)
     return log_phi2(scaled), output(heads).square().sum(-1)
 
 

@@ -36,12 +36,19 @@ class Rollout:
             )
         stay = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
         step = self.residual * stay + (1 - self.residual) * weights
-        self.flow = step if self.flow is None else step @ self.flow
+        if self.flow is None:
+            self.flow = step
+        else:
+            self.flow = step @ self.flow
         self.prefix = site.num_prefix_tokens
 
     def result(self) -> dict[str, Tensor]:
         assert self.flow is not None
-        seen = self.flow[:, 0] if self.prefix else self.flow.mean(1)  # (B, N)
+        # (B, N)
+        if self.prefix:
+            seen = self.flow[:, 0]
+        else:
+            seen = self.flow.mean(1)
         patches = seen[:, self.prefix :]
         p = patches / patches.sum(-1, keepdim=True)
         nats = torch.special.entr(p).sum(-1)

@@ -26,20 +26,41 @@ class ShippedCurve:
 def read_shipped(path: StrPath) -> ShippedCurve:
     """Read one exported curve; cells that are empty or not finite are left out, their epoch stays counted."""
     rows = list(csv.reader(io.StringIO(read_text(path).lstrip("\ufeff"))))
-    head = rows[0] if rows else []
+    name, place = _value_column(rows, path)
+    epochs = []
+    values = []
+    for epoch, row in enumerate(rows[1:]):
+        if not row:
+            continue
+        value = _number(row, place, path)
+        if value is not None:
+            epochs.append(epoch)
+            values.append(value)
+    return ShippedCurve(name=name, epochs=epochs, values=values)
+
+
+def _value_column(rows: list[list[str]], path: StrPath) -> tuple[str, int]:
+    """Name and place of the one column that is neither the step nor an extreme."""
+    head: list[str] = []
+    if rows:
+        head = rows[0]
     named = [name for name in head[1:] if not name.endswith(("__MIN", "__MAX"))]
-    if not head or head[0] != "Step" or len(named) != 1:
+    if head[:1] != ["Step"] or len(named) != 1:
         raise DataError(f"{path} has the columns {head}; expected Step, one value, and its __MIN and __MAX.")
-    place = head.index(named[0])
-    cells = [(epoch, _number(row, place, path)) for epoch, row in enumerate(rows[1:]) if row]
-    kept = [(epoch, value) for epoch, value in cells if value is not None]
-    return ShippedCurve(name=named[0], epochs=[epoch for epoch, _ in kept], values=[value for _, value in kept])
+    return named[0], head.index(named[0])
 
 
 def _number(row: list[str], place: int, path: StrPath) -> float | None:
-    text = row[place] if place < len(row) else ""
+    text = ""
+    if place < len(row):
+        text = row[place]
     try:
-        value = float(text) if text else math.nan
+        if text:
+            value = float(text)
+        else:
+            value = math.nan
     except ValueError:
         raise DataError(f"{path} holds {text!r} where a number was expected.") from None
-    return value if math.isfinite(value) else None
+    if math.isfinite(value):
+        return value
+    return None

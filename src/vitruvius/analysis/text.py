@@ -26,12 +26,27 @@ class Layer(NamedTuple):
 
 def table_text(rows: Sequence[Row], facts: dict[str, Any], remarks: Sequence[str]) -> str:
     """The whole summary."""
+    paragraphs = []
+    head = _head(rows, facts)
+    if head:
+        paragraphs.append("\n".join(head))
+    by_analysis: dict[str, list[Row]] = {}
+    for row in rows:
+        by_analysis.setdefault(row.analysis, []).append(row)
+    paragraphs += [_block(name, own) for name, own in by_analysis.items()]
+    paragraphs += [f"note: {remark}" for remark in remarks]
+    return "\n\n".join(paragraphs)
+
+
+def _head(rows: Sequence[Row], facts: dict[str, Any]) -> list[str]:
+    """What was analysed, and how to read the numbers."""
+    lines = []
     told = [f"{key} {facts[key]}" for key in ("model", "data", "images", "seed") if key in facts]
-    legend = [LEGEND] if any(row.null_mean is not None for row in rows) else []
-    head = ["\n".join([" · ".join(told), *legend])] if told else legend
-    asked = list(dict.fromkeys(row.analysis for row in rows))
-    blocks = [_block(name, [row for row in rows if row.analysis == name]) for name in asked]
-    return "\n\n".join([*head, *blocks, *(f"note: {remark}" for remark in remarks)])
+    if told:
+        lines.append(" · ".join(told))
+    if any(row.null_mean is not None for row in rows):
+        lines.append(LEGEND)
+    return lines
 
 
 def layer(rows: Sequence[Row]) -> Layer:
@@ -57,43 +72,59 @@ def beyond_chance(rows: Sequence[Row]) -> bool | None:
     """Whether one head's number lies beyond every null that could tell, on the same side of all; None if none could."""
     claims = [row.claim for row in rows if row.claim.startswith(("above", "below", "indist"))]
     sides = {claim.split()[0] for claim in claims}
-    return (len(sides) == 1 and "indistinguishable" not in sides) if claims else None
+    if claims:
+        return len(sides) == 1 and "indistinguishable" not in sides
+    return None
 
 
 def number(value: float | None) -> str:
     """Three significant digits; scientific where small or large."""
     if value is None:
         return "–"
-    return f"{value:.3f}" if 0.01 <= abs(value) < 100 or value == 0 else f"{value:.3g}"
+    if 0.01 <= abs(value) < 100 or value == 0:
+        return f"{value:.3f}"
+    return f"{value:.3g}"
 
 
 def _block(analysis: str, rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(row.statistic for row in rows))
-    shown, sites = names[:MOST], list(dict.fromkeys(row.site for row in rows))
-    layers = {
-        (site, name): layer(own)
-        for site in sites
-        for name in shown
-        if (own := [row for row in rows if row.site == site and row.statistic == name])
-    }
-    with_chance = any(found.chance is not None for found in layers.values())
+    sites = list(dict.fromkeys(row.site for row in rows))
+    shown = names[:MOST]
+    layers = layers_of(rows)
+    with_chance = any(found.chance is not None for (_, name), found in layers.items() if name in shown)
     lines = [[analysis, *shown]]
-    lines += [[site, *(_cell(layers.get((site, name)), with_chance) for name in shown)] for site in sites]
+    for site in sites:
+        lines.append([site, *(_cell(layers.get((site, name)), with_chance) for name in shown)])
     if with_chance:
-        lines.append(["beyond chance", *(_count([layers[s, n] for s in sites if (s, n) in layers]) for n in shown)])
-    more = [f"… and {', '.join(names[MOST:])}"] if names[MOST:] else []
-    return "\n".join([*_aligned(lines), *more])
+        counts = [_count([found for (_, own), found in layers.items() if own == name]) for name in shown]
+        lines.append(["beyond chance", *counts])
+    text = _aligned(lines)
+    if names[MOST:]:
+        text.append(f"… and {', '.join(names[MOST:])}")
+    return "\n".join(text)
+
+
+def layers_of(rows: Sequence[Row]) -> dict[tuple[str, str], Layer]:
+    """Every (site, statistic) of these rows as one number, in order of appearance."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.site, row.statistic), []).append(row)
+    return {place: layer(own) for place, own in groups.items()}
 
 
 def _cell(found: Layer | None, with_chance: bool) -> str:
     if found is None:
         return "–"
-    return f"{number(found.value)} ({number(found.chance)})" if with_chance else number(found.value)
+    if with_chance:
+        return f"{number(found.value)} ({number(found.chance)})"
+    return number(found.value)
 
 
 def _count(layers: Sequence[Layer]) -> str:
     judged = sum(found.judged for found in layers)
-    return f"{sum(found.beyond for found in layers)} of {judged}" if judged else "no null tells"
+    if judged:
+        return f"{sum(found.beyond for found in layers)} of {judged}"
+    return "no null tells"
 
 
 def _aligned(lines: list[list[str]]) -> list[str]:

@@ -39,7 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = read(arguments)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, format="%(message)s")
     verb: Callable[[argparse.Namespace], None] = options.verb
-    answer = sys.stdout if os.environ.get("RANK", "0") == "0" else io.StringIO()  # of many processes one answers
+    # of many processes one answers
+    if os.environ.get("RANK", "0") == "0":
+        answer = sys.stdout
+    else:
+        answer = io.StringIO()
     try:
         with contextlib.redirect_stdout(answer), warnings.catch_warnings():
             if not options.verbose:

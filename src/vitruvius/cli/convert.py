@@ -26,7 +26,9 @@ def run(options: argparse.Namespace) -> None:
         _write_recipe(options)
         return
     _, settings = parse_spec("settings:" + ",".join(options.settings))
-    settings["weights"] = "ema" if options.ema else "model"
+    settings["weights"] = "model"
+    if options.ema:
+        settings["weights"] = "ema"
     converted = convert(options.checkpoint, options.source, model_name=options.model, **settings)
     for note in converted.notes:
         print(f"note: {note}", file=sys.stderr)

@@ -105,4 +105,6 @@ def in_order(tensors: Mapping[str, Tensor], sites: Mapping[str, Site]) -> dict[s
 
 def as_bool(tensor: Tensor) -> Tensor:
     """A pattern as bool, whatever numbers it was stored as."""
-    return tensor if tensor.dtype == torch.bool else tensor != 0
+    if tensor.dtype == torch.bool:
+        return tensor
+    return tensor != 0

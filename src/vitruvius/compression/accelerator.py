@@ -8,7 +8,7 @@ P width of the array.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,9 +100,15 @@ def _layer(layer: Polarised, head_dim: int, ratio: float, heads: HeadChoice, chi
     H, N, _ = layer.keep.shape
     outside = (layer.kept - layer.dense_kept).tolist()
     pairs = list(zip(layer.num_global.tolist(), outside, strict=True))  # (G, nnz) of each head
-    chosen = pairs[:1] if heads == "first" else pairs
+    if heads == "first":
+        chosen = pairs[:1]
+    else:
+        chosen = pairs
     token = H * ratio * head_dim  # bytes of q or k of one token behind the auto-encoder
-    reread = 1.0 if any(g for g, _ in chosen) else max(nnz for _, nnz in chosen) / N  # q is fetched again for each key
+    # q is fetched again for each key
+    reread = 1.0
+    if not any(g for g, _ in chosen):
+        reread = max(nnz for _, nnz in chosen) / N
     weights = any(g for g, _ in chosen) + any(g < N for g, _ in chosen) + 1  # of the decoders of k (twice) and q
     load = N * chip.load(token) + round(N * chip.load(token) * reread) + N * chip.load(H * head_dim)
     load += weights * chip.load(H * ratio, 1 / H)
@@ -114,16 +120,21 @@ def _layer(layer: Polarised, head_dim: int, ratio: float, heads: HeadChoice, chi
 def _head(G: int, nnz: int, N: int, H: int, head_dim: int, chip: Accelerator) -> tuple[int, int]:
     """Cycles of q kᵀ and of map · v in one head, its two parts side by side on their shares of the array."""
     P = chip.width
-    dense = int(P * G * N / (nnz + G * N)) if G else 0
-    dense = min(max(dense, 1 if G else 0), P - (1 if nnz else 0))
+    dense = 0
+    if G:
+        dense = max(int(P * G * N / (nnz + G * N)), 1)
+    if nnz:
+        dense = min(dense, P - 1)
     sparse = P - dense
     tile = math.ceil(head_dim / (P / H))
-    scores = max(G * math.ceil(N / dense) * tile if G else 0, math.ceil(nnz / sparse) * tile if nnz else 0)
-    values = max(
-        math.ceil(N * head_dim * G / max(int(dense * P / H), 1)) if G else 0,
-        math.ceil(nnz * head_dim / max(int(sparse * P / H), 1)) if nnz else 0,
-    )
-    return scores, values
+    dense_scores = dense_values = sparse_scores = sparse_values = 0
+    if G:
+        dense_scores = G * math.ceil(N / dense) * tile
+        dense_values = math.ceil(N * head_dim * G / max(int(dense * P / H), 1))
+    if nnz:
+        sparse_scores = math.ceil(nnz / sparse) * tile
+        sparse_values = math.ceil(nnz * head_dim / max(int(sparse * P / H), 1))
+    return max(dense_scores, sparse_scores), max(dense_values, sparse_values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +165,12 @@ def linear_cycles(
 ) -> LinearCycles:
     """Cycles of everything but attention. `released` rounds down as its simulator does, so that small jobs are free."""
     chip = chip or Accelerator()
-    over: Callable[[int, int], int] = (lambda a, b: a // b) if rounding == "released" else (lambda a, b: -(-a // b))
+
+    def over(a: int, b: int) -> int:
+        if rounding == "released":
+            return a // b
+        return -(-a // b)
+
     N, E, H, head_dim = tokens, dim, num_heads, dim // num_heads
     array, lane = chip.width * chip.height, int(chip.width * chip.height / num_heads)
     behind = 1 / (H * ratio)  # share of the bandwidth of one head behind the encoder

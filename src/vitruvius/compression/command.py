@@ -72,13 +72,25 @@ def masks_of_maps(
     masks = make_masks(
         tensors, rules.make(rule, where="--rule"), sparsity=sparsity, budget=budget, protect=protect, sites=known
     )
-    path = Path(out) if out else Path(maps).with_name("masks.safetensors")
-    polarised = polarise_all(masks.keep, threshold=threshold) if any(_square(masks)) else {}
+    if out:
+        path = Path(out)
+    else:
+        path = Path(maps).with_name("masks.safetensors")
+    if any(_square(masks)):
+        polarised = polarise_all(masks.keep, threshold=threshold)
+    else:
+        polarised = {}
     save_masks(path, masks, polarised=polarised, maps=str(maps))
     limits = [f"{name}: {limit:.6g}" for name, limit in list(masks.limits.items())[:4]]
     moved = f"limit of the rule {masks.rule.partition('(')[0].lower()}, moved for this sparsity"
-    found = [f"{moved}: {', '.join(limits)}{' …' if len(masks.limits) > 4 else ''}"] if limits else []
-    tables = [str(masks.sparsity), describe(polarised)] if polarised else [str(masks.sparsity)]
+    if limits:
+        found = [f"{moved}: {', '.join(limits)}{' …' if len(masks.limits) > 4 else ''}"]
+    else:
+        found = []
+    if polarised:
+        tables = [str(masks.sparsity), describe(polarised)]
+    else:
+        tables = [str(masks.sparsity)]
     return masks, "\n\n".join([*tables, "\n".join([*found, str(path)])])
 
 

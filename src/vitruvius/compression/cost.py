@@ -79,7 +79,10 @@ def account(model: PixelModel, *, measure: int = 0, element_bytes: int = 4) -> C
     with watch, counter, sdpa_kernel(SDPBackend.MATH):
         root(x)
     flops = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
-    times, whole = _measured(root, list(sites), x, measure) if measure else ({}, None)
+    if measure:
+        times, whole = _measured(root, list(sites), x, measure)
+    else:
+        times, whole = ({}, None)
     rows = [
         _site_cost(root, site, windows[name], flops, element_bytes, times.get(name)) for name, site in sites.items()
     ]
@@ -91,7 +94,10 @@ def _site_cost(
     root: nn.Module, site: Site, windows: int, flops: dict[str, int], size: int, seconds: float | None
 ) -> SiteCost:
     module: Any = root.get_submodule(site.name)
-    parts = dict(module.core.parts) if hasattr(module, "core") else {}
+    if hasattr(module, "core"):
+        parts = dict(module.core.parts)
+    else:
+        parts = {}
     pairs = site.num_heads * site.num_queries * site.num_keys
     kept = next((int(p.keep.sum()) for p in parts.values() if isinstance(p, Mask | SparseSoftmax)), pairs)
     width = site.key_dim + site.value_dim
@@ -154,4 +160,6 @@ def _short(number: float) -> str:
 
 
 def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:6.2f} ms"
+    if seconds is None:
+        return ""
+    return f"{1e3 * seconds:6.2f} ms"

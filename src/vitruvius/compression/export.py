@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,17 +132,28 @@ def _rewritten(recipe: Mapping[str, Any] | None, folded: bool, sparse: bool) -> 
         return None
     rules = []
     for rule in recipe.get("attention") or ():
-        parts = [_plain_part(part, sparse) for part in rule["parts"] if not (folded and _name(part) == "low_rank")]
-        if sparse and any(_name(part) == "sparse_softmax" for part in parts):
-            parts = [part for part in parts if _name(part) != "softmax"]
+        parts = _exported_parts(rule["parts"], folded, sparse)
         rules.append({"where": rule.get("where", "*"), "parts": parts or ["softmax"]})
     model = {**recipe["model"], "pretrained": False, "weights": None}
     return {"model": json.dumps(model), "attention": json.dumps(rules)}
 
 
+def _exported_parts(parts: Sequence[Any], folded: bool, sparse: bool) -> list[Any]:
+    """The parts of one rule that are still there."""
+    if folded:
+        parts = [part for part in parts if _name(part) != "low_rank"]
+    exported = [_plain_part(part, sparse) for part in parts]
+    names = [_name(part) for part in exported]
+    if sparse and "sparse_softmax" in names:
+        exported = [part for part in exported if _name(part) != "softmax"]
+    return exported
+
+
 def _plain_part(part: str | Mapping[str, Any], sparse: bool) -> str | dict[str, Any]:
     if _name(part) != "mask":
-        return part if isinstance(part, str) else dict(part)
+        if isinstance(part, str):
+            return part
+        return dict(part)
     return {"use": "sparse_softmax" if sparse else "mask", "keep": "all"}
 
 

@@ -34,7 +34,10 @@ def save_maps(
     if _is_array(path):
         write_arrays(path, maps, "attention_score")
         return
-    known = {"sites": sites_to_json({name: sites[name] for name in maps})} if sites is not None else {}
+    if sites is not None:
+        known = {"sites": sites_to_json({name: sites[name] for name in maps})}
+    else:
+        known = {}
     told = {key: json.dumps(value) for key, value in notes.items()}
     save_tensors(path, maps, {"kind": MAPS, **known, **told})
 

@@ -76,8 +76,8 @@ def tighten(model: nn.Module, patterns: Mapping[str, Tensor]) -> nn.Module:
 def _mask_of(model: nn.Module, name: str) -> Mask:
     modules: dict[str, Any] = dict(inner(model).named_modules())
     socket = modules.get(name)
-    parts = socket.core.children() if isinstance(socket, Socket) else ()
-    found = next((part for part in parts if isinstance(part, Mask)), None)
-    if found is None:
-        raise ConfigError(f"{name!r} holds no 'mask' to tighten; rewire it with part('mask', keep='all') first.")
-    return found
+    if isinstance(socket, Socket):
+        for part in socket.core.children():
+            if isinstance(part, Mask):
+                return part
+    raise ConfigError(f"{name!r} holds no 'mask' to tighten; rewire it with part('mask', keep='all') first.")

@@ -81,8 +81,14 @@ class _Sums:
 
     def __init__(self, file: str | Path | None, process: Process, model: nn.Module, loader: Any) -> None:
         self.process = process
-        self.file = None if file is None else Path(f"{file}.{process.rank}-of-{process.world_size}")
-        self.subject = {} if file is None else _subject(model, loader)
+        if file is None:
+            self.file = None
+        else:
+            self.file = Path(f"{file}.{process.rank}-of-{process.world_size}")
+        if file is None:
+            self.subject = {}
+        else:
+            self.subject = _subject(model, loader)
         self.totals: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}
         self.batches = self.images = 0

@@ -78,7 +78,10 @@ def _make_rule(rule: Rule | Spec) -> Rule:
 
 
 def _protected(site: Site, asked: Sequence[int] | None) -> tuple[int, ...]:
-    tokens = tuple(range(site.num_prefix_tokens)) if asked is None else tuple(asked)
+    if asked is None:
+        tokens = tuple(range(site.num_prefix_tokens))
+    else:
+        tokens = tuple(asked)
     for token in tokens:
         if not 0 <= token < site.num_keys:
             raise ConfigError(f"protect names token {token}; {site.name!r} has tokens 0 … {site.num_keys - 1}.")

@@ -55,7 +55,8 @@ def polarise(keep: Tensor, *, threshold: int | None = None) -> Polarised:
             f"polarise got a mask of shape {tuple(keep.shape)}; queries and keys are permuted together, so it needs "
             "(heads, tokens, tokens)."
         )
-    threshold = keep.shape[-1] // 4 if threshold is None else threshold
+    if threshold is None:
+        threshold = keep.shape[-1] // 4
     is_global = keep.sum(-2) > threshold  # (H, N)
     order = torch.stack([_front(chosen) for chosen in is_global])
     moved = torch.stack([k[o][:, o] for k, o in zip(keep, order, strict=True)])

@@ -31,7 +31,7 @@ def use_sparse(model: nn.Module, where: Where = "*", *, block: int = 64) -> nn.M
 
 def _masked(model: nn.Module) -> dict[str, Core]:
     """Cores that hold a mask right before their softmax."""
-    cores = {n: m.core for n, m in inner(model).named_modules() if isinstance(m, Socket) and isinstance(m.core, Core)}
+    cores = _cores(model)
     masked = {name: core for name, core in cores.items() if _ends_masked(core)}
     if not masked:
         held = sorted({core.describe() for core in cores.values()}) or ["upstream's attention"]
@@ -40,6 +40,15 @@ def _masked(model: nn.Module) -> dict[str, Core]:
             f"{', '.join(held)}."
         )
     return masked
+
+
+def _cores(model: nn.Module) -> dict[str, Core]:
+    """The core of every rewired site, by its name."""
+    cores = {}
+    for name, module in inner(model).named_modules():
+        if isinstance(module, Socket) and isinstance(module.core, Core):
+            cores[name] = module.core
+    return cores
 
 
 def _ends_masked(core: Core) -> bool:

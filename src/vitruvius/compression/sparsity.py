@@ -54,7 +54,10 @@ class Sparsity:
         width = max(len("site"), *(len(name) for name in self.heads))
         lines = [f"{'site':<{width}}  removed   unprotected  by head", "-" * (width + 32)]
         for name, heads in {**self.heads, "all": []}.items():
-            share = total(heads) if heads else self.total
+            if heads:
+                share = total(heads)
+            else:
+                share = self.total
             by_head = " ".join(f"{100 * head.sparsity:.1f}" for head in heads)
             line = f"{name:<{width}}  {100 * share.sparsity:6.2f} %  {100 * share.sparsity_inside:8.2f} %  {by_head}"
             lines.append(line.rstrip())
@@ -76,6 +79,9 @@ def _share(pattern: Tensor, tokens: Sequence[int]) -> Share:
     queries, keys = pattern.shape
     inside = torch.ones(keys, dtype=torch.bool)
     inside[list(tokens)] = False
-    rows = inside if queries == keys else torch.ones(queries, dtype=torch.bool)
+    if queries == keys:
+        rows = inside
+    else:
+        rows = torch.ones(queries, dtype=torch.bool)
     core = pattern[rows][:, inside]
     return Share(kept=int(pattern.sum()), pairs=pattern.numel(), kept_inside=int(core.sum()), pairs_inside=core.numel())

@@ -97,7 +97,10 @@ def numbered(loader: Iterable[Any], process: Process = ALONE) -> Iterator[Batch]
         return
     start = 0
     for x, y, *rest in loader:
-        ids = rest[0] if rest else torch.arange(start, start + len(y)) * process.world_size + process.rank
+        if rest:
+            ids = rest[0]
+        else:
+            ids = torch.arange(start, start + len(y)) * process.world_size + process.rank
         start += len(y)
         yield x, y, ids
 
@@ -157,7 +160,9 @@ def _keep(ledger: Ledger, report: Report, folder: Path) -> None:
 def _watched(loader: Any, process: Process, progress: Progress | None) -> Callable[[int, float], None]:
     """Counts images for the one who watches."""
     number, done = getattr(loader, "num_images", None), 0
-    total = None if number is None else len(range(process.rank, number, process.world_size))
+    total = None
+    if number is not None:
+        total = len(range(process.rank, number, process.world_size))
 
     def watch(images: int, accuracy: float) -> None:
         nonlocal done

@@ -26,7 +26,10 @@ def open_shifts(specs: Sequence[str], data: DataConfig) -> list[Shift]:
         name = spec.partition(":")[0].strip()
         if name in opened:
             raise ConfigError(f"--shift {name} is given twice; its parts share one ledger, so give it once.")
-        implied = {} if name != "imagenet-o" or "validation=" in spec else _validation(data)
+        if name != "imagenet-o" or "validation=" in spec:
+            implied = {}
+        else:
+            implied = _validation(data)
         opened[name] = open_shift(spec, **implied)
     return list(opened.values())
 
@@ -45,7 +48,8 @@ def read_baseline(run: str | None, name: str) -> Baseline | None:
     if run is None:
         return None
     file = Path(run) / "evaluation" / "shifts" / name / "report.json"
-    file = file if file.exists() else Path(run) / "shifts" / name / "report.json"
+    if not file.exists():
+        file = Path(run) / "shifts" / name / "report.json"
     if not file.exists():
         raise DataError(f"{run} has not been evaluated under {name}; do that first, then compare with it.")
     return load_shift_report(file).as_baseline(Path(run).name)
@@ -66,7 +70,10 @@ def temperature_of(target: Target, split: str, process: Process) -> float:
 
 def _held_out(target: Target) -> Tensor:
     run = target.folder
-    recipe = read_yaml(run / "config.yaml") if target.is_run else {}
+    if target.is_run:
+        recipe = read_yaml(run / "config.yaml")
+    else:
+        recipe = {}
     fraction = (recipe.get("train") or {}).get("holdout") or 0.0
     if not fraction:
         raise ConfigError(

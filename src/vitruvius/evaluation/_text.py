@@ -14,48 +14,81 @@ Grid = Mapping[str, Mapping[int, float]]  # corruption → severity → share
 
 
 def format_grid(title: str, grid: Grid, extra: Mapping[str, Mapping[str, float]] | None = None) -> list[str]:
-    """Accuracies in per cent, a line a corruption, with its mean; `extra` adds columns of shares."""
-    columns = sorted({severity for row in grid.values() for severity in row})
+    """Accuracies in per cent, one line per corruption, with its mean; `extra` adds columns of shares."""
+    severities = sorted({severity for row in grid.values() for severity in row})
     more = extra or {}
     width = max(len(title), *(len(name) for name in grid))
-    heads = [*(str(severity) for severity in columns), "mean", *more]
+    heads = [*map(str, severities), "mean", *more]
     lines = [f"{title:<{width}}" + "".join(f"{head:>8}" for head in heads)]
     lines.append("-" * (width + 8 * len(heads)))
     for name, row in grid.items():
-        cells = [row.get(severity) for severity in columns]
-        cells += [sum(row.values()) / len(row), *(column.get(name) for column in more.values())]
-        lines.append(f"{name:<{width}}" + "".join(map(_cell, cells)))
+        shares = [row.get(severity) for severity in severities]
+        shares.append(_mean(list(row.values())))
+        shares += [column.get(name) for column in more.values()]
+        lines.append(_line_of(name, shares, width))
     if len(grid) > 1:
-        means: list[float | None] = [_mean([row[s] for row in grid.values() if s in row]) for s in columns]
-        means.append(_mean([_mean(list(row.values())) for row in grid.values()]))
-        means += [_mean(list(column.values())) if column else None for column in more.values()]
-        lines.append(f"{'mean':<{width}}" + "".join(map(_cell, means)))
+        lines.append(_line_of("mean", _means(grid, severities, more), width))
     return lines
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _means(grid: Grid, severities: Sequence[int], more: Mapping[str, Mapping[str, float]]) -> list[float | None]:
+    """The last line of a grid: the mean of every column."""
+    means = []
+    for severity in severities:
+        means.append(_mean([row[severity] for row in grid.values() if severity in row]))
+    means.append(_mean([_mean(list(row.values())) for row in grid.values()]))
+    for column in more.values():
+        means.append(_mean(list(column.values())))
+    return means
+
+
+def _line_of(name: str, shares: Sequence[float | None], width: int) -> str:
+    return f"{name:<{width}}" + "".join(map(_cell, shares))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean of what is known; nothing if nothing is."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return sum(known) / len(known)
 
 
 def _cell(share: float | None) -> str:
-    return f"{'–':>8}" if share is None else f"{100 * share:>8.2f}"
+    if share is None:
+        return f"{'–':>8}"
+    return f"{100 * share:>8.2f}"
 
 
 def format_shift(report: ShiftReport) -> str:
     """Tables first, then sentences."""
-    plain = [part for part in report.parts if part.severity is None]
-    lines: list[str] = []
-    if grid := report.accuracies:
-        extra = {"CE": report.corruption["ce"]} if "ce" in report.corruption else None
-        lines += format_grid(report.name, grid, extra)
-    if plain:
-        width = max(len(report.name), *(len(part.name) for part in plain))
-        lines += [f"{report.name:<{width}}  accuracy   95 % interval       n     ECE   AURRA", "-" * (width + 55)]
-        lines += [_line(part, width) for part in plain]
+    lines = [*_corruption_lines(report), *_plain_lines(report)]
     lines += [*format_corruption(report.corruption), *_detection(report.detection)]
     if report.missing:
-        lines.append(f"not there: {', '.join(report.missing)}.")
-    return "\n".join([*lines, *(f"note: {remark}" for remark in report.remarks)])
+        lines.append(f"missing: {', '.join(report.missing)}.")
+    lines += [f"note: {remark}" for remark in report.remarks]
+    return "\n".join(lines)
+
+
+def _corruption_lines(report: ShiftReport) -> list[str]:
+    """The grid of corruptions and severities, where there is one."""
+    grid = report.accuracies
+    if not grid:
+        return []
+    extra = None
+    if "ce" in report.corruption:
+        extra = {"CE": report.corruption["ce"]}
+    return format_grid(report.name, grid, extra)
+
+
+def _plain_lines(report: ShiftReport) -> list[str]:
+    """One line per part that is not a corruption."""
+    plain = [part for part in report.parts if part.severity is None]
+    if not plain:
+        return []
+    width = max(len(report.name), *(len(part.name) for part in plain))
+    heads = [f"{report.name:<{width}}  accuracy   95 % interval       n     ECE   AURRA", "-" * (width + 55)]
+    return heads + [_line(part, width) for part in plain]
 
 
 def few_images(parts: Sequence[PartScore]) -> list[str]:
@@ -66,7 +99,9 @@ def few_images(parts: Sequence[PartScore]) -> list[str]:
     bins, numbers = f"bins of {BIN_SIZE}", "RMS error"
     if few[0].n < BIN_NUMBER:
         bins, numbers = f"{bins} and for {BIN_NUMBER} bins of equal mass", f"{numbers} and no adaptive ECE"
-    others = f" Other parts with fewer than {BIN_SIZE}: {len(few) - 1}." if few[1:] else ""
+    others = ""
+    if few[1:]:
+        others = f" Other parts with fewer than {BIN_SIZE}: {len(few) - 1}."
     return [f"{few[0].name}: {few[0].n} images are too few for {bins}, so it has no {numbers}.{others}"]
 
 
@@ -88,7 +123,9 @@ def format_corruption(found: dict[str, Any]) -> list[str]:
     if "mce" in found:
         low, high = (100 * end for end in found["mce_interval"])
         relative = found.get("relative_mce")
-        also = "" if relative is None else f", relative mCE {100 * relative:.2f} %"
+        also = ""
+        if relative is not None:
+            also = f", relative mCE {100 * relative:.2f} %"
         lines.append(
             f"mCE {100 * found['mce']:.2f} % of {found['baseline']}'s ({low:.2f} – {high:.2f}), "
             f"over {len(found['ce'])} corruptions{also}"

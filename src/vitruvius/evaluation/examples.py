@@ -85,7 +85,10 @@ def make_examples(model: nn.Module, loader: Iterable[Any], threat: Threat, *, wh
         moved = threat(model, x, y, ids=ids)  # type: ignore[call-arg]
         right += int(answer(model, moved, y)["correct"].sum())
         right_8bit += int(answer(model, (moved * 255).round() / 255, y)["correct"].sum())
-        kept = moved if what == "images" else (moved - x + eps) / (2 * eps)
+        if what == "images":
+            kept = moved
+        else:
+            kept = (moved - x + eps) / (2 * eps)
         rows.append((kept.clamp(0, 1).cpu(), y.cpu(), ids.cpu()))
         classes = int(getattr(model, "num_classes", 0)) or classes
     images, labels, numbers = (torch.cat(column) for column in zip(*rows, strict=True))

@@ -36,7 +36,10 @@ class Ledger:
     """What every image did under every threat; threats go by their descriptions."""
 
     def __init__(self, folder: str | Path | None = None, *, rank: int = 0) -> None:
-        self.folder = None if folder is None else Path(folder)
+        if folder is None:
+            self.folder = None
+        else:
+            self.folder = Path(folder)
         self.rank = rank
         self.columns: dict[str, Columns] = {}
         self._written = 0
@@ -49,7 +52,11 @@ class Ledger:
         if self.folder is None:
             return list(entries)
         file = self.folder / "ledger.json"
-        known: dict[str, Any] = json.loads(read_text(file)) if file.exists() else {"subject": subject, "threats": []}
+        known: dict[str, Any]
+        if file.exists():
+            known = json.loads(read_text(file))
+        else:
+            known = {"subject": subject, "threats": []}
         self._compare(known["subject"], subject, file)
         every = {entry.spec: entry for entry in [*(Entry(**threat) for threat in known["threats"]), *entries]}
         ensure_writable(self.folder)
@@ -70,7 +77,9 @@ class Ledger:
 
     def done(self, threat: str) -> Tensor:
         """Ids of the images this threat has already seen."""
-        return self.columns[threat]["id"] if threat in self.columns else torch.empty(0, dtype=torch.int64)
+        if threat in self.columns:
+            return self.columns[threat]["id"]
+        return torch.empty(0, dtype=torch.int64)
 
     def add(self, threat: str, rows: Columns) -> None:
         """Rows of one batch, on the CPU; on disk before this returns."""
@@ -109,9 +118,13 @@ class Ledger:
                 f"{self.folder} holds the ledger of another evaluation: {said}. "
                 "Delete that folder to judge anew, or choose another one."
             )
-        rows = [self.folder / "ledger.safetensors", *(self.folder / "parts").glob("*")] if self.folder else []
-        if not file.exists() and any(path.exists() for path in rows):
+        if not file.exists() and self._holds_rows():
             raise RunError(f"{self.folder} holds rows, but no ledger.json says of what. Delete that folder.")
+
+    def _holds_rows(self) -> bool:
+        if self.folder is None:
+            return False
+        return (self.folder / "ledger.safetensors").exists() or any((self.folder / "parts").glob("*"))
 
     def _merge(self, threat: str, rows: Columns) -> None:
         """Rows written by an older version may lack columns; of a threat all rows have the same ones."""
@@ -135,7 +148,8 @@ class Ledger:
 
 def load_ledger(path: str | Path) -> dict[str, Columns]:
     """Columns by threat, from the one file `Ledger.save` writes, or from the folder it lies in."""
-    path = Path(path) / "ledger.safetensors" if Path(path).is_dir() else path
+    if Path(path).is_dir():
+        path = Path(path) / "ledger.safetensors"
     columns: dict[str, Columns] = {}
     for key, tensor in _in_order(*load_tensors(path)).items():
         threat, _, name = key.rpartition("/")

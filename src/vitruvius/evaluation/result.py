@@ -38,6 +38,15 @@ class Score:
     seconds: float | None = None  # for all images together
     stages: dict[str, float] = field(default_factory=dict)  # of an ensemble: accuracy after each of its attacks
 
+    def lines(self, width: int) -> list[str]:
+        """Lines of a table whose first column has this width: accuracy and interval, then the stages of an ensemble."""
+        interval = f"{100 * self.low:6.2f} – {100 * self.high:6.2f}"
+        lines = [f"{self.spec:<{width}}  {100 * self.accuracy:6.2f} %   {interval}  {self.n:>7,}"]
+        for name, share in self.stages.items():
+            label = f"  after {name}"
+            lines.append(f"{label:<{width}}  {100 * share:6.2f} %")
+        return lines
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -62,17 +71,17 @@ class Report:
         raise UnknownName(f"no threat {name!r} in this report{suggest(name, names)} Known: {', '.join(names)}.")
 
     def __str__(self) -> str:
-        attacks = [score for score in self.threats if score.severity is None]
-        rows = [*attacks, self.worst_case] if len(attacks) > 1 else attacks
+        rows = [score for score in self.threats if score.severity is None]
+        if len(rows) > 1:
+            rows.append(self.worst_case)
         width = max(len("threat"), *(len(row.spec) for row in rows))
         lines = [f"{'threat':<{width}}  accuracy   95 % interval       n", "-" * (width + 39)]
-        for r in rows:
-            interval = f"{100 * r.low:6.2f} – {100 * r.high:6.2f}"
-            lines.append(f"{r.spec:<{width}}  {100 * r.accuracy:6.2f} %   {interval}  {r.n:>7,}")
-            lines += [f"{f'  after {name}':<{width}}  {100 * share:6.2f} %" for name, share in r.stages.items()]
+        for row in rows:
+            lines += row.lines(width)
         if grid := self.accuracies:
             lines += ["", *format_grid("corruption", grid)]
-        return "\n".join([*lines, *(f"note: {remark}" for remark in self.remarks)])
+        lines += [f"note: {remark}" for remark in self.remarks]
+        return "\n".join(lines)
 
     @property
     def accuracies(self) -> dict[str, dict[int, float]]:
@@ -98,22 +107,32 @@ class Report:
 
 
 def summarise(ledger: Ledger, entries: Sequence[Entry], data: str, *, broken: Sequence[str] = ()) -> Report:
-    """Reduce a ledger to scores: one a threat, and the worst case over all attacks that have seen every image."""
+    """Reduce a ledger to scores: one per threat, and the worst case over all attacks that have seen every image."""
     number = len(ledger.done("clean"))
     judged = [entry for entry in entries if len(ledger.done(entry.spec))]
     scores = [_score(ledger, name, entry) for name, entry in name_entries(judged).items()]
-    whole = [score for score in scores if score.n == number]
-    remarks = [
+    attacks = [score.spec for score in scores if score.n == number and score.severity is None]
+    robust = _robust(ledger, attacks)
+    worst = Score(name="worst case", spec="worst case of all", **_proportion(int(robust.sum()), len(robust)))
+    remarks = [*_unfinished(scores, number), *_unreadable(broken)]
+    return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)
+
+
+def _unfinished(scores: Sequence[Score], number: int) -> list[str]:
+    return [
         f"{score.spec} has seen {score.n} of {number} images and is left out of the worst case; run it again."
         for score in scores
         if score.n != number
     ]
-    if broken:
-        named = ", ".join(broken[:5]) + (", …" if len(broken) > 5 else "")
-        remarks.append(f"{len(broken)} image(s) could not be read and were left out: {named}.")
-    standing = _standing(ledger, [score.spec for score in whole if score.severity is None])
-    worst = Score(name="worst case", spec="worst case of all", **_proportion(int(standing.sum()), len(standing)))
-    return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)
+
+
+def _unreadable(broken: Sequence[str]) -> list[str]:
+    if not broken:
+        return []
+    named = ", ".join(broken[:5])
+    if len(broken) > 5:
+        named += ", …"
+    return [f"{len(broken)} image(s) could not be read and were left out: {named}."]
 
 
 def _score(ledger: Ledger, name: str, entry: Entry) -> Score:
@@ -141,8 +160,8 @@ def _proportion(correct: int, n: int) -> dict[str, Any]:
     return {"correct": correct, "n": n, "accuracy": correct / max(n, 1), "low": low, "high": high}
 
 
-def _standing(ledger: Ledger, specs: Sequence[str]) -> Tensor:
-    """Whether an image is classified rightly under every one of these threats, (n,)."""
+def _robust(ledger: Ledger, specs: Sequence[str]) -> Tensor:
+    """Whether an image is classified correctly under every one of these threats, (n,)."""
     return torch.stack([ledger.rows(spec)["correct"] for spec in specs]).all(0)
 
 

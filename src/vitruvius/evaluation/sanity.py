@@ -83,7 +83,10 @@ class _Examination:
         self.batches = list(zip(*(part.split(plan.batch_size or len(y)) for part in (x, y, ids)), strict=True))
         self.known: dict[tuple[Threat, nn.Module], Tensor] = {}  # what stands after an attack: some are asked for twice
         self.spread = self._spread()
-        self.passes = plan.eot_iterations if self.spread > 0 else 1
+        if self.spread > 0:
+            self.passes = plan.eot_iterations
+        else:
+            self.passes = 1
 
     def findings(self) -> list[Finding]:
         white = self._stands(self._apgd(self.plan.eps)) & self._stands(self._apgd(self.plan.eps, loss=MARGIN))
@@ -106,7 +109,9 @@ class _Examination:
 
     def _zero_gradients(self, white: Tensor) -> Finding:
         share = float(self._over(self._is_flat).double().mean())
-        sentence = "the loss has a slope at the images" if share <= SLACK else "the loss is flat at some images"
+        sentence = "the loss is flat at some images"
+        if share <= SLACK:
+            sentence = "the loss has a slope at the images"
         return Finding(name="zero gradients", passed=share <= SLACK, sentence=sentence, numbers={"share": share})
 
     def _steps(self, white: Tensor) -> Finding:
@@ -153,7 +158,8 @@ class _Examination:
         numbers = {
             f"{unit} {format_number(setting)}": accuracy for setting, accuracy in zip(settings, accuracies, strict=True)
         }
-        sentence = sentence if passed else sentence.replace("does not rise", "rises")
+        if not passed:
+            sentence = sentence.replace("does not rise", "rises")
         return Finding(name=name, passed=passed, sentence=sentence, numbers=numbers)
 
     def _not_stronger(self, name: str, who: str, stands: Tensor, white: Tensor) -> Finding:
@@ -202,4 +208,6 @@ class _Examination:
     def _spread(self) -> float:
         first, second = (torch.cat([self.model(x) for x, _, _ in self.batches]) for _ in range(2))
         spread = float((first - second).abs().max())
-        return spread if spread > 1e-4 * (1 + float(first.abs().max())) else 0.0
+        if spread > 1e-4 * (1 + float(first.abs().max())):
+            return spread
+        return 0.0

@@ -59,39 +59,54 @@ def evaluate_shift(
 ) -> ShiftReport:
     """Accuracy, calibration, and what else a published set is made for, of every part that is there.
 
-    `shift` is `imagenet-c:/path` or what `open_shift` makes of it. Images are read as `data` says (batch_size,
-    workers, crop_pct …) and prepared as `input_size` says, by default as the model itself does. With a `folder`
-    the ledger is kept there and goes on where it stopped. A `temperature` adds confidences at that temperature. mCE
-    is against `baseline`, for imagenet-c AlexNet by default; relative mCE needs the model's `clean_error` too.
+    model: in eval mode; takes pixels in [0, 1] and returns logits (B, K).
+    shift: `imagenet-c:/path`, or what `open_shift` makes of it.
+    data: how images are read (batch_size, workers, crop_pct …); default: `DataConfig()`.
+    input_size: how they are prepared, (channels, height, width); default: as the model itself says.
+    folder: where the ledger is kept; an interrupted evaluation goes on there. Default: nothing is written.
+    process: of several processes, this one.
+    progress: called after every batch with the images done, how many there are, and a few words.
+    temperature: adds confidences at that temperature.
+    baseline: what mCE is against; default: AlexNet for imagenet-c, else none.
+    clean_error: of the model, 0 … 1; relative mCE needs it.
     """
-    shift = open_shift(shift) if isinstance(shift, str) else shift
-    data = data or DataConfig()
+    if isinstance(shift, str):
+        shift = open_shift(shift)
     process = process or Process(device=device_of(model))
-    size = input_size or getattr(model, "data_config", None)
-    _check(model, shift, size)
     ledger = Ledger(folder, rank=process.rank)
-    subject = {} if folder is None else _subject(model, shift, data, temperature)
-    process.on_first(lambda: ledger.claim(subject, [_enter(part) for part in shift.parts]))
-    ledger.read()
-    process.gather(None)  # nobody writes before all have read: all must agree on what is left
-    who = _Examiner(
+    examiner = _Examiner(
         model=model,
         shift=shift,
-        data=data,
-        input_size=size,
+        data=data or DataConfig(),
+        input_size=input_size or getattr(model, "data_config", None),
         temperature=temperature,
         ledger=ledger,
         process=process,
         progress=progress,
     )
-    remarks = [remark for part in shift.parts for remark in _judge(who, part)]
-    ledger.join(process.gather(ledger.columns) if process.world_size > 1 else [])
+    _check(model, shift, examiner.input_size)
+    _begin(examiner)
+    remarks = [remark for part in shift.parts for remark in _judge(examiner, part)]
+    if process.world_size > 1:
+        ledger.join(process.gather(ledger.columns))
     said = say_once(shift.name, len(shift.parts), (remark for some in process.gather(remarks) for remark in some))
-    default = alexnet() if shift.name == "imagenet-c" else None
-    report = summarise_shift(ledger, shift, [*shift.remarks, *said], baseline or default, clean_error, temperature)
+    if baseline is None and shift.name == "imagenet-c":
+        baseline = alexnet()
+    report = summarise_shift(ledger, shift, [*shift.remarks, *said], baseline, clean_error, temperature)
     if folder is not None:
         process.on_first(lambda: _keep(ledger, report, Path(folder)))
     return report
+
+
+def _begin(who: _Examiner) -> None:
+    """Claim the ledger and read what it holds, on every process before any of them writes."""
+    ledger = who.ledger
+    subject: dict[str, Any] = {}
+    if ledger.folder is not None:
+        subject = _subject(who.model, who.shift, who.data, who.temperature)
+    who.process.on_first(lambda: ledger.claim(subject, [_enter(part) for part in who.shift.parts]))
+    ledger.read()
+    who.process.gather(None)  # all must agree on what is left
 
 
 def _check(model: nn.Module, shift: Shift, size: Any) -> None:
@@ -110,7 +125,9 @@ def check_fit(model: nn.Module, shift: Shift) -> None:
 def _check_classes(known: int, shift: Shift) -> None:
     if known != shift.num_classes:
         names = ", ".join([*shift.classes[:12], *(["…"] if len(shift.classes) > 12 else [])])
-        named = f" ({names})" if names else ""
+        named = ""
+        if names:
+            named = f" ({names})"
         raise DataError(
             f"{shift.name} needs a model that knows its {shift.num_classes} classes{named} in their order; this one "
             f"answers with {known}. {'Correct the class folders, or choose' if named else 'Choose'} a model of these "
@@ -156,7 +173,8 @@ def respond(who: _Examiner, x: Tensor, y: Tensor) -> Columns:
     logits = who.model(x).float()  # (B, K)
     if logits.ndim == 2:
         _check_classes(logits.shape[1], who.shift)
-    logits = logits if who.shift.columns is None else logits[:, list(who.shift.columns)]
+    if who.shift.columns is not None:
+        logits = logits[:, list(who.shift.columns)]
     check_logits(logits, len(y))
     check_labels(y, logits.shape[1])
     rows = read_logits(logits, y)

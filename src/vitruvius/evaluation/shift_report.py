@@ -146,21 +146,31 @@ def reduce_entries(
     apart = set(outside)
     rows = {entry.spec: ledger.rows(entry.spec) for entry in entries}
     parts = [_score(entry, rows[entry.spec], outside=entry.spec in apart) for entry in entries]
-    inside = [rows[spec] for spec in rows if spec not in apart]
-    graded = {(e.short, e.severity): e for e in entries if e.severity is not None}
-    judged = {key: e for key, e in graded.items() if not benchmark or key[0] in benchmark}
-    corruption = corruption_of(ledger, judged or graded, baseline, clean_error) if graded else {}
-    out = [rows[spec] for spec in apart if spec in rows]
+    inside = [columns for spec, columns in rows.items() if spec not in apart]
+    out = [columns for spec, columns in rows.items() if spec in apart]
+    detection: dict[str, Any] = {}
+    if out and inside:
+        detection = detection_of(out[0], inside[0])
+    corruption: dict[str, Any] = {}
+    if graded := _graded(entries, benchmark):
+        corruption = corruption_of(ledger, graded, baseline, clean_error)
     return ShiftReport(
         name=name,
         parts=parts,
         remarks=few_images([part for part in parts if not part.outside]),
         clean_error=clean_error,
         corruption=corruption,
-        detection=detection_of(out[0], inside[0]) if out and inside else {},
+        detection=detection,
         reliability=_reliability(clean, inside),
         ledger=ledger,
     )
+
+
+def _graded(entries: Sequence[Entry], benchmark: Sequence[str]) -> dict[tuple[str, int], Entry]:
+    """Entries that have a severity, by corruption and severity: those of the benchmark, or all if it has none."""
+    graded = {(entry.short, entry.severity): entry for entry in entries if entry.severity is not None}
+    judged = {key: entry for key, entry in graded.items() if key[0] in benchmark}
+    return judged or graded
 
 
 def _score(entry: Entry, rows: Columns, *, outside: bool) -> PartScore:

@@ -87,23 +87,35 @@ def family(entry: Entry) -> str:
 
 
 def short_name(threat: Threat) -> str:
-    inside = threat.func if isinstance(threat, functools.partial) else threat
+    if isinstance(threat, functools.partial):
+        inside = threat.func
+    else:
+        inside = threat
     return str(getattr(inside, "__name__", type(inside).__name__)).lower()
 
 
 def describe(threat: Threat) -> str:
     """`pgd(eps=4/255, steps=20)`: the settings that differ from the defaults, exactly."""
     if isinstance(threat, functools.partial):
-        settings = [
-            *map(format_number, threat.args),
-            *(f"{key}={format_number(value)}" for key, value in threat.keywords.items()),
-        ]
-        return f"{short_name(threat)}({', '.join(settings)})"
+        return f"{short_name(threat)}({', '.join(_bound_settings(threat))})"
     fields: dict[str, dataclasses.Field[Any]] = getattr(threat, "__dataclass_fields__", {})
+    if not fields:
+        return short_name(threat)
     shown = []
     for field in fields.values():
         value = getattr(threat, field.name)
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if field.init and (default is dataclasses.MISSING or value != default):
+        if field.init and value != _default_of(field):
             shown.append(f"{field.name}={format_number(value)}")
-    return f"{short_name(threat)}({', '.join(shown)})" if fields else short_name(threat)
+    return f"{short_name(threat)}({', '.join(shown)})"
+
+
+def _bound_settings(threat: functools.partial[Any]) -> list[str]:
+    named = [f"{key}={format_number(value)}" for key, value in threat.keywords.items()]
+    return [*map(format_number, threat.args), *named]
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a field; MISSING, which equals no value, where it has none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default

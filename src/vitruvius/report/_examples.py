@@ -61,7 +61,10 @@ def save_examples(
         raise RunError(f"images of examples have shape (n, 1 or 3, height, width); got {tuple(images.shape)}.")
     if "images" in maps:
         raise RunError("no site may be called 'images' in the examples of attention.")
-    pixels = (images.float() * 255).round().clamp(0, 255).byte() if images.is_floating_point() else images
+    if images.is_floating_point():
+        pixels = (images.float() * 255).round().clamp(0, 255).byte()
+    else:
+        pixels = images
     facts = {
         "grid": list(grid),
         "num_prefix_tokens": num_prefix_tokens,
@@ -85,13 +88,24 @@ def read_examples(run: Path, remarks: list[str]) -> Examples | None:
     images = tensors.pop("images", None)
     if not facts or images is None:
         return None
-    if images.ndim != 4 or images.shape[1] != 3 or images.dtype != np.uint8 or len(images) == 0:
+    if not _are_pictures(images):
         remarks.append(f"attention.safetensors: images are {images.dtype} {images.shape}, not uint8 (n, 3, h, w).")
         return None
-    places = [_place(site, facts, tensors[site], len(images), remarks) for site in sorted(tensors, key=natural)]
-    sites = [site for site in places if site is not None]
-    labels, predictions = (_texts(facts.get(key), len(images)) for key in ("labels", "predictions"))
-    return Examples(images=images, labels=labels, predictions=predictions, sites=sites) if sites else None
+    sites = []
+    for name in sorted(tensors, key=natural):
+        site = _place(name, facts, tensors[name], len(images), remarks)
+        if site is not None:
+            sites.append(site)
+    if not sites:
+        return None
+    labels = _texts(facts.get("labels"), len(images))
+    predictions = _texts(facts.get("predictions"), len(images))
+    return Examples(images=images, labels=labels, predictions=predictions, sites=sites)
+
+
+def _are_pictures(images: np.ndarray) -> bool:
+    """Whether an array is uint8 (n, 3, height, width) with at least one image."""
+    return images.ndim == 4 and images.shape[1] == 3 and images.dtype == np.uint8 and len(images) > 0
 
 
 def _place(site: str, facts: dict[str, Any], maps: np.ndarray, n: int, remarks: list[str]) -> SiteMaps | None:
@@ -114,5 +128,8 @@ def _place(site: str, facts: dict[str, Any], maps: np.ndarray, n: int, remarks: 
 
 
 def _texts(values: Any, n: int) -> list[str]:
-    values = [str(value) for value in values] if isinstance(values, list) else []
+    if isinstance(values, list):
+        values = [str(value) for value in values]
+    else:
+        values = []
     return (values + [""] * n)[:n]

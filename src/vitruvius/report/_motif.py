@@ -35,7 +35,10 @@ def _patches() -> tuple[str, str]:
         for column in range(34):
             x, y = 4 + STEP * column, -6 + STEP * row
             to_square, to_circle = _to_square(x, y), _to_circle(x, y)
-            near = square if to_square < to_circle else circle
+            if to_square < to_circle:
+                near = square
+            else:
+                near = circle
             side = STEP * _weight(min(to_square, to_circle))
             if side > 0.3:
                 near.append(f"M{x - side / 2:.1f} {y - side / 2:.1f}h{side:.1f}v{side:.1f}h-{side:.1f}z")

@@ -39,7 +39,9 @@ def _part(part: Any) -> str:
     if not isinstance(part, dict):
         return str(part)
     settings = ", ".join(f"{key}={value}" for key, value in part.items() if key != "use" and value is not None)
-    return f"{part.get('use', '?')}({settings})" if settings else str(part.get("use", "?"))
+    if settings:
+        return f"{part.get('use', '?')}({settings})"
+    return str(part.get("use", "?"))
 
 
 def label_threats(runs: Sequence[Run]) -> dict[str, str]:
@@ -54,12 +56,16 @@ def family(threat: Threat) -> str:
     """What an attack is besides its strength: its spec without ε and without the step size that follows from it."""
     head, _, settings = threat.spec.partition("(")
     kept = [one for one in settings.removesuffix(")").split(", ") if not re.match(r"(eps|step_size)=", one)]
-    return f"{head}({', '.join(kept)})" if any(kept) else head
+    if any(kept):
+        return f"{head}({', '.join(kept)})"
+    return head
 
 
 def _label(threat: Threat) -> str:
     name = threat.name.partition("(")[0]
-    return name if threat.eps is None else f"{name} ε = {pixels(threat.eps)}"
+    if threat.eps is None:
+        return name
+    return f"{name} ε = {pixels(threat.eps)}"
 
 
 def shift_names(runs: Sequence[Run]) -> list[str]:

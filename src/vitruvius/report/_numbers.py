@@ -12,22 +12,30 @@ def number(value: Any) -> float | None:
     """A finite float, or None for anything else (missing, text, bool, NaN, infinity)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    if math.isfinite(value):
+        return float(value)
+    return None
 
 
 def percent(value: float | None, digits: int = 1) -> str:
     """0.973 → `97.3 %`."""
-    return DASH if value is None else f"{100 * value:.{digits}f} %"
+    if value is None:
+        return DASH
+    return f"{100 * value:.{digits}f} %"
 
 
 def interval(low: float | None, high: float | None, digits: int = 1) -> str:
     """The two ends of an interval in per cent, or nothing."""
-    return "" if low is None or high is None else f"{100 * low:.{digits}f} to {100 * high:.{digits}f}"
+    if low is None or high is None:
+        return ""
+    return f"{100 * low:.{digits}f} to {100 * high:.{digits}f}"
 
 
 def count(value: float | None) -> str:
     """1234567 → `1 234 567`, with thin spaces."""
-    return DASH if value is None else f"{value:,.0f}".replace(",", "\u202f")
+    if value is None:
+        return DASH
+    return f"{value:,.0f}".replace(",", "\u202f")
 
 
 def duration(seconds: float | None) -> str:
@@ -38,16 +46,22 @@ def duration(seconds: float | None) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
+    if minutes:
+        return f"{minutes} min {rest:02d} s"
+    return f"{seconds:.1f} s"
 
 
 def short(value: float | None) -> str:
     """Four significant digits; scientific where the number is tiny or huge."""
-    return DASH if value is None else f"{value:.4g}"
+    if value is None:
+        return DASH
+    return f"{value:.4g}"
 
 
 def pixels(eps: float) -> str:
     """An ε in pixels of [0, 1] as one writes it: 4/255 where it is such a fraction, else decimal."""
     halves = 2 * eps * 255
     whole = abs(halves - round(halves)) < 1e-3 and (round(halves) % 2 == 0 or eps < 4 / 255)
-    return f"{round(halves) / 2:g}/255" if whole and 0 < eps < 1 else f"{eps:.3g}"
+    if whole and 0 < eps < 1:
+        return f"{round(halves) / 2:g}/255"
+    return f"{eps:.3g}"

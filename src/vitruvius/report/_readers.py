@@ -55,7 +55,9 @@ def read_epochs(path: Path, remarks: list[str]) -> list[dict[str, Any]]:
         if row is not None:
             rows[row["epoch"]] = row
         elif line.strip():
-            cut = "is cut off" if place == len(lines) else "is not a row with an epoch"
+            cut = "is not a row with an epoch"
+            if place == len(lines):
+                cut = "is cut off"
             remarks.append(f"metrics.jsonl: line {place} {cut}; it is ignored.")
     epochs = [rows[epoch] for epoch in sorted(rows)]
     remarks.extend(_not_finite(epochs))
@@ -96,7 +98,9 @@ def read_weight_counts(folder: Path, remarks: list[str]) -> dict[str, int]:
         with safe_open(path, framework="np") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 tensor = file.get_slice(name)
-                size = 0 if tensor.get_dtype() == "BOOL" else int(np.prod(tensor.get_shape(), dtype=np.int64))
+                size = 0
+                if tensor.get_dtype() != "BOOL":
+                    size = int(np.prod(tensor.get_shape(), dtype=np.int64))
                 _, core, part = name.partition(".core.")
                 counts[f"core.{part.split('.')[0]}" if core else "model"] += size
     except (SafetensorError, OSError) as error:
@@ -132,7 +136,9 @@ def _read_line(line: str) -> dict[str, Any] | None:
         row = json.loads(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and number(row.get("epoch")) is not None else None
+    if isinstance(row, dict) and number(row.get("epoch")) is not None:
+        return row
+    return None
 
 
 def _not_finite(epochs: list[dict[str, Any]]) -> list[str]:
@@ -154,7 +160,9 @@ def _numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _short(path: Path) -> str:
-    return f"evaluation/{path.name}" if path.parent.name == "evaluation" else path.name
+    if path.parent.name == "evaluation":
+        return f"evaluation/{path.name}"
+    return path.name
 
 
 def _one_line(error: Exception) -> str:

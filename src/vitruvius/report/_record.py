@@ -71,4 +71,6 @@ def _lies_on_grid(site: Site) -> bool:
 
 def _core(model: nn.Module, name: str) -> str:
     core: Any = getattr(inner(model).get_submodule(name), "core", None)
-    return "upstream" if core is None else str(core.describe())
+    if core is None:
+        return "upstream"
+    return str(core.describe())

@@ -78,7 +78,11 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 def read_run(folder: Path, name: str, index: int) -> Run:
     """Read one folder; `remarks` tells what was left out and why."""
     remarks: list[str] = []
-    judged = folder if (folder / "report.json").is_file() else folder / "evaluation"  # `evaluate MODEL --out FOLDER`
+    # `evaluate MODEL --out FOLDER`
+    if (folder / "report.json").is_file():
+        judged = folder
+    else:
+        judged = folder / "evaluation"
     evaluation = read_json(judged / "report.json", remarks, lost="the comparison of threats")
     worst = evaluation.get("worst_case")
     said = evaluation.get("remarks")
@@ -103,7 +107,9 @@ def read_run(folder: Path, name: str, index: int) -> Run:
 
 def _check(folder: Path) -> None:
     if not folder.is_dir():
-        found = "is a file" if folder.exists() else "does not exist"
+        found = "does not exist"
+        if folder.exists():
+            found = "is a file"
         raise RunError(f"{folder} {found}; a report needs run folders, as `vitruvius train` and `evaluate` write them.")
     if not (folder / "config.yaml").is_file():
         inside = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
@@ -130,9 +136,14 @@ def _read_threats(entries: Any, remarks: list[str]) -> list[Threat]:
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and entry.get("severity") is not None:
             continue
-        threat = _read_threat(entry) if isinstance(entry, dict) else None
+        threat = None
+        if isinstance(entry, dict):
+            threat = _read_threat(entry)
         if threat is None:
-            label = entry.get("name", "without a name") if isinstance(entry, dict) else repr(entry)
+            if isinstance(entry, dict):
+                label = entry.get("name", "without a name")
+            else:
+                label = repr(entry)
             remarks.append(f"evaluation/report.json: threat {label} has no finite accuracy; it is left out.")
         else:
             threats.append(threat)

@@ -128,7 +128,10 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     path = Path(path)
     if path.suffix not in ("", ".png", ".pdf", ".svg"):
         raise ConfigError(f"figures are saved as .png, .pdf or .svg, not {path.suffix!r} ({path}).")
-    paths = [path] if path.suffix else [path.with_name(path.name + suffix) for suffix in (".png", ".pdf")]
+    if path.suffix:
+        paths = [path]
+    else:
+        paths = [path.with_name(path.name + suffix) for suffix in (".png", ".pdf")]
     for target in paths:
         atomic_write_bytes(target, encode_figure(figure, target.suffix[1:], facecolor=LIGHT["surface"]))
     return paths

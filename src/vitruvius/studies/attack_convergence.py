@@ -35,7 +35,10 @@ def attack_convergence(
         for x, y, ids in subject.batches():
             dice = Dice(ids.to(x.device), seed)
             for step, (point, here) in enumerate(attack.ascend(subject.model, x, y, attack.start(x, dice))):
-                logits = full_precision(subject.model(point)) if here is None else here.logits
+                if here is None:
+                    logits = full_precision(subject.model(point))
+                else:
+                    logits = here.logits
                 losses[step] += attack.objective(logits, y).double().sum().cpu()
                 standing[step] += (logits.argmax(1) == y).double().sum().cpu()
     n = len(subject.y)

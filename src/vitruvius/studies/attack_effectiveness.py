@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitruvius.attacks import LINF, Norm
@@ -54,25 +54,31 @@ def attack_effectiveness(
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Accuracy against steps, one line a model, its spread over seeds as a band."""
+    """Accuracy against steps, one line per model, its spread over seeds as a band."""
     with figure_style():
         figure, axes = new_axes()
         for index, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
-            own = [row for row in rows if row["model"] == model]
-            steps = sorted({row["steps"] for row in own})
-            found = [[row["accuracy"] for row in own if row["steps"] == step] for step in steps]
-            look: Any = series(index)
-            means = [statistics.mean(values) for values in found]
-            axes.plot(steps, means, marker=look.marker, color=look.colour, label=model)
-            axes.fill_between(
-                steps, [min(v) for v in found], [max(v) for v in found], color=look.colour, alpha=0.2, linewidth=0
-            )
+            _draw_model(axes, index, model, [row for row in rows if row["model"] == model])
+        steps = sorted({row["steps"] for row in rows})
         axes.set_xscale("log")
         axes.set_xticks(steps, [str(step) for step in steps])
         axes.set_xlabel("steps of PGD")
         axes.set_ylabel("accuracy")
         axes.legend()
     return figure
+
+
+def _draw_model(axes: Axes, index: int, model: str, rows: list[Row]) -> None:
+    by_steps: dict[int, list[float]] = {}
+    for row in sorted(rows, key=lambda row: int(row["steps"])):
+        by_steps.setdefault(row["steps"], []).append(row["accuracy"])
+    steps = list(by_steps)
+    means = [statistics.mean(values) for values in by_steps.values()]
+    lows = [min(values) for values in by_steps.values()]
+    highs = [max(values) for values in by_steps.values()]
+    look = series(index)
+    axes.plot(steps, means, marker=look.marker, color=look.colour, label=model)
+    axes.fill_between(steps, lows, highs, color=look.colour, alpha=0.2, linewidth=0)
 
 
 attack_effectiveness.draw = draw

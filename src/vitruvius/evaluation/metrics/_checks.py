@@ -10,14 +10,22 @@ from vitruvius._errors import DataError
 
 def checked(**columns: Tensor) -> list[Tensor]:
     """The columns (n,) in float64 on the CPU, or an error that names the bad one."""
-    lengths = {name: tuple(column.shape) for name, column in columns.items()}
-    if len(set(lengths.values())) > 1 or any(len(shape) != 1 for shape in lengths.values()):
-        said = ", ".join(f"{name} {shape}" for name, shape in lengths.items())
-        raise DataError(f"columns of a metric have one number an image; got {said}.")
+    shapes = {name: tuple(column.shape) for name, column in columns.items()}
+    first = next(iter(shapes.values()))
+    if len(first) != 1 or any(shape != first for shape in shapes.values()):
+        said = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise DataError(f"columns of a metric have one number per image; got {said}.")
     for name, column in columns.items():
-        if not len(column):
-            raise DataError(f"{name} is empty: there are no images to measure.")
-        if column.is_floating_point() and not torch.isfinite(column).all():
-            bad = int((~torch.isfinite(column)).sum())
-            raise DataError(f"{name} is not finite for {bad} of {len(column)} images; the model may be damaged.")
+        _check_numbers(name, column)
     return [column.detach().cpu().double() for column in columns.values()]
+
+
+def _check_numbers(name: str, column: Tensor) -> None:
+    """Refuse a column that is empty or not finite."""
+    if not len(column):
+        raise DataError(f"{name} is empty: there are no images to measure.")
+    if not column.is_floating_point():
+        return
+    bad = int((~torch.isfinite(column)).sum())
+    if bad:
+        raise DataError(f"{name} is not finite for {bad} of {len(column)} images; the model may be damaged.")

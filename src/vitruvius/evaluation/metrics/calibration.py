@@ -124,14 +124,18 @@ def expected_error(bins: Bins) -> float:
 
 def largest_error(bins: Bins) -> float:
     """MCE: the largest |gap|; 0 without bins."""
-    return float(bins.gap.abs().max()) if len(bins.gap) else 0.0
+    if len(bins.gap):
+        return float(bins.gap.abs().max())
+    return 0.0
 
 
 def soft_f1(confidence: Tensor, correct: Tensor) -> float:
     """How well doubt finds the wrong answers: 2 Σ (1 − c)(1 − y) / Σ ((1 − c) + (1 − y))."""
     doubt, wrong = (1 - column for column in checked(confidence=confidence, correct=correct))
     total = float((doubt + wrong).sum())
-    return 2 * float((doubt * wrong).sum()) / total if total else 1.0
+    if total:
+        return 2 * float((doubt * wrong).sum()) / total
+    return 1.0
 
 
 def aurra(confidence: Tensor, correct: Tensor) -> float:

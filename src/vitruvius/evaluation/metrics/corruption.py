@@ -42,7 +42,9 @@ class CorruptionErrors:
 
     @property
     def relative_mce(self) -> float | None:
-        return math.fsum(self.relative_ce.values()) / len(self.relative_ce) if self.relative_ce else None
+        if self.relative_ce:
+            return math.fsum(self.relative_ce.values()) / len(self.relative_ce)
+        return None
 
 
 @cache
@@ -60,22 +62,33 @@ def mean_error(errors: Errors) -> float:
 
 def corruption_errors(errors: Errors, baseline: Baseline, *, clean_error: float | None = None) -> CorruptionErrors:
     """CE of each corruption over the severities that both have, and relative CE where clean errors are known."""
-    ce, relative, skipped = {}, {}, []
+    ce: dict[str, float] = {}
+    relative: dict[str, float] = {}
+    skipped: list[str] = []
     for name, row in errors.items():
         theirs = baseline.errors.get(name, {})
         both = [severity for severity in row if severity in theirs]
-        skipped += [f"{name} {severity}" for severity in row if severity not in both] if theirs else [name]
+        skipped += _skipped(name, row, theirs)
         if not both:
             continue
-        ours_sum, theirs_sum = (math.fsum(table[s] for s in both) for table in (row, theirs))
+        ours_sum = math.fsum(row[severity] for severity in both)
+        theirs_sum = math.fsum(theirs[severity] for severity in both)
         ce[name] = _ratio(ours_sum, theirs_sum, name, baseline)
-        if clean_error is not None and baseline.clean_error is not None:
-            rise = theirs_sum - len(both) * baseline.clean_error
-            if rise > 0:  # a corruption that does not hurt the baseline has no relative CE
-                relative[name] = (ours_sum - len(both) * clean_error) / rise
+        if clean_error is None or baseline.clean_error is None:
+            continue
+        rise = theirs_sum - len(both) * baseline.clean_error
+        if rise > 0:  # a corruption that does not hurt the baseline has no relative CE
+            relative[name] = (ours_sum - len(both) * clean_error) / rise
     if not ce:
         raise DataError(f"{baseline.name} knows none of these corruptions: {', '.join(errors) or 'there are none'}.")
     return CorruptionErrors(baseline=baseline.name, ce=ce, relative_ce=relative, skipped=tuple(skipped))
+
+
+def _skipped(name: str, row: Mapping[int, float], theirs: Mapping[int, float]) -> list[str]:
+    """What the baseline lacks of a corruption: all of it, or some severities."""
+    if not theirs:
+        return [name]
+    return [f"{name} {severity}" for severity in row if severity not in theirs]
 
 
 def _ratio(ours: float, theirs: float, name: str, baseline: Baseline) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from markupsafe import Markup, escape
+from matplotlib.figure import Figure
 
 from vitruvius._errors import VitruviusError
 from vitruvius._registry import first_line
@@ -32,7 +33,8 @@ EXPLAINED = (
 @section("analyses", title="Inside attention", order=55)
 def analyses(runs: Sequence[Run]) -> Sequence[Block]:
     """Every analysis of every run that has some."""
-    shown, notes = [], []
+    shown: list[Shown] = []
+    notes: list[Note] = []
     for run in runs:
         try:
             table = read_analysis(run.folder)
@@ -44,33 +46,53 @@ def analyses(runs: Sequence[Run]) -> Sequence[Block]:
             notes += [Note(text=f"{run.name}: {remark}") for remark in table.remarks]
     if not shown:
         return notes
-    asked = list(dict.fromkeys(name for one in shown for name in one.table.names("analysis")))
-    keys = run_keys([run for run in runs if any(one.name == run.name for one in shown)])
-    blocks = [block for name in asked for block in _analysis(shown, name, keys)]
-    return [Note(text=_told(shown)), Note(text=EXPLAINED), *blocks, *notes]
+    names = {one.name for one in shown}
+    keys = run_keys([run for run in runs if run.name in names])
+    blocks: list[Block] = [Note(text=_told(shown)), Note(text=EXPLAINED)]
+    for analysis in _asked(shown):
+        blocks += _analysis(shown, analysis, keys)
+    return [*blocks, *notes]
+
+
+def _asked(shown: Sequence[Shown]) -> list[str]:
+    """The analyses of all runs, in order of appearance."""
+    return list(dict.fromkeys(name for one in shown for name in one.table.names("analysis")))
 
 
 def read_analysis(folder: Path) -> Table | None:
     """The table of a run folder, or of a folder that `vitruvius analyse --out` wrote; None if there is none."""
     places = [place for place in (folder / "analysis", folder) if (place / "table.json").is_file()]
-    return Table.load(places[0]) if places else None
+    if places:
+        return Table.load(places[0])
+    return None
 
 
 def _analysis(shown: Sequence[Shown], name: str, keys: list[Key]) -> list[Block]:
     own = [one for one in shown if one.table.select(analysis=name)]
     title = Html(markup=Markup(f'<h3 style="margin-top: 2.5rem">{escape(name)}</h3>'))
-    drawn = [] if of_model(own[0].table, name) else statistics_of(own[0].table, name)[:MOST]
+    drawn: list[str] = []
+    if not of_model(own[0].table, name):
+        drawn = statistics_of(own[0].table, name)[:MOST]
     panels = [(words(statistic), draw_bands(own, name, statistic)) for statistic in drawn]
-    panels += [(stem, figure) for stem, figure in further(own, name, legend=False)]
-    rows = [row for one in own for row in layer_rows(one, name)]
-    legend = [*keys, *_null_keys(own, name, drawn)]
-    svgs = [
-        inline_svg(figure, name=f"analysis-{slug(name)}-{place}", alt=_alt(own, name, stem))
-        for place, (stem, figure) in enumerate(panels)
-    ]
-    picture = Drawing(name=f"analysis-{slug(name)}", panels=svgs, caption=_caption(name), rows=rows, legend=legend)
+    panels += further(own, name, legend=False)
+    picture: Block = Note(text=_caption(name))
+    if panels:
+        picture = Drawing(
+            name=f"analysis-{slug(name)}",
+            panels=_svgs(own, name, panels),
+            caption=_caption(name),
+            rows=[row for one in own for row in layer_rows(one, name)],
+            legend=[*keys, *_null_keys(own, name, drawn)],
+        )
     tables = [Fold(title=f"{name} by layer: {one.name}", inside=[layer_table(one, name)]) for one in own]
-    return [title, picture if svgs else Note(text=_caption(name)), *tables]
+    return [title, picture, *tables]
+
+
+def _svgs(own: Sequence[Shown], name: str, panels: Sequence[tuple[str, Figure]]) -> list[Markup]:
+    svgs = []
+    for place, (stem, figure) in enumerate(panels):
+        svgs.append(inline_svg(figure, name=f"analysis-{slug(name)}-{place}", alt=_alt(own, name, stem)))
+    return svgs
 
 
 def _null_keys(shown: Sequence[Shown], analysis: str, statistics: Sequence[str]) -> list[Key]:
@@ -90,7 +112,9 @@ def _told(shown: Sequence[Shown]) -> str:
 
 def _caption(analysis: str) -> str:
     name = analysis.partition(":")[0]
-    return first_line(registry[name]).replace("`", "") if name in registry else ""
+    if name in registry:
+        return first_line(registry[name]).replace("`", "")
+    return ""
 
 
 def _alt(shown: Sequence[Shown], analysis: str, what: str) -> str:

@@ -25,23 +25,32 @@ def draw_curves(table: Table, analysis: str, statistic: str, *, xlabel: str, leg
     observed = [curve for curve in curves if curve.null == ""]
     chosen = sorted({0, len(observed) // 2, len(observed) - 1})
     scale = Scale.of([float(value) for curve in observed for value in curve.mean.mean(0)])
+    title = words(statistic.removesuffix("_by_column"))
     with figure_style():
         figure, axes = new_axes(5.0, 3.1)
         for place in reversed(chosen):
             _draw_curve(axes, observed[place], scale, color=series(chosen.index(place)).colour, label=f"layer {place}")
-        for curve in curves:
-            if curve.null and curve.site == observed[chosen[len(chosen) // 2]].site and _differs(curve, observed):
-                look: dict[str, Any] = {"color": LIGHT["quiet"], "linestyle": DASHES[curve.null], "linewidth": 1.3}
-                _draw_curve(axes, curve, scale, label=curve.null if legend else None, **look)
-        axes.set_title(words(statistic.removesuffix("_by_column")))
+        middle = observed[chosen[len(chosen) // 2]].site
+        nulls = [curve for curve in curves if curve.null and curve.site == middle and _differs(curve, observed)]
+        _draw_nulls(axes, nulls, scale, labelled=legend)
+        axes.set_title(title)
         axes.set_xlabel(xlabel)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         scale.label(axes)
         if legend:
-            stand_alone(figure, axes, f"{analysis}: {words(statistic.removesuffix('_by_column'))}")
+            stand_alone(figure, axes, f"{analysis}: {title}")
         else:
             axes.legend(loc="best", fontsize=8.5)  # of layers; the page explains the nulls
     return figure
+
+
+def _draw_nulls(axes: Axes, nulls: Sequence[Curve], scale: Scale, *, labelled: bool) -> None:
+    for curve in nulls:
+        label = None
+        if labelled:
+            label = curve.null
+        look: dict[str, Any] = {"color": LIGHT["quiet"], "linestyle": DASHES[curve.null], "linewidth": 1.3}
+        _draw_curve(axes, curve, scale, label=label, **look)
 
 
 def draw_map(table: Table, analysis: str = "rollout", statistic: str = "map") -> Figure:

@@ -34,7 +34,9 @@ class Scale:
 
     def __call__(self, values: Sequence[float]) -> list[float]:
         """Where to draw them."""
-        return [math.log10(v) if v > 0 else math.nan for v in values] if self.powers else list(values)
+        if self.powers:
+            return [math.log10(v) if v > 0 else math.nan for v in values]
+        return list(values)
 
     def label(self, axes: Axes) -> None:
         """Ticks that tell the numbers."""
@@ -76,23 +78,15 @@ def draw_bands(shown: Sequence[Shown], analysis: str, statistic: str, *, legend:
 
 def draw_histogram(shown: Sequence[Shown], analysis: str, statistic: str, *, legend: bool = False) -> Figure:
     """Heads of all layers as bars, their nulls as lines; the outermost bins hold all that lies beyond."""
+    tables = [(one, one.table.select(analysis=analysis, statistic=statistic)) for one in shown]
+    edges = _histogram_edges([row for _, rows in tables for row in rows])
     with figure_style():
         figure, axes = new_axes(4.5, 2.9)
-        rows = [(one, one.table.select(analysis=analysis, statistic=statistic)) for one in shown]
-        values = [v for _, own in rows for row in own for v in (row.mean, row.null_mean) if v is not None]
-        ends = np.percentile(values, [2, 98])
-        bins = np.linspace(ends[0], ends[1] + 1e-12, 25)
-        for one, own in rows:
-            means = [row.mean for row in own if row.null == own[0].null]
-            axes.hist(
-                np.clip(means, *ends), bins=bins.tolist(), color=one.look.colour, alpha=0.45, label=_label(one, shown)
-            )
-            for null in telling_nulls(own):
-                drawn = [row.null_mean for row in own if row.null == null and row.null_mean is not None]
-                counts, _ = np.histogram(np.clip(drawn, *ends), bins=bins)
-                colour = LIGHT["ink"] if len(shown) == 1 else one.look.colour
-                look: dict[str, Any] = {"color": colour, "linestyle": DASHES[null], "linewidth": 1.3, "label": null}
-                axes.plot((bins[1:] + bins[:-1]) / 2, counts, **look)
+        for one, rows in tables:
+            null_colour = one.look.colour
+            if len(shown) == 1:
+                null_colour = LIGHT["ink"]
+            _draw_bars(axes, one, rows, edges, label=_label(one, shown), null_colour=null_colour)
         axes.set_title(f"heads by {words(statistic)}")
         axes.set_xlabel(words(statistic))
         axes.set_ylabel("heads")
@@ -100,6 +94,32 @@ def draw_histogram(shown: Sequence[Shown], analysis: str, statistic: str, *, leg
         if legend:
             stand_alone(figure, axes, f"{analysis}: heads by {words(statistic)}")
     return figure
+
+
+def _histogram_edges(rows: Sequence[Row]) -> np.ndarray:
+    """24 bins between the 2nd and the 98th percentile of what is observed and of chance."""
+    values = []
+    for row in rows:
+        values.append(row.mean)
+        if row.null_mean is not None:
+            values.append(row.null_mean)
+    low, high = np.percentile(values, [2, 98])
+    return np.linspace(low, high + 1e-12, 25)
+
+
+def _draw_bars(
+    axes: Axes, one: Shown, rows: Sequence[Row], edges: np.ndarray, *, label: str | None, null_colour: str
+) -> None:
+    """One run's heads as bars, each null as a line over the middles of the bins."""
+    low = edges[0]
+    high = edges[-1] - 1e-12
+    means = [row.mean for row in rows if row.null == rows[0].null]
+    axes.hist(np.clip(means, low, high), bins=edges.tolist(), color=one.look.colour, alpha=0.45, label=label)
+    for null in telling_nulls(rows):
+        drawn = [row.null_mean for row in rows if row.null == null and row.null_mean is not None]
+        counts, _ = np.histogram(np.clip(drawn, low, high), bins=edges)
+        look: dict[str, Any] = {"color": null_colour, "linestyle": DASHES[null], "linewidth": 1.3, "label": null}
+        axes.plot((edges[1:] + edges[:-1]) / 2, counts, **look)
 
 
 def draw_heads(table: Table, analysis: str, statistic: str) -> Figure:
@@ -151,25 +171,50 @@ def words(name: str) -> str:
 
 
 def _draw_layers(axes: Axes, one: Shown, analysis: str, statistic: str, scale: Scale, *, quiet: bool) -> None:
+    """Mean over heads and band over heads, layer by layer, with its nulls; `quiet` where one run stands alone."""
     rows = one.table.select(analysis=analysis, statistic=statistic)
-    sites = list(dict.fromkeys(row.site for row in rows))
-    if not sites:
+    if not rows:
         return
-    heads = [[row.mean for row in rows if row.site == site and row.null == rows[0].null] for site in sites]
-    places, low, high = range(len(sites)), scale([min(own) for own in heads]), scale([max(own) for own in heads])
+    heads = list(_by_site(rows, rows[0].null, "mean").values())
+    places = range(len(heads))
+    low = scale([min(values) for values in heads])
+    high = scale([max(values) for values in heads])
     axes.fill_between(places, low, high, color=one.look.colour, alpha=0.16, lw=0)
-    marker, label = one.look.marker if len(sites) <= 24 else "", "observed" if quiet else one.name
-    means = scale([statistics.fmean(own) for own in heads])
+    label = one.name
+    null_colour = one.look.colour
+    if quiet:
+        label = "observed"
+        null_colour = LIGHT["quiet"]
+    marker = ""
+    if len(heads) <= 24:
+        marker = one.look.marker
+    means = scale([_mean(values) for values in heads])
     axes.plot(places, means, color=one.look.colour, marker=marker, markersize=3.5, label=label)
     for null in telling_nulls(rows):
-        own = [[r.null_mean for r in rows if r.site == s and r.null == null and r.null_mean is not None] for s in sites]
-        chance = [statistics.fmean(values) if values else math.nan for values in own]
-        colour = LIGHT["quiet"] if quiet else one.look.colour
-        axes.plot(places, scale(chance), color=colour, linestyle=DASHES[null], linewidth=1.3, label=null)
+        chance = scale([_mean(values) for values in _by_site(rows, null, "null_mean").values()])
+        axes.plot(places, chance, color=null_colour, linestyle=DASHES[null], linewidth=1.3, label=null)
+
+
+def _by_site(rows: Sequence[Row], null: str | None, column: str) -> dict[str, list[float]]:
+    """What the rows of one null hold in a column, head by head, for every site in order."""
+    found: dict[str, list[float]] = {row.site: [] for row in rows}
+    for row in rows:
+        value = getattr(row, column)
+        if row.null == null and value is not None:
+            found[row.site].append(value)
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    if not values:
+        return math.nan
+    return statistics.fmean(values)
 
 
 def _label(one: Shown, shown: Sequence[Shown]) -> str:
-    return one.name if len(shown) > 1 else "observed"
+    if len(shown) > 1:
+        return one.name
+    return "observed"
 
 
 def _power_of_ten(power: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -41,21 +41,29 @@ def figures(table: Table) -> Iterator[tuple[str, Figure]]:
 
 def further(shown: Sequence[Shown], analysis: str, *, legend: bool) -> Iterator[tuple[str, Figure]]:
     """Histograms for all runs together; curves and heat maps where there is one run."""
-    for _, statistic in (pair for pair in HISTOGRAMS if pair[0] == analysis):
+    for statistic in _statistics_in(HISTOGRAMS, analysis):
         if all(one.table.select(analysis=analysis, statistic=statistic) for one in shown):
             yield f"histogram-{statistic}", draw_histogram(shown, analysis, statistic, legend=legend)
-    if len(shown) > 1:
-        return
-    table = shown[0].table
-    known = {(curve.analysis, curve.statistic) for curve in table.curves}
-    for (name, statistic), xlabel in CURVES.items():
-        if name == analysis and (name, statistic) in known:
-            yield statistic, draw_curves(table, name, statistic, xlabel=xlabel, legend=legend)
-    for _, statistic in (pair for pair in HEAT_MAPS if pair[0] == analysis):
+    if len(shown) == 1:
+        yield from _of_one_run(shown[0].table, analysis, legend=legend)
+
+
+def _of_one_run(table: Table, analysis: str, *, legend: bool) -> Iterator[tuple[str, Figure]]:
+    """Curves, heat maps of heads, and the map of rollout."""
+    known = {curve.statistic for curve in table.curves if curve.analysis == analysis}
+    for statistic in _statistics_in(CURVES, analysis):
+        if statistic in known:
+            xlabel = CURVES[analysis, statistic]
+            yield statistic, draw_curves(table, analysis, statistic, xlabel=xlabel, legend=legend)
+    for statistic in _statistics_in(HEAT_MAPS, analysis):
         if table.select(analysis=analysis, statistic=statistic):
             yield f"heads-{statistic}", draw_heads(table, analysis, statistic)
-    if analysis == "rollout" and ("rollout", "map") in known:
+    if analysis == "rollout" and "map" in known:
         yield "map", draw_map(table)
+
+
+def _statistics_in(pairs: Iterable[tuple[str, str]], analysis: str) -> list[str]:
+    return [statistic for name, statistic in pairs if name == analysis]
 
 
 def statistics_of(table: Table, analysis: str) -> list[str]:

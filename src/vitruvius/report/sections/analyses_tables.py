@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitruvius.analysis.text import KEPT, Layer, layer, number
+from vitruvius.analysis import Row
+from vitruvius.analysis.text import KEPT, Layer, layers_of, number
 from vitruvius.report._blocks import Cell, Column, Table
 from vitruvius.report.sections.analyses_figures import Shown, words
 from vitruvius.report.sections.analyses_gallery import MOST, statistics_of
@@ -13,17 +14,13 @@ from vitruvius.report.sections.analyses_gallery import MOST, statistics_of
 def layer_table(one: Shown, analysis: str) -> Table:
     """Sites down, the first statistics across."""
     names = statistics_of(one.table, analysis)[: 2 * MOST]
-    rows = one.table.select(analysis=analysis)
-    sites = list(dict.fromkeys(row.site for row in rows))
-    found = {
-        (site, name): layer(own)
-        for site in sites
-        for name in names
-        if (own := [row for row in rows if row.site == site and row.statistic == name])
-    }
-    cells = [[Cell(text=site), *(_cell(found.get((site, name))) for name in names)] for site in sites]
-    total = [[found[site, name] for site in sites if (site, name) in found] for name in names]
-    cells.append([Cell(text="heads beyond chance"), *(_count(own) for own in total)])
+    layers = layers_of(one.table.select(analysis=analysis))
+    sites = list(dict.fromkeys(site for site, _ in layers))
+    cells = []
+    for site in sites:
+        cells.append([Cell(text=site), *(_cell(layers.get((site, name))) for name in names)])
+    counts = [_count([found for (_, own), found in layers.items() if own == name]) for name in names]
+    cells.append([Cell(text="heads beyond chance"), *counts])
     return Table(
         name=f"{slug(analysis)}-{slug(one.name)}",
         columns=[Column(title="site"), *(Column(title=words(name), numeric=True) for name in names)],
@@ -36,35 +33,51 @@ def layer_table(one: Shown, analysis: str) -> Table:
 def _cell(found: Layer | None) -> Cell:
     if found is None:
         return Cell(text="–")
-    detail = "" if found.chance is None else f"chance {number(found.chance)}"
+    detail = ""
+    if found.chance is not None:
+        detail = f"chance {number(found.chance)}"
     return Cell(text=number(found.value), value=found.value, detail=detail)
 
 
 def _count(own: Sequence[Layer]) -> Cell:
     judged, beyond = sum(found.judged for found in own), sum(found.beyond for found in own)
-    return Cell(text=f"{beyond} of {judged}", value=float(beyond)) if judged else Cell(text="no null tells")
+    if judged:
+        return Cell(text=f"{beyond} of {judged}", value=float(beyond))
+    return Cell(text="no null tells")
 
 
 def layer_rows(one: Shown, analysis: str) -> list[dict[str, object]]:
     """By layer, null by null: what the page's CSV files hold."""
-    groups: dict[tuple[str, str, str | None], list[int]] = {}
-    rows = one.table.select(analysis=analysis)
-    for place, row in enumerate(rows):
-        groups.setdefault((row.site, row.statistic, row.null), []).append(place)
-    lines = []
-    for (site, statistic, null), places in groups.items():
-        own = [rows[place] for place in places]
-        chance = [row.null_mean for row in own if row.null_mean is not None]
-        head = {"run": one.name, "site": site, "statistic": statistic, "heads": len(own), "images": own[0].n}
-        claims = sum(row.claim.startswith(("above", "below")) for row in own)
-        kept = bool(own) and all(row.claim == KEPT for row in own)
-        told = {"null": null, "null_mean": _rounded(chance), "heads_beyond": "" if kept else claims}
-        lines.append({**head, "mean": _rounded([row.mean for row in own]), **told})
-    return lines
+    groups: dict[tuple[str, str, str | None], list[Row]] = {}
+    for row in one.table.select(analysis=analysis):
+        groups.setdefault((row.site, row.statistic, row.null), []).append(row)
+    return [_csv_row(one.name, own) for own in groups.values()]
+
+
+def _csv_row(run: str, rows: Sequence[Row]) -> dict[str, object]:
+    """The heads of one site under one null, together."""
+    first = rows[0]
+    chance = [row.null_mean for row in rows if row.null_mean is not None]
+    beyond: int | str = sum(row.claim.startswith(("above", "below")) for row in rows)
+    if all(row.claim == KEPT for row in rows):
+        beyond = ""
+    return {
+        "run": run,
+        "site": first.site,
+        "statistic": first.statistic,
+        "heads": len(rows),
+        "images": first.n,
+        "mean": _rounded([row.mean for row in rows]),
+        "null": first.null,
+        "null_mean": _rounded(chance),
+        "heads_beyond": beyond,
+    }
 
 
 def _rounded(values: Sequence[float]) -> str:
-    return f"{sum(values) / len(values):.5g}" if values else ""
+    if values:
+        return f"{sum(values) / len(values):.5g}"
+    return ""
 
 
 def slug(name: str) -> str:

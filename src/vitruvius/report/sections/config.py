@@ -16,7 +16,10 @@ from vitruvius.report._section import section
 def config(runs: Sequence[Run]) -> Sequence[Block]:
     """The resolved recipe of each run, and where they differ."""
     differing = compare(runs)
-    tables = [_table("differences", "What differs.", runs, differing)] if differing else []
+    if differing:
+        tables = [_table("differences", "What differs.", runs, differing)]
+    else:
+        tables = []
     versions = {key: values for key, values in _flat_runs(runs).items() if key.startswith("versions.")}
     tables += [_table("versions", "Versions.", runs, versions)] if versions else []
     recipes = [Fold(title=f"{run.name}: resolved recipe", text=dump_yaml(run.config)) for run in runs]

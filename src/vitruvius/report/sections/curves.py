@@ -96,7 +96,9 @@ def _draw_line(axes: Axes, run: Run, key: str, line: Any) -> None:
         return
     epochs = [row["epoch"] for row in rows]
     values = [math.nan if (value := number(row[key])) is None else value for row in rows]
-    marker = run.look.marker if len(rows) <= 12 else ""
+    marker = ""
+    if len(rows) <= 12:
+        marker = run.look.marker
     look = {"color": run.look.colour, "linestyle": line, "marker": marker, "markersize": 3.5}
     axes.plot(epochs, values, label=f"{run.name}, {_words(key)}", **look)
 
@@ -105,7 +107,10 @@ def _line_keys(lines: dict[str, Any]) -> list[Key]:
     """Legend entries for the line styles; dashes are in multiples of the line's width, as matplotlib's are."""
     keys = []
     for stem, line in lines.items():
-        strokes = line[1] if isinstance(line, tuple) else ()
+        if isinstance(line, tuple):
+            strokes = line[1]
+        else:
+            strokes = ()
         keys.append(Key(text=WORDS.get(stem, stem), dashes=" ".join(f"{1.8 * stroke:g}" for stroke in strokes)))
     return keys
 

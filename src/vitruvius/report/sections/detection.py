@@ -20,7 +20,9 @@ def detection(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def _found(run: Run, name: str) -> dict[str, dict[str, object]]:
-    return run.shifts[name].detection if name in run.shifts else {}
+    if name in run.shifts:
+        return run.shifts[name].detection
+    return {}
 
 
 def _table(runs: Sequence[Run], name: str) -> Table:
@@ -40,7 +42,8 @@ def _table(runs: Sequence[Run], name: str) -> Table:
 
 def _flat(found: dict[str, object]) -> dict[str, object]:
     ends = found.get("intervals")
-    ends = ends if isinstance(ends, dict) else {}
+    if not isinstance(ends, dict):
+        ends = {}
     flat: dict[str, object] = {}
     for key in NUMBERS:
         low, high = ends.get(key, (None, None))

@@ -31,7 +31,9 @@ def masks(runs: Sequence[Run]) -> Sequence[Block]:
     """The pairs of query and key that a run's mask keeps, and how much it removes."""
     blocks = [block for run in runs for block in _grid(run, read_masks(run))]
     text = "Each picture is one head, queries down, keys across; what the mask keeps is dark."
-    return [Note(text=text), *blocks] if blocks else []
+    if blocks:
+        return [Note(text=text), *blocks]
+    return []
 
 
 def draw_masks(keep: Mapping[str, Tensor]) -> Figure:
@@ -82,7 +84,9 @@ def read_masks(run: Run) -> Masks | None:
             keep = {name.partition(".core.")[0]: file.get_tensor(name) for name in sorted(names, key=natural)}
     sites = guess_sites(keep)
     protected = {name: tuple(range(site.num_prefix_tokens)) for name, site in sites.items()}
-    return Masks(keep=keep, sites=sites, protected=protected) if keep else None
+    if keep:
+        return Masks(keep=keep, sites=sites, protected=protected)
+    return None
 
 
 def _grid(run: Run, found: Masks | None) -> list[Block]:

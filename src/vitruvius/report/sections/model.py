@@ -35,20 +35,38 @@ def _table(runs: Sequence[Run]) -> Table:
 
 def _facts(run: Run) -> dict[str, object]:
     section = run.config.get("model")
-    stored = sum(run.weights.values()) if run.weights else None
-    told = number(run.model.get("parameters"))
+    name = DASH
+    if isinstance(section, dict):
+        name = str(section.get("name", DASH))
+    rules = [f"{where}: {chain}" for where, chain in attention_rules(run)]
+    stored = in_cores = None
+    if run.weights:
+        stored = sum(run.weights.values())
+        in_cores = stored - run.weights.get("model", 0)
+    parameters = number(run.model.get("parameters"))
+    if parameters is None:
+        parameters = stored
     seconds = _values(run, "seconds")
+    total = None
+    if seconds:
+        total = sum(seconds)
     rates = _values(run, "images_per_second")
     return {
         "run": run.name,
-        "model": str(section.get("name", DASH)) if isinstance(section, dict) else DASH,
-        "attention": "; ".join(f"{where}: {chain}" for where, chain in attention_rules(run)) or "upstream",
-        "parameters": stored if told is None else told,
-        "core_parameters": sum(size for part, size in run.weights.items() if part != "model") if run.weights else None,
+        "model": name,
+        "attention": "; ".join(rules) or "upstream",
+        "parameters": parameters,
+        "core_parameters": in_cores,
         "epochs": len(run.epochs) or None,
-        "seconds": sum(seconds) if seconds else None,
-        "images_per_second": statistics.median(rates) if rates else None,
+        "seconds": total,
+        "images_per_second": _median(rates),
     }
+
+
+def _median(values: Sequence[float]) -> float | None:
+    if not values:
+        return None
+    return statistics.median(values)
 
 
 def _cells(run: Run, facts: dict[str, Any]) -> list[Cell]:
@@ -69,14 +87,20 @@ def _cells(run: Run, facts: dict[str, Any]) -> list[Cell]:
 
 def _sites(run: Run) -> list[dict[str, Any]]:
     sites = run.model.get("sites")
-    return [site for site in sites if isinstance(site, dict)] if isinstance(sites, list) else []
+    if isinstance(sites, list):
+        return [site for site in sites if isinstance(site, dict)]
+    return []
 
 
 def _site_table(run: Run, sites: list[dict[str, Any]]) -> Table:
     names = [name for name in SITE_COLUMNS if any(name in site for site in sites)]
-    numeric = {name: name.startswith("num_") or name.endswith("_dim") for name in names}
-    columns = [Column(title=name.removeprefix("num_").replace("_", " "), numeric=numeric[name]) for name in names]
-    cells = [[Cell(text=str(site.get(name, DASH)), value=number(site.get(name))) for name in names] for site in sites]
+    columns = []
+    for name in names:
+        numeric = name.startswith("num_") or name.endswith("_dim")
+        columns.append(Column(title=name.removeprefix("num_").replace("_", " "), numeric=numeric))
+    cells = []
+    for site in sites:
+        cells.append([Cell(text=str(site.get(name, DASH)), value=number(site.get(name))) for name in names])
     return Table(name=f"sites-{run.index}", columns=columns, cells=cells, rows=sites)
 
 

@@ -47,17 +47,28 @@ def reliability(runs: Sequence[Run]) -> Sequence[Block]:
 
 def collect_diagrams(runs: Sequence[Run]) -> dict[str, list[Diagram]]:
     """clean, then each shift → the runs that have such a diagram; images from outside have none."""
-    found: dict[str, list[Diagram]] = {"clean": []}
+    found: dict[str, list[Diagram]] = {}
     for run in runs:
-        clean = [report.reliability["clean"] for report in run.shifts.values() if report.reliability.get("clean")]
-        found["clean"] += [(run, bins) for bins in clean[:1]]
+        bins = _clean_bins(run)
+        if bins:
+            found.setdefault("clean", []).append((run, bins))
     for name in shift_names(runs):
-        reports = [(run, run.shifts[name]) for run in runs if name in run.shifts]
-        inside = [(run, report) for run, report in reports if not any(part.outside for part in report.parts)]
-        found[name] = [
-            (run, report.reliability["shifted"]) for run, report in inside if "shifted" in report.reliability
-        ]
-    return {title: diagrams for title, diagrams in found.items() if diagrams}
+        for run in runs:
+            report = run.shifts.get(name)
+            if report is None or any(part.outside for part in report.parts):
+                continue
+            if "shifted" in report.reliability:
+                found.setdefault(name, []).append((run, report.reliability["shifted"]))
+    return found
+
+
+def _clean_bins(run: Run) -> Bins | None:
+    """Of clean images, from the first shift that came with them."""
+    for report in run.shifts.values():
+        bins = report.reliability.get("clean")
+        if bins:
+            return bins
+    return None
 
 
 def draw_reliability(diagrams: Sequence[Diagram], title: str) -> Figure:

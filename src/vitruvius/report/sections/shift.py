@@ -23,7 +23,9 @@ def shift(runs: Sequence[Run]) -> Sequence[Block]:
         if graded:
             blocks += [_heat(graded, name), _severities(graded, name), corruption_table(graded, name)]
     natural = natural_table(runs)
-    return [*blocks, natural] if natural is not None else blocks
+    if natural is not None:
+        return [*blocks, natural]
+    return blocks
 
 
 def _heat(runs: Sequence[Run], name: str) -> Drawing:

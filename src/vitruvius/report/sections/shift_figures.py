@@ -55,7 +55,10 @@ def draw_severities(runs: Sequence[Run], name: str) -> Figure:
 def mean_by_severity(report: ShiftReport) -> dict[int, float]:
     """Severity → accuracy averaged over the corruptions that have it; 0 is clean."""
     grid = report.accuracies
-    start = {} if report.clean_error is None else {0: 1 - report.clean_error}
+    if report.clean_error is None:
+        start = {}
+    else:
+        start = {0: 1 - report.clean_error}
     severities = sorted({severity for row in grid.values() for severity in row})
     columns = {s: [row[s] for row in grid.values() if s in row] for s in severities}
     return start | {s: sum(column) / len(column) for s, column in columns.items()}
@@ -66,5 +69,7 @@ def _draw_cell(axes: Axes, x: int, y: int, accuracy: float) -> None:
     colour = heat()(1 - accuracy)
     axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=colour, linewidth=0))
     red, green, blue, _ = colour
-    ink = DARK_INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else LIGHT_INK
+    ink = LIGHT_INK
+    if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5:
+        ink = DARK_INK
     axes.text(x, y, f"{100 * accuracy:.0f}", ha="center", va="center", color=ink, fontsize=9.5)

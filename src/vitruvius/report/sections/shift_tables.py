@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitruvius._errors import DataError
-from vitruvius.evaluation import PartScore
+from vitruvius.evaluation import PartScore, ShiftReport
 from vitruvius.evaluation.metrics import CorruptionErrors, corruption_errors
 from vitruvius.report._blocks import Cell, Column, Table
 from vitruvius.report._numbers import DASH, interval, number, percent
@@ -14,33 +14,36 @@ from vitruvius.report._runs import Run
 
 def corruption_table(runs: Sequence[Run], name: str) -> Table:
     """Mean accuracy, mCE and relative mCE against the evaluation's baseline, and CE against the first run."""
-    first = runs[0]
-    known = [run.shifts[name].corruption for run in runs]
-    rows = [_numbers(run, name, first) for run in runs]
-    baseline = next((str(one["baseline"]) for one in known if "baseline" in one), None)
-    keys = {"mean_accuracy": "mean accuracy"}
-    keys |= {"mce": f"mCE, {baseline}", "relative_mce": f"relative mCE, {baseline}"} if baseline else {}
-    keys |= {"mce_to_first": f"mCE, {first.name}"} if len(runs) > 1 else {}
-    keys |= {"ece": "mean ECE"}
-    keys = {key: title for key, title in keys.items() if any(row.get(key) is not None for row in rows)}
-    cells = [
-        [Cell(text=run.name, colour=run.look.name), *(_cell(row, key) for key in keys)]
-        for run, row in zip(runs, rows, strict=True)
-    ]
-    columns = [Column(title="run"), *(Column(title=title, numeric=True) for title in keys.values())]
+    rows = [_numbers(run, name, runs[0]) for run in runs]
+    titles = {}
+    for key, title in _titles(runs, name).items():
+        if any(row.get(key) is not None for row in rows):
+            titles[key] = title
+    cells = []
+    for run, row in zip(runs, rows, strict=True):
+        cells.append([Cell(text=run.name, colour=run.look.name), *(_cell(row, key) for key in titles)])
+    columns = [Column(title="run"), *(Column(title=title, numeric=True) for title in titles.values())]
     caption = f"{name}: errors summed over severities, as a share of those of the model named; small numbers are 95 % "
     return Table(name=f"{name}-mce", columns=columns, cells=cells, rows=rows, caption=caption + "bootstrap intervals.")
 
 
+def _titles(runs: Sequence[Run], name: str) -> dict[str, str]:
+    """Title of every column that there may be, by its key."""
+    known = [run.shifts[name].corruption for run in runs]
+    baseline = next((str(one["baseline"]) for one in known if "baseline" in one), None)
+    titles = {"mean_accuracy": "mean accuracy"}
+    if baseline:
+        titles["mce"] = f"mCE, {baseline}"
+        titles["relative_mce"] = f"relative mCE, {baseline}"
+    if len(runs) > 1:
+        titles["mce_to_first"] = f"mCE, {runs[0].name}"
+    titles["ece"] = "mean ECE"
+    return titles
+
+
 def natural_table(runs: Sequence[Run]) -> Table | None:
-    """One line a set and run: accuracy, ECE and AURRA with their intervals."""
-    found = [
-        (run, report.name, part)
-        for run in runs
-        for report in run.shifts.values()
-        for part in report.parts
-        if part.severity is None and not any(one.outside for one in report.parts)
-    ]
+    """One line per set and run: accuracy, ECE and AURRA with their intervals."""
+    found = [(run, report.name, part) for run in runs for report in run.shifts.values() for part in _natural(report)]
     if not found:
         return None
     titles = ("set", "run", "accuracy", "ECE", "RMS error", "AURRA", "images")
@@ -50,6 +53,13 @@ def natural_table(runs: Sequence[Run]) -> Table | None:
     cells = [_natural_cells(*one) for one in order]
     caption = "Natural shifts. Intervals are 95 %: Wilson's for accuracy, bootstrap for the others."
     return Table(name="natural-shifts", columns=columns, cells=cells, rows=rows, caption=caption)
+
+
+def _natural(report: ShiftReport) -> list[PartScore]:
+    """The parts that are not corruptions; none of a set with images from outside the classes."""
+    if any(part.outside for part in report.parts):
+        return []
+    return [part for part in report.parts if part.severity is None]
 
 
 def compare_to(run: Run, first: Run, name: str) -> CorruptionErrors | None:
@@ -65,22 +75,39 @@ def compare_to(run: Run, first: Run, name: str) -> CorruptionErrors | None:
 def _numbers(run: Run, name: str, first: Run) -> dict[str, object]:
     report = run.shifts[name]
     found = report.corruption
-    ends = found.get("mean_error_interval") or [None, None]
-    eces = [part.calibration["ece"] for part in report.parts if part.severity is not None and "ece" in part.calibration]
+    low_error, high_error = found.get("mean_error_interval") or (None, None)
+    mce_low, mce_high = found.get("mce_interval") or (None, None)
     against = compare_to(run, first, name)
-    mean = number(found.get("mean_error"))
+    mce_to_first = None
+    if against is not None:
+        mce_to_first = against.mce
     return {
         "run": run.name,
-        "mean_accuracy": None if mean is None else 1 - mean,
-        "mean_accuracy_low": None if ends[1] is None else 1 - ends[1],
-        "mean_accuracy_high": None if ends[0] is None else 1 - ends[0],
+        "mean_accuracy": _complement(number(found.get("mean_error"))),
+        "mean_accuracy_low": _complement(high_error),
+        "mean_accuracy_high": _complement(low_error),
         "mce": number(found.get("mce")),
-        "mce_low": (found.get("mce_interval") or [None, None])[0],
-        "mce_high": (found.get("mce_interval") or [None, None])[1],
+        "mce_low": mce_low,
+        "mce_high": mce_high,
         "relative_mce": number(found.get("relative_mce")),
-        "mce_to_first": None if against is None else against.mce,
-        "ece": sum(eces) / len(eces) if eces else None,
+        "mce_to_first": mce_to_first,
+        "ece": _mean_ece(report),
     }
+
+
+def _complement(share: float | None) -> float | None:
+    if share is None:
+        return None
+    return 1 - share
+
+
+def _mean_ece(report: ShiftReport) -> float | None:
+    """Over the corruptions that have one."""
+    graded = [part for part in report.parts if part.severity is not None]
+    eces = [part.calibration["ece"] for part in graded if "ece" in part.calibration]
+    if not eces:
+        return None
+    return sum(eces) / len(eces)
 
 
 def _cell(row: dict[str, object], key: str) -> Cell:

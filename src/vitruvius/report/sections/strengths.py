@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
@@ -46,31 +47,52 @@ def collect_strengths(runs: Sequence[Run]) -> dict[str, dict[int, Curve]]:
     for curves in attacks.values():
         for index, points in curves.items():
             clean = runs[index].threat("clean")
-            points += [] if clean is None else [(0.0, clean)]
+            if clean is not None:
+                points.append((0.0, clean))
             points.sort(key=lambda point: point[0])
     return {name: curves for name, curves in attacks.items() if _strengths(curves) >= 2}
 
 
 def draw_strengths(runs: Sequence[Run], name: str, curves: dict[int, Curve]) -> Figure:
-    """One panel: a line a run, a band for the interval."""
+    """One panel: a line per run, a band for the interval."""
     with figure_style():
         figure, axes = new_axes()
         for index, points in curves.items():
-            look = runs[index].look
-            eps = [e for e, _ in points]
-            axes.plot(
-                eps, [t.accuracy for _, t in points], color=look.colour, marker=look.marker, label=runs[index].name
-            )
-            low = [t.accuracy if t.low is None else t.low for _, t in points]
-            high = [t.accuracy if t.high is None else t.high for _, t in points]
-            axes.fill_between(eps, low, high, color=look.colour, alpha=0.16, linewidth=0)
-        ticks = _ticks(sorted({e for points in curves.values() for e, _ in points}))
-        axes.set_xticks(ticks, ["0" if e == 0 else pixels(e) for e in ticks])
+            _draw_run(axes, runs[index], points)
+        ticks = _ticks(sorted({eps for points in curves.values() for eps, _ in points}))
+        axes.set_xticks(ticks, [_tick_label(eps) for eps in ticks])
         axes.set_ylim(-0.02, 1.02)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
         axes.set_xlabel("ε")
         axes.set_title(name)
     return figure
+
+
+def _draw_run(axes: Axes, run: Run, points: Curve) -> None:
+    look = run.look
+    strengths: list[float] = []
+    accuracies: list[float] = []
+    low: list[float] = []
+    high: list[float] = []
+    for eps, threat in points:
+        strengths.append(eps)
+        accuracies.append(threat.accuracy)
+        low.append(_known(threat.low, threat.accuracy))
+        high.append(_known(threat.high, threat.accuracy))
+    axes.plot(strengths, accuracies, color=look.colour, marker=look.marker, label=run.name)
+    axes.fill_between(strengths, low, high, color=look.colour, alpha=0.16, linewidth=0)
+
+
+def _known(value: float | None, otherwise: float) -> float:
+    if value is None:
+        return otherwise
+    return value
+
+
+def _tick_label(eps: float) -> str:
+    if eps == 0:
+        return "0"
+    return pixels(eps)
 
 
 def _ticks(strengths: list[float]) -> list[float]:
@@ -79,7 +101,9 @@ def _ticks(strengths: list[float]) -> list[float]:
     for eps in reversed(strengths[1:-1]):
         if kept[-1] - eps >= room and eps - strengths[0] >= room:
             kept.append(eps)
-    return strengths[:1] + kept[::-1] if len(strengths) > 1 else kept
+    if len(strengths) > 1:
+        return strengths[:1] + kept[::-1]
+    return kept
 
 
 def _strengths(curves: dict[int, Curve]) -> int:

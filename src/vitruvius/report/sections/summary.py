@@ -17,12 +17,16 @@ def summary(runs: Sequence[Run]) -> Sequence[Block]:
     """Cards with clean and worst-case accuracy of each run."""
     cards = Cards(cards=[_card(run) for run in runs])
     known = any(threat.low is not None for run in runs for threat in run.threats)
-    return [cards, Note(text="Top-1 accuracy on test images; small numbers are 95 % intervals.")] if known else [cards]
+    if known:
+        return [cards, Note(text="Top-1 accuracy on test images; small numbers are 95 % intervals.")]
+    return [cards]
 
 
 def _card(run: Run) -> Card:
     model = run.config.get("model")
-    name = model.get("name") if isinstance(model, dict) else None
+    name = None
+    if isinstance(model, dict):
+        name = model.get("name")
     return Card(
         title=run.name,
         subtitle=" · ".join([str(name or "model not named"), describe_attention(run)]),
@@ -62,7 +66,10 @@ def _worst(run: Run) -> Threat | None:
 
 def _facts(run: Run) -> list[tuple[str, str]]:
     seconds = [value for row in run.epochs if (value := number(row.get("seconds"))) is not None]
-    facts = [("epochs", str(len(run.epochs)))] if run.epochs else []
+    if run.epochs:
+        facts = [("epochs", str(len(run.epochs)))]
+    else:
+        facts = []
     if seconds:
         facts.append(("training", duration(sum(seconds))))
     if (images := number(run.evaluation.get("num_images"))) is not None:
@@ -74,7 +81,9 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 def _last(run: Run, key: str) -> float | None:
     values = [value for row in run.epochs if (value := number(row.get(key))) is not None]
-    return values[-1] if values else None
+    if values:
+        return values[-1]
+    return None
 
 
 @section("remarks", title="Remarks", order=99)

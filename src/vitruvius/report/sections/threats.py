@@ -67,8 +67,12 @@ def _draw_dot(axes: Axes, run: Run, threat: Threat, y: float) -> None:
 
 def _whiskers(threat: Threat) -> list[list[float]]:
     """Lengths of the bar below and above the dot; none where no interval is known."""
-    below = 0.0 if threat.low is None else threat.accuracy - threat.low
-    above = 0.0 if threat.high is None else threat.high - threat.accuracy
+    below = 0.0
+    if threat.low is not None:
+        below = threat.accuracy - threat.low
+    above = 0.0
+    if threat.high is not None:
+        above = threat.high - threat.accuracy
     return [[max(0.0, below)], [max(0.0, above)]]
 
 
@@ -91,7 +95,9 @@ def _table(runs: Sequence[Run], labels: dict[str, str], rows: list[dict[str, obj
 
 
 def _detail(spec: str, label: str) -> str:
-    return "" if spec == label else spec
+    if spec == label:
+        return ""
+    return spec
 
 
 def _cell(run: Run, spec: str) -> Cell:

@@ -48,22 +48,40 @@ def viewer(runs: Sequence[Run]) -> Sequence[Block]:
 def fit(examples: Examples, max_bytes: int) -> tuple[Examples, str]:
     """Fewer images, then coarser grids, then fewer sites, until the maps fit; and a sentence that says so."""
     n = len(examples.images)
-    sites, pooled = examples.sites, 1
+    sites = examples.sites
+    pooled = 1
     while _bytes(sites) * min(n, 2) > max_bytes and all(min(site.grid) >= 4 for site in sites):
-        sites, pooled = [pool(site) for site in sites], pooled * 2
-    while _bytes(sites) > max_bytes and len(sites) > 1:
-        sites = sites[::2] if len(sites) > 2 else sites[-1:]
+        sites = [pool(site) for site in sites]
+        pooled *= 2
+    sites = _fewer(sites, max_bytes)
     kept = max(1, min(n, MAX_IMAGES, max_bytes // _bytes(sites)))
-    said = [f"{kept} of {n} images are shown"] if kept < n else []
-    said += [f"{pooled} × {pooled} patches are taken together"] if pooled > 1 else []
-    said += [f"{len(sites)} of {len(examples.sites)} sites are shown"] if len(sites) < len(examples.sites) else []
+    said = []
+    if kept < n:
+        said.append(f"{kept} of {n} images are shown")
+    if pooled > 1:
+        said.append(f"{pooled} × {pooled} patches are taken together")
+    if len(sites) < len(examples.sites):
+        said.append(f"{len(sites)} of {len(examples.sites)} sites are shown")
+    sentence = ""
+    if said:
+        sentence = ", ".join(said) + " to keep the page small."
     smaller = Examples(
         images=examples.images[:kept],
         labels=examples.labels[:kept],
         predictions=examples.predictions[:kept],
         sites=[SiteMaps(**{**vars(site), "maps": site.maps[:kept]}) for site in sites],
     )
-    return smaller, ", ".join(said) + " to keep the page small." if said else ""
+    return smaller, sentence
+
+
+def _fewer(sites: list[SiteMaps], max_bytes: int) -> list[SiteMaps]:
+    """Every second site, and again, until one image fits; the last site at least."""
+    while _bytes(sites) > max_bytes and len(sites) > 1:
+        if len(sites) > 2:
+            sites = sites[::2]
+        else:
+            sites = sites[-1:]
+    return sites
 
 
 def pool(site: SiteMaps) -> SiteMaps:
@@ -112,7 +130,9 @@ def _entry(run: Run, examples: Examples) -> dict[str, Any]:
 
 def _caption(label: str, prediction: str) -> str:
     if not label:
-        return f"predicted {prediction}" if prediction else ""
+        if prediction:
+            return f"predicted {prediction}"
+        return ""
     if not prediction or prediction == label:
         return f"{label}" + (", predicted right" if prediction else "")
     return f"{label}, predicted {prediction}"
