@@ -1,10 +1,11 @@
 """Run every attention variant on a tiny model of every family and write the table of docs/attention.md.
 
-    python scripts/attention_table.py [--check]
+    python scripts/attention_table.py [--check | --missing]
 
 Each cell is run: the variant is plugged into all sites that accept it, then a training step with finite gradients for
 every new parameter (trains), the same with torch.compile(fullgraph=True) and equal results (compiles), a step with a
-random mask before it, and a step with low rank before it. `--check` writes nothing and fails if the table has changed.
+random mask before it, and a step with low rank before it. `--check` writes nothing and fails if the table has changed;
+`--missing` runs only the cells that the table does not have yet.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ PAGE = ROOT / "docs" / "attention.md"
 BEGIN, END = "<!-- table: scripts/attention_table.py -->", "<!-- end of table -->"
 ROWS = (
     "vit",
+    "differential",
     "rope",
     "eva",
     "beit",
@@ -56,6 +58,17 @@ VARIANTS: dict[str, Part] = {
     "truncated": part("truncated", mode="mix_head"),
     "low_rank": part("low_rank", tensors="q"),
     "mask": lambda site: half_mask(site),
+    "differential": part("differential"),
+    "sigmoid": part("sigmoid"),
+    "softpick": part("softpick"),
+    "twicing": part("twicing"),
+    "pro": part("pro"),
+    "l2": part("l2"),
+    "l2, free": part("l2", tied=False),
+    "linear": part("linear"),
+    "sink": part("sink"),
+    "top_k": part("top_k"),
+    "entmax": part("entmax"),
 }
 
 
@@ -124,9 +137,11 @@ def companions(family: Family, variant: str, other: str) -> list[Part]:
     """The chain of the other part and this variant; nothing where they do not go together."""
     if variant == other:
         return []
+    if other == "mask" and variant == "linear":  # which refuses a bias
+        return []
     if other == "mask":
         return [VARIANTS["mask"], VARIANTS[variant]]
-    tensors = "k" if variant in ("symmetric", "rpc") else "q" if family.name == "cait" else "qk"
+    tensors = "k" if variant in ("symmetric", "rpc", "l2") else "q" if family.name == "cait" else "qk"
     return [part("low_rank", tensors=tensors), VARIANTS[variant]]
 
 
@@ -135,13 +150,20 @@ def kinds(family: Family, where: Sequence[str]) -> str:
     return ", ".join(sorted({sites[name].attends for name in where}))
 
 
-def table() -> list[str]:
+def written(page: str) -> dict[tuple[str, str], str]:
+    """The cells of the table as it stands, by variant and family."""
+    lines = page.split(BEGIN)[1].split(END)[0].strip().splitlines()
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return {(row[0], family): each for row in rows for family, each in zip(head[1:], row[1:], strict=True)}
+
+
+def table(known: dict[tuple[str, str], str]) -> list[str]:
     chosen = [family for family in FAMILIES if family.name in ROWS]
     lines = ["| variant | " + " | ".join(map(str, chosen)) + " |", "|---" * (len(chosen) + 1) + "|"]
     for variant in VARIANTS:
         cells = []
         for family in chosen:
-            cells.append(cell(family, variant))
+            cells.append(known.get((variant, family.name)) or cell(family, variant))
             print(f"{variant:16s}{family.name:12s}{cells[-1]}", flush=True)
         lines.append(f"| {variant} | " + " | ".join(cells) + " |")
     return lines
@@ -150,11 +172,13 @@ def table() -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, fail if the table has changed")
+    parser.add_argument("--missing", action="store_true", help="run only the cells that are not in the table")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="torch")
     text = PAGE.read_text()
+    known = written(text) if options.missing else {}
     head, tail = text.split(BEGIN)[0], text.split(END)[1]
-    fresh = "\n".join([head + BEGIN, "", *table(), "", END + tail])
+    fresh = "\n".join([head + BEGIN, "", *table(known), "", END + tail])
     if options.check and fresh != text:
         sys.exit(f"{PAGE} is out of date: run python scripts/attention_table.py")
     if not options.check:

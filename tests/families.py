@@ -101,6 +101,8 @@ FAMILIES = [
     Family("vit_registers", vit(class_token=False, reg_tokens=4, global_pool="avg")),
     Family("deit_distilled", vit("deit_tiny_distilled_patch16_224")),
     Family("vit_map_pool", vit("test_vit3", patch_size=8)),
+    Family("differential", vit(attn_layer="diff")),
+    Family("differential_norms", vit(attn_layer="diff", qk_norm=True, scale_attn_norm=True)),
     Family("rope", vit("vit_small_patch16_rope_224")),
     Family("rope_mixed", vit("vit_small_patch16_rope_mixed_ape_224")),
     Family("rope_separate", vit("vit_pe_core_tiny_patch16_384", qkv_fused=False, attn_pool_num_heads=2)),

@@ -53,6 +53,7 @@ class Site:
     dim: int  # C
     num_prefix_tokens: int = 0  # class, distillation and register tokens come first
     grid: tuple[int, int] | None = None  # rows and columns of patches behind the prefix tokens
+    biased: bool = False  # whether a bias is added to the scores: relative positions, masks of windows
 
     def require(self, part: str, *kinds: Attends, remedy: str = "") -> None:
         """Refuse this site unless it attends in one of the given ways."""

@@ -2,33 +2,15 @@
 
 import pytest
 import torch
-from attending import make_heads, make_site
-from torch import nn
+from attending import CHAINS, make_core, make_heads, make_site
 
 from vitruvius.attention import build_core, part
 from vitruvius.attention.softmax import attend, attention_map
 
 PARTS = {
-    "softmax": ["softmax"],
-    "symmetric": ["symmetric"],
-    "rpc": [part("rpc", iterations=3)],
-    "rpc_paper": [part("rpc", iterations=3, sparsity=0.3, variant="paper")],
-    "rpc_asymmetric": [part("rpc", iterations=3, asymmetric=True)],
-    "scaled": [part("scaled")],
-    "scaled_alpha": [part("scaled", form="alpha")],
-    "standardised": ["standardised"],
-    "low_rank": [part("low_rank", rank=2)],
-    "truncated": ["truncated"],
-    "mask": [part("mask", keep="all")],
-}
+    name: chain for name, chain in CHAINS.items() if name not in ("sparse_softmax", "scaled_then_mask")
+}  # any size
 HALF = (torch.bfloat16, torch.float16)
-
-
-def make_core(name, tokens=7):
-    core = build_core(PARTS[name], make_site(queries=tokens)).double()
-    for parameter in core.parameters():
-        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
-    return core
 
 
 def run(core, heads):

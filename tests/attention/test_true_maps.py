@@ -52,7 +52,9 @@ def test_every_registered_part_is_in_the_chains_of_these_tests():
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_the_map_times_the_values_is_the_output(name):
-    core, heads = make_core(name), with_bias(make_heads())
+    core, heads = make_core(name), make_heads()
+    if not name.startswith("linear"):  # which refuses one
+        heads = with_bias(heads)
     found = core.map(heads)
     assert found is not None, core.mapless(heads)
     torch.testing.assert_close(core.kernel.finish(found @ heads.v), core(heads))

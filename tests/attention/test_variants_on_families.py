@@ -24,6 +24,17 @@ VARIANTS = {
     "low_rank_q": part("low_rank", tensors="q"),
     "truncated": part("truncated", mode="mix_head"),
     "mask": part("mask", keep="all"),
+    "differential": part("differential"),
+    "sigmoid": part("sigmoid"),
+    "softpick": part("softpick"),
+    "twicing": part("twicing"),
+    "pro": part("pro"),
+    "l2": part("l2"),
+    "l2_free": part("l2", tied=False),
+    "linear": part("linear"),
+    "sink": part("sink"),
+    "top_k": part("top_k"),
+    "entmax": part("entmax"),
 }
 REFUSED = {  # kinds of site, or families, where a variant makes no sense
     "symmetric": {"class", "downsampled", "xcit", "cait", "swin_v2"},
@@ -31,6 +42,10 @@ REFUSED = {  # kinds of site, or families, where a variant makes no sense
     "rpc_asymmetric": {"class", "downsampled", "levit"},
     "standardised": {"channels", "swin_v2"},
     "low_rank": {"cait"},
+    "twicing": {"class", "downsampled"},
+    "l2": {"class", "downsampled", "xcit", "cait", "swin_v2"},
+    "l2_free": {"cait"},
+    "linear": {"beit", "swin", "swin_v2", "levit", "levit_downsample"},
 }
 
 

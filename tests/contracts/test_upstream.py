@@ -15,6 +15,7 @@ KNOWN = {
     "timm.layers.attention.Attention": {"37a80e0fdf45"},
     "timm.layers.attention.AttentionRope": {"7cfdadf4d88e", "3f742ca1632d"},  # 1.0.29, 1.0.30
     "timm.layers.attention_pool.AttentionPoolLatent": {"327a3f339ba6"},
+    "timm.layers.diff_attention.DiffAttention": {"8cd7d972c9b3"},
     "timm.models.beit.Attention": {"0bcb86fe6e1f"},
     "timm.models.cait.ClassAttn": {"e8bf85de797e"},
     "timm.models.cait.TalkingHeadAttn": {"e8bdb61a0c2a"},

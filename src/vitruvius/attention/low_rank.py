@@ -19,13 +19,14 @@ from vitruvius.heads import Heads, HeadWeights, Site
 
 @attentions.register("low_rank")
 class LowRank(Stage):
-    """Mix the heads of q and/or k through a bottleneck of `rank` heads (default: half of them, rounded up).
+    """Mix the heads of q and/or k through a bottleneck of fewer heads (ViTCoD, You et al. 2023, arXiv:2210.09573).
 
-    start="svd" begins as a projection; `start_from_weights` or `fit_low_rank` then choose the one that keeps most
-    of the pretrained q and k (rank = H changes nothing at all). start="calibrated": a training run first fits q, k and
-    the auto-encoder to the dense model's maps (`surgery.calibrating`). start="released" begins near zero as the
-    published code does, with uniform maps. `reconstruction` is the penalty: "normalised" is the relative squared error,
-    "released" ‖q' − q‖ + ‖k' − k‖ over the whole batch; `detach_target` stops it from training the projections.
+    `rank` is the number of heads of the bottleneck (default: half of them, rounded up). start="svd" begins as a
+    projection; `start_from_weights` or `fit_low_rank` then choose the one that keeps most of the pretrained q and k
+    (rank = H changes nothing at all). start="calibrated": a training run first fits q, k and the auto-encoder to the
+    dense model's maps (`surgery.calibrating`). start="released" begins near zero as the published code does, with
+    uniform maps. `reconstruction` is the penalty: "normalised" is the relative squared error, "released" ‖q' − q‖ + ‖k'
+    − k‖ over the whole batch; `detach_target` stops it from training the projections.
     """
 
     def __init__(

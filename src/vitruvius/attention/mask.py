@@ -18,10 +18,11 @@ from vitruvius.heads import Heads, Site
 
 @attentions.register("mask")
 class Mask(Stage):
-    """Keep a fixed pattern of query-key pairs per head, from a safetensors file or a tensor (True = kept).
+    """Keep a fixed pattern of query-key pairs per head (ViTCoD, You et al. 2023, arXiv:2210.09573).
 
-    `file` holds one bool tensor (H, N, M) a site, under the site's name. `keep` is such a tensor, or "all":
-    everything is kept until a checkpoint brings its own pattern. The pattern travels in the checkpoint.
+    The pattern comes from a safetensors file or a tensor, True = kept. `file` holds one bool tensor (H, N, M) a site,
+    under the site's name. `keep` is such a tensor, or "all": everything is kept until a checkpoint brings its own
+    pattern. The pattern travels in the checkpoint.
     """
 
     keep: Tensor

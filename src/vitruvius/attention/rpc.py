@@ -29,7 +29,7 @@ from vitruvius.heads import Heads, Site
 
 @attentions.register("rpc")
 class RPC(Kernel):
-    """Robust principal components: split the keys into low rank + sparse, then attend on what is clean.
+    """Robust principal components: attend on keys cleaned of sparse outliers (Teo & Nguyen 2024, arXiv:2406.13762).
 
     `sparsity` is the papers' lambda: large values call few entries corrupt. `variant` says what it means:
     "released" (the published code) clips at tau = lambda · H / (4 mean|k|), "paper" at tau = 4 lambda · mean|k|.

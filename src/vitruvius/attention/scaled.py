@@ -19,7 +19,7 @@ from vitruvius.heads import Heads, Site
 
 @attentions.register("scaled")
 class Scaled(Stage):
-    """Scaled attention, A (I − S) V; both forms begin as S = 0, which is softmax exactly.
+    """Scaled attention, A (I − S) V; S begins at 0, which is softmax (Teo & Nguyen 2024, arXiv:2406.13762).
 
     form="matrix": S is a parameter (H, M, M), which fixes the number of keys. form="alpha": S is one learned
     number, shared by the heads, times softmax(k kᵀ · scale + bias); any number of tokens.

@@ -19,7 +19,7 @@ WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 
 @attentions.register("softmax")
 class Softmax(Kernel):
-    """Plain scaled dot-product attention, what timm's models do."""
+    """Plain scaled dot-product attention, what timm's models do (Vaswani et al. 2017, arXiv:1706.03762)."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ class Bucket(NamedTuple):
 
 @attentions.register("sparse_softmax")
 class SparseSoftmax(Kernel):
-    """Softmax over a fixed pattern (as in mask) without computing what it removes; for inference and long sequences."""
+    """Softmax over a fixed pattern without computing what it removes, for inference (ViTCoD, arXiv:2210.09573)."""
 
     keep: Tensor
     wide: Tensor

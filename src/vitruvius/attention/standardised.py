@@ -16,7 +16,7 @@ from vitruvius.heads import Heads, Site
 
 @attentions.register("standardised")
 class Standardised(Stage):
-    """Z-scored q and k, so that q·q = D − 1 for every token."""
+    """Z-scored q and k, so that q·q = D − 1 for every token (Teo & Nguyen 2024, arXiv:2406.13762)."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()

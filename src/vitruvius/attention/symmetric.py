@@ -15,7 +15,7 @@ from vitruvius.heads import Heads, HeadWeights, Site
 
 @attentions.register("symmetric")
 class Symmetric(Stage):
-    """Keys take the place of the queries, so the map is symmetric before the softmax."""
+    """Keys take the place of the queries: symmetric before the softmax (Teo & Nguyen 2024, arXiv:2406.13762)."""
 
     discards = frozenset({"q"})
 

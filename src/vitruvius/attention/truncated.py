@@ -18,7 +18,7 @@ from vitruvius.heads import Heads, Site
 
 @attentions.register("truncated")
 class Truncated(Stage):
-    """Replace q and/or k by their best approximation of rank `rank`, which really is of that rank.
+    """Replace q and/or k by their best approximation of lower rank (ViTCoD, You et al. 2023, arXiv:2210.09573).
 
     mode="single_head" truncates each head's (N, D) matrix, mode="mix_head" the (H, N·D) matrix of all heads; rank
     defaults to half of the full one, rounded up. gradient="projection" holds the principal directions fixed in the

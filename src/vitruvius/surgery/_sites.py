@@ -80,6 +80,7 @@ def _site(name: str, socket: Socket, heads: Heads, root: nn.Module, size: Size) 
         dim=socket.width(),
         num_prefix_tokens=prefix,
         grid=grid,
+        biased=heads.bias is not None,
     )
 
 

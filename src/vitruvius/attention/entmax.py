@@ -1,0 +1,48 @@
+"""Entmax attention with α = 1.5: a softmax that can give exactly 0, p = relu(x/2 − τ)² with Σ p = 1.
+
+Peters, Niculae & Martins 2019, "Sparse Sequence-to-Sequence Models", arXiv:1905.05702, exact by sorting. τ moves with
+the scores by dτ = Σ s dx/2 / Σ s, s = √p, which is written out so that no derivative of the sort is needed.
+B batch, H heads, N queries, M keys
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitruvius.attention._core import attentions
+from vitruvius.attention._dense import DenseKernel, scores
+from vitruvius.heads import Heads, Site
+
+
+@attentions.register("entmax")
+class Entmax(DenseKernel):
+    """Entmax with α = 1.5 in place of softmax: weights of exactly 0 (Peters et al. 2019, arXiv:1905.05702)."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+
+    def map(self, heads: Heads) -> Tensor:
+        return entmax(scores(heads)).to(heads.v.dtype)
+
+
+def entmax(x: Tensor) -> Tensor:
+    """1.5-entmax along the last axis."""
+    half = (x - x.detach().amax(-1, keepdim=True)).clamp(min=-4) / 2  # below −2 nothing is ever chosen
+    with torch.no_grad():
+        tau = threshold(half)
+        root = (half - tau).relu()
+        pull = root / root.sum(-1, keepdim=True)
+    tau = tau + (pull * (half - half.detach())).sum(-1, keepdim=True)
+    return (half - tau).relu().square()
+
+
+def threshold(half: Tensor) -> Tensor:
+    """τ with Σ relu(half − τ)² = 1, (…, 1): of the first k scores in order it is mean − √((1 − k var) / k)."""
+    ordered = half.sort(-1, descending=True).values
+    count = torch.arange(1, half.shape[-1] + 1, dtype=half.dtype, device=half.device)
+    mean = ordered.cumsum(-1) / count
+    spread = ordered.square().cumsum(-1) - count * mean.square()
+    taus = mean - ((1 - spread) / count).clamp(min=0).sqrt()
+    chosen = (taus <= ordered).sum(-1, keepdim=True)  # a prefix of the order
+    return taus.gather(-1, chosen - 1)
