@@ -10,7 +10,7 @@ COMMON = ["--help", "--verbose", "-h", "-v"]
 FLAGS = {
     "analyse": ["target", "what", "--images", "--seed", "--out"],
     "attack": ["target", "overrides", "--threat", "--what", "--images", "--out"],
-    "convert": ["checkpoint", "settings", "--from", "--model", "--ema", "--out"],
+    "convert": ["checkpoint", "settings", "--from", "--model", "--ema", "--lenient", "--out"],
     "corrupt": [
         "data",
         "overrides",

@@ -15,15 +15,19 @@ RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "structured").glob("*.
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_reads_and_names_itself_in_its_command(recipe):
     config = read_recipe(recipe)
-    assert config.model.positions == "sincos"
     assert f"structured/{recipe.stem} " in recipe.read_text()
-    assert config.init is not None
+    if "convmixer" not in recipe.stem:
+        assert config.model.positions == "sincos"
+        assert config.init is not None
+
+
+STARTS = ("default", "skip", "mimetic", "impulse3", "impulse5", "impulse3_optimised", "impulse5_optimised")
 
 
 def test_there_is_a_recipe_for_every_data_set_and_start():
     names = {path.stem for path in RECIPES}
     for data in ("cifar10", "cifar100", "svhn", "imagenet"):
-        assert {f"{data}_{start}" for start in ("default", "mimetic", "impulse3", "impulse5")} <= names
+        assert {f"{data}_{start}" for start in STARTS} <= names
 
 
 @pytest.mark.parametrize("stem", ["cifar10_default", "svhn_mimetic", "imagenet_impulse5", "cifar10_impulse3_optimised"])

@@ -14,7 +14,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="source", required=True, help="its layout; `vitruvius list converters`")
     parser.add_argument("--model", help="the model's name, where the checkpoint does not say it")
     parser.add_argument("--ema", action="store_true", help="take the averaged weights")
-    parser.add_argument("--out", required=True, help="the run folder to write, or the recipe (--from timm-args)")
+    parser.add_argument(
+        "--lenient", action="store_true", help="settings that cannot be expressed here: leave them out, with a note"
+    )
+    parser.add_argument("--out", required=True, help="the run folder to write, or the recipe (--from …-args)")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -22,7 +25,7 @@ def run(options: argparse.Namespace) -> None:
     from vitruvius._config import parse_spec
     from vitruvius.converters import SETTINGS, convert, write_run
 
-    if options.source == SETTINGS:
+    if options.source in SETTINGS:
         _write_recipe(options)
         return
     _, settings = parse_spec("settings:" + ",".join(options.settings))
@@ -39,7 +42,7 @@ def _write_recipe(options: argparse.Namespace) -> None:
     from vitruvius.converters import read_arguments, write_recipe
     from vitruvius.training import read_recipe
 
-    recipe = read_arguments(options.checkpoint)
+    recipe = read_arguments(options.checkpoint, options.source, lenient=options.lenient)
     for note in recipe.notes:
         print(f"note: {note}", file=sys.stderr)
     path = write_recipe(recipe, options.out, origin=options.checkpoint)

@@ -47,7 +47,16 @@ class Converted:
 
 
 Converter = Callable[..., Any]  # of a checkpoint, to Converted; SETTINGS of a file, to a recipe
-SETTINGS = "timm-args"
+SETTINGS = (
+    "timm-args",
+    "light-args",
+    "deit-args",
+    "kpca-robust-args",
+    "kpca-scaled-args",
+    "kpca-reconstruction-args",
+    "vitcod-args",
+    "vitcod-levit-args",
+)  # programs whose settings become recipes
 converters: Registry[Converter] = Registry("converter")
 
 
@@ -69,9 +78,9 @@ def convert(
     if model_name is not None:
         settings["model_name"] = model_name
     converter = converters.bind(source, where="convert", settings=settings)
-    if piece_of(converter) is converters[SETTINGS]:
+    if piece_of(converter) in [converters[name] for name in SETTINGS]:
         raise ConfigError(
-            f"{SETTINGS} reads settings, not weights: read_arguments({str(path)!r}) makes a recipe of them."
+            f"{source} reads settings, not weights: read_arguments({str(path)!r}, {source!r}) makes a recipe of them."
         )
     checkpoint = read_checkpoint(path, weights=weights)
     converted: Converted = converter(checkpoint)

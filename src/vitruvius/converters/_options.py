@@ -59,7 +59,7 @@ TOPICS = _words("""
     adv_training attack attack_eps attack_steps attack_lr attack_norm eps_schedule eps_schedule_period zero_eps_epochs
     trades_beta combine_dataset combine_data_dir combined_dataset_ratio amp amp_dtype seed input_size data_set
     repeated_aug ThreeAugment three_augment torchcompile model_kwargs normalize_model no_normalize drop_connect
-    unscale_lr resume
+    unscale_lr resume robust num_iter lambd layer s_scalar svd_type mask_path mask restart_finetune
 """)  # read together, each kind by a function of its own
 MACHINE = _words("""
     fast_norm log_interval recovery_interval checkpoint_hist output output_dir experiment eval_metric tta local_rank
@@ -68,5 +68,12 @@ MACHINE = _words("""
     torchscript force_cpu use_mp_loader start_epoch eval config no_ddp_bb synchronize_step device_modules cache_dir
     val_interval num_gpu amp_impl apex_amp native_amp fuser aot_autograd torchcompile_mode input_img_mode
     dataset_trust_remote_code input_key target_key model_ema_force_cpu model_ema_eval inat_category epoch_repeats
+    need_weight wandb use_wandb project_name job_name wandb_entity wandb_run_name API_Key api_key pi_reg pi_reg_coef
+    eval_attack_eps no_resume_opt bn_tf resplit finetuning_patch_size keep_patch_embedding reinit_patch_embedding
 """)  # about the machine, the log or the run folder: nothing a recipe says
+HERE_TOO = {  # the one value that is what happens here without being said
+    "dist_bn": "reduce",
+    "attack_boundaries": [0, 1],
+    "train_mode": True,
+}
 READ = {*MODEL, *KWARGS, *DATA, *TRAIN, *TOPICS}

@@ -1,14 +1,14 @@
 """Settings of another training program as a recipe: timm's args.yaml, DeiT's namespace, the light recipe's configs.
 
-Names are timm's in both, so most options keep theirs. What has no counterpart is listed, what has another meaning is
-said; both stand at the head of the recipe.
+Names are timm's in all of them, so most options keep theirs. What has another meaning is said at the head of the
+recipe; what cannot be expressed is refused.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from vitruvius._errors import ConfigError
 from vitruvius._files import StrPath, atomic_write_text, read_text
 from vitruvius._yaml import dump_yaml, parse_value
 from vitruvius.converters import _options as options
-from vitruvius.converters._converted import SETTINGS, converters
+from vitruvius.converters._converted import IMAGENET, converters
 from vitruvius.converters._objectives import distillation, objective
+from vitruvius.converters._programs import PROGRAMS, Program, guess
 from vitruvius.models import models
 
 NOTHING: tuple[Any, ...] = (None, "", False, [], {})
+ONLY_IN_FULL = ("log_interval", "device", "dist_url", "world_size")  # in every namespace that a program wrote itself
 PRECISION = {"float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -38,10 +40,26 @@ class Recipe:
         return "".join(f"# {line}\n" for line in head if line) + dump_yaml(self.sections)
 
 
-@converters.register(SETTINGS)
-def read_arguments(path: StrPath) -> Recipe:
-    """Settings of timm, DeiT or the light recipe (YAML, JSON, or the `Namespace(…)` of a log) as a recipe."""
-    return recipe_from_arguments(_load(read_text(path), str(path)))
+def read_arguments(path: StrPath, program: str = "timm-args", *, lenient: bool = False) -> Recipe:
+    """Settings of another training program (YAML, JSON, or the `Namespace(…)` of a log) as a recipe.
+
+    path: the file. program: whose settings they are, one of `SETTINGS`; with timm-args, options that only another
+    program has say which it is. lenient: what cannot be expressed here is left out with a note instead of refused.
+    """
+    args = _load(read_text(path), str(path))
+    return recipe_from_arguments(args, None if program == "timm-args" else program, lenient=lenient)
+
+
+def _reader(program: Program) -> Callable[..., Recipe]:
+    def read(path: StrPath, *, lenient: bool = False) -> Recipe:
+        return read_arguments(path, program.name, lenient=lenient)
+
+    read.__doc__ = f"Settings of {program.says}, as a recipe."
+    return read
+
+
+for _program in PROGRAMS.values():
+    converters.register(_program.name)(_reader(_program))
 
 
 def write_recipe(recipe: Recipe, path: str | Path, *, origin: str = "") -> Path:
@@ -53,20 +71,47 @@ def write_recipe(recipe: Recipe, path: str | Path, *, origin: str = "") -> Path:
     return path
 
 
-def recipe_from_arguments(args: Mapping[str, Any]) -> Recipe:
-    """The options of one run, by name, as a recipe."""
-    args = {key.replace("-", "_"): "" if value in ("None", "none") else value for key, value in args.items()}
-    if not args.get("model"):
+def recipe_from_arguments(args: Mapping[str, Any], program: str | None = None, *, lenient: bool = False) -> Recipe:
+    """The options of one run, by name, as a recipe.
+
+    args: option → value. program: whose they are, one of `SETTINGS`; None: seen from the options. lenient: leave out
+    what cannot be expressed here, with a note.
+    """
+    given = {key.replace("-", "_"): "" if value in ("None", "none") else value for key, value in args.items()}
+    if not given.get("model"):
         raise ConfigError("these options name no model; expected a key `model`, as in timm's args.yaml.")
+    whose = guess(given) if program is None else PROGRAMS[program]
     notes: list[str] = []
-    model, data, train = _model(args, notes), _data(args, notes), _train(args, notes)
-    task = objective(args, notes) or distillation(args, notes) or ("jsd" if args.get("jsd_loss") else "supervised")
-    if isinstance(task, str):
-        task = {"use": task, **({"binary": True} if args.get("bce_loss") else {})}
-        task |= {"splits": args["aug_splits"]} if task["use"] == "jsd" and args.get("aug_splits") else {}
-    _name_the_rest(args, notes)
-    sections = {"seed": int(args.get("seed") or 0), "model": model, "data": data, "task": task, "train": train}
+    args = {**whose.defaults, **given}
+    if given.keys().isdisjoint(ONLY_IN_FULL):
+        notes.append(f"the file names only some options; the others have the defaults of {whose.says}.")
+    sections = {
+        "seed": int(args.get("seed") or 0),
+        "model": _model(args, notes),
+        "data": _data(args, notes),
+        "task": _task(args, notes),
+        "train": _train(args, notes),
+    }
+    if whose.deit_loop:
+        _as_deit(args, sections, notes)
+    whose.extend(args, sections, notes)
+    _refuse_the_rest(args, notes, lenient)
+    if not sections["model"].get("kwargs"):
+        sections["model"].pop("kwargs", None)
     return Recipe(sections=sections, notes=notes)
+
+
+def _task(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    task = objective(args, notes) or distillation(args, notes)
+    if task is None and args.get("jsd_loss"):
+        task = {"use": "jsd"}
+        if args.get("aug_splits"):
+            task["splits"] = args["aug_splits"]
+    if task is None:
+        task = {"use": "supervised"}
+    if args.get("bce_loss"):
+        task["binary"] = True
+    return task
 
 
 def _load(text: str, name: str) -> dict[str, Any]:
@@ -111,10 +156,14 @@ def _data(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         if str(args["data_set"]).startswith("INAT"):
             notes.append(f"data_set {args['data_set']}: say the year with data.train_split, e.g. 2021_train.")
     data.setdefault("dataset", "folder")
+    if "color_jitter" in args and args["color_jitter"] is None:
+        data["color_jitter"] = 0.0  # null is off there; here it would mean 0.4
     if isinstance(args.get("input_size"), list | tuple):
         data["image_size"] = args["input_size"][-1]
     if args.get("repeated_aug"):
         data["aug_repeats"] = 3
+    if not args.get("jsd_loss"):
+        data.pop("aug_splits", None)
     if args.get("ThreeAugment") or args.get("three_augment"):
         data["aa"] = "3a"
     if args.get("combine_dataset"):
@@ -143,29 +192,47 @@ def _train(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         train["compile"] = args["torchcompile"]
     if args.get("amp"):
         train["precision"] = PRECISION.get(str(args.get("amp_dtype") or "float16"), "fp16")
-    if args.get("data_set"):
-        _as_deit(args, train, notes)
     if train.get("lr") is not None and train.get("lr_base") is not None:
         train = {key: value for key, value in train.items() if not key.startswith("lr_base")}  # lr wins there
     return train
 
 
-def _as_deit(args: Mapping[str, Any], train: dict[str, Any], notes: list[str]) -> None:
-    """DeiT trains in half precision, and its lr is for 512 images."""
+def _as_deit(args: Mapping[str, Any], sections: dict[str, Any], notes: list[str]) -> None:
+    """What DeiT's program does without being asked."""
+    model, data, train = sections["model"], sections["data"], sections["train"]
     train.setdefault("precision", "fp16")
     if train.get("lr") is not None and not args.get("unscale_lr"):
         train |= {"lr_base": train.pop("lr"), "lr_base_size": 512, "lr_base_scale": "linear"}
         notes.append("lr is DeiT's for 512 images: lr_base here, scaled by the global batch.")
+    if train.pop("cooldown_epochs", 0):
+        notes.append("cooldown_epochs: DeiT's loop ends after its epochs and never comes to the cool-down; 0 here.")
+    model.setdefault("mean", list(IMAGENET["mean"]))
+    model.setdefault("std", list(IMAGENET["std"]))
+    data.setdefault("crop_pct", 0.875)
+    data.setdefault("interpolation", "bicubic")
     if args.get("finetune"):
         notes.append("DeiT fine-tunes in eval mode, without drop path; here in train mode.")
+    if train.get("model_ema"):
+        notes.append("DeiT keeps an average of the weights (model_ema) and never judges it; here it may become best.")
     notes.append("DeiT's schedule stands still for the first two epochs; here it moves after the first.")
 
 
-def _name_the_rest(args: Mapping[str, Any], notes: list[str]) -> None:
-    unknown = {key: args[key] for key in args if key not in options.READ and key not in options.MACHINE}
-    if said := [f"{key}={value}" for key, value in unknown.items() if value not in NOTHING]:
+def _refuse_the_rest(args: Mapping[str, Any], notes: list[str], lenient: bool) -> None:
+    said = [f"{key}={value}" for key, value in args.items() if not _is_understood(key, value)]
+    if args.get("aug_splits") and not args.get("jsd_loss"):
+        said.append(f"aug_splits={args['aug_splits']} (without jsd_loss)")
+    if said and not lenient:
+        raise ConfigError(
+            f"these options cannot be expressed in a recipe: {', '.join(said)}. Take them out of the file, or convert "
+            "with --lenient, which leaves them out and says so in the head of the recipe."
+        )
+    if said:
         notes.append(f"not known here, left out: {', '.join(said)}.")
-    if args.get("resume"):
+    if args.get("resume") and "svd_type" not in args:
         notes.append("resume: train the recipe again and it goes on where its own run stopped.")
-    if "log_interval" not in args and "data_set" not in args:
-        notes.append("the file names only some options; the others have our defaults, not those of its program.")
+
+
+def _is_understood(key: str, value: Any) -> bool:
+    if key in options.READ or key in options.MACHINE or value in NOTHING:
+        return True
+    return key in options.HERE_TOO and value == options.HERE_TOO[key]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from vitruvius._errors import UnsuitableSite
 from vitruvius._registry import first_line
 from vitruvius.heads import Attends, HeadWeights
 
@@ -103,6 +104,11 @@ def biases(bias: Tensor | None, *shape: int) -> Tensor | None:
 
 def fused_head_weights(qkv: Any, proj: Any, num_heads: int) -> HeadWeights:
     """Views where one projection makes q, k and v, one after the other, each head by head."""
+    if qkv.weight.shape[0] != 3 * proj.weight.shape[1]:
+        raise UnsuitableSite(
+            f"{type(qkv).__name__} has {qkv.weight.shape[0]} rows for an attention of width {proj.weight.shape[1]}: no "
+            "queries of its own. Start, fold or calibrate the model it was made from, e.g. deit_tiny_patch16_224."
+        )
     q, k, v = rows(qkv, 3, num_heads, qkv.weight.shape[0] // (3 * num_heads))  # each (H, D, C)
     by_kind = biases(qkv.bias, 3, num_heads, q.shape[1])  # (3, H, D)
     q_bias, k_bias, v_bias = (None, None, None) if by_kind is None else by_kind

@@ -30,3 +30,6 @@ class ViTSocket(Socket, Attention):
 
     def head_weights(self: Any) -> HeadWeights:
         return fused_head_weights(self.qkv, self.proj, self.num_heads)
+
+    def width(self: Any) -> int:
+        return int(self.qkv.in_features)  # also where the projection makes no queries
