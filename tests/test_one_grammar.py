@@ -137,7 +137,7 @@ def test_a_wrong_form_gets_the_same_words_everywhere(function: str, wrong: str) 
     name, key, kind, call = FUNCTIONS[function]
     write, words = WRONG[wrong]
     if function == "rule" and wrong in ("a number", "a list"):
-        words = r"parts = .*expected a list of text or dict"  # a recipe's types are checked before its pieces
+        words = r"parts = .*expected a list of text or a mapping"  # a recipe's types are checked before its pieces
     with pytest.raises((ConfigError, UnknownName), match=words.format(name=name, key=key, kind=kind)):
         call(write(name, key))
 

@@ -201,16 +201,18 @@ def _kind(value: Any) -> str:
 
 def type_in_words(hint: Any) -> str:
     """A type hint in words, for errors and lists of keys."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    if hint in words:
-        return words[hint]
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    if hint in plain:
+        return plain[hint]
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if get_origin(hint) in (Union, types.UnionType):
         return " or ".join(type_in_words(member) for member in get_args(hint))
     if get_origin(hint) in (list, tuple):
         inner = [arg for arg in get_args(hint) if arg is not Ellipsis]
-        return "a list of " + " and ".join(dict.fromkeys(type_in_words(arg) for arg in inner))
+        plural = {"a whole number": "whole numbers", "a number": "numbers", "a section": "sections", "text": "texts"}
+        words = dict.fromkeys(type_in_words(arg) for arg in inner)
+        return "a list of " + " and ".join(plural.get(word, word) for word in words)
     if hint is Any:
         return "anything"
     if get_origin(hint) is dict:

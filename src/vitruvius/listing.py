@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from vitruvius._errors import UnknownName, suggest
+from vitruvius._errors import ConfigError, UnknownName, suggest
+from vitruvius._keys import Key
 from vitruvius._recipes import find_recipe, recipe_files, recipes_folder
 from vitruvius.analysis import analyses
 from vitruvius.attacks import attacks
@@ -17,6 +18,7 @@ from vitruvius.corruptions import corruptions
 from vitruvius.data import describe_sources
 from vitruvius.init import bases, inits
 from vitruvius.models import models
+from vitruvius.recipe_keys import chosen_sections
 from vitruvius.shifts import shifts
 from vitruvius.studies import studies
 from vitruvius.surgery import sockets
@@ -53,12 +55,20 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
 }
 
 
-def listing(kind: str | None = None) -> str:
-    """The pieces of one kind, or of all."""
+def listing(kind: str | None = None, section: str | None = None) -> str:
+    """The pieces of one kind, or of all; of `keys`, those of one section of a recipe, or of all.
+
+    kind: one of KINDS, or "keys"; by default all kinds of pieces. section: data, train, model, task, …; for keys only.
+    """
+    if kind == "keys":
+        return _keys(section)
+    if section is not None:
+        raise ConfigError(f"{section!r} after {kind!r}: only `vitruvius list keys` takes a section.")
     if kind is not None and kind not in KINDS:
-        raise UnknownName(f"nothing called {kind!r} to list{suggest(kind, KINDS)} Kinds: {', '.join(KINDS)}.")
+        known = [*KINDS, "keys"]
+        raise UnknownName(f"nothing called {kind!r} to list{suggest(kind, known)} Kinds: {', '.join(known)}.")
     chosen = [kind] if kind else list(KINDS)
-    return "\n\n".join(_section(name, KINDS[name]()) for name in chosen)
+    return "\n\n".join(_section(name.upper(), KINDS[name]()) for name in chosen)
 
 
 def _head(file: Path) -> str:
@@ -67,9 +77,24 @@ def _head(file: Path) -> str:
     return next(comments, "")
 
 
-def _section(kind: str, rows: list[Row]) -> str:
+def _keys(section: str | None) -> str:
+    """Sections of a recipe: every key with what it does, its type and its default."""
+    texts = []
+    for name, (about, keys) in chosen_sections(section).items():
+        rows = [(key.name, _type_and_default(key), key.help) for key in keys]
+        texts.append(_section(f"{name}: {about}", rows))
+    return "\n\n".join(texts)
+
+
+def _type_and_default(key: Key) -> str:
+    if not key.default:
+        return f"{key.type}; must be given"
+    return f"{key.type}; default {key.default}"
+
+
+def _section(title: str, rows: list[Row]) -> str:
     width = max((len(name) for name, _, _ in rows), default=0)
-    lines = [kind.upper()]
+    lines = [title]
     for name, settings, doc in rows:
         lines.append(f"  {name:<{width}}  {doc}".rstrip())
         if settings:

@@ -82,10 +82,26 @@ def read(arguments: Sequence[str] | None) -> argparse.Namespace:
     options, late = parser.parse_known_args(arguments)
     wrong = [word for word in late if word.startswith("-") or "=" not in word or options.several is None]
     if wrong:
-        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}{_hint(wrong, options)}")
     if late:
         getattr(options, options.several).extend(late)
     return options
+
+
+def _hint(words: list[str], options: argparse.Namespace) -> str:
+    """How a flag that is a key of the recipe is written: `--epochs 3` → `train.epochs=3`."""
+    flag, _, value = words[0].partition("=")
+    if not flag.startswith("--") or options.several != "overrides":
+        return ""
+    from vitruvius.recipe_keys import find_key
+
+    sections = ("train", "data", "model", "recipe") if hasattr(options, "recipe") else ("data",)
+    key = find_key(flag[2:], sections)
+    if key is None:
+        return ""
+    if not value:
+        value = words[1] if len(words) > 1 else "…"
+    return f"; write {key}={value}"
 
 
 def make_parser() -> argparse.ArgumentParser:

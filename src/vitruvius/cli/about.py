@@ -32,15 +32,16 @@ def run_demo(options: argparse.Namespace) -> None:
 
 def list_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "kind", nargs="?", help="attentions, attacks, inits, models, recipes, sockets, studies, tasks, …"
+        "kind", nargs="?", help="attentions, attacks, inits, keys, models, recipes, sockets, studies, tasks, …"
     )
+    parser.add_argument("section", nargs="?", help="of `list keys`: data, train, model, task, … (default: all)")
 
 
 def run_list(options: argparse.Namespace) -> None:
     """What there is: names, settings, one line each."""
     from vitruvius.listing import listing
 
-    print(listing(options.kind))
+    print(listing(options.kind, options.section))
 
 
 def bench_arguments(parser: argparse.ArgumentParser) -> None:

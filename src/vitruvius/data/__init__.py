@@ -5,7 +5,7 @@
 """
 
 from vitruvius._errors import DataError
-from vitruvius.data._config import DataConfig
+from vitruvius.data._config import DataConfig, Mix
 from vitruvius.data._image_loader import ImageSet
 from vitruvius.data._loader import Loader
 from vitruvius.data._open import eval_loader, held_out, images_loader, train_loader
@@ -22,6 +22,7 @@ __all__ = [
     "ImageSet",
     "InputSize",
     "Loader",
+    "Mix",
     "Mixer",
     "TensorSet",
     "chosen_files",

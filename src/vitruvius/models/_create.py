@@ -187,8 +187,14 @@ def _check_known(name: str) -> None:
         return  # hf-hub:… and local-dir:… are resolved by timm
     architecture = split_model_name_tag(rest)[0]
     if not is_model(architecture):
-        known = [*list_models(), *models]
         raise UnknownName(
-            f"no model named {name!r}{suggest(architecture, known)} "
+            f"no model named {name!r}{_suggest_model(architecture)} "
             "`vitruvius list models` shows ours; timm.list_models('*deit*') shows timm's."
         )
+
+
+def _suggest_model(name: str) -> str:
+    """What was meant: one of ours without its prefix, or a name that is close."""
+    if f"{PREFIX}{name}" in models:
+        return f"; did you mean {PREFIX + name!r}?"
+    return suggest(name, [*list_models(), *models])

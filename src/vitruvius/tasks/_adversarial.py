@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,6 +12,7 @@ from timm.utils import unwrap_model
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
+from vitruvius._keys import key
 from vitruvius.attacks import frozen
 from vitruvius.tasks._base import Objective
 from vitruvius.tasks._inner import Inner, Spec
@@ -35,19 +36,19 @@ class AdversarialObjective(Objective):
 
     model: InitVar[nn.Module]
     _: KW_ONLY
-    eps: float  # where the schedule ends
-    norm: str = "linf"
-    attack: Spec = "pgd"
-    schedule: str | dict[str, Any] = "constant"
-    coupled: bool = True  # the step size shrinks with eps
-    attack_mode: Literal["eval", "train"] = "eval"
-    attack_precision: Literal["same", "fp32", "bf16"] = "same"
-    compile_attack: bool = True
-    statistics: Statistics = ("adversarial",)  # the passes that add to the running statistics of batch norms
-    log_clean: bool = False
-    smoothing: float = 0.0
-    binary: bool = False
-    penalty: float = 0.0
+    eps: float = field(metadata={"help": "radius of the attack at the end of the schedule, for pixels in [0, 1]"})
+    norm: str = key("linf", "linf, l2 or l1")
+    attack: Spec = key("pgd", "the inner attack: pgd:steps=1, or {use: pgd, steps: 1}; its eps and norm are the task's")
+    schedule: str | dict[str, Any] = key("constant", "how eps grows: constant, linear:epochs=10, or {use: sine, …}")
+    coupled: bool = key(True, "the step size shrinks with eps; false: it is that of the final eps")
+    attack_mode: Literal["eval", "train"] = key("eval", "mode of the model while it is attacked")
+    attack_precision: Literal["same", "fp32", "bf16"] = key("same", "precision of the attack; same: as train.precision")
+    compile_attack: bool = key(True, "compile the passes of the attack too, where train.compile compiles the model")
+    statistics: Statistics = key(("adversarial",), "passes that add to the running statistics of batch norms")
+    log_clean: bool = key(False, "log accuracy on clean images too, for one more pass")
+    smoothing: float = key(0.0, "label smoothing of hard labels; the data's if the recipe does not say")
+    binary: bool = key(False, "binary cross-entropy for each class instead of cross-entropy over the classes")
+    penalty: float = key(0.0, "weight of the penalties of attention stages such as low_rank")
 
     def __post_init__(self, model: nn.Module) -> None:
         inner = Inner(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitruvius._errors import ConfigError
+from vitruvius._keys import key
 from vitruvius._registry import Registry
 
 
@@ -19,8 +20,8 @@ from vitruvius._registry import Registry
 class Schedule(ABC):
     """A share of eps from 0 to 1, by the number of epochs done."""
 
-    zero: float = 0.0  # epochs without an attack
-    per: Literal["epoch", "update"] = "epoch"  # a staircase, or a smooth way up
+    zero: float = key(0.0, "epochs without an attack at the start")
+    per: Literal["epoch", "update"] = key("epoch", "eps moves after whole epochs, or at every update")
 
     def share(self, *, epoch: int, update: int, updates_per_epoch: int) -> float:
         """The share at this update, counted from the start of the run or of the epoch."""
@@ -49,8 +50,8 @@ class Constant(Schedule):
 class Ramp(Schedule):
     """From 0 at epoch `zero` to 1 at epoch `epochs`; the released code divides by `epochs` and so jumps at the end."""
 
-    epochs: float  # where the ramp ends, counted from the start of the run
-    variant: Literal["paper", "released"] = "paper"
+    epochs: float = field(metadata={"help": "epoch at which eps is final, counted from the start of the run"})
+    variant: Literal["paper", "released"] = key("paper", "released: divides by `epochs` even with `zero`, so eps jumps")
 
     def __post_init__(self) -> None:
         if self.variant == "paper" and self.epochs < self.zero:

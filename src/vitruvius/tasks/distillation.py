@@ -24,8 +24,17 @@ from vitruvius.tasks._teacher import load_teacher, logits_and_features
 class Distillation(Objective):
     """Cross-entropy plus what keeps the student near a teacher: a timm model or a run folder.
 
-    A student with a distillation token (deit_*_distilled, levit) learns from the teacher with that token. Weights as
-    in timm: both 1; one minus the task's where only that is given.
+    A student with a distillation token (deit_*_distilled, levit) learns from the teacher with that token.
+
+    teacher: a timm model or a run folder
+    teacher_weights: a file with the weights of a timm teacher; null: its pretrained ones
+    kind: the teacher's probabilities (soft), its decision (hard), or its pooled features
+    temperature: divides the logits of both before they are compared (soft)
+    distill_loss_weight: weight of the teacher; null: 1, or one minus task_loss_weight
+    task_loss_weight: weight of the labels; null: 1
+    smoothing: label smoothing of hard labels; the data's if the recipe does not say
+    binary: binary cross-entropy for each class instead of cross-entropy over the classes
+    penalty: weight of the penalties of attention stages such as low_rank
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitruvius._errors import ConfigError
+from vitruvius._keys import key
 from vitruvius.attacks import CE, Attack, Dice, Model, Norm, hard_labels, loss_and_grad
 from vitruvius.tasks._adversarial import AdversarialObjective
 from vitruvius.tasks._base import tasks
@@ -47,10 +48,10 @@ class NoisyFGSM(Attack):
 class Fast(AdversarialObjective):
     """Cross-entropy at x' of a single step; `align` weighs the guard against catastrophic overfitting."""
 
-    method: Literal["rs_fgsm", "n_fgsm"] = "n_fgsm"
-    noise: float | None = None
-    step: float | None = None
-    align: float = 0.0
+    method: Literal["rs_fgsm", "n_fgsm"] = key("n_fgsm", "Wong et al.'s or de Jorge et al.'s single step")
+    noise: float | None = key(None, "radius of the random start, in eps; null: the method's")
+    step: float | None = key(None, "length of the step, in eps; null: the method's")
+    align: float = key(0.0, "weight of gradient alignment, the guard against catastrophic overfitting; 0: none")
     attack: Spec = field(init=False)  # the method's one step
     coupled: bool = field(default=True, init=False)
 

@@ -19,10 +19,19 @@ from vitruvius.tasks._schedules import make_schedule
 
 @tasks.register("free")
 class Free(Objective):
-    """Cross-entropy at x + delta; delta climbs with the gradient of each of the `replays` updates of a batch.
+    """Cross-entropy at x + delta; delta takes a step with the gradient of each of the `replays` updates of a batch.
 
-    The loop calls a task `replays` times a batch, so divide the epochs by it. A batch begins with the delta that the
-    last one has left, which is part of the task's state; without `carry` with a random one.
+    A batch begins with the delta that the last one has left, which is part of the task's state.
+
+    eps: radius of the perturbation at the end of the schedule, for pixels in [0, 1]
+    norm: linf, l2 or l1
+    replays: updates on each batch; divide the epochs by it
+    step: length of a step, in eps
+    carry: begin with the last batch's delta; false: with a random one
+    schedule: how eps grows: constant, linear:epochs=10 or {use: sine, epochs: 10}
+    smoothing: label smoothing of hard labels; the data's if the recipe does not say
+    binary: binary cross-entropy for each class instead of cross-entropy over the classes
+    penalty: weight of the penalties of attention stages such as low_rank
     """
 
     def __init__(

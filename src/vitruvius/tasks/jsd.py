@@ -18,6 +18,12 @@ class JSD(Objective):
 
     A batch holds `splits` blocks, first the images as they are, then as many augmented ones in the same order
     (data.aug_splits); labels for the first block, or for all.
+
+    splits: versions of each image in a batch, the clean one included; as data.aug_splits
+    alpha: weight of the divergence
+    smoothing: label smoothing of hard labels; the data's if the recipe does not say
+    binary: binary cross-entropy for each class instead of cross-entropy over the classes
+    penalty: weight of the penalties of attention stages such as low_rank
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from vitruvius._keys import key
 from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
 from vitruvius.tasks._base import tasks
 from vitruvius.tasks._losses import accuracy, divergence, log_probabilities
@@ -22,8 +23,8 @@ class Mart(AdversarialObjective):
 
     inputs = ("clean", "adversarial")
 
-    beta: float = 5.0
-    statistics: Statistics = ("clean", "adversarial")
+    beta: float = key(5.0, "weight of the divergence")
+    statistics: Statistics = key(("clean", "adversarial"), "passes that add to the running statistics of batch norms")
     log_clean: bool = field(default=False, init=False)  # the loss has the clean answer anyway
     binary: bool = field(default=False, init=False)  # equation 11 has a form of its own
 

@@ -4,10 +4,11 @@ arXiv:1905.09747, equation 4); a robust teacher hands its robustness on.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from torch import Tensor
 
+from vitruvius._keys import key
 from vitruvius.models import PixelModel
 from vitruvius.tasks._adversarial import AdversarialObjective
 from vitruvius.tasks._base import tasks
@@ -22,11 +23,11 @@ class RobustDistillation(AdversarialObjective):
 
     model: InitVar[PixelModel]
     _: KW_ONLY
-    teacher: str
-    teacher_weights: str | None = None
-    temperature: float = 1.0
-    distill_loss_weight: float | None = None
-    task_loss_weight: float | None = None
+    teacher: str = field(metadata={"help": "a timm model or a run folder"})
+    teacher_weights: str | None = key(None, "a file with the weights of a timm teacher; null: its pretrained ones")
+    temperature: float = key(1.0, "divides the logits of both before they are compared")
+    distill_loss_weight: float | None = key(None, "weight of the teacher; null: 1, or one minus task_loss_weight")
+    task_loss_weight: float | None = key(None, "weight of the labels; null: 1")
 
     def __post_init__(self, model: PixelModel) -> None:
         super().__post_init__(model)

@@ -10,7 +10,12 @@ from vitruvius.tasks._losses import Criterion
 
 @tasks.register("supervised")
 class Supervised(Objective):
-    """Cross-entropy; `penalty` weighs what stages such as low_rank ask to keep small."""
+    """Cross-entropy on the labels.
+
+    smoothing: label smoothing of hard labels; the data's if the recipe does not say
+    binary: binary cross-entropy for each class instead of cross-entropy over the classes
+    penalty: weight of the penalties of attention stages such as low_rank
+    """
 
     def __init__(self, model: nn.Module, *, smoothing: float = 0.0, binary: bool = False, penalty: float = 0.0) -> None:
         super().__init__(model, Criterion(smoothing=smoothing, binary=binary), penalty=penalty)

@@ -11,6 +11,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
+from vitruvius._keys import key
 from vitruvius.attacks import KL
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.targeted_pgd import TargetedPGD
@@ -28,8 +29,8 @@ class Trades(AdversarialObjective):
     climbs_answers = True
     inputs = ("clean", "adversarial")
 
-    beta: float = 6.0
-    statistics: Statistics = ("clean", "adversarial")
+    beta: float = key(6.0, "weight of the divergence")
+    statistics: Statistics = key(("clean", "adversarial"), "passes that add to the running statistics of batch norms")
     log_clean: bool = field(default=False, init=False)  # the loss has the clean answer anyway
 
     def __post_init__(self, model: nn.Module) -> None:

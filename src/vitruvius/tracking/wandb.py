@@ -17,7 +17,15 @@ FILE = "wandb.json"
 
 @trackers.register("wandb")
 class WeightsAndBiases:
-    """One W&B run for one run folder, also when it goes on; offline files lie in <run>/wandb."""
+    """One W&B run for one run folder, also when it goes on; offline files lie in <run>/wandb.
+
+    project: name of the W&B project
+    name: name of the W&B run; null: that of the run folder
+    entity: user or team; null: wandb's default
+    group: group of the W&B run; null: none
+    tags: tags of the W&B run
+    mode: online, or offline files to be synchronised later
+    """
 
     def __init__(
         self,

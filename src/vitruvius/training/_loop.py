@@ -104,7 +104,13 @@ def gradual_of(session: Session) -> GradualMask | None:
 
 
 def open_gradual(*, masks: str, maps: str, epochs: int, power: float = 3.0) -> GradualMask:
-    """From the files that `vitruvius masks` and `vitruvius maps` write."""
+    """Masks that tighten while training, from the files that `vitruvius masks` and `vitruvius maps` write.
+
+    masks: file with the final masks
+    maps: file with the average attention maps, which say in what order connections go
+    epochs: epochs until the masks are final
+    power: exponent of the way there; larger prunes earlier
+    """
     return GradualMask(load_masks(masks).keep, load_maps(maps)[0], epochs=epochs, power=power)
 
 

@@ -28,7 +28,7 @@ REQUEUES = 1000  # a run that times out so often will never end
 
 def submit(config: Config, spec: str) -> str:
     """Submit a recipe as `partition=gpu,nodes=2,gpus_per_node=8,timeout_min=1440` says; one line about the job."""
-    _, settings = parse_spec(f"--slurm:{spec}")
+    _, settings = parse_spec(f"--slurm:{spec}", where="--slurm")
     job, logs = launch(config, **bind("--slurm", launch, settings))
     return f"job {job.job_id}: {config.out}, logs in {logs}"
 
@@ -38,7 +38,7 @@ def launch(
     *,
     partition: str | None = None,
     nodes: int = 1,
-    gpus_per_node: int = 1,  # one process each; 0: one process a node on its CPU
+    gpus_per_node: int = 1,
     timeout_min: int = 1440,
     cpus_per_task: int = 8,
     mem_gb: float | None = None,
@@ -46,11 +46,26 @@ def launch(
     qos: str | None = None,
     constraint: str | None = None,
     name: str = "vitruvius",
-    logs: str | None = None,  # folder of the job's files; null: slurm/ beside the run
-    signal_delay_s: int = 120,  # so long before the end Slurm says so
-    cluster: Literal["slurm", "local"] = "slurm",  # local: on this machine, for trying it out
+    logs: str | None = None,
+    signal_delay_s: int = 120,
+    cluster: Literal["slurm", "local"] = "slurm",
 ) -> tuple[Any, str]:
-    """The submitted job of submitit, and the folder of its logs."""
+    """Submit a recipe as a Slurm job; submitit's job, and the folder of its logs.
+
+    partition: partition of the cluster; null: its default
+    nodes: number of nodes
+    gpus_per_node: GPUs on each node, one process each; 0: one process per node on its CPU
+    timeout_min: time limit in minutes; the job is queued again when it is reached
+    cpus_per_task: CPU cores of each process
+    mem_gb: memory of each node in GB; null: the cluster's default
+    account: account that is charged; null: the default
+    qos: quality of service; null: the default
+    constraint: features that nodes must have; null: none
+    name: name of the job
+    logs: folder of the job's files; null: slurm/ beside the run
+    signal_delay_s: seconds before the time limit at which Slurm sends its signal
+    cluster: slurm, or local to try it on this machine
+    """
     submitit: Any = require("submitit", "slurm")
     if nodes < 1 or gpus_per_node < 0 or timeout_min < 1:
         raise ConfigError("--slurm: nodes and timeout_min are at least 1, gpus_per_node is at least 0.")

@@ -1,0 +1,65 @@
+"""The keys of a recipe, section by section, with type, default and what each does; read from what defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from vitruvius._errors import UnknownName, suggest
+from vitruvius._keys import Key, keys_of, settings_of
+from vitruvius._registry import Registry, first_line
+from vitruvius.data import DataConfig, Mix
+from vitruvius.models import AttentionRule, ModelConfig
+from vitruvius.tasks import schedules, tasks
+from vitruvius.tracking import trackers
+from vitruvius.training import Config, TrainConfig, open_gradual
+from vitruvius.training.slurm import launch
+from vitruvius.training.sweep import SweepConfig
+
+Sections = dict[str, tuple[str, list[Key]]]  # name → one line about it, and its keys
+
+CLASSES = {
+    "recipe": Config,
+    "model": ModelConfig,
+    "attention": AttentionRule,
+    "data": DataConfig,
+    "data.mix": Mix,
+    "train": TrainConfig,
+    "sweep": SweepConfig,
+}
+FUNCTIONS: dict[str, Callable[..., object]] = {"gradual": open_gradual, "slurm": launch}
+
+
+def sections() -> Sections:
+    """Every section: those with fixed keys, and one for each piece that a recipe may name."""
+    found: Sections = {name: (first_line(section), keys_of(section)) for name, section in CLASSES.items()}
+    found |= {name: (first_line(function), settings_of(function)) for name, function in FUNCTIONS.items()}
+    found |= _pieces("task", tasks)
+    found |= _pieces("task.schedule", schedules)
+    found |= _pieces("tracking", trackers)
+    return found
+
+
+def chosen_sections(name: str | None) -> Sections:
+    """The section of that name and those inside it; all of them without a name."""
+    known = sections()
+    if name is None:
+        return known
+    chosen = {title: section for title, section in known.items() if title == name or title.startswith(f"{name} ")}
+    if not chosen:
+        names = list(dict.fromkeys(title.partition(" ")[0] for title in known))
+        raise UnknownName(f"a recipe has no section {name!r}{suggest(name, names)} Sections: {', '.join(names)}.")
+    return chosen
+
+
+def find_key(name: str, among: Iterable[str] = ("train", "data", "model", "recipe")) -> str | None:
+    """How a key is written on the command line: `epochs` → `train.epochs`; None if no section has it."""
+    wanted = name.replace("-", "_")
+    for section in among:
+        if any(key.name == wanted for key in keys_of(CLASSES[section])):
+            return wanted if section == "recipe" else f"{section}.{wanted}"
+    return None
+
+
+def _pieces(section: str, registry: Registry[Any]) -> Sections:
+    return {f"{section} {name}": (first_line(registry[name]), settings_of(registry[name])) for name in registry}
