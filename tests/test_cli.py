@@ -213,7 +213,7 @@ def test_an_interruption_says_that_one_can_go_on(
 ) -> None:
     import vitruvius.listing
 
-    def interrupted(_: object) -> str:
+    def interrupted(*_: object) -> str:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(vitruvius.listing, "listing", interrupted)
