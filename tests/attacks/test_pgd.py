@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from attacked import GoldenNet, accuracy, digits_cnn, golden, labels_of, small_net, some_images
+from attacked import GoldenNet, accuracy, digits_cnn, digits_vit, golden, labels_of, small_net, some_images
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, UnknownName
@@ -38,6 +38,20 @@ def test_iterates_and_losses_are_the_light_recipes(norm: str, case: dict[str, An
     losses = torch.stack([here.loss.sum() for _, here in visited if here is not None])
     sign = -1 if case.get("targeted") else 1
     torch.testing.assert_close(sign * losses, tensors[f"{name}.losses"], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("load", "eps"), [(digits_cnn, 0.1), (digits_cnn, 0.2), (digits_vit, 0.15)], ids=str)
+def test_the_default_step_breaks_at_least_two_points_more_than_a_cautious_one(load: Any, eps: float) -> None:
+    net, x, y = load()
+    chosen = accuracy(net, PGD(eps=eps, steps=10)(net, x, y), y)
+    cautious = accuracy(net, PGD(eps=eps, steps=10, step_size=1.5 * eps / 10)(net, x, y), y)
+    assert chosen <= cautious - 0.02
+
+
+def test_the_default_step_is_a_quarter_of_the_radius_and_longer_in_short_attacks() -> None:
+    assert PGD(eps=0.4, steps=10).step_length() == PGD(eps=0.4, steps=100).step_length() == 0.1
+    assert PGD(eps=0.4, steps=1).step_length() == pytest.approx(0.6)
+    assert PGD(eps=0.4, step_size=0.3).step_length() == 0.3
 
 
 def test_fgsm_is_one_step_of_pgd_from_the_image() -> None:

@@ -247,3 +247,21 @@ def test_a_ledger_of_an_older_version_is_read_and_goes_on_with_its_columns(tmp_p
     rows = again.rows("clean")
     assert set(rows) == {"id", "confidence"}
     assert rows["id"].tolist() == [1, 2, 3]
+
+
+def test_rows_of_an_attack_whose_defaults_have_changed_are_refused(tmp_path: Path) -> None:
+    import json
+
+    model, batches = (
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2)).eval(),
+        [(torch.rand(2, 3, 1, 1), torch.tensor([0, 1]))],
+    )
+    attack = PGD(eps=0.1, steps=7)
+    evaluate(model, batches, [attack], folder=tmp_path)
+    file = tmp_path / "ledger.json"
+    known = json.loads(file.read_text())
+    assert [threat.pop("revision") for threat in known["threats"]] == [1, 2]  # as version 0.1 wrote it
+    file.write_text(json.dumps(known))
+    with pytest.raises(RunError, match=r"rows of pgd\(eps=0.1, steps=7\) made by an earlier form"):
+        evaluate(model, batches, [attack], folder=tmp_path)
+    evaluate(model, batches, [PGD(eps=0.1, steps=7, step_size=0.02)], folder=tmp_path)

@@ -1,6 +1,8 @@
 """Projected gradient ascent from a random point of the ball (Madry et al. 2018; momentum: Dong et al. 2018).
 
-The step 1.5 eps / steps and the last iterate are the light recipe's (Debenedetti et al. 2023, arXiv:2209.07399).
+The last iterate is the light recipe's (Debenedetti et al. 2023, arXiv:2209.07399), and so is the step 1.5 eps / steps
+of short attacks. Beyond six steps it is too cautious: it overstates robustness by 2 to 8 points against eps / 4 (10 and
+20 steps, the classifiers of the golden files), since an ascent must be able to cross the ball several times.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class PGD(Attack):
 
     Settings beside eps, norm and seed:
     `steps`: of an ascent; 0 leaves the random start.
-    `step_size`: in pixels, in the norm; default 1.5 * eps / steps.
+    `step_size`: in pixels, in the norm; default eps / 4, and 1.5 * eps / steps where that is more: up to 6 steps.
     `restarts`: random starts, of which the worst result for the model is kept.
     `random_start`: from a random point of the ball; else from the image.
     `best`: keep the worst iterate for the model instead of the last.
@@ -87,7 +89,7 @@ class PGD(Attack):
 
     def ascend(self, model: Model, x: Tensor, y: Tensor, start: Tensor) -> Iterator[tuple[Tensor, LossAndGrad | None]]:
         """Every point from which a step is made with its loss and gradient, then the last point alone."""
-        step = self._step_size()
+        step = self.step_length()
         point = start
         velocity = torch.zeros_like(x)
         for _ in range(self.steps):
@@ -99,6 +101,19 @@ class PGD(Attack):
             point = (x + delta).clamp(*self.bounds)
         yield point, None
 
+    def step_length(self) -> float:
+        """The length of a step: `step_size`, or the default for this eps and number of steps."""
+        if self.step_size is not None:
+            return self.step_size
+        return max(self.eps / 4, 1.5 * self.eps / max(self.steps, 1))
+
+    @property
+    def revision(self) -> int:
+        """2 where the default step is another than in version 0.1: ledgers of that time hold other figures."""
+        if self.step_size is None and self.steps > 6:
+            return 2
+        return 1
+
     def objective(self, logits: Tensor, y: Tensor) -> Tensor:
         """What is maximised, (B,)."""
         return self.loss(logits, y)
@@ -106,11 +121,6 @@ class PGD(Attack):
     def fooled(self, logits: Tensor, y: Tensor) -> Tensor:
         """Whether the ascent has reached its aim, (B,)."""
         return logits.argmax(1) != hard_labels(y)
-
-    def _step_size(self) -> float:
-        if self.step_size is None:
-            return 1.5 * self.eps / max(self.steps, 1)
-        return self.step_size
 
     def _accumulate(self, velocity: Tensor, grad: Tensor) -> Tensor:
         if not self.momentum:

@@ -58,7 +58,9 @@ class Ledger:
         else:
             known = {"subject": subject, "threats": []}
         self._compare(known["subject"], subject, file)
-        every = {entry.spec: entry for entry in [*(Entry(**threat) for threat in known["threats"]), *entries]}
+        before = [Entry(**threat) for threat in known["threats"]]
+        self._compare_revisions(before, entries)
+        every = {entry.spec: entry for entry in [*before, *entries]}
         ensure_writable(self.folder)
         for left in (self.folder, self.folder / "parts"):
             sweep(left)
@@ -125,6 +127,15 @@ class Ledger:
         if self.folder is None:
             return False
         return (self.folder / "ledger.safetensors").exists() or any((self.folder / "parts").glob("*"))
+
+    def _compare_revisions(self, known: Sequence[Entry], asked: Sequence[Entry]) -> None:
+        revisions = {entry.spec: entry.revision for entry in asked}
+        for entry in known:
+            if revisions.get(entry.spec, entry.revision) != entry.revision:
+                raise RunError(
+                    f"{self.folder} holds rows of {entry.spec} made by an earlier form of that attack, whose defaults "
+                    "were others (CHANGELOG.md, figures that change). Choose another folder, or delete that one."
+                )
 
     def _merge(self, threat: str, rows: Columns) -> None:
         """Rows written by an older version may lack columns; of a threat all rows have the same ones."""

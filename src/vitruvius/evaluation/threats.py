@@ -31,6 +31,7 @@ class Entry:
     short: str  # pgd
     eps: float | None = None
     severity: int | None = None  # of a corruption
+    revision: int = 1  # a threat whose defaults have changed says so: the same description, another threat
 
 
 def make_threats(spec: Spec | Threat, *, where: str = "threat") -> list[Threat]:
@@ -58,8 +59,13 @@ def make_threat(spec: Spec | Threat, *, where: str = "threat") -> Threat:
 
 
 def enter(threat: Threat) -> Entry:
-    eps, severity = getattr(threat, "eps", None), getattr(threat, "severity", None)
-    return Entry(spec=describe(threat), short=short_name(threat), eps=eps, severity=severity)
+    return Entry(
+        spec=describe(threat),
+        short=short_name(threat),
+        eps=getattr(threat, "eps", None),
+        severity=getattr(threat, "severity", None),
+        revision=getattr(threat, "revision", 1),
+    )
 
 
 def by_spec(threats: Sequence[Threat]) -> dict[str, Threat]:

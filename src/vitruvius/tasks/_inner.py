@@ -136,12 +136,12 @@ class Inner:
                 f"task.coupled = false, but {type(attack).__name__} has no step size of its own that could stay; "
                 "use pgd, or give the attack a step_size."
             )
-        return 1.5 * self.final / max(attack.steps, 1)
+        return attack.step_length()
 
 
 def searches(attack: Threat) -> bool:
     """Whether the attack has a search without checks; an ensemble, or a threat of somebody else, is called instead."""
-    return isinstance(attack, Attack) and type(attack).__call__ is Attack.__call__
+    return isinstance(attack, Attack)
 
 
 def bound_attack(spec: Spec, *, eps: float, norm: str) -> partial[Threat]:
