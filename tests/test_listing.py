@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,16 @@ def test_everything_is_listed_at_once() -> None:
     for kind in KINDS:
         assert kind.upper() in text.splitlines()
     assert all(f"  {name} " in text for name in attacks)
+
+
+def test_a_list_imports_only_what_it_shows() -> None:
+    code = (
+        "import sys; from vitruvius.listing import listing; print(listing('recipes')); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "digits/softmax" in done.stdout
+    code = "import sys; from vitruvius.listing import listing; listing('trackers'); sys.exit('timm' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_unknown_kind_is_answered_with_the_nearest() -> None:

@@ -33,6 +33,8 @@ _HOMES = {
     "train": "vitruvius.training",
 }
 
+_ALIASES = {"analyze": "analyse", "initialize": "initialise"}  # American spellings
+
 __all__ = [
     "__version__",
     "analyse",
@@ -51,6 +53,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Rooms open when they are first used, so `import vitruvius` is quick."""
+    name = _ALIASES.get(name, name)
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'vitruvius' has no attribute {name!r}")

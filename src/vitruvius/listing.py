@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius._keys import Key
 from vitruvius._recipes import find_recipe, recipe_files, recipes_folder
-from vitruvius.analysis import analyses
-from vitruvius.attacks import attacks
-from vitruvius.attention import attentions
-from vitruvius.compression.rules import rules
-from vitruvius.converters import converters
-from vitruvius.corruptions import corruptions
-from vitruvius.data import describe_sources
-from vitruvius.init import bases, inits
-from vitruvius.models import models
-from vitruvius.recipe_keys import chosen_sections
-from vitruvius.shifts import shifts
-from vitruvius.studies import studies
-from vitruvius.surgery import sockets
-from vitruvius.tasks import tasks
-from vitruvius.tracking import trackers
 
 __all__ = ["KINDS", "find_recipe", "listing", "recipes", "recipes_folder"]
 
@@ -35,23 +22,41 @@ def recipes() -> list[Row]:
     return [(name, "", _head(file)) for name, file in recipe_files().items()]
 
 
+def registered(room: str, registry: str) -> list[Row]:
+    """The pieces of one registry; only its room is imported."""
+    rows: list[Row] = getattr(import_module(f"vitruvius.{room}"), registry).describe()
+    return rows
+
+
+def models() -> list[Row]:
+    """The models under vitruvius/; their settings are timm's."""
+    return [(name, "", doc) for name, _, doc in registered("models", "models")]
+
+
+def told_by(room: str, function: str) -> list[Row]:
+    """What a function of a room lists; only that room is imported."""
+    rows: list[Row] = getattr(import_module(f"vitruvius.{room}"), function)()
+    return rows
+
+
 KINDS: dict[str, Callable[[], list[Row]]] = {
-    "analyses": analyses.describe,
-    "attacks": attacks.describe,
-    "attentions": attentions.describe,
-    "bases": bases.describe,
-    "converters": converters.describe,
-    "corruptions": corruptions.describe,
-    "data": describe_sources,
-    "inits": inits.describe,
-    "models": lambda: [(name, "", doc) for name, _, doc in models.describe()],
+    "analyses": partial(registered, "analysis", "analyses"),
+    "attacks": partial(registered, "attacks", "attacks"),
+    "attentions": partial(registered, "attention", "attentions"),
+    "bases": partial(registered, "init", "bases"),
+    "converters": partial(registered, "converters", "converters"),
+    "corruptions": partial(registered, "corruptions", "corruptions"),
+    "data": partial(told_by, "data", "describe_sources"),
+    "inits": partial(registered, "init", "inits"),
+    "models": models,
     "recipes": recipes,
-    "rules": rules.describe,
-    "shifts": shifts.describe,
-    "sockets": sockets,
-    "studies": studies.describe,
-    "tasks": tasks.describe,
-    "trackers": trackers.describe,
+    "rules": partial(registered, "compression.rules", "rules"),
+    "shifts": partial(registered, "shifts", "shifts"),
+    "sockets": partial(told_by, "surgery", "sockets"),
+    "studies": partial(registered, "studies", "studies"),
+    "targets": partial(registered, "targets", "target_kinds"),
+    "tasks": partial(registered, "tasks", "tasks"),
+    "trackers": partial(registered, "tracking", "trackers"),
 }
 
 
@@ -67,7 +72,9 @@ def listing(kind: str | None = None, section: str | None = None) -> str:
     if kind is not None and kind not in KINDS:
         known = [*KINDS, "keys"]
         raise UnknownName(f"nothing called {kind!r} to list{suggest(kind, known)} Kinds: {', '.join(known)}.")
-    chosen = [kind] if kind else list(KINDS)
+    chosen = list(KINDS)
+    if kind:
+        chosen = [kind]
     return "\n\n".join(_section(name.upper(), KINDS[name]()) for name in chosen)
 
 
@@ -79,6 +86,8 @@ def _head(file: Path) -> str:
 
 def _keys(section: str | None) -> str:
     """Sections of a recipe: every key with what it does, its type and its default."""
+    from vitruvius.recipe_keys import chosen_sections  # which imports every section's room
+
     texts = []
     for name, (about, keys) in chosen_sections(section).items():
         rows = [(key.name, _type_and_default(key), key.help) for key in keys]

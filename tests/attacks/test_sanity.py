@@ -52,7 +52,7 @@ def test_a_staircase_is_caught_by_black_box_unbounded_and_the_surrogate() -> Non
     findings = look(Staircase(), surrogate=net, queries=300)
     for name in ("zero gradients", "unbounded", "black box", "transfer", "adaptive"):
         assert not findings[name].passed, name
-    assert findings["adaptive"].numbers["images only it fells"] >= 5
+    assert findings["adaptive"].numbers["images only it breaks"] >= 5
 
 
 def test_randomness_is_noticed_and_answered_with_averaged_gradients() -> None:
@@ -80,8 +80,8 @@ def test_an_honest_model_is_not_hurt_more_through_itself() -> None:
 
 
 def test_findings_print_and_become_json() -> None:
-    finding = Finding(name="black box", passed=False, sentence="a search fells images", numbers={"accuracy": 0.5})
-    assert str(finding) == "suspicious  black box: a search fells images (accuracy 0.5)"
+    finding = Finding(name="black box", passed=False, sentence="a search breaks images", numbers={"accuracy": 0.5})
+    assert str(finding) == "suspicious  black box: a search breaks images (accuracy 0.5)"
     assert finding.to_dict()["numbers"] == {"accuracy": 0.5}
 
 

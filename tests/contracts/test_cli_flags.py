@@ -39,7 +39,7 @@ FLAGS = {
     ],
     "bench": ["what"],
     "export": ["run", "--format", "--sparse", "--out"],
-    "list": ["kind"],
+    "list": ["kind", "section"],
     "maps": ["target", "overrides", "--augment", "--images", "--out", "--figure"],
     "masks": ["maps", "--rule", "--sparsity", "--budget", "--protect", "--threshold", "--of", "--out", "--figure"],
     "report": ["runs", "--out", "--title"],

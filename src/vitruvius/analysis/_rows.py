@@ -62,7 +62,7 @@ def make_remarks(sums: Sums) -> list[str]:
 
 
 def _keys(sums: Sums, site: str, analysis: str) -> list[Key]:
-    """The observed statistics, one number a head."""
+    """The observed statistics, one number per head."""
     return [
         key
         for key, found in sums.moments.items()

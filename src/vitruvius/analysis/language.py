@@ -25,7 +25,7 @@ from vitruvius.analysis._table import Table
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
-PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))  # BERT and its kin, DistilBERT
+PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))  # BERT and similar encoders, DistilBERT
 HEAD_COUNTS = ("num_attention_heads", "n_heads")
 Tokens = Mapping[str, Tensor]  # input_ids (B, N), attention_mask (B, N), …
 
@@ -95,7 +95,7 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     if not found:
         raise NoSiteError(
             f"{type(model).__name__} has no attention with the projections {' or '.join(map('/'.join, PROJECTIONS))}; "
-            "BERT, RoBERTa, ELECTRA, DistilBERT and their kin do."
+            "BERT, RoBERTa, ELECTRA, DistilBERT and similar encoders do."
         )
     return found
 

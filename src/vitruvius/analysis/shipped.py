@@ -1,6 +1,6 @@
 """The curves the reproduction study ships (arXiv:2505.07908): CSV files with the columns Step, value, MIN, MAX.
 
-One row is one epoch. Step advances by 15 an epoch and by 17 after a resumption, so it does not tell the epoch.
+One row is one epoch. Step advances by 15 per epoch and by 17 after a resumption, so it does not tell the epoch.
 """
 
 from __future__ import annotations

@@ -91,17 +91,24 @@ def _block(analysis: str, rows: Sequence[Row]) -> str:
     sites = list(dict.fromkeys(row.site for row in rows))
     shown = names[:MOST]
     layers = layers_of(rows)
-    with_chance = any(found.chance is not None for (_, name), found in layers.items() if name in shown)
+    by_name: dict[str, list[Layer]] = {name: [] for name in shown}
+    for (_, name), found in layers.items():
+        if name in by_name:
+            by_name[name].append(found)
+    with_chance = any(map(_has_chance, by_name.values()))
     lines = [[analysis, *shown]]
     for site in sites:
         lines.append([site, *(_cell(layers.get((site, name)), with_chance) for name in shown)])
     if with_chance:
-        counts = [_count([found for (_, own), found in layers.items() if own == name]) for name in shown]
-        lines.append(["beyond chance", *counts])
+        lines.append(["beyond chance", *map(_count, by_name.values())])
     text = _aligned(lines)
     if names[MOST:]:
         text.append(f"… and {', '.join(names[MOST:])}")
     return "\n".join(text)
+
+
+def _has_chance(layers: Sequence[Layer]) -> bool:
+    return any(found.chance is not None for found in layers)
 
 
 def layers_of(rows: Sequence[Row]) -> dict[tuple[str, str], Layer]:

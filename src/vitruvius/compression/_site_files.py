@@ -93,7 +93,7 @@ def sites_from_json(text: str | None, tensors: Mapping[str, Tensor], source: obj
         rows: list[dict[str, Any]] = json.loads(text)
         sites = [Site(**{**row, "grid": tuple(row["grid"]) if row["grid"] else None}) for row in rows]
     except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{source} does not tell its sites in a way we understand ({error}).") from error
+        raise CheckpointError(f"{source} describes its sites in a form that cannot be read ({error}).") from error
     return {site.name: site for site in sites}
 
 

@@ -70,7 +70,7 @@ class Cost:
 
 @torch.no_grad()
 def account(model: PixelModel, *, measure: int = 0, element_bytes: int = 4) -> Cost:
-    """Cost of one image; with `measure` the median time of so many runs, as the machine is now."""
+    """Cost of one image; with `measure` the median time of that many runs, as the machine is now."""
     root, sites = inner(model), survey(model)
     x = next(root.parameters()).new_zeros(1, *model.data_config["input_size"])
     windows: dict[str, int] = {}

@@ -79,7 +79,9 @@ def load_export(path: str | Path) -> PixelModel:
     """A model from a safetensors export."""
     state, told = load_tensors(path)
     if told.get("kind") != KIND:
-        raise CheckpointError(f"{path} is not an export: it does not tell its model. `vitruvius export` makes them.")
+        raise CheckpointError(
+            f"{path} is not an export: it does not say what model it holds. `vitruvius export` makes them."
+        )
     config = build(ModelConfig, json.loads(told["model"]), source=str(path))
     rules = [build(AttentionRule, rule, source=str(path)) for rule in json.loads(told["attention"])]
     model = create_from_config(config, rules)

@@ -1,6 +1,6 @@
 """Average attention maps: the mean over images of the weights that every site really gives, streamed in float64.
 
-B batch, H heads, N queries, M keys. Windows of one image count as so many images.
+B batch, H heads, N queries, M keys. Every window of an image counts as one image.
 """
 
 from __future__ import annotations

@@ -101,22 +101,22 @@ def _forced(levels: Tensor, map_: Tensor, tokens: tuple[int, ...], site: Site) -
 def _search(
     levels: Mapping[str, Tensor], maps: Mapping[str, Tensor], forced: Mapping[str, Tensor], share: float, budget: Budget
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Exactly the wanted share, in each purse of the budget."""
+    """Exactly the wanted share, in each group of the budget."""
     if not 0 <= share < 1:
         raise ConfigError(f"sparsity = {share}, expected a share of pairs from 0 to below 1.")
     keep = {name: force.clone() for name, force in forced.items()}
     limits = {}
-    for purse, slots in _purses(levels, budget).items():
+    for group, slots in _groups(levels, budget).items():
         pieces = [[table[name][index].flatten() for name, index in slots] for table in (levels, maps, forced)]
         level, value, force = (torch.cat(piece) for piece in pieces)
-        chosen, limits[purse] = _cut(level, value.cpu(), force, share, purse)
+        chosen, limits[group] = _cut(level, value.cpu(), force, share, group)
         for (name, index), part in zip(slots, chosen.split([len(piece) for piece in pieces[0]]), strict=True):
             keep[name][index] = part.view(keep[name][index].shape)
     return keep, limits
 
 
-def _purses(levels: Mapping[str, Tensor], budget: Budget) -> dict[str, list[tuple[str, Any]]]:
-    """What shares one limit: (site, heads) by the purse's name."""
+def _groups(levels: Mapping[str, Tensor], budget: Budget) -> dict[str, list[tuple[str, Any]]]:
+    """What shares one limit: (site, heads) by the group's name."""
     if budget == "global":
         return {"all": [(name, slice(None)) for name in levels]}
     if budget == "layer":
@@ -126,13 +126,13 @@ def _purses(levels: Mapping[str, Tensor], budget: Budget) -> dict[str, list[tupl
     raise ConfigError(f"budget = {budget!r}, expected global, layer or head.")
 
 
-def _cut(level: Tensor, value: Tensor, forced: Tensor, share: float, purse: str) -> tuple[Tensor, float]:
+def _cut(level: Tensor, value: Tensor, forced: Tensor, share: float, group: str) -> tuple[Tensor, float]:
     """Keep what is forced and then the lowest levels, ties by attention; and the first level that goes."""
     wanted = len(level) - round(share * len(level))
     if int(forced.sum()) > wanted:
         most = 1 - int(forced.sum()) / len(level)
         raise ConfigError(
-            f"sparsity {share:.4g} cannot be reached in {purse}: protected rows and columns and one key for every "
+            f"sparsity {share:.4g} cannot be reached in {group}: protected rows and columns and one key for every "
             f"query alone keep {int(forced.sum()):,} of {len(level):,} pairs. At most {most:.4f}, or protect less."
         )
     free = (~forced).nonzero().flatten()

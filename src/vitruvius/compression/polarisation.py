@@ -81,7 +81,7 @@ def _front(chosen: Tensor) -> Tensor:
 
 
 def describe(polarised: Mapping[str, Polarised]) -> str:
-    """Global tokens and densities, a line a site."""
+    """Global tokens and densities, one line per site."""
     width = max(len("site"), *(len(name) for name in polarised))
     lines = [f"{'site':<{width}}  global tokens by head    denser part  sparser part", "-" * (width + 53)]
     for name, one in polarised.items():

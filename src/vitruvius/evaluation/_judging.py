@@ -37,7 +37,7 @@ def judge(
 def run_threat(
     model: nn.Module, threat: Any, x: Tensor, y: Tensor, ids: Tensor, batch_size: int
 ) -> tuple[Tensor, Columns]:
-    """x', and what the threat itself recorded: for an ensemble, whether each image stood after each of its stages."""
+    """x', and what the threat itself recorded: for an ensemble, which images were robust after each stage."""
     if isinstance(threat, Ensemble):
         outcome = threat.run(model, x, y, ids=ids, batch_size=threat.batch_size or batch_size)
         record = {f"{AFTER}{name}": robust for name, robust in outcome.robust_by_stage().items()}

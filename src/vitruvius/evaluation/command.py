@@ -34,7 +34,7 @@ class EvaluateOptions:
     shifts: Sequence[str] = ()  # imagenet-c:/path
     sanity: str | float | None = None  # ε of the checks against gradient masking, in pixels: 8/255
     calibrate: str | None = None  # split that a temperature is fitted on; held-out: of a run's own training images
-    images: int | None = None  # judge so many images of the data, a fixed random choice; default all
+    images: int | None = None  # how many images of the data to judge, a fixed random choice; default all
     baseline: str | None = None  # another run, evaluated under the same shifts, that mCE is against
 
     @property

@@ -52,7 +52,7 @@ def plain_surrogate(model: nn.Module) -> nn.Module | None:
 
 
 def save_findings(findings: list[Finding], path: str | Path) -> None:
-    """As JSON, one object a check."""
+    """As JSON, one object per check."""
     atomic_write_text(path, json.dumps([finding.to_dict() for finding in findings], indent=1) + "\n")
 
 

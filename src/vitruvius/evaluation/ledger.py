@@ -1,4 +1,4 @@
-"""The ledger: one row an image, one group of columns a threat; written as it grows, resumed where it stopped.
+"""The ledger: one row per image, one group of columns per threat; written as it grows, resumed where it stopped.
 
 ledger.json            what is judged (data, model, weights), and the threats in order of appearance
 parts/…                the rows of one batch under one threat, written in one step: a kill loses no more than that
@@ -22,7 +22,7 @@ from vitruvius._errors import CheckpointError, RunError
 from vitruvius._files import atomic_write_text, ensure_writable, load_tensors, read_text, save_tensors, sweep
 from vitruvius.evaluation.threats import Entry
 
-AFTER = "standing after "  # columns of an ensemble: which images each of its stages left standing
+AFTER = "standing after "  # columns of an ensemble: which images were robust after each of its stages
 Columns = dict[str, Tensor]  # every column (n,), `id` among them
 MEANINGS = (
     "id, label, prediction, confidence (max softmax), correct, loss, top5, max_logit, energy (logsumexp of logits), "

@@ -52,7 +52,7 @@ class Score:
 class Report:
     """Scores by threat, the worst case over attacks, and the ledger they come from.
 
-    Corruptions are judged by their mean and are no part of the worst case.
+    Corruptions are judged by their mean and are not part of the worst case.
     """
 
     data: str
@@ -148,8 +148,8 @@ def _score(ledger: Ledger, name: str, entry: Entry) -> Score:
         family="" if entry.severity is None else family(entry),
         seconds=float(rows["seconds"].double().sum()),
         stages={
-            column.removeprefix(AFTER): float(standing.double().mean())
-            for column, standing in rows.items()
+            column.removeprefix(AFTER): float(robust.double().mean())
+            for column, robust in rows.items()
             if column.startswith(AFTER)
         },
     )

@@ -81,7 +81,9 @@ class _Examination:
     def __init__(self, plan: Sanity, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> None:
         self.plan, self.model, self.x, self.y = plan, model, x, y
         self.batches = list(zip(*(part.split(plan.batch_size or len(y)) for part in (x, y, ids)), strict=True))
-        self.known: dict[tuple[Threat, nn.Module], Tensor] = {}  # what stands after an attack: some are asked for twice
+        self.known: dict[
+            tuple[Threat, nn.Module], Tensor
+        ] = {}  # which images are robust to an attack: some are asked for twice
         self.spread = self._spread()
         if self.spread > 0:
             self.passes = plan.eot_iterations
@@ -89,7 +91,7 @@ class _Examination:
             self.passes = 1
 
     def findings(self) -> list[Finding]:
-        white = self._stands(self._apgd(self.plan.eps)) & self._stands(self._apgd(self.plan.eps, loss=MARGIN))
+        white = self._robust(self._apgd(self.plan.eps)) & self._robust(self._apgd(self.plan.eps, loss=MARGIN))
         checks: list[Callable[[Tensor], Finding]] = [self._randomness, self._zero_gradients, self._steps, self._radius]
         checks += [self._unbounded, self._black_box]
         if self.plan.surrogate is not None:
@@ -128,27 +130,27 @@ class _Examination:
 
     def _unbounded(self, white: Tensor) -> Finding:
         everything = {"linf": 1.0, "l2": self.x[0].numel() ** 0.5, "l1": float(self.x[0].numel())}[self.plan.norm.name]
-        left = self._stands(self._apgd(everything)) & self._stands(self._apgd(everything, loss=MARGIN))
+        left = self._robust(self._apgd(everything)) & self._robust(self._apgd(everything, loss=MARGIN))
         accuracy = float(left.double().mean())
         passed = int(left.sum()) <= self._tolerated()
-        sentence = "with every image allowed, " + ("none stands" if passed else "some still stand")
+        sentence = "with every image allowed, " + ("none is robust" if passed else "some are still robust")
         return Finding(name="unbounded", passed=passed, sentence=sentence, numbers={"accuracy": accuracy})
 
     def _black_box(self, white: Tensor) -> Finding:
         square = Square(eps=self.plan.eps, norm=self.plan.norm, queries=self.plan.queries, seed=self.plan.seed)
-        return self._not_stronger("black box", "a search without gradients", self._stands(square), white)
+        return self._not_stronger("black box", "a search without gradients", self._robust(square), white)
 
     def _transfer(self, white: Tensor) -> Finding:
         assert self.plan.surrogate is not None
-        stands = self._stands(self._apgd(self.plan.eps, loss=MARGIN), self.plan.surrogate)
-        return self._not_stronger("transfer", "an attack on the surrogate", stands, white)
+        robust = self._robust(self._apgd(self.plan.eps, loss=MARGIN), self.plan.surrogate)
+        return self._not_stronger("transfer", "an attack on the surrogate", robust, white)
 
     def _adaptive(self, white: Tensor) -> Finding:
         assert self.plan.surrogate is not None
         through = SurrogateGradient(self.model, self.plan.surrogate)
-        stands = self._stands(self._apgd(self.plan.eps), through)
-        stands = stands & self._stands(self._apgd(self.plan.eps, loss=MARGIN), through)
-        return self._not_stronger("adaptive", "an attack with the surrogate's gradients", stands, white)
+        robust = self._robust(self._apgd(self.plan.eps), through)
+        robust = robust & self._robust(self._apgd(self.plan.eps, loss=MARGIN), through)
+        return self._not_stronger("adaptive", "an attack with the surrogate's gradients", robust, white)
 
     def _falling(
         self, name: str, sentence: str, settings: Sequence[float], accuracies: list[float], unit: str
@@ -162,15 +164,15 @@ class _Examination:
             sentence = sentence.replace("does not rise", "rises")
         return Finding(name=name, passed=passed, sentence=sentence, numbers=numbers)
 
-    def _not_stronger(self, name: str, who: str, stands: Tensor, white: Tensor) -> Finding:
-        surprises = int((white & ~stands).sum())
+    def _not_stronger(self, name: str, who: str, robust: Tensor, white: Tensor) -> Finding:
+        surprises = int((white & ~robust).sum())
         passed = surprises <= self._tolerated()
         numbers = {
-            "its accuracy": float(stands.double().mean()),
+            "its accuracy": float(robust.double().mean()),
             "white-box accuracy": float(white.double().mean()),
-            "images only it fells": float(surprises),
+            "images only it breaks": float(surprises),
         }
-        sentence = f"{who} fells {'nothing' if passed else 'images'} that the white-box attack does not"
+        sentence = f"{who} breaks {'nothing' if passed else 'images'} that the white-box attack does not"
         return Finding(name=name, passed=passed, sentence=sentence, numbers=numbers)
 
     def _tolerated(self) -> int:
@@ -182,9 +184,9 @@ class _Examination:
         return APGD(eps=eps, norm=self.plan.norm, **chosen)
 
     def _accuracy(self, threat: Threat) -> float:
-        return float(self._stands(threat).double().mean())
+        return float(self._robust(threat).double().mean())
 
-    def _stands(self, threat: Threat, victim: nn.Module | None = None) -> Tensor:
+    def _robust(self, threat: Threat, victim: nn.Module | None = None) -> Tensor:
         """Which images the model has right after an attack on itself, or on a victim in its place."""
         key = (threat, victim or self.model)
         if key not in self.known:
@@ -192,7 +194,7 @@ class _Examination:
         return self.known[key]
 
     def _over(self, judge: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """One answer an image, batch by batch."""
+        """One answer per image, batch by batch."""
         return torch.cat([judge(*batch) for batch in self.batches])
 
     @torch.no_grad()

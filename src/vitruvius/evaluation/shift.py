@@ -6,6 +6,7 @@ B images in a batch, K classes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,16 +87,24 @@ def evaluate_shift(
     )
     _check(model, shift, examiner.input_size)
     _begin(examiner)
-    remarks = [remark for part in shift.parts for remark in _judge(examiner, part)]
-    if process.world_size > 1:
-        ledger.join(process.gather(ledger.columns))
-    said = say_once(shift.name, len(shift.parts), (remark for some in process.gather(remarks) for remark in some))
+    remarks = [*shift.remarks, *_judge_all(examiner)]
     if baseline is None and shift.name == "imagenet-c":
         baseline = alexnet()
-    report = summarise_shift(ledger, shift, [*shift.remarks, *said], baseline, clean_error, temperature)
+    report = summarise_shift(ledger, shift, remarks, baseline, clean_error, temperature)
     if folder is not None:
         process.on_first(lambda: _keep(ledger, report, Path(folder)))
     return report
+
+
+def _judge_all(who: _Examiner) -> list[str]:
+    """Every part in turn, then the rows of all processes together; what was remarkable, each remark once."""
+    own: list[Remark | str] = []
+    for part in who.shift.parts:
+        own += _judge(who, part)
+    if who.process.world_size > 1:
+        who.ledger.join(who.process.gather(who.ledger.columns))
+    every = itertools.chain.from_iterable(who.process.gather(own))
+    return say_once(who.shift.name, len(who.shift.parts), every)
 
 
 def _begin(who: _Examiner) -> None:

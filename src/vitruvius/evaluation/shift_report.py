@@ -147,10 +147,7 @@ def reduce_entries(
     rows = {entry.spec: ledger.rows(entry.spec) for entry in entries}
     parts = [_score(entry, rows[entry.spec], outside=entry.spec in apart) for entry in entries]
     inside = [columns for spec, columns in rows.items() if spec not in apart]
-    out = [columns for spec, columns in rows.items() if spec in apart]
-    detection: dict[str, Any] = {}
-    if out and inside:
-        detection = detection_of(out[0], inside[0])
+    outer = [columns for spec, columns in rows.items() if spec in apart]
     corruption: dict[str, Any] = {}
     if graded := _graded(entries, benchmark):
         corruption = corruption_of(ledger, graded, baseline, clean_error)
@@ -160,10 +157,17 @@ def reduce_entries(
         remarks=few_images([part for part in parts if not part.outside]),
         clean_error=clean_error,
         corruption=corruption,
-        detection=detection,
+        detection=_detection(outer, inside),
         reliability=_reliability(clean, inside),
         ledger=ledger,
     )
+
+
+def _detection(outside: Sequence[Columns], inside: Sequence[Columns]) -> dict[str, Any]:
+    """How well images from outside the classes are told apart, where there are such images."""
+    if not outside or not inside:
+        return {}
+    return detection_of(outside[0], inside[0])
 
 
 def _graded(entries: Sequence[Entry], benchmark: Sequence[str]) -> dict[tuple[str, int], Entry]:

@@ -30,7 +30,7 @@ def attack_convergence(
         return
     attack = PGD(eps=eps, steps=steps, step_size=step_size, seed=seed, norm=norm)
     losses = torch.zeros(steps + 1, dtype=torch.float64)
-    standing = torch.zeros(steps + 1, dtype=torch.float64)
+    correct = torch.zeros(steps + 1, dtype=torch.float64)
     with torch.no_grad(), frozen(subject.model):
         for x, y, ids in subject.batches():
             dice = Dice(ids.to(x.device), seed)
@@ -40,16 +40,16 @@ def attack_convergence(
                 else:
                     logits = here.logits
                 losses[step] += attack.objective(logits, y).double().sum().cpu()
-                standing[step] += (logits.argmax(1) == y).double().sum().cpu()
+                correct[step] += (logits.argmax(1) == y).double().sum().cpu()
     n = len(subject.y)
     for step in range(steps + 1):
         if str(step) not in done:
-            accuracy, loss = float(standing[step] / n), float(losses[step] / n)
+            accuracy, loss = float(correct[step] / n), float(losses[step] / n)
             yield {"key": str(step), "step": step, "eps": eps, "loss": loss, "accuracy": accuracy, "n": n}
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Loss against the step, one line a model."""
+    """Loss against the step, one line per model."""
     with figure_style():
         figure, axes = new_axes()
         for index, model in enumerate(dict.fromkeys(row["model"] for row in rows)):

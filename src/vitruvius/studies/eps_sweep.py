@@ -36,9 +36,7 @@ def eps_sweep(
     for strength in eps:
         key = f"{space}/{strength:.6g}"
         if key not in done:
-            correct = sum(
-                _standing(subject, x, y, ids, strength, steps, space, seed) for x, y, ids in subject.batches()
-            )
+            correct = sum(_correct(subject, x, y, ids, strength, steps, space, seed) for x, y, ids in subject.batches())
             n = len(subject.y)
             low, high = wilson(correct, n)
             yield {
@@ -53,7 +51,7 @@ def eps_sweep(
             }
 
 
-def _standing(
+def _correct(
     subject: Subject, x: Tensor, y: Tensor, ids: Tensor, eps: float, steps: int, space: Space, seed: int
 ) -> int:
     """Images of a batch that stay correct."""
@@ -70,7 +68,7 @@ def _standing(
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Accuracy against ε, one line a model and space."""
+    """Accuracy against ε, one line per model and space."""
     with figure_style():
         figure, axes = new_axes()
         for index, (model, space) in enumerate(dict.fromkeys((row["model"], row["space"]) for row in rows)):

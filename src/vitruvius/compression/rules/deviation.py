@@ -1,4 +1,4 @@
-"""Keys above the mean of their row by so many standard deviations stay.       H heads, N queries, M keys"""
+"""Keys above the mean of their row by a number of standard deviations stay.       H heads, N queries, M keys"""
 
 from __future__ import annotations
 

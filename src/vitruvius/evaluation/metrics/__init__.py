@@ -1,4 +1,4 @@
-"""Numbers from ledgers: corruption errors, calibration, selective answers, detection, temperature; one idea a file."""
+"""Numbers from ledgers: corruption errors, calibration, detection, temperature; one idea per file."""
 
 from vitruvius.evaluation.metrics.bootstrap import Interval, bootstrap
 from vitruvius.evaluation.metrics.calibration import (

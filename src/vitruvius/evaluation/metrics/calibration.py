@@ -66,7 +66,7 @@ class EqualWidth:
 
 @dataclass(frozen=True, kw_only=True)
 class EqualMass:
-    """Adaptive bins: images in order of confidence, `size` in each bin, or so many that there are `number` bins.
+    """Adaptive bins: images in order of confidence, `size` in each bin, or as many as make `number` bins.
 
     With a size, the last bin takes the remainder, as in the released code of the papers.
     """

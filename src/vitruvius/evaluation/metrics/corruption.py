@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -67,21 +67,25 @@ def corruption_errors(errors: Errors, baseline: Baseline, *, clean_error: float 
     skipped: list[str] = []
     for name, row in errors.items():
         theirs = baseline.errors.get(name, {})
-        both = [severity for severity in row if severity in theirs]
         skipped += _skipped(name, row, theirs)
+        both = row.keys() & theirs.keys()
         if not both:
             continue
-        ours_sum = math.fsum(row[severity] for severity in both)
-        theirs_sum = math.fsum(theirs[severity] for severity in both)
+        ours_sum = _sum_over(row, both)
+        theirs_sum = _sum_over(theirs, both)
         ce[name] = _ratio(ours_sum, theirs_sum, name, baseline)
-        if clean_error is None or baseline.clean_error is None:
-            continue
-        rise = theirs_sum - len(both) * baseline.clean_error
-        if rise > 0:  # a corruption that does not hurt the baseline has no relative CE
-            relative[name] = (ours_sum - len(both) * clean_error) / rise
+        if clean_error is not None and baseline.clean_error is not None:
+            rise = theirs_sum - len(both) * baseline.clean_error
+            if rise > 0:  # a corruption that does not hurt the baseline has no relative CE
+                relative[name] = (ours_sum - len(both) * clean_error) / rise
     if not ce:
-        raise DataError(f"{baseline.name} knows none of these corruptions: {', '.join(errors) or 'there are none'}.")
+        named = ", ".join(errors) or "there are none"
+        raise DataError(f"{baseline.name} knows none of these corruptions: {named}.")
     return CorruptionErrors(baseline=baseline.name, ce=ce, relative_ce=relative, skipped=tuple(skipped))
+
+
+def _sum_over(row: Mapping[int, float], severities: Iterable[int]) -> float:
+    return math.fsum(row[severity] for severity in severities)
 
 
 def _skipped(name: str, row: Mapping[int, float], theirs: Mapping[int, float]) -> list[str]:

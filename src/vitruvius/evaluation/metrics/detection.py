@@ -41,7 +41,7 @@ def detect(outside: Tensor, inside: Tensor) -> Detection:
 
 
 def fpr_at_recall(outside: Tensor, inside: Tensor, *, recall: float = 0.95) -> float:
-    """The least share of known images above a threshold that finds at least so many of the outside ones."""
+    """The least share of known images above a threshold that finds at least that share of the outside ones."""
     fpr, tpr = _curve(outside, inside)
     return float(fpr[tpr >= recall - 1e-12].min())
 

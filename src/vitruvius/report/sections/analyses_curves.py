@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -24,15 +25,14 @@ def draw_curves(table: Table, analysis: str, statistic: str, *, xlabel: str, leg
     curves = [c for c in table.curves if c.analysis == analysis and c.statistic == statistic]
     observed = [curve for curve in curves if curve.null == ""]
     chosen = sorted({0, len(observed) // 2, len(observed) - 1})
-    scale = Scale.of([float(value) for curve in observed for value in curve.mean.mean(0)])
+    scale = Scale.of(np.concatenate([curve.mean.mean(0) for curve in observed]).tolist())
     title = words(statistic.removesuffix("_by_column"))
     with figure_style():
         figure, axes = new_axes(5.0, 3.1)
         for place in reversed(chosen):
             _draw_curve(axes, observed[place], scale, color=series(chosen.index(place)).colour, label=f"layer {place}")
-        middle = observed[chosen[len(chosen) // 2]].site
-        nulls = [curve for curve in curves if curve.null and curve.site == middle and _differs(curve, observed)]
-        _draw_nulls(axes, nulls, scale, labelled=legend)
+        middle = observed[chosen[len(chosen) // 2]]
+        _draw_nulls(axes, _nulls_of(middle, curves, observed), scale, labelled=legend)
         axes.set_title(title)
         axes.set_xlabel(xlabel)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
@@ -42,6 +42,12 @@ def draw_curves(table: Table, analysis: str, statistic: str, *, xlabel: str, leg
         else:
             axes.legend(loc="best", fontsize=8.5)  # of layers; the page explains the nulls
     return figure
+
+
+def _nulls_of(shown: Curve, curves: Sequence[Curve], observed: Sequence[Curve]) -> list[Curve]:
+    """The nulls at the site of a curve, those that differ from what is observed."""
+    here = [curve for curve in curves if curve.null and curve.site == shown.site]
+    return [curve for curve in here if _differs(curve, observed)]
 
 
 def _draw_nulls(axes: Axes, nulls: Sequence[Curve], scale: Scale, *, labelled: bool) -> None:
@@ -101,13 +107,20 @@ def _training_lines(
     rows: Sequence[Mapping[str, Any]], analysis: str, statistics: Sequence[str]
 ) -> list[tuple[list[float], list[float], dict[str, Any]]]:
     """(epochs, values, look) of each statistic on each batch."""
-    batches = list(dict.fromkeys(str(row["batch"]) for row in rows if row["analysis"] == analysis))
+    groups: dict[str, dict[str, list[Mapping[str, Any]]]] = {}  # statistic → batch → rows
+    batches: dict[str, int] = {}  # in order of appearance
+    for row in rows:
+        if row["analysis"] == analysis:
+            batch = str(row["batch"])
+            batches.setdefault(batch, len(batches))
+            groups.setdefault(row["statistic"], {}).setdefault(batch, []).append(row)
     lines = []
     for place, name in enumerate(statistics):
-        for line, batch in enumerate(batches):
-            own = [r for r in rows if (r["analysis"], r["statistic"], r["batch"]) == (analysis, name, batch)]
-            look = {"color": series(place).colour, "linestyle": LINES[line % len(LINES)]}
-            epochs, values = [float(row["epoch"]) for row in own], [float(row["mean"]) for row in own]
+        for batch, number in batches.items():
+            own = groups.get(name, {}).get(batch, [])
+            epochs = [float(row["epoch"]) for row in own]
+            values = [float(row["mean"]) for row in own]
+            look = {"color": series(place).colour, "linestyle": LINES[number % len(LINES)]}
             lines.append((epochs, values, {**look, "label": f"{words(name)}, {batch}"}))
     return lines
 

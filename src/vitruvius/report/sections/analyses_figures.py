@@ -39,7 +39,7 @@ class Scale:
         return list(values)
 
     def label(self, axes: Axes) -> None:
-        """Ticks that tell the numbers."""
+        """Ticks that show the numbers."""
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=self.powers))
         if self.powers:
             axes.yaxis.set_major_formatter(FuncFormatter(lambda power, _: _power_of_ten(power)))

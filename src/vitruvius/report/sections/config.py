@@ -45,16 +45,25 @@ def _owned(runs: Sequence[Run], key: str, values: Sequence[str]) -> list[str]:
 
 def flatten(table: Any, prefix: str = "") -> dict[str, str]:
     """Nested tables and lists as dotted keys, values as text."""
-    if isinstance(table, dict):
-        items = [(str(key), value) for key, value in table.items()]
-    elif isinstance(table, list) and (not table or any(isinstance(item, dict | list) for item in table)):
-        items = [(str(place), value) for place, value in enumerate(table)]
-    else:
+    items = _items(table)
+    if items is None:
         return {prefix: str(table)}
     flat: dict[str, str] = {}
     for key, value in items:
-        flat |= flatten(value, f"{prefix}.{key}" if prefix else key)
+        dotted = key
+        if prefix:
+            dotted = f"{prefix}.{key}"
+        flat |= flatten(value, dotted)
     return flat
+
+
+def _items(table: Any) -> list[tuple[str, Any]] | None:
+    """Keys and values of a table, or of a list that is empty or holds tables; None of a plain value."""
+    if isinstance(table, dict):
+        return [(str(key), value) for key, value in table.items()]
+    if isinstance(table, list) and (not table or any(isinstance(item, dict | list) for item in table)):
+        return [(str(place), value) for place, value in enumerate(table)]
+    return None
 
 
 def _flat_runs(runs: Sequence[Run]) -> dict[str, list[str]]:

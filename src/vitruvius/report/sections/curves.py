@@ -51,17 +51,21 @@ def curves(runs: Sequence[Run]) -> Sequence[Block]:
 
 def group_metrics(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Panel title → metrics: held-out before training, losses together, accuracies together."""
-    keys = {
-        key
-        for run in runs
-        for row in run.epochs
-        for key, value in row.items()
-        if number(value) is not None and (value or key not in EVENTS)
-    }
+    keys: set[str] = set()
+    for run in runs:
+        for row in run.epochs:
+            keys.update(key for key, value in row.items() if _is_drawn(key, value))
     panels: dict[str, list[str]] = {"loss": [], "accuracy": [], "accuracy under attack": [], "learning rate": []}
-    for key in sorted(keys - set(UNDRAWN), key=_prominence):
+    for key in sorted(keys, key=_prominence):
         panels.setdefault(_panel(key), []).append(key)
     return {title: keys for title, keys in panels.items() if keys}
+
+
+def _is_drawn(key: str, value: Any) -> bool:
+    """Whether a number belongs into a panel; events only where they have happened."""
+    if key in UNDRAWN or number(value) is None:
+        return False
+    return bool(value) or key not in EVENTS
 
 
 def line_styles(panels: dict[str, list[str]]) -> dict[str, Any]:
@@ -91,13 +95,17 @@ def draw_metrics(
 
 
 def _draw_line(axes: Axes, run: Run, key: str, line: Any) -> None:
-    rows = [row for row in run.epochs if key in row]  # not every epoch is validated
-    if not rows:
+    epochs = []
+    values = []
+    for row in run.epochs:
+        if key in row:  # not every epoch is validated
+            value = number(row[key])
+            epochs.append(row["epoch"])
+            values.append(math.nan if value is None else value)
+    if not epochs:
         return
-    epochs = [row["epoch"] for row in rows]
-    values = [math.nan if (value := number(row[key])) is None else value for row in rows]
     marker = ""
-    if len(rows) <= 12:
+    if len(epochs) <= 12:
         marker = run.look.marker
     look = {"color": run.look.colour, "linestyle": line, "marker": marker, "markersize": 3.5}
     axes.plot(epochs, values, label=f"{run.name}, {_words(key)}", **look)

@@ -62,7 +62,7 @@ def draw_maps(maps: dict[str, np.ndarray]) -> Figure:
 
 
 def draw_grid(pictures: Mapping[str, Sequence[np.ndarray]], label: Callable[[np.ndarray], str] | None = None) -> Figure:
-    """Pictures of values in [0, 1], a row a site, a column a head; each with a `label` below it."""
+    """Pictures of values in [0, 1], one row per site, one column per head; each with a `label` below it."""
     columns = max(len(heads) for heads in pictures.values())
     with figure_style():
         figure = Figure(figsize=(1.1 * columns + 1, 1.15 * len(pictures)), layout="constrained")
@@ -118,7 +118,7 @@ def shade(values: np.ndarray, num_keys: int) -> np.ndarray:
 
 
 def _rows(run: Run, maps: dict[str, np.ndarray]) -> list[dict[str, object]]:
-    """Wide: one row a query, one column a key."""
+    """Wide: one row per query, one column per key."""
     return [
         {"run": run.name, "site": site, "head": head, "query": query}
         | {f"key_{key}": f"{value:.3g}" for key, value in enumerate(row)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from matplotlib.figure import Figure
 from safetensors import SafetensorError, safe_open
@@ -43,7 +44,7 @@ def draw_masks(keep: Mapping[str, Tensor]) -> Figure:
 
 
 def draw_accuracy(curves: Mapping[str, Mapping[float, float]], *, dense: float) -> Figure:
-    """Accuracy against the share of pairs removed, one line a way; the dense accuracy beside them."""
+    """Accuracy against the share of pairs removed, one line per way; the dense accuracy beside them."""
     with figure_style():
         figure, axes = new_axes()
         axes.axhline(100 * dense, color="0.5", linewidth=1, linestyle=(0, (4, 3)), label="dense")
@@ -57,7 +58,7 @@ def draw_accuracy(curves: Mapping[str, Mapping[float, float]], *, dense: float) 
 
 
 def draw_cycles(points: Mapping[str, Mapping[float, float]]) -> Figure:
-    """Cycles of the accelerator against the share of pairs removed, one line a part."""
+    """Cycles of the accelerator against the share of pairs removed, one line per part."""
     with figure_style():
         figure, axes = new_axes()
         for index, (name, cycles) in enumerate(points.items()):
@@ -72,21 +73,24 @@ def draw_cycles(points: Mapping[str, Mapping[float, float]]) -> Figure:
 
 def read_masks(run: Run) -> Masks | None:
     """The masks in the checkpoint of a run: what the model really does."""
-    files = (run.folder / name for name in ("best.safetensors", "last.safetensors"))
-    path = next((file for file in files if file.is_file()), None)
     keep: dict[str, Tensor] = {}
-    if path is not None:
-        with (
-            contextlib.suppress(SafetensorError, OSError),
-            safe_open(path, framework="pt") as file,
-        ):  # remarked elsewhere
-            names = [name for name in file.keys() if name.endswith(KEYS)]  # noqa: SIM118 (not a dict)
-            keep = {name.partition(".core.")[0]: file.get_tensor(name) for name in sorted(names, key=natural)}
+    for name in ("best.safetensors", "last.safetensors"):
+        if (run.folder / name).is_file():
+            keep = _read_keep(run.folder / name)
+            break
+    if not keep:
+        return None
     sites = guess_sites(keep)
     protected = {name: tuple(range(site.num_prefix_tokens)) for name, site in sites.items()}
-    if keep:
-        return Masks(keep=keep, sites=sites, protected=protected)
-    return None
+    return Masks(keep=keep, sites=sites, protected=protected)
+
+
+def _read_keep(path: Path) -> dict[str, Tensor]:
+    """The pattern of every site; nothing from a damaged file, which is remarked elsewhere."""
+    with contextlib.suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
+        names = [name for name in file.keys() if name.endswith(KEYS)]  # noqa: SIM118 (not a dict)
+        return {name.partition(".core.")[0]: file.get_tensor(name) for name in sorted(names, key=natural)}
+    return {}
 
 
 def _grid(run: Run, found: Masks | None) -> list[Block]:

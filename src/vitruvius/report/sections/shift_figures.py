@@ -54,14 +54,13 @@ def draw_severities(runs: Sequence[Run], name: str) -> Figure:
 
 def mean_by_severity(report: ShiftReport) -> dict[int, float]:
     """Severity → accuracy averaged over the corruptions that have it; 0 is clean."""
-    grid = report.accuracies
-    if report.clean_error is None:
-        start = {}
-    else:
-        start = {0: 1 - report.clean_error}
-    severities = sorted({severity for row in grid.values() for severity in row})
-    columns = {s: [row[s] for row in grid.values() if s in row] for s in severities}
-    return start | {s: sum(column) / len(column) for s, column in columns.items()}
+    columns: dict[int, list[float]] = {}
+    if report.clean_error is not None:
+        columns[0] = [1 - report.clean_error]
+    for row in report.accuracies.values():
+        for severity, accuracy in row.items():
+            columns.setdefault(severity, []).append(accuracy)
+    return {severity: sum(columns[severity]) / len(columns[severity]) for severity in sorted(columns)}
 
 
 def _draw_cell(axes: Axes, x: int, y: int, accuracy: float) -> None:

@@ -1,4 +1,4 @@
-"""Accuracy against ε: one panel an attack that was run at several strengths, from clean onwards."""
+"""Accuracy against ε: one panel per attack that was run at several strengths, from clean onwards."""
 
 from __future__ import annotations
 

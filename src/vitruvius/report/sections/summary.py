@@ -1,4 +1,4 @@
-"""Summary: one card a run, with clean and worst-case accuracy and their 95 % intervals."""
+"""Summary: one card per run, with clean and worst-case accuracy and their 95 % intervals."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def threats(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def draw_threats(runs: Sequence[Run]) -> Figure:
-    """Dots with intervals: one line a threat, one colour a run."""
+    """Dots with intervals: one line per threat, one colour per run."""
     labels = label_threats(runs)
     with figure_style():
         figure, axes = new_axes(5.4, 0.9 + len(labels) * max(0.32, 0.115 * len(runs)))
@@ -82,13 +82,12 @@ def _find(run: Run, spec: str) -> Threat | None:
 
 def _table(runs: Sequence[Run], labels: dict[str, str], rows: list[dict[str, object]]) -> Table:
     columns = [Column(title="threat"), *(Column(title=run.name, numeric=True) for run in runs)]
-    cells = [
-        [Cell(text=label, detail=_detail(spec, label)), *(_cell(run, spec) for run in runs)]
-        for spec, label in labels.items()
-    ]
+    cells = []
+    for spec, label in labels.items():
+        cells.append([Cell(text=label, detail=_detail(spec, label)), *(_cell(run, spec) for run in runs)])
     if any(run.worst_case and len(run.threats) > 1 for run in runs):
-        worst = [run.worst_case for run in runs]
-        cells.append([Cell(text="worst case", detail="right under every threat"), *(_accuracy(one) for one in worst)])
+        worst = [_accuracy(run.worst_case) for run in runs]
+        cells.append([Cell(text="worst case", detail="right under every threat"), *worst])
     return Table(
         name="threats-table", columns=columns, cells=cells, rows=rows, caption="Top-1 accuracy and 95 % interval."
     )

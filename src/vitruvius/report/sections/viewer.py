@@ -40,9 +40,14 @@ def viewer(runs: Sequence[Run]) -> Sequence[Block]:
     shown = [(run, run.examples) for run in runs if run.examples is not None]
     if not shown:
         return []
-    fitted = [(run, *fit(examples, MAX_BYTES // len(shown))) for run, examples in shown]
-    notes = [Note(text=f"{run.name}: {note}") for run, _, note in fitted if note]
-    return [Viewer(runs=[_entry(run, examples) for run, examples, _ in fitted]), *notes]
+    entries = []
+    notes = []
+    for run, examples in shown:
+        fitted, note = fit(examples, MAX_BYTES // len(shown))
+        entries.append(_entry(run, fitted))
+        if note:
+            notes.append(Note(text=f"{run.name}: {note}"))
+    return [Viewer(runs=entries), *notes]
 
 
 def fit(examples: Examples, max_bytes: int) -> tuple[Examples, str]:
