@@ -25,6 +25,7 @@ FLAGS = {
         "--limit",
         "--workers",
     ],
+    "cycles": ["target", "overrides", "--head-dim", "--threshold"],
     "demo": ["--out"],
     "evaluate": [
         "target",

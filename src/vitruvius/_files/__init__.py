@@ -3,6 +3,7 @@
 Local writes are atomic (temporary file in the same folder, fsync, `os.replace`); object stores put whole objects.
 """
 
+from vitruvius._files._arrays import is_array, read_arrays, read_mask_arrays
 from vitruvius._files._mirror import Mirror, fetch, place_of
 from vitruvius._files._paths import (
     StrPath,
@@ -28,11 +29,14 @@ __all__ = [
     "ensure_writable",
     "exists",
     "fetch",
+    "is_array",
     "is_url",
     "join",
     "load_tensors",
     "place_of",
+    "read_arrays",
     "read_bytes",
+    "read_mask_arrays",
     "read_text",
     "save_tensors",
     "sweep",

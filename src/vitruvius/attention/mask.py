@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite, suggest
-from vitruvius._files import StrPath, load_tensors
+from vitruvius._files import StrPath, is_array, load_tensors, read_mask_arrays
 from vitruvius.attention._core import Stage, attentions
 from vitruvius.heads import Heads, Site
 
@@ -21,8 +21,9 @@ class Mask(Stage):
     """Keep a fixed pattern of query-key pairs per head (ViTCoD, You et al. 2023, arXiv:2210.09573).
 
     The pattern comes from a safetensors file or a tensor, True = kept. `file` holds one bool tensor (H, N, M) a site,
-    under the site's name. `keep` is such a tensor, or "all": everything is kept until a checkpoint brings its own
-    pattern. The pattern travels in the checkpoint.
+    under the site's name; ViTCoD's arrays (info_0.9.npy, or a LeViT's folder of mask_*.npy) are read too. `keep` is
+    such a tensor, or "all": everything is kept until a checkpoint brings its own pattern. The pattern travels in the
+    checkpoint.
     """
 
     keep: Tensor
@@ -80,7 +81,7 @@ def _pattern(site: Site, file: StrPath | None, keep: Tensor | Literal["all"] | N
 
 
 def _read(site: Site, file: StrPath) -> Tensor:
-    masks, _ = load_tensors(file)
+    masks = _load(file)
     if site.name not in masks:
         known = ", ".join(sorted(masks)[:4]) + (" …" if len(masks) > 4 else "")
         raise UnsuitableSite(
@@ -88,3 +89,11 @@ def _read(site: Site, file: StrPath) -> Tensor:
             "Choose those sites with where=…"
         )
     return masks[site.name]
+
+
+def _load(file: StrPath) -> dict[str, Tensor]:
+    """Patterns by site, True = kept; in ViTCoD's arrays True is what was removed."""
+    if is_array(file):
+        return read_mask_arrays(file)
+    masks, _ = load_tensors(file)
+    return masks

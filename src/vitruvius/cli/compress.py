@@ -35,7 +35,11 @@ def run_maps(options: argparse.Namespace) -> None:
 def masks_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("maps", metavar="MAPS", help="from `vitruvius maps`, or ViTCoD's .npy")
     parser.add_argument(
-        "--rule", default="information", metavar="NAME:key=value,…", help="e.g. information:mass=0.9, ratio:ratio=0.8"
+        "--rule",
+        action="append",
+        metavar="[SITES=]NAME:key=value,…",
+        help="e.g. information:mass=0.9; several for patterns of sites, 'stages.0.*=information:mass=0.46' "
+        "(default: information)",
     )
     parser.add_argument("--sparsity", type=float, help="share of all pairs to remove, exactly, e.g. 0.9")
     parser.add_argument(
@@ -63,7 +67,7 @@ def run_masks(options: argparse.Namespace) -> None:
 
     masks, text = masks_of_maps(
         options.maps,
-        options.rule,
+        options.rule or "information",
         options.out,
         sparsity=options.sparsity,
         budget=options.budget,
@@ -74,6 +78,23 @@ def run_masks(options: argparse.Namespace) -> None:
     if options.figure:
         save_figure(draw_masks(masks.keep), options.figure)
     print(text)
+
+
+def cycles_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="MASKS|RUN", help="a file of masks, ViTCoD's .npy or folder, or a run folder")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings of the run")
+    parser.add_argument("--head-dim", type=int, help="channels of a head (default: what the masks' sites say, else 64)")
+    parser.add_argument("--threshold", type=int, help="queries that make a token global (default: a quarter of them)")
+
+
+def run_cycles(options: argparse.Namespace) -> None:
+    """Cycles of ViTCoD's accelerator for the masks of a file or run, beside the dense ones; a model, no measurement."""
+    from vitruvius.compression.command import cycles_of
+
+    table, path = cycles_of(
+        options.target, head_dim=options.head_dim, threshold=options.threshold, overrides=options.overrides
+    )
+    print(f"{table}\n\n{path}")
 
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,5 +119,6 @@ def run_export(options: argparse.Namespace) -> None:
 VERBS = (
     Verb(name="maps", arguments=maps_arguments, run=run_maps),
     Verb(name="masks", arguments=masks_arguments, run=run_masks),
+    Verb(name="cycles", arguments=cycles_arguments, run=run_cycles),
     Verb(name="export", arguments=export_arguments, run=run_export),
 )

@@ -17,16 +17,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lenient", action="store_true", help="settings that cannot be expressed here: leave them out, with a note"
     )
-    parser.add_argument("--out", required=True, help="the run folder to write, or the recipe (--from …-args)")
+    parser.add_argument(
+        "--out",
+        required=True,
+        help="the run folder to write, the recipe (--from …-args), or the masks (--from vitcod-masks)",
+    )
 
 
 def run(options: argparse.Namespace) -> None:
     """Read a checkpoint of another code base as a run folder, or its settings as a recipe; no key is lost."""
     from vitruvius._config import parse_spec
-    from vitruvius.converters import SETTINGS, convert, write_run
+    from vitruvius.converters import MASKS, SETTINGS, convert, write_run
 
     if options.source in SETTINGS:
         _write_recipe(options)
+        return
+    if options.source == MASKS:
+        _write_masks(options)
         return
     _, settings = parse_spec("settings:" + ",".join(options.settings))
     settings["weights"] = "model"
@@ -48,6 +55,13 @@ def _write_recipe(options: argparse.Namespace) -> None:
     path = write_recipe(recipe, options.out, origin=options.checkpoint)
     read_recipe(path)  # what the options cannot mean is said at once
     print(path)
+
+
+def _write_masks(options: argparse.Namespace) -> None:
+    from vitruvius.compression.command import masks_of_arrays
+
+    _, text = masks_of_arrays(options.checkpoint, options.out)
+    print(text)
 
 
 VERBS = (Verb(name="convert", arguments=arguments, run=run),)

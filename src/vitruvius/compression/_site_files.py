@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitruvius._errors import CheckpointError, ConfigError, DataError, suggest
@@ -101,10 +100,3 @@ def in_order(tensors: Mapping[str, Tensor], sites: Mapping[str, Site]) -> dict[s
     """The tensors in the order of the model; a file keeps none."""
     places = {name: place for place, name in enumerate(sites)}
     return dict(sorted(tensors.items(), key=lambda item: places.get(item[0], len(places))))
-
-
-def as_bool(tensor: Tensor) -> Tensor:
-    """A pattern as bool, whatever numbers it was stored as."""
-    if tensor.dtype == torch.bool:
-        return tensor
-    return tensor != 0

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError
+from vitruvius._files import atomic_write_text, is_array
 from vitruvius._processes import Process, process_group
 from vitruvius._yaml import read_yaml, to_plain
+from vitruvius.compression.cycles import CycleTable, cycle_table
 from vitruvius.compression.export import Format, export
-from vitruvius.compression.files import load_maps, save_maps, save_masks
+from vitruvius.compression.files import load_maps, load_masks, save_maps, save_masks
 from vitruvius.compression.maps import average_maps
 from vitruvius.compression.masks import Budget, Masks, make_masks
-from vitruvius.compression.polarisation import describe, polarise_all
-from vitruvius.compression.rules import rules
+from vitruvius.compression.polarisation import Polarised, describe, polarise_all
+from vitruvius.compression.rules import Rule, rules
+from vitruvius.compression.sparse import masks_in
 from vitruvius.data import DataConfig, Loader, eval_loader, train_loader
 from vitruvius.evaluation import fingerprint
 from vitruvius.surgery import survey
@@ -52,7 +56,7 @@ def maps_of_target(
 
 def masks_of_maps(
     maps: str,
-    rule: str,
+    rule: str | Sequence[str],
     out: str | None,
     *,
     sparsity: float | None = None,
@@ -63,23 +67,19 @@ def masks_of_maps(
 ) -> tuple[Masks, str]:
     """Masks of a file of maps, written with their permutations; and what a person wants to know about them.
 
-    With `of`, a run folder, maps that are not of its model are refused.
+    `rule` is one rule, or several as `PATTERN=RULE`, one per pattern of site names. With `of`, a run folder, maps that
+    are not of its model are refused.
     """
     tensors, sites = load_maps(maps)
     known = sites
     if of:
         known = survey(open_target(of, data_needed=False).model)
-    masks = make_masks(
-        tensors, rules.make(rule, where="--rule"), sparsity=sparsity, budget=budget, protect=protect, sites=known
-    )
+    masks = make_masks(tensors, read_rules(rule), sparsity=sparsity, budget=budget, protect=protect, sites=known)
     if out:
         path = Path(out)
     else:
         path = Path(maps).with_name("masks.safetensors")
-    if any(_square(masks)):
-        polarised = polarise_all(masks.keep, threshold=threshold)
-    else:
-        polarised = {}
+    polarised = _polarised(masks, threshold)
     save_masks(path, masks, polarised=polarised, maps=str(maps))
     limits = [f"{name}: {limit:.6g}" for name, limit in list(masks.limits.items())[:4]]
     moved = f"limit of the rule {masks.rule.partition('(')[0].lower()}, moved for this sparsity"
@@ -92,6 +92,72 @@ def masks_of_maps(
     else:
         tables = [str(masks.sparsity)]
     return masks, "\n\n".join([*tables, "\n".join([*found, str(path)])])
+
+
+def read_rules(words: str | Sequence[str]) -> Rule | dict[str, Rule]:
+    """`information:mass=0.9` as a rule; `stages.0.*=information:mass=0.46`, several of them, as rules by pattern."""
+    if isinstance(words, str):
+        words = [words]
+    found: dict[str, Rule] = {}
+    for word in words:
+        pattern, equals, rule = word.partition("=")
+        if not equals or ":" in pattern:
+            pattern, rule = "*", word
+        if pattern in found:
+            raise ConfigError(f"--rule {word}: there is a rule for {pattern!r} already; write PATTERN=RULE for others.")
+        found[pattern] = rules.make(rule, where="--rule")
+    if list(found) == ["*"]:
+        return found["*"]
+    return found
+
+
+def masks_of_arrays(path: str, out: str) -> tuple[Masks, str]:
+    """ViTCoD's mask arrays (a .npy file, or a LeViT's folder) as a file of ours, and what was found."""
+    if not is_array(path) or not Path(path).exists():
+        raise ConfigError(f"{path} is not one of ViTCoD's masks: expected a .npy file, or a folder of mask_*.npy.")
+    masks = load_masks(path)
+    save_masks(out, masks, polarised=_polarised(masks), arrays=str(path))
+    return masks, f"{masks.sparsity}\n\n{out}"
+
+
+def cycles_of(
+    target: str, *, head_dim: int | None = None, threshold: int | None = None, overrides: Sequence[str] = ()
+) -> tuple[CycleTable, Path]:
+    """Cycles of the ViTCoD accelerator for the masks of a file or of a run, beside those without masks.
+
+    target: masks (.safetensors, .npy, a LeViT's folder) or a run folder. head_dim: channels of a head; default: what
+    the sites say, else 64. threshold: queries that make a token global. overrides: settings of the run. Written as
+    cycles.json beside the masks, or into the run.
+    """
+    masks, ratio, place = _masks_of(target, overrides)
+    square = {name: keep for name, keep in masks.keep.items() if keep.shape[-2] == keep.shape[-1]}
+    if not square:
+        raise ConfigError(f"{target} has no mask over one set of tokens; the accelerator computes self-attention.")
+    widths = {masks.sites[name].key_dim for name in square} - {0}
+    if head_dim is None:
+        if len(widths) > 1:
+            raise ConfigError(f"{target} has heads of {sorted(widths)} channels; say which with --head-dim.")
+        head_dim = next(iter(widths), 64)
+    table = cycle_table([square], head_dim=head_dim, ratio=ratio, threshold=threshold)
+    rows = [{"sparsity": share, **asdict(row), "total": row.total} for share, row in table.rows.items()]
+    atomic_write_text(place / "cycles.json", json.dumps({"head_dim": head_dim, "ratio": ratio, "rows": rows}, indent=1))
+    return table, place / "cycles.json"
+
+
+def _masks_of(target: str, overrides: Sequence[str]) -> tuple[Masks, float, Path]:
+    """The masks of a file or run, the rank of its auto-encoder over its heads, and where results belong."""
+    path = Path(target)
+    is_run = (path / "config.yaml").is_file()
+    if path.suffix in (".safetensors", ".npy") or (path.is_dir() and not is_run):
+        place = path if path.is_dir() else path.parent
+        return load_masks(path), 1.0, place
+    opened = open_target(target, overrides, data_needed=False)
+    keep, ratios = masks_in(opened.model)
+    if not keep:
+        raise ConfigError(f"{target} has no masks. Make some with `vitruvius masks`, train with them, and ask again.")
+    sites = survey(opened.model)
+    masks = Masks(keep=keep, sites={name: sites[name] for name in keep}, protected=dict.fromkeys(keep, ()))
+    return masks, min(ratios, default=1.0), opened.folder
 
 
 def export_target(run: str, out: str | None, *, format: Format = "torch-export", sparse: bool = False) -> Path:
@@ -121,6 +187,12 @@ def _training_images(target: Target, process: Process, *, augment: bool) -> Load
 def _as_they_are(data: DataConfig) -> DataConfig:
     """The training images, as many of them as are trained on, to be looked at as validation images are."""
     return replace(data, val_split=data.train_split, val_num_samples=data.train_num_samples, subset=None)
+
+
+def _polarised(masks: Masks, threshold: int | None = None) -> dict[str, Polarised]:
+    if any(_square(masks)):
+        return polarise_all(masks.keep, threshold=threshold)
+    return {}
 
 
 def _square(masks: Masks) -> list[bool]:

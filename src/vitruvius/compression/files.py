@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvius._errors import CheckpointError, ConfigError
-from vitruvius._files import load_tensors, save_tensors
-from vitruvius.compression._site_files import as_bool, guess_sites, in_order, sites_from_json, sites_to_json
+from vitruvius._errors import ConfigError
+from vitruvius._files import is_array, load_tensors, read_arrays, read_mask_arrays, save_tensors
+from vitruvius.compression._site_files import guess_sites, in_order, sites_from_json, sites_to_json
 from vitruvius.compression.masks import Masks
 from vitruvius.compression.polarisation import Polarised
 from vitruvius.heads import Site
@@ -31,7 +31,7 @@ def save_maps(
     path: str | Path, maps: Mapping[str, Tensor], *, sites: Mapping[str, Site] | None = None, **notes: object
 ) -> None:
     """Maps by site in one safetensors file that says what it holds; a .npy name or folder is ViTCoD's layout."""
-    if _is_array(path):
+    if is_array(path):
         write_arrays(path, maps, "attention_score")
         return
     if sites is not None:
@@ -44,7 +44,7 @@ def save_maps(
 
 def load_maps(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Site]]:
     """Maps and their sites, from our file or from ViTCoD's arrays."""
-    if _is_array(path):
+    if is_array(path):
         maps = read_arrays(path, "attention_score")
         return maps, guess_sites(maps)
     maps, told = load_tensors(path)
@@ -57,7 +57,7 @@ def save_masks(
     path: str | Path, masks: Masks, *, polarised: Mapping[str, Polarised] | None = None, **notes: object
 ) -> None:
     """Masks by site, with rule, protected tokens and sparsity; with the permutations of `polarised` beside them."""
-    if _is_array(path):
+    if is_array(path):
         write_arrays(path, {name: ~keep for name, keep in masks.keep.items()}, "mask")
         return
     tensors = dict(masks.keep)
@@ -72,8 +72,8 @@ def save_masks(
 
 def load_masks(path: str | Path) -> Masks:
     """Masks from our file, or from ViTCoD's arrays, turned over."""
-    if _is_array(path):
-        keep = {name: ~as_bool(removed) for name, removed in read_arrays(path, "mask").items()}
+    if is_array(path):
+        keep = read_mask_arrays(path)
         sites = guess_sites(keep)
         return Masks(keep=keep, sites=sites, protected={n: tuple(range(s.num_prefix_tokens)) for n, s in sites.items()})
     tensors, told = load_tensors(path)
@@ -97,22 +97,6 @@ def load_orders(path: str | Path) -> dict[str, Tensor]:
     return {name.removesuffix(":order"): tensor for name, tensor in tensors.items() if name.endswith(":order")}
 
 
-def read_arrays(path: str | Path, stem: str) -> dict[str, Tensor]:
-    """ViTCoD's array of all layers, or its folder of one array a stage, by our site names."""
-    path = Path(path)
-    if not path.is_dir():
-        return {f"blocks.{i}.attn": layer for i, layer in enumerate(_read(path))}
-    found: dict[str, Tensor] = {}
-    for file in sorted(path.glob(f"{stem}_*.npy")):
-        kind, stage = re.fullmatch(rf"{stem}_(dpt|subsample)(\d+)", file.stem).groups()  # type: ignore[union-attr]
-        for block, layer in enumerate(_read(file)):
-            name = f"stages.{stage}.blocks.{block}.attn"
-            found[name if kind == "dpt" else f"stages.{int(stage) + 1}.downsample.attn_downsample"] = layer
-    if not found:
-        raise CheckpointError(f"{path} holds no {stem}_dpt*.npy; expected ViTCoD's arrays of the stages of a LeViT.")
-    return found
-
-
 def write_arrays(path: str | Path, tensors: Mapping[str, Tensor], stem: str) -> None:
     """The same layout, for somebody else's tools. A folder if the sites are a LeViT's, else one .npy file."""
     path = Path(path)
@@ -134,18 +118,3 @@ def _levit_file(name: str, stem: str) -> str:
         if found := re.fullmatch(pattern, name):
             return f"{stem}_{kind}{int(found[1]) - (kind == 'subsample')}.npy"
     raise ConfigError(f"{name!r} is not a site of a LeViT; folders of arrays are for LeViT. Write one .npy file.")
-
-
-def _read(path: Path) -> Tensor:
-    """(L, H, N, M)."""
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not one of ViTCoD's arrays: {error}") from error
-    if array.ndim != 4:
-        raise CheckpointError(f"{path} has shape {array.shape}; expected (layers, heads, queries, keys).")
-    return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def _is_array(path: str | Path) -> bool:
-    return Path(path).suffix == ".npy" or (Path(path).suffix == "" and not Path(path).is_file())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
@@ -40,7 +41,7 @@ class Masks:
 
 def make_masks(
     maps: Mapping[str, Tensor],
-    rule: Rule | Spec = "information",
+    rule: Rule | Spec | Mapping[str, Rule | Spec] = "information",
     *,
     sparsity: float | None = None,
     budget: Budget = "global",
@@ -50,31 +51,61 @@ def make_masks(
     """Masks of average maps. No query ever loses its best key.
 
     maps: (H, N, M) by site, as `average_maps` gives them.
-    rule: which pairs go first: `"ratio:ratio=0.8"`, `{use: ratio, ratio: 0.8}`, or a Rule.
+    rule: which pairs go first: `"ratio:ratio=0.8"`, `{use: ratio, ratio: 0.8}`, or a Rule; or one per pattern of site
+        names, `{"stages.0.*": "information:mass=0.46", "*": "information"}`; the first pattern that fits counts.
     sparsity: share of all pairs that goes, exactly (rounded), from the highest levels down; default: the rule's own
         limit.
     budget: what shares that limit: all sites together (global), every site (layer), or every head (head).
     protect: tokens whose rows and columns stay whole; default: class, distillation and register tokens.
     sites: those of the maps, as from `survey(model)`; default: guessed from the shapes.
     """
-    rule = _make_rule(rule)
     if sites is None:
         sites = guess_sites(maps)
     sites = check_maps(maps, sites)
+    chosen = _make_rules(rule, maps)
+    if sparsity is not None and len(chosen) > 1:
+        raise ConfigError(
+            f"sparsity = {sparsity} moves the limit of one rule, and there are {len(chosen)}; give one rule, or leave "
+            "sparsity out and let each rule keep its own limit."
+        )
     protected = {name: _protected(sites[name], protect) for name in maps}
-    levels = {name: rule.levels(map_.double().cpu(), sites[name]) for name, map_ in maps.items()}
+    of_site = {name: made for names, made in chosen.values() for name in names}
+    levels = {name: of_site[name].levels(map_.double().cpu(), sites[name]) for name, map_ in maps.items()}
     forced = {name: _forced(levels[name], maps[name].cpu(), protected[name], sites[name]) for name in maps}
     limits: dict[str, float] = {}
     if sparsity is None:
-        keep = {name: forced[name] | (levels[name] < rule.limit) for name in maps}
+        keep = {name: forced[name] | (levels[name] < of_site[name].limit) for name in maps}
     else:
         keep, limits = _search(levels, maps, forced, sparsity, budget)
-    return Masks(keep=keep, protected=protected, sites=sites, rule=repr(rule), limits=limits)
+    return Masks(keep=keep, protected=protected, sites=sites, rule=_describe(chosen), limits=limits)
 
 
-def _make_rule(rule: Rule | Spec) -> Rule:
-    made: Rule = rules.make(rule, where="rule")
-    return made
+def _make_rules(
+    rule: Rule | Spec | Mapping[str, Rule | Spec], maps: Mapping[str, Tensor]
+) -> dict[str, tuple[list[str], Rule]]:
+    """Pattern → the sites it is for, and its rule; every site has one."""
+    patterns: Mapping[str, Any]
+    if isinstance(rule, Mapping) and "use" not in rule:
+        patterns = rule
+    else:
+        patterns = {"*": rule}
+    left = list(maps)
+    chosen: dict[str, tuple[list[str], Rule]] = {}
+    for pattern, spec in patterns.items():
+        names = [name for name in left if fnmatchcase(name, pattern)]
+        if not names:
+            raise ConfigError(f"rule for {pattern!r} fits no site that is left; sites: {', '.join(maps)}.")
+        chosen[pattern] = names, rules.make(spec, where="rule")
+        left = [name for name in left if name not in names]
+    if left:
+        raise ConfigError(f"no rule for {', '.join(left)}; add one for the pattern '*'.")
+    return chosen
+
+
+def _describe(chosen: Mapping[str, tuple[list[str], Rule]]) -> str:
+    if len(chosen) == 1:
+        return repr(next(iter(chosen.values()))[1])
+    return "; ".join(f"{pattern}={rule!r}" for pattern, (_, rule) in chosen.items())
 
 
 def _protected(site: Site, asked: Sequence[int] | None) -> tuple[int, ...]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitruvius._errors import SurgeryError
 from vitruvius.attention import Core
+from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.mask import Mask
 from vitruvius.attention.softmax import Softmax
 from vitruvius.attention.sparse_softmax import SparseSoftmax
@@ -62,3 +63,17 @@ def _sparse_core(core: Core, site: Site, block: int) -> Core:
     kernel = SparseSoftmax(site, keep=mask.keep, block=block)
     made = Core([*stages, ("sparse_softmax", kernel)], site)
     return made.to(mask.keep.device).train(core.training)
+
+
+def masks_in(model: nn.Module) -> tuple[dict[str, Tensor], list[float]]:
+    """The patterns that a model's cores hold, by site, and the rank of each auto-encoder over its heads."""
+    keep: dict[str, Tensor] = {}
+    ratios: list[float] = []
+    for name, core in _cores(model).items():
+        for part in core.modules():
+            if isinstance(part, Mask | SparseSoftmax):
+                keep[name] = part.keep.cpu()
+            if isinstance(part, LowRank):
+                encoder = getattr(part, part.tensors[0])[0]
+                ratios.append(encoder.out_features / encoder.in_features)
+    return keep, ratios

@@ -2,12 +2,13 @@
 
 from vitruvius._registry import load_room
 from vitruvius.converters._checkpoint import Checkpoint, read_checkpoint
-from vitruvius.converters._converted import SETTINGS, Converted, convert, converters
+from vitruvius.converters._converted import MASKS, SETTINGS, Converted, convert, converters
 from vitruvius.converters.arguments import Recipe, read_arguments, write_recipe
 from vitruvius.converters.exporting import save_for_hub, to_timm
 from vitruvius.converters.writing import write_run
 
 __all__ = [
+    "MASKS",
     "SETTINGS",
     "Checkpoint",
     "Converted",

@@ -57,6 +57,7 @@ SETTINGS = (
     "vitcod-args",
     "vitcod-levit-args",
 )  # programs whose settings become recipes
+MASKS = "vitcod-masks"  # reads no weights either
 converters: Registry[Converter] = Registry("converter")
 
 
@@ -82,6 +83,8 @@ def convert(
         raise ConfigError(
             f"{source} reads settings, not weights: read_arguments({str(path)!r}, {source!r}) makes a recipe of them."
         )
+    if piece_of(converter) is converters[MASKS]:
+        raise ConfigError(f"{MASKS} reads masks, not weights: read_masks({str(path)!r}) gives them by site.")
     checkpoint = read_checkpoint(path, weights=weights)
     converted: Converted = converter(checkpoint)
     with torch.device("meta"):  # shapes are enough to compare

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import CheckpointError
+from vitruvius._files import StrPath, read_mask_arrays
 from vitruvius.converters._checkpoint import Checkpoint
-from vitruvius.converters._converted import IMAGENET, Converted, converters, finish
+from vitruvius.converters._converted import IMAGENET, MASKS, Converted, converters, finish
 from vitruvius.converters._levit import is_levit, levit_sizes, rename_levit
 from vitruvius.converters._upstream import known_name
 from vitruvius.converters._vit import merged, sites, vit_sizes
@@ -101,3 +102,9 @@ def _read(path: Path, depth: int) -> Tensor:
     if pruned.ndim != 4 or len(pruned) != depth:
         raise CheckpointError(f"{path} has shape {pruned.shape}; expected ({depth} layers, heads, queries, keys).")
     return ~torch.from_numpy(pruned.astype(bool))
+
+
+@converters.register(MASKS)
+def read_masks(path: StrPath) -> dict[str, Tensor]:
+    """ViTCoD's mask arrays (info_0.9.npy, or a LeViT's folder), as masks of ours: True = kept."""
+    return read_mask_arrays(path)

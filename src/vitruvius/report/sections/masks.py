@@ -6,6 +6,7 @@ H heads, N queries, M keys; True = kept
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,8 +34,22 @@ def masks(runs: Sequence[Run]) -> Sequence[Block]:
     blocks = [block for run in runs for block in _grid(run, read_masks(run))]
     text = "Each picture is one head, queries down, keys across; what the mask keeps is dark."
     if blocks:
-        return [Note(text=text), *blocks]
+        return [Note(text=text), *blocks, *(Note(text=line) for run in runs for line in cycle_lines(run))]
     return []
+
+
+def cycle_lines(run: Run) -> list[str]:
+    """What `vitruvius cycles` left in a run, as one sentence; nothing where it has not been asked."""
+    try:
+        told = json.loads((run.folder / "cycles.json").read_text(encoding="utf-8"))
+        dense, masked = told["rows"][0], told["rows"][-1]
+        cycles, before = int(masked["total"]), int(dense["total"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return []
+    return [
+        f"{run.name}: {cycles:,} cycles of attention on ViTCoD's accelerator, {before:,} without masks "
+        f"({before / max(cycles, 1):.2f}× faster; a model of that chip, no measurement)."
+    ]
 
 
 def draw_masks(keep: Mapping[str, Tensor]) -> Figure:
