@@ -85,7 +85,7 @@ def recipe_from_arguments(args: Mapping[str, Any], program: str | None = None, *
     args = {**whose.defaults, **given}
     if given.keys().isdisjoint(ONLY_IN_FULL):
         notes.append(f"the file names only some options; the others have the defaults of {whose.says}.")
-    sections = {
+    sections: dict[str, Any] = {
         "seed": int(args.get("seed") or 0),
         "model": _model(args, notes),
         "data": _data(args, notes),
