@@ -156,7 +156,7 @@ def test_the_first_convolution_of_a_resnet_goes_from_seven_to_three_pixels(tmp_p
 
 def test_oblong_and_foreign_tables_are_refused(tmp_path: Path) -> None:
     old = state_of("test_vit", **{**SMALL, "img_size": (32, 64)})
-    with pytest.raises(CheckpointError, match=r"pos_embed has 33 rows.*32 are left, which is no square grid"):
+    with pytest.raises(CheckpointError, match=r"pos_embed has 33 rows.*32 are left, which is not a square grid"):
         recipe(old, tmp_path, **SMALL)
     with pytest.raises(CheckpointError, match="shapes that differ"):
         recipe(state_of("test_vit", **{**SMALL, "embed_dim": 32, "num_heads": 2}), tmp_path, **SMALL)

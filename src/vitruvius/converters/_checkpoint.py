@@ -65,7 +65,11 @@ class Checkpoint:
 
 
 def read_checkpoint(path: StrPath, *, weights: Literal["model", "ema"] = "model") -> Checkpoint:
-    """A .pth, .pth.tar, .bin or .safetensors file; prefixes taken off, everything left behind is named."""
+    """A .pth, .pth.tar, .bin or .safetensors file; prefixes taken off, everything left behind is named.
+
+    `path` is the file, here or at a URL. `weights` chooses between the trained weights ("model", the default) and
+    their average over time ("ema").
+    """
     if not exists(path):
         raise CheckpointError(f"there is no checkpoint at {path}.")
     if str(path).endswith(".safetensors"):
@@ -73,20 +77,30 @@ def read_checkpoint(path: StrPath, *, weights: Literal["model", "ema"] = "model"
     loaded = _load(path)
     if not isinstance(loaded, Mapping):
         raise CheckpointError(f"{path} holds {type(loaded).__name__}, expected a dictionary of tensors.")
-    key = next((key for key in WEIGHTS[weights] if isinstance(loaded.get(key), Mapping)), None)
-    if key is None and weights == "ema":
-        raise CheckpointError(f"{path} has no EMA weights (looked for {', '.join(WEIGHTS['ema'])}). Use weights=model.")
-    if key is None and any(isinstance(value, Mapping) for value in loaded.values()):
-        raise CheckpointError(f"{path} has no weights under {' or '.join(WEIGHTS['model'])}; it has {_names(loaded)}.")
-    state = loaded if key is None else loaded[key]
-    checkpoint = Checkpoint(name=str(path), state=dict(state), args=_args(loaded) if key else {})
-    if key is not None:
-        _note_rest(checkpoint, loaded, key)
+    key = _weights_key(path, loaded, weights)
+    if key is None:
+        return _checked(Checkpoint(name=str(path), state=dict(loaded)))
+    checkpoint = Checkpoint(name=str(path), state=dict(loaded[key]), args=_args(loaded))
+    _note_rest(checkpoint, loaded, key)
     return _checked(checkpoint)
 
 
+def _weights_key(path: StrPath, loaded: Mapping[str, Any], weights: str) -> str | None:
+    """Under which key the weights lie; nothing where the file itself is a state dict."""
+    for key in WEIGHTS[weights]:
+        if isinstance(loaded.get(key), Mapping):
+            return key
+    if weights == "ema":
+        raise CheckpointError(f"{path} has no EMA weights (looked for {', '.join(WEIGHTS['ema'])}). Use weights=model.")
+    if any(isinstance(value, Mapping) for value in loaded.values()):
+        raise CheckpointError(f"{path} has no weights under {' or '.join(WEIGHTS['model'])}; it has {_names(loaded)}.")
+    return None
+
+
 def _load(path: StrPath) -> Any:
-    source = io.BytesIO(read_bytes(path)) if is_url(path) else Path(path)
+    source: Any = Path(path)
+    if is_url(path):
+        source = io.BytesIO(read_bytes(path))
     try:
         with torch.serialization.safe_globals(HARMLESS), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # remarks on old pickle protocols
@@ -102,8 +116,10 @@ def _args(loaded: Mapping[str, Any]) -> dict[str, Any]:
     """Settings from an argparse namespace or a dictionary, and the architecture's name."""
     found: dict[str, Any] = {}
     for key in ("args", "hparams"):
-        value = loaded.get(key)
-        found |= vars(value) if isinstance(value, argparse.Namespace) else dict(value or {})
+        value = loaded.get(key) or {}
+        if isinstance(value, argparse.Namespace):
+            value = vars(value)
+        found |= dict(value)
     if isinstance(loaded.get("arch"), str):
         found["model"] = loaded["arch"]
     return found
@@ -118,19 +134,34 @@ def _note_rest(checkpoint: Checkpoint, loaded: Mapping[str, Any], key: str) -> N
 
 
 def _checked(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with its prefixes taken off, if it holds finite tensors and nothing else."""
     strange = [key for key, value in checkpoint.state.items() if not isinstance(value, Tensor)]
     if strange or not checkpoint.state:
         raise CheckpointError(f"{checkpoint.name} holds no plain state dict: {_names(strange) or 'it is empty'}.")
-    while prefix := next((p for p in PREFIXES if all(key.startswith(p) for key in checkpoint.state)), None):
+    while prefix := _common_prefix(checkpoint):
         checkpoint.state = {key.removeprefix(prefix): value for key, value in checkpoint.state.items()}
+    _refuse_not_finite(checkpoint)
+    return checkpoint
+
+
+def _refuse_not_finite(checkpoint: Checkpoint) -> None:
     for key, value in checkpoint.state.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise CheckpointError(
                 f"{checkpoint.name}: {key!r} holds numbers that are not finite. The run has diverged."
             )
-    return checkpoint
+
+
+def _common_prefix(checkpoint: Checkpoint) -> str:
+    """The prefix of a wrapper that every key has, or nothing."""
+    for prefix in PREFIXES:
+        if all(key.startswith(prefix) for key in checkpoint.state):
+            return prefix
+    return ""
 
 
 def _names(keys: Any, most: int = 6) -> str:
     names = [str(key) for key in keys]
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+    if len(names) > most:
+        names = [*names[:most], "…"]
+    return ", ".join(names)

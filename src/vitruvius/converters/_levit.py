@@ -40,9 +40,7 @@ def rename_levit(checkpoint: Checkpoint) -> None:
 def levit_sizes(checkpoint: Checkpoint) -> dict[str, Any]:
     """Constructor arguments of timm's Levit, read off the shapes of renamed weights."""
     state = checkpoint.state
-    stages = sorted({int(key.split(".")[1]) for key in state if key.startswith("stages.")})
-    if stages != list(range(len(stages))) or not stages:
-        raise CheckpointError(f"{checkpoint.name} is not a whole LeViT.")
+    stages = _stages(checkpoint)
     first = [f"stages.{stage}.blocks.0.attn." for stage in stages]
     heads = [state[f"{site}attention_biases"].shape[0] for site in first]
     rows = state[f"{first[0]}qkv.linear.weight"].shape[0]
@@ -56,9 +54,19 @@ def levit_sizes(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
+def _stages(checkpoint: Checkpoint) -> list[int]:
+    """Numbers of the stages, none missing."""
+    stages = sorted({int(key.split(".")[1]) for key in checkpoint.state if key.startswith("stages.")})
+    if stages != list(range(len(stages))) or not stages:
+        raise CheckpointError(f"{checkpoint.name} is not a whole LeViT.")
+    return stages
+
+
 def _places(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     """Their block → timm's module, walking through the list."""
-    state, stage, block, after_sampling = checkpoint.state, 0, -1, False
+    state = checkpoint.state
+    stage, block = 0, -1
+    after_sampling = False
     for i in sorted({int(key.split(".")[1]) for key in state if key.startswith("blocks.")}):
         if f"blocks.{i}.kv.c.weight" in state:
             stage, block, after_sampling = stage + 1, -1, True
@@ -67,14 +75,16 @@ def _places(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
             block, after_sampling = block + 1, False
             yield f"blocks.{i}.m", f"stages.{stage}.blocks.{block}.attn"
         else:
-            place = "downsample" if after_sampling else f"blocks.{block}"
+            place = f"blocks.{block}"
+            if after_sampling:
+                place = "downsample"
             yield f"blocks.{i}.m", f"stages.{stage}.{place}.mlp"
 
 
 def _renamed(key: str, places: dict[str, str]) -> str:
     stem = re.match(r"patch_embed\.(\d+)\.(c|bn)\.(.*)", key)
     if stem:
-        layer = "linear" if stem[2] == "c" else "bn"
+        layer = {"c": "linear", "bn": "bn"}[stem[2]]
         return f"stem.conv{int(stem[1]) // 2 + 1}.{layer}.{stem[3]}"
     for theirs, ours in places.items():
         if key.startswith(f"{theirs}."):

@@ -13,21 +13,16 @@ def objective(args: Args, notes: list[str]) -> dict[str, Any] | None:
     kind = args.get("adv_training")
     if not kind:
         return None
-    steps = int(args.get("attack_steps") or 10)
-    eps = float(args.get("attack_eps") or 4)
+    eps = float(_given(args, "attack_eps", 4))
     task: dict[str, Any] = {
-        "use": "trades" if kind == "trades" else "adversarial",
+        "use": {"trades": "trades"}.get(kind, "adversarial"),
         "eps": eps / 255,
-        "norm": args.get("attack_norm") or "linf",
-        "attack": {
-            "use": args.get("attack") or "pgd",
-            "steps": steps,
-            "step_size": float(args.get("attack_lr") or 1.5 * eps / steps) / 255,
-        },
+        "norm": _given(args, "attack_norm", "linf"),
+        "attack": _attack(args, eps),
     }
     if kind == "trades":
-        task["beta"] = float(args.get("trades_beta") or 6.0)
-    if (args.get("eps_schedule") or "constant") != "constant" and args.get("eps_schedule_period"):
+        task["beta"] = float(_given(args, "trades_beta", 6.0))
+    if _given(args, "eps_schedule", "constant") != "constant" and args.get("eps_schedule_period"):
         task["coupled"] = False  # the step stays that of the final eps
         task["schedule"] = {"use": args["eps_schedule"], "epochs": args["eps_schedule_period"]}
         if args.get("zero_eps_epochs"):
@@ -38,30 +33,52 @@ def objective(args: Args, notes: list[str]) -> dict[str, Any] | None:
 
 def distillation(args: Args, notes: list[str]) -> dict[str, Any] | None:
     """DeiT's --distillation-type, or timm's --kd-model-name."""
-    kind = args.get("distillation_type")
-    if kind and kind != "none":
-        alpha = float(args.get("distillation_alpha", 0.5))
-        teacher = args.get("teacher_model") or "regnety_160"
-        path = str(args.get("teacher_path") or "")
-        if teacher == "regnety_160" and (not path or "fbaipublicfiles.com" in path):
-            teacher = "regnety_160.deit_in1k"  # timm's name of the teacher that DeiT published
-            path = ""
-        task = {"use": "distillation", "teacher": teacher, "kind": kind}
-        if path:
-            notes.append(f"teacher_path {path}: set task.teacher_weights to a file, or rely on timm's.")
-        task |= {"temperature": float(args.get("distillation_tau", 1.0))} if kind == "soft" else {}
-        return task | {"task_loss_weight": 1 - alpha, "distill_loss_weight": alpha}
+    if _given(args, "distillation_type", "none") != "none":
+        return _deit_distillation(args, notes)
     if args.get("kd_model_name"):
-        task = {"use": "distillation", "teacher": args["kd_model_name"]}
-        task["kind"] = "feature" if args.get("kd_distill_type") == "feature" else "soft"
-        if args.get("kd_distill_type") == "token":
-            notes.append("kd_distill_type token: models with a distillation token use it here without being asked.")
-        for theirs, ours in (
-            ("kd_temperature", "temperature"),
-            ("distill_loss_weight",) * 2,
-            ("task_loss_weight",) * 2,
-        ):
-            if args.get(theirs) is not None:
-                task[ours] = float(args[theirs])
-        return task
+        return _timm_distillation(args, notes)
     return None
+
+
+def _given(args: Args, name: str, default: Any) -> Any:
+    """An option, or the default where it is missing or says nothing."""
+    return args.get(name) or default
+
+
+def _attack(args: Args, eps: float) -> dict[str, Any]:
+    steps = int(_given(args, "attack_steps", 10))
+    step_size = float(_given(args, "attack_lr", 1.5 * eps / steps)) / 255
+    return {"use": _given(args, "attack", "pgd"), "steps": steps, "step_size": step_size}
+
+
+def _deit_distillation(args: Args, notes: list[str]) -> dict[str, Any]:
+    kind = args["distillation_type"]
+    alpha = float(args.get("distillation_alpha", 0.5))
+    teacher = _given(args, "teacher_model", "regnety_160")
+    path = str(_given(args, "teacher_path", ""))
+    if teacher == "regnety_160" and (not path or "fbaipublicfiles.com" in path):
+        teacher = "regnety_160.deit_in1k"  # timm's name of the teacher that DeiT published
+        path = ""
+    task = {"use": "distillation", "teacher": teacher, "kind": kind}
+    if path:
+        notes.append(f"teacher_path {path}: set task.teacher_weights to a file, or rely on timm's.")
+    if kind == "soft":
+        task["temperature"] = float(args.get("distillation_tau", 1.0))
+    return task | {"task_loss_weight": 1 - alpha, "distill_loss_weight": alpha}
+
+
+def _timm_distillation(args: Args, notes: list[str]) -> dict[str, Any]:
+    task: dict[str, Any] = {"use": "distillation", "teacher": args["kd_model_name"], "kind": "soft"}
+    if args.get("kd_distill_type") == "feature":
+        task["kind"] = "feature"
+    if args.get("kd_distill_type") == "token":
+        notes.append("kd_distill_type token: models with a distillation token use it here without being asked.")
+    names = {
+        "kd_temperature": "temperature",
+        "distill_loss_weight": "distill_loss_weight",
+        "task_loss_weight": "task_loss_weight",
+    }
+    for theirs, ours in names.items():
+        if args.get(theirs) is not None:
+            task[ours] = float(args[theirs])
+    return task

@@ -10,6 +10,7 @@ from typing import Any
 import timm
 import torch
 from timm.models import is_model
+from torch import Tensor
 
 from vitruvius._errors import CheckpointError
 from vitruvius.converters._checkpoint import Checkpoint
@@ -32,8 +33,10 @@ def known_name(checkpoint: Checkpoint, model_name: str | None, renamed: dict[str
 
 def class_count(checkpoint: Checkpoint) -> dict[str, int]:
     """num_classes, where the head says it."""
-    found = [checkpoint.state[key].shape[0] for key in HEADS if key in checkpoint.state]
-    return {"num_classes": found[0]} if found else {}
+    for key in HEADS:
+        if key in checkpoint.state:
+            return {"num_classes": checkpoint.state[key].shape[0]}
+    return {}
 
 
 def adapt(checkpoint: Checkpoint, model: dict[str, Any]) -> None:
@@ -50,6 +53,11 @@ def adapt(checkpoint: Checkpoint, model: dict[str, Any]) -> None:
         change = functools.partial(change, adapt_layer_scale=True)
     before = dict(checkpoint.state)
     checkpoint.state = dict(change(dict(before), target))
+    _note_lost(checkpoint, before)
+
+
+def _note_lost(checkpoint: Checkpoint, before: dict[str, Tensor]) -> None:
+    """Name the keys whose numbers timm's filter has left out."""
     kept = {tensor.untyped_storage().data_ptr() for tensor in checkpoint.state.values()}
     lost = [key for key, tensor in before.items() if tensor.untyped_storage().data_ptr() not in kept]
     if lost:

@@ -26,8 +26,10 @@ def vit_sizes(checkpoint: Checkpoint, num_heads: int) -> dict[str, Any]:
         "num_heads": num_heads,
         "mlp_ratio": state["blocks.0.mlp.fc1.weight"].shape[0] / dim,
         "in_chans": channels,
-        "num_classes": state["head.weight"].shape[0] if "head.weight" in state else 0,
+        "num_classes": 0,
     }
+    if "head.weight" in state:
+        sizes["num_classes"] = state["head.weight"].shape[0]
     if "blocks.0.attn.qkv.bias" not in state:
         sizes["qkv_bias"] = False
     if "pos_embed" in state:
@@ -50,8 +52,9 @@ def merged(rules: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]
     joined: list[dict[str, Any]] = []
     for site, own in parts.items():
         row = rows.get(_row(site), [])
-        whole = site in row and all(parts.get(name) == own for name in row)
-        rule = {"where": _row(site) if whole else site, "parts": own}
+        rule = {"where": site, "parts": own}
+        if site in row and all(parts.get(name) == own for name in row):
+            rule["where"] = _row(site)
         if rule not in joined:
             joined.append(rule)
     return joined
@@ -59,8 +62,7 @@ def merged(rules: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]
 
 def _row(name: str) -> str:
     """The name with its last number left open."""
-    head, found, tail = re.split(r"(\d+)(?!.*\d)", name, maxsplit=1) if re.search(r"\d", name) else (name, "", "")
-    return f"{head}*{tail}" if found else name
+    return re.sub(r"\d+(?!.*\d)", "*", name, count=1)
 
 
 def sites(depth: int) -> list[str]:

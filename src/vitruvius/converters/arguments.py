@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,15 @@ class Recipe:
 
     def text(self, origin: str = "") -> str:
         """The recipe as YAML, its notes in the head."""
-        head = [f"Settings of {origin}." if origin else "", *self.notes]
-        return "".join(f"# {line}\n" for line in head if line) + dump_yaml(self.sections)
+        return head_of(f"Settings of {origin}.", origin, self.notes) + dump_yaml(self.sections)
+
+
+def head_of(sentence: str, origin: str, notes: Sequence[str]) -> str:
+    """Comment lines for the head of a YAML file: where it comes from, if that is known, and the notes."""
+    lines = list(notes)
+    if origin:
+        lines.insert(0, sentence)
+    return "".join(f"# {line}\n" for line in lines if line)
 
 
 def read_arguments(path: StrPath, program: str = "timm-args", *, lenient: bool = False) -> Recipe:
@@ -47,7 +54,9 @@ def read_arguments(path: StrPath, program: str = "timm-args", *, lenient: bool =
     program has say which it is. lenient: what cannot be expressed here is left out with a note instead of refused.
     """
     args = _load(read_text(path), str(path))
-    return recipe_from_arguments(args, None if program == "timm-args" else program, lenient=lenient)
+    if program == "timm-args":
+        return recipe_from_arguments(args, lenient=lenient)
+    return recipe_from_arguments(args, program, lenient=lenient)
 
 
 def _reader(program: Program) -> Callable[..., Recipe]:
@@ -63,7 +72,10 @@ for _program in PROGRAMS.values():
 
 
 def write_recipe(recipe: Recipe, path: str | Path, *, origin: str = "") -> Path:
-    """Write a recipe; an existing file is not overwritten."""
+    """Write `recipe` to the file `path`, its notes in the head; an existing file is not overwritten.
+
+    `origin` names where the settings come from (default: not said).
+    """
     path = Path(path)
     if path.exists():
         raise ConfigError(f"{path} exists already. Choose another file with --out.")
@@ -77,10 +89,12 @@ def recipe_from_arguments(args: Mapping[str, Any], program: str | None = None, *
     args: option → value. program: whose they are, one of `SETTINGS`; None: seen from the options. lenient: leave out
     what cannot be expressed here, with a note.
     """
-    given = {key.replace("-", "_"): "" if value in ("None", "none") else value for key, value in args.items()}
+    given = {key.replace("-", "_"): _plain(value) for key, value in args.items()}
     if not given.get("model"):
         raise ConfigError("these options name no model; expected a key `model`, as in timm's args.yaml.")
-    whose = guess(given) if program is None else PROGRAMS[program]
+    whose = guess(given)
+    if program is not None:
+        whose = PROGRAMS[program]
     notes: list[str] = []
     args = {**whose.defaults, **given}
     if given.keys().isdisjoint(ONLY_IN_FULL):
@@ -114,13 +128,21 @@ def _task(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     return task
 
 
+def _plain(value: Any) -> Any:
+    """A value without the words for nothing."""
+    if value in ("None", "none"):
+        return ""
+    return value
+
+
 def _load(text: str, name: str) -> dict[str, Any]:
     if text.lstrip().startswith("Namespace("):
         call = ast.parse(text.strip(), mode="eval").body
         assert isinstance(call, ast.Call)
         return {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
     found = parse_value(re.sub(r"!!python/\S+", "", text))  # tags of pickled namespaces and tuples
-    found = found.get("args", found) if isinstance(found, dict) else found
+    if isinstance(found, dict):
+        found = found.get("args", found)
     if not isinstance(found, dict):
         raise ConfigError(f"{name} holds {type(found).__name__}, expected options by name, as in timm's args.yaml.")
     return {str(key): value for key, value in found.items()}
@@ -132,8 +154,23 @@ def _taken(args: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
 
 def _model(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     model = {key: value for key, value in _taken(args, options.MODEL).items() if value is not False}
-    name = str(model["name"])
-    model["name"] = f"vitruvius/{name}" if f"vitruvius/{name}" in models else name
+    model["name"] = str(model["name"])
+    ours = f"vitruvius/{model['name']}"
+    if ours in models:
+        model["name"] = ours
+    kwargs = _model_kwargs(args, notes)
+    if args.get("finetune"):
+        model["reset_head"] = True
+        notes.append("finetune: there the head is new only where its shape differs, here always (model.reset_head).")
+    if "no_normalize" in args and not args.get("normalize_model"):
+        model |= {"mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0]}
+    if kwargs:
+        model["kwargs"] = kwargs
+    return model
+
+
+def _model_kwargs(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """What the model's constructor is given."""
     kwargs = {**_taken(args, options.KWARGS), **dict(args.get("model_kwargs") or {})}
     if args.get("drop_connect"):
         kwargs.setdefault("drop_path_rate", args["drop_connect"])
@@ -141,47 +178,52 @@ def _model(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     size = args.get("input_size")
     if isinstance(size, int) and size != 224:  # DeiT builds its models for it
         kwargs["img_size"] = size
-    if args.get("finetune"):
-        model["reset_head"] = True
-        notes.append("finetune: there the head is new only where its shape differs, here always (model.reset_head).")
-    if "no_normalize" in args and not args.get("normalize_model"):
-        model |= {"mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0]}
-    return {**model, **({"kwargs": kwargs} if kwargs else {})}
+    return kwargs
 
 
 def _data(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     data = _taken(args, options.DATA)
-    if args.get("data_set"):
-        data["dataset"] = options.DEIT_DATA.get(str(args["data_set"]), "folder")
-        if str(args["data_set"]).startswith("INAT"):
-            notes.append(f"data_set {args['data_set']}: say the year with data.train_split, e.g. 2021_train.")
     data.setdefault("dataset", "folder")
+    if args.get("data_set"):
+        data["dataset"] = _deit_dataset(str(args["data_set"]), notes)
     if "color_jitter" in args and args["color_jitter"] is None:
         data["color_jitter"] = 0.0  # null is off there; here it would mean 0.4
     if isinstance(args.get("input_size"), list | tuple):
         data["image_size"] = args["input_size"][-1]
+    _add_augmentation(args, data)
+    if args.get("combine_dataset"):
+        data["mix"] = _mix(args, args.get("combine_data_dir") or data.get("root"), notes)
+    return data
+
+
+def _deit_dataset(name: str, notes: list[str]) -> str:
+    """What DeiT's --data-set is called here."""
+    if name.startswith("INAT"):
+        notes.append(f"data_set {name}: say the year with data.train_split, e.g. 2021_train.")
+    return options.DEIT_DATA.get(name, "folder")
+
+
+def _add_augmentation(args: Mapping[str, Any], data: dict[str, Any]) -> None:
+    """What has another name or another form there."""
     if args.get("repeated_aug"):
         data["aug_repeats"] = 3
     if not args.get("jsd_loss"):
         data.pop("aug_splits", None)
     if args.get("ThreeAugment") or args.get("three_augment"):
         data["aa"] = "3a"
-    if args.get("combine_dataset"):
-        data["mix"] = _mix(args, args.get("combine_data_dir") or data.get("root"), notes)
-    return data
 
 
 def _mix(args: Mapping[str, Any], root: str | None, notes: list[str]) -> dict[str, Any]:
     """The second set of every batch; the light recipe's TFDS builder reads a raw file, and so do we."""
     name = str(args["combine_dataset"])
     if name.removeprefix("tfds/") == "cifar_ddpm":
-        name, root = "bin/32x32x3", f"{root or '.'}/{options.DDPM_IMAGES}"
+        name = "bin/32x32x3"
+        root = f"{root or '.'}/{options.DDPM_IMAGES}"
         notes.append(f"combine_dataset {args['combine_dataset']}: read from its raw file {root} (data.mix.root).")
-    return {
-        "dataset": name,
-        "fraction": args.get("combined_dataset_ratio", 0.5),
-        **({"root": root} if root else {}),
-    }
+    mix = {"dataset": name, "fraction": args.get("combined_dataset_ratio", 0.5)}
+    if root:
+        mix["root"] = root
+    return mix
 
 
 def _train(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:

@@ -29,9 +29,11 @@ def deit(checkpoint: Checkpoint, *, model_name: str | None = None) -> Converted:
     if levit:
         rename_levit(checkpoint)
     model: dict[str, Any] = {"name": known_name(checkpoint, model_name, RENAMED), **IMAGENET}
-    model |= levit_sizes(checkpoint) if levit else class_count(checkpoint)
-    size = checkpoint.args.get("input_size")
-    if size and not levit:
-        model["img_size"] = int(size)
+    if levit:
+        model |= levit_sizes(checkpoint)
+    else:
+        model |= class_count(checkpoint)
+        if checkpoint.args.get("input_size"):
+            model["img_size"] = int(checkpoint.args["input_size"])
     adapt(checkpoint, model)
     return finish(checkpoint, model)

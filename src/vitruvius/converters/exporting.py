@@ -21,7 +21,7 @@ from vitruvius.surgery.folding import fold
 
 
 def to_timm(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a plain timm model that computes what this one does; the model itself stays as it is.
+    """The weights of a plain timm model that computes what `model` does; the model itself stays as it is.
 
     Auto-encoders are folded, symmetric attention gets queries equal to its keys, masks that keep everything vanish;
     what timm's attention cannot do (rpc, scaled, a mask …) is an error that names it.
@@ -30,27 +30,49 @@ def to_timm(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_for_hub(model: nn.Module, folder: str | Path) -> Path:
-    """Write the plain timm model in the layout of the Hugging Face hub: `timm.create_model("local-dir:<folder>")`."""
+    """Write `model` as a plain timm model in the layout of the Hugging Face hub.
+
+    `folder` is where; `timm.create_model("local-dir:<folder>")` reads it. Returns its path.
+    """
     timm.models.save_for_hf(_plain(model), str(folder), safe_serialization=True)
     return Path(folder)
 
 
 def _plain(model: nn.Module) -> nn.Module:
     root = copy.deepcopy(inner(model))
-    cores = {n: m.core for n, m in root.named_modules() if isinstance(m, Socket) and isinstance(m.core, Core)}
+    cores = _cores(root)
     for name, core in cores.items():
-        strange = [key for key, part in core.parts.items() if not _has_timm_form(part)]
-        if strange:
-            raise SurgeryError(
-                f"{name!r} attends by {core.describe()}; timm's attention cannot do {', '.join(strange)}. "
-                "restore(model) gives its weights back to timm, with another function."
-            )
-    if any(isinstance(part, LowRank) for core in cores.values() for part in core.children()):
+        _refuse_without_timm_form(name, core)
+    if any(_has(core, LowRank) for core in cores.values()):
         fold(root)
-    symmetric = [name for name, core in cores.items() if any(isinstance(part, Symmetric) for part in core.children())]
-    for name in symmetric:
-        _copy_keys_to_queries(root, name)
-    return restore(root) if cores else root
+    for name, core in cores.items():
+        if _has(core, Symmetric):
+            _copy_keys_to_queries(root, name)
+    if cores:
+        restore(root)
+    return root
+
+
+def _refuse_without_timm_form(name: str, core: Core) -> None:
+    strange = [key for key, part in core.parts.items() if not _has_timm_form(part)]
+    if strange:
+        raise SurgeryError(
+            f"{name!r} attends by {core.describe()}; timm's attention cannot do {', '.join(strange)}. "
+            "restore(model) gives its weights back to timm, with another function."
+        )
+
+
+def _cores(root: nn.Module) -> dict[str, Core]:
+    """The cores of a rewired model, by site."""
+    found: dict[str, Core] = {}
+    for name, module in root.named_modules():
+        if isinstance(module, Socket) and isinstance(module.core, Core):
+            found[name] = module.core
+    return found
+
+
+def _has(core: Core, kind: type[nn.Module]) -> bool:
+    return any(isinstance(part, kind) for part in core.children())
 
 
 def _has_timm_form(part: nn.Module) -> bool:

@@ -58,7 +58,9 @@ def reconstruction(checkpoint: Checkpoint, model_name: str | None, num_heads: in
 
 def _scaled(checkpoint: Checkpoint, model_name: str | None, num_heads: int | None) -> Converted:
     shape = checkpoint.state["blocks.0.attn.s"].shape
-    form, heads = ("matrix", shape[0]) if len(shape) == 3 else ("alpha", num_heads)
+    form, heads = "alpha", num_heads
+    if len(shape) == 3:
+        form, heads = "matrix", shape[0]
     for site in sites(count_blocks(checkpoint)):
         checkpoint.state[f"{site}.core.scaled.{form}"] = checkpoint.take(f"{site}.s")
     model = _model(checkpoint, model_name, heads, HEADS)
@@ -72,8 +74,11 @@ def _model(checkpoint: Checkpoint, name: str | None, num_heads: int | None, head
             f"{checkpoint.name} does not say how many heads its model {name!r} has. Set model_name (one of "
             f"{', '.join(heads)}) or num_heads."
         )
-    sizes = vit_sizes(checkpoint, num_heads if num_heads is not None else heads[str(name)])
-    return {"name": name if name in heads else "deit_tiny_patch16_224", **IMAGENET, **sizes}
+    if num_heads is None:
+        num_heads = heads[str(name)]
+    if name not in heads:
+        name = "deit_tiny_patch16_224"
+    return {"name": name, **IMAGENET, **vit_sizes(checkpoint, num_heads)}
 
 
 def _fill_queries(checkpoint: Checkpoint) -> None:
@@ -102,4 +107,7 @@ def _pursuit_rules(checkpoint: Checkpoint, settings: dict[str, Any]) -> list[dic
     names = sites(count_blocks(checkpoint))
     if layer >= len(names):
         checkpoint.notes.append(f"layer {layer} does not exist in a model of {len(names)} blocks, so RPC was nowhere.")
-    return [{"where": name, "parts": [pursuit if i == layer else {"use": "symmetric"}]} for i, name in enumerate(names)]
+    parts: list[dict[str, Any]] = [{"use": "symmetric"} for _ in names]
+    if layer < len(names):
+        parts[layer] = pursuit
+    return [{"where": name, "parts": [part]} for name, part in zip(names, parts, strict=True)]

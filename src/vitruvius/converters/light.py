@@ -40,19 +40,25 @@ def light(
 
 
 def _statistics(checkpoint: Checkpoint, given: dict[str, Any], inside: dict[str, Any]) -> dict[str, Any]:
-    if all(value is not None for value in given.values()):
+    """Mean and std: as given, else from inside the model, else as its settings say."""
+    if _complete(given):
         return given
-    if all(value is not None for value in inside.values()):
+    if _complete(inside):
         return {name: tuple(value.flatten().tolist()) for name, value in inside.items()}
-    stored = {name: tuple(checkpoint.args[name]) for name in ("mean", "std") if checkpoint.args.get(name)}
-    if checkpoint.args.get("normalize_model") and len(stored) == 2:
-        return stored
     if "normalize_model" not in checkpoint.args:
         checkpoint.notes.append(
             "nothing says how the pixels were normalised: taken as not at all, right for its ImageNet XCiTs. "
             "Its CIFAR, Flowers, Caltech and ResNet models need mean and std."
         )
-    elif checkpoint.args["normalize_model"]:
-        checkpoint.notes.append("normalised by the model's default statistics.")
-        return {}
-    return UNTOUCHED
+        return UNTOUCHED
+    if not checkpoint.args["normalize_model"]:
+        return UNTOUCHED
+    stored = {name: checkpoint.args.get(name) or None for name in ("mean", "std")}
+    if _complete(stored):
+        return {name: tuple(value) for name, value in stored.items()}
+    checkpoint.notes.append("normalised by the model's default statistics.")
+    return {}
+
+
+def _complete(values: dict[str, Any]) -> bool:
+    return all(value is not None for value in values.values())

@@ -26,15 +26,10 @@ def structured(
     checkpoint: Checkpoint, *, model_name: str | None = None, num_heads: int | None = None, img_size: int | None = None
 ) -> Converted:
     """structured_init: ViTs of its timm fork, with learned or fixed sin-cos positions."""
-    if "blocks.0.0.fn.0.choice_idx" in checkpoint.state or "stem.0.weight" in checkpoint.state:
-        raise CheckpointError(
-            f"{checkpoint.name} is a ConvMixer of structured_init. Which filter belongs to which channel was drawn at "
-            "random and never saved, so these weights cannot be used again, by anybody."
-        )
+    _refuse_convmixer(checkpoint)
     name = known_name(checkpoint, model_name, RENAMED)
     kwargs = checkpoint.args.get("model_kwargs") or {}
-    heads = num_heads or kwargs.get("num_heads") or max(checkpoint.shape_of("patch_embed.proj.weight")[0] // 64, 1)
-    sizes = vit_sizes(checkpoint, int(heads))
+    sizes = vit_sizes(checkpoint, _heads(checkpoint, num_heads or kwargs.get("num_heads")))
     if "cls_token" not in checkpoint.state:
         sizes |= {"class_token": False, "global_pool": "avg"}
     elif kwargs.get("no_embed_class"):
@@ -45,11 +40,25 @@ def structured(
     return finish(checkpoint, {"name": name, **_statistics(checkpoint), **sizes})
 
 
+def _refuse_convmixer(checkpoint: Checkpoint) -> None:
+    if "blocks.0.0.fn.0.choice_idx" in checkpoint.state or "stem.0.weight" in checkpoint.state:
+        raise CheckpointError(
+            f"{checkpoint.name} is a ConvMixer of structured_init. Which filter belongs to which channel was drawn at "
+            "random and never saved, so these weights cannot be used again, by anybody."
+        )
+
+
+def _heads(checkpoint: Checkpoint, given: int | None) -> int:
+    """As given, else one for every 64 channels."""
+    if given:
+        return int(given)
+    return max(checkpoint.shape_of("patch_embed.proj.weight")[0] // 64, 1)
+
+
 def _add_positions(checkpoint: Checkpoint, sizes: dict[str, Any]) -> None:
     side = sizes["img_size"] // sizes["patch_size"]
     table = build_sincos2d_pos_embed([side, side], dim=sizes["embed_dim"])  # (N, C)
-    prefix = 1 if sizes.get("class_token", True) else 0
-    if prefix:
+    if sizes.get("class_token", True):
         sizes["no_embed_class"] = True
     checkpoint.state["pos_embed"] = table[None].to(checkpoint.state["patch_embed.proj.weight"].dtype)
     checkpoint.notes.append(
@@ -58,16 +67,19 @@ def _add_positions(checkpoint: Checkpoint, sizes: dict[str, Any]) -> None:
 
 
 def _image_size(checkpoint: Checkpoint, name: str) -> int:
-    size = checkpoint.args.get("img_size") or (checkpoint.args.get("input_size") or (None,))[-1]
-    if size is None:
-        size = 32 if name.endswith("_32") else 224 if name.endswith("_224") else None
+    if checkpoint.args.get("img_size"):
+        return int(checkpoint.args["img_size"])
+    if checkpoint.args.get("input_size"):
+        return int(checkpoint.args["input_size"][-1])
+    size = {"32": 32, "224": 224}.get(name.rpartition("_")[2])
     if size is None:
         raise CheckpointError(f"{checkpoint.name} does not say for which image size it is. Set img_size.")
-    return int(size)
+    return size
 
 
 def _statistics(checkpoint: Checkpoint) -> dict[str, Any]:
     found = {key: tuple(checkpoint.args[key]) for key in ("mean", "std") if checkpoint.args.get(key)}
     if len(found) < 2:
         checkpoint.notes.append("the checkpoint does not record mean and std; timm's for this model are taken.")
-    return found if len(found) == 2 else {}
+        return {}
+    return found

@@ -35,17 +35,27 @@ def vitcod(checkpoint: Checkpoint, *, model_name: str | None = None, mask: str |
         rename_levit(checkpoint)
     name = known_name(checkpoint, model_name, LEVITS)
     ranks = _rename_auto_encoders(checkpoint)
-    sizes = levit_sizes(checkpoint) if levit else vit_sizes(checkpoint, _deit_heads(checkpoint, ranks))
-    keeps = {} if mask is None else (_levit_masks if levit else _deit_masks)(Path(mask), sizes["depth"])
+    keeps: dict[str, Tensor] = {}
+    if levit:
+        sizes = levit_sizes(checkpoint)
+        names = _levit_sites(sizes["depth"])
+        if mask is not None:
+            keeps = _levit_masks(Path(mask), sizes["depth"])
+    else:
+        sizes = vit_sizes(checkpoint, _deit_heads(checkpoint, ranks))
+        names = sites(sizes["depth"])
+        if mask is not None:
+            keeps = _deit_masks(Path(mask), sizes["depth"])
     for site, keep in keeps.items():
         checkpoint.state[f"{site}.core.mask.keep"] = keep
-    names = _levit_sites(sizes["depth"]) if levit else sites(sizes["depth"])
     return finish(checkpoint, {"name": name, **IMAGENET, **sizes}, merged(_rules(ranks, keeps), names))
 
 
 def _deit_heads(checkpoint: Checkpoint, ranks: dict[str, tuple[str, int, int]]) -> int:
     """As many as the auto-encoders mix; without them as DeiT has, 64 channels each."""
-    return next(iter(ranks.values()))[2] if ranks else checkpoint.shape_of("cls_token")[-1] // 64
+    for _, _, heads in ranks.values():
+        return heads
+    return checkpoint.shape_of("cls_token")[-1] // 64
 
 
 def _rename_auto_encoders(checkpoint: Checkpoint) -> dict[str, tuple[str, int, int]]:

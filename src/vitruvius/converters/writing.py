@@ -9,15 +9,20 @@ from vitruvius._files import atomic_write_text, ensure_writable, save_tensors
 from vitruvius._version import __version__
 from vitruvius._yaml import dump_yaml
 from vitruvius.converters._converted import Converted
+from vitruvius.converters.arguments import head_of
 
 
 def write_run(converted: Converted, folder: str | Path, *, origin: str = "") -> Path:
-    """Write config.yaml and best.safetensors; what the user should know stands at the head of the config."""
+    """Write `converted` as a run folder: config.yaml and best.safetensors; its notes stand at the head of the config.
+
+    `folder` must not be a run folder yet. `origin` names where the weights come from (default: not said). Returns the
+    folder's path.
+    """
     path = Path(folder)
     if (path / "config.yaml").exists():
         raise RunError(f"{path} is a run folder already. Choose another one with --out, or delete it.")
     ensure_writable(path)
-    head = "".join(f"# {note}\n" for note in [f"Converted from {origin}." if origin else "", *converted.notes] if note)
+    head = head_of(f"Converted from {origin}.", origin, converted.notes)
     config = {"seed": 0, **converted.config, "versions": {"vitruvius": __version__}}
     save_tensors(path / "best.safetensors", converted.state_dict, {"vitruvius": __version__, "origin": origin})
     atomic_write_text(path / "config.yaml", head + dump_yaml(config))

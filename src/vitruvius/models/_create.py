@@ -15,15 +15,15 @@ from torch import nn
 
 from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, RunError, UnknownName, suggest
-from vitruvius._files import exists, is_url, join, read_text
+from vitruvius._files import StrPath, exists, is_url, join, read_text
 from vitruvius._keys import key, key_from
 from vitruvius._registry import load_plugins
 from vitruvius._yaml import parse_value, read_yaml
 from vitruvius.models._adapting import head_keys
+from vitruvius.models._adapting import restride as _restride
 from vitruvius.models._freezing import freeze
 from vitruvius.models._pixel import PixelModel
 from vitruvius.models._registry import PREFIX, models
-from vitruvius.models._restriding import restride as _restride
 from vitruvius.models._starting import Start, begin_low_rank, start, start_new_parts
 from vitruvius.models._weights import load_weights
 from vitruvius.models._wiring import AttentionRule, Parts, wire, without_files
@@ -83,12 +83,17 @@ def create_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = _make(name, pretrained, timm_kwargs)
-        model = PixelModel(made if restride is None else _restride(made, restride), mean=mean, std=std)
+        if restride is not None:
+            made = _restride(made, restride)
+        model = PixelModel(made, mean=mean, std=std)
         if positions == "sincos":
             use_sincos_positions(model)
         if init is not None:
             start(model, init, seed)
-        wire(model, attention, input_size=model.data_config["input_size"] if "img_size" in timm_kwargs else None)
+        input_size = None
+        if "img_size" in timm_kwargs:
+            input_size = model.data_config["input_size"]
+        wire(model, attention, input_size=input_size)
         begin_low_rank(model)
     return model.eval()
 
@@ -130,18 +135,33 @@ def load_model(run: str | Path, *, best: bool = True) -> PixelModel:
     source = str(join(run, "config.yaml"))
     if not exists(source):
         raise RunError(f"{run} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
-    data = dict(parse_value(read_text(source))) if is_url(run) else read_yaml(source)
+    data = _read_config(source)
     load_plugins(data.get("plugins") or ())
     begun = {"pretrained": False, "weights": None, "reset_head": False}  # how the run began is over
     config = build(ModelConfig, {**(data.get("model") or {}), **begun}, source=source)
     rules = [without_files(build(AttentionRule, rule, source=source)) for rule in data.get("attention") or ()]
     model = create_from_config(config, rules, seed=int(data.get("seed", 0)))
-    wanted = ("best", "last") if best else ("last",)
-    file = next((place for w in wanted if exists(place := join(run, f"{w}.safetensors"))), None)
-    if file is None:
-        raise RunError(f"{run} holds no weights yet (expected {wanted[0]}.safetensors).")
-    load_weights(model, file)
+    load_weights(model, _weights_of(run, best))
     return model
+
+
+def _read_config(source: str) -> dict[str, Any]:
+    """A config.yaml, here or at a URL."""
+    if is_url(source):
+        return dict(parse_value(read_text(source)))
+    return read_yaml(source)
+
+
+def _weights_of(run: str | Path, best: bool) -> StrPath:
+    """The best weights of a run if they are wanted and there, else its last ones."""
+    wanted = ["last"]
+    if best:
+        wanted.insert(0, "best")
+    for name in wanted:
+        file = join(run, f"{name}.safetensors")
+        if exists(file):
+            return file
+    raise RunError(f"{run} holds no weights yet (expected {wanted[0]}.safetensors).")
 
 
 def _make(name: str, pretrained: bool, timm_kwargs: Mapping[str, Any]) -> nn.Module:
@@ -156,7 +176,7 @@ def _make(name: str, pretrained: bool, timm_kwargs: Mapping[str, Any]) -> nn.Mod
         if not pretrained:
             raise
         raise CheckpointError(
-            f"the pretrained weights of {name!r} cannot be had: {str(error).splitlines()[0]} "
+            f"the pretrained weights of {name!r} cannot be downloaded: {str(error).splitlines()[0]} "
             "Without a network, give a file with model.weights, or pretrained: false."
         ) from error
     return _sized(made, timm_kwargs)
@@ -164,7 +184,8 @@ def _make(name: str, pretrained: bool, timm_kwargs: Mapping[str, Any]) -> nn.Mod
 
 def _sized(model: Any, timm_kwargs: Mapping[str, Any]) -> nn.Module:
     """Let a model that was built for another image size say so: surveys and loaders ask its configuration."""
-    config, size = getattr(model, "pretrained_cfg", None), timm_kwargs.get("img_size")
+    config = getattr(model, "pretrained_cfg", None)
+    size = timm_kwargs.get("img_size")
     if size is not None and isinstance(config, Mapping) and "input_size" in config:
         model.pretrained_cfg = {**config, "input_size": (config["input_size"][0], *to_2tuple(size))}
         model.default_cfg = model.pretrained_cfg

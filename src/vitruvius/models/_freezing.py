@@ -14,9 +14,10 @@ from vitruvius.surgery import inner
 
 
 def freeze(model: PixelModel, globs: Sequence[str]) -> PixelModel:
-    """Freeze what the globs match, names as in `named_parameters` or of a module above; `!` before one thaws again.
+    """Freeze the parameters of `model` that `globs` match; returns the model.
 
-    Later globs win. Batch norms whose parameters are all frozen stay in eval mode, whatever `model.train()` says.
+    A glob is over names as in `named_parameters`, or of a module above; `!` before one thaws again. Later globs win.
+    Batch norms whose parameters are all frozen stay in eval mode, whatever `model.train()` says.
     """
     if not globs:
         return model
@@ -38,7 +39,9 @@ def _batch_norms(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _is_frozen(name: str, norm: nn.Module, frozen: set[str], globs: Sequence[str]) -> bool:
     own = [f"{name}.{parameter}" for parameter, _ in norm.named_parameters()]
-    return all(key in frozen for key in own) if own else _matched(name, globs)
+    if not own:
+        return _matched(name, globs)
+    return all(key in frozen for key in own)
 
 
 def _matched(name: str, globs: Sequence[str]) -> bool:

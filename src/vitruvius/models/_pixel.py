@@ -13,7 +13,7 @@ from vitruvius._errors import ConfigError
 
 
 class PixelModel(nn.Module):
-    """Normalise, then the timm model.
+    """Normalise the channels by `mean` and `std` (default: what timm resolves for `model`), then the timm model.
 
     `mean` and `std` are buffers that follow the model from device to device but stay out of its
     state dict: checkpoints hold the timm model's own keys, the run's config holds the statistics.
@@ -29,7 +29,8 @@ class PixelModel(nn.Module):
         super().__init__()
         self.model = model
         self.still: tuple[str, ...] = ()  # modules that stay in eval mode: batch norms of what is frozen
-        config, channels = resolve_data_config({}, model=model), _in_chans(model)
+        config = resolve_data_config({}, model=model)
+        channels = _in_chans(model)
         self.statistics = (
             _statistic("mean", mean, config["mean"], channels),
             _statistic("std", std, config["std"], channels),
@@ -71,11 +72,18 @@ def _in_chans(model: nn.Module) -> int:
 
 def _statistic(name: str, given: Sequence[float] | None, resolved: Sequence[float], channels: int) -> tuple[float, ...]:
     """What was given, else what timm resolves; its mean over the colours where the model takes other channels."""
-    values = list(resolved if given is None else given)
-    if given is None and len(values) != channels:
-        values = [sum(values) / len(values)] * channels
+    if given is None:
+        return _resolved_statistic(resolved, channels)
+    values = tuple(float(value) for value in given)
     if len(values) != channels:
         raise ConfigError(f"model.{name} has {len(values)} values, the model takes {channels} channels.")
     if name == "std" and min(values) <= 0:
-        raise ConfigError(f"model.std = {values}, expected positive numbers.")
-    return tuple(float(value) for value in values)
+        raise ConfigError(f"model.std = {list(values)}, expected positive numbers.")
+    return values
+
+
+def _resolved_statistic(resolved: Sequence[float], channels: int) -> tuple[float, ...]:
+    values = [float(value) for value in resolved]
+    if len(values) != channels:
+        values = [sum(values) / len(values)] * channels
+    return tuple(values)

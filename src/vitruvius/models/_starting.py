@@ -30,14 +30,19 @@ def start_new_parts(model: nn.Module, missing: Sequence[str]) -> None:
     begin_low_rank(model, only=sites)
 
 
+def _fresh_sites(model: nn.Module) -> list[str]:
+    """Sites whose auto-encoder begins from weights."""
+    found = []
+    for name, module in inner(model).named_modules():
+        site = name.removesuffix(".core.low_rank")
+        if site != name and isinstance(module, LowRank) and module.start != "released":
+            found.append(site)
+    return found
+
+
 def begin_low_rank(model: nn.Module, only: set[str] | None = None) -> None:
     """`low_rank` begins as the projection that keeps most of q and k, unless its start is the released one."""
-    fresh = [
-        name.removesuffix(".core.low_rank")
-        for name, module in inner(model).named_modules()
-        if name.endswith(".core.low_rank") and isinstance(module, LowRank) and module.start != "released"
-    ]
-    chosen = [name for name in fresh if only is None or name in only]
+    chosen = [name for name in _fresh_sites(model) if only is None or name in only]
     if not chosen or any(parameter.is_meta for parameter in model.parameters()):
         return
     try:

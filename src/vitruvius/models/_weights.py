@@ -12,6 +12,7 @@ import pickle
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,41 +32,57 @@ def load_weights(
     reset_head: bool = False,
     resample: bool = False,
 ) -> list[str]:
-    """Load a state dict, a safetensors or .pth file, or a run folder. Returns the keys that keep their start.
+    """Load weights into `model`. Returns the keys that keep their start.
 
-    `reset_head` takes no head from the weights, whatever its number of classes; `resample` brings positions and
-    patch embeddings of another image or patch size to the model's.
+    `source` is a state dict, a safetensors or .pth file, or a run folder. `reset_head` takes no head from the
+    weights, whatever its number of classes; `resample` brings positions and patch embeddings of another image or
+    patch size to the model's (default: neither).
     """
-    state, name = (dict(source), "the given weights") if isinstance(source, Mapping) else _read(source)
+    if isinstance(source, Mapping):
+        state, name = dict(source), "the given weights"
+    else:
+        state, name = _read(source)
     target = inner(model)
-    new = head_keys(target) if reset_head else []
-    state = without_head(target, state) if reset_head else state
-    state = resampled(target, state, name) if resample else state
+    new: list[str] = []
+    if reset_head:
+        new = head_keys(target)
+        state = without_head(target, state)
+    if resample:
+        state = resampled(target, state, name)
     missing = check_fit(target, state, name, new=new)
     target.load_state_dict(state, strict=False)
     return missing
 
 
 def check_fit(model: nn.Module, state: Mapping[str, Tensor], name: str, *, new: Collection[str] = ()) -> list[str]:
-    """Keys the weights lack and may lack (`new` ones among them); what else does not fit is a CheckpointError."""
+    """Keys that the weights `state` lack and may lack; whatever else does not fit `model` is a CheckpointError.
+
+    `name` is what the error calls the weights; `new` are keys of the model that are meant to be new.
+    """
     own = model.state_dict()
-    unexpected = sorted(key for key in state if key not in own)
     missing = [key for key in own if key not in state]
-    wrong = [key for key in own if key in state and state[key].shape != own[key].shape]
     unexplained = [key for key in missing if key not in new and not _belongs_to_new_part(key, state)]
-    letters = [
-        _list("keys the model does not have", unexpected),
+    problems = [
+        _list("keys the model does not have", sorted(set(state) - set(own))),
         _list("keys the weights lack", unexplained),
-        _list("shapes that differ", [f"{k} {tuple(state[k].shape)} → {tuple(own[k].shape)}" for k in wrong]),
+        _list("shapes that differ", _other_shapes(state, own)),
     ]
-    if problems := [letter for letter in letters if letter]:
-        kind = type(model).__name__
+    if any(problems):
         raise CheckpointError(
-            f"{name} does not fit this {kind}: {'; '.join(problems)}. "
+            f"{name} does not fit this {type(model).__name__}: {'; '.join(filter(None, problems))}. "
             "Is it the same architecture, number of classes and attention? For other classes set model.reset_head; "
             "`vitruvius convert` reads old layouts."
         )
     return missing
+
+
+def _other_shapes(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """`key shape → shape` of what has another shape in the model."""
+    found = []
+    for key, value in own.items():
+        if key in state and state[key].shape != value.shape:
+            found.append(f"{key} {tuple(state[key].shape)} → {tuple(value.shape)}")
+    return found
 
 
 def _read(source: StrPath) -> tuple[dict[str, Tensor], str]:
@@ -77,9 +94,10 @@ def _read(source: StrPath) -> tuple[dict[str, Tensor], str]:
 
 def _file_of(source: StrPath) -> StrPath:
     """The file itself, or the weights of a run folder; either may be a URL."""
-    inside = [join(source, f"{name}.safetensors") for name in ("best", "last")]
-    if found := next((file for file in inside if exists(file)), None):
-        return found
+    for name in ("best", "last"):
+        inside = join(source, f"{name}.safetensors")
+        if exists(inside):
+            return inside
     if not exists(source) or (not is_url(source) and Path(source).is_dir()):
         raise CheckpointError(f"no weights at {source}; expected a run folder, a .safetensors or a .pth file.")
     return source
@@ -88,9 +106,10 @@ def _file_of(source: StrPath) -> StrPath:
 def _read_pickled(path: StrPath) -> dict[str, Tensor]:
     """A .pth state dict, read without running pickled code."""
     try:
-        loaded = torch.load(
-            io.BytesIO(read_bytes(path)) if is_url(path) else path, map_location="cpu", weights_only=True
-        )
+        source: Any = path
+        if is_url(path):
+            source = io.BytesIO(read_bytes(path))
+        loaded = torch.load(source, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         raise CheckpointError(
             f"{path} cannot be read as weights: {(str(error) or type(error).__name__).splitlines()[0]} "
@@ -112,5 +131,7 @@ def _belongs_to_new_part(key: str, state: Mapping[str, Tensor]) -> bool:
 def _list(what: str, keys: list[str], most: int = 6) -> str:
     if not keys:
         return ""
-    shown = ", ".join(keys[:most])
-    return f"{len(keys)} {what} ({shown}{', …' if len(keys) > most else ''})"
+    shown = keys[:most]
+    if len(keys) > most:
+        shown = [*shown, "…"]
+    return f"{len(keys)} {what} ({', '.join(shown)})"

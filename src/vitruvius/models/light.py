@@ -59,10 +59,14 @@ def _add(
     sized = "resnet" not in name and "resnext" not in name and "poolformer" not in name  # the others see any size
 
     def build(**kwargs: Any) -> nn.Module:
-        wanted, channels = kwargs.get("img_size", size), kwargs.get("in_chans", 3)
-        own = kwargs if sized else {key: value for key, value in kwargs.items() if key != "img_size"}
-        statistics = colours if channels == 3 and size > 32 else {}
-        return configured(make(**own), wanted, channels, *ends, **{**statistics, **settings})
+        wanted = kwargs.get("img_size", size)
+        channels = kwargs.get("in_chans", 3)
+        if not sized:
+            kwargs.pop("img_size", None)
+        chosen = dict(settings)
+        if channels == 3 and size > 32:
+            chosen = {**colours, **settings}
+        return configured(make(**kwargs), wanted, channels, *ends, **chosen)
 
     models.add(f"vitruvius/{name}", build, doc)
 

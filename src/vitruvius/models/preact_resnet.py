@@ -23,15 +23,18 @@ class Block(nn.Module):
         super().__init__()
         self.bn1, self.conv1 = nn.BatchNorm2d(inputs), conv(inputs, outputs, 3, stride)
         self.bn2, self.conv2 = nn.BatchNorm2d(outputs), conv(outputs, outputs, 3)
-        changes = stride != 1 or inputs != outputs
-        self.shortcut = nn.Sequential(conv(inputs, outputs, 1, stride)) if changes else None
+        self.shortcut = None
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(conv(inputs, outputs, 1, stride))
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         ready = F.relu(self.bn1(x))
         out = self.conv2(F.relu(self.bn2(self.conv1(ready))))
-        around: Tensor = x if self.shortcut is None else self.shortcut(ready)
-        return around + self.drop_path(out)
+        if self.shortcut is not None:
+            x = self.shortcut(ready)
+        around: Tensor = x + self.drop_path(out)
+        return around
 
 
 class PreActResNet(nn.Module):
@@ -56,7 +59,10 @@ class PreActResNet(nn.Module):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = F.dropout(x.mean((-2, -1)), self.drop_rate, self.training)
-        return x if pre_logits else self.linear(x)
+        if pre_logits:
+            return x
+        logits: Tensor = self.linear(x)
+        return logits
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))

@@ -10,8 +10,8 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.xcit import Xcit
 from torch import nn
 
+from vitruvius.models._adapting import restride
 from vitruvius.models._registry import models
-from vitruvius.models._restriding import restride
 
 
 def _vit(size: int, patch: int, **defaults: Any) -> Any:
@@ -26,7 +26,10 @@ def _vit(size: int, patch: int, **defaults: Any) -> Any:
 def _xcit(patch: int, name: str = "", sizes: dict[str, Any] | None = None) -> Any:
     def make(**kwargs: Any) -> nn.Module:
         size = kwargs.pop("img_size", 32)
-        model = timm.create_model(name, **kwargs) if name else Xcit(patch_size=16, **{**(sizes or {}), **kwargs})
+        if name:
+            model = timm.create_model(name, **kwargs)
+        else:
+            model = Xcit(patch_size=16, **{**(sizes or {}), **kwargs})
         restride(model, patch)
         return configured(model, size, kwargs.get("in_chans", 3), "patch_embed.proj.0.0", "head")
 
@@ -37,7 +40,7 @@ def configured(
     model: Any, size: int | tuple[int, int], channels: int, first: str, last: str, **settings: Any
 ) -> nn.Module:
     """Give a model the preprocessing that timm's resolver reads."""
-    height, width = (size, size) if isinstance(size, int) else size
+    height, width = to_2tuple(size)
     model.pretrained_cfg = {
         "input_size": (channels, height, width),
         "interpolation": "bicubic",

@@ -24,14 +24,18 @@ class Block(nn.Module):
         super().__init__()
         self.bn1, self.conv1 = nn.BatchNorm2d(inputs), conv(inputs, outputs, 3, stride)
         self.bn2, self.conv2 = nn.BatchNorm2d(outputs), conv(outputs, outputs, 3)
-        self.convShortcut = None if inputs == outputs else conv(inputs, outputs, 1, stride)
+        self.convShortcut = None
+        if inputs != outputs:
+            self.convShortcut = conv(inputs, outputs, 1, stride)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         ready = F.relu(self.bn1(x))
         out = self.conv2(F.relu(self.bn2(self.conv1(ready))))
-        around: Tensor = x if self.convShortcut is None else self.convShortcut(ready)
-        return around + self.drop_path(out)
+        if self.convShortcut is not None:
+            x = self.convShortcut(ready)
+        around: Tensor = x + self.drop_path(out)
+        return around
 
 
 class Group(nn.Module):
@@ -77,7 +81,10 @@ class WideResNet(nn.Module):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = F.dropout(x.mean((-2, -1)), self.drop_rate, self.training)
-        return x if pre_logits else self.fc(x)
+        if pre_logits:
+            return x
+        logits: Tensor = self.fc(x)
+        return logits
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
