@@ -53,7 +53,7 @@ def _statistics(checkpoint: Checkpoint, given: dict[str, Any], inside: dict[str,
         return UNTOUCHED
     if not checkpoint.args["normalize_model"]:
         return UNTOUCHED
-    stored = {name: checkpoint.args.get(name) or None for name in ("mean", "std")}
+    stored: dict[str, Any] = {name: checkpoint.args.get(name) or None for name in ("mean", "std")}
     if _complete(stored):
         return {name: tuple(value) for name, value in stored.items()}
     checkpoint.notes.append("normalised by the model's default statistics.")
