@@ -1,60 +1,154 @@
-"""Every Python block of the documentation runs, page by page, in a folder of its own."""
+"""Every Python and shell block of the documentation runs, page by page, in reading order, in a folder of its own."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import re
-import runpy
+import shutil
 import subprocess
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import save_file
 
 import vitruvius.cli  # noqa: F401 (so that no page waits for it)
+from pages import Block, commands, read_blocks, run_blocks
+from small_run import small_run
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    page
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    if "```python" in page.read_text(encoding="utf-8")
-)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+QUICK = [page for page in PAGES if any(block.is_run and not block.is_long for block in read_blocks(page))]
+LONG = [page for page in PAGES if any(block.is_run and block.is_long for block in read_blocks(page))]
+WORDNET_IDS = ("n01440764", "n02102040", "n02979186")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_code_on_a_page_runs(page: Path, tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks), encoding="utf-8")
-    child = multiprocessing.get_context("fork").Process(target=read_page, args=(script,))
+@pytest.mark.parametrize("page", QUICK, ids=lambda page: page.stem)
+def test_the_code_on_a_page_runs(page: Path, tmp_path: Path, runs: Path) -> None:
+    prepare(page.stem, tmp_path, runs)
+    run_page(page, [block for block in read_blocks(page) if block.is_run and not block.is_long], tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", LONG, ids=lambda page: page.stem)
+def test_the_long_commands_on_a_page_run(page: Path, tmp_path: Path, runs: Path) -> None:
+    prepare(page.stem, tmp_path, runs)
+    run_page(page, [block for block in read_blocks(page) if block.is_run], tmp_path)
+
+
+def run_page(page: Path, blocks: list[Block], folder: Path) -> None:
+    child = multiprocessing.get_context("fork").Process(target=run_in, args=(folder, blocks, page.name))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads at a fork
         child.start()
     child.join()
-    assert child.exitcode == 0, (tmp_path / "said").read_text(encoding="utf-8")[-3000:]
+    assert child.exitcode == 0, (folder / "output.txt").read_text(encoding="utf-8")[-3000:]
 
 
-def read_page(script: Path) -> None:
+def run_in(folder: Path, blocks: list[Block], name: str) -> None:
     """Run a page in its folder, in a process that has already imported PyTorch."""
-    os.chdir(script.parent)
+    os.chdir(folder)
     warnings.resetwarnings()
-    with Path("said").open("w", encoding="utf-8") as said:
-        os.dup2(said.fileno(), 1)
-        os.dup2(said.fileno(), 2)
+    with Path("output.txt").open("w", encoding="utf-8") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         try:
-            runpy.run_path(str(script), run_name="__main__")
+            run_blocks(blocks, name)
         except BaseException:
-            said.write(traceback.format_exc())
-            said.flush()
+            traceback.print_exc()
+            sys.stderr.flush()
             os._exit(1)
+        sys.stdout.flush()
     os._exit(0)
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small trained run, which stands in for the runs that pages speak of."""
+    folder = tmp_path_factory.mktemp("runs")
+    small_run(folder / "small")
+    return folder
+
+
+def prepare(page: str, folder: Path, runs: Path) -> None:
+    """What a page expects to exist: small runs under its names, and tiny data sets."""
+    for name in RUNS.get(page, ()):
+        shutil.copytree(runs / "small", folder / "runs" / name)
+    for make in DATA.get(page, ()):
+        make(folder)
+
+
+def photographs(folder: Path) -> None:
+    """data/imagenette: train and val, three classes of ImageNet with four noisy images each."""
+    generator = torch.Generator().manual_seed(0)
+    for split in ("train", "val"):
+        for wordnet_id in WORDNET_IDS:
+            place = folder / "data" / "imagenette" / split / wordnet_id
+            place.mkdir(parents=True)
+            for number in range(4):
+                pixels = torch.randint(256, (128, 128, 3), generator=generator, dtype=torch.uint8)
+                Image.fromarray(pixels.numpy()).save(place / f"{number}.png")
+
+
+def weights(folder: Path) -> None:
+    """lite0.safetensors and dinov2.safetensors: untrained weights of the models that the pages name."""
+    lite = vitruvius.create_model("tf_efficientnet_lite0")
+    save_file(lite.model.state_dict(), folder / "lite0.safetensors")
+    dinov2 = vitruvius.create_model("vit_small_patch14_dinov2", num_classes=0)
+    save_file(dinov2.model.state_dict(), folder / "dinov2.safetensors")
+
+
+def plugin(folder: Path) -> None:
+    shutil.copytree(ROOT / "docs" / "plugin", folder / "docs" / "plugin")
+
+
+RUNS: dict[str, tuple[str, ...]] = {
+    "analysis": ("rpc",),
+    "attacks": ("rpc", "a", "b", "other"),
+    "corruptions": ("rpc",),
+    "shift": ("rpc", "softmax"),
+}
+DATA: dict[str, tuple[Callable[[Path], None], ...]] = {
+    "add_an_attention": (plugin,),
+    "attacks": (photographs, weights),
+    "corruptions": (photographs,),
+    "fine_tuning": (photographs, weights),
+}
+
+
+def test_what_is_not_run_says_why() -> None:
+    for page in PAGES:
+        for block in read_blocks(page):
+            if block.how not in ("", "long"):
+                assert re.fullmatch(r"no, .{8,}", block.how), f"{page.name}:{block.line}: {block.how}"
+
+
+def test_every_command_of_the_documentation_begins_with_a_known_word() -> None:
+    """A block that is not run is at least a command of ours, or of a program that README or CONTRIBUTING names."""
+    known = {"vitruvius", "torchrun", "python", "make", "pip", "pre-commit", "cd"}
+    for page in PAGES:
+        for block in read_blocks(page):
+            if block.language in ("sh", "bash"):
+                assert {words[0] for words in commands(block.text)} <= known, f"{page.name}:{block.line}"
+
+
+def test_yaml_on_the_pages_can_be_read() -> None:
+    for page in PAGES:
+        for block in read_blocks(page):
+            if block.language == "yaml":
+                assert yaml.safe_load(block.text), f"{page.name}:{block.line}"
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in PAGES:
         prose = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)#:]+)\)", prose):
             assert (page.parent / target).exists(), f"{page.name} points to {target}, which is not there"
