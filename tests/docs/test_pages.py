@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from pages import Block, commands, read_blocks, run_blocks
 from PIL import Image
 from safetensors.torch import save_file
 
-import vitruvius.cli  # noqa: F401 (so that no page waits for it)
-from pages import Block, commands, read_blocks, run_blocks
+import vitruvius.cli
 from small_run import small_run
 
 ROOT = Path(__file__).parents[2]
