@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from torch import Tensor
 
 from small_run import RECIPE, SMALL, small_run
 from vitruvius import __version__
 from vitruvius._errors import UnknownName
+from vitruvius.attacks.pgd import PGD
 from vitruvius.cli import every_verb, main, make_parser
 
 VERBS = [verb.name for verb in every_verb()]
@@ -227,13 +229,25 @@ def test_of_many_processes_one_answers(capsys: pytest.CaptureFixture[str], monke
     assert answer(capsys, "list", "tasks") == (0, "", "")
 
 
-def test_a_warning_is_one_line_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = ["data.dataset=digits", "data.val_num_samples=8"]
-    words = ["vitruvius/vit_digits", *data, "--threat", "pgd:eps=8,steps=1", f"--out={tmp_path}"]
+def test_a_warning_is_one_line_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(attack: PGD, model: object, x: Tensor, y: Tensor, dice: object) -> Tensor:
+        warnings.warn("this attack is strange.", stacklevel=2)
+        return x
+
+    monkeypatch.setattr(PGD, "search", warn)
+    data = ["data.dataset=digits", "data.val_num_samples=8", "data.eval_batch_size=4"]
+    words = ["vitruvius/vit_digits", *data, "--threat", "pgd:eps=8/255,steps=1", f"--out={tmp_path}"]
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         code, _, err = answer(capsys, "evaluate", *words)
     assert code == 0
-    assert [line for line in err.splitlines() if "did you mean" in line] == [
-        "vitruvius: warning: eps=8 in linf allows every image, since pixels are in [0, 1]; did you mean 8/255?"
-    ]
+    assert [line for line in err.splitlines() if "strange" in line] == ["vitruvius: warning: this attack is strange."]
+
+
+def test_a_radius_that_was_meant_in_255ths_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["vitruvius/vit_digits", "data.dataset=digits", "--threat", "pgd:eps=8", f"--out={tmp_path}"]
+    code, _, err = answer(capsys, "evaluate", *words)
+    assert code == 1
+    assert "eps=8 in linf allows every image, since pixels are in [0, 1]; did you mean 8/255?" in err

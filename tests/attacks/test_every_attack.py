@@ -160,6 +160,104 @@ def test_models_that_answer_nonsense_are_named(name: str) -> None:
         attack(Broken(torch.zeros(2, 3)), x, y + 9 - y.max())
 
 
+class BreaksLater(nn.Module):
+    """Answers a while, then says NaN."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(48, 3)
+        self.calls = calls
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls -= 1
+        return self.linear(x.flatten(1)) + (0.0 if self.calls >= 0 else math.nan)
+
+
+@pytest.mark.parametrize("name", sorted(set(SMALL) - SLOW - {"fgsm", "uniform_noise", "gaussian_noise"}))
+def test_logits_that_become_nan_during_the_search_are_an_error(name: str) -> None:
+    x, _ = some_images(2, 3, size=4)
+    model = BreaksLater(10**9)
+    y = model(x).argmax(1)
+    model.calls = 2
+    with pytest.raises(DataError, match="logits that are not finite"):
+        make(name, 1e-4)(model, x, y)
+
+
+def test_autoattack_refuses_a_model_that_breaks_during_the_search() -> None:
+    x, _ = some_images(2, 3, size=4)
+    model = BreaksLater(10**9)
+    y = model(x).argmax(1)
+    model.calls = 4
+    with pytest.raises(DataError, match="logits that are not finite"):
+        attacks["autoattack"](eps=1e-4)(model, x, y)
+
+
+class SteepAtZero(nn.Module):
+    """Finite logits whose gradient is not: a square root at 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = (x - x).abs().sqrt().flatten(1)[:, :3]
+        return z + torch.tensor([1.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("name", ["fgsm", "pgd", "apgd"])
+def test_a_gradient_that_is_not_finite_is_an_error(name: str) -> None:
+    x, y = some_images(2, 3, size=4)
+    with pytest.raises(DataError, match=r"not finite"):
+        attacks[name](eps=0.1, norm="l2")(SteepAtZero().eval(), x, y * 0)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_labels_of_any_whole_type_work(name: str, dtype: torch.dtype) -> None:
+    net, (x, y) = small_net(3), some_images(2, 3)
+    attack, ids = attacks[name](eps=0.1, **SMALL[name]), torch.arange(2)
+    assert torch.equal(attack(net, x, y.to(dtype), ids=ids), attack(net, x, y, ids=ids))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_soft_labels_and_empty_batches_are_refused_in_a_sentence(name: str) -> None:
+    net, (x, y) = small_net(3), some_images(2, 3)
+    attack = attacks[name](eps=0.1, **SMALL[name])
+    with pytest.raises(DataError, match=r"labels have shape \(2, 3\).*one whole number per image.*argmax"):
+        attack(net, x, torch.eye(3)[y])
+    with pytest.raises(DataError, match="the batch is empty"):
+        attack(net, x[:0], y[:0])
+
+
+def test_a_loss_on_probabilities_wants_probabilities() -> None:
+    net, (x, y) = small_net(3), some_images(2, 3)
+    with pytest.raises(DataError, match=r"loss=kl .* probabilities \(B, K\)"):
+        attacks["pgd"](eps=0.1, loss="kl")(net, x, y)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"),
+    [
+        ("pgd", {"step_size": -1.0}, "step_size=-1; expected more than 0"),
+        ("pgd", {"step_size": 0.0}, "step_size=0; expected more than 0"),
+        ("pgd", {"steps": 0}, "steps=0; expected 1 or more"),
+        ("pgd", {"momentum": -0.5}, "momentum=-0.5; expected 0 or more"),
+        ("targeted_pgd", {"steps": 0}, "steps=0; expected 1 or more"),
+        ("sparse_l1", {"steps": 0}, "steps=0; expected 1 or more"),
+        ("sparse_l1", {"step_size": -1.0}, "step_size=-1; expected more than 0"),
+        ("sparse_l1", {"share": 0.0}, "share=0; expected more than 0"),
+        ("fab", {"steps": 0}, "steps=0; expected 1 or more"),
+        ("fab_targeted", {"targets": 0}, "targets=0; expected 1 or more"),
+        ("apgd_targeted", {"targets": 0}, "targets=0; expected 1 or more"),
+        ("carlini", {"steps": 0}, "steps=0; expected 1 or more"),
+        ("carlini", {"lr": 0.0}, "lr=0; expected more than 0"),
+        ("hopskipjump", {"group": 0}, "group=0; expected 1 or more"),
+        ("spsa", {"width": 0.0}, "width=0; expected more than 0"),
+        ("gaussian_noise", {"std": -1.0}, "std=-1; expected 0 or more"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(name: str, wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        attacks[name](eps=0.1, **wrong)
+
+
 def test_a_model_without_gradient_is_named_and_black_boxes_do_not_mind() -> None:
     x, y = some_images(2, 3)
     with pytest.raises(ConfigError, match=r"no gradient with respect to the image.*square"):
@@ -188,11 +286,16 @@ def test_radii_are_checked_when_an_attack_is_made() -> None:
         make("pgd", -0.1)
     with pytest.raises(ConfigError, match="is not a radius"):
         make("pgd", math.nan)
-    with pytest.warns(UserWarning, match="did you mean 8/255"):
+    with pytest.raises(ConfigError, match=r"eps=8 in linf allows every image.*did you mean 8/255\?"):
         make("pgd", 8.0)
+    with pytest.raises(ConfigError, match="APGD needs a finite eps"):
+        make("apgd", math.inf)
     with pytest.raises(ConfigError, match="Carlini works in l2, not in linf"):
         make("carlini", 0.1, "linf")
     make("pgd", 8.0, "l2")
+    make("pgd", 2.0, bounds=(-3.0, 3.0))  # images that are not in [0, 1]
+    make("fab", math.inf)
+    make("fab", 8.0)  # the nearest point is sought, whatever the radius
 
 
 def test_train_mode_is_the_callers_business_but_can_be_refused() -> None:
@@ -208,10 +311,3 @@ def test_attacks_print_as_what_they_are_and_describe_themselves() -> None:
     for name, signature, line in attacks.describe():
         assert "eps" in signature, name
         assert line, name
-
-
-def test_no_images_give_no_images() -> None:
-    net = small_net()
-    x, y = torch.empty(0, 3, 6, 6), torch.empty(0, dtype=torch.long)
-    for name in ("pgd", "apgd", "square", "fab_targeted"):
-        assert make(name, 0.1)(net, x, y).shape == x.shape

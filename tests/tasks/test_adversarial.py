@@ -210,7 +210,7 @@ def test_dice_are_the_global_ones_so_that_a_seed_repeats_a_step() -> None:
 def test_l2_starts_are_centred_and_linf_starts_are_without_bias() -> None:
     x = torch.full((400, 3, 8, 8), 0.5)
     for norm, eps in (("l2", 0.5), ("linf", 0.1)):
-        task = Adversarial(small(), eps=eps, norm=norm, attack="pgd:steps=0")
+        task = Adversarial(small(), eps=eps, norm=norm, attack="uniform_noise")
         delta = task.disturb(x, torch.zeros(400, dtype=torch.int64)) - x
         assert abs(float(delta.mean())) < 4 * float(delta.std()) / delta.numel() ** 0.5
 

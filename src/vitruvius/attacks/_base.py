@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from vitruvius._dice import Dice, image_ids
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._registry import Registry
 from vitruvius.attacks._ensemble.result import Outcome
+from vitruvius.attacks._losses import KL
 from vitruvius.attacks._models import CheckedModel, frozen
 from vitruvius.attacks._norms import LINF, Norm, as_norm
 
@@ -80,6 +80,7 @@ class Ball:
     """What attacks and ensembles share: a ball around each image and a seed, checked when they are made."""
 
     norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1")  # those it works in
+    finds_nearest: ClassVar[bool] = False  # seeks the nearest point that fools the model, so any eps will do, inf too
 
     eps: float  # radius, in pixels of images in [0, 1]
     norm: Norm = LINF
@@ -90,7 +91,24 @@ class Ball:
         if self.norm.name not in self.norms:
             name = type(self).__name__
             raise ConfigError(f"{name} works in {' and '.join(self.norms)}, not in {self.norm}.")
-        check_eps(self.eps, self.norm)
+        check_eps(self.eps)
+        if not self.finds_nearest:
+            self._check_radius()
+
+    def image_range(self) -> tuple[float, float]:
+        """Least and largest pixel."""
+        return 0.0, 1.0
+
+    def _check_radius(self) -> None:
+        """Refuse a radius that allows every image, which was most likely meant in 1/255."""
+        low, high = self.image_range()
+        if math.isinf(self.eps) and not math.isinf(high - low):
+            raise ConfigError(f"{type(self).__name__} needs a finite eps, such as 4/255; got {self.eps}.")
+        if self.norm == LINF and self.eps > high - low:
+            raise ConfigError(
+                f"eps={self.eps:g} in linf allows every image, since pixels are in [{low:g}, {high:g}]; "
+                f"did you mean {self.eps:g}/255?"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +120,16 @@ class Attack(Ball, ABC):
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None) -> Tensor:
         """Check, then search. `ids` (B,) int64 name the images for the dice; default: a hash of their pixels."""
         check_inputs(x, y, *self.image_range())
+        check_not_empty(x)
+        self._check_kind_of_labels(y)
         with torch.inference_mode(False), torch.no_grad(), frozen(model):
             x = outside_inference_mode(x)
-            y = outside_inference_mode(y)
+            y = outside_inference_mode(whole_labels(y))
             dice = Dice(known_ids(x, ids), self.seed, self.tag())
-            return self.search(CheckedModel(self.prepare(model, x), y), x, y, dice)
+            checked = CheckedModel(self.prepare(model, x), y)
+            moved = self.search(checked, x, y, dice)
+            checked.check_finite(moved)
+            return moved
 
     @abstractmethod
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
@@ -124,9 +147,13 @@ class Attack(Ball, ABC):
         """Whose dice these are."""
         return type(self).__name__
 
-    def image_range(self) -> tuple[float, float]:
-        """Least and largest pixel."""
-        return 0.0, 1.0
+    def _check_kind_of_labels(self, y: Tensor) -> None:
+        """Refuse probabilities (B, K), except for a loss that compares with them and nothing else."""
+        name = type(self).__name__
+        if getattr(self, "loss", None) != KL:
+            check_hard_labels(y, name)
+        elif y.ndim != 2:
+            raise DataError(f"{name} with loss=kl compares with probabilities (B, K); labels have shape {_shape(y)}.")
 
 
 def outside_inference_mode(tensor: Tensor) -> Tensor:
@@ -143,15 +170,17 @@ def known_ids(x: Tensor, ids: Tensor | None) -> Tensor:
     return ids.to(x.device)
 
 
-def check_eps(eps: float, norm: Norm) -> None:
-    """Refuse a negative radius; warn of one that looks like it was meant in 1/255."""
+def whole_labels(y: Tensor) -> Tensor:
+    """Labels (B,) of any whole type as int64; probabilities (B, K) as they are."""
+    if y.ndim == 1:
+        return y.long()
+    return y
+
+
+def check_eps(eps: float) -> None:
+    """Refuse what is not a radius."""
     if math.isnan(eps) or eps < 0:
         raise ConfigError(f"eps={eps} is not a radius; give a number that is 0 or more, such as 4 / 255.")
-    if norm == LINF and 1 < eps < math.inf:
-        warnings.warn(
-            f"eps={eps:g} in linf allows every image, since pixels are in [0, 1]; did you mean {eps:g}/255?",
-            stacklevel=4,
-        )
 
 
 def check_at_least(attack: Ball, least: int, *settings: str) -> None:
@@ -159,7 +188,22 @@ def check_at_least(attack: Ball, least: int, *settings: str) -> None:
     for name in settings:
         value = getattr(attack, name)
         if value < least:
-            raise ConfigError(f"{type(attack).__name__} with {name}={value}; expected {least} or more.")
+            raise ConfigError(f"{type(attack).__name__} with {name}={value:g}; expected {least} or more.")
+
+
+def check_step_size(attack: Ball, step_size: float | None) -> None:
+    """Refuse a step that leads nowhere or backward; in a ball of radius 0 it may be 0."""
+    if step_size is None or step_size > 0 or step_size == attack.eps == 0:
+        return
+    raise ConfigError(f"{type(attack).__name__} with step_size={step_size:g}; expected more than 0.")
+
+
+def check_positive(attack: Ball, *settings: str) -> None:
+    """Refuse an attack one of whose named settings is not above 0."""
+    for name in settings:
+        value = getattr(attack, name)
+        if not value > 0:
+            raise ConfigError(f"{type(attack).__name__} with {name}={value:g}; expected more than 0.")
 
 
 def check_inputs(x: Tensor, y: Tensor, low: float = 0.0, high: float = 1.0) -> None:
@@ -174,3 +218,22 @@ def check_inputs(x: Tensor, y: Tensor, low: float = 0.0, high: float = 1.0) -> N
         check_labels(y)
     elif y.numel() and float(y.amin()) < 0:
         raise DataError(f"labels reach down to {float(y.amin()):g}; expected 0 or more.")
+
+
+def check_not_empty(x: Tensor) -> None:
+    """Refuse a batch without images."""
+    if not len(x):
+        raise DataError(f"the batch is empty, images have shape {_shape(x)}; an attack needs at least one image.")
+
+
+def check_hard_labels(y: Tensor, name: str) -> None:
+    """Refuse labels that are not one class per image."""
+    if y.ndim != 1:
+        raise DataError(
+            f"labels have shape {_shape(y)}; {name} needs one whole number per image. "
+            "Mixed or smoothed labels belong to training; here take y.argmax(1)."
+        )
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

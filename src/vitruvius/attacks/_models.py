@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius import _checks
-from vitruvius._errors import ConfigError
+from vitruvius._errors import ConfigError, DataError
 
 
 class LossAndGrad(NamedTuple):
@@ -114,19 +114,43 @@ def unwrapped(model: Any) -> Callable[[Tensor], Tensor]:
 
 
 class CheckedModel(ModelWrapper):
-    """A model whose first logits are checked against the labels, so that no extra pass is spent on it."""
+    """A model whose logits are checked as it is searched, so that no extra pass is spent on it.
+
+    The first ones are checked against the labels at once. Whether a later one is finite is noted on the device and
+    read once, by `check_finite`: nothing waits for the device in between.
+    """
 
     def __init__(self, model: Callable[[Tensor], Tensor], y: Tensor) -> None:
         self.inner = model
         self.y = y
-        self.checked = False
+        self.finite: Tensor | None = None  # () bool, of all logits so far
 
     def __call__(self, x: Tensor) -> Tensor:
         logits = self.inner(x)
-        if not self.checked:
+        finite = logits.detach().isfinite().all()
+        if self.finite is None:
             check_logits(logits, self.y, len(x))
-            self.checked = True
+            self.finite = finite
+        self.finite = self.finite & finite
         return logits
+
+    def check_finite(self, moved: Tensor) -> None:
+        """Refuse x' that come from logits or gradients that are not finite."""
+        pixels = moved.isfinite().all()
+        logits = pixels
+        if self.finite is not None:
+            logits = self.finite
+        if bool(pixels & logits):
+            return
+        if not bool(logits):
+            raise DataError(
+                "the model returned logits that are not finite during the search, for images near its own; "
+                "check its weights and its precision."
+            )
+        raise DataError(
+            "the search gave pixels that are not finite, so the model's gradient is not; "
+            "is there a square root, a logarithm or a division at 0 in its forward pass?"
+        )
 
 
 def check_logits(logits: Tensor, y: Tensor, rows: int) -> None:

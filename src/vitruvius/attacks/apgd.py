@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from vitruvius._errors import ConfigError
 from vitruvius.attacks._base import Model, attacks
-from vitruvius.attacks._losses import CE, Loss, as_loss
+from vitruvius.attacks._losses import CE, KL, Loss, as_loss
 from vitruvius.attacks._search.auto_pgd import Attempt, AutoPGD
 
 
@@ -31,6 +32,8 @@ class APGD(AutoPGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "loss", as_loss(self.loss))
+        if self.loss == KL:
+            raise ConfigError("APGD with loss=kl; expected ce, dlr or margin, which compare with labels.")
 
     def objective(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
         return self.loss(logits, y)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvius.attacks._base import Model, attacks
+from vitruvius.attacks._base import Model, attacks, check_at_least
 from vitruvius.attacks._losses import TARGETED_DLR, TargetedLoss, as_targeted_loss
 from vitruvius.attacks._models import logits_in_batches
 from vitruvius.attacks._search.auto_pgd import Attempt, AutoPGD
@@ -33,6 +33,7 @@ class APGDTargeted(AutoPGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_at_least(self, 1, "targets")
         object.__setattr__(self, "loss", as_targeted_loss(self.loss))
 
     def objective(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:

@@ -17,7 +17,17 @@ from torch import Tensor, nn
 from vitruvius._checks import check_eval_mode
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius._registry import Spec, read_spec
-from vitruvius.attacks._base import Ball, Threat, attacks, check_inputs, known_ids, outside_inference_mode
+from vitruvius.attacks._base import (
+    Ball,
+    Threat,
+    attacks,
+    check_hard_labels,
+    check_inputs,
+    check_not_empty,
+    known_ids,
+    outside_inference_mode,
+    whole_labels,
+)
 from vitruvius.attacks._ensemble.cascade import Cascade
 from vitruvius.attacks._ensemble.result import Outcome
 from vitruvius.attacks._ensemble.stages import STAGES, VERSIONS, Settings
@@ -89,10 +99,12 @@ class AutoAttack(Ball):
         """
         check_eval_mode(model)
         check_inputs(x, y)
+        check_not_empty(x)
+        check_hard_labels(y, "AutoAttack")
         batch_size = self.batch_size or batch_size
         with torch.inference_mode(False), torch.no_grad(), frozen(model):
             x = outside_inference_mode(x)
-            y = outside_inference_mode(y)
+            y = outside_inference_mode(whole_labels(y))
             check_logits(model(x[:1]), y, len(x[:1]))
             cascade = Cascade(model, x, y, known_ids(x, ids), batch_size)
             if batch_size is None:  # what few pixels leave free is used for several targets at once

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks
+from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, check_positive
 from vitruvius.attacks._losses import MARGIN, hard_labels
 from vitruvius.attacks._models import full_precision
 from vitruvius.attacks._norms import L2, Norm, per_image
@@ -47,6 +47,7 @@ class Carlini(Attack):
     """
 
     norms = ("l2",)
+    finds_nearest = True
 
     eps: float = float("inf")
     norm: Norm = L2
@@ -55,6 +56,12 @@ class Carlini(Attack):
     search_steps: int = 9
     first_constant: float = 1e-2
     lr: float = 1e-2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "steps", "search_steps")
+        check_at_least(self, 0, "confidence")
+        check_positive(self, "first_constant", "lr")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         y = hard_labels(y)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvius.attacks._base import attacks
+from vitruvius.attacks._base import attacks, check_at_least
 from vitruvius.attacks._search.fab import FastAdaptiveBoundary
 from vitruvius.attacks._search.fab_step import Linearise, toward_target
 from vitruvius.attacks._search.targets import likeliest_classes
@@ -28,6 +28,10 @@ class FABTargeted(FastAdaptiveBoundary):
     """
 
     targets: int = 9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "targets")
 
     def linearise(self) -> Linearise:
         return toward_target

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks
+from vitruvius.attacks._base import Attack, Model, attacks, check_at_least
 from vitruvius.attacks._losses import hard_labels
 from vitruvius.attacks._norms import L2, Norm, per_image
 
@@ -36,12 +36,17 @@ class HopSkipJump(Attack):
     """
 
     norms = ("linf", "l2")
+    finds_nearest = True
 
     norm: Norm = L2
     steps: int = 64
     first_queries: int = 100
     most_queries: int = 10_000
     group: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "steps", "first_queries", "most_queries", "group")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         y = hard_labels(y)

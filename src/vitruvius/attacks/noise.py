@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks
+from vitruvius.attacks._base import Attack, Model, attacks, check_at_least
 
 
 @attacks.register("uniform_noise")
@@ -32,6 +32,11 @@ class GaussianNoise(Attack):
     """
 
     std: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.std is not None:
+            check_at_least(self, 0, "std")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         std = self.std

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks, check_at_least
+from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, check_step_size
 from vitruvius.attacks._losses import CE, Loss, as_loss, hard_labels
 from vitruvius.attacks._models import LossAndGrad, full_precision, loss_and_grad
 from vitruvius.attacks._norms import L1, per_image
@@ -28,7 +28,7 @@ class PGD(Attack):
     """Projected gradient ascent on a loss, from a random start in the ball.
 
     Settings beside eps, norm and seed:
-    `steps`: of an ascent; 0 leaves the random start.
+    `steps`: of an ascent.
     `step_size`: in pixels, in the norm; default eps / 4, and 1.5 * eps / steps where that is more: up to 6 steps.
     `restarts`: random starts, of which the worst result for the model is kept.
     `random_start`: from a random point of the ball; else from the image.
@@ -52,8 +52,9 @@ class PGD(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "loss", as_loss(self.loss))
-        check_at_least(self, 0, "steps")
-        check_at_least(self, 1, "restarts")
+        check_at_least(self, 1, "steps", "restarts")
+        check_at_least(self, 0, "momentum")
+        check_step_size(self, self.step_size)
 
     def prepare(self, model: nn.Module, x: Tensor) -> nn.Module:
         if self.compile:
@@ -105,7 +106,7 @@ class PGD(Attack):
         """The length of a step: `step_size`, or the default for this eps and number of steps."""
         if self.step_size is not None:
             return self.step_size
-        return max(self.eps / 4, 1.5 * self.eps / max(self.steps, 1))
+        return max(self.eps / 4, 1.5 * self.eps / self.steps)
 
     @property
     def revision(self) -> int:

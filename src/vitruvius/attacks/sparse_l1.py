@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks
+from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, check_positive, check_step_size
 from vitruvius.attacks._losses import CE, Loss, as_loss
 from vitruvius.attacks._models import loss_and_grad
 from vitruvius.attacks._norms import L1, Norm, per_image
@@ -37,6 +37,9 @@ class SparseL1(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "loss", as_loss(self.loss))
+        check_at_least(self, 1, "steps")
+        check_positive(self, "share")
+        check_step_size(self, self.step_size)
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         step = self.step_size

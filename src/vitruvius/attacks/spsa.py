@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius._errors import ConfigError
-from vitruvius.attacks._base import Attack, Model, attacks, check_at_least
+from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, check_positive
 from vitruvius.attacks._losses import MARGIN, Loss, as_loss
 from vitruvius.attacks._models import full_precision
 
@@ -42,8 +41,7 @@ class SPSA(Attack):
         super().__post_init__()
         object.__setattr__(self, "loss", as_loss(self.loss))
         check_at_least(self, 1, "steps", "samples", "group")
-        if self.width <= 0:
-            raise ConfigError(f"SPSA with width={self.width}; expected a number above 0.")
+        check_positive(self, "width", "lr")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         delta = torch.zeros_like(x)

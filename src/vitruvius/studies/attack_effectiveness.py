@@ -36,7 +36,9 @@ def attack_effectiveness(
             if key in done:
                 continue
             report = evaluate(
-                subject.model, list(subject.batches()), [PGD(eps=eps, steps=length, seed=seed, norm=norm)]
+                subject.model,
+                list(subject.batches()),
+                [PGD(eps=eps, steps=length, step_size=1.5 * eps / length, seed=seed, norm=norm)],  # the paper's step
             )
             score = report.threats[-1]
             low, high = wilson(score.correct, score.n)

@@ -14,12 +14,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import check_logits
 from vitruvius._dice import Dice
-from vitruvius._errors import DataError
 from vitruvius.attacks._base import Attack, Ensemble, Threat, disturb
 from vitruvius.attacks._ensemble.result import CLEAN, ROBUST, Outcome, StageResult
 from vitruvius.attacks._losses import MARGIN
-from vitruvius.attacks._models import VerifiedView, logits_in_batches, unwrapped
+from vitruvius.attacks._models import CheckedModel, VerifiedView, logits_in_batches, unwrapped
 from vitruvius.attacks._norms import per_image
 from vitruvius.attacks._search.auto_pgd import AutoPGD
 
@@ -98,7 +98,10 @@ class Cascade:
 
         def move(part: Tensor) -> Tensor:
             dice = Dice(self.ids[part], attack.seed, attack.tag())
-            return attack.polish(model, self.x[part], self.y[part], dice, self.found[part])
+            checked = CheckedModel(model, self.y[part])
+            moved = attack.polish(checked, self.x[part], self.y[part], dice, self.found[part])
+            checked.check_finite(moved)
+            return moved
 
         self._run(name, "polish", move, rows, attack)
         robust = self.broken_by[rows] == ROBUST
@@ -136,8 +139,7 @@ class Cascade:
 
     def _misclassified(self, x: Tensor, y: Tensor) -> Tensor:
         logits = logits_in_batches(self.model, x, self.batch_size)
-        if logits.isnan().any():
-            raise DataError(f"the model returned {int(logits.isnan().sum())} NaN logits; check its weights.")
+        check_logits(logits, len(x))
         return logits.argmax(1) != y
 
     def _record(self, name: str, search: str, searched: int, broken: int, begun: float) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model
+from vitruvius.attacks._base import Attack, Model, check_at_least
 from vitruvius.attacks._losses import hard_labels
 from vitruvius.attacks._models import logits_in_batches
 from vitruvius.attacks._norms import per_image
@@ -34,10 +34,15 @@ class FastAdaptiveBoundary(Attack):
     """Fast adaptive boundary search with its planes and targets still to be named."""
 
     batches_itself: ClassVar[bool] = True
+    finds_nearest: ClassVar[bool] = True
 
     steps: int = 100
     restarts: int = 1  # the first from the image itself, the others from random points around it
     batch_size: int | None = None  # images searched at once; default all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "steps", "restarts")
 
     @abstractmethod
     def linearise(self) -> Linearise:
