@@ -62,11 +62,13 @@ def loaders(config: Config, process: Process) -> tuple[Loader, Loader]:
         "world_size": process.world_size,
         "device": process.device,
     }
-    data, holdout = config.data, config.train.holdout
-    chosen = held_out(data, holdout, seed=config.seed) if holdout else None
+    data = config.data
+    holdout = config.train.holdout
+    if not holdout:
+        return train_loader(data, seed=config.seed, **shares), eval_loader(data, **shares)
+    chosen = held_out(data, holdout, seed=config.seed)
     train = train_loader(data, seed=config.seed, exclude=chosen, **shares)
-    split = None if chosen is None else data.train_split
-    return train, eval_loader(data, split=split, only=chosen, **shares)
+    return train, eval_loader(data, split=data.train_split, only=chosen, **shares)
 
 
 def model(config: Config, process: Process) -> PixelModel:
@@ -164,9 +166,12 @@ def _in_one_kernel(name: str, asked: dict[str, Any], model: nn.Module) -> dict[s
     """
     if not all(parameter.is_cuda for parameter in model.parameters()) or {"fused", "foreach"} & set(asked):
         return {}
-    made = get_optimizer_info(name).opt_class if name in list_optimizers() else None
-    able = made is not None and made.__module__.startswith("torch.") and "fused" in inspect.signature(made).parameters
-    return {"fused": True} if able else {}
+    if name not in list_optimizers():
+        return {}
+    made = get_optimizer_info(name).opt_class
+    if made.__module__.startswith("torch.") and "fused" in inspect.signature(made).parameters:
+        return {"fused": True}
+    return {}
 
 
 def _of_the_task(model: nn.Module, task: TrainingTask) -> list[nn.Parameter]:

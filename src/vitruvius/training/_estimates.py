@@ -37,14 +37,19 @@ def describe(found: Findings) -> str:
 def idle_parameters(session: Session) -> int:
     """Weights that are kept in timm's layout though no core looks at them: the queries of symmetric attention."""
     root = inner(session.model)
-    cores = {name: getattr(module, "core", None) for name, module in root.named_modules()}
-    names = [name for name, core in cores.items() if "q" in _discarded(core)]
+    names = [name for name, module in root.named_modules() if "q" in _discarded(getattr(module, "core", None))]
+    if not names:
+        return 0
     try:
-        views = head_weights(session.model, names) if names else {}
+        views = head_weights(session.model, names)
     except UnsuitableSite:
         return 0
-    pairs = [(weights.q, weights.q_bias) for _, weights in views.values()]
-    return sum(q.numel() + (0 if bias is None else bias.numel()) for q, bias in pairs)
+    idle = 0
+    for _, weights in views.values():
+        idle += weights.q.numel()
+        if weights.q_bias is not None:
+            idle += weights.q_bias.numel()
+    return idle
 
 
 def _discarded(core: Any) -> set[str]:
@@ -75,21 +80,36 @@ def _parameters(session: Session) -> str:
 
 
 def _memory(found: Findings) -> str:
+    parts = _memory_parts(found)
+    known = sum(size or 0 for size in parts.values())
+    how = "nothing was run"
+    if found.images:
+        how = f"optimiser and activations measured with {_images(found.images)}"
+    lines = [f"memory of a process: about {format_bytes(known)} ({how}; buffers of kernels come on top)"]
+    for name, size in parts.items():
+        text = "not measured" if size is None else format_bytes(size)
+        lines.append(f"  {name:<28} {text}")
+    return "\n".join(lines)
+
+
+def _memory_parts(found: Findings) -> dict[str, int | None]:
+    """What takes memory, in bytes; None where it was not measured."""
     parameters = list(found.session.model.parameters())
+    weights = sum(p.nbytes for p in parameters)
+    average = 0
+    if found.config.train.model_ema:
+        average = weights
     batch = found.config.data.batch_size * max(1, found.config.data.aug_splits)
-    parts: dict[str, int | None] = {
-        "parameters": sum(p.nbytes for p in parameters),
+    activations = None
+    if found.activations is not None:
+        activations = found.activations * batch
+    return {
+        "parameters": weights,
         "gradients": sum(p.nbytes for p in parameters if p.requires_grad),
         "optimiser": found.optimizer,
-        "average": sum(p.nbytes for p in parameters) if found.config.train.model_ema else 0,
-        f"activations of {_images(batch)}": None if found.activations is None else found.activations * batch,
+        "average": average,
+        f"activations of {_images(batch)}": activations,
     }
-    lines = [f"  {name:<28} {'not measured' if size is None else format_bytes(size)}" for name, size in parts.items()]
-    known = sum(size or 0 for size in parts.values())
-    how = f"optimiser and activations measured with {_images(found.images)}" if found.images else "nothing was run"
-    return "\n".join(
-        [f"memory of a process: about {format_bytes(known)} ({how}; buffers of kernels come on top)", *lines]
-    )
 
 
 def _time(found: Findings) -> str:

@@ -31,16 +31,19 @@ class Selection:
     def __init__(self, session: Session) -> None:
         train = session.config.train
         threat = session.task.threat
-        robust = train.select == "robust" or (train.select == "auto" and threat is not None)
         self.session = session
-        self.threat = _threat(train.select_threat, threat) if robust else None
-        if train.select_threat and not robust:
-            raise ConfigError(
-                "train.select_threat is set, but accuracy on clean images chooses; set train.select=robust."
-            )
-        few = self.threat is not None and train.select_images is not None
-        self.attacked = choosing_loader(session, train.select_images) if few else session.val_loader
-        if self.threat is not None and not train.holdout:
+        self.threat: Threat | None = None
+        self.attacked = session.val_loader
+        if train.select == "clean" or (train.select == "auto" and threat is None):
+            if train.select_threat:
+                raise ConfigError(
+                    "train.select_threat is set, but accuracy on clean images chooses; set train.select=robust."
+                )
+            return
+        self.threat = _threat(train.select_threat, threat)
+        if train.select_images is not None:
+            self.attacked = choosing_loader(session, train.select_images)
+        if not train.holdout:
             logger.warning(
                 "train.holdout = 0: the best weights are chosen on data.val_split=%s. If that is the test set, its "
                 "accuracy will flatter; hold out a part of the training set with train.holdout=0.1.",
@@ -57,35 +60,50 @@ class Selection:
 
     def choose(self, row: dict[str, Any]) -> None:
         """Note these weights if they are the best so far."""
-        session, key = self.session, "accuracy" if self.threat is None else "robust_accuracy"
-        scores = {ema: row[f"{name}_{key}"] for name, ema in (("val", False), ("ema", True)) if f"{name}_{key}" in row}
-        if scores and max(scores.values()) > session.best:
-            session.best_is_ema = max(scores, key=lambda ema: (scores[ema], ema))
-            session.best, session.best_epoch = scores[session.best_is_ema], row["epoch"]
+        session = self.session
+        score = row.get(f"val_{self.key}")
+        of_average = row.get(f"ema_{self.key}")
+        is_ema = of_average is not None and (score is None or of_average >= score)
+        if is_ema:
+            score = of_average
+        if score is not None and score > session.best:
+            session.best = score
+            session.best_epoch = row["epoch"]
+            session.best_is_ema = is_ema
 
     def metric(self, row: dict[str, Any]) -> float | None:
         """What a plateau schedule watches."""
-        value: float | None = row.get("val_accuracy" if self.threat is None else "val_robust_accuracy")
+        value: float | None = row.get(f"val_{self.key}")
         return value
+
+    @property
+    def key(self) -> str:
+        """The number that chooses, without `val_` or `ema_`."""
+        if self.threat is None:
+            return "accuracy"
+        return "robust_accuracy"
 
     def _look(self, ema: bool) -> dict[str, float]:
         session = self.session
         model = session.eval_model(ema=ema).eval()
-        together = self.threat is not None and self.attacked is session.val_loader
+        threats: list[Threat] = []
+        if self.threat is not None and self.attacked is session.val_loader:
+            threats = [self.threat]
         with session.autocast():
-            threats = [self.threat] if together and self.threat is not None else []
             report = evaluate(model, session.val_loader, threats, process=session.process)
             numbers = {"accuracy": report["clean"].accuracy, "loss": float(report["clean"].loss or 0.0)}
-            if self.threat is not None:
-                if not together:
-                    report = evaluate(model, self.attacked, [self.threat], process=session.process)
-                numbers["robust_accuracy"] = report[describe(self.threat)].accuracy
+            if self.threat is None:
+                return numbers
+            if not threats:  # other images than those of clean accuracy
+                report = evaluate(model, self.attacked, [self.threat], process=session.process)
+            numbers["robust_accuracy"] = report[describe(self.threat)].accuracy
         return numbers
 
 
 def choosing_loader(session: Session, images: int | None, *, whole: bool = False) -> Loader:
     """At most so many of the images that choose, a fixed random choice; `whole`: all of them on every process."""
-    config, process = session.config, session.process
+    config = session.config
+    process = session.process
     shares: dict[str, Any] = {"input_size": preprocessing(config), "device": process.device}
     if not whole:
         shares |= {"rank": process.rank, "world_size": process.world_size}

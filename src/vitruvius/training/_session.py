@@ -6,7 +6,7 @@ import logging
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -77,17 +77,23 @@ class Session(Counters):
 
     def autocast(self) -> AbstractContextManager[Any]:
         dtype = PRECISIONS.get(self.config.train.precision)
-        return torch.autocast(self.process.device.type, dtype) if dtype else nullcontext()
+        if dtype is None:
+            return nullcontext()
+        return torch.autocast(self.process.device.type, dtype)
 
     def eval_model(self, *, ema: bool = False) -> nn.Module:
         """The module to look at, whole and unwrapped. Every process must ask."""
         wrapped = self.wrapped(ema=ema)
-        return wrapped if self.replica is None else self.replica.like(wrapped)
+        if self.replica is None:
+            return wrapped
+        return self.replica.like(wrapped)
 
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         """The whole weights under their own names. Every process must ask."""
         wrapped = inner(self.wrapped(ema=ema))
-        return wrapped.state_dict() if self.replica is None else full_weights(wrapped)
+        if self.replica is None:
+            return wrapped.state_dict()
+        return full_weights(wrapped)
 
     def wrapped(self, *, ema: bool = False) -> nn.Module:
         """The module that is trained (or its average), out of DDP and the compiler."""
@@ -142,12 +148,15 @@ def with_rate(config: Config, world_size: int) -> Config:
     """
     train = config.train
     if train.lr_base is None:
-        rate = DEFAULT_RATE if train.lr is None else train.lr
-        return replace(config, train=replace(train, lr=rate))
+        if train.lr is not None:
+            return config
+        return replace(config, train=replace(train, lr=DEFAULT_RATE))
     batch = config.data.batch_size * world_size * train.grad_accum_steps
-    rule = train.lr_base_scale or ("sqrt" if any(name in train.opt.lower() for name in ADAPTIVE) else "linear")
+    rule = train.lr_base_scale or _usual_scaling(train.opt)
     ratio = batch / train.lr_base_size
-    rate = train.lr_base * (math.sqrt(ratio) if rule == "sqrt" else ratio)
+    if rule == "sqrt":
+        ratio = math.sqrt(ratio)
+    rate = train.lr_base * ratio
     if train.lr is not None and not math.isclose(train.lr, rate, rel_tol=1e-9):
         raise ConfigError(
             f"train.lr = {train.lr}, but train.lr_base = {train.lr_base} means {rate:.6g} for a global batch of "
@@ -155,3 +164,10 @@ def with_rate(config: Config, world_size: int) -> Config:
         )
     logger.info("learning rate %.6g: %s from %g at %d to %d", rate, rule, train.lr_base, train.lr_base_size, batch)
     return replace(config, train=replace(train, lr=rate, lr_base_scale=rule))
+
+
+def _usual_scaling(opt: str) -> Literal["linear", "sqrt"]:
+    """As in timm: the square root for Adam's and LAMB's kin, linear for others."""
+    if any(name in opt.lower() for name in ADAPTIVE):
+        return "sqrt"
+    return "linear"

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from vitruvius.training._fast.regions import Regions
 from vitruvius.training._fast.session_step import FastStep, SessionStep, obstacle
-from vitruvius.training._guards.nonfinite import gradients_finite, is_finite
+from vitruvius.training._guards.nonfinite import all_finite, is_finite
 from vitruvius.training._session import Session
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,10 @@ def train_batch(session: Session, x: Tensor, y: Tensor, number: int, batches: in
             report = _forward_backward(session, x, y, labels, number, batches)
         if report is not None:
             reports.append(report)
-    if len(reports) < 2:
-        return reports[0] if reports else None
+    if not reports:
+        return None
+    if len(reports) == 1:
+        return reports[0]
     return {name: torch.stack([report[name] for report in reports]).mean(0) for name in reports[0]}
 
 
@@ -60,25 +62,37 @@ def ends_group(session: Session, number: int, batches: int) -> bool:
 def _forward_backward(
     session: Session, x: Tensor, y: Tensor, labels: Tensor, number: int, batches: int
 ) -> Numbers | None:
+    if session.config.train.nonfinite != "skip":
+        result = _pass(session, x, y, number, batches)
+        if ends_group(session, number, batches):
+            update(session)
+        return _report(result, labels)
+    statistics = Statistics(session.model)
+    result = _pass(session, x, y, number, batches)
+    fine = is_finite(session.process, result["loss"])
+    if not fine:
+        statistics.restore()
+        session.group_nonfinite = True
+    if ends_group(session, number, batches):
+        update(session)
+    if not fine:
+        return None
+    return _report(result, labels)
+
+
+def _pass(session: Session, x: Tensor, y: Tensor, number: int, batches: int) -> dict[str, Tensor]:
+    """What the task makes of a batch, after its backward pass; gradients gather until their group is whole."""
     every = session.config.train.grad_accum_steps
     last = ends_group(session, number, batches)
     group = min(every, batches - number // every * every)  # the last group may be smaller
-    skipping = session.config.train.nonfinite == "skip"
-    statistics = Statistics(session.model) if skipping else None
     torch.compiler.cudagraph_mark_step_begin()  # what CUDA graphs gave for the last batch may be written over
     with nullcontext() if last else session.task.no_sync():
         with session.autocast():
-            result = session.task(x, y)
+            result: dict[str, Tensor] = session.task(x, y)
         if session.careful and not is_finite(session.process, result["loss"]):
             raise NonFiniteLoss(result["loss"])
         session.scaler.scale(result["loss"] / group).backward()
-    fine = not skipping or is_finite(session.process, result["loss"])
-    if not fine and statistics is not None:
-        statistics.restore()
-    session.group_nonfinite |= not fine
-    if last:
-        update(session)
-    return _report(result, labels) if fine else None
+    return result
 
 
 def _fast_step(session: Session, step: FastStep, x: Tensor, y: Tensor, labels: Tensor) -> Numbers:
@@ -155,16 +169,14 @@ def _is_nonfinite(session: Session) -> bool:
     if not session.group_nonfinite and not session.scaler.is_enabled():
         groups = session.optimizer.param_groups
         gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-        session.group_nonfinite = not gradients_finite(session.process, gradients)
+        session.group_nonfinite = not all_finite(session.process, gradients)
     return session.group_nonfinite
 
 
 def check_weights(session: Session) -> bool:
     """Whether all weights are finite: the last update may have spoilt them without a loss to show it."""
     parameters = [p.detach() for p in session.model.parameters()]
-    local: list[Tensor] = [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
-    sizes = torch.stack([p.abs().amax().float() for p in local if p.numel()])
-    return not session.process.any(not bool(torch.isfinite(sizes).all()))
+    return all_finite(session.process, parameters)
 
 
 class Statistics:

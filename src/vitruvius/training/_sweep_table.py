@@ -29,12 +29,26 @@ class Row:
 
 def best_of(metrics: list[dict[str, Any]], metric: str, order: str) -> tuple[float, int] | None:
     """The best value of a metric and its epoch. `accuracy` means that of the weights or of their running average."""
-    keys = (metric, f"val_{metric}", f"ema_{metric}")
-    values = [(float(row[key]), int(row["epoch"])) for row in metrics for key in keys if row.get(key) is not None]
-    if not values:
-        return None
-    chosen = (max if order == "max" else min)(value for value, _ in values)
-    return chosen, next(epoch for value, epoch in values if value == chosen)
+    best: tuple[float, int] | None = None
+    for row in metrics:
+        for key in (metric, f"val_{metric}", f"ema_{metric}"):
+            value = row.get(key)
+            if value is not None and (best is None or _is_better(float(value), best[0], order)):
+                best = (float(value), int(row["epoch"]))
+    return best
+
+
+def sorted_by_score(rows: list[Row], order: str) -> list[Row]:
+    """Best first; runs without a score last, in their own order."""
+    scored = [row for row in rows if row.score is not None]
+    scored.sort(key=lambda row: row.score or 0.0, reverse=order == "max")
+    return [*scored, *(row for row in rows if row.score is None)]
+
+
+def _is_better(value: float, than: float, order: str) -> bool:
+    if order == "max":
+        return value > than
+    return value < than
 
 
 def write_tables(folder: StrPath, rows: list[Row], metric: str) -> None:
@@ -48,10 +62,14 @@ def write_tables(folder: StrPath, rows: list[Row], metric: str) -> None:
 def markdown(rows: list[Row], metric: str) -> str:
     """The table, its columns aligned."""
     cells = [[text.replace("|", "\\|") for text in line] for line in _cells(rows, metric)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-    lines = ["| " + " | ".join(text.ljust(w) for text, w in zip(line, widths, strict=True)) + " |" for line in cells]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [_markdown_line(line, widths) for line in cells]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _markdown_line(cells: list[str], widths: list[int]) -> str:
+    return "| " + " | ".join(text.ljust(width) for text, width in zip(cells, widths, strict=True)) + " |"
 
 
 def _cells(rows: list[Row], metric: str) -> list[list[str]]:
@@ -61,18 +79,26 @@ def _cells(rows: list[Row], metric: str) -> list[list[str]]:
 
 
 def _line(row: Row, keys: list[str]) -> list[str]:
-    last = row.metrics[-1] if row.metrics else {}
     hours = sum(float(one.get("seconds", 0.0)) for one in row.metrics) / 3600
-    return [
-        *(_text(row.settings[key]) if key in row.settings else "" for key in keys),
-        "" if row.score is None else f"{row.score:.4f}",
-        "" if row.epoch is None else str(row.epoch),
-        str(len(row.metrics)),
-        f"{last['train_loss']:.4f}" if "train_loss" in last else "",
-        f"{hours:.2f}",
-        row.status,
-    ]
+    settings = [plain_text(row.settings[key]) if key in row.settings else "" for key in keys]
+    return [*settings, *_score(row), str(len(row.metrics)), _last_loss(row), f"{hours:.2f}", row.status]
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _score(row: Row) -> list[str]:
+    """The best value and its epoch; empty cells where there is none."""
+    if row.score is None:
+        return ["", ""]
+    return [f"{row.score:.4f}", str(row.epoch)]
+
+
+def _last_loss(row: Row) -> str:
+    if not row.metrics or "train_loss" not in row.metrics[-1]:
+        return ""
+    return f"{row.metrics[-1]['train_loss']:.4f}"
+
+
+def plain_text(value: Any) -> str:
+    """A setting as one writes it: text as it is, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)

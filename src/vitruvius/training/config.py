@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -114,31 +114,60 @@ class TrainConfig:
     analyse_images: int = key(64, "images analysed, the same each time, of the training and of the held-out set")
 
 
+LEAST = {  # the smallest value of keys that are numbers
+    "epochs": 1,
+    "lr_base_size": 1,
+    "warmup_epochs": 0,
+    "grad_accum_steps": 1,
+    "save_every": 0,
+    "save_minutes": 0,
+    "evaluate_every": 1,
+    "select_images": 1,
+    "alarm_images": 1,
+    "alarm_steps": 2,
+    "alarm_every": 0,
+    "alarm_rollbacks": 0,
+    "analyse_every": 1,
+    "analyse_images": 1,
+}
+POSITIVE = ("lr", "lr_base", "clip_grad")
+SHARES = ("holdout", "model_ema_decay")  # from 0 to below 1
+FACTORS = ("alarm_gap", "alarm_lr")  # above 0, at most 1
+
+
 def check_train(train: TrainConfig, source: str) -> None:
     """What types alone cannot say."""
-    warm = train.sched == "none" or train.warmup_prefix or train.warmup_epochs < train.epochs
-    expectations = {
-        "epochs": (train.epochs >= 1, "at least 1"),
-        "lr": (train.lr is None or train.lr > 0, "a number above 0"),
-        "lr_base": (train.lr_base is None or train.lr_base > 0, "a number above 0"),
-        "holdout": (0 <= train.holdout < 1, "a number from 0 to below 1"),
-        "model_ema_decay": (0 <= train.model_ema_decay < 1, "a number from 0 to below 1"),
-        "clip_grad": (train.clip_grad is None or train.clip_grad > 0, "a number above 0, or null for none"),
-        "warmup_epochs": (warm and train.warmup_epochs >= 0, f"fewer than the {train.epochs} of train.epochs"),
-        "save_minutes": (train.save_minutes >= 0, "0 or more"),
-        "select_images": (train.select_images is None or train.select_images >= 1, "at least 1, or null for all"),
-        "alarm_gap": (0 < train.alarm_gap <= 1, "a share of the images, above 0 and at most 1"),
-        "alarm_lr": (0 < train.alarm_lr <= 1, "a factor above 0 and at most 1"),
-        "sched_on_updates": (train.sched_on_updates or train.sched != "none", "true where train.sched = none"),
-    }
-    counts = {"lr_base_size": 1, "grad_accum_steps": 1, "evaluate_every": 1, "analyse_every": 1, "analyse_images": 1}
-    counts |= {"save_every": 0, "alarm_images": 1, "alarm_steps": 2, "alarm_every": 0, "alarm_rollbacks": 0}
-    expectations |= {name: (getattr(train, name) >= least, f"at least {least}") for name, least in counts.items()}
-    for name, (fine, expected) in expectations.items():
-        if not fine:
-            raise ConfigError(f"{source}: train.{name} = {getattr(train, name)}, expected {expected}.")
-    if train.sched == "none" and train.warmup_epochs:
-        raise ConfigError(f"{source}: train.warmup_epochs = {train.warmup_epochs}, but train.sched = none never moves.")
+    for name, least in LEAST.items():
+        _expect(train, name, lambda value, least=least: value >= least, f"at least {least}", source)  # type: ignore[misc]
+    for name in POSITIVE:
+        _expect(train, name, lambda value: value > 0, "a number above 0", source)
+    for name in SHARES:
+        _expect(train, name, lambda value: 0 <= value < 1, "a number from 0 to below 1", source)
+    for name in FACTORS:
+        _expect(train, name, lambda value: 0 < value <= 1, "a number above 0 and at most 1", source)
+    _check_schedule(train, source)
+
+
+def _expect(train: TrainConfig, name: str, fine: Callable[[float], bool], expected: str, source: str) -> None:
+    """Refuse a value out of its range; null is left alone, its type allows it or not."""
+    value = getattr(train, name)
+    if value is not None and not fine(value):
+        raise ConfigError(f"{source}: train.{name} = {value}, expected {expected}.")
+
+
+def _check_schedule(train: TrainConfig, source: str) -> None:
+    if train.sched == "none":
+        if train.warmup_epochs:
+            raise ConfigError(
+                f"{source}: train.warmup_epochs = {train.warmup_epochs}, but train.sched = none never moves."
+            )
+        if not train.sched_on_updates:
+            raise ConfigError(f"{source}: train.sched_on_updates = False, expected true where train.sched = none.")
+    elif train.warmup_epochs >= train.epochs and not train.warmup_prefix:
+        raise ConfigError(
+            f"{source}: train.warmup_epochs = {train.warmup_epochs}, "
+            f"expected fewer than the {train.epochs} of train.epochs."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,12 +37,12 @@ PASSES = 12  # forward passes' worth of work in a step of adversarial training w
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What a few real steps have shown."""
+    """What a few real steps have shown; nothing where none was made."""
 
-    images: int  # in a step
-    seconds: float  # a step
-    activations: int  # bytes an image
-    optimizer: int  # bytes of its state
+    images: int = 0  # in a step
+    seconds: float | None = None  # per step
+    activations: int | None = None  # bytes per image
+    optimizer: int | None = None  # bytes of its state
 
 
 def dry_run(config: Config) -> str:
@@ -52,12 +52,15 @@ def dry_run(config: Config) -> str:
     device, remarks = _device(config)
     with process_group(device) as process, preserve_rng(process.device):
         loader = _training_images(config, process, remarks)
-        named = config.data.num_classes or config.model.kwargs.get("num_classes") or 1000
-        config = make.with_classes(config, named if loader is None else loader.num_classes)
+        config = make.with_classes(config, _num_classes(config, loader))
         flops = forward_flops(config)
-        images = probe_batch(config, process, flops) if device == config.train.device else 0
+        images = 0
+        if device == config.train.device:
+            images = probe_batch(config, process, flops)
         session = open_session(pretended(config, max(1, images)), process)
-        probe = measure(session) if images else None
+        probe = Probe()
+        if images:
+            probe = measure(session)
     known = session.config.model
     config = replace(config, model=replace(config.model, mean=known.mean, std=known.std))
     found = Findings(
@@ -65,13 +68,20 @@ def dry_run(config: Config) -> str:
         session=session,
         batches=None if loader is None else len(loader),
         flops=flops,
-        images=probe.images if probe else 0,
-        seconds=probe.seconds if probe else None,
-        activations=probe.activations if probe else None,
-        optimizer=probe.optimizer if probe else None,
+        images=probe.images,
+        seconds=probe.seconds,
+        activations=probe.activations,
+        optimizer=probe.optimizer,
         remarks=tuple(remarks),
     )
     return describe(found)
+
+
+def _num_classes(config: Config, loader: Loader | None) -> int:
+    """Of the data; of the recipe where the data are not here; else ImageNet's."""
+    if loader is not None:
+        return loader.num_classes
+    return int(config.data.num_classes or config.model.kwargs.get("num_classes") or 1000)
 
 
 def forward_flops(config: Config) -> int:
@@ -110,19 +120,25 @@ def pretended(config: Config, images: int) -> Config:
 
 def measure(session: Session) -> Probe:
     """A few steps as they would be trained, on random images."""
-    seconds, kept = [], SavedTensors(session.model)
+    saved = SavedTensors(session.model)
+    seconds = []
     session.task.train()
     for number, (x, y) in enumerate(session.train_loader):
         begun = time.perf_counter()
-        with kept if number == 0 else torch.enable_grad():
+        with saved if number == 0 else torch.enable_grad():
             train_batch(session, x, y, number, len(session.train_loader))
         if session.process.device.type != "cpu":
             torch.accelerator.synchronize()
         seconds.append(time.perf_counter() - begun)
-    states: Any = [value for state in session.optimizer.state.values() for value in state.values()]
-    memory = sum(value.nbytes for value in states if isinstance(value, torch.Tensor))
     images = session.config.data.batch_size
-    return Probe(images=images, seconds=min(seconds[1:]), activations=kept.peak // images, optimizer=memory)
+    memory = _optimizer_bytes(session.optimizer)
+    return Probe(images=images, seconds=min(seconds[1:]), activations=saved.peak // images, optimizer=memory)
+
+
+def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Of the tensors that the optimiser remembers."""
+    states: Any = [value for state in optimizer.state.values() for value in state.values()]
+    return sum(value.nbytes for value in states if isinstance(value, torch.Tensor))
 
 
 def _device(config: Config) -> tuple[str, list[str]]:

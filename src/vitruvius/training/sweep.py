@@ -29,7 +29,7 @@ from vitruvius._processes import Process, process_group
 from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 from vitruvius.training._run.folder import flatten
-from vitruvius.training._sweep_table import Row, best_of, markdown, write_tables
+from vitruvius.training._sweep_table import Row, best_of, markdown, plain_text, sorted_by_score, write_tables
 from vitruvius.training._train import train
 from vitruvius.training.config import Config, read_recipe
 
@@ -82,8 +82,10 @@ class Sweep:
         self.file = str(file)
         self.overrides = overrides
         self.settings: SweepConfig = build(SweepConfig, read_yaml(file), source=str(file))
-        outs = [text.partition("=")[2] for text in overrides if text.startswith("out=")]
-        self.folder = outs[-1] if outs else self.settings.out or str(Path("runs") / "sweeps" / Path(file).stem)
+        self.folder = self.settings.out or str(Path("runs") / "sweeps" / Path(file).stem)
+        for text in overrides:
+            if text.startswith("out="):
+                self.folder = text.partition("=")[2]
         self.common = [text for text in overrides if not text.startswith("out=")]
         self.find = find
         self.recipe = find(self.settings.recipe)
@@ -137,20 +139,22 @@ class Sweep:
 
     def _train_side_by_side(self, clock: Clock, jobs: int, tell: Callable[[str], None]) -> str:
         waiting = [run for run in self.runs if self._status(run) != "finished"]
+        by_name = {run.name: run for run in self.runs}
         with SideBySide(self.file, self.overrides, Path(self.folder) / "logs") as children:
             while waiting or children:
                 while waiting and len(children) < jobs:
-                    run = waiting.pop(0)
-                    if clock.allows(self._longest()):
-                        tell(f"{run.name}: begins")
-                        children.start(run.name)
-                    else:
-                        tell(f"{run.name}: no time left, not started")
+                    self._begin(waiting.pop(0), children, clock, tell)
                 for name, outcome, seconds in children.wait():
-                    run = next(run for run in self.runs if run.name == name)
-                    self._note(run, outcome, seconds)
+                    self._note(by_name[name], outcome, seconds)
                     tell(f"{name}: {outcome} after {seconds:.0f} s")
         return self.summarise()
+
+    def _begin(self, run: Planned, children: SideBySide, clock: Clock, tell: Callable[[str], None]) -> None:
+        if clock.allows(self._longest()):
+            tell(f"{run.name}: begins")
+            children.start(run.name)
+        else:
+            tell(f"{run.name}: no time left, not started")
 
     def _longest(self) -> float:
         """Seconds of the longest finished run."""
@@ -159,12 +163,12 @@ class Sweep:
     def summarise(self) -> str:
         """The table of all runs as they stand, best first; written beside them."""
         rows = [self._row(run) for run in self.runs]
-        metric = self.settings.metric or ("robust_accuracy" if _all_robust(rows) else "accuracy")
-        sign = 1 if self.settings.order == "min" else -1
-        scored = [row.scored(best_of(row.metrics, metric, self.settings.order)) for row in rows]
-        scored.sort(key=lambda row: (row.score is None, sign * (row.score or 0.0)))
-        write_tables(self.folder, scored, metric)
-        return markdown(scored, metric)
+        metric = self.settings.metric or _choosing_metric(rows)
+        order = self.settings.order
+        scored = [row.scored(best_of(row.metrics, metric, order)) for row in rows]
+        ranked = sorted_by_score(scored, order)
+        write_tables(self.folder, ranked, metric)
+        return markdown(ranked, metric)
 
     def listing(self) -> str:
         """Every run and how it stands; nothing is written."""
@@ -174,18 +178,29 @@ class Sweep:
 
     def _plan(self, source: str) -> list[Planned]:
         sets = [*_combinations(self.settings.grid, source), *self.settings.list]
-        clash = {key for settings in sets for key in settings} & {text.partition("=")[0] for text in self.common}
-        if clash or any("out" in settings for settings in sets):
-            raise ConfigError(f"{source}: {', '.join(sorted(clash)) or 'out'} is what the sweep varies; do not set it.")
+        if not sets:
+            raise ConfigError(f"{source}: neither grid nor list.")
+        self._check_overrides(sets, source)
         names = [str(settings.get("name") or name_of(settings)) for settings in sets]
         twice = {name for name in names if names.count(name) > 1}
-        if twice or not sets:
-            raise ConfigError(f"{source}: {'twice the same run: ' + min(twice) if twice else 'neither grid nor list'}.")
+        if twice:
+            raise ConfigError(f"{source}: twice the same run: {min(twice)}.")
         return [self._planned(name, settings) for name, settings in zip(names, sets, strict=True)]
+
+    def _check_overrides(self, sets: list[Settings], source: str) -> None:
+        """Refuse overrides of what the sweep varies, and a run's own folder, which is the sweep's to choose."""
+        varied = {key for settings in sets for key in settings}
+        clash = varied & {text.partition("=")[0] for text in self.common}
+        if "out" in varied:
+            clash.add("out")
+        if clash:
+            raise ConfigError(f"{source}: {', '.join(sorted(clash))} is what the sweep varies; do not set it.")
 
     def _planned(self, name: str, settings: Settings) -> Planned:
         words = [f"{key}={json.dumps(value)}" for key, value in settings.items() if key not in ("name", "recipe")]
-        recipe = self.find(settings["recipe"]) if "recipe" in settings else self.recipe
+        recipe = self.recipe
+        if "recipe" in settings:
+            recipe = self.find(settings["recipe"])
         config = read_recipe(recipe, [*self.common, *words, f"out={join(self.folder, name)}"])
         return Planned(name, settings, config)
 
@@ -226,11 +241,16 @@ class Sweep:
         atomic_write_text(self._ledger, json.dumps(notes, indent=1) + "\n")
 
     def _notes(self) -> dict[str, Any]:
-        return json.loads(read_text(self._ledger)) if exists(self._ledger) else {}
+        if not exists(self._ledger):
+            return {}
+        notes: dict[str, Any] = json.loads(read_text(self._ledger))
+        return notes
 
     def _row(self, run: Planned) -> Row:
         file = join(self.folder, run.name, "metrics.jsonl")
-        lines = read_text(file).splitlines() if exists(file) else []
+        lines: list[str] = []
+        if exists(file):
+            lines = read_text(file).splitlines()
         return Row(run.name, run.settings, self._status(run), [json.loads(line) for line in lines])
 
 
@@ -296,9 +316,7 @@ class SideBySide:
 
 def name_of(settings: Settings) -> str:
     """`train.lr=0.0001,seed=0` as the name of a folder; short, and different for different settings."""
-    text = ",".join(
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()
-    )
+    text = ",".join(f"{key}={plain_text(value)}" for key, value in settings.items())
     name = re.sub(r"[^\w.=,+-]+", "-", text)
     if name == text and len(name) <= 120:
         return name
@@ -309,10 +327,15 @@ def _combinations(grid: dict[str, Any], source: str) -> list[Settings]:
     for name, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{source}: grid.{name} = {values!r}, expected a list of values, e.g. [1e-4, 5e-4].")
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
+    if not grid:
+        return []
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def _all_robust(rows: list[Row]) -> bool:
-    """Whether an attack has chosen the weights of every run that has numbers."""
-    trained = [row for row in rows if row.metrics]
-    return bool(trained) and all(any("val_robust_accuracy" in m for m in row.metrics) for row in trained)
+def _choosing_metric(rows: list[Row]) -> str:
+    """Robust accuracy if an attack has chosen the weights of every run that has numbers, else accuracy."""
+    trained = [row.metrics for row in rows if row.metrics]
+    robust = [any("val_robust_accuracy" in line for line in metrics) for metrics in trained]
+    if robust and all(robust):
+        return "robust_accuracy"
+    return "accuracy"

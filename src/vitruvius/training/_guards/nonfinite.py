@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from vitruvius._errors import Diverged
 from vitruvius._processes import Process
@@ -33,23 +34,27 @@ class LossWatch:
 
     def find(self) -> dict[str, Any] | None:
         """The first batch, of any process, whose loss is not finite; and a new start. Waits for the device."""
-        found = None
-        if self.losses:
-            losses = torch.stack(self.losses)
-            bad = (~torch.isfinite(losses)).nonzero()[:, 0].tolist()
-            if bad:
-                place = bad[0]
-                found = {
-                    "batch": self.numbers[place],
-                    "loss": str(float(losses[place])),
-                    "rank": self.process.rank,
-                    "ids": self.ids[place].tolist(),
-                }
+        found = self._first()
         self.numbers, self.losses, self.ids = [], [], []
         if not self.process.any(found is not None):
             return None
         everywhere = [one for one in self.process.gather(found) if one is not None]
         return min(everywhere, key=lambda one: (one["batch"], one["rank"]))
+
+    def _first(self) -> dict[str, Any] | None:
+        """The first batch of this process whose loss is not finite."""
+        if not self.losses:
+            return None
+        losses = torch.stack(self.losses)
+        bad = (~torch.isfinite(losses)).nonzero()[:, 0].tolist()
+        if not bad:
+            return None
+        return {
+            "batch": self.numbers[bad[0]],
+            "loss": str(float(losses[bad[0]])),
+            "rank": self.process.rank,
+            "ids": self.ids[bad[0]].tolist(),
+        }
 
 
 def is_finite(process: Process, loss: Tensor) -> bool:
@@ -57,16 +62,19 @@ def is_finite(process: Process, loss: Tensor) -> bool:
     return not process.any(not math.isfinite(float(loss.detach())))
 
 
-def gradients_finite(process: Process, gradients: list[Tensor]) -> bool:
-    """Whether every gradient of every process is. Waits for the device."""
-    sizes = torch.stack([_local(gradient).abs().amax().float() for gradient in gradients if gradient.numel()])
+def all_finite(process: Process, tensors: list[Tensor]) -> bool:
+    """Whether all these tensors (weights, or gradients) of every process are finite. Waits for the device."""
+    own = [local_part(tensor) for tensor in tensors]
+    sizes = torch.stack([tensor.abs().amax().float() for tensor in own if tensor.numel()])
     return not process.any(not bool(torch.isfinite(sizes).all()))
 
 
 def error_for(found: dict[str, Any], epoch: int) -> Diverged:
     """The error that stops a run."""
     ids = found["ids"]
-    shown = ", ".join(map(str, ids[:8])) + (f", … ({len(ids)} in all)" if len(ids) > 8 else "")
+    shown = ", ".join(map(str, ids[:8]))
+    if len(ids) > 8:
+        shown += f", … ({len(ids)} in all)"
     return Diverged(
         f"the training loss is {found['loss']} at batch {found['batch'] + 1} of epoch {epoch + 1} (images {shown}). "
         f"nonfinite.json and nonfinite.pt in the run folder keep the batch and the state. {REMEDY}"
@@ -77,6 +85,8 @@ def as_json(found: dict[str, Any], epoch: int, updates: int) -> str:
     return json.dumps({"epoch": epoch, "updates": updates, **found}) + "\n"
 
 
-def _local(gradient: Tensor) -> Tensor:
-    """A process's own part of a sharded gradient."""
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
+def local_part(tensor: Tensor) -> Tensor:
+    """A process's own part of a tensor that may be sharded."""
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    return tensor

@@ -139,17 +139,16 @@ class Run:
     def _recognise(self, config: Config, file: Path) -> None:
         known = flatten(to_plain(build(Config, read_yaml(file), source=str(file))))
         asked = flatten(redact(to_plain(config)))
-        differing = [
-            f"{key} was {known.get(key)}, now {asked.get(key)}"
-            for key in {**known, **asked}
-            if known.get(key) != asked.get(key)
-        ]
-        if differing:
-            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-            raise RunError(
-                f"{self.folder} holds a run of another recipe: {'; '.join(differing[:3])}{more}. "
-                "Choose another folder with out=…, or delete this one."
-            )
+        keys = [key for key in {**known, **asked} if known.get(key) != asked.get(key)]
+        if not keys:
+            return
+        differing = "; ".join(f"{key} was {known.get(key)}, now {asked.get(key)}" for key in keys[:3])
+        if len(keys) > 3:
+            differing += f" and {len(keys) - 3} more"
+        raise RunError(
+            f"{self.folder} holds a run of another recipe: {differing}. "
+            "Choose another folder with out=…, or delete this one."
+        )
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
@@ -158,8 +157,10 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
         return {}
     if not isinstance(value, dict) or not value:
         return {path: value}
-    inside = (flatten(item, f"{path}.{key}" if path else key) for key, item in value.items())
-    return {key: item for one in inside for key, item in one.items()}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= flatten(item, f"{path}.{key}".lstrip("."))
+    return flat
 
 
 def versions() -> dict[str, str]:

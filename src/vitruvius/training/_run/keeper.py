@@ -24,22 +24,31 @@ class Keeper:
     """Between updates: looks at losses, the alarm, the clock and the signals, and saves."""
 
     def __init__(self, session: Session, run: Run, stop: Stop, alarm: Alarm | None) -> None:
-        self.session, self.run, self.stop, self.alarm = session, run, stop, alarm
+        self.session = session
+        self.run = run
+        self.stop = stop
+        self.alarm = alarm
         self.saved_at = time.monotonic()
 
     def between(self, losses: LossWatch, *, before: int, looked: bool) -> None:
         """After an update (`before`: updates before it). Several processes agree when they have looked."""
-        train, now = self.session.config.train, self.session.updates
+        train = self.session.config.train
+        now = self.session.updates
         if self.alarm is not None and _crossed(train.alarm_every, before, now):
             self.watch()
-        alone = self.session.process.world_size == 1
-        stopping = self.stop.asked if alone else looked and self.session.process.any(self.stop.asked)
-        late = self._late() if alone else looked and self.session.process.any(self._late())
+        stopping = self._agreed(self.stop.asked, looked)
+        late = self._agreed(self._late(), looked)
         if stopping or late or _crossed(train.save_every, before, now):
             self.nonfinite(losses)
             self.save()
         if stopping:
             self._leave()
+
+    def _agreed(self, flag: bool, looked: bool) -> bool:
+        """Whether any process says so; several ask each other only when they have `looked`, since that waits."""
+        if self.session.process.world_size == 1:
+            return flag
+        return looked and self.session.process.any(flag)
 
     def leave_if_asked(self) -> None:
         """After an epoch, when all is saved."""
@@ -52,7 +61,8 @@ class Keeper:
         found = losses.find()
         if found is None or session.config.train.nonfinite == "skip":
             return
-        state, note = capture(session), as_json(found, session.epoch, session.updates)
+        state = capture(session)
+        note = as_json(found, session.epoch, session.updates)
         session.process.on_first(lambda: self.run.save_nonfinite(note, state))
         raise error_for(found, session.epoch)
 
@@ -93,32 +103,38 @@ class Keeper:
             if session.process.first:
                 logger.warning("%s", alarm.message(reading, more="Training goes on (train.alarm=report)."))
             return
-        calm = session.process.on_first(self.run.load_calm) if alarm.action == "rollback" else None
-        limit = session.config.train.alarm_rollbacks
-        if calm is None or session.rollbacks >= limit:
-            why = f"{session.rollbacks} rollback(s) have not helped." if calm is not None else ""
-            raise alarm.stop(reading, why)
+        calm = None
+        if alarm.action == "rollback":
+            calm = session.process.on_first(self.run.load_calm)
+        if calm is None:
+            raise alarm.stop(reading)
+        if session.rollbacks >= session.config.train.alarm_rollbacks:
+            raise alarm.stop(reading, f"{session.rollbacks} rollback(s) have not helped.")
         self._roll_back(alarm, reading, calm)
 
     def _roll_back(self, alarm: Alarm, reading: Reading, calm: dict[str, Any]) -> None:
-        session, factor = self.session, self.session.config.train.alarm_lr
+        session = self.session
+        factor = session.config.train.alarm_lr
         if session.process.first:
             more = f"Back to update {calm['updates']}, with {factor:g} of the rate."
             logger.warning("%s", alarm.message(reading, more=more))
-        alarms, rollbacks = session.alarms, session.rollbacks + 1
+        alarms = session.alarms
+        rollbacks = session.rollbacks + 1
         apply(session, calm, str(self.run.folder))
         for group in session.optimizer.param_groups:  # timm's schedules multiply by lr_scale
             change = factor ** (rollbacks - session.rollbacks)
             group["lr_scale"] = group.get("lr_scale", 1.0) * change
             group["lr"] *= change
-        session.alarms, session.rollbacks = alarms, rollbacks
+        session.alarms = alarms
+        session.rollbacks = rollbacks
         self.save()
         raise RolledBack
 
 
 def keep(session: Session, run: Run) -> None:
     """The state first, in one step; then what follows from it, so that a crash at any point is mended by a resume."""
-    state, files = capture(session), collect(session)
+    state = capture(session)
+    files = collect(session)
     session.process.on_first(lambda: _save(session, run, state, files))
 
 
@@ -130,7 +146,9 @@ def resume(session: Session, run: Run) -> None:
     apply(session, state, str(run.folder))
     if session.process.on_first(lambda: run.has_metrics(session.rows)):
         return
-    files = collect(session) if session.batch == 0 else {}  # in an epoch the weights are not those of its start
+    files: Files = {}
+    if session.batch == 0:  # in an epoch the weights are not those of its start
+        files = collect(session)
     session.process.on_first(lambda: publish(session, run, files))
 
 
