@@ -5,8 +5,10 @@ B images, K classes. Each check reads a tensor at most once and raises an error 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -39,6 +41,18 @@ def check_eval_mode(model: object) -> None:
         if module.training:
             part = f"{name!r} of the model" if name else "the model"
             raise ConfigError(f"{part} is in train mode; call model.eval() first.")
+
+
+@contextlib.contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """While open, all of `model` is in eval mode; afterwards each module is in the mode it was in before."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def check_pixels(x: Tensor, low: float = 0.0, high: float = 1.0) -> None:

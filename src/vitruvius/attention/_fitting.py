@@ -5,12 +5,13 @@ H heads, r rank
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import in_eval_mode
 from vitruvius._errors import DataError, SurgeryError
 from vitruvius.attention.low_rank import LowRank, principal_heads
 from vitruvius.heads import Heads
@@ -20,7 +21,9 @@ class Moments:
     """Mean and covariance of heads over samples, tokens and width, streamed in float64."""
 
     def __init__(self) -> None:
-        self.count, self.total, self.gram = 0, torch.zeros(()), torch.zeros(())
+        self.count = 0
+        self.total = torch.zeros(())
+        self.gram = torch.zeros(())
 
     def add(self, x: Tensor) -> None:
         rows = x.detach().double().transpose(0, 1).flatten(1)  # (H, B N D)
@@ -37,28 +40,33 @@ class Moments:
 
 @torch.no_grad()
 def fit_low_rank(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
-    """Start every `low_rank` of the model from what flows through it on `batches` of input; in place.
+    """Start every `low_rank` of `model` from what flows through it on `batches` of input; in place, returns the model.
 
     While it looks, the stages pass their input on unchanged, so each sees the pretrained activations.
     """
     stages = {name: module for name, module in model.named_modules() if isinstance(module, LowRank)}
     if not stages:
         raise SurgeryError("the model has no 'low_rank' part to fit; rewire it first.")
-    moments = {(name, tensor): Moments() for name, stage in stages.items() for tensor in stage.tensors}
-    hooks = [stage.register_forward_hook(_observer(name, moments)) for name, stage in stages.items()]
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        for batch in batches:
-            model(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, mode in modes.items():
-            module.training = mode
+    moments = _observe(model, stages, batches)
     for (name, tensor), seen in moments.items():
         _start(stages[name], tensor, seen, name)
     return model
+
+
+def _observe(
+    model: nn.Module, stages: Mapping[str, LowRank], batches: Iterable[Tensor]
+) -> dict[tuple[str, str], Moments]:
+    """Moments of what each stage is given, by site and tensor."""
+    moments = {(name, tensor): Moments() for name, stage in stages.items() for tensor in stage.tensors}
+    hooks = [stage.register_forward_hook(_observer(name, moments)) for name, stage in stages.items()]
+    try:
+        with in_eval_mode(model):
+            for batch in batches:
+                model(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return moments
 
 
 def _observer(name: str, moments: dict[tuple[str, str], Moments]) -> Any:

@@ -62,10 +62,17 @@ def guess_input_size(model: nn.Module) -> Size:
     """Channels, rows and columns as the model was built, else as timm's configuration says."""
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     configured = config.get("input_size") or (3, 224, 224)
-    convolution = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    channels = getattr(model, "in_chans", configured[0] if convolution is None else convolution.in_channels)
+    channels = getattr(model, "in_chans", None) or _first_channels(model) or configured[0]
     rows, columns = _built_size(model) or configured[1:]
     return channels, rows, columns
+
+
+def _first_channels(model: nn.Module) -> int | None:
+    """The channels of the first convolution, where there is one."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            return module.in_channels
+    return None
 
 
 def _built_size(model: Any) -> tuple[int, int] | None:
@@ -112,4 +119,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _ghost_tensor(tensor: Tensor) -> Tensor:
     ghost = torch.empty_like(tensor, device="meta", requires_grad=False)
-    return nn.Parameter(ghost, requires_grad=False) if isinstance(tensor, nn.Parameter) else ghost
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(ghost, requires_grad=False)
+    return ghost

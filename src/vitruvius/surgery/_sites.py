@@ -38,17 +38,26 @@ def select(model: nn.Module, sites: Mapping[str, Site], where: Where) -> dict[st
 
 def match(model: nn.Module, names: list[str], where: Where) -> list[str]:
     """The names that any glob matches, in the model's order; a glob that matches nothing is an error."""
-    globs = [where] if isinstance(where, str) else list(where)
     root = inner(model)
     if not names:
         raise NoSiteError(_no_site(root))
-    for glob in globs or [""]:
-        if not any(fnmatch.fnmatchcase(name, glob) for name in names):
+    matched: set[str] = set()
+    for glob in _globs(where):
+        found = [name for name in names if fnmatch.fnmatchcase(name, glob)]
+        if not found:
             raise NoSiteError(
                 f"where={glob!r} matches none of the {len(names)} attention sites of {type(root).__name__}.\n"
                 f"Sites: {abridge(names)}"
             )
-    return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+        matched.update(found)
+    return [name for name in names if name in matched]
+
+
+def _globs(where: Where) -> list[str]:
+    """One glob or several as a list; no glob at all is one that matches nothing."""
+    if isinstance(where, str):
+        return [where]
+    return list(where) or [""]
 
 
 def abridge(names: Iterable[str]) -> str:
@@ -56,7 +65,7 @@ def abridge(names: Iterable[str]) -> str:
     kinds: dict[str, list[str]] = {}
     for name in names:
         kinds.setdefault(re.sub(r"\d+", "#", name), []).append(name)
-    return ", ".join(group[0] if len(group) == 1 else f"{group[0]} … {group[-1]}" for group in kinds.values())
+    return ", ".join(" … ".join(dict.fromkeys((group[0], group[-1]))) for group in kinds.values())
 
 
 def _site(name: str, socket: Socket, heads: Heads, root: nn.Module, size: Size) -> Site:
@@ -67,7 +76,9 @@ def _site(name: str, socket: Socket, heads: Heads, root: nn.Module, size: Size) 
             f"{name!r} was built for {own[0]} x {own[1]} items, an image of size {size} brings {items}. "
             "Say for which images the model was built: input_size=(channels, rows, columns)."
         )
-    prefix, grid = _layout(root, socket.attends, items, size) if own is None else (0, own)
+    prefix, grid = 0, own
+    if own is None:
+        prefix, grid = _layout(root, socket.attends, items, size)
     return Site(
         name=name,
         family=socket.family,
@@ -89,11 +100,16 @@ def _layout(root: Any, attends: str, items: int, size: Size) -> tuple[int, tuple
     if attends not in ("tokens", "class"):
         return 0, None
     known = int(getattr(root, "num_prefix_tokens", 1))
-    for prefix in (1, known, 0) if attends == "class" else (known, 0):
+    possible = [known, 0]
+    if attends == "class":
+        possible.insert(0, 1)
+    for prefix in possible:
         grid = _grid(root, items - prefix, size)
         if grid is not None:
             return prefix, grid
-    return (known if attends == "tokens" and hasattr(root, "num_prefix_tokens") else 0), None
+    if attends == "tokens" and hasattr(root, "num_prefix_tokens"):
+        return known, None
+    return 0, None
 
 
 def _grid(root: Any, patches: int, size: Size) -> tuple[int, int] | None:
@@ -110,7 +126,9 @@ def _grid(root: Any, patches: int, size: Size) -> tuple[int, int] | None:
 def _no_site(root: nn.Module) -> str:
     alike = re.compile(r"Att(n|ention)|Parallel.*Block")
     found = sorted({type(module).__name__ for module in root.modules() if alike.search(type(module).__name__)})
-    holds = f"{', '.join(found)}, for which there is no socket" if found else "nothing that looks like attention"
+    holds = "nothing that looks like attention"
+    if found:
+        holds = f"{', '.join(found)}, for which there is no socket"
     return (
         f"{type(root).__name__} has no attention that can be rewired. It holds {holds}. "
         "Families that can be rewired: `vitruvius list sockets`."

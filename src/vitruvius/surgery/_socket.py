@@ -40,7 +40,9 @@ class Socket:
     def dropout_now(self) -> float:
         """Attention dropout of this moment: nothing in eval mode."""
         module: Any = self
-        return float(module.attn_drop.p) if module.training else 0.0
+        if not module.training:
+            return 0.0
+        return float(module.attn_drop.p)
 
     def head_weights(self) -> HeadWeights:
         """Views into the projections, head by head; UnsuitableSite where no view exists."""
@@ -58,7 +60,9 @@ class Socket:
 def socket_of(module: nn.Module) -> type[Socket] | None:
     """The socket for a module, bare or already swapped; exact types only, since a subclass may do something else."""
     kind = type(module)
-    return kind if issubclass(kind, Socket) else _SOCKETS.get(kind)
+    if issubclass(kind, Socket):
+        return kind
+    return _SOCKETS.get(kind)
 
 
 def sockets() -> list[tuple[str, str, str]]:
@@ -85,6 +89,14 @@ def _wrapped(model: Any) -> nn.Module | None:
     return getattr(model, "_orig_mod", None)
 
 
+def gate_of(module: Any, x: Tensor) -> Tensor | None:
+    """What the output of gated attention is multiplied by, in (0, 1); nothing where the module has no gate."""
+    if module.gate is None:
+        return None
+    gate: Tensor = module.gate(x).sigmoid()
+    return gate
+
+
 def rows(linear: Any, *shape: int) -> Tensor:
     """The weight of a linear layer or 1x1 convolution, its rows seen as `shape`: (*shape, C), a view."""
     weight: Tensor = linear.weight.detach()
@@ -99,7 +111,17 @@ def columns(linear: Any, *shape: int) -> Tensor:
 
 def biases(bias: Tensor | None, *shape: int) -> Tensor | None:
     """A bias seen as `shape`, a view; nothing stays nothing."""
-    return None if bias is None else bias.detach().view(*shape)
+    if bias is None:
+        return None
+    return bias.detach().view(*shape)
+
+
+def fused_biases(bias: Tensor | None, *shape: int, kind_axis: int = 0) -> tuple[Tensor | None, ...]:
+    """The biases of q, k and v (or of k and v) in one bias, seen as `shape` with the kinds along `kind_axis`."""
+    seen = biases(bias, *shape)
+    if seen is None:
+        return (None,) * shape[kind_axis]
+    return seen.unbind(kind_axis)
 
 
 def fused_head_weights(qkv: Any, proj: Any, num_heads: int) -> HeadWeights:
@@ -110,8 +132,7 @@ def fused_head_weights(qkv: Any, proj: Any, num_heads: int) -> HeadWeights:
             "queries of its own. Start, fold or calibrate the model it was made from, e.g. deit_tiny_patch16_224."
         )
     q, k, v = rows(qkv, 3, num_heads, qkv.weight.shape[0] // (3 * num_heads))  # each (H, D, C)
-    by_kind = biases(qkv.bias, 3, num_heads, q.shape[1])  # (3, H, D)
-    q_bias, k_bias, v_bias = (None, None, None) if by_kind is None else by_kind
+    q_bias, k_bias, v_bias = fused_biases(qkv.bias, 3, num_heads, q.shape[1])  # each (H, D)
     return HeadWeights(q, k, v, columns(proj, num_heads, v.shape[1]), q_bias, k_bias, v_bias)
 
 

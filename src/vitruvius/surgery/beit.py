@@ -33,4 +33,6 @@ class BeitSocket(Socket, Attention):
         if self.relative_position_bias_table is None:
             return shared
         own: Tensor = self._get_rel_pos_bias()  # (1, H, N, N)
-        return own if shared is None else own + shared
+        if shared is not None:
+            own = own + shared
+        return own

@@ -67,9 +67,12 @@ def calibrate_low_rank(
 
 def _stages(model: nn.Module) -> dict[str, LowRank]:
     """The auto-encoder of every site that has one."""
-    sites = {name: module for name, module in inner(model).named_modules() if isinstance(module, Socket)}
-    parts = {name: list(socket.core.children()) for name, socket in sites.items()}
-    found = {name: part for name, some in parts.items() for part in some if isinstance(part, LowRank)}
+    found: dict[str, LowRank] = {}
+    for name, module in inner(model).named_modules():
+        if isinstance(module, Socket):
+            encoders = [part for part in module.core.children() if isinstance(part, LowRank)]
+            if encoders:
+                found[name] = encoders[0]
     if not found:
         raise SurgeryError("the model has no 'low_rank' part to calibrate; rewire it first.")
     return found
@@ -157,4 +160,6 @@ def _loss(site: nn.Module, stage: LowRank, lesson: Lesson) -> Tensor:
 def _log_map(heads: Heads) -> Tensor:
     """log softmax(q kᵀ scale + bias), (B, H, N, M)."""
     scores = heads.q @ heads.k.mT * heads.scale
-    return torch.log_softmax(scores if heads.bias is None else scores + heads.bias, -1)
+    if heads.bias is not None:
+        scores = scores + heads.bias
+    return torch.log_softmax(scores, -1)

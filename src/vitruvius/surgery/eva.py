@@ -18,6 +18,7 @@ from vitruvius.surgery._socket import (
     Socket,
     biases,
     fused_head_weights,
+    gate_of,
     merge_heads,
     separate_head_weights,
     split_heads,
@@ -33,13 +34,15 @@ class EvaSocket(Socket, EvaAttention):
     def forward(
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        gate = self.gate(x).sigmoid() if self.gate is not None else None
+        gate = gate_of(self, x)
         q, k, v = self._project(x)
         q, k = rotate(self, self.q_norm(q), self.k_norm(k), v, rope)
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
         x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()))
         x = self.norm(merge_heads(x))
-        return self.proj_drop(self.proj(x if gate is None else x * gate))
+        if gate is not None:
+            x = x * gate
+        return self.proj_drop(self.proj(x))
 
     def head_weights(self: Any) -> HeadWeights:
         if self.qkv is None:
@@ -59,7 +62,9 @@ def keyless_bias_qkv(module: Any, x: Tensor) -> Tensor:
     if module.q_bias is None:
         return module.qkv(x)
     bias = torch.cat((module.q_bias, module.k_bias, module.v_bias))
-    return module.qkv(x) + bias if module.qkv_bias_separate else F.linear(x, module.qkv.weight, bias)
+    if module.qkv_bias_separate:
+        return module.qkv(x) + bias
+    return F.linear(x, module.qkv.weight, bias)
 
 
 def keyless_bias_head_weights(module: Any) -> HeadWeights:

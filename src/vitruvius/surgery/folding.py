@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import in_eval_mode
 from vitruvius._errors import SurgeryError
 from vitruvius.attention import Core
 from vitruvius.attention.low_rank import LowRank, fold_into
@@ -29,9 +30,11 @@ PROJECTIONS = ("qkv", "q", "k", "q_proj", "k_proj")  # linear layers that may be
 def fold(model: nn.Module, where: Where = "*", *, add_bias: bool = False, input_size: Size | None = None) -> nn.Module:
     """Merge the `low_rank` of every matching site into its projections and take the stage out; in place.
 
-    The model is run on noise before and after: where the projections do not reach the stage unchanged (a norm of
-    q and k, rotary positions, batch norm …) the result would differ, and everything is put back with an error that
-    says so. A projection without bias that needs one is given it if `add_bias`; plain timm then needs qkv_bias=True.
+    `where` is a glob over site names, or several (default: all); `input_size` is the size of an image, (channels, rows,
+    columns), for models that do not know it themselves. `model` is run on noise before and after: where the
+    projections do not reach the stage unchanged (a norm of q and k, rotary positions, batch norm …) the result would
+    differ, and everything is put back with an error that says so. A projection without bias that needs one is given
+    it if `add_bias` (default: no); plain timm then needs qkv_bias=True.
     """
     refuse_compiled(model)
     stages = _first_stages(model, where)
@@ -39,26 +42,36 @@ def fold(model: nn.Module, where: Where = "*", *, add_bias: bool = False, input_
     undo = _Undo()
     try:
         if add_bias:
-            undo.biased = [layer for name in stages for layer in _add_biases(inner(model).get_submodule(name))]
+            for name in stages:
+                undo.biased += _add_biases(inner(model).get_submodule(name))
         for name, (_, weights) in head_weights(model, list(stages), input_size=input_size).items():
-            undo.written += [(t, t.clone()) for t in weights if t is not None]
+            undo.written += [(tensor, tensor.clone()) for tensor in weights if tensor is not None]
             _fold_one(name, stages[name], weights)
         _compare(_watch(model, stages, input_size, folded=True), expected)
     except Exception:
         undo.run()
         raise
     for name, stage in stages.items():
-        core: Any = inner(model).get_submodule(f"{name}.core")
-        delattr(core, next(key for key, child in core.named_children() if child is stage))
+        _take_out(inner(model).get_submodule(f"{name}.core"), stage)
     return model
 
 
 def start_low_rank(model: nn.Module, where: Where = "*", *, input_size: Size | None = None) -> nn.Module:
-    """Let every matching `low_rank` begin as the projection that keeps most of the model's q and k; in place."""
+    """Let every matching `low_rank` begin as the projection that keeps most of the q and k of `model`; in place.
+
+    `where` is a glob over site names, or several (default: all); `input_size` is the size of an image, (channels, rows,
+    columns), for models that do not know it themselves.
+    """
     stages = _first_stages(model, where)
     for name, (_, weights) in head_weights(model, list(stages), input_size=input_size).items():
         stages[name].start_from_weights(weights)
     return model
+
+
+def _take_out(core: nn.Module, stage: nn.Module) -> None:
+    for key, child in list(core.named_children()):
+        if child is stage:
+            delattr(core, key)
 
 
 class _Undo:
@@ -77,12 +90,11 @@ class _Undo:
 
 def _first_stages(model: nn.Module, where: Where) -> dict[str, LowRank]:
     """The auto-encoders of the matching sites; each must be the first thing its projections meet."""
-    cores = {n: m.core for n, m in inner(model).named_modules() if isinstance(m, Socket) and isinstance(m.core, Core)}
-    holding = [name for name, core in cores.items() if any(isinstance(part, LowRank) for part in core.children())]
-    if not holding:
+    cores = _cores_with_low_rank(model)
+    if not cores:
         raise SurgeryError(f"{type(inner(model)).__name__} has no 'low_rank' part; there is nothing to fold or start.")
     stages: dict[str, LowRank] = {}
-    for name in match(model, holding, where):
+    for name in match(model, list(cores), where):
         first = next(iter(cores[name].children()))
         if not isinstance(first, LowRank):
             raise SurgeryError(
@@ -91,6 +103,17 @@ def _first_stages(model: nn.Module, where: Where) -> dict[str, LowRank]:
             )
         stages[name] = first
     return stages
+
+
+def _cores_with_low_rank(model: nn.Module) -> dict[str, Core]:
+    """The cores that hold an auto-encoder, by site."""
+    found: dict[str, Core] = {}
+    for name, module in inner(model).named_modules():
+        if not isinstance(module, Socket) or not isinstance(module.core, Core):
+            continue
+        if any(isinstance(part, LowRank) for part in module.core.children()):
+            found[name] = module.core
+    return found
 
 
 def _fold_one(name: str, stage: LowRank, weights: Any) -> None:
@@ -120,18 +143,23 @@ def _watch(
     size = input_size or guess_input_size(root)
     weight = next(p for p in root.parameters() if p.is_floating_point())
     image = torch.randn(1, *size, generator=torch.Generator().manual_seed(0)).to(weight)
-    modes = {module: module.training for module in root.modules()}
-    passing = [stage.register_forward_hook(lambda _, args, __: args[0]) for stage in stages.values() if folded]
+    hooks = []
+    if folded:
+        hooks = [stage.register_forward_hook(_pass_by) for stage in stages.values()]
     try:
-        root.eval()
-        with record(root, list(stages), input_size=input_size) as seen:
+        with in_eval_mode(root), record(root, list(stages), input_size=input_size) as seen:
             root(image)
     finally:
-        for hook in passing:
+        for hook in hooks:
             hook.remove()
-        for module, mode in modes.items():
-            module.training = mode
-    return seen if folded else {name: stage(seen[name]) for name, stage in stages.items()}
+    if folded:
+        return seen
+    return {name: stage(seen[name]) for name, stage in stages.items()}
+
+
+def _pass_by(_: nn.Module, args: tuple[Heads], __: Heads) -> Heads:
+    """A hook: what goes into a stage comes out."""
+    return args[0]
 
 
 def _compare(actual: Mapping[str, Heads], expected: Mapping[str, Heads]) -> None:

@@ -25,7 +25,9 @@ class LevitSocket(Socket, Attention):
         q, k, v = _by_head(self.qkv(x), self.num_heads).split(widths, dim=-1)  # (B, H, N, D), …, (B, H, N, E)
         bias = self.attention_biases[None, :, self.attention_bias_idxs]  # (1, H, N, N)
         out = self.core(Heads(q, k, v, bias, self.scale, 0.0))
-        return self.proj(_as_image(out, *x.shape[2:]) if self.use_conv else merge_heads(out))
+        if self.use_conv:
+            return self.proj(_as_image(out, *x.shape[2:]))
+        return self.proj(merge_heads(out))
 
     def head_weights(self: Any) -> HeadWeights:
         widths = [self.key_dim, self.key_dim, self.val_dim]
@@ -47,8 +49,10 @@ class LevitDownsampleSocket(Socket, AttentionDownsample):
         q = _by_head(self.q(x), self.num_heads)  # (B, H, N, D)
         bias = self.attention_biases[None, :, self.attention_bias_idxs]  # (1, H, N, M)
         out = self.core(Heads(q, k, v, bias, self.scale, 0.0))
-        rows_columns = [-(-side // self.stride) for side in x.shape[2:]]
-        return self.proj(_as_image(out, *rows_columns) if self.use_conv else merge_heads(out))
+        if self.use_conv:
+            rows_columns = [-(-side // self.stride) for side in x.shape[2:]]
+            return self.proj(_as_image(out, *rows_columns))
+        return self.proj(merge_heads(out))
 
     def head_weights(self: Any) -> HeadWeights:
         q = rows(self.q.ln.linear, self.num_heads, self.key_dim)

@@ -11,7 +11,7 @@ from timm.models.maxxvit import Attention2d, AttentionCl
 from torch import Tensor
 
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, biases, columns, fused_head_weights, merge_heads, rows, split_heads
+from vitruvius.surgery._socket import Socket, columns, fused_biases, fused_head_weights, merge_heads, rows, split_heads
 
 
 class MaxViTSocket(Socket, AttentionCl):
@@ -58,11 +58,17 @@ def _split(module: Any, qkv: Tensor) -> tuple[Tensor, ...]:
 
 
 def _bias(module: Any, shared: Tensor | None) -> Tensor | None:
-    return shared if module.rel_pos is None else module.rel_pos.get_bias()
+    if module.rel_pos is None:
+        return shared
+    own: Tensor = module.rel_pos.get_bias()
+    return own
 
 
 def _window(module: Any) -> tuple[int, int] | None:
-    return None if module.rel_pos is None else tuple(module.rel_pos.window_size)
+    if module.rel_pos is None:
+        return None
+    rows, columns = module.rel_pos.window_size
+    return rows, columns
 
 
 def _head_weights(module: Any) -> HeadWeights:
@@ -70,6 +76,5 @@ def _head_weights(module: Any) -> HeadWeights:
         return fused_head_weights(module.qkv, module.proj, module.num_heads)
     shape = module.num_heads, 3, module.dim_head
     q, k, v = rows(module.qkv, *shape).unbind(1)  # each (H, D, C)
-    by_kind = biases(module.qkv.bias, *shape)
-    q_bias, k_bias, v_bias = (None, None, None) if by_kind is None else by_kind.unbind(1)
+    q_bias, k_bias, v_bias = fused_biases(module.qkv.bias, *shape, kind_axis=1)
     return HeadWeights(q, k, v, columns(module.proj, module.num_heads, module.dim_head), q_bias, k_bias, v_bias)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitruvius._errors import UnsuitableSite
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, biases, columns, merge_heads, rows, split_heads
+from vitruvius.surgery._socket import Socket, biases, columns, fused_biases, merge_heads, rows, split_heads
 
 
 class PoolSocket(Socket, AttentionPoolLatent):
@@ -32,14 +32,17 @@ class PoolSocket(Socket, AttentionPoolLatent):
         x = self.proj_drop(self.proj(merge_heads(x)))
         if self.mlp is not None:
             x = x + self.mlp(self.norm(x))
-        return {"token": lambda: x[:, 0], "avg": lambda: x.mean(1)}.get(self.pool, lambda: x)()
+        if self.pool == "token":
+            return x[:, 0]
+        if self.pool == "avg":
+            return x.mean(1)
+        return x
 
     def head_weights(self: Any) -> HeadWeights:
         if isinstance(self.q, nn.Identity) or isinstance(self.proj, nn.Identity):
             raise UnsuitableSite("its queries or its outputs have no projection.")
         k, v = rows(self.kv, 2, self.num_heads, self.head_dim)
-        by_kind = biases(self.kv.bias, 2, self.num_heads, self.head_dim)
-        k_bias, v_bias = (None, None) if by_kind is None else by_kind
+        k_bias, v_bias = fused_biases(self.kv.bias, 2, self.num_heads, self.head_dim)
         q = rows(self.q, self.num_heads, self.head_dim)
         q_bias = biases(self.q.bias, self.num_heads, self.head_dim)
         return HeadWeights(q, k, v, columns(self.proj, self.num_heads, self.head_dim), q_bias, k_bias, v_bias)

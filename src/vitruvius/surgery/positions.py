@@ -49,7 +49,9 @@ def position_table(model: nn.Module, site: Site) -> tuple[Tensor | None, str]:
     except SurgeryError as error:
         return None, str(error).rstrip(".")
     if site.grid != (rows, columns):
-        seen = "no grid" if site.grid is None else "a {}×{} grid".format(*site.grid)
+        seen = "no grid"
+        if site.grid is not None:
+            seen = "a {}×{} grid".format(*site.grid)
         return None, f"the table is made for a {rows}×{columns} grid, the site sees {seen}"
     return table[0, prefix:], ""
 
@@ -58,7 +60,9 @@ def _table(root: Any) -> Tensor:
     """The parameter `pos_embed` of shape (1, tokens, C)."""
     table = getattr(root, "pos_embed", None)
     if not isinstance(table, Tensor):
-        kind = "none" if table is None else f"a module, {type(table).__name__}"
+        kind = "none"
+        if table is not None:
+            kind = f"a module, {type(table).__name__}"
         raise SurgeryError(f"{type(root).__name__} has no table of absolute positions (its pos_embed is {kind}).")
     if table.ndim != 3 or table.shape[0] != 1:
         raise SurgeryError(f"the positions of {type(root).__name__} are {tuple(table.shape)}, not (1, tokens, width).")

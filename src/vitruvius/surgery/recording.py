@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,30 +29,37 @@ def record(
     detach: bool = True,
     input_size: Size | None = None,
 ) -> Iterator[dict[str, Heads]]:
-    """While open, every run of the model leaves the Heads of each matching site in the dictionary it yields.
+    """While open, every run of `model` leaves the Heads of each matching site in the dictionary it yields.
 
-    The last run wins. With `on_heads(name, heads)` nothing is kept: each Heads is handed on as it comes
-    (under activation checkpointing once more in the backward pass). Bare sites hold a softmax core
-    meanwhile and are upstream's again on leaving, also on an exception.
+    `where` is a glob over site names, or several (default: every site). The last run wins. With
+    `on_heads(name, heads)` nothing is kept: each Heads is handed on as it comes (under activation checkpointing once
+    more in the backward pass). `detach` cuts the recorded tensors off from autograd (default: yes). `input_size` is
+    the size of an image, (channels, rows, columns), for models that do not know it themselves. Bare sites hold a
+    softmax core meanwhile and are upstream's again on leaving, also on an exception.
     """
     refuse_compiled(model)
     root = inner(model)
     chosen = select(model, survey(model, input_size=input_size), where)
-    bare: dict[str, Any] = {n: m for n in chosen if not isinstance(m := root.get_submodule(n), Socket)}
-    plug(bare, {name: build_core((), chosen[name]) for name in bare})
-    cores = {name: module.core for name, module in bare.items()}
+    modules: dict[str, Any] = {name: root.get_submodule(name) for name in chosen}
+    bare = {name: module for name, module in modules.items() if not isinstance(module, Socket)}
+    lent = {name: build_core((), chosen[name]) for name in bare}
+    plug(bare, lent)
     seen: dict[str, Heads] = {}
-    keep = seen.__setitem__ if on_heads is None else on_heads
     handles: list[Any] = []
     try:
-        handles += [_watch(root.get_submodule(name), name, keep, detach) for name in chosen]
+        handles += [_watch(module, name, on_heads or seen.__setitem__, detach) for name, module in modules.items()]
         yield seen
     finally:
         for handle in handles:
             handle.remove()
-        for name, module in bare.items():
-            if getattr(module, "core", None) is cores[name]:  # unless somebody restored it meanwhile
-                unplug(module)
+        _take_back(bare, lent)
+
+
+def _take_back(bare: Mapping[str, Any], lent: Mapping[str, Core]) -> None:
+    """Give sites back to upstream, unless somebody restored or rewired them meanwhile."""
+    for name, module in bare.items():
+        if getattr(module, "core", None) is lent[name]:
+            unplug(module)
 
 
 def core_of(model: nn.Module, name: str) -> Core | None:
@@ -68,9 +75,10 @@ def map_of(model: nn.Module, name: str, heads: Heads) -> Tensor:
     a map (`Core.map`) is refused by the name of the part that cannot say what it does.
     """
     core = core_of(model, name)
-    found = attention_map(heads) if core is None else core.map(heads)
+    if core is None:
+        return attention_map(heads)
+    found = core.map(heads)
     if found is None:
-        assert core is not None
         raise UnsuitableSite(
             f"the core {core.describe()} at {name!r} has no attention map: {core.mapless(heads)!r} does not say which "
             "weights it gives to the values. Choose other sites with where=…"
@@ -80,11 +88,16 @@ def map_of(model: nn.Module, name: str, heads: Heads) -> Tensor:
 
 def _watch(module: Any, name: str, keep: OnHeads, detach: bool) -> Any:
     def look(_: nn.Module, args: tuple[Heads]) -> None:
-        keep(name, _detached(args[0]) if detach else args[0])
+        heads = args[0]
+        if detach:
+            heads = _detached(heads)
+        keep(name, heads)
 
     return module.core.register_forward_pre_hook(look)
 
 
 def _detached(heads: Heads) -> Heads:
-    bias = None if heads.bias is None else heads.bias.detach()
+    bias = heads.bias
+    if bias is not None:
+        bias = bias.detach()
     return heads._replace(q=heads.q.detach(), k=heads.k.detach(), v=heads.v.detach(), bias=bias)

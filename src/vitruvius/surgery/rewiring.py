@@ -115,9 +115,12 @@ def _bare(model: nn.Module, name: str) -> nn.Module:
     """The module at a site, if nothing speaks against rewiring it."""
     module = inner(model).get_submodule(name)
     if isinstance(module, Socket):
-        core = module.core.describe() if isinstance(module.core, Core) else type(module.core).__name__
+        core = module.core
+        words = type(core).__name__
+        if isinstance(core, Core):
+            words = core.describe()
         raise SurgeryError(
-            f"{name!r} is already rewired with {core}. Call restore(model, where={name!r}) first, "
+            f"{name!r} is already rewired with {words}. Call restore(model, where={name!r}) first, "
             "or name all parts in one rewire."
         )
     try:

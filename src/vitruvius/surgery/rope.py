@@ -14,7 +14,14 @@ from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, fused_head_weights, merge_heads, separate_head_weights, split_heads
+from vitruvius.surgery._socket import (
+    Socket,
+    fused_head_weights,
+    gate_of,
+    merge_heads,
+    separate_head_weights,
+    split_heads,
+)
 
 
 class RopeSocket(Socket, AttentionRope):
@@ -25,14 +32,16 @@ class RopeSocket(Socket, AttentionRope):
     def forward(
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        gate = self.gate(x).sigmoid() if self.gate is not None else None
+        gate = gate_of(self, x)
         q, k, v = self._project(x)
         q, k = rotate(self, self.q_norm(q), self.k_norm(k), v, rope)
         k, v = _spread(k, self.num_heads), _spread(v, self.num_heads)
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
         x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()))
         x = self.norm(merge_heads(x))
-        return self.proj_drop(self.proj(x if gate is None else x * gate))
+        if gate is not None:
+            x = x * gate
+        return self.proj_drop(self.proj(x))
 
     def head_weights(self: Any) -> HeadWeights:
         if self.qkv is not None:
@@ -42,7 +51,10 @@ class RopeSocket(Socket, AttentionRope):
         return separate_head_weights(self.q_proj, self.k_proj, self.v_proj, self.proj, self.num_heads)
 
     def width(self: Any) -> int:
-        return int((self.q_proj if self.qkv is None else self.qkv).weight.shape[1])
+        first = self.qkv
+        if first is None:
+            first = self.q_proj
+        return int(first.weight.shape[1])
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         if self.qkv is not None:
@@ -65,4 +77,6 @@ def rotate(module: Any, q: Tensor, k: Tensor, v: Tensor, rope: Tensor | None) ->
 def _spread(x: Tensor, num_heads: int) -> Tensor:
     """Give every query head its own copy of the key or value head it shares."""
     groups = num_heads // x.shape[1]
-    return x if groups == 1 else x.repeat_interleave(groups, dim=1)
+    if groups == 1:
+        return x
+    return x.repeat_interleave(groups, dim=1)

@@ -12,7 +12,7 @@ from timm.layers.attention import resolve_self_attn_mask
 from torch import Tensor
 
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, fused_head_weights, merge_heads, split_heads
+from vitruvius.surgery._socket import Socket, fused_head_weights, gate_of, merge_heads, split_heads
 
 
 class ViTSocket(Socket, Attention):
@@ -21,12 +21,14 @@ class ViTSocket(Socket, Attention):
     family = "vit"
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        gate = self.gate(x).sigmoid() if self.gate is not None else None
+        gate = gate_of(self, x)
         q, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
         x = self.core(Heads(self.q_norm(q), self.k_norm(k), v, bias, self.scale, self.dropout_now()))
         x = self.norm(merge_heads(x))
-        return self.proj_drop(self.proj(x if gate is None else x * gate))
+        if gate is not None:
+            x = x * gate
+        return self.proj_drop(self.proj(x))
 
     def head_weights(self: Any) -> HeadWeights:
         return fused_head_weights(self.qkv, self.proj, self.num_heads)
