@@ -123,7 +123,6 @@ def test_a_transform_with_splits_draws_from_the_global_generators_alone(folder):
         ({"no_aug": True}, "no_aug forbids it"),
         ({"mixup": 0.8}, "does not go with mixup"),
         ({"aa": None, "color_jitter": 0.0}, "all splits are alike"),
-        ({"cache": "memory"}, r"need data\.cache=none"),
     ],
 )
 def test_what_makes_no_sense_with_splits_is_refused(folder, settings, message):

@@ -238,11 +238,6 @@ def test_images_in_memory_are_flipped_and_erased_in_training(folder):
     assert same.any()
 
 
-def test_augmentations_of_files_are_refused_for_images_in_memory(folder):
-    with pytest.raises(ConfigError, match=r"need data\.cache=none"):
-        train_loader(config(folder, cache="memory", aa="rand-m9"), input_size=SIZE, seed=0)
-
-
 def test_a_set_too_large_for_memory_is_refused(folder):
     with pytest.raises(DataError, match=r"GiB in memory, this machine has"):
         evaluate(folder, cache="memory", image_size=10**6)

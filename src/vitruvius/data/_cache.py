@@ -1,47 +1,138 @@
-"""Images decoded once and kept as one uint8 tensor, resized and cropped as for evaluation."""
+"""Images decoded once and kept as one uint8 tensor: prepared for the model, or as they are where batches are augmented.
+
+`data.cache: auto` keeps images in memory only if that changes nothing but the speed: they have one size, their
+augmentation can be done in batches, and they need at most `LIMIT` bytes. The limit does not depend on the machine, so
+that a run that is resumed elsewhere makes the same choice.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 
 import torch
 from torch import Tensor
+from torchvision.transforms import functional as TF
 
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.data._config import DataConfig
-from vitruvius.data._image_loader import ImageLoader, ImageSet
+from vitruvius.data._image_loader import UNREADABLE, ImageLoader, ImageSet
 from vitruvius.data._order import Order
-from vitruvius.data._preprocessing import Preprocessing, eval_transform, needs_pil
+from vitruvius.data._preprocessing import Preprocessing, Transform, eval_transform, needs_pil
 from vitruvius.data._tensors import TensorSet
+from vitruvius.data.augmentation.pipeline import BatchAugmentation
+
+logger = logging.getLogger(__name__)
+
+LIMIT = 4 * 2**30  # bytes of decoded images that `auto` keeps
+_LOOKS = 8  # images whose sizes are compared before all are decoded
+Size = tuple[int, int, int]  # channels, height, width
+
+
+class SizesDiffer(DataError):
+    """Images of several sizes cannot be one tensor."""
 
 
 def cached(
     data: TensorSet | ImageSet, ids: Tensor, pre: Preprocessing, config: DataConfig, *, training: bool
 ) -> tuple[TensorSet | ImageSet, Tensor]:
     """The images in memory if the recipe wants them there, and the ids of those that could be decoded."""
-    if config.cache != "memory" or isinstance(data, TensorSet):
+    if config.cache == "none" or isinstance(data, TensorSet):
         return data, ids
-    tensors = in_memory(data, ids, pre, config, training=training)
+    if not training:
+        tensors = _prepared(data, ids, pre, config)
+    elif config.no_aug:
+        tensors = _prepared(data, ids, pre, config) if config.cache == "memory" else None
+    elif config.cache == "auto":
+        tensors = _decoded_if_it_changes_nothing(data, ids, pre, config)
+    elif needs_pil(config):
+        BatchAugmentation(config, pre)  # what cannot be done in batches is said before anything is decoded
+        tensors = _decoded(data, ids, pre, config)
+    else:
+        tensors = _prepared(data, ids, pre, config)
+    if tensors is None:
+        return data, ids
     assert tensors.rows is not None
     return tensors, ids[tensors.rows[ids] >= 0]
 
 
-def in_memory(data: ImageSet, ids: Tensor, pre: Preprocessing, config: DataConfig, *, training: bool) -> TensorSet:
+def _prepared(data: ImageSet, ids: Tensor, pre: Preprocessing, config: DataConfig) -> TensorSet | None:
+    """Images resized and cropped as for evaluation; None where `auto` finds them too large."""
+    if config.cache == "auto" and len(ids) * math.prod(pre.size) > LIMIT:
+        return None
+    return _decode_all(data, ids, pre.size, eval_transform(pre), config, decoded=False)
+
+
+def _decoded_if_it_changes_nothing(
+    data: ImageSet, ids: Tensor, pre: Preprocessing, config: DataConfig
+) -> TensorSet | None:
+    try:
+        BatchAugmentation(config, pre)
+        return _decoded(data, ids, pre, config)
+    except (ConfigError, SizesDiffer) as reason:
+        logger.info("data.cache=auto: images of %s are augmented one by one: %s", data.name, reason)
+        return None
+
+
+def _decoded(data: ImageSet, ids: Tensor, pre: Preprocessing, config: DataConfig) -> TensorSet:
+    """Images as they are, all of one size."""
+    size = (pre.size[0], *_common_size(data, ids))
+    need = len(ids) * math.prod(size)
+    if config.cache == "auto" and need > LIMIT:
+        raise SizesDiffer(f"they need {need / 2**30:.1f} GiB, more than the {LIMIT / 2**30:.0f} that auto keeps.")
+    return _decode_all(data, ids, size, _AsItIs(data.name, size[1:]), config, decoded=True)
+
+
+class _AsItIs:
+    """A PIL image → uint8 (C, H, W); another size than expected is an error."""
+
+    def __init__(self, name: str, size: tuple[int, int]) -> None:
+        self.name, self.size = name, size
+
+    def __call__(self, image: object) -> Tensor:
+        pixels: Tensor = TF.pil_to_tensor(image)
+        if tuple(pixels.shape[1:]) != self.size:
+            raise _sizes_differ(self.name)
+        return pixels
+
+
+def _common_size(data: ImageSet, ids: Tensor) -> tuple[int, int]:
+    """Height and width of a few images, which must agree."""
+    sizes = set()
+    for index in ids[:: max(1, len(ids) // _LOOKS)].tolist():
+        try:
+            image, _ = data.read(index)
+        except UNREADABLE:
+            continue  # met again, and named, when all are decoded
+        sizes.add((image.height, image.width))
+    if len(sizes) != 1:
+        raise _sizes_differ(data.name)
+    return sizes.pop()
+
+
+def _sizes_differ(name: str) -> SizesDiffer:
+    return SizesDiffer(
+        f"the images of {name} have several sizes; in memory they can be padded, flipped, erased and mixed after they "
+        "are resized as for evaluation, but scale, ratio, color_jitter, aa, rotation and the like need data.cache=none."
+    )
+
+
+def _decode_all(
+    data: ImageSet, ids: Tensor, size: Size, transform: Transform, config: DataConfig, *, decoded: bool
+) -> TensorSet:
     """The images `ids` of a data set as tensors; the broken ones, if skipped, are missing and listed."""
-    if training and needs_pil(config) and not config.no_aug:
-        raise ConfigError(
-            "images cached in memory can be padded, flipped, erased and mixed; scale, ratio, color_jitter, aa, "
-            "rotation and the like need data.cache=none."
-        )
-    _check_memory(len(ids), pre, data.name)
+    _check_memory(len(ids), size, data.name)
     order = Order(ids, batch_size=256, shuffle=False)
-    loader = ImageLoader(data, order, eval_transform(pre), config, channels=pre.size[0], device="cpu", raw=True)
+    loader = ImageLoader(data, order, transform, config, channels=size[0], device="cpu", raw=True)
     rows = torch.full((len(data),), -1)
-    images, labels = torch.empty((len(ids), *pre.size), dtype=torch.uint8), torch.zeros(len(ids), dtype=torch.int64)
+    images = torch.empty((len(ids), *size), dtype=torch.uint8)
+    labels = torch.zeros(len(ids), dtype=torch.int64)
     filled = 0
     for batch, batch_labels, batch_ids in loader.with_ids():
         here = slice(filled, filled + len(batch))
-        images[here], labels[here] = batch, batch_labels
+        images[here] = batch
+        labels[here] = batch_labels
         rows[batch_ids] = torch.arange(here.start, here.stop)
         filled = here.stop
     return TensorSet(
@@ -52,12 +143,12 @@ def in_memory(data: ImageSet, ids: Tensor, pre: Preprocessing, config: DataConfi
         hflip=0.5,
         rows=rows,
         broken=tuple(loader.broken),
+        decoded=decoded,
     )
 
 
-def _check_memory(number: int, pre: Preprocessing, name: str) -> None:
-    channels, height, width = pre.size
-    need = number * channels * height * width
+def _check_memory(number: int, size: Size, name: str) -> None:
+    need = number * math.prod(size)
     if not hasattr(os, "sysconf"):
         return  # Windows does not say
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

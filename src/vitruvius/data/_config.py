@@ -73,7 +73,11 @@ class DataConfig:
     batch_size: int = key(128, "images per process and batch")
     eval_batch_size: int | None = key(None, "images per process and batch in evaluation; null: batch_size")
     workers: int = key(4, "processes that decode; at most one per core and per batch, none for data in memory")
-    cache: Literal["none", "memory"] = key("none", "memory: decode once and keep the images on the device")
+    cache: Literal["none", "memory", "auto"] = key(
+        "none",
+        "none: decode and augment images one by one, in workers; memory: decode once, keep on the device and augment "
+        "whole batches by what is asked for; auto: as none, but on the device if all images have one size and fit",
+    )
     broken: Literal["error", "skip"] = key(
         "error", "what images that cannot be decoded do: raise an error, or be left out"
     )

@@ -21,6 +21,11 @@ def image_keys(ids: Tensor, repeats: Tensor, *, seed: int, epoch: int) -> Tensor
     return _fold(_fold(torch.full_like(ids, seed_of(seed, epoch)), ids), repeats)
 
 
+def split_keys(keys: Tensor, split: int) -> Tensor:
+    """Other keys (B,) for another view of the same images."""
+    return _fold(keys, torch.full_like(keys, split))
+
+
 def seed_of(*numbers: int) -> int:
     """One non-negative 63-bit seed from several numbers; close inputs give unrelated seeds."""
     key = torch.zeros((), dtype=torch.int64)

@@ -17,13 +17,12 @@ from torch import Tensor
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.data._cache import cached
 from vitruvius.data._config import DataConfig, Mix
-from vitruvius.data._image_loader import ImageLoader
 from vitruvius.data._image_seeds import image_keys, seed_of
 from vitruvius.data._loader import BatchLoader, BatchWithIds
-from vitruvius.data._order import AnyOrder
-from vitruvius.data._preprocessing import Preprocessing, gentle, needs_pil, train_transform
+from vitruvius.data._preprocessing import Preprocessing
 from vitruvius.data._subsets import chosen_ids
-from vitruvius.data._tensors import TensorLoader, TensorSet
+from vitruvius.data._tensors import TensorSet
+from vitruvius.data._training_loader import training_loaders
 from vitruvius.data.sources import AnySet, is_stream, open_data
 
 
@@ -33,9 +32,10 @@ def mixed_loader(
     """Batches of the images `ids` of the first set and of the second one; `part` is seed, rank and world size."""
     mix = config.mixing
     assert mix is not None
-    other, offset = open_second(config, mix, data, pre), len(data)
-    data, ids = cached(data, ids, pre, config, training=True)
-    other, other_ids = cached(other, chosen_ids(other, mix.num_samples), pre, config, training=True)
+    offset = len(data)
+    other = open_second(config, mix, data, pre)
+    other_ids = chosen_ids(other, mix.num_samples)
+    data, ids, other, other_ids, config = _cached_alike(data, ids, other, other_ids, pre, config)
     counts = counts_of(config.batch_size, mix.fraction)
     batches = (mix.epoch_images or len(ids)) // (config.batch_size * part["world_size"])
     if batches == 0:
@@ -48,8 +48,8 @@ def mixed_loader(
         Endless(some, **{**part, "seed": seed}, batch_size=count, batches=batches)
         for some, seed, count in zip((ids, other_ids), seeds, counts, strict=True)
     ]
-    loaders = _alike(data, other, orders, pre, config, device)
-    return MixedLoader(*loaders, offset=offset, seed=part["seed"], splits=max(1, config.aug_splits))
+    first, second = training_loaders((data, other), orders, pre, config, device)
+    return MixedLoader(first, second, offset=offset, seed=part["seed"], splits=max(1, config.aug_splits))
 
 
 def counts_of(batch_size: int, fraction: float) -> tuple[int, int]:
@@ -66,13 +66,16 @@ def open_second(config: DataConfig, mix: Mix, data: AnySet, pre: Preprocessing) 
     """The second data set, whose labels must mean the same."""
     if is_stream(replace(config, dataset=mix.dataset)):
         raise DataError(f"data.mix.dataset = {mix.dataset} is a stream; choose a data set with random access.")
+    classes = None
+    if mix.dataset == "folder" and not mix.class_map:
+        classes = config.classes
     asked = replace(
         config,
         dataset=mix.dataset,
         root=mix.root,
         train_split=mix.train_split,
         class_map=mix.class_map,
-        classes=None if mix.class_map else config.classes if mix.dataset == "folder" else None,
+        classes=classes,
         train_num_samples=mix.num_samples,
         num_classes=None,
         download=mix.download,
@@ -90,24 +93,16 @@ def open_second(config: DataConfig, mix: Mix, data: AnySet, pre: Preprocessing) 
     return other
 
 
-def _alike(
-    data: AnySet,
-    other: AnySet,
-    orders: list[Endless],
-    pre: Preprocessing,
-    config: DataConfig,
-    device: torch.device | str,
-) -> list[Any]:
-    """Two loaders of one kind: what suits the first set is done to both."""
-    if not stays_in_tensors(data, config):
-        config = gentle(config) if isinstance(data, TensorSet) else config
-        pairs = zip((data, other), orders, strict=True)
-        return [make_image_loader(one, order, pre, config, device) for one, order in pairs]
-    assert isinstance(data, TensorSet)
-    if not isinstance(other, TensorSet):
-        raise DataError(f"{data.name} is in memory, {other.name} is not; set data.cache=memory.")
-    other = replace(other, pad=data.pad, hflip=data.hflip)
-    return [TensorLoader(one, order, pre, config, device) for one, order in zip((data, other), orders, strict=True)]
+def _cached_alike(
+    data: AnySet, ids: Tensor, other: AnySet, other_ids: Tensor, pre: Preprocessing, config: DataConfig
+) -> tuple[AnySet, Tensor, AnySet, Tensor, DataConfig]:
+    """Both sets in memory if the recipe says so; with `auto` both or none."""
+    first, first_ids = cached(data, ids, pre, config, training=True)
+    second, second_ids = cached(other, other_ids, pre, config, training=True)
+    together = isinstance(first, TensorSet) == isinstance(second, TensorSet)
+    if config.cache == "auto" and not together:
+        return data, ids, other, other_ids, replace(config, cache="none")
+    return first, first_ids, second, second_ids, config
 
 
 class Endless:
@@ -177,15 +172,3 @@ class MixedLoader(BatchLoader):
     def _shuffled(self, tensors: list[Tensor], place: Tensor) -> Tensor:
         together = torch.cat([t.unflatten(0, (self.splits, -1)) for t in tensors], dim=1)
         return together[:, place.to(together.device)].flatten(0, 1)
-
-
-def make_image_loader(
-    data: AnySet, order: AnyOrder, pre: Preprocessing, config: DataConfig, device: torch.device | str
-) -> ImageLoader:
-    """Images one by one through timm's transforms, all of them."""
-    return ImageLoader(data, order, train_transform(config, pre), config, channels=pre.size[0], device=device)
-
-
-def stays_in_tensors(data: AnySet, config: DataConfig) -> bool:
-    """Whether whole batches are augmented where they are."""
-    return isinstance(data, TensorSet) and (config.no_aug or not needs_pil(config))

@@ -12,12 +12,13 @@ from vitruvius.data._cache import cached
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_loader import ImageLoader, ImageSet
 from vitruvius.data._loader import Loader
-from vitruvius.data._mixed_loader import make_image_loader, mixed_loader, stays_in_tensors
-from vitruvius.data._order import AnyOrder, Order
-from vitruvius.data._preprocessing import InputSize, Preprocessing, eval_transform, gentle, resolve, train_transform
+from vitruvius.data._mixed_loader import mixed_loader
+from vitruvius.data._order import Order
+from vitruvius.data._preprocessing import InputSize, eval_transform, resolve, train_transform
 from vitruvius.data._subsets import choice, chosen_ids, subset_ids
 from vitruvius.data._tensors import TensorLoader, TensorSet
-from vitruvius.data.sources import AnySet, is_stream, open_data
+from vitruvius.data._training_loader import training_loaders
+from vitruvius.data.sources import is_stream, open_data
 from vitruvius.data.sources.streams import Share, StreamLoader, open_stream
 
 
@@ -48,7 +49,8 @@ def train_loader(
         return mixed_loader(config, data, ids, pre, device, part)
     data, ids = cached(data, ids, pre, config, training=True)
     order = Order(ids, batch_size=config.batch_size, shuffle=True, repeats=config.aug_repeats, **part)
-    return make_training_loader(data, order, pre, config, device)
+    (loader,) = training_loaders([data], [order], pre, config, device)
+    return loader
 
 
 def eval_loader(
@@ -112,16 +114,6 @@ def images_loader(
     if isinstance(images, TensorSet):
         return TensorLoader(images, order, pre, config, device)
     return ImageLoader(images, order, eval_transform(pre), config, channels=pre.size[0], device=device)
-
-
-def make_training_loader(
-    data: AnySet, order: AnyOrder, pre: Preprocessing, config: DataConfig, device: torch.device | str
-) -> TensorLoader | ImageLoader:
-    """Shuffled and augmented; data in memory get only the augmentation that the recipe asks for."""
-    if isinstance(data, TensorSet) and stays_in_tensors(data, config):
-        return TensorLoader(data, order, pre, config, device)
-    config = gentle(config) if isinstance(data, TensorSet) else config
-    return make_image_loader(data, order, pre, config, device)
 
 
 def _refuse_ids(config: DataConfig, ids: Tensor | None) -> None:

@@ -69,9 +69,24 @@ def eval_transform(pre: Preprocessing) -> Transform:
 
 def train_transform(config: DataConfig, pre: Preprocessing) -> Transform:
     """timm's training transform up to uint8, then erasing; mixing follows on batches."""
+    made = _timm_transform(config, pre)
+    if config.no_aug:
+        whole: Transform = made
+        return whole
+    return _assembled(*(part.transforms for part in made), config=config, pre=pre)
+
+
+def training_steps(config: DataConfig, pre: Preprocessing) -> tuple[list[Any], list[Any]]:
+    """timm's steps for one image: crop and flips, then colours; without padding, rotation and erasing."""
+    shared, colours, _ = (part.transforms for part in _timm_transform(config, pre))
+    return list(shared), list(colours)
+
+
+def _timm_transform(config: DataConfig, pre: Preprocessing) -> Any:
+    """One transform, or three (shared, colours, last) unless the recipe asks for no augmentation."""
     jitter = 0.4 if config.color_jitter is None else config.color_jitter
     try:
-        made = create_transform(
+        return create_transform(
             pre.size,
             is_training=True,
             no_aug=config.no_aug,
@@ -92,7 +107,6 @@ def train_transform(config: DataConfig, pre: Preprocessing) -> Transform:
         )
     except (AssertionError, KeyError, ValueError) as error:
         raise ConfigError(f"timm cannot make the training transform: {error!r}; see data.aa, data.scale, …") from error
-    return made if config.no_aug else _assembled(*(step.transforms for step in made), config=config, pre=pre)
 
 
 class Splits:

@@ -5,7 +5,7 @@ N images, C channels, H height, W width
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,10 @@ from vitruvius.data._config import DataConfig
 from vitruvius.data._loader import BatchLoader, BatchWithIds
 from vitruvius.data._order import AnyOrder
 from vitruvius.data._preprocessing import Preprocessing, resize_pixels, to_pixels
+from vitruvius.data.augmentation.colour import grey
 from vitruvius.data.augmentation.erasing import erase, flip, shift
+
+Augmentation = Callable[[Tensor, Tensor], Tensor]  # (uint8 images (B, C, H, W), keys (B,) on the CPU) → pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,7 @@ class TensorSet:
     hflip: float = 0.0
     rows: Tensor | None = None  # id → row, -1 where there is none; None: ids are rows
     broken: tuple[str, ...] = ()
+    decoded: bool = False  # whether these are images of another source, decoded once and otherwise as they are
 
     def __len__(self) -> int:
         if self.rows is not None:
@@ -52,16 +56,28 @@ class TensorLoader(BatchLoader):
     """Batches sliced from tensors on the device; no worker processes."""
 
     def __init__(
-        self, data: TensorSet, order: AnyOrder, pre: Preprocessing, config: DataConfig, device: torch.device | str
+        self,
+        data: TensorSet,
+        order: AnyOrder,
+        pre: Preprocessing,
+        config: DataConfig,
+        device: torch.device | str,
+        augmentation: Augmentation | None = None,
     ) -> None:
+        """`augmentation` takes the place of padding, flipping and erasing."""
         super().__init__(data.name, len(order.ids), data.num_classes, device)
         self.order, self.pre, self.config = order, pre, config
-        self.images = data.images.to(self.device)
+        images = data.images
+        if augmentation is not None:
+            images = to_bytes(images, pre.size[0])
+        self.images = images.to(self.device)
         self.labels = data.labels.to(self.device)
         self.rows = data.rows
         self.broken = list(data.broken)
         self.pad = data.pad if config.pad is None else config.pad
         self.hflip = data.hflip if config.hflip is None else config.hflip
+        self.augmentation = augmentation
+        self.splits = max(1, config.aug_splits) if augmentation is not None else 1
 
     def __len__(self) -> int:
         return len(self.order)
@@ -69,15 +85,21 @@ class TensorLoader(BatchLoader):
     def with_ids(self) -> Iterator[BatchWithIds]:
         size = self.order.batch_size
         ids, keys = self.order.epoch(self.epoch)
-        rows = (ids if self.rows is None else self.rows[ids]).to(self.device)
-        keys = keys.to(self.device)
+        rows = ids
+        if self.rows is not None:
+            rows = self.rows[ids]
+        rows = rows.to(self.device)
         for start in range(self.start_batch * size, len(ids), size):
             batch = slice(start, start + size)
-            yield self._pixels(rows[batch], keys[batch]), self.labels[rows[batch]], ids[batch]
+            labels = self.labels[rows[batch]].repeat(self.splits)
+            yield self._pixels(rows[batch], keys[batch]), labels, ids[batch].repeat(self.splits)
 
     def _pixels(self, rows: Tensor, keys: Tensor) -> Tensor:
+        if self.augmentation is not None:
+            return self.augmentation(self.images[rows], keys).contiguous()
         images = to_pixels(self.images[rows])
         augmented = self.order.shuffle and not self.config.no_aug
+        keys = keys.to(self.device)
         if augmented:
             images = shift(images, keys, pad=self.pad)
             images = flip(images, keys, hflip=self.hflip, vflip=self.config.vflip)
@@ -86,3 +108,14 @@ class TensorLoader(BatchLoader):
             c = self.config
             images = erase(images, keys, probability=c.reprob, mode=c.remode, count=c.recount)
         return images.contiguous()
+
+
+def to_bytes(images: Tensor, channels: int) -> Tensor:
+    """uint8 (N, channels, H, W), as Pillow converts them: grey to colour by repeating, colour to grey by weights."""
+    if images.dtype != torch.uint8:
+        images = images.mul(255).round().byte()
+    if images.shape[1] == channels:
+        return images
+    if channels == 1:
+        return grey(images[:, :3].float()).byte()
+    return images[:, :1].expand(-1, channels, -1, -1).contiguous()

@@ -19,7 +19,7 @@ from vitruvius.data._image_seeds import uniform
 _AREA = (0.02, 1 / 3)  # of the image, shared by the boxes
 _LOG_ASPECT = (math.log(0.3), math.log(1 / 0.3))
 _TRIES = 10
-_SHIFT, _HFLIP, _VFLIP, _ERASE = 1, 2, 3, 4  # streams of random numbers
+_SHIFT, HFLIP, VFLIP, _ERASE = 1, 2, 3, 4  # streams of random numbers
 
 
 def shift(images: Tensor, keys: Tensor, *, pad: int) -> Tensor:
@@ -37,7 +37,7 @@ def shift(images: Tensor, keys: Tensor, *, pad: int) -> Tensor:
 
 def flip(images: Tensor, keys: Tensor, *, hflip: float, vflip: float) -> Tensor:
     """Mirror left-right and top-bottom, each with its probability."""
-    for axis, stream, probability in ((-1, _HFLIP, hflip), (-2, _VFLIP, vflip)):
+    for axis, stream, probability in ((-1, HFLIP, hflip), (-2, VFLIP, vflip)):
         if probability > 0:
             chosen = uniform(keys, stream, 1)[:, 0] < probability
             images = torch.where(chosen[:, None, None, None], images.flip(axis), images)

@@ -1,0 +1,139 @@
+"""Colour operations on batches, each image with its own strength, equal to Pillow's on single images.
+
+`x` holds levels: float32 (B, C, H, W) of whole numbers 0 … 255, C is 1 (grey) or 3 (RGB); strengths are (B,).
+Every operation returns levels again, cut or rounded as Pillow does after each step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LEVELS = 256
+
+
+def grey(x: Tensor) -> Tensor:
+    """(B, 1, H, W): Pillow's conversion to "L", in exact fixed-point arithmetic (all sums stay below 2²⁴)."""
+    if x.shape[1] == 1:
+        return x
+    red, green, blue = x.unbind(1)
+    return ((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536).floor().unsqueeze(1)
+
+
+def blend(degenerate: Tensor, x: Tensor, factor: Tensor) -> Tensor:
+    """Between a degenerate image (factor 0) and the image itself (factor 1), or beyond; cut to levels."""
+    return (degenerate + factor.view(-1, 1, 1, 1) * (x - degenerate)).clamp_(0, 255).floor_()
+
+
+def brightness(x: Tensor, factor: Tensor) -> Tensor:
+    """Towards black (factor below 1) or away from it."""
+    return (x * factor.view(-1, 1, 1, 1)).clamp_(0, 255).floor_()
+
+
+def contrast(x: Tensor, factor: Tensor) -> Tensor:
+    """Towards the mean grey level of each image (factor below 1) or away from it."""
+    return blend(mean_level(grey(x)), x, factor)
+
+
+def colour(x: Tensor, factor: Tensor) -> Tensor:
+    """Towards grey (factor below 1) or away from it; grey images stay as they are."""
+    if x.shape[1] == 1:
+        return x
+    return blend(grey(x), x, factor)
+
+
+def mean_level(level: Tensor) -> Tensor:
+    """(B, 1, 1, 1): the mean of (B, 1, H, W), rounded to a level."""
+    return (level.mean((1, 2, 3), keepdim=True, dtype=torch.float64) + 0.5).floor().to(level.dtype)
+
+
+def solarise(x: Tensor, threshold: Tensor) -> Tensor:
+    """Levels at or above the threshold are inverted; threshold 0 inverts all."""
+    return torch.where(x < threshold.view(-1, 1, 1, 1), x, 255 - x)
+
+
+def solarise_add(x: Tensor, amount: Tensor) -> Tensor:
+    """Add `amount` to the levels below 128."""
+    return torch.where(x < 128, (x + amount.view(-1, 1, 1, 1)).clamp(max=255), x)
+
+
+def posterise(x: Tensor, bits: Tensor) -> Tensor:
+    """Keep the highest `bits` (0 … 8) of each level; keeping none leaves black."""
+    step = torch.exp2(8 - bits).view(-1, 1, 1, 1)
+    return (x / step).floor() * step
+
+
+def autocontrast(x: Tensor, _: Tensor) -> Tensor:
+    """Stretch each channel so that its darkest level becomes 0 and its brightest 255."""
+    low = x.amin((2, 3), keepdim=True).double()  # (B, C, 1, 1)
+    high = x.amax((2, 3), keepdim=True).double()
+    scale = torch.full_like(low, 255) / (high - low)  # a true division: 255 / x is a product with the reciprocal
+    level = torch.arange(LEVELS, device=x.device, dtype=torch.float64)
+    stretched = (level * scale - low * scale).trunc().clamp(0, 255)  # (B, C, 1, 256), as Pillow rounds
+    return _look_up(x, torch.where(high > low, stretched, level))
+
+
+def equalise(x: Tensor, _: Tensor) -> Tensor:
+    """Spread the levels of each channel so that all are about equally frequent."""
+    index = x.long().flatten(2)  # (B, C, H·W)
+    counts = torch.zeros(*x.shape[:2], LEVELS, device=x.device, dtype=torch.int64)
+    counts.scatter_add_(2, index, torch.ones_like(index))
+    total = x.shape[-2] * x.shape[-1]
+    last = counts.gather(2, x.amax((2, 3)).long().unsqueeze(2))  # (B, C, 1): how often the brightest level occurs
+    step = (total - last) // 255
+    before = counts.cumsum(2) - counts  # pixels darker than each level
+    spread = (step // 2 + before) // step.clamp(min=1)
+    level = torch.arange(LEVELS, device=x.device)
+    table = torch.where(step > 0, spread.clamp(max=255), level).to(x.dtype)
+    return table.gather(2, index).view_as(x)
+
+
+def hue(x: Tensor, turn: Tensor) -> Tensor:
+    """Turn the hue by `turn` (-0.5 … 0.5 of the circle), through Pillow's 8-bit HSV."""
+    if x.shape[1] == 1:
+        return x
+    angle, saturation, value = _to_hsv(x)
+    amount = (turn * 255).trunc().view(-1, 1, 1)
+    return _to_rgb((angle + amount).remainder(LEVELS), saturation, value)
+
+
+def _look_up(x: Tensor, table: Tensor) -> Tensor:
+    """Each level of x replaced by its entry in the table (B, C, 1, 256) of its image and channel."""
+    return table.to(x.dtype).squeeze(2).gather(2, x.long().flatten(2)).view_as(x)
+
+
+def _to_hsv(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Hue, saturation and value, each (B, H, W) levels."""
+    red, green, blue = x.unbind(1)
+    value = x.amax(1)
+    span = value - x.amin(1)
+    safe = span.clamp(min=1)
+    away_red, away_green, away_blue = (value - red) / safe, (value - green) / safe, (value - blue) / safe
+    sixth = torch.where(green == value, 2 + away_red - away_blue, 4 + away_green - away_red)
+    sixth = torch.where(red == value, away_blue - away_green, sixth)
+    angle = ((sixth / 6 + 1).remainder(1) * 255).trunc()
+    saturation = (span / value.clamp(min=1) * 255).trunc()
+    plain = span == 0
+    return angle.masked_fill(plain, 0), saturation.masked_fill(plain, 0), value
+
+
+def _to_rgb(angle: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+    sector = (angle * 6 / 255).floor()
+    rest = angle * 6 / 255 - sector
+    share = saturation / 255
+    low = (value * (1 - share)).round()
+    falling = (value * (1 - share * rest)).round()
+    rising = (value * (1 - share * (1 - rest))).round()
+    parts = torch.stack([low, falling, rising, value])  # (4, B, H, W)
+    LOW, FALLING, RISING, VALUE = range(4)
+    order = [  # which part is red, green, blue in each sixth of the circle
+        (VALUE, RISING, LOW),
+        (FALLING, VALUE, LOW),
+        (LOW, VALUE, RISING),
+        (LOW, FALLING, VALUE),
+        (RISING, LOW, VALUE),
+        (VALUE, LOW, FALLING),
+    ]
+    table = torch.tensor(order, device=angle.device)  # (6, 3)
+    choice = table[sector.long() % 6].movedim(-1, 0)  # (3, B, H, W)
+    return parts.gather(0, choice).movedim(0, 1)
