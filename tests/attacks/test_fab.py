@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from attacked import GoldenNet, accuracy, digits_cnn, golden, labels_of, small_net, some_images
+from torch import nn
 
-from vitruvius.attacks import L2, LINF, NORMS, Norm
+from vitruvius.attacks import L2, LINF, MARGIN, NORMS, Norm
 from vitruvius.attacks._search.fab_step import BoundaryRules, Nearest, dual_length, project_to_plane, toward_target
 from vitruvius.attacks.fab import FAB
 from vitruvius.attacks.fab_targeted import FABTargeted
@@ -81,3 +83,42 @@ def test_untargeted_fab_and_random_restarts_find_points_within_the_ball() -> Non
     once, thrice = (FAB(eps=0.1, steps=10, restarts=n)(net, x, y) for n in (1, 3))
     assert accuracy(net, thrice, y) <= accuracy(net, once, y) < 1
     assert float((thrice - x).abs().max()) <= 0.1 + 1e-6
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=str)
+@pytest.mark.parametrize("kind", [FAB, FABTargeted])
+def test_without_a_radius_fab_finds_the_exact_distance_to_a_linear_boundary(kind: type[FAB], norm: Norm) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(27, 2)).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        net[1].weight.copy_(torch.randn(2, 27, generator=generator))
+        net[1].bias.zero_()
+    x = 0.5 + 0.1 * torch.randn(6, 3, 3, 3, generator=generator)
+    y = labels_of(net, x)
+    with torch.no_grad():
+        moved = kind(eps=math.inf, norm=norm, steps=20)(net, x, y)
+        exact = MARGIN(net(x), y).abs() / dual_length(norm, (net[1].weight[0] - net[1].weight[1])[None])
+    assert accuracy(net, moved, y) == 0
+    reachable = exact < 0.3  # in L1 one pixel would have to leave the image
+    distance = norm.length(moved - x)
+    torch.testing.assert_close(distance[reachable], exact[reachable], rtol=0.01, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [FAB, FABTargeted])
+def test_without_a_radius_fab_goes_on_after_the_first_point_that_fools_the_model(kind: type[FAB]) -> None:
+    net, x, y = digits_cnn()
+    x, y = x[:12], y[:12]
+    nearest, first = (kind(eps=eps, norm="l2", steps=25, restarts=2)(net, x, y) for eps in (math.inf, 10.0))
+    assert accuracy(net, nearest, y) <= accuracy(net, first, y)
+    assert bool(nearest.isfinite().all())
+    lengths = [float(L2.length(moved - x).mean()) for moved in (nearest, first)]
+    assert lengths[0] < 0.9 * lengths[1]
+    few, many = (L2.length(kind(eps=math.inf, norm="l2", steps=n)(net, x, y) - x) for n in (5, 25))
+    assert bool((many <= few + 1e-6).all())
+
+
+def test_a_search_without_radius_does_not_depend_on_how_images_are_batched() -> None:
+    net, x, y = digits_cnn()
+    x, y, ids = x[:9], y[:9], torch.arange(9)
+    whole, parts = (FABTargeted(eps=math.inf, steps=8, targets=3, batch_size=n)(net, x, y, ids=ids) for n in (50, 4))
+    torch.testing.assert_close(whole, parts, rtol=0, atol=1e-5)

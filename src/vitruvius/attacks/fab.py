@@ -20,8 +20,9 @@ class FAB(FastAdaptiveBoundary):
     It looks for the nearest point that fools the model: a step to the linearised boundary, drawn toward the image, and
     a move back toward the image wherever the model is fooled.
 
-    Settings beside eps, norm and seed:
-    `steps`: of a search; one that finds a point within eps stops there.
+    Settings beside norm and seed:
+    `eps`: an image is done with the first point within it; inf: the nearest point that all steps and restarts find.
+    `steps`: of a search.
     `restarts`: the first from the image itself, the others from random points around it.
     `batch_size`: images searched at once; default all.
 

@@ -20,9 +20,10 @@ class FABTargeted(FastAdaptiveBoundary):
 
     It looks for the nearest point that fools the model, toward one class after the other.
 
-    Settings beside eps, norm and seed:
+    Settings beside norm and seed:
+    `eps`: an image is done with the first point within it; inf: the nearest point that all searches find.
     `targets`: wrong classes tried; fewer where the model has fewer.
-    `steps`: of the search toward each of them; one that finds a point within eps stops there.
+    `steps`: of the search toward each of them.
     `restarts`: for each target, the first from the image itself, the others from random points around it.
     `batch_size`: images searched at once; default all.
     """

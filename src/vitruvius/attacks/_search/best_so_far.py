@@ -43,6 +43,12 @@ class BestSoFar:
             left = (~self.fooled[rows]).nonzero().squeeze(1)
             self.offer_to(rows[left], x[start + left], fooled[start + left], loss[start + left])
 
+    def offer_each(self, rows: Tensor, x: Tensor, fooled: Tensor, loss: Tensor) -> None:
+        """Points of several attempts on the same images, of which the best counts."""
+        for start in range(0, len(x), max(len(rows), 1)):
+            end = start + len(rows)
+            self.offer_to(rows, x[start:end], fooled[start:end], loss[start:end])
+
     def not_fooled(self) -> Tensor:
         """Indices of the images for which no point fools the model yet."""
         return (~self.fooled).nonzero().squeeze(1)

@@ -1,7 +1,12 @@
-"""What the FAB attacks share: the nearest point that fools the model, offered where it lies within the ball."""
+"""What the FAB attacks share: the nearest point that fools the model, offered where it lies within the ball.
+
+With a radius, an image is done with the first point within it. Without one (eps = inf) every step, target and restart
+is spent on every image, and the nearest point of all is kept: the minimal-norm mode.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -55,10 +60,16 @@ class FastAdaptiveBoundary(Attack):
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         y = hard_labels(y)
         logits = logits_in_batches(model, x, self.batch_size)
+        right = (logits.argmax(1) == y).nonzero().squeeze(1)
         best = BestSoFar(x)
         best.offer(x, logits.argmax(1) != y, x.new_full((len(x),), -torch.inf))
         attempts = self._attempts(logits, y)
-        while attempts and len(rows := best.not_fooled()):
+        while attempts:
+            rows = best.not_fooled()
+            if self.is_minimal:
+                rows = right
+            if not len(rows):
+                break
             chunk, attempts = take_chunk(attempts, self._room(x), len(rows))
             many = rows.repeat(len(chunk))
             targets = torch.cat([attempt.target[rows] for attempt in chunk])
@@ -67,8 +78,25 @@ class FastAdaptiveBoundary(Attack):
                 start = self._random_start(x[rows], dice[rows], chunk[0].number, -best.loss[rows])
             starts = start.repeat(len(chunk), *[1] * (x.ndim - 1))
             nearest, distance = self._walk(model, x[many], y[many], targets, starts)
-            best.offer_in_turn(rows, self._within(x[many], nearest, distance), distance <= self.eps, -distance)
+            fooled = (distance <= self.eps) & (distance < torch.inf)
+            found = self._within(x[many], nearest, distance)
+            if self.is_minimal:
+                best.offer_each(rows, found, fooled, -distance)
+            else:
+                best.offer_in_turn(rows, found, fooled, -distance)
         return best.x
+
+    @property
+    def revision(self) -> int:
+        """2 without a radius: in version 0.1 the search ended with the first point that fooled the model."""
+        if self.is_minimal:
+            return 2
+        return 1
+
+    @property
+    def is_minimal(self) -> bool:
+        """No radius: the nearest point is sought, not any within the ball."""
+        return math.isinf(self.eps)
 
     def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
         """A tenth of the steps, once per target, from the images themselves."""
@@ -111,6 +139,9 @@ class FastAdaptiveBoundary(Attack):
 
     def _random_start(self, x: Tensor, dice: Dice, attempt: int, distance: Tensor) -> Tensor:
         """A random point at half the smaller of eps and the distance known so far."""
-        delta = self.norm.random(x, self.eps, dice, attempt)
-        radius = 0.5 * distance.clamp(max=self.eps) / self.norm.length(delta).clamp(min=1e-12)
+        limit = self.eps
+        if self.is_minimal:
+            limit = float(self.norm.length(torch.ones_like(x[:1])))  # from one corner of the image to the opposite one
+        delta = self.norm.random(x, limit, dice, attempt)
+        radius = 0.5 * distance.clamp(max=limit) / self.norm.length(delta).clamp(min=1e-12)
         return (x + per_image(radius, x) * delta).clamp(0, 1)

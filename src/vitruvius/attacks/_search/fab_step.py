@@ -7,6 +7,7 @@ the image that comes nearest to it. B images, K classes, D pixels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -47,7 +48,7 @@ class BoundaryState(NamedTuple):
 
 
 class BoundaryRules(NamedTuple):
-    """The rules of a boundary search; it ends early once the distance is within eps."""
+    """The rules of a boundary search; it ends early once the distance is within eps, if that is finite."""
 
     norm: Norm
     eps: float
@@ -70,7 +71,10 @@ class BoundaryRules(NamedTuple):
             point=torch.where(per_image(fooled, s.x), s.x + BACKWARD * (point - s.x), point),
             iteration=s.iteration + 1,
         )
-        return s._replace(done=(s.distance <= self.eps) | (s.iteration >= self.steps))
+        done = s.iteration >= self.steps
+        if not math.isinf(self.eps):
+            done = done | (s.distance <= self.eps)
+        return s._replace(done=done)
 
     def _step(self, s: BoundaryState, plane: Plane) -> Tensor:
         """Between the projections of the point and of the image, nearer to the one that is nearer to the plane."""
