@@ -10,7 +10,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -162,3 +162,25 @@ def test_the_plugin_of_the_docs_trains_on_digits(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT / "docs" / "plugin", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "best.safetensors").exists()
+
+
+def test_the_site_has_every_page_in_its_navigation() -> None:
+    """What mkdocs would say too; here without installing it."""
+    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    named = set(pages_in(navigation))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= named
+    for name in named - {"index.md", "gallery.md"}:
+        place = ROOT / "docs" / name
+        room = ROOT / "src" / "vitruvius" / Path(name).stem
+        known = place.exists() or (ROOT / name).exists() or room.is_dir() or name == "api/vitruvius.md"
+        assert known, f"mkdocs.yml names {name}, which does not exist"
+
+
+def pages_in(entry: object) -> Iterator[str]:
+    if isinstance(entry, str):
+        yield entry
+    elif isinstance(entry, dict):
+        yield from pages_in(list(entry.values()))
+    elif isinstance(entry, list):
+        for inner in entry:
+            yield from pages_in(inner)

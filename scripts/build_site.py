@@ -1,0 +1,208 @@
+"""Build the documentation site into build/site, with every warning an error, and check all its links.
+
+    make docs        (or: python scripts/build_site.py, with the extra `docs` installed)
+
+mkdocs wants all pages in one folder, so build/pages is made anew each time: README as the first page, docs/, the pages
+beside README, the files that pages link to (recipes, sources), and the API reference, one page per room. Nothing of the
+package is imported: the reference is read from the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).parent.parent
+PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
+BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "CONVENTIONS.md", "benchmarks/RESULTS.md")  # pages outside docs/
+LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+ROOMS = {
+    "attention": "parts of a core",
+    "surgery": "sockets, sites, recording",
+    "init": "weights at the start",
+    "models": "models that take pixels",
+    "data": "data sets and loaders",
+    "corruptions": "noise, blur, weather, digital",
+    "attacks": "attacks and norms",
+    "tasks": "objectives",
+    "training": "recipes and runs",
+    "evaluation": "ledgers, reports, metrics",
+    "shifts": "published sets of shifted images",
+    "compression": "maps, masks, sparse inference",
+    "analysis": "what attention does",
+    "studies": "comparisons over runs",
+    "report": "pages and figures",
+    "tracking": "CSV, TensorBoard, W&B",
+    "converters": "checkpoints of other code",
+    "targets": "anything that names a model",
+}
+
+
+def main() -> None:
+    shutil.rmtree(PAGES, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", PAGES)
+    write_page(ROOT / "README.md", PAGES / "index.md")
+    for name in BESIDE:
+        write_page(ROOT / name, PAGES / name)
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        write_page(page, PAGES / page.name)
+    (PAGES / "gallery.md").write_text(gallery(), encoding="utf-8")
+    write_reference()
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
+    done = subprocess.run(command, cwd=ROOT, check=False)
+    if done.returncode != 0:
+        sys.exit(done.returncode)
+    faults = check_links(SITE)
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if faults:
+        sys.exit(1)
+    print(f"{SITE / 'index.html'}: {len(list(SITE.rglob('*.html')))} pages")
+
+
+def write_page(source: Path, target: Path) -> None:
+    """Copy a page; links that leave docs/ lead to a copy of their target inside the site."""
+
+    def moved(found: re.Match[str]) -> str:
+        return f"{found[1]}{new_target(found[2], source, target)}{found[3]}"
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(LINK.sub(moved, source.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def new_target(link: str, source: Path, target: Path) -> str:
+    """The link on the moved page: to the page or file where it now lies."""
+    parts = urlsplit(link)
+    if parts.scheme or not parts.path:
+        return link
+    named = (source.parent / parts.path).resolve()
+    if not named.exists() or not named.is_relative_to(ROOT):
+        return link  # mkdocs will say so
+    inside = place_in_site(named)
+    if not (PAGES / inside).exists() and named.suffix != ".md":
+        (PAGES / inside).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(named, PAGES / inside)
+    relative = os.path.relpath(PAGES / inside, target.parent)
+    return f"{relative}#{parts.fragment}" if parts.fragment else relative
+
+
+def place_in_site(named: Path) -> Path:
+    """Where a file of the repository lies in the site. Python and YAML files get a name that browsers show as text."""
+    inside = named.relative_to(ROOT)
+    if inside == Path("README.md"):
+        return Path("index.md")
+    if inside.parts[0] == "docs":
+        return Path(*inside.parts[1:])
+    if inside.suffix in (".py", ".yaml", ".cff"):
+        return Path("files", f"{inside}.txt")
+    return inside
+
+
+def gallery() -> str:
+    """A page with all figures of the documentation, and the example page."""
+    lines = ["# Gallery", "", "Every figure is made by the code of this package; the page it belongs to says how.", ""]
+    lines += ["[An example page of analyses](examples/analysis.html), as `vitruvius report` writes it.", ""]
+    for figure in sorted((ROOT / "docs" / "figures").glob("*.png")):
+        title = figure.stem.replace("_", " ")
+        lines += [f"## {title[0].upper()}{title[1:]}", "", f"![{title}](figures/{figure.name})", ""]
+    return "\n".join(lines)
+
+
+def write_reference() -> None:
+    """One page per room, with what it exports and its public modules. The navigation in mkdocs.yml names them."""
+    folder = PAGES / "api"
+    folder.mkdir()
+    names = [name for name in exported(ROOT / "src" / "vitruvius" / "__init__.py") if name != "__version__"]
+    homes = homes_of_the_names()
+    body = "\n".join(f"::: {homes[name]}.{name}\n" for name in names)
+    title = "# vitruvius\n\nWhat `import vitruvius` offers.\n\n"
+    (folder / "vitruvius.md").write_text(title + body, encoding="utf-8")
+    for room, what in ROOMS.items():
+        (folder / f"{room}.md").write_text(reference_page(room, what), encoding="utf-8")
+
+
+def reference_page(room: str, what: str) -> str:
+    folder = ROOT / "src" / "vitruvius" / room
+    modules = [path for path in sorted(folder.rglob("*.py")) if is_public(path.relative_to(folder))]
+    lines = [f"# vitruvius.{room}", "", f"{what[0].upper()}{what[1:]}.", ""]
+    offered = exported(folder / "__init__.py")
+    if offered:
+        lines += ["`from vitruvius." + room + " import …`: " + ", ".join(f"`{name}`" for name in offered) + ".", ""]
+    for module in modules:
+        dotted = ".".join(["vitruvius", room, *module.relative_to(folder).with_suffix("").parts])
+        lines += [f"::: {dotted.removesuffix('.__init__')}", ""]
+    return "\n".join(lines)
+
+
+def is_public(path: Path) -> bool:
+    return not any(part.startswith("_") and part != "__init__.py" for part in path.parts)
+
+
+def exported(module: Path) -> list[str]:
+    """The names in `__all__`, without importing anything."""
+    for node in ast.parse(module.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return []
+
+
+def homes_of_the_names() -> dict[str, str]:
+    for node in ast.parse((ROOT / "src" / "vitruvius" / "__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_HOMES":
+            homes: dict[str, str] = ast.literal_eval(node.value)
+            return homes
+    raise SystemExit("src/vitruvius/__init__.py has no _HOMES; the reference of the public names cannot be written.")
+
+
+class Links(HTMLParser):
+    """The links and anchors of one page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []  # scripts, styles, pictures
+        self.anchors: set[str] = set()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for name, value in attributes:
+            if name in ("href", "src") and value:
+                self.links.append(value)
+                if name == "src" or tag == "link":
+                    self.loaded.append(value)
+            elif name in ("id", "name") and value:
+                self.anchors.add(value)
+
+
+def check_links(site: Path) -> list[str]:
+    """Links inside the site that lead nowhere, and whatever a page would load from elsewhere."""
+    pages: dict[Path, Links] = {}
+    for page in sorted(site.rglob("*.html")):
+        pages[page.resolve()] = Links()
+        pages[page.resolve()].feed(page.read_text(encoding="utf-8"))
+    faults = []
+    for page, found in pages.items():
+        if page.name == "404.html":  # its links are for a server's root
+            continue
+        here = page.relative_to(site.resolve())
+        faults += [f"{here}: loads {link} from elsewhere" for link in found.loaded if urlsplit(link).netloc]
+        for link in found.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            if not target.exists():
+                faults.append(f"{here}: {link} does not exist")
+            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
+                faults.append(f"{here}: {link} has no such anchor")
+    return faults
+
+
+if __name__ == "__main__":
+    main()
