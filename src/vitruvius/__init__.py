@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from vitruvius.analysis import analyse
     from vitruvius.compression import average_maps
     from vitruvius.evaluation import evaluate
-    from vitruvius.models import create_model, load_model
+    from vitruvius.models import create_model
     from vitruvius.surgery import record, restore, rewire, survey
     from vitruvius.surgery.initialising import initialise
+    from vitruvius.targets import load_model
     from vitruvius.training import train
 
 _HOMES = {
@@ -25,7 +26,7 @@ _HOMES = {
     "create_model": "vitruvius.models",
     "evaluate": "vitruvius.evaluation",
     "initialise": "vitruvius.surgery.initialising",
-    "load_model": "vitruvius.models",
+    "load_model": "vitruvius.targets",
     "record": "vitruvius.surgery",
     "restore": "vitruvius.surgery",
     "rewire": "vitruvius.surgery",

@@ -44,6 +44,7 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "attacks": partial(registered, "attacks", "attacks"),
     "attentions": partial(registered, "attention", "attentions"),
     "bases": partial(registered, "init", "bases"),
+    "checkpoints": partial(told_by, "converters.published", "describe_published"),
     "converters": partial(registered, "converters", "converters"),
     "corruptions": partial(registered, "corruptions", "corruptions"),
     "data": partial(told_by, "data", "describe_sources"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ import torch
 import torchvision.datasets
 from pictures import write_image
 
+import vitruvius.data
 from vitruvius._errors import DataError
 from vitruvius.data import DataConfig, eval_loader, train_loader
+
+source_folder = Path(vitruvius.data.__file__).parent
 
 SIZE = {"input_size": (3, 32, 32), "interpolation": "bicubic", "crop_pct": 1.0}
 NAMES = [f"class {i}" for i in range(10)]
@@ -199,3 +203,62 @@ def test_classes_are_chosen_by_name_and_numbered_in_the_order_of_the_list(cifar,
     (tmp_path / "classes.txt").write_text("class 1\nunicorn\n")
     with pytest.raises(DataError, match=r"lacks 1 of the classes of data\.classes, among them unicorn"):
         loader_labels(data, "test")
+
+
+UNSPLIT = {"eurosat": "eurosat/2750/{}", "caltech256": "caltech256/256_ObjectCategories/{}"}
+SPLIT = {"country211": "country211/{split}/{}", "rendered_sst2": "rendered-sst2/{split}/{}"}
+
+
+@pytest.mark.parametrize("name", [*UNSPLIT, *SPLIT])
+def test_more_sets_of_torchvision_are_read_from_their_folders(name, tmp_path):
+    classes = {"caltech256": ("001.ak47", "002.flag"), "rendered_sst2": ("negative", "positive")}.get(name, ("a", "b"))
+    validation = {"country211": "valid", "rendered_sst2": "valid"}.get(name, "")
+    for split in ("train", validation, "test"):
+        for number, label in enumerate(classes, 1):
+            folder = tmp_path / {**UNSPLIT, **SPLIT}[name].format(label, split=split)
+            folder.mkdir(parents=True, exist_ok=True)
+            for image in range(1, 6):
+                write_image(folder / f"{number:03d}_{image:04d}.jpg", image, size=(32, 32))
+    settings = config(tmp_path, dataset=f"torch/{name}", eval_batch_size=64)
+    loader = eval_loader(settings, input_size=SIZE)
+    assert loader.num_classes == 2
+    ((images, labels, _),) = loader.with_ids() if len(loader) else (([], [], []),)
+    expected = {"eurosat": 2}.get(name, 10)
+    if name != "caltech256":  # five images of a class are all for training there
+        assert len(images) == len(labels) == expected
+    assert train_loader(settings, input_size=SIZE, seed=0).num_images == {"eurosat": 8}.get(name, 10)
+
+
+def test_every_classification_set_of_torchvision_with_colours_has_a_name():
+    from vitruvius.data.sources import torchvision as source
+
+    others = {  # one channel, several labels, no labels, made up, or no images at all
+        "EMNIST", "MNIST", "KMNIST", "QMNIST", "FashionMNIST", "USPS", "SEMEION", "Omniglot", "MovingMNIST", "FER2013",
+        "CelebA", "CLEVRClassification", "FakeData", "Kinetics", "HMDB51", "UCF101", "DatasetFolder", "ImageFolder",
+        "VisionDataset", "PhotoTour", "SBU", "Flickr8k", "Flickr30k", "CocoCaptions", "CocoDetection", "Cityscapes",
+        "VOCDetection", "VOCSegmentation", "SBDataset", "Kitti", "WIDERFace", "LFWPairs", "INaturalist", "Places365",
+        "ImageNet", "CIFAR10", "CIFAR100", "LSUN", "LSUNClass", "wrap_dataset_for_transforms_v2",
+    }  # fmt: skip
+    optical = {
+        "Sintel",
+        "KittiFlow",
+        "FlyingChairs",
+        "FlyingThings3D",
+        "HD1K",
+        "CREStereo",
+        "InStereo2k",
+        "ETH3DStereo",
+    }
+    stereo = {name for name in torchvision.datasets.__all__ if "Stereo" in name or "Flow" in name}
+    reached = {kind for kind, *_ in source._MORE.values()} | set(source._UNSPLIT.values())
+    left = set(torchvision.datasets.__all__) - others - optical - stereo - reached
+    assert left <= {"FallingThingsStereo", "SceneFlowStereo"}
+
+
+def test_caltech_is_numbered_as_tensorflow_does_where_a_model_wants_it(caltech):
+    data = config(caltech, dataset="torch/caltech101", class_map="caltech-102", eval_batch_size=64)
+    loader = eval_loader(data, input_size=SIZE)
+    assert loader.num_classes == 102
+    lines = (source_folder / "caltech_102.txt").read_text().splitlines()[1:]
+    found = {lines[label] for _, labels, _ in loader.with_ids() for label in labels.tolist()}
+    assert found <= {folder.name for folder in (caltech / "caltech101" / "101_ObjectCategories").iterdir()}

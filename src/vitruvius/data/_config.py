@@ -56,7 +56,8 @@ class DataConfig:
     num_classes: int | None = key(None, "number of classes; null: as found in the data")
     classes: str | None = key(None, "only these, in this order: imagenet-100, or a file with one class name per line")
     class_map: str | None = key(
-        None, "folder: imagenet-1k; folder, hfds, tfds: a text file with one class name per line"
+        None,
+        "folder: imagenet-1k; folder, torch: caltech-101, caltech-102; also hfds, tfds: a file, one name per line",
     )
     train_num_samples: int | None = key(None, "use at most this many training images, a fixed random choice; null: all")
     val_num_samples: int | None = key(None, "use at most this many validation images, a fixed random choice; null: all")

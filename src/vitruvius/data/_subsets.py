@@ -22,6 +22,7 @@ from vitruvius.data._image_seeds import seed_of
 from vitruvius.data._tensors import TensorSet
 
 PACKAGED = {"imagenet-100": "imagenet_100.txt"}
+PACKAGED_MAPS = {"caltech-101": "caltech_101.txt", "caltech-102": "caltech_102.txt"}
 IMAGENET = "imagenet-1k"  # class map of folders named by WordNet ids
 ROBUSTBENCH = "robustbench-imagenet"
 
@@ -109,13 +110,17 @@ def read_class_map(name: str, root: Path) -> dict[str, int]:
     """Class name → number: ImageNet's, or by the lines of a text file, which may lie in `root`."""
     if name == IMAGENET:
         return imagenet_labels()
+    if name in PACKAGED_MAPS:
+        text = files("vitruvius.data").joinpath(PACKAGED_MAPS[name]).read_text(encoding="utf-8")
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        return {line: number for number, line in enumerate(lines)}
     for path in (Path(name), root / name):
         if path.is_file():
             lines = path.read_text(encoding="utf-8").splitlines()
             return {line.strip(): number for number, line in enumerate(lines) if line.strip()}
     raise DataError(
-        f"class map {name} is neither {IMAGENET} nor a file, nor one in {root}; expected a text file, one class name "
-        "a line."
+        f"class map {name} is neither {IMAGENET}, {', '.join(PACKAGED_MAPS)} nor a file, nor one in {root}; expected a "
+        "text file, one class name per line."
     )
 
 

@@ -15,6 +15,7 @@ from vitruvius.targets._base import (
     save_target,
     target_kinds,
 )
+from vitruvius.targets.published import load_model
 
 __all__ = [
     "Target",
@@ -24,6 +25,7 @@ __all__ = [
     "check_numbering",
     "folder_for",
     "limit_images",
+    "load_model",
     "load_target_plugins",
     "open_target",
     "require_data",

@@ -65,6 +65,7 @@ class TargetKind(Protocol):
         ...
 
 
+NAMED_SETS = ("torch/", "tfds/", "hfds/", "hfids/")  # they number their classes themselves
 target_kinds: Registry[type[TargetKind]] = Registry("target kind", "target_kinds")
 
 
@@ -133,15 +134,22 @@ def check_head(target: Target) -> None:
 
 
 def check_numbering(target: Target, loader: Loader) -> None:
-    """Refuse a folder whose class numbers cannot be the model's: it has fewer classes, numbered 0, 1, … by name.
+    """Refuse data whose class numbers cannot be the model's: they have fewer classes, numbered 0, 1, … by themselves.
 
-    A run with its own data is not refused; its head may be larger than necessary.
+    A run with its own data is not refused; its head may be larger than necessary. Arrays and files that say labels and
+    no classes are not either.
     """
     data = target.config.data
     known = target.model.num_classes
-    if target.own_data or data.dataset != "folder" or data.class_map is not None:
+    if target.own_data or data.class_map is not None or not 0 < loader.num_classes < known:
         return
-    if 0 < loader.num_classes < known:
+    if data.dataset.startswith(NAMED_SETS):
+        raise ConfigError(
+            f"{data.dataset} has {loader.num_classes} classes and the model knows {known}, so their numbers need not "
+            "mean the same. Write the names of all the model's classes into a text file, in its order, one per line, "
+            "and say data.class_map=FILE (Caltech: data.class_map=caltech-102 numbers it as TensorFlow does)."
+        )
+    if data.dataset == "folder":
         raise ConfigError(
             f"{data.root} has {loader.num_classes} classes, numbered 0 … {loader.num_classes - 1} by their names, and "
             f"the model knows {known}. Say data.class_map=imagenet-1k if the folders are ImageNet's, as "

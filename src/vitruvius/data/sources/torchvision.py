@@ -1,8 +1,9 @@
-"""torchvision's data sets: those of timm's factory, some more with a `split` argument, and Caltech-101."""
+"""torchvision's classification sets: those of timm's factory, those with a `split`, and those without one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from timm.data import create_dataset
 from vitruvius._errors import DataError, suggest
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_seeds import image_keys
-from vitruvius.data._subsets import class_names, require_classes
+from vitruvius.data._subsets import class_names, read_class_map, require_classes
 from vitruvius.data.sources._base import TRAIN_NAMES, VALIDATION_NAMES, Size, check_num_classes, data_source
 
 _TIMM = ("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist", "inaturalist", "places365", "imagenet")
@@ -26,10 +27,19 @@ _MORE = {  # name: (class, training split, validation split)
     "oxford_iiit_pet": ("OxfordIIITPet", "trainval", "test"),
     "dtd": ("DTD", "train", "val"),
     "gtsrb": ("GTSRB", "train", "test"),
+    "country211": ("Country211", "train", "valid"),
+    "fgvc_aircraft": ("FGVCAircraft", "train", "val"),
+    "imagenette": ("Imagenette", "train", "val"),
+    "lfw_people": ("LFWPeople", "train", "test"),
+    "pcam": ("PCAM", "train", "val"),
+    "rendered_sst2": ("RenderedSST2", "train", "val"),
+    "stanford_cars": ("StanfordCars", "train", "test"),
 }
-_CLASSES = {"svhn": 10, "stl10": 10, "flowers102": 102, "gtsrb": 43}
-_NAMES = ("caltech101", *_TIMM, *_MORE)
-_CALTECH_TRAINING = 30  # images of each class, as is usual; all others are for validation
+_UNSPLIT = {"caltech101": "Caltech101", "caltech256": "Caltech256", "eurosat": "EuroSAT", "sun397": "SUN397"}
+_CLASSES = {"svhn": 10, "stl10": 10, "flowers102": 102, "gtsrb": 43, "pcam": 2}
+_NAMES = (*_UNSPLIT, *_TIMM, *_MORE)
+_TRAINING: dict[str, float] = {"caltech101": 30, "caltech256": 30, "sun397": 50}  # images of a class, as is usual
+_TRAINING |= {"eurosat": 0.8}  # a share of them; all others are for validation
 
 
 class TorchvisionImages:
@@ -71,7 +81,7 @@ def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionI
         raise DataError(f"no torchvision data set {name!r}{suggest(name, _NAMES)} Known: {known}.")
     if config.root is None:
         raise DataError(f"data.root is not set; it must name the folder of {config.dataset}.")
-    if name in (*_TWO_SPLITS, "caltech101") and split not in (*TRAIN_NAMES, *VALIDATION_NAMES, "test"):
+    if name in (*_TWO_SPLITS, *_UNSPLIT) and split not in (*TRAIN_NAMES, *VALIDATION_NAMES, "test"):
         raise DataError(f"{config.dataset} has no split {split!r}; choose train or test.")
     try:
         dataset = _build(config, name, split)
@@ -81,17 +91,30 @@ def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionI
             said += " Set data.root to its folder, or data.download=true."
         raise DataError(said) from error
     rows = None
-    if name == "caltech101":
-        rows = _caltech_rows(dataset, training=split in TRAIN_NAMES)
+    if name in _UNSPLIT:
+        rows = _split_rows(dataset, _TRAINING[name], training=split in TRAIN_NAMES)
     place = f"{config.dataset}/{split}"
+    if config.class_map is not None:
+        return _mapped(dataset, place, config, rows)
     if config.classes is not None:
         return _chosen(dataset, place, config, rows)
     return TorchvisionImages(dataset, place, check_num_classes(config, config.dataset, _found(name, dataset)), rows)
 
 
+def _mapped(dataset: Any, place: str, config: DataConfig, rows: Sequence[int] | None) -> TorchvisionImages:
+    """Labels renumbered by a class map, e.g. caltech-102 for a model that knows TensorFlow's numbering."""
+    names = _class_names(dataset)
+    if not names:
+        raise DataError(f"{config.dataset} does not name its classes, so data.class_map cannot renumber them.")
+    numbers = read_class_map(str(config.class_map), Path(config.root or "."))
+    require_classes(names, list(numbers), f"data.class_map={config.class_map}")
+    renumbered = {label: numbers[name] for label, name in enumerate(names)}
+    return TorchvisionImages(dataset, place, len(numbers), rows, renumbered)
+
+
 def _build(config: DataConfig, name: str, split: str) -> Any:
-    if name == "caltech101":
-        return torchvision.datasets.Caltech101(config.root, download=config.download)
+    if name in _UNSPLIT:
+        return getattr(torchvision.datasets, _UNSPLIT[name])(config.root, download=config.download)
     if name in _TIMM:
         dataset = create_dataset(f"torch/{name}", root=config.root, split=split, download=config.download)
         if name == "inaturalist":
@@ -125,20 +148,21 @@ def _inaturalist_classes(dataset: Any) -> int:
 
 def _class_names(dataset: Any) -> list[str]:
     """ImageNet's classes by WordNet id, others by their names."""
-    for attribute in ("wnids", "classes", "categories", "all_categories"):
+    for attribute in ("wnids", "classes", "categories", "all_categories", "class_to_idx"):
         if names := getattr(dataset, attribute, None):
             return list(names)
     return []
 
 
-def _caltech_rows(dataset: Any, *, training: bool) -> list[int]:
-    """Caltech-101 comes without splits: the images of a class with the smallest hashed numbers train, for ever."""
-    labels = torch.tensor(dataset.y)
+def _split_rows(dataset: Any, wanted: float, *, training: bool) -> list[int]:
+    """Some sets come without splits: the images of a class with the smallest hashed numbers train, for ever."""
+    labels = torch.tensor(_labels(dataset))
     rank = image_keys(torch.arange(len(labels)), torch.zeros_like(labels), seed=0, epoch=0)
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
         members = (labels == label).nonzero()[:, 0]
-        chosen[members[rank[members].argsort()[:_CALTECH_TRAINING]]] = True
+        count = round(wanted * len(members)) if wanted < 1 else round(wanted)
+        chosen[members[rank[members].argsort()[:count]]] = True
     rows: list[int] = (chosen if training else ~chosen).nonzero()[:, 0].tolist()
     return rows
 

@@ -1,0 +1,178 @@
+"""The checkpoints that the papers publish, by name: fetched once, checked, converted.
+
+The table is published.yaml. Files are kept in $VITRUVIUS_CACHE, by default ~/.cache/vitruvius/checkpoints. No README
+states a hash; what came first is remembered beside the file, and a file that changed since is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from vitruvius._bar import Bar
+from vitruvius._errors import CheckpointError, UnknownName, suggest
+from vitruvius._yaml import parse_value
+from vitruvius.converters._converted import Converted, convert
+
+logger = logging.getLogger(__name__)
+
+DRIVE = "https://drive.usercontent.google.com/download?id={}&export=download&confirm=t"
+CHUNK = 1 << 20  # bytes
+STATED = ("autoattack", "clean", "top1", "top5")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """One checkpoint: where it lies, how it is read, and what its authors state."""
+
+    name: str
+    source: str  # the converter that reads it
+    model: str
+    classes: int
+    page: str  # where a person finds it
+    url: str | None = None  # of the file itself
+    size: int | None = None  # bytes
+    sha256: str | None = None
+    statistics: dict[str, tuple[float, ...]] = field(default_factory=dict)  # mean, std
+    stated: dict[str, float] = field(default_factory=dict)  # per cent, by measure
+
+
+@cache
+def published_checkpoints() -> dict[str, Published]:
+    """Every published checkpoint by name."""
+    table = parse_value(files("vitruvius.converters").joinpath("published.yaml").read_text(encoding="utf-8"))
+    return {
+        f"{room}/{name}": _read(f"{room}/{name}", facts, rows)
+        for room, facts in table.items()
+        for name, rows in facts["checkpoints"].items()
+    }
+
+
+def describe_published() -> list[tuple[str, str, str]]:
+    """Name, classes and what its authors state, of every published checkpoint."""
+    rows = []
+    for name, entry in sorted(published_checkpoints().items()):
+        stated = ", ".join(f"{measure} {value:.2f} %" for measure, value in entry.stated.items())
+        reach = "" if entry.url else f"; fetch it from {entry.page}"
+        rows.append((name, f"{entry.classes} classes", f"{entry.model}: {stated or 'no number stated'}{reach}"))
+    return rows
+
+
+def _read(name: str, room: dict[str, Any], row: dict[str, Any]) -> Published:
+    url = row.get("url")
+    if "drive" in row:
+        url = DRIVE.format(row["drive"])
+    statistics = room.get("statistics", {}).get(row.get("statistics"), {})
+    return Published(
+        name=name,
+        source=room["source"],
+        model=row["model"],
+        classes=row["classes"],
+        page=row.get("page", room["page"]),
+        url=url,
+        size=row.get("size"),
+        sha256=row.get("sha256"),
+        statistics={key: tuple(float(x) for x in value) for key, value in statistics.items()},
+        stated={key: row[key] for key in STATED if key in row},
+    )
+
+
+def open_published(name: str, *, file: str | Path | None = None) -> Converted:
+    """A published checkpoint as a model of ours.
+
+    name: as in `published_checkpoints()`. file: the file, where it was fetched by hand; default: fetched, once.
+    """
+    table = published_checkpoints()
+    if name not in table:
+        raise UnknownName(f"no published checkpoint {name!r}{suggest(name, table)}")
+    entry = table[name]
+    converted = convert(
+        fetch_published(entry) if file is None else file, entry.source, model_name=entry.model, **entry.statistics
+    )
+    found = converted.model.get("num_classes", entry.classes)
+    if found != entry.classes:
+        raise CheckpointError(f"{name} has {entry.classes} classes, this file {found}: it is another checkpoint.")
+    return converted
+
+
+def fetch_published(entry: Published, *, folder: Path | None = None) -> Path:
+    """The file of a checkpoint, from the cache or the network, checked.
+
+    entry: which. folder: the cache; default: $VITRUVIUS_CACHE, else ~/.cache/vitruvius/checkpoints.
+    """
+    folder = folder or _cache()
+    path = folder / f"{entry.name.replace('/', '-')}.pth"
+    if not path.is_file():
+        if entry.url is None:
+            raise CheckpointError(
+                f"{entry.name}: its authors publish it at {entry.page}, without an address of the file itself. "
+                "Fetch it there and say where it is: model.weights=FILE."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        with Bar(f"fetching {entry.name}") as bar:
+            _download(entry, path, bar)
+    _check(entry, path)
+    return path
+
+
+def _cache() -> Path:
+    given = os.environ.get("VITRUVIUS_CACHE")
+    if given:
+        return Path(given)
+    return Path.home() / ".cache" / "vitruvius" / "checkpoints"
+
+
+def _download(entry: Published, path: Path, progress: Callable[..., None]) -> None:
+    part = path.with_suffix(".part")
+    try:
+        with urllib.request.urlopen(str(entry.url), timeout=60) as answer, part.open("wb") as file:
+            total = int(answer.headers.get("Content-Length") or 0) or None
+            if "text/html" in (answer.headers.get("Content-Type") or ""):
+                raise CheckpointError(
+                    f"{entry.name}: {entry.url} answers with a page, not with a file. Open {entry.page} in a browser, "
+                    "fetch it there, and say where it is: model.weights=FILE."
+                )
+            done = 0
+            while block := answer.read(CHUNK):
+                file.write(block)
+                done += len(block)
+                progress(done >> 20, None if total is None else total >> 20, "MiB")
+    except (urllib.error.URLError, OSError) as error:
+        part.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{entry.name} cannot be fetched from {entry.url}: {error}. Without a network, fetch it elsewhere from "
+            f"{entry.page} and say where it is: model.weights=FILE."
+        ) from error
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if total is not None and done != total:
+        part.unlink()
+        raise CheckpointError(f"{entry.name}: {done:,} of {total:,} bytes came; try again.")
+    part.replace(path)
+
+
+def _check(entry: Published, path: Path) -> None:
+    """Against the published hash, or where there is none against what came the first time."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    beside = path.with_suffix(".sha256")
+    wanted = entry.sha256
+    if wanted is None and beside.is_file():
+        wanted = beside.read_text(encoding="utf-8").strip()
+    if wanted is None:
+        logger.warning("%s: its authors publish no hash; what came has sha256 %s, remembered.", entry.name, found)
+        beside.write_text(found + "\n", encoding="utf-8")
+    elif found != wanted:
+        raise CheckpointError(
+            f"{path} has sha256 {found}, expected {wanted}: it is damaged or another file. Delete it to fetch it again."
+        )

@@ -1,0 +1,53 @@
+"""A checkpoint that a paper publishes, by name: light/xcit_s12_imagenet_eps4 (`vitruvius list checkpoints`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitruvius import models
+from vitruvius._config import build, override
+from vitruvius._errors import ConfigError
+from vitruvius.converters.published import open_published, published_checkpoints
+from vitruvius.models import PixelModel
+from vitruvius.targets._base import Target, TargetConfig, folder_for, require_data, target_kinds
+
+WEIGHTS = "model.weights="
+
+
+@target_kinds.register("published")
+class PublishedCheckpoint:
+    """A name of the table in converters/published.yaml; model.weights=FILE where the file was fetched by hand."""
+
+    order = 50.0
+
+    def accepts(self, text: str) -> bool:
+        return text in published_checkpoints()
+
+    def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
+        """The checkpoint, converted; only data, device and the file itself can be said."""
+        if data_needed:
+            require_data(text, overrides)
+        file = None
+        rest = []
+        for setting in overrides:
+            if setting.startswith(WEIGHTS):
+                file = setting.removeprefix(WEIGHTS)
+            elif setting.startswith(("data.", "device=", "plugins=")):
+                rest.append(setting)
+            else:
+                raise ConfigError(f"{setting!r} cannot be changed: {text} is a published checkpoint.")
+        converted = open_published(text, file=file)
+        config = build(TargetConfig, override(converted.config, rest), source=text)
+        return Target(text=text, model=converted.build(), config=config, folder=folder_for(text))
+
+
+def load_model(run: str | Path, *, best: bool = True) -> PixelModel:
+    """The model of a run folder, or a checkpoint that a paper publishes.
+
+    run: the folder, here or at a URL, or a published name (`light/xcit_s12_imagenet_eps4`), which is fetched once.
+    best: of a run, the best weights where there are any (default), else the last ones.
+    """
+    if str(run) in published_checkpoints() and not Path(run).exists():
+        return open_published(str(run)).build()
+    return models.load_model(run, best=best)
