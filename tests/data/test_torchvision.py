@@ -213,12 +213,13 @@ SPLIT = {"country211": "country211/{split}/{}", "rendered_sst2": "rendered-sst2/
 def test_more_sets_of_torchvision_are_read_from_their_folders(name, tmp_path):
     classes = {"caltech256": ("001.ak47", "002.flag"), "rendered_sst2": ("negative", "positive")}.get(name, ("a", "b"))
     validation = {"country211": "valid", "rendered_sst2": "valid"}.get(name, "")
+    ending = {"rendered_sst2": "png"}.get(name, "jpg")
     for split in ("train", validation, "test"):
         for number, label in enumerate(classes, 1):
             folder = tmp_path / {**UNSPLIT, **SPLIT}[name].format(label, split=split)
             folder.mkdir(parents=True, exist_ok=True)
             for image in range(1, 6):
-                write_image(folder / f"{number:03d}_{image:04d}.jpg", image, size=(32, 32))
+                write_image(folder / f"{number:03d}_{image:04d}.{ending}", image, size=(32, 32))
     settings = config(tmp_path, dataset=f"torch/{name}", eval_batch_size=64)
     loader = eval_loader(settings, input_size=SIZE)
     assert loader.num_classes == 2

@@ -32,7 +32,7 @@ _MORE = {  # name: (class, training split, validation split)
     "imagenette": ("Imagenette", "train", "val"),
     "lfw_people": ("LFWPeople", "train", "test"),
     "pcam": ("PCAM", "train", "val"),
-    "rendered_sst2": ("RenderedSST2", "train", "test"),  # its "val" looks for a folder that the archive names otherwise
+    "rendered_sst2": ("RenderedSST2", "train", "val"),
     "stanford_cars": ("StanfordCars", "train", "test"),
 }
 _UNSPLIT = {"caltech101": "Caltech101", "caltech256": "Caltech256", "eurosat": "EuroSAT", "sun397": "SUN397"}
