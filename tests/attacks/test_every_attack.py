@@ -22,11 +22,15 @@ SMALL: dict[str, dict[str, Any]] = {
     "apgd_targeted": {"steps": 4, "targets": 2},
     "autoattack": {"version": "custom", "attacks": ("apgd-ce", "fab-t", "square")},
     "carlini": {"steps": 8, "search_steps": 2},
+    "ddn": {"steps": 6},
+    "deepfool": {"steps": 3},
     "fab": {"steps": 4},
     "fab_targeted": {"steps": 4, "targets": 2},
     "fgsm": {},
     "gaussian_noise": {},
     "hopskipjump": {"steps": 2, "first_queries": 12},
+    "mi_fgsm": {"steps": 3},
+    "ni_fgsm": {"steps": 3},
     "pgd": {"steps": 3, "restarts": 2, "best": True},
     "sparse_l1": {"steps": 4},
     "spsa": {"steps": 3, "samples": 8},
@@ -104,6 +108,8 @@ LONGER: dict[str, dict[str, Any]] = {
     "apgd": {"steps": 20},
     "spsa": {"steps": 40, "lr": 0.05},
     "square": {"queries": 60},
+    "ddn": {"steps": 30},
+    "deepfool": {"steps": 30},
     "fab": {"steps": 10},
     "carlini": {"steps": 80, "search_steps": 4, "lr": 0.1},
     "sparse_l1": {"steps": 40, "share": 0.1},
@@ -115,7 +121,7 @@ def test_searches_find_what_the_whole_range_of_pixels_allows(name: str) -> None:
     """In a ball larger than the image, a hardened network loses almost every image."""
     net, x, y = digits_cnn()
     x, y = x[:8], y[:8]
-    norm = {"sparse_l1": "l1", "carlini": "l2", "hopskipjump": "l2"}.get(name, "linf")
+    norm = {"sparse_l1": "l1", "carlini": "l2", "ddn": "l2", "hopskipjump": "l2"}.get(name, "linf")
     eps = {"linf": 1.0, "l2": 20.0, "l1": 250.0}[norm]
     attack = replace(make(name, eps, norm), **LONGER.get(name, {}))
     assert accuracy(net, attack(net, x, y), y) <= 0.25

@@ -1,0 +1,88 @@
+"""DeepFool: step after step to the nearest of the linearised boundaries (Moosavi-Dezfooli et al. 2016).
+
+arXiv:1511.04599, algorithm 2 and section 3.3 for Linf. B images, K classes, C candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitruvius._dice import Dice
+from vitruvius.attacks._base import Attack, Model, attacks, check_at_least
+from vitruvius.attacks._losses import hard_labels
+from vitruvius.attacks._models import full_precision, unwrapped
+from vitruvius.attacks._norms import L2, Norm, per_image
+from vitruvius.attacks._search.fab_step import dual_length
+from vitruvius.attacks._search.targets import likeliest_classes
+
+BEYOND = 1e-4  # length added to each step, so that one that ends on the boundary crosses it
+
+
+@attacks.register("deepfool")
+@dataclass(frozen=True, kw_only=True)
+class DeepFool(Attack):
+    """DeepFool: steps to the nearest linearised boundary until the model is fooled, cut to eps if eps is given.
+
+    A quick estimate of the distance to the decision boundary; `fab` and `ddn` find nearer points for more gradients.
+
+    Settings beside norm (l2 or linf) and seed (which changes nothing here):
+    `eps`: the result is brought into this ball; default inf, the change as it is found.
+    `steps`: at most; an image is done as soon as the model is fooled.
+    `candidates`: wrong classes considered, the likeliest ones of the clean image; a gradient for each of them.
+    `overshoot`: share by which the change is longer than the linearised boundary asks for.
+    """
+
+    norms = ("linf", "l2")
+    finds_nearest = True
+
+    eps: float = math.inf
+    norm: Norm = L2
+    steps: int = 50
+    candidates: int = 9
+    overshoot: float = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "steps", "candidates")
+        check_at_least(self, 0, "overshoot")
+
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+        y = hard_labels(y)
+        logits = full_precision(model(x))
+        candidates = likeliest_classes(logits, y, self.candidates)  # (B, C)
+        point = x
+        total = torch.zeros_like(x)
+        for _ in range(self.steps):
+            fooled = logits.argmax(1) != y
+            if bool(fooled.all()):
+                break
+            total = total + self._step(model, point, y, candidates)
+            moved = (x + (1 + self.overshoot) * total).clamp(0, 1)
+            point = torch.where(per_image(fooled, x), point, moved)
+            logits = full_precision(model(point))
+        return (x + self.norm.project(point - x, self.eps)).clamp(0, 1)
+
+    def _step(self, model: Model, point: Tensor, y: Tensor, candidates: Tensor) -> Tensor:
+        """To the nearest of the candidates' linearised boundaries, and a little beyond."""
+        heights, normals = _boundaries(model, point, y, candidates)
+        lengths = torch.stack([dual_length(self.norm, normal) for normal in normals.unbind(1)], 1)  # (B, C)
+        distances = heights.abs() / (lengths + 1e-8)
+        nearest = distances.argmin(1)
+        rows = torch.arange(len(y), device=y.device)
+        normal = normals[rows, nearest]
+        return per_image(distances[rows, nearest] + BEYOND, point) * self.norm.steepest(normal)
+
+
+def _boundaries(model: Model, point: Tensor, y: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, C) logits of the candidates less the label's, and their gradients (B, C, ...)."""
+    with torch.enable_grad():
+        point = point.detach().requires_grad_()
+        logits = full_precision(unwrapped(model)(point))  # a compiled backward pass can be walked only once
+        heights = logits.gather(1, candidates) - logits.gather(1, y[:, None])
+        columns = heights.sum(0)
+        normals = [torch.autograd.grad(column, point, retain_graph=True)[0] for column in columns]
+    return heights.detach(), torch.stack(normals, 1)

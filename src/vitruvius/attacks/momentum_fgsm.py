@@ -1,0 +1,78 @@
+"""Iterated fast gradient sign with momentum (MI-FGSM) and with a look ahead (NI-FGSM): attacks that transfer.
+
+Dong et al. 2018, arXiv:1710.06081, algorithm 1; Lin et al. 2020, arXiv:1908.06281, algorithm 1. As in the released
+code, gradients are divided by the mean of their absolute values before they are added up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitruvius._dice import Dice
+from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, check_step_size
+from vitruvius.attacks._losses import CE, Loss, as_loss
+from vitruvius.attacks._models import loss_and_grad
+from vitruvius.attacks._norms import per_image
+
+
+@attacks.register("mi_fgsm")
+@dataclass(frozen=True, kw_only=True)
+class MIFGSM(Attack):
+    """Momentum iterative FGSM: steps along a sum of gradients, from the image itself.
+
+    Settings beside eps, norm (linf or l2) and seed (which changes nothing here):
+    `steps`: of the ascent.
+    `step_size`: in pixels, in the norm; default eps / steps, as published.
+    `decay`: of the gradients added up so far; 0 is iterated FGSM.
+    `loss`: ce, dlr, margin, or kl with probabilities for labels.
+    """
+
+    norms = ("linf", "l2")
+
+    steps: int = 10
+    step_size: float | None = None
+    decay: float = 1.0
+    loss: Loss = CE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "loss", as_loss(self.loss))
+        check_at_least(self, 1, "steps")
+        check_at_least(self, 0, "decay")
+        check_step_size(self, self.step_size)
+
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+        step = self.step_size
+        if step is None:
+            step = self.eps / self.steps
+        point = x
+        velocity = torch.zeros_like(x)
+        for _ in range(self.steps):
+            seen = self.look_ahead(point, step, velocity)
+            grad = loss_and_grad(model, seen, lambda logits: self.loss(logits, y)).grad
+            size = grad.flatten(1).abs().mean(1).clamp(min=1e-12)
+            velocity = self.decay * velocity + grad / per_image(size, grad)
+            delta = self.norm.project(point + step * self.norm.steepest(velocity) - x, self.eps)
+            point = (x + delta).clamp(0, 1)
+        return point
+
+    def look_ahead(self, point: Tensor, step: float, velocity: Tensor) -> Tensor:
+        """Where the gradient is taken."""
+        return point
+
+
+@attacks.register("ni_fgsm")
+@dataclass(frozen=True, kw_only=True)
+class NIFGSM(MIFGSM):
+    """Nesterov iterative FGSM: MI-FGSM with the gradient where the momentum leads to.
+
+    Settings: those of mi_fgsm, in linf.
+    """
+
+    norms = ("linf",)
+
+    def look_ahead(self, point: Tensor, step: float, velocity: Tensor) -> Tensor:
+        return point + self.decay * step * velocity
