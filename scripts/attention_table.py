@@ -69,6 +69,10 @@ VARIANTS: dict[str, Part] = {
     "sink": part("sink"),
     "top_k": part("top_k"),
     "entmax": part("entmax"),
+    "gated": part("gated"),
+    "elliptical": part("elliptical"),
+    "value_residual": part("value_residual"),
+    "tome": part("tome", r=2),
 }
 
 
@@ -137,7 +141,7 @@ def companions(family: Family, variant: str, other: str) -> list[Part]:
     """The chain of the other part and this variant; nothing where they do not go together."""
     if variant == other:
         return []
-    if other == "mask" and variant == "linear":  # which refuses a bias
+    if other == "mask" and variant in ("linear", "tome"):  # the one refuses a bias, the other changes its size
         return []
     if other == "mask":
         return [VARIANTS["mask"], VARIANTS[variant]]

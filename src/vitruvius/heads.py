@@ -5,6 +5,7 @@ Letters: B batch, H heads, N queries, M keys, D key width, E value width, C mode
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -24,6 +25,20 @@ class Heads(NamedTuple):
     bias: Tensor | None = None  # additive, broadcasts to (B, H, N, M)
     scale: float = 1.0
     dropout: float = 0.0
+
+
+class Context(NamedTuple):
+    """What a part may know besides Heads, if it says so (`needs`)."""
+
+    x: Tensor | None = None  # (B, N, C): the tokens that ask, as they enter the attention module
+    before: Tensor | None = None  # what this part of the layer before handed on; None in the first layer
+
+
+class RecordedHeads(Heads):
+    """Heads as `record` saw them, with what came beside them for parts that need it."""
+
+    x: Tensor | None = None
+    handed: Mapping[str, Tensor] | None = None
 
 
 class HeadWeights(NamedTuple):
@@ -54,6 +69,8 @@ class Site:
     num_prefix_tokens: int = 0  # class, distillation and register tokens come first
     grid: tuple[int, int] | None = None  # rows and columns of patches behind the prefix tokens
     biased: bool = False  # whether a bias is added to the scores: relative positions, masks of windows
+    knows_input: bool = False  # whether the core is told the tokens that ask (`Context.x`)
+    chained: bool = False  # whether its block hands on to the next one (`Context.before`) and may reduce tokens
 
     def require(self, part: str, *kinds: Attends, remedy: str = "") -> None:
         """Refuse this site unless it attends in one of the given ways."""

@@ -41,6 +41,9 @@ CHAINS = {  # every registered part at least once, for a site of 3 heads and 7 t
     "sink": ["sink"],
     "top_k": ["top_k"],
     "entmax": ["entmax"],
+    "elliptical": ["elliptical"],  # without a layer before it: what hands on is tested with whole models
+    "value_residual": ["value_residual"],
+    "tome": ["tome"],
     "scaled_then_mask": [part("scaled", form="alpha"), part("mask", keep=KEEP), "rpc"],
 }
 
@@ -80,7 +83,7 @@ def make_site(
         key_dim=key_dim,
         value_dim=key_dim if value_dim is None else value_dim,
         dim=heads * key_dim,
-        **more,
+        **{"knows_input": True, "chained": True, **more},
     )
 
 

@@ -35,7 +35,12 @@ VARIANTS = {
     "sink": part("sink"),
     "top_k": part("top_k"),
     "entmax": part("entmax"),
+    "gated": part("gated"),
+    "elliptical": part("elliptical"),
+    "value_residual": part("value_residual"),
+    "tome": part("tome", r=2),
 }
+CHAINED = {"eva", "beit", "swin", "swin_v2", "xcit", "cait", "cait_class", "levit", "levit_downsample", "class"}
 REFUSED = {  # kinds of site, or families, where a variant makes no sense
     "symmetric": {"class", "downsampled", "xcit", "cait", "swin_v2"},
     "rpc": {"class", "downsampled", "xcit", "cait", "swin_v2", "levit"},
@@ -45,6 +50,10 @@ REFUSED = {  # kinds of site, or families, where a variant makes no sense
     "twicing": {"class", "downsampled"},
     "l2": {"class", "downsampled", "xcit", "cait", "swin_v2"},
     "l2_free": {"cait"},
+    "gated": {"xcit", "cait", "levit", "levit_downsample"},
+    "elliptical": CHAINED,
+    "value_residual": CHAINED,
+    "tome": CHAINED,
     "linear": {"beit", "swin", "swin_v2", "levit", "levit_downsample"},
 }
 

@@ -6,9 +6,11 @@ import hashlib
 import inspect
 
 import pytest
+from timm.models.vision_transformer import Block
 
 from vitruvius.surgery import Socket
 from vitruvius.surgery._socket import _SOCKETS
+from vitruvius.surgery.blocks import BlockSocket
 
 # SHA-256 (first 12 digits) of inspect.getsource(upstream.forward), one for each text seen in timm >= 1.0.29.
 KNOWN = {
@@ -67,6 +69,12 @@ def test_a_new_socket_is_told_that_it_is_new_and_a_changed_upstream_that_it_has_
     assert complaint(name, "37a80e0fdf45", "vit") == ""
 
 
+def test_the_forward_of_upstreams_block_is_the_one_we_read() -> None:
+    assert fingerprint(Block) == "2cb6f77c3039", "re-read upstream, update surgery/blocks.py, then this hash"
+    ours, theirs = (inspect.signature(cls.forward).parameters.values() for cls in (BlockSocket, Block))
+    assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]
+
+
 @pytest.mark.parametrize(("upstream", "socket"), PAIRS, ids=lambda cls: cls.__name__)
 def test_signatures_are_upstreams(upstream: type, socket: type[Socket]) -> None:
     ours, theirs = (inspect.signature(cls.forward).parameters.values() for cls in (socket, upstream))  # type: ignore[attr-defined]
@@ -78,7 +86,7 @@ def test_swapping_the_class_keeps_what_upstream_can_do(upstream: type, socket: t
     assert issubclass(socket, upstream)
     assert socket.upstream is upstream
     ours = {name for name in vars(socket) if not name.startswith("__")}
-    allowed = {"forward", "head_weights", "family", "attends", "upstream", "grid", "width", "check"}
+    allowed = {"forward", "head_weights", "family", "attends", "upstream", "grid", "width", "check", "enter", "leave"}
     private = {name for name in ours if name.startswith("_")}
     assert ours - private <= allowed, "a socket replaces forward and nothing else"
     assert not private & set(dir(upstream)), "a private helper hides one of upstream's"

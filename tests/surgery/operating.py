@@ -15,7 +15,8 @@ from vitruvius.surgery import Socket, rewire
 
 BY_NAME = {family.name: family for family in FAMILIES}
 VARIANTS = {"vit_narrow", "vit_qk_norm", "vit_gated", "vit_registers", "deit_distilled", "rope_mixed", "rope_separate",
-            "rope_gated", "eva_fused", "eva_gated", "dinov3", "beit_shared", "relpos_shared", "maxvit_tf"}  # fmt: skip
+            "rope_gated", "eva_fused", "eva_gated", "dinov3", "beit_shared", "relpos_shared", "maxvit_tf",
+            "differential_norms"}  # fmt: skip
 ONE_EACH = [family for family in FAMILIES if family.name not in VARIANTS]  # for the slower checks
 
 

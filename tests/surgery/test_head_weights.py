@@ -7,9 +7,14 @@ import torch
 from operating import BY_NAME, ONE_EACH, Disturbed, heads_of, rewired
 
 from families import Family
+from vitruvius._errors import UnsuitableSite
 from vitruvius.surgery import head_weights, restore
 
-OWN_STORAGE = [*ONE_EACH, *(BY_NAME[name] for name in ("vit_narrow", "rope_separate", "eva_fused", "maxvit_tf"))]
+SHARED_VALUES = "differential"  # two heads of the core over one set of values
+OWN_STORAGE = [
+    *(f for f in ONE_EACH if f.name != SHARED_VALUES),
+    *(BY_NAME[name] for name in ("vit_narrow", "rope_separate", "eva_fused", "maxvit_tf")),
+]
 MIXES_HEADS = {"vit_qk_norm", "vit_gated", "rope_gated", "eva_fused", "eva_gated", "cait"}  # scale norm, talking heads
 
 
@@ -59,3 +64,9 @@ def test_queries_and_keys_are_made_by_the_views(name: str) -> None:
     seen = heads_of(model, x)
     assert not any(seen[n].q.any() or seen[n].v.any() for n in views)
     assert all(seen[n].k.any() for n in views)
+
+
+def test_two_heads_over_one_set_of_values_have_no_weights_of_their_own() -> None:
+    model, _ = BY_NAME[SHARED_VALUES].randomised()
+    with pytest.raises(UnsuitableSite, match="two heads share one value projection"):
+        head_weights(model)

@@ -28,7 +28,8 @@ def test_sites_are_what_the_cores_are_given(family: Family) -> None:
     assert set(sites) == set(seen)
     for name, site in sites.items():
         assert sizes_of(seen[name]) == (site.num_heads, site.num_queries, site.num_keys, site.key_dim, site.value_dim)
-        assert model.get_submodule(name).num_heads == site.num_heads
+        softmaxes = 2 if site.family == "differential" else 1  # of each of upstream's heads
+        assert softmaxes * model.get_submodule(name).num_heads == site.num_heads
         if site.grid is not None and site.attends != "channels":
             assert site.grid[0] * site.grid[1] + site.num_prefix_tokens == site.num_keys
 
@@ -115,5 +116,5 @@ def test_a_model_that_has_run_can_be_surveyed() -> None:
 def test_a_site_knows_every_size() -> None:
     assert survey(vit(embed_dim=64, num_heads=4))["blocks.0.attn"] == Site(
         name="blocks.0.attn", family="vit", attends="tokens", num_heads=4, num_queries=17, num_keys=17, key_dim=16,
-        value_dim=16, dim=64, num_prefix_tokens=1, grid=(4, 4),
+        value_dim=16, dim=64, num_prefix_tokens=1, grid=(4, 4), knows_input=True, chained=True,
     )  # fmt: skip

@@ -47,6 +47,8 @@ class Attended:
         """What the kernel puts out, (B, H, N, E)."""
         if self.core is None:
             return attention_map(self.heads) @ self.heads.v
+        if self.core.kernel.needs:
+            raise UnsuitableSite(f"the output of {self._described()!r} depends on more than the Heads analysed here.")
         out: Tensor = self.core.kernel(self.heads._replace(dropout=0.0))
         return out
 

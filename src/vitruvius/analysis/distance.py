@@ -24,6 +24,10 @@ def distance(heads: Heads, site: Site, attended: Attended | None = None) -> Stat
     far = patch_distances(site, heads.k)  # (P, P)
     shares = (attended or Attended(precise(heads))).shares()
     weights = shares[..., site.num_prefix_tokens :, site.num_prefix_tokens :]
+    if weights.shape[-1] != len(far):
+        raise UnsuitableSite(
+            f"'distance' needs the {len(far)} patches of {site.name!r}; {weights.shape[-1]} tokens were left of them."
+        )
     on_patches = weights.sum(-1)  # (B, H, P)
     mean = ((weights * far).sum(-1) / on_patches).mean(-1)
     near = ((weights * (far < 1.5)).sum(-1) / on_patches).mean(-1)

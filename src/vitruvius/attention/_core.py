@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor, nn
 
-from vitruvius._errors import SurgeryError
+from vitruvius._errors import SurgeryError, UnsuitableSite
 from vitruvius._registry import Registry
-from vitruvius.heads import Heads, Site
+from vitruvius.heads import Context, Heads, Site
 
 
 class Part(Protocol):
@@ -20,6 +20,8 @@ class Part(Protocol):
 
 
 PartSpec = str | Mapping[str, Any] | Part  # "rpc:iterations=2", {"use": "rpc", "iterations": 2}, part("rpc")
+Handed = Mapping[str, Tensor]  # what a layer hands on to the next, by the name of the part
+
 attentions: Registry[Callable[..., nn.Module]] = Registry("attention")
 
 
@@ -30,11 +32,17 @@ class Stage(nn.Module):
     that a part whose parameters would never see a gradient is refused when it is wired. Both may
     depend on the settings: an instance may set its own.
     A stage may define `penalty(before, after) -> Tensor`, added to the training loss by the task.
-    A stage that changes v says by `value_mixing` what it does to it; without that, its core has no map.
+    A stage that changes v says by `value_mixing` what it does to it; without that, its core has no map. One that adds
+    values from elsewhere sets `brings_values`: the map is then over the values it makes.
+    A stage whose `needs` names "x" or "before" is called with (heads, context). With "before" it also hands something
+    on to the next layer (`hand_on`); a stage that `reduces` changes the number of tokens between attention and MLP.
     """
 
     writes: frozenset[str] = frozenset()
     discards: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+    brings_values: bool = False
+    reduces: bool = False
 
     def forward(self, heads: Heads) -> Heads:
         raise NotImplementedError
@@ -43,9 +51,17 @@ class Stage(nn.Module):
         """The matrix (…, M', M) by which this stage makes its values of those in `heads`; None where it keeps v."""
         return None
 
+    def hand_on(self, heads: Heads, context: Context) -> Tensor:
+        """What the same stage of the next layer gets as `context.before`; `heads` are those that enter the core."""
+        raise NotImplementedError
+
+    def reduce(self, tokens: Tensor, heads: Heads, context: Context) -> tuple[Tensor, Tensor]:
+        """Fewer tokens (B, N', C) than the (B, N, C) that attention left, and what is handed on with them."""
+        raise NotImplementedError
+
 
 class Kernel(nn.Module):
-    """A module `Heads → Tensor` of shape (B, H, N, E). `discards` as in `Stage`.
+    """A module `Heads → Tensor` of shape (B, H, N, E). `discards` and `needs` ("x" only) as in `Stage`.
 
     A kernel that ends in one softmax says which by `last_softmax`; another one defines `map`. A kernel that does
     neither has no map, and whoever asks for one is told so.
@@ -53,6 +69,7 @@ class Kernel(nn.Module):
 
     writes: frozenset[str] = frozenset()
     discards: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
 
     def forward(self, heads: Heads) -> Tensor:
         raise NotImplementedError
@@ -77,6 +94,7 @@ class Core(nn.Module):
     def __init__(self, parts: Sequence[tuple[str, nn.Module]], site: Site) -> None:
         super().__init__()
         _check_order(parts, site)
+        _check_context(parts, site)
         for name, module in parts:
             self.add_module(name, module)
 
@@ -84,12 +102,34 @@ class Core(nn.Module):
     def parts(self) -> dict[str, nn.Module]:
         return cast("dict[str, nn.Module]", self._modules)
 
-    def forward(self, heads: Heads) -> Tensor:
+    def forward(self, heads: Heads, x: Tensor | None = None, handed: Handed | None = None) -> Tensor:
+        """The output (B, H, N, E). `x` are the tokens that ask, `handed` what the layer before handed on, by part."""
         made: Any = heads  # Heads until the kernel, which comes last, makes a Tensor of them
-        for module in self._modules.values():  # children() would look for modules that occur twice, at every call
-            made = module(made)  # type: ignore[misc]
+        for name, module in self._modules.items():  # children() would look for modules that occur twice, at every call
+            made = _call(name, module, made, x, handed)
         out: Tensor = made
         return out
+
+    def after(self, tokens: Tensor, heads: Heads, x: Tensor, handed: Handed) -> tuple[Tensor, Handed]:
+        """Between attention and MLP: the tokens, perhaps fewer of them, and what goes to the layer behind."""
+        passed: dict[str, Tensor] = {}
+        for name, stage in zip(self.parts, self.stages, strict=False):
+            context = Context(x, handed.get(name))
+            if stage.reduces:
+                tokens, passed[name] = stage.reduce(tokens, heads, context)
+            elif "before" in stage.needs:
+                passed[name] = stage.hand_on(heads, context)
+        return tokens, passed
+
+    @property
+    def talks(self) -> bool:
+        """Whether its block must hand something on or reduce tokens."""
+        return any(stage.reduces or "before" in stage.needs for stage in self.stages)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What its parts must know besides Heads."""
+        return frozenset().union(*(cast(Stage, part).needs for part in self.parts.values()))
 
     @property
     def stages(self) -> list[Stage]:
@@ -101,13 +141,14 @@ class Core(nn.Module):
 
     def approach(self, heads: Heads) -> Approach:
         """What the stages make of `heads` before the kernel sees them."""
+        x, handed = getattr(heads, "x", None), getattr(heads, "handed", None)  # of RecordedHeads
         mixing: Tensor | None = None
         unsaid = ""
         for name, stage in zip(self.parts, self.stages, strict=False):
-            own, after = stage.value_mixing(heads), stage(heads)
+            own, after = stage.value_mixing(heads), _call(name, stage, heads, x, handed)
             if own is not None:
                 mixing = own if mixing is None else own @ mixing
-            elif after.v is not heads.v and not unsaid:
+            elif after.v is not heads.v and not stage.brings_values and not unsaid:
                 unsaid = name
             heads = after
         return Approach(heads, mixing, unsaid)
@@ -133,6 +174,13 @@ class Core(nn.Module):
 
     def describe(self) -> str:
         return " → ".join(self.parts)
+
+
+def _call(name: str, module: Any, heads: Heads, x: Tensor | None, handed: Handed | None) -> Any:
+    """A part, with its context if it needs one."""
+    if not module.needs:
+        return module(heads)
+    return module(heads, Context(x, handed.get(name) if handed else None))
 
 
 class Approach(NamedTuple):
@@ -203,3 +251,24 @@ def _check_order(parts: Sequence[tuple[str, nn.Module]], site: Site) -> None:
                     f"{chain} at {site.name!r}: {reader!r} throws away {', '.join(sorted(lost))}, which {writer!r} "
                     f"writes, so parameters of {writer!r} would get no gradient. Change the order or its tensors."
                 )
+
+
+def _check_context(parts: Sequence[tuple[str, nn.Module]], site: Site) -> None:
+    for name, module in parts:
+        needs: frozenset[str] = module.needs  # type: ignore[assignment]
+        if "x" in needs and not site.knows_input:
+            raise UnsuitableSite(
+                f"{name!r} needs the tokens that ask, which the socket of {site.name!r} ({site.family}, attends over "
+                f"{site.attends}) does not tell its core. Choose other sites with where=…"
+            )
+        if ("before" in needs or getattr(module, "reduces", False)) and not site.chained:
+            raise UnsuitableSite(
+                f"{name!r} needs what the block before hands on, and the block of {site.name!r} ({site.family}) does "
+                "not; plain ViT blocks do (timm.models.vision_transformer.Block). Choose other sites with where=…"
+            )
+    talking = [name for name, module in parts if "before" in module.needs or getattr(module, "reduces", False)]  # type: ignore[operator]
+    if len(talking) > 1 and any(getattr(module, "reduces", False) for _, module in parts):
+        raise SurgeryError(
+            f"{' and '.join(map(repr, talking))} at {site.name!r}: one of them merges tokens, so what the other hands "
+            "on would not fit the next layer. Use one of them."
+        )

@@ -26,10 +26,14 @@ class Probe(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.seen: Heads | None = None
+        self.knows_input = False
 
-    def forward(self, heads: Heads) -> Tensor:
-        self.seen = heads
+    def forward(self, heads: Heads, x: Tensor | None = None, handed: Any = None) -> Tensor:
+        self.seen, self.knows_input = heads, x is not None
         return heads.v.new_empty(*heads.q.shape[:-1], heads.v.shape[-1])
+
+    def after(self, tokens: Tensor, heads: Heads, x: Tensor, handed: Any) -> tuple[Tensor, Any]:
+        return tokens, {}
 
 
 def dry_run(model: nn.Module, input_size: Size | None) -> tuple[Size, dict[str, tuple[Socket, Heads]]]:

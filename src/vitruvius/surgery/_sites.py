@@ -14,6 +14,7 @@ from vitruvius._errors import NoSiteError, SurgeryError
 from vitruvius.heads import Heads, Site
 from vitruvius.surgery._dry_run import Size, dry_run
 from vitruvius.surgery._socket import Socket, inner
+from vitruvius.surgery.blocks import is_chained
 
 Where = str | Iterable[str]  # a glob over site names, or several
 
@@ -92,6 +93,8 @@ def _site(name: str, socket: Socket, heads: Heads, root: nn.Module, size: Size) 
         num_prefix_tokens=prefix,
         grid=grid,
         biased=heads.bias is not None,
+        knows_input=bool(getattr(socket.core, "knows_input", False)),
+        chained=is_chained(root, name),
     )
 
 

@@ -23,7 +23,7 @@ class BeitSocket(Socket, Attention):
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         q, k, v = split_heads(keyless_bias_qkv(self, x), 3, self.num_heads)  # each (B, H, N, D)
         bias = self._bias(shared_rel_pos_bias)
-        x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()))
+        x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)
         return self.proj_drop(self.proj(merge_heads(x)))
 
     def head_weights(self: Any) -> HeadWeights:

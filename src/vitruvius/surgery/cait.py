@@ -32,7 +32,7 @@ class ClassSocket(Socket, ClassAttn):
         (q,) = split_heads(self.q(x[:, :1]), 1, self.num_heads)  # (B, H, 1, D)
         (k,) = split_heads(self.k(x), 1, self.num_heads)  # (B, H, N, D)
         (v,) = split_heads(self.v(x), 1, self.num_heads)
-        x = self.core(Heads(q, k, v, None, self.scale, self.dropout_now()))
+        x = self.core(Heads(q, k, v, None, self.scale, self.dropout_now()), x[:, :1])
         return self.proj_drop(self.proj(merge_heads(x)))
 
     def head_weights(self: Any) -> HeadWeights:

@@ -27,7 +27,7 @@ class DifferentialSocket(Socket, DiffAttention):
         q, k = (y.unflatten(2, (2 * self.num_heads, -1)).transpose(1, 2) for y in (q, k))  # (B, H, N, D)
         v = v.unflatten(2, (self.num_heads, -1)).transpose(1, 2).repeat_interleave(2, dim=1)  # (B, H, N, 2D)
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
-        out = self.core(Heads(self.q_norm(q), self.k_norm(k), v, bias, self.scale, self.dropout_now()))
+        out = self.core(Heads(self.q_norm(q), self.k_norm(k), v, bias, self.scale, self.dropout_now()), x)
         first, second = out.unflatten(1, (self.num_heads, 2)).unbind(2)
         x = self.sub_norm(first - self._compute_lambda().type_as(q) * second) * (1 - self.lambda_init)
         return self.proj_drop(self.proj(self.norm(merge_heads(x))))

@@ -38,7 +38,7 @@ class EvaSocket(Socket, EvaAttention):
         q, k, v = self._project(x)
         q, k = rotate(self, self.q_norm(q), self.k_norm(k), v, rope)
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
-        x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()))
+        x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)
         x = self.norm(merge_heads(x))
         if gate is not None:
             x = x * gate

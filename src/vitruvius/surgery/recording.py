@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitruvius._errors import UnsuitableSite
 from vitruvius.attention import Core, build_core
 from vitruvius.attention.softmax import attention_map
-from vitruvius.heads import Heads
+from vitruvius.heads import Heads, RecordedHeads
 from vitruvius.surgery._dry_run import Size
 from vitruvius.surgery._sites import Where, select, survey
 from vitruvius.surgery._socket import Socket, inner
@@ -87,13 +87,26 @@ def map_of(model: nn.Module, name: str, heads: Heads) -> Tensor:
 
 
 def _watch(module: Any, name: str, keep: OnHeads, detach: bool) -> Any:
-    def look(_: nn.Module, args: tuple[Heads]) -> None:
-        heads = args[0]
+    needs: frozenset[str] = getattr(module.core, "needs", frozenset())
+
+    def look(_: nn.Module, args: tuple[Any, ...]) -> None:
+        heads: Heads = args[0]
         if detach:
             heads = _detached(heads)
+        if needs:
+            heads = _with_context(heads, args, detach)
         keep(name, heads)
 
     return module.core.register_forward_pre_hook(look)
+
+
+def _with_context(heads: Heads, args: tuple[Any, ...], detach: bool) -> RecordedHeads:
+    """The same Heads, with the tokens and what the layer before handed on."""
+    _, x, handed = (*args, None, None)[:3]
+    recorded = RecordedHeads(*heads)
+    recorded.x = x.detach() if detach and x is not None else x
+    recorded.handed = {name: value.detach() if detach else value for name, value in (handed or {}).items()}
+    return recorded
 
 
 def _detached(heads: Heads) -> Heads:

@@ -24,7 +24,7 @@ class RelPosSocket(Socket, RelPosAttention):
         bias = shared_rel_pos
         if self.rel_pos is not None:
             bias = self.rel_pos.get_bias()
-        x = self.core(Heads(self.q_norm(q), self.k_norm(k), v, bias, self.scale, self.dropout_now()))
+        x = self.core(Heads(self.q_norm(q), self.k_norm(k), v, bias, self.scale, self.dropout_now()), x)
         return self.proj_drop(self.proj(merge_heads(x)))
 
     def head_weights(self: Any) -> HeadWeights:

@@ -13,6 +13,7 @@ from vitruvius.heads import HeadWeights, Site
 from vitruvius.surgery._dry_run import Size
 from vitruvius.surgery._sites import Where, match, select, survey
 from vitruvius.surgery._socket import Socket, inner, socket_of
+from vitruvius.surgery.blocks import link_blocks
 
 __all__ = [
     "Where",
@@ -45,6 +46,7 @@ def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: S
     modules = {name: _bare(model, name) for name in chosen}
     cores = {name: build_core(makers, site) for name, site in chosen.items()}
     plug(modules, cores)
+    link_blocks(inner(model))
     return model
 
 
@@ -59,6 +61,7 @@ def restore(model: nn.Module, where: Where = "*") -> nn.Module:
         module = root.get_submodule(name)
         if isinstance(module, Socket):
             unplug(module)
+    link_blocks(root)
     return model
 
 

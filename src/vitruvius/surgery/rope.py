@@ -37,7 +37,7 @@ class RopeSocket(Socket, AttentionRope):
         q, k = rotate(self, self.q_norm(q), self.k_norm(k), v, rope)
         k, v = _spread(k, self.num_heads), _spread(v, self.num_heads)
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
-        x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()))
+        x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)
         x = self.norm(merge_heads(x))
         if gate is not None:
             x = x * gate

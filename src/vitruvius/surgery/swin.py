@@ -23,7 +23,7 @@ class SwinSocket(Socket, WindowAttention):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
         bias = windowed(self._get_rel_pos_bias(), mask, len(x))
-        x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()))
+        x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)
         return self.proj_drop(self.proj(merge_heads(x)))
 
     def head_weights(self: Any) -> HeadWeights:

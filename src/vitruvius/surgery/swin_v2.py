@@ -31,7 +31,7 @@ class SwinV2Socket(Socket, WindowAttention):
         q, k, v = split_heads(keyless_bias_qkv(self, x), 3, self.num_heads)  # each (B, H, N, D)
         q, k = cosine(q, k, v, self.logit_scale)
         bias = windowed(self._positions(), mask, len(x))
-        x = self.core(Heads(q, k, v, bias, 1.0, self.dropout_now()))
+        x = self.core(Heads(q, k, v, bias, 1.0, self.dropout_now()), x)
         return self.proj_drop(self.proj(merge_heads(x)))
 
     def head_weights(self: Any) -> HeadWeights:
@@ -56,7 +56,7 @@ class SwinV2CrSocket(Socket, WindowMultiHeadAttention):
         q, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
         q, k = cosine(q, k, v, self.logit_scale.view(-1, 1, 1))
         bias = windowed(self._relative_positional_encodings(), mask, len(x))
-        x = self.core(Heads(q, k, v, bias, 1.0, self.dropout_now()))
+        x = self.core(Heads(q, k, v, bias, 1.0, self.dropout_now()), x)
         return self.proj_drop(self.proj(merge_heads(x)))
 
     def head_weights(self: Any) -> HeadWeights:

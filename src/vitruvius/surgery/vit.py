@@ -21,14 +21,21 @@ class ViTSocket(Socket, Attention):
     family = "vit"
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        gate = gate_of(self, x)
+        return self.leave(self.core(self.enter(x, attn_mask, is_causal), x), x)
+
+    def enter(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Heads:
+        """What comes before the core."""
         q, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
-        x = self.core(Heads(self.q_norm(q), self.k_norm(k), v, bias, self.scale, self.dropout_now()))
-        x = self.norm(merge_heads(x))
+        return Heads(self.q_norm(q), self.k_norm(k), v, bias, self.scale, self.dropout_now())
+
+    def leave(self, out: Tensor, x: Tensor) -> Tensor:
+        """What comes behind the core; `x` is what came in."""
+        out = self.norm(merge_heads(out))
+        gate = gate_of(self, x)
         if gate is not None:
-            x = x * gate
-        return self.proj_drop(self.proj(x))
+            out = out * gate
+        return self.proj_drop(self.proj(out))
 
     def head_weights(self: Any) -> HeadWeights:
         return fused_head_weights(self.qkv, self.proj, self.num_heads)

@@ -1,0 +1,69 @@
+"""Blocks whose layers talk: timm's ViT block, subclassed so that it hands on and may reduce tokens before its MLP.
+
+Only blocks with a core that needs it are swapped, and a run of them passes a Stream from one to the next; the last one
+gives plain tokens. B batch, N tokens, C model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from vitruvius.attention import Core
+from vitruvius.surgery._socket import Socket, socket_of
+
+
+class Stream(NamedTuple):
+    """What goes from one block to the next."""
+
+    tokens: Tensor  # (B, N, C)
+    handed: Mapping[str, Tensor]  # by the name of the part of the core
+
+
+class BlockSocket(Block):
+    """A ViT block that gives its core what the block before handed on, and lets it reduce tokens before the MLP."""
+
+    passes_on: bool
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        tokens, handed = x if isinstance(x, Stream) else Stream(x, {})
+        attention: Any = self.attn
+        entering = self.norm1(tokens)
+        heads = attention.enter(entering, attn_mask, is_causal)
+        out = attention.leave(attention.core(heads, entering, handed), entering)
+        tokens = tokens + self.drop_path1(self.ls1(out))
+        tokens, handed = attention.core.after(tokens, heads, entering, handed)
+        tokens = tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
+        return cast(Tensor, Stream(tokens, handed)) if self.passes_on else tokens
+
+
+def is_chained(root: nn.Module, site: str) -> bool:
+    """Whether the block of a site can hand on: a plain ViT block, around attention that can be run in two halves."""
+    parent, _, name = site.rpartition(".")
+    known = name == "attn" and type(root.get_submodule(parent)) in (Block, BlockSocket)
+    return known and hasattr(socket_of(root.get_submodule(site)), "enter")
+
+
+def link_blocks(root: nn.Module) -> None:
+    """Swap the blocks whose cores talk, give the others back to upstream, and mark where a run of them ends."""
+    for module in root.modules():
+        if type(module) is Block and _talks(module):
+            module.__class__ = BlockSocket
+        elif type(module) is BlockSocket and not _talks(module):
+            module.__class__ = Block
+            del module.passes_on
+    for container in root.modules():
+        children: list[Any] = list(container.children())
+        in_turn = isinstance(container, nn.Sequential | nn.ModuleList)
+        for place, child in enumerate(children):
+            if type(child) is BlockSocket:
+                behind = children[place + 1] if place + 1 < len(children) else None
+                child.passes_on = in_turn and type(behind) is BlockSocket
+
+
+def _talks(block: nn.Module) -> bool:
+    attention: Any = block.attn
+    return isinstance(attention, Socket) and isinstance(attention.core, Core) and attention.core.talks
