@@ -60,17 +60,17 @@ def relative(found: Tensor, true: Tensor) -> float:
 def measure(name: str, attend: Attend, oracle: Attend, heads: Heads, few: int = 4) -> Row:
     """Forward, forward and backward, and the errors of the first images."""
     torch.manual_seed(1)
-    slope = torch.randn_like(heads.q)
+    grad_out = torch.randn_like(heads.q)
     tensors = list(heads[:3])
 
     def both() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(attend(heads), tensors, slope, allow_unused=True)
+        return torch.autograd.grad(attend(heads), tensors, grad_out, allow_unused=True)
 
     small = [x[:few].detach().double().requires_grad_() for x in heads[:3]]
     true = oracle(Heads(*small, None, heads.scale))
-    slopes = torch.autograd.grad(true, small, slope[:few].double(), allow_unused=True)
+    expected = torch.autograd.grad(true, small, grad_out[:few].double(), allow_unused=True)
     error = relative(attend(heads)[:few], true)
-    back = max(relative(a[:few], b) for a, b in zip(both(), slopes, strict=True) if b is not None)
+    back = max(relative(a[:few], b) for a, b in zip(both(), expected, strict=True) if b is not None)
     with torch.no_grad():
         forward = median(lambda: attend(heads))
     N = heads.k.shape[2]

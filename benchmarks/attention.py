@@ -2,7 +2,7 @@
 
     python -m benchmarks attention [--only rpc,tokens,mask,…] [--json FILE] [--figure PNG] [--share i/n]
 
-Every timing stands beside its relative error against float64, gradients included. Two clocks, medians: `events` times
+Every timing is shown with its relative error against float64, gradients included. Two clocks, medians: `events` times
 a call from Python (the cache is flushed between calls), `graph` replays it from a CUDA graph, so that only the GPU
 counts. bf16, heads of width 64 as DeiT has them, strided as its projection leaves them. `--share 1/8` runs every eighth
 case once, untimed: eight such processes at once fill the compilers' caches.

@@ -1,4 +1,4 @@
-"""The figure of `attention.py`: time an image over the number of tokens, forward and with the backward pass.
+"""The figure of `attention.py`: time per image over the number of tokens, forward and with the backward pass.
 
 python -m benchmarks attention_figure RESULTS.json FIGURE.png
 """
@@ -36,7 +36,7 @@ def draw(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
         axis.set_xticks(sorted({row["tokens"] for row in rows}), labels=sorted({row["tokens"] for row in rows}))
         axis.minorticks_off()
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("ms of the GPU an image, 3 heads")
+    axes[0].set_ylabel("GPU time per image (ms), 3 heads")
     axes[1].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=110)
 

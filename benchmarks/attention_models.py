@@ -1,4 +1,4 @@
-"""Training DeiT-Tiny on a GPU: images a second and peak memory with robust attention, against compiled plain timm.
+"""Training DeiT-Tiny on a GPU: images per second and peak memory with robust attention, against compiled plain timm.
 
     python -m benchmarks attention_models [--batch 256] [--windows 5]
 

@@ -5,8 +5,8 @@
     python benchmarks/autoattack.py --gradients --survivors     gradients alone: how fast is each view of the model?
 
 One run, the same weights and images for all. The reference keeps full batches for 100 iterations, as the original does:
-every image is climbed to the end whether it has fallen or not. What we save depends on how many images fall, so it is
-measured at several shares of survivors: images are drawn from a pool so that the reference leaves that share standing.
+every image is searched to the end whether it is broken or not. What we save depends on how many images break, so it is
+measured at several shares of survivors: images are drawn from a pool so that under the reference that share stays robust.
 The GPU model is trained for some seconds against FGSM on synthetic patterns, because nobody searches long on a model
 that has no robustness at all.
 """
@@ -49,7 +49,7 @@ class Problem(NamedTuple):
 
 class Measured(NamedTuple):
     seconds: float
-    standing: int
+    robust: int
 
 
 def main() -> None:
@@ -68,8 +68,8 @@ def main() -> None:
         measure_gradients(problem, options.ways)
     if not options.survivors:
         return
-    fallen = sort_pool(problem)
-    rows = [row(problem, *mixture(fallen, images, share), options) for share in options.survivors]
+    halves = sort_pool(problem)
+    rows = [row(problem, *mixture(halves, images, share), options) for share in options.survivors]
     print_table(rows)
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1))
@@ -156,11 +156,11 @@ def timed(x: Tensor, search: Callable[[], int], runs: int = 2) -> Measured:
     seconds, clock = [], time.perf_counter if x.is_cuda else time.process_time
     for _ in range(runs):
         begun = clock()
-        standing = search()
+        robust = search()
         if x.is_cuda:
             torch.cuda.synchronize()
         seconds.append(clock() - begun)
-    return Measured(min(seconds), standing)
+    return Measured(min(seconds), robust)
 
 
 def sort_pool(problem: Problem) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -175,7 +175,7 @@ def sort_pool(problem: Problem) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Te
 def mixture(
     pool: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]], images: int, share: float
 ) -> tuple[Tensor, Tensor]:
-    """So many images of which this share survives, drawn from both halves of the pool, with repetition if need be."""
+    """That many images of which this share survives, drawn from both halves of the pool, with repetition if need be."""
     survivors = round(images * share)
     drawn = []
     for (x, y), count in zip(pool, (images - survivors, survivors), strict=True):
@@ -190,22 +190,20 @@ def mixture(
 def print_table(rows: list[dict[str, Any]]) -> None:
     names = [key for key, value in rows[0].items() if isinstance(value, dict)]
     print(
-        "\n| survivors of the reference | gradient images/s | "
-        + " | ".join(f"{n}: s, ×, standing" for n in names)
-        + " |"
+        "\n| survivors of the reference | gradient images/s | " + " | ".join(f"{n}: s, ×, robust" for n in names) + " |"
     )
     print("|---" * (len(names) + 2) + "|")
     for r in rows:
-        cells = [f"{r[n]['seconds']:.2f}, {r[n]['times']:.2f}, {r[n]['standing']}" for n in names]
+        cells = [f"{r[n]['seconds']:.2f}, {r[n]['times']:.2f}, {r[n]['robust']}" for n in names]
         speed = r["gradient images/s of the reference"]
-        print(f"| {r['reference']['standing']} of {r['images']} | {speed:.0f} | " + " | ".join(cells) + " |")
+        print(f"| {r['reference']['robust']} of {r['images']} | {speed:.0f} | " + " | ".join(cells) + " |")
 
 
 # Where the time goes.
 
 
 def measure_gradients(problem: Problem, ways: list[str]) -> None:
-    """Gradient images a second of each view of the model, and of a whole step of Auto-PGD, at a full batch."""
+    """Gradient images per second of each view of the model, and of a whole step of Auto-PGD, at a full batch."""
     x, y = (t.repeat(-(-problem.batch_size // len(t)), *[1] * (t.ndim - 1))[: problem.batch_size] for t in problem[2:4])
     with frozen(problem.model), torch.no_grad():
         views = {
@@ -236,7 +234,7 @@ def measure_gradients(problem: Problem, ways: list[str]) -> None:
 
 
 def graphed(view: nn.Module, x: Tensor, y: Tensor) -> str:
-    """Gradient images a second without any launching by the host."""
+    """Gradient images per second without any launching by the host."""
     try:
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(3):
@@ -317,7 +315,7 @@ def radius(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def draw(shapes: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Patterns of random contrast under noise: faint ones fall, strong ones stand."""
+    """Patterns of random contrast under noise: faint ones break, strong ones stay robust."""
     y = torch.randint(len(shapes), (count,), device=shapes.device)
     contrast = torch.rand(count, 1, 1, 1, device=shapes.device) * 0.6
     noise = 0.1 * torch.randn(count, *shapes.shape[1:], device=shapes.device)

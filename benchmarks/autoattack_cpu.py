@@ -36,12 +36,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    print("| model | threat | original: s, standing | ours: s, standing | times |\n|---|---|---|---|---|", flush=True)
+    print("| model | threat | original: s, robust | ours: s, robust | times |\n|---|---|---|---|---|", flush=True)
     for kind, norm, eps in CASES:
         model, x, y = load(options.golden, kind, options.images)
         theirs, ours = (timed(attack, model, x, y) for attack in (original(norm, eps), AutoAttack(eps=eps, norm=norm)))
         rows.append({"model": kind, "norm": norm, "eps": eps, "original": theirs, "ours": ours})
-        cells = " | ".join(f"{seconds:.1f}, {standing} of {len(x)}" for seconds, standing in (theirs, ours))
+        cells = " | ".join(f"{seconds:.1f}, {robust} of {len(x)}" for seconds, robust in (theirs, ours))
         print(f"| {kind} | {norm} {eps:g} | {cells} | {theirs[0] / ours[0]:.2f} |", flush=True)
     whole = [sum(row[who][0] for row in rows) for who in ("original", "ours")]
     print(f"\nin all {whole[0]:.0f} s against {whole[1]:.0f} s: {whole[0] / whole[1]:.2f} times")
@@ -56,7 +56,7 @@ def original(norm: str, eps: float) -> Callable[..., Tensor]:
 
 
 def timed(attack: Callable[..., Tensor], model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, int]:
-    """Seconds of the processor, and images left standing."""
+    """Processor seconds, and images that are still robust."""
     begun = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # theirs are about their own code

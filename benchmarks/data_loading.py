@@ -1,4 +1,4 @@
-"""Images a second from a folder of JPEGs: our loader against timm's in the same run, same workers, same augmentation.
+"""Images per second from a folder of JPEGs: our loader against timm's in the same run, same workers, same augmentation.
 
 Files of ImageNet's usual size (500 × 375, about 100 kB) are made on the spot. Both loaders decode, crop to 224, flip,
 jitter colours, and hand over float batches on the device; timm's normalises as well, ours leaves that to the model.

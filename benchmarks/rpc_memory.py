@@ -66,7 +66,7 @@ def step(model: nn.Module, x: Tensor, precision: str) -> Tensor:
 
 
 def peak_on_cuda(model: nn.Module, x: Tensor, precision: str) -> int:
-    step(model, x, precision).backward()  # gradients exist from here on, and are no activations
+    step(model, x, precision).backward()  # gradients exist from here on, and are not activations
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     step(model, x, precision).backward()

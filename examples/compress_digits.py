@@ -3,7 +3,7 @@
     python examples/compress_digits.py [--out runs/compress] [--epochs 20] [--tune 5]
 
 Ends with a table and a figure of accuracy against sparsity; beside it the starts of the low-rank auto-encoder,
-before and after fine-tuning. Called again, it goes on where it stopped. You et al. 2023, arXiv:2210.09573.
+before and after fine-tuning. Called again, it continues where it stopped. You et al. 2023, arXiv:2210.09573.
 """
 
 from __future__ import annotations

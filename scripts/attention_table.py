@@ -129,11 +129,11 @@ def cell(family: Family, variant: str) -> str:
     for name, value in eager.items():
         torch.testing.assert_close(compiled[name], value, rtol=1e-3, atol=1e-3)
     marks = ["t", "c"]
-    for letter, other in (("m", "mask"), ("l", "low_rank")):
+    for mark, other in (("m", "mask"), ("l", "low_rank")):
         chain = companions(family, variant, other)
         if chain and (sites := accepting(family, *chain)):
             train_step(family, chain, sites, compiled=False)
-            marks.append(letter)
+            marks.append(mark)
     return " ".join(marks) + ("" if len(where) == len(accepting(family)) else f" ({kinds(family, where)})")
 
 
@@ -155,7 +155,7 @@ def kinds(family: Family, where: Sequence[str]) -> str:
 
 
 def written(page: str) -> dict[tuple[str, str], str]:
-    """The cells of the table as it stands, by variant and family."""
+    """The cells of the table as it is, by variant and family."""
     lines = page.split(BEGIN)[1].split(END)[0].strip().splitlines()
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return {(row[0], family): each for row in rows for family, each in zip(head[1:], row[1:], strict=True)}

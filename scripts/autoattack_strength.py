@@ -3,7 +3,7 @@
     python scripts/autoattack_strength.py --golden DIR [--models cnn vit] [--rows R.json] [--out TABLE.md]
 
 DIR holds aa_model_*.safetensors (weights and images) and aa_runs_*.safetensors (which images the original left
-standing after each stage, two seeds). The default is the reduced copy of the tests, 60 of the 200 images.
+robust after each stage, two seeds). The default is the reduced copy of the tests, 60 of the 200 images.
 Bars: after the last stage at most 0.5 points above the original, after any stage and for APGD-CE alone at most 1.
 """
 
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs of APGD-CE alone")
     parser.add_argument("--precision", default="exact", choices=["exact", "fast"])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rows", type=Path, help="JSON file that keeps finished rows: go on after an interruption")
+    parser.add_argument("--rows", type=Path, help="JSON file that keeps finished rows: continue after an interruption")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -137,7 +137,7 @@ def percent(values: Tensor) -> Any:
 
 
 def table(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
-    """The page: what stands after each stage, the largest excess over either seed of the original, and the verdict."""
+    """The page: robust accuracy after each stage, the largest excess over either seed of the original, and the verdict."""
     lines = [
         "# AutoAttack: ours and the original",
         "",

@@ -4,7 +4,7 @@
 
 Each process takes the next test when it has done one. Tests marked `kernels("…")` alike compile the same kernels and
 go to one process, one after the other; compiled kernels are also shared on disk. A test over `--limit` seconds is
-stopped, with its process, and the others go on. Every result is printed and written to `--results` as it comes, one
+stopped, with its process, and the others continue. Every result is printed and written to `--results` as it comes, one
 JSON object per line, so that a run that is cut off still tells what it has seen; a next run with the same file takes
 the longest tests first.
 """

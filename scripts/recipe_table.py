@@ -23,7 +23,7 @@ runs one, `key=value` overrides a key, and under `torchrun` the same file runs o
 from the comments at the head of each recipe by `python scripts/recipe_table.py`.
 
 Each recipe is compared, key by key, with the command that it reproduces (`tests/originals`); what differs is declared
-in its head and stands in the last column, ours before ≠. ImageNet is read from a folder throughout. The adversarial
+in its head and shown in the last column, ours before ≠. ImageNet is read from a folder throughout. The adversarial
 recipes hold out a small part of the training images and choose the best weights on it under a multi-step attack. The
 published runs chose them on the test images under the training attack, which is optimistic
 ([deviations](deviations.md)). Batch norms gather their statistics from the attacked images only; the published runs
@@ -56,7 +56,7 @@ WORDS = re.compile(r"\b(Differs|Data|Expected): ")
 
 
 def told(head: list[str], word: str) -> list[str]:
-    """What stands after each `word:` in a head, up to the next such word."""
+    """The text after each `word:` in a head, up to the next such word."""
     text = " ".join(line.strip() for line in head if not line.startswith("   "))
     parts = WORDS.split(text)[1:]
     pairs = zip(parts[::2], parts[1::2], strict=True)

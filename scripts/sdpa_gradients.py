@@ -3,9 +3,9 @@
     python scripts/sdpa_gradients.py [--device cuda]
 
 First the question that matters: does the gradient that comes from above keep one memory layout? The same q, k, v are
-asked twice, with gradients of two layouts, through each backend; then once more through `vitruvius.attention`, which
+called twice, with gradients of two layouts, through each backend; then again through `vitruvius.attention`, which
 puts every gradient into the layout of the output. cuDNN's plans are kept by the layouts of q, k and v alone
-(torch 2.11), so a second layout meets the first one's plan. Then NaN: with a mask, 64 keys in the last tile of 128, and
+(torch 2.11), so a second layout gets the first one's plan. Then NaN: with a mask, 64 keys in the last tile of 128, and
 very low scores, cuDNN's gradient of q is NaN (PyTorch issue 196678). Then every layout of q, k, v, and `rpc`.
 """
 

@@ -28,13 +28,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 def mend_torch_xla() -> None:
     """Before the package is imported."""
-    luck: Any = types.ModuleType("torch.xla")
-    luck.device_count, luck.current_device = lambda: 1, lambda: 0
-    luck.is_available, luck._is_in_bad_fork = lambda: True, lambda: False
-    luck.manual_seed_all = xm.set_rng_state
-    luck.get_rng_state = lambda _=None: torch.tensor(xm.get_rng_state())
-    luck.set_rng_state = lambda state, _=None: xm.set_rng_state(int(state))
-    torch._register_device_module("xla", luck)
+    device_module: Any = types.ModuleType("torch.xla")
+    device_module.device_count, device_module.current_device = lambda: 1, lambda: 0
+    device_module.is_available, device_module._is_in_bad_fork = lambda: True, lambda: False
+    device_module.manual_seed_all = xm.set_rng_state
+    device_module.get_rng_state = lambda _=None: torch.tensor(xm.get_rng_state())
+    device_module.set_rng_state = lambda state, _=None: xm.set_rng_state(int(state))
+    torch._register_device_module("xla", device_module)
     register_optimizer_step_post_hook(lambda *_: torch_xla.sync())  # one graph an update, compiled once
     for name, whole in (("amax", torch.Tensor.max), ("amin", torch.Tensor.min)):
         setattr(torch.Tensor, name, _reducing(getattr(torch.Tensor, name), whole))
