@@ -6,7 +6,7 @@
 
 One run, the same weights and images for all. The reference keeps full batches for 100 iterations, as the original does:
 every image is searched to the end whether it is broken or not. What we save depends on how many images break, so it is
-measured at several shares of survivors: images are drawn from a pool so that under the reference that share stays robust.
+measured at several shares of survivors: images are drawn from a pool so that this share stays robust to the reference.
 The GPU model is trained for some seconds against FGSM on synthetic patterns, because nobody searches long on a model
 that has no robustness at all.
 """

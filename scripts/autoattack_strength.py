@@ -137,7 +137,7 @@ def percent(values: Tensor) -> Any:
 
 
 def table(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
-    """The page: robust accuracy after each stage, the largest excess over either seed of the original, and the verdict."""
+    """The page: robust accuracy after each stage, the largest excess over a seed of the original, and the verdict."""
     lines = [
         "# AutoAttack: ours and the original",
         "",

@@ -80,7 +80,7 @@ def by_name(corruptions: Sequence[Corruption]) -> dict[str, list[Corruption]]:
             asked = ", ".join(str(one.severity) for one in parts)
             raise ConfigError(
                 f"{name} at severities {asked}: a file in CIFAR-10-C's layout holds 1, 2, 3, 4, 5, each once. "
-                "Leave --severities away."
+                "Omit --severities."
             )
     return grid
 

@@ -1,4 +1,4 @@
-"""Where metrics go besides metrics.jsonl: one file a tracker, named under `tracking:` in a recipe."""
+"""Where metrics go besides metrics.jsonl: one file per tracker, named under `tracking:` in a recipe."""
 
 from vitruvius._registry import load_room
 from vitruvius.tracking._base import Row, Tracker, Trackers, trackers

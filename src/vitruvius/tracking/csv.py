@@ -14,7 +14,7 @@ from vitruvius.tracking._base import Row, trackers
 
 @trackers.register("csv")
 class CSV:
-    """metrics.csv in the run folder: one line an epoch, one column a number."""
+    """metrics.csv in the run folder: one line per epoch, one column per number."""
 
     def __init__(self) -> None:
         self.file = Path()

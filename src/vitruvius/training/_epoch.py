@@ -68,7 +68,7 @@ def _train_batch(
     ids: Tensor,
     pauses: Pauses,
 ) -> dict[str, Tensor] | None:
-    """`train_batch` with the dice of this batch; a loss that is no number is reported with its images."""
+    """`train_batch` with the dice of this batch; a non-finite loss is reported with its images."""
     process = session.process
     seed_batch(seed=session.config.seed, epoch=session.epoch, batch=number, rank=process.rank, device=process.device)
     try:

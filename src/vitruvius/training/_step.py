@@ -26,7 +26,7 @@ Numbers = dict[str, Tensor]
 
 
 class NonFiniteLoss(Exception):
-    """A loss that is no number, seen before it has reached the weights."""
+    """A non-finite loss, seen before it has reached the weights."""
 
     def __init__(self, loss: Tensor) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ def _advance(session: Session) -> None:
 
 
 def _is_nonfinite(session: Session) -> bool:
-    """With `nonfinite: skip`: whether a loss or a gradient of this update is no number (fp16's scaler looks itself)."""
+    """With `nonfinite: skip`: whether a loss or a gradient of this update is not finite (fp16 has its scaler)."""
     if session.config.train.nonfinite != "skip":
         return False
     if not session.group_nonfinite and not session.scaler.is_enabled():
@@ -174,7 +174,7 @@ def _is_nonfinite(session: Session) -> bool:
 
 
 def check_weights(session: Session) -> bool:
-    """Whether all weights are finite: the last update may have spoilt them without a loss to show it."""
+    """Whether all weights are finite: the last update may have made them non-finite without a loss that shows it."""
     parameters = [p.detach() for p in session.model.parameters()]
     return all_finite(session.process, parameters)
 

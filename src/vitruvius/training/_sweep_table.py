@@ -1,4 +1,4 @@
-"""The table of a sweep: one line a run, best first, as CSV and markdown."""
+"""The table of a sweep: one line per run, best first, as CSV and markdown."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def finish_back(
     k, grad_k, taus, pulls, k_b, k_h, k_n, coefficient,
     N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, INVERSE: tl.constexpr,
 ):  # fmt: skip
-    """What pulls on tau (pulls: one number a head), shared out to the keys, whose mean size tau is made of."""
+    """What pulls on tau (pulls: one number per head), distributed over the keys, whose mean size tau is made of."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     b = tl.cast(head // H, tl.int64)

@@ -1,4 +1,4 @@
-"""A loss that is no number: found with its batch and the ids of its images, reported and kept, or left out."""
+"""A non-finite loss: found with its batch and the ids of its images, reported and kept, or left out."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ state.previous.pt      the state before that, should state.pt be damaged
 state.calm.pt          with `alarm: rollback`, the last state in which the alarm was silent
 last.safetensors       weights after the last finished epoch, and last_ema.safetensors: their running average, if kept
 best.safetensors       the weights that did best on the images that choose
-metrics.jsonl          one line an epoch; written last
-nonfinite.json, .pt    of a run that was stopped by a loss that is no number: its batch, and the state then
+metrics.jsonl          one line per epoch; written last
+nonfinite.json, .pt    of a run that was stopped by a non-finite loss: its batch, and the state then
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Run:
         return checkpoint.from_bytes(file.read_bytes()) if file.exists() else None
 
     def save_nonfinite(self, note: str, state: dict[str, Any]) -> None:
-        """What is known of a loss that is no number, beside the states that go on."""
+        """What is known of a non-finite loss, beside the states that go on."""
         atomic_write_text(self.folder / "nonfinite.json", note)
         atomic_write_bytes(self.folder / "nonfinite.pt", checkpoint.to_bytes(state))
         self.push()
