@@ -7,6 +7,7 @@ code, gradients are divided by the mean of their absolute values before they are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class MIFGSM(Attack):
     `loss`: ce, dlr, margin, or kl with probabilities for labels.
     """
 
-    norms = ("linf", "l2")
+    norms: ClassVar[tuple[str, ...]] = ("linf", "l2")
 
     steps: int = 10
     step_size: float | None = None
@@ -72,7 +73,7 @@ class NIFGSM(MIFGSM):
     Settings: those of mi_fgsm, in linf.
     """
 
-    norms = ("linf",)
+    norms: ClassVar[tuple[str, ...]] = ("linf",)
 
     def look_ahead(self, point: Tensor, step: float, velocity: Tensor) -> Tensor:
         return point + self.decay * step * velocity
