@@ -1,4 +1,4 @@
-"""AutoAttack: stages and versions, who felled whom, fast search with exact judgement, strength."""
+"""AutoAttack: stages and versions, which stage broke which image, fast search with exact judgement, strength."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_wrong_versions_lists_and_precisions_are_refused() -> None:
         AutoAttack(eps=0.1, version="custom", attacks=("apgd-se",))
 
 
-def test_every_image_is_charged_to_the_first_stage_that_felled_it() -> None:
+def test_every_image_is_charged_to_the_first_stage_that_broke_it() -> None:
     net, (x, _) = small_net(), some_images(8)
     right = labels_of(net, x)
     y = torch.where(torch.arange(8) < 2, (right + 1) % 5, right)
@@ -222,7 +222,7 @@ def test_what_cannot_be_compiled_is_attacked_as_it_is(monkeypatch: pytest.Monkey
         assert compile_model(net, x) is net
 
 
-def test_through_answers_like_the_model_and_climbs_like_the_surrogate() -> None:
+def test_through_answers_like_the_model_and_has_the_gradient_of_the_surrogate() -> None:
     model, surrogate, (x, _) = small_net(seed=0), small_net(seed=1), some_images()
     x.requires_grad_()
     through = SurrogateGradient(model, surrogate)
@@ -236,7 +236,7 @@ def test_a_masked_gradient_is_attacked_through_a_surrogate() -> None:
     net, x, y = digits_cnn()
 
     class Masked(nn.Module):
-        """Steps of 1/64 in the logits: right, and without any slope."""
+        """Steps of 1/64 in the logits: right, and without any gradient."""
 
         def forward(self, x: Tensor) -> Tensor:
             return (64 * net(x)).round() / 64 + 0 * x.sum()
@@ -250,7 +250,7 @@ def test_a_masked_gradient_is_attacked_through_a_surrogate() -> None:
 @pytest.mark.parametrize(
     ("kind", "case_id"), [("cnn", "Linf_0.15_seed0"), ("cnn", "L2_1_seed0"), ("vit", "Linf_0.1_seed0")]
 )
-def test_the_white_box_stages_leave_no_more_images_standing_than_the_original(kind: str, case_id: str) -> None:
+def test_the_white_box_stages_leave_no_more_images_robust_than_the_original(kind: str, case_id: str) -> None:
     net, x, y = digits_cnn() if kind == "cnn" else digits_vit()
     x, y = x[:24], y[:24]
     flags, cases, _ = golden(f"aa_runs_{kind}")
@@ -261,10 +261,10 @@ def test_the_white_box_stages_leave_no_more_images_standing_than_the_original(ki
         attacks=(attacks["apgd"](**common), attacks["apgd_targeted"](steps=50, targets=3, **common)),
         **common,
     )
-    standing = attack.run(net, x, y).robust
+    robust = attack.run(net, x, y).robust
     original = flags[f"{case_id}.final_robust"][:24]
-    assert int((standing & ~original).sum()) <= 1
-    assert int((original & ~standing).sum()) <= 1
+    assert int((robust & ~original).sum()) <= 1
+    assert int((original & ~robust).sum()) <= 1
 
 
 def test_the_model_must_be_in_eval_mode_and_answer_numbers() -> None:

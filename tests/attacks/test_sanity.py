@@ -30,7 +30,7 @@ def test_an_honest_model_passes_every_check() -> None:
 
 
 def test_a_saturated_softmax_is_caught_by_its_flat_loss() -> None:
-    """Logits times 1000: the same classes, and a cross-entropy without slope in float32."""
+    """Logits times 1000: the same classes, and a cross-entropy without gradient in float32."""
     net = digits_cnn()[0]
 
     class Saturated(nn.Module):

@@ -36,7 +36,7 @@ def test_with_the_released_draws_the_search_is_the_released_one(case: dict[str, 
     state = SquareState(x, y, zero, start, x, x.new_full((count,), -math.inf), zero, zero.bool())
 
     def judge(state: SquareState) -> SquareState:
-        """Images that have fallen stay as they are."""
+        """Images that are broken stay as they are."""
         new = attack.judge(net, state)
         pairs = zip(state, new, strict=True)
         return SquareState(*(torch.where(state.done.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in pairs))
