@@ -64,11 +64,20 @@ def ghost_of(model: nn.Module) -> Any:
 
 def guess_input_size(model: nn.Module) -> Size:
     """Channels, rows and columns as the model was built, else as timm's configuration says."""
+    model = _timm_model(model)
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     configured = config.get("input_size") or (3, 224, 224)
     channels = getattr(model, "in_chans", None) or _first_channels(model) or configured[0]
     rows, columns = _built_size(model) or configured[1:]
     return channels, rows, columns
+
+
+def _timm_model(model: nn.Module) -> nn.Module:
+    """The model itself, or the one that timm's feature extractor holds (`features_only=True`)."""
+    inside = getattr(model, "model", None)
+    if hasattr(model, "feature_info") and isinstance(inside, nn.Module):
+        return inside
+    return model
 
 
 def _first_channels(model: nn.Module) -> int | None:
@@ -85,10 +94,13 @@ def _built_size(model: Any) -> tuple[int, int] | None:
         size = getattr(holder, "img_size", None)
         if isinstance(size, tuple) and len(size) == 2:
             return size
+    stride = getattr(getattr(model, "stem", None), "stride", None)
+    if not isinstance(stride, int):
+        return None
     for module in model.modules():  # LeViT: a stem of known stride, then attention of fixed resolution
         if socket_of(module) is not None and hasattr(module, "resolution"):
             rows, columns = module.resolution
-            return rows * model.stem.stride, columns * model.stem.stride
+            return rows * stride, columns * stride
     return None
 
 

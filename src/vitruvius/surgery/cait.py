@@ -52,6 +52,7 @@ class TalkingHeadsSocket(Socket, TalkingHeadAttn):
         x = x.unflatten(-1, (self.num_heads, -1))  # (B, g, N, h, D)
         x = torch.einsum("hg,bgnhd->bnhd", self.proj_w.weight, x)
         x = x + self.proj_w.bias[:, None] * v.sum(-2)[:, None]
+        x = x + 0.0 * self.proj_l.bias.sum()  # ignored by softmax; a gradient of zeros, as upstream's, for DDP
         return self.proj_drop(self.proj(x.flatten(2)))
 
     def check(self: Any) -> None:

@@ -22,11 +22,11 @@ class LevitSocket(Socket, Attention):
 
     def forward(self, x: Tensor) -> Tensor:
         widths = [self.key_dim, self.key_dim, self.val_dim]
-        q, k, v = _by_head(self.qkv(x), self.num_heads).split(widths, dim=-1)  # (B, H, N, D), …, (B, H, N, E)
+        q, k, v = _by_head(self, self.qkv(x)).split(widths, dim=-1)  # (B, H, N, D), …, (B, H, N, E)
         bias = self.attention_biases[None, :, self.attention_bias_idxs]  # (1, H, N, N)
         out = self.core(Heads(q, k, v, bias, self.scale, 0.0))
         if self.use_conv:
-            return self.proj(_as_image(out, *x.shape[2:]))
+            return self.proj(_as_image(out, x.shape[2], x.shape[3]))
         return self.proj(merge_heads(out))
 
     def head_weights(self: Any) -> HeadWeights:
@@ -45,13 +45,13 @@ class LevitDownsampleSocket(Socket, AttentionDownsample):
     attends = "downsampled"
 
     def forward(self, x: Tensor) -> Tensor:
-        k, v = _by_head(self.kv(x), self.num_heads).split([self.key_dim, self.val_dim], dim=-1)  # (B, H, M, D or E)
-        q = _by_head(self.q(x), self.num_heads)  # (B, H, N, D)
+        k, v = _by_head(self, self.kv(x)).split([self.key_dim, self.val_dim], dim=-1)  # (B, H, M, D or E)
+        q = _by_head(self, self.q(x))  # (B, H, N, D)
         bias = self.attention_biases[None, :, self.attention_bias_idxs]  # (1, H, N, M)
         out = self.core(Heads(q, k, v, bias, self.scale, 0.0))
         if self.use_conv:
-            rows_columns = [-(-side // self.stride) for side in x.shape[2:]]
-            return self.proj(_as_image(out, *rows_columns))
+            rows, columns = (x.shape[2] - 1) // self.stride + 1, (x.shape[3] - 1) // self.stride + 1
+            return self.proj(_as_image(out, rows, columns))
         return self.proj(merge_heads(out))
 
     def head_weights(self: Any) -> HeadWeights:
@@ -61,11 +61,11 @@ class LevitDownsampleSocket(Socket, AttentionDownsample):
         return HeadWeights(q, k, v, columns(self.proj.ln.linear, self.num_heads, self.val_dim))
 
 
-def _by_head(x: Tensor, num_heads: int) -> Tensor:
+def _by_head(module: Any, x: Tensor) -> Tensor:
     """(B, N, H·D), or an image (B, H·D, rows, columns), → (B, H, N, D)."""
-    if x.ndim == 4:
-        return x.unflatten(1, (num_heads, -1)).flatten(3).mT
-    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+    if module.use_conv:
+        return x.unflatten(1, (module.num_heads, -1)).flatten(3).mT
+    return x.unflatten(2, (module.num_heads, -1)).transpose(1, 2)
 
 
 def _as_image(x: Tensor, rows: int, columns: int) -> Tensor:

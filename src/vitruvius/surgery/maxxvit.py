@@ -23,7 +23,8 @@ class MaxViTSocket(Socket, AttentionCl):
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         q, k, v = _split(self, self.qkv(x).flatten(1, -2))  # each (B, H, N, D)
         out = self.core(Heads(q, k, v, _bias(self, shared_rel_pos), self.scale, self.dropout_now()))
-        return self.proj_drop(self.proj(merge_heads(out).reshape(*x.shape[:-1], -1)))
+        shape = x.shape[:-1] + (-1,)  # noqa: RUF005 (what is traced can be added, not unpacked)
+        return self.proj_drop(self.proj(merge_heads(out).reshape(shape)))
 
     def head_weights(self: Any) -> HeadWeights:
         return _head_weights(self)
@@ -40,7 +41,7 @@ class CoAtNetSocket(Socket, Attention2d):
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         q, k, v = _split(self, self.qkv(x).flatten(2).mT)  # each (B, H, N, D)
         out = self.core(Heads(q, k, v, _bias(self, shared_rel_pos), self.scale, self.dropout_now()))
-        out = merge_heads(out).mT.reshape(len(x), -1, *x.shape[2:])
+        out = merge_heads(out).mT.reshape(x.shape[0], -1, x.shape[2], x.shape[3])
         return self.proj_drop(self.proj(out))
 
     def head_weights(self: Any) -> HeadWeights:

@@ -25,7 +25,7 @@ class PoolSocket(Socket, AttentionPoolLatent):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         if self.pos_embed is not None:
             x = x + self.pos_embed[None].type_as(x)
-        (q,) = split_heads(self.q(self.latent.expand(len(x), -1, -1)), 1, self.num_heads)  # (B, H, L, D)
+        (q,) = split_heads(self.q(self.latent.expand(x.shape[0], -1, -1)), 1, self.num_heads)  # (B, H, L, D)
         k, v = split_heads(self.kv(x), 2, self.num_heads)  # each (B, H, N, D)
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask)
         x = self.core(Heads(self.q_norm(q), self.k_norm(k), v, bias, self.scale, 0.0))

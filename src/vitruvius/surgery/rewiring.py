@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from timm.layers import register_notrace_module
 from torch import nn
 
 from vitruvius._errors import SurgeryError, UnsuitableSite
@@ -14,6 +15,8 @@ from vitruvius.surgery._dry_run import Size
 from vitruvius.surgery._sites import Where, match, select, survey
 from vitruvius.surgery._socket import Socket, inner, socket_of
 from vitruvius.surgery.blocks import link_blocks
+
+register_notrace_module(Core)  # to timm's FX tracing a core is one node, as its own attention is to others
 
 __all__ = [
     "Where",

@@ -35,7 +35,7 @@ class RopeSocket(Socket, AttentionRope):
         gate = gate_of(self, x)
         q, k, v = self._project(x)
         q, k = rotate(self, self.q_norm(q), self.k_norm(k), v, rope)
-        k, v = _spread(k, self.num_heads), _spread(v, self.num_heads)
+        k, v = self._spread(k), self._spread(v)
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
         x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)
         x = self.norm(merge_heads(x))
@@ -63,6 +63,12 @@ class RopeSocket(Socket, AttentionRope):
             p(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
         )
 
+    def _spread(self, x: Tensor) -> Tensor:
+        """Give every query head its own copy of the key or value head it shares."""
+        if self.qkv is not None or self.k_proj.out_features == self.q_proj.out_features:
+            return x
+        return x.repeat_interleave(self.q_proj.out_features // self.k_proj.out_features, dim=1)
+
 
 def rotate(module: Any, q: Tensor, k: Tensor, v: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
     """Turn queries and keys by their positions; prefix tokens have none."""
@@ -72,11 +78,3 @@ def rotate(module: Any, q: Tensor, k: Tensor, v: Tensor, rope: Tensor | None) ->
     turned = (apply_rot_embed_cat(x[:, :, prefix:], rope, half=module.rotate_half) for x in (q, k))
     q, k = (torch.cat([x[:, :, :prefix], t], dim=2).type_as(v) for x, t in zip((q, k), turned, strict=True))
     return q, k
-
-
-def _spread(x: Tensor, num_heads: int) -> Tensor:
-    """Give every query head its own copy of the key or value head it shares."""
-    groups = num_heads // x.shape[1]
-    if groups == 1:
-        return x
-    return x.repeat_interleave(groups, dim=1)

@@ -22,7 +22,7 @@ class SwinSocket(Socket, WindowAttention):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
-        bias = windowed(self._get_rel_pos_bias(), mask, len(x))
+        bias = windowed(self._get_rel_pos_bias(), mask, x.shape[0])
         x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)
         return self.proj_drop(self.proj(merge_heads(x)))
 

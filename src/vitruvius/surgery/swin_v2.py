@@ -30,7 +30,7 @@ class SwinV2Socket(Socket, WindowAttention):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = split_heads(keyless_bias_qkv(self, x), 3, self.num_heads)  # each (B, H, N, D)
         q, k = cosine(q, k, v, self.logit_scale)
-        bias = windowed(self._positions(), mask, len(x))
+        bias = windowed(self._positions(), mask, x.shape[0])
         x = self.core(Heads(q, k, v, bias, 1.0, self.dropout_now()), x)
         return self.proj_drop(self.proj(merge_heads(x)))
 
@@ -55,7 +55,7 @@ class SwinV2CrSocket(Socket, WindowMultiHeadAttention):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
         q, k = cosine(q, k, v, self.logit_scale.view(-1, 1, 1))
-        bias = windowed(self._relative_positional_encodings(), mask, len(x))
+        bias = windowed(self._relative_positional_encodings(), mask, x.shape[0])
         x = self.core(Heads(q, k, v, bias, 1.0, self.dropout_now()), x)
         return self.proj_drop(self.proj(merge_heads(x)))
 
