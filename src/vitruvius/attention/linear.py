@@ -68,7 +68,7 @@ class Linear(Kernel):
         root = heads.scale**0.5
         q, k = at_least_float32(heads.q) * root, at_least_float32(heads.k) * root
         if self.features == "elu":
-            return F.elu(q) + 1, F.elu(k) + 1
+            return _elu(q), _elu(k)
         q, k = self._exponents(q), self._exponents(k)
         q = (q - q.detach().amax(-1, keepdim=True)).exp()  # a factor of each query, and one of all keys, divide out
         k = (k - k.detach().amax((-2, -1), keepdim=True)).exp()
@@ -87,6 +87,11 @@ class Linear(Kernel):
 
     def extra_repr(self) -> str:
         return f"features={self.features!r}"
+
+
+def _elu(x: Tensor) -> Tensor:
+    """elu(x) + 1, by functions whose gradients keep the layout that a traced backward pass expects."""
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
 def orthogonal_directions(count: int, width: int, generator: torch.Generator) -> Tensor:
