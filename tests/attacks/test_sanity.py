@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from attacked import digits_cnn
@@ -25,7 +27,8 @@ def look(
 
 def test_an_honest_model_passes_every_check() -> None:
     findings = look(digits_cnn()[0])
-    assert list(findings) == ["randomness", "zero gradients", "more steps", "larger radius", "unbounded", "black box"]
+    checks = ["randomness", "zero gradients", "more steps", "larger radius", "unbounded", "black box", "worst case"]
+    assert list(findings) == checks
     assert all(finding.passed for finding in findings.values()), [str(f) for f in findings.values()]
 
 
@@ -89,3 +92,41 @@ def test_train_mode_is_refused() -> None:
     net, x, y = digits_cnn()
     with pytest.raises(ConfigError, match="train mode"):
         Sanity(eps=0.1)(net.train(), x, y)
+
+
+MASKED: dict[str, Callable[[nn.Module], Callable[[Tensor], Tensor]]] = {
+    "quantised input": lambda net: lambda x: net((4 * x).round() / 4),
+    "saturated logits": lambda net: lambda x: 1000 * net(x),
+    "random input": lambda net: lambda x: net(x + 0.1 * torch.randn_like(x)),
+    "probabilities for logits": lambda net: lambda x: (50 * net(x)).softmax(-1),
+    "a layer without gradient": lambda net: lambda x: net(x.detach()) + 0 * x.sum(),
+}
+
+
+class Masked(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.answer = MASKED[name](digits_cnn()[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answer(x)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_no_masked_model_is_called_robust_without_a_warning(name: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        findings = look(Masked(name), queries=100)
+    assert not all(finding.passed for finding in findings.values()), name
+
+
+def test_the_worst_case_names_the_twin_that_found_it() -> None:
+    net, x, y = digits_cnn()
+    plan = Sanity(eps=0.2, steps=20, queries=20, twins={"honest": net, "none": Masked("quantised input")})
+    findings = by_name(plan(Masked("a layer without gradient").eval(), x[:24], y[:24]))
+    assert not findings["adaptive (honest)"].passed
+    worst = findings["worst case"]
+    assert not worst.passed
+    assert "(honest)" in worst.sentence
+    assert worst.numbers["accuracy"] < worst.numbers["white-box accuracy"]
+    assert worst.numbers["accuracy"] <= findings["adaptive (honest)"].numbers["its accuracy"]

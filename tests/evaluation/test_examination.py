@@ -13,7 +13,7 @@ import vitruvius
 from vitruvius._errors import ConfigError
 from vitruvius.attention import part
 from vitruvius.cli import main
-from vitruvius.evaluation.examination import plain_surrogate
+from vitruvius.evaluation.examination import make_twins, plain_surrogate
 from vitruvius.evaluation.sanity import Sanity
 
 NAME = "vitruvius/vit_digits"
@@ -45,7 +45,7 @@ def test_the_command_prints_and_keeps_the_findings(tmp_path: Path, capsys: pytes
     for finding in findings:
         assert finding["name"] in printed
     assert "(eps 4/255 0" in printed
-    assert {"transfer", "adaptive"} <= {finding["name"] for finding in findings}
+    assert {"transfer (plain)", "adaptive (plain)", "worst case"} <= {finding["name"] for finding in findings}
 
 
 def test_accuracies_are_told_before_the_checks_begin(
@@ -79,3 +79,46 @@ def test_findings_do_not_depend_on_how_many_images_are_looked_at_at_once() -> No
     assert [finding.passed for finding in few] == [finding.passed for finding in whole]
     for ours, theirs in zip(few, whole, strict=True):
         assert ours.numbers == pytest.approx(theirs.numbers, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("parts", "twin"),
+    [
+        (["rpc"], ["symmetric"]),
+        ([part("rpc", asymmetric=True)], ["softmax"]),
+        ([part("top_k", share=0.2), "entmax"], ["softmax"]),
+        (["pro"], ["softmax"]),
+        (["softpick"], ["softmax"]),
+        (["twicing"], ["softmax"]),
+        (["elliptical", "sigmoid"], ["softmax"]),
+        ([part("tome", r=4)], ["softmax"]),
+        ([part("truncated", rank=1), "softpick"], ["softmax"]),
+    ],
+    ids=str,
+)
+def test_a_twin_has_the_same_weights_and_attention_that_hides_nothing(parts: list[str], twin: list[str]) -> None:
+    model = vitruvius.create_model(NAME, depth=2, attention=parts, seed=3).eval()
+    expected = vitruvius.create_model(NAME, depth=2, attention=twin, seed=3).eval()
+    expected.load_state_dict(model.state_dict())
+    x = torch.rand(2, 3, 8, 8)
+    before = model(x)
+    twins = make_twins(model)
+    assert list(twins) == ["plain"]
+    torch.testing.assert_close(twins["plain"](x), expected(x))
+    assert torch.equal(model(x), before)
+
+
+def test_parts_without_a_twin_keep_their_parameters_in_it() -> None:
+    model = vitruvius.create_model(NAME, depth=1, attention=[part("low_rank", rank=1), "softpick"], seed=3).eval()
+    expected = vitruvius.create_model(NAME, depth=1, attention=[part("low_rank", rank=1)], seed=3).eval()
+    expected.load_state_dict(model.state_dict())
+    x = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(make_twins(model)["plain"](x), expected(x))
+
+
+def test_a_model_in_half_precision_is_attacked_through_float32() -> None:
+    model = vitruvius.create_model(NAME, depth=1).eval().bfloat16()
+    twins = make_twins(model)
+    assert list(twins) == ["float32"]
+    x = torch.rand(2, 3, 8, 8)
+    assert twins["float32"](x).dtype == torch.float32

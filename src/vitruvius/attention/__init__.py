@@ -1,7 +1,18 @@
 """What attends: one file per variant, pure tensor algebra."""
 
 from vitruvius._registry import load_room
-from vitruvius.attention._core import Approach, Core, Kernel, Part, PartSpec, Stage, attentions, build_core, part
+from vitruvius.attention._core import (
+    Approach,
+    Core,
+    Kernel,
+    Part,
+    PartSpec,
+    Stage,
+    attentions,
+    build_core,
+    build_twin,
+    part,
+)
 from vitruvius.attention._fitting import fit_low_rank
 from vitruvius.attention.interpolation import interpolate, interpolate_state
 
@@ -14,6 +25,7 @@ __all__ = [
     "Stage",
     "attentions",
     "build_core",
+    "build_twin",
     "fit_low_rank",
     "interpolate",
     "interpolate_state",

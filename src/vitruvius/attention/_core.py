@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor, nn
@@ -25,6 +26,11 @@ Handed = Mapping[str, Tensor]  # what a layer hands on to the next, by the name 
 attentions: Registry[Callable[..., nn.Module]] = Registry("attention")
 
 
+Twins = Mapping[str, Sequence[str | Part]]  # by name, what can stand in for a part
+PLAIN: Twins = MappingProxyType({"plain": ("softmax",)})
+LEFT_OUT: Twins = MappingProxyType({"plain": ()})
+
+
 class Stage(nn.Module):
     """A module `Heads → Heads`.
 
@@ -36,11 +42,14 @@ class Stage(nn.Module):
     values from elsewhere sets `brings_values`: the map is then over the values it makes.
     A stage whose `needs` names "x" or "before" is called with (heads, context). With "before" it also hands something
     on to the next layer (`hand_on`); a stage that `reduces` changes the number of tokens between attention and MLP.
+    `twins` names chains that can stand in for this part when a model is attacked through something whose gradient hides
+    nothing (`vitruvius.evaluation.examination`): neutral settings, a smooth or exact form; () leaves the part out.
     """
 
     writes: frozenset[str] = frozenset()
     discards: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
+    twins: Twins = MappingProxyType({})
     brings_values: bool = False
     reduces: bool = False
 
@@ -61,7 +70,7 @@ class Stage(nn.Module):
 
 
 class Kernel(nn.Module):
-    """A module `Heads → Tensor` of shape (B, H, N, E). `discards` and `needs` ("x" only) as in `Stage`.
+    """A module `Heads → Tensor` of shape (B, H, N, E). `discards`, `needs` ("x" only) and `twins` as in `Stage`.
 
     A kernel that ends in one softmax says which by `last_softmax`; another one defines `map`. A kernel that does
     neither has no map, and whoever asks for one is told so.
@@ -70,6 +79,7 @@ class Kernel(nn.Module):
     writes: frozenset[str] = frozenset()
     discards: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
+    twins: Twins = MappingProxyType({})
 
     def forward(self, heads: Heads) -> Tensor:
         raise NotImplementedError
@@ -219,6 +229,29 @@ def build_core(parts: Sequence[PartSpec], site: Site) -> Core:
     if not made or not isinstance(made[-1][1], Kernel):
         made.append(("softmax", part("softmax")(site)))
     return Core(made, site)
+
+
+def build_twin(core: Core, twin: str, site: Site) -> Core | None:
+    """A core in which every part that declares this twin is replaced by it; None where none does.
+
+    Parts that stay are the same modules, with their parameters.
+    """
+    chain: dict[str, nn.Module] = {}
+    replaced = False
+    for name, module in core.parts.items():
+        twins = cast(Stage, module).twins
+        if twin not in twins:
+            chain[name] = module
+            continue
+        replaced = True
+        for item in twins[twin]:
+            maker = part(item) if isinstance(item, str) else item
+            chain.setdefault(_name_of(maker), maker(site))
+    if not replaced:
+        return None
+    if not chain or not isinstance(list(chain.values())[-1], Kernel):
+        chain["softmax"] = part("softmax")(site)
+    return Core(list(chain.items()), site)
 
 
 def _name_of(maker: Part) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
-from vitruvius.attention._core import Stage, attentions
+from vitruvius.attention._core import LEFT_OUT, Stage, attentions
 from vitruvius.attention._dense import at_least_float32
 from vitruvius.heads import Context, Heads, Site
 
@@ -21,6 +21,7 @@ class Elliptical(Stage):
     """Stretch q along directions in which values change from layer to layer (Nielsen et al. 2024, arXiv:2406.13770)."""
 
     needs = frozenset({"before"})
+    twins = LEFT_OUT  # no gradient flows through M
 
     def __init__(self, site: Site) -> None:
         super().__init__()

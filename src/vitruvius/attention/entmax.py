@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvius.attention._core import attentions
+from vitruvius.attention._core import PLAIN, attentions
 from vitruvius.attention._dense import DenseKernel, scores
 from vitruvius.heads import Heads, Site
 
@@ -18,6 +18,8 @@ from vitruvius.heads import Heads, Site
 @attentions.register("entmax")
 class Entmax(DenseKernel):
     """Entmax with α = 1.5 in place of softmax: weights of exactly 0 (Peters et al. 2019, arXiv:1905.05702)."""
+
+    twins = PLAIN  # through weights of 0 no gradient flows
 
     def __init__(self, site: Site) -> None:
         super().__init__()

@@ -11,7 +11,6 @@ import zlib
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite

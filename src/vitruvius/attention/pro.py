@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import attention_map, attentions
+from vitruvius.attention._core import PLAIN, attention_map, attentions
 from vitruvius.attention._dense import DenseKernel, at_least_float32
 from vitruvius.heads import Heads, Site
 
@@ -31,6 +31,8 @@ class Pro(DenseKernel):
     by 1 / distance, "huber" like softmax up to `delta`, "huber_mcp" both. `epsilon` keeps distances from 0 and weights
     from vanishing. `iterations` is the number of re-weightings; 0 is softmax.
     """
+
+    twins = PLAIN  # weights held at epsilon have no gradient
 
     def __init__(
         self,

@@ -53,6 +53,9 @@ class RPC(Kernel):
         self.iterations, self.sparsity, self.variant = iterations, float(sparsity), variant
         self.asymmetric, self.dual_sign = asymmetric, dual_sign
         self.discards = frozenset() if asymmetric else frozenset({"q"})
+        self.twins = {"plain": ("symmetric", "softmax")}  # without its thresholds
+        if asymmetric:
+            self.twins = {"plain": ("softmax",)}
 
     def forward(self, heads: Heads) -> Tensor:
         if wanted(heads, part="rpc"):

@@ -11,7 +11,7 @@ import math
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import attentions
+from vitruvius.attention._core import PLAIN, attentions
 from vitruvius.attention._dense import DenseKernel, scores
 from vitruvius.heads import Heads, Site
 
@@ -22,6 +22,8 @@ class Sigmoid(DenseKernel):
 
     `offset` is added to every score; by default −log(number of keys), so that small scores begin with weights 1/M.
     """
+
+    twins = PLAIN  # a sigmoid saturates
 
     def __init__(self, site: Site, *, offset: float | None = None) -> None:
         super().__init__()

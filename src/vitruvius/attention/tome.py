@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import Stage, attentions
+from vitruvius.attention._core import LEFT_OUT, Stage, attentions
 from vitruvius.heads import Context, Heads, Site
 
 
@@ -28,6 +28,7 @@ class ToMe(Stage):
 
     needs = frozenset({"before"})
     reduces = True
+    twins = LEFT_OUT  # which tokens are merged has no gradient
 
     def __init__(self, site: Site, *, r: int = 8, proportional: bool = True) -> None:
         super().__init__()

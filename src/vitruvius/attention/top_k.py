@@ -11,7 +11,7 @@ import math
 import torch
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import Stage, attentions
+from vitruvius.attention._core import LEFT_OUT, Stage, attentions
 from vitruvius.attention._dense import scores
 from vitruvius.heads import Heads, Site
 
@@ -23,6 +23,8 @@ class TopK(Stage):
     `share` of the keys is kept, rounded up; 1 keeps all. Keys as good as the last one kept are kept too. Which keys
     are kept is decided anew for every image; through what is hidden no gradient flows.
     """
+
+    twins = LEFT_OUT  # through hidden keys no gradient flows
 
     def __init__(self, site: Site, *, share: float = 0.5) -> None:
         super().__init__()

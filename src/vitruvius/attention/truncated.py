@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import Stage, attentions
+from vitruvius.attention._core import LEFT_OUT, Stage, attentions
 from vitruvius.heads import Heads, Site
 
 
@@ -25,6 +25,8 @@ class Truncated(Stage):
     backward pass (always stable); "exact" differentiates them too. `probability`: in training, the share of samples
     that are truncated; in evaluation all are.
     """
+
+    twins = LEFT_OUT  # through the principal directions no gradient flows
 
     def __init__(
         self,

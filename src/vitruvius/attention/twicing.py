@@ -11,7 +11,7 @@ import math
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import Kernel, attention_map, attentions
+from vitruvius.attention._core import PLAIN, Kernel, attention_map, attentions
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
@@ -22,6 +22,8 @@ class Twicing(Kernel):
 
     `strength` multiplies the second pass: 1 is the paper's, 0 is softmax.
     """
+
+    twins = PLAIN  # one pass of attention
 
     def __init__(self, site: Site, *, strength: float = 1.0) -> None:
         super().__init__()

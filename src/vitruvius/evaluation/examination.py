@@ -1,7 +1,9 @@
-"""The sanity checks as a command runs them: a few hundred images, a surrogate for robust attention, findings kept.
+"""The sanity checks as a command runs them: a few hundred images, twins of the model's attention, findings kept.
 
-Robust attention (`rpc`) may hide its gradient behind its thresholds, so it is also attacked through itself with plain
-symmetric attention in its place: the same weights, a smooth path.
+Attention may hide its gradient (thresholds, hidden keys, saturation), so the model is also attacked through twins:
+copies with the same weights in which each part is replaced as it declares itself (`Stage.twins`), and in float32
+where the model computes in less. Points found there are tried on the real model, and its forward pass is attacked
+with their gradients (straight through).
 """
 
 from __future__ import annotations
@@ -13,47 +15,88 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitruvius._checks import device_of
 from vitruvius._files import atomic_write_text
-from vitruvius.attention import Core
-from vitruvius.attention.rpc import RPC
+from vitruvius.attention import Core, build_twin
 from vitruvius.evaluation._evaluate import numbered
 from vitruvius.evaluation.sanity import Finding, Sanity
-from vitruvius.surgery import Socket, inner, restore, rewire
+from vitruvius.surgery import Socket, inner, survey
+from vitruvius.surgery.blocks import link_blocks
 
 
 def examine(model: nn.Module, loader: Iterable[Any], eps: float, *, images: int = 256, seed: int = 0) -> list[Finding]:
-    """Every check on the first images of a loader; a model with `rpc` is attacked through a plain surrogate too."""
+    """Every check on the first images of a loader, through the twins of the model's attention too.
+
+    `eps` is the L∞ radius in pixels, `images` how many are looked at, `seed` that of the attacks.
+    """
     batches = list(_first(loader, images))
     x, y, ids = (torch.cat(column)[:images] for column in zip(*batches, strict=True))
     device = device_of(model)
-    checks = Sanity(eps=eps, seed=seed, surrogate=plain_surrogate(model), batch_size=len(batches[0][1]))
+    twins = make_twins(model, tuple(x.shape[1:]))
+    checks = Sanity(eps=eps, seed=seed, twins=twins, batch_size=len(batches[0][1]))
     return checks(model, x.to(device), y.to(device), ids=ids)
 
 
+def make_twins(model: nn.Module, input_size: tuple[int, ...] | None = None) -> dict[str, nn.Module]:
+    """Copies of the model to attack through, by name; none where its attention declares none.
+
+    `input_size` is the size of an image, (channels, rows, columns), for models that do not know it themselves.
+    """
+    cores = _cores(model)
+    names = sorted({name for core in cores.values() for part in core.parts.values() for name in _twins_of(part)})
+    twins = {name: _twin(model, name, input_size) for name in names}
+    if any(p.is_floating_point() and p.dtype.itemsize < torch.float32.itemsize for p in model.parameters()):
+        twins["float32"] = InFloat32(copy.deepcopy(model).float())
+    return twins
+
+
 def plain_surrogate(model: nn.Module) -> nn.Module | None:
-    """A copy with symmetric softmax where this one has `rpc`; None where it has none."""
-    robust = [
-        name
-        for name, module in inner(model).named_modules()
-        if isinstance(module, Socket)
-        and isinstance(module.core, Core)
-        and isinstance(list(module.core.children())[-1], RPC)
-    ]
-    if not robust:
-        return None
-    surrogate = copy.deepcopy(model)
-    for name in robust:
-        restore(surrogate, name)
-        rewire(surrogate, "symmetric", "softmax", where=name)
-    return surrogate
+    """The twin with plain softmax attention; None where no part declares one."""
+    return make_twins(model).get("plain")
+
+
+class InFloat32(nn.Module):
+    """A model in float32 that answers in the precision of its images."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.model(x.float())
+        return answer.to(x.dtype)
 
 
 def save_findings(findings: list[Finding], path: str | Path) -> None:
     """As JSON, one object per check."""
     atomic_write_text(path, json.dumps([finding.to_dict() for finding in findings], indent=1) + "\n")
+
+
+def _cores(model: nn.Module) -> dict[str, Core]:
+    sockets = {name: module for name, module in inner(model).named_modules() if isinstance(module, Socket)}
+    return {name: socket.core for name, socket in sockets.items() if isinstance(socket.core, Core)}
+
+
+def _twins_of(part: Any) -> Iterable[str]:
+    return tuple(part.twins)
+
+
+def _twin(model: nn.Module, name: str, input_size: Any) -> nn.Module:
+    """A copy in which every part that declares this twin is replaced by it."""
+    twin = copy.deepcopy(model)
+    sites = survey(twin, input_size=input_size)
+    for place, core in _cores(twin).items():
+        replaced = build_twin(core, name, sites[place])
+        if replaced is None:
+            continue
+        socket: Any = inner(twin).get_submodule(place)
+        weight = next(p for p in socket.parameters() if p.is_floating_point())
+        socket.core = replaced.to(weight).train(socket.training)
+    link_blocks(inner(twin))
+    return twin
 
 
 def _first(loader: Iterable[Any], images: int) -> Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
