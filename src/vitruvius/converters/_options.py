@@ -72,7 +72,7 @@ MACHINE = _words("""
     eval_attack_eps no_resume_opt bn_tf resplit finetuning_patch_size keep_patch_embedding reinit_patch_embedding
 """)  # about the machine, the log or the run folder: nothing a recipe says
 HERE_TOO = {  # the one value that is what happens here without being said
-    "dist_bn": "reduce",
+    "dist_bn": "reduce",  # with a note
     "attack_boundaries": [0, 1],
     "train_mode": True,
 }

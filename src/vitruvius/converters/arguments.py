@@ -270,6 +270,8 @@ def _refuse_the_rest(args: Mapping[str, Any], notes: list[str], lenient: bool) -
         )
     if said:
         notes.append(f"not known here, left out: {', '.join(said)}.")
+    if args.get("dist_bn"):
+        notes.append("dist_bn: with several processes, batch norms keep the first process's statistics here.")
     if args.get("resume") and "svd_type" not in args:
         notes.append("resume: train the recipe again and it goes on where its own run stopped.")
 
