@@ -57,7 +57,7 @@ def parse_spec(text: str, *, where: str = "") -> tuple[str, Data]:
 
     `where` begins an error's sentence.
     """
-    prefix = f"{where}: " if where else ""
+    prefix = _prefix(where)
     name, _, rest = text.partition(":")
     if not name.strip():
         raise ConfigError(f"{prefix}{text!r} does not begin with a name; expected e.g. pgd:eps=4/255,steps=10.")
@@ -77,18 +77,31 @@ def parse_spec(text: str, *, where: str = "") -> tuple[str, Data]:
 
 def bind(name: str, piece: Callable[..., Any], settings: Mapping[str, Any], *, where: str = "") -> Data:
     """Settings checked and converted against the keyword-only parameters of a piece."""
-    prefix = f"{where}: " if where else ""
-    known = {p.name: p for p in inspect.signature(piece).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    known.pop("generator", None)
+    prefix = _prefix(where)
+    known = _settings_of(piece)
     hints = hints_of(piece)
     for key in settings:
         if key not in known:
             options = ", ".join(known) or "none"
             raise ConfigError(f"{prefix}{name!r} has no setting {key!r}{suggest(str(key), known)} Settings: {options}.")
-    missing = [p.name for p in known.values() if p.default is p.empty and p.name not in settings]
+    needed = [key for key, parameter in known.items() if parameter.default is parameter.empty]
+    missing = [key for key in needed if key not in settings]
     if missing:
         raise ConfigError(f"{prefix}{name!r} needs a value for {', '.join(missing)}.")
     return {key: _value(hints.get(key, Any), value, f"{prefix}{name}.{key}") for key, value in settings.items()}
+
+
+def _prefix(where: str) -> str:
+    """How an error's sentence begins."""
+    if not where:
+        return ""
+    return f"{where}: "
+
+
+def _settings_of(piece: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The keyword-only parameters of a piece; its generator is not a setting."""
+    parameters = inspect.signature(piece).parameters.values()
+    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "generator"}
 
 
 def _build(schema: type[T], data: Any, source: str, path: tuple[str, ...]) -> T:
@@ -97,12 +110,7 @@ def _build(schema: type[T], data: Any, source: str, path: tuple[str, ...]) -> T:
         raise ConfigError(f"{source}: {where} is {_kind(data)}, expected a section with keys.")
     hints = get_type_hints(schema)
     fields = {field.name: field for field in dataclasses.fields(schema) if field.init}  # type: ignore[arg-type]
-    for key in data:
-        if key not in fields:
-            known = ", ".join(fields)
-            raise ConfigError(
-                f"{source}: unknown key {_dotted(path, key)!r}{suggest(str(key), fields)} Known: {known}."
-            )
+    _refuse_unknown_keys(data, fields, source, path)
     values: Data = {}
     for name, field in fields.items():
         if name in data:
@@ -112,34 +120,52 @@ def _build(schema: type[T], data: Any, source: str, path: tuple[str, ...]) -> T:
     return schema(**values)
 
 
+def _refuse_unknown_keys(
+    data: Mapping[str, Any], fields: Mapping[str, Any], source: str, path: tuple[str, ...]
+) -> None:
+    for key in data:
+        if key not in fields:
+            known = ", ".join(fields)
+            raise ConfigError(
+                f"{source}: unknown key {_dotted(path, key)!r}{suggest(str(key), fields)} Known: {known}."
+            )
+
+
 def _field(hint: Any, value: Any, source: str, path: tuple[str, ...]) -> Any:
     if dataclasses.is_dataclass(hint):
         return _build(hint, value, source, path)  # type: ignore[arg-type]
-    item = get_args(hint)[0] if get_origin(hint) in (tuple, list) else None
-    if dataclasses.is_dataclass(item):
+    origin = get_origin(hint)
+    if origin in (tuple, list) and dataclasses.is_dataclass(get_args(hint)[0]):
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{source}: {'.'.join(path)} is {_kind(value)}, expected a list of sections.")
-        built = [_build(item, one, source, (*path, str(i))) for i, one in enumerate(value)]  # type: ignore[arg-type]
-        return tuple(built) if get_origin(hint) is tuple else built
+        item: Any = get_args(hint)[0]
+        return origin(_build(item, one, source, (*path, str(i))) for i, one in enumerate(value))
     return _value(hint, value, f"{source}: {'.'.join(path)}")
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
     """The value as its type, or a ConfigError that says what was expected."""
-    for choice in _members(hint):
+    members = _members(hint)
+    for choice in members:
         if isinstance(value, str) and hasattr(choice, "parse"):
             return choice.parse(value)
-        if isinstance(choice, type) and choice not in (int, float, bool, Any) and isinstance(value, choice):
+        if _is_instance(value, choice):
             return value
-    if isinstance(value, bool) and bool not in _members(hint) and Any not in _members(hint):
-        raise ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)}.")
+    refusal = ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)}.")
+    if isinstance(value, bool) and bool not in members and Any not in members:
+        raise refusal
     parser = _parser(hint)
     if parser is None:
         return value
     try:
         return parser.parse_object({"value": value}).value
     except ArgumentError:
-        raise ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)}.") from None
+        raise refusal from None
+
+
+def _is_instance(value: Any, choice: Any) -> bool:
+    """Whether a value is of a type already; numbers are left to the parser, which tells 1 from 1.0 and true."""
+    return isinstance(choice, type) and choice not in (int, float, bool, Any) and isinstance(value, choice)
 
 
 @lru_cache(maxsize=512)
@@ -155,12 +181,16 @@ def _parser(hint: Any) -> ArgumentParser | None:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if get_origin(hint) in (Union, types.UnionType):
+        return get_args(hint)
+    return (hint,)
 
 
 def hints_of(piece: Callable[..., Any]) -> dict[str, Any]:
     """The type hints of a piece's settings."""
-    target = piece.__init__ if isinstance(piece, type) and not dataclasses.is_dataclass(piece) else piece  # type: ignore[misc]
+    target: Any = piece
+    if isinstance(piece, type) and not dataclasses.is_dataclass(piece):
+        target = piece.__init__  # type: ignore[misc]
     try:
         return get_type_hints(inspect.unwrap(target))
     except (NameError, TypeError):  # annotations of a plugin that only exist for type checkers
@@ -169,26 +199,32 @@ def hints_of(piece: Callable[..., Any]) -> dict[str, Any]:
 
 def _put(data: Any, keys: list[str], value: Any, setting: str) -> None:
     head, *rest = keys
-    if isinstance(data, list):
-        if not head.isdigit() or int(head) >= len(data):
-            raise ConfigError(f"override {setting!r}: {head!r} is not an item 0 … {len(data) - 1} of that list.")
-        key: Any = int(head)
-    elif isinstance(data, dict):
-        key = head
-    else:
-        raise ConfigError(f"override {setting!r}: {head!r} lies inside {data!r}, which has no keys.")
+    key = _key_in(data, head, setting)
     if not rest:
         data[key] = value
-    else:
-        if isinstance(data, dict) and not isinstance(data.get(key), dict | list):
-            data[key] = {} if data.get(key) is None else data[key]
-        _put(data[key], rest, value, setting)
+        return
+    if isinstance(data, dict) and data.get(key) is None:
+        data[key] = {}
+    _put(data[key], rest, value, setting)
+
+
+def _key_in(data: Any, head: str, setting: str) -> Any:
+    """A word of an override as what it means in `data`: the number of an item, or a key."""
+    if isinstance(data, dict):
+        return head
+    if not isinstance(data, list):
+        raise ConfigError(f"override {setting!r}: {head!r} lies inside {data!r}, which has no keys.")
+    if not head.isdigit() or int(head) >= len(data):
+        raise ConfigError(f"override {setting!r}: {head!r} is not an item 0 … {len(data) - 1} of that list.")
+    return int(head)
 
 
 def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_copy(item) for item in value]
+    return value
 
 
 def _dotted(path: tuple[str, ...], key: object) -> str:
@@ -196,7 +232,9 @@ def _dotted(path: tuple[str, ...], key: object) -> str:
 
 
 def _kind(value: Any) -> str:
-    return "nothing" if value is None else f"{type(value).__name__} {value!r}"
+    if value is None:
+        return "nothing"
+    return f"{type(value).__name__} {value!r}"
 
 
 def type_in_words(hint: Any) -> str:
@@ -209,10 +247,7 @@ def type_in_words(hint: Any) -> str:
     if get_origin(hint) in (Union, types.UnionType):
         return " or ".join(type_in_words(member) for member in get_args(hint))
     if get_origin(hint) in (list, tuple):
-        inner = [arg for arg in get_args(hint) if arg is not Ellipsis]
-        plural = {"a whole number": "whole numbers", "a number": "numbers", "a section": "sections", "text": "texts"}
-        words = dict.fromkeys(type_in_words(arg) for arg in inner)
-        return "a list of " + " and ".join(plural.get(word, word) for word in words)
+        return _list_in_words(hint)
     if hint is Any:
         return "anything"
     if get_origin(hint) is dict:
@@ -220,3 +255,9 @@ def type_in_words(hint: Any) -> str:
     if dataclasses.is_dataclass(hint):
         return "a section"
     return getattr(hint, "__name__", str(hint))
+
+
+def _list_in_words(hint: Any) -> str:
+    plural = {"a whole number": "whole numbers", "a number": "numbers", "a section": "sections", "text": "texts"}
+    items = dict.fromkeys(type_in_words(arg) for arg in get_args(hint) if arg is not Ellipsis)
+    return "a list of " + " and ".join(plural.get(item, item) for item in items)

@@ -83,7 +83,9 @@ def to_plain(value: Any) -> Any:
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [to_plain(item) for item in value]
-    return value if isinstance(value, bool | int | float | str | None) else str(value)
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    return str(value)
 
 
 def dump_yaml(value: Any) -> str:

@@ -31,15 +31,19 @@ class Mirror:
 
     def push(self, *first: str) -> list[str]:
         """Upload what has changed since it was last here, `first` before all others; the names."""
-        names = sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
-        names = [name for name in names if not Path(name).name.startswith(".")]
-        names.sort(key=lambda name: first.index(name) if name in first else len(first))
-        changed = [name for name in names if self._pushed.get(name) != self._stamp(name)]
+        names = self._names()
+        in_turn = [*(name for name in first if name in names), *(name for name in names if name not in first)]
+        changed = [name for name in in_turn if self._pushed.get(name) != self._stamp(name)]
         for name in changed:
             stamp = self._stamp(name)
             self._put(name)
             self._pushed[name] = stamp
         return changed
+
+    def _names(self) -> list[str]:
+        """Every file of the folder that is not hidden, by its path inside, sorted."""
+        files = [path for path in self.folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+        return sorted(str(path.relative_to(self.folder)) for path in files)
 
     def _put(self, name: str) -> None:
         with explained(join(self.url, name), "write"):

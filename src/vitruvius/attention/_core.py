@@ -265,25 +265,29 @@ def _name_of(maker: Part) -> str:
 
 def _check_order(parts: Sequence[tuple[str, nn.Module]], site: Site) -> None:
     names = [name for name, _ in parts]
-    chain = " → ".join(names)
+    chain = f"{' → '.join(names)} at {site.name!r}"
     for name, module in parts:
         if not isinstance(module, Stage | Kernel):
             raise SurgeryError(f"{name!r} at {site.name!r} is a {type(module).__name__}, neither a Stage nor a Kernel.")
-    if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise SurgeryError(f"{chain} at {site.name!r} names {doubled[0]!r} twice; each part once.")
+    doubled = sorted(name for name in names if names.count(name) > 1)
+    if doubled:
+        raise SurgeryError(f"{chain} names {doubled[0]!r} twice; each part once.")
     for name, module in parts[:-1]:
         if isinstance(module, Kernel):
-            raise SurgeryError(
-                f"{chain} at {site.name!r}: the kernel {name!r} ends a chain; put it last, one kernel only."
-            )
-    for earlier, (writer, module) in enumerate(parts):
-        for reader, later in parts[earlier + 1 :]:
-            lost = module.writes & later.discards  # type: ignore[operator]
-            if lost and any(p.requires_grad for p in module.parameters()):
-                raise SurgeryError(
-                    f"{chain} at {site.name!r}: {reader!r} throws away {', '.join(sorted(lost))}, which {writer!r} "
-                    f"writes, so parameters of {writer!r} would get no gradient. Change the order or its tensors."
-                )
+            raise SurgeryError(f"{chain}: the kernel {name!r} ends a chain; put it last, one kernel only.")
+    for place, writer in enumerate(parts):
+        for reader in parts[place + 1 :]:
+            _check_nothing_is_lost(writer, reader, chain)
+
+
+def _check_nothing_is_lost(writer: tuple[str, nn.Module], reader: tuple[str, nn.Module], chain: str) -> None:
+    """Refuse a part that throws away what the parameters of an earlier one have written."""
+    lost = writer[1].writes & reader[1].discards  # type: ignore[operator]
+    if lost and any(parameter.requires_grad for parameter in writer[1].parameters()):
+        raise SurgeryError(
+            f"{chain}: {reader[0]!r} throws away {', '.join(sorted(lost))}, which {writer[0]!r} writes, so parameters "
+            f"of {writer[0]!r} would get no gradient. Change the order or its tensors."
+        )
 
 
 def _check_context(parts: Sequence[tuple[str, nn.Module]], site: Site) -> None:
@@ -294,14 +298,24 @@ def _check_context(parts: Sequence[tuple[str, nn.Module]], site: Site) -> None:
                 f"{name!r} needs the tokens that ask, which the socket of {site.name!r} ({site.family}, attends over "
                 f"{site.attends}) does not tell its core. Choose other sites with where=…"
             )
-        if ("before" in needs or getattr(module, "reduces", False)) and not site.chained:
+        if _talks(module) and not site.chained:
             raise UnsuitableSite(
                 f"{name!r} needs what the block before hands on, and the block of {site.name!r} ({site.family}) does "
                 "not; plain ViT blocks do (timm.models.vision_transformer.Block). Choose other sites with where=…"
             )
-    talking = [name for name, module in parts if "before" in module.needs or getattr(module, "reduces", False)]  # type: ignore[operator]
-    if len(talking) > 1 and any(getattr(module, "reduces", False) for _, module in parts):
+    talking = [name for name, module in parts if _talks(module)]
+    if len(talking) > 1 and any(_reduces(module) for _, module in parts):
         raise SurgeryError(
             f"{' and '.join(map(repr, talking))} at {site.name!r}: one of them merges tokens, so what the other hands "
             "on would not fit the next layer. Use one of them."
         )
+
+
+def _talks(module: nn.Module) -> bool:
+    """Whether a part hands something on to the next layer."""
+    needs: frozenset[str] = module.needs  # type: ignore[assignment]
+    return "before" in needs or _reduces(module)
+
+
+def _reduces(module: nn.Module) -> bool:
+    return bool(getattr(module, "reduces", False))

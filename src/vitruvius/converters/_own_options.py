@@ -140,11 +140,12 @@ def structured_start(args: Args, sections: Sections, notes: list[str]) -> None:
         sections["model"]["positions"] = "sincos"
     if "weight_init" not in wanted:
         return
-    sections["init"] = _start_named(str(wanted["weight_init"] or ""))
-    if isinstance(sections["init"], dict) and sections["init"]["use"] == "impulse_optimised":
-        sections["init"] |= {ours: wanted[theirs] for theirs, ours in PSEUDO.items() if theirs in wanted}
+    start = _start_named(str(wanted["weight_init"] or ""))
+    if isinstance(start, dict) and start["use"] == "impulse_optimised":
+        start |= {ours: wanted[theirs] for theirs, ours in PSEUDO.items() if theirs in wanted}
         if "init_once" in wanted:
-            sections["init"]["shared"] = bool(wanted["init_once"])
+            start["shared"] = bool(wanted["init_once"])
+    sections["init"] = start
 
 
 def _start_named(word: str) -> str | dict[str, Any]:

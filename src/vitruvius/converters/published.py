@@ -95,9 +95,10 @@ def open_published(name: str, *, file: str | Path | None = None) -> Converted:
     if name not in table:
         raise UnknownName(f"no published checkpoint {name!r}{suggest(name, table)}")
     entry = table[name]
-    converted = convert(
-        fetch_published(entry) if file is None else file, entry.source, model_name=entry.model, **entry.statistics
-    )
+    if file is None:
+        file = fetch_published(entry)
+    statistics: dict[str, Any] = dict(entry.statistics)
+    converted = convert(file, entry.source, model_name=entry.model, **statistics)
     found = converted.model.get("num_classes", entry.classes)
     if found != entry.classes:
         raise CheckpointError(f"{name} has {entry.classes} classes, this file {found}: it is another checkpoint.")

@@ -40,9 +40,14 @@ def wire(model: nn.Module, attention: Parts, *, input_size: tuple[int, int, int]
     `attention` is one part or a list of them, for every site, or a list of rules, `AttentionRule` or
     `{"where": …, "parts": […]}`. `input_size` is the size of an image, for models that do not know it themselves.
     """
-    items = [_read_item(item, f"attention.{i}") for i, item in enumerate(_listed(attention))]
-    rules = [item for item in items if isinstance(item, AttentionRule)]
-    parts = [item for item in items if not isinstance(item, AttentionRule)]
+    parts: list[Part] = []
+    rules: list[AttentionRule] = []
+    for number, item in enumerate(_listed(attention)):
+        read = _read_item(item, f"attention.{number}")
+        if isinstance(read, AttentionRule):
+            rules.append(read)
+        else:
+            parts.append(read)
     if rules and parts:
         raise ConfigError("attention mixes parts and rules; give a list of parts, or a list of rules.")
     if parts:

@@ -6,6 +6,7 @@ gives plain tokens. B batch, N tokens, C model width.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
@@ -56,12 +57,16 @@ def link_blocks(root: nn.Module) -> None:
             module.__class__ = Block
             del module.passes_on
     for container in root.modules():
-        children: list[Any] = list(container.children())
-        in_turn = isinstance(container, nn.Sequential | nn.ModuleList)
-        for place, child in enumerate(children):
-            if type(child) is BlockSocket:
-                behind = children[place + 1] if place + 1 < len(children) else None
-                child.passes_on = in_turn and type(behind) is BlockSocket
+        _mark_runs(container)
+
+
+def _mark_runs(container: nn.Module) -> None:
+    """A block passes on what it knows if the next one in the same sequence can take it."""
+    children: list[Any] = list(container.children())
+    in_turn = isinstance(container, nn.Sequential | nn.ModuleList)
+    for child, behind in itertools.pairwise([*children, None]):
+        if type(child) is BlockSocket:
+            child.passes_on = in_turn and type(behind) is BlockSocket
 
 
 def _talks(block: nn.Module) -> bool:

@@ -61,22 +61,30 @@ def wanted(heads: Heads, *, part: str) -> bool:
 
 def _hindrance(heads: Heads) -> str:
     """Why the fused kernels cannot take these heads, or nothing."""
-    q, k, v, bias, scale, dropout = heads
-    if not (k.is_cuda or INTERPRETED):
-        return f"the tensors are on {k.device.type}, it needs a GPU"
+    if not (heads.k.is_cuda or INTERPRETED):
+        return f"the tensors are on {heads.k.device.type}, it needs a GPU"
     if not TRITON_IS_HERE:
         return "Triton is not installed"
+    return _hindrance_of_tensors(heads) or _hindrance_of_options(heads)
+
+
+def _hindrance_of_tensors(heads: Heads) -> str:
+    q, k, v = heads[:3]
     if len({q.dtype, k.dtype, v.dtype}) > 1 or k.dtype not in TYPES:
         return f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}, it needs one of bfloat16, float16, float32"
     if k.shape[-1] != v.shape[-1] or k.shape[-1] not in WIDTHS:
         return f"keys and values have widths {k.shape[-1]} and {v.shape[-1]}, it needs one multiple of 16 in 32 … 128"
     if k.dim() != 4 or q.shape != k.shape or v.shape != k.shape:
         return f"q, k, v have shapes {(*q.shape,)}, {(*k.shape,)}, {(*v.shape,)}, it needs one shape (B, H, N, D)"
-    if dropout > 0:
-        return f"dropout is {dropout}, it needs 0"
-    if not scale > 0:
-        return f"scale is {scale}, it needs a positive number"
-    if bias is not None and bias.requires_grad:
+    return ""
+
+
+def _hindrance_of_options(heads: Heads) -> str:
+    if heads.dropout > 0:
+        return f"dropout is {heads.dropout}, it needs 0"
+    if not heads.scale > 0:
+        return f"scale is {heads.scale}, it needs a positive number"
+    if heads.bias is not None and heads.bias.requires_grad:
         return "the bias wants a gradient"
     return ""
 
@@ -88,4 +96,6 @@ def can_run() -> bool:
 
 def rows_together(x: Tensor) -> Tensor:
     """`x` with its last axis contiguous, copied only if it is not."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    if x.stride(-1) == 1:
+        return x
+    return x.contiguous()
