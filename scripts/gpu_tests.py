@@ -29,6 +29,7 @@ PATHS = [
     "tests/gpu/test_fused_gpu.py",
     "tests/attention/test_on_accelerator.py",
     "tests/gpu/test_replay_gpu.py",
+    "tests/gpu/test_recorded_training_gpu.py",
     "tests/init/test_initialise.py",
     "tests/data/test_loaders.py",
     "tests/gpu/test_corruptions_gpu.py",

@@ -1,4 +1,4 @@
-"""CUDA graphs in attacks: recorded passes say what the model says, and AutoAttack fells the same images.
+"""CUDA graphs in attacks: recorded passes say what the model says, and AutoAttack breaks the same images.
 
 Run by hand:  python scripts/gpu_tests.py tests/gpu/test_replay_gpu.py
 """
@@ -55,14 +55,14 @@ def test_recorded_passes_say_what_the_model_says(name, parts, half):
 
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
-def test_autoattack_fells_the_same_images(precision, monkeypatch):
+def test_autoattack_breaks_the_same_images(precision, monkeypatch):
     model = make_model()
     x = torch.rand(64, 3, 160, 160, device="cuda")
     y = model(x).argmax(1)
     stages = (APGD(eps=EPS, steps=40), Square(eps=EPS, queries=100))
     attack = AutoAttack(eps=EPS, version="custom", attacks=stages, precision=precision, batch_size=32)
     found = attack.run(model, x, y)
-    monkeypatch.setattr(module, "replayed", lambda model, *_: model)
+    monkeypatch.setattr(module, "with_cuda_graphs", lambda model, *_: model)
     expected = attack.run(model, x, y)
     assert abs(int(found.robust.sum()) - int(expected.robust.sum())) <= 1
 
