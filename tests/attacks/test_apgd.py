@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from attacked import GoldenNet, accuracy, digits_cnn, golden, small_net, some_images
+from attacked import GoldenNet, accuracy, digits_cnn, golden, labels_of, small_net, some_images
 
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import CE, DLR, L1, L2, LINF, Dice
+from vitruvius.attacks import CE, DLR, L1, L2, LINF, Dice, Norm
 from vitruvius.attacks._losses import TARGETED_DLR
 from vitruvius.attacks._search.auto_pgd_step import Ascent, checkpoints
 from vitruvius.attacks._search.auto_pgd_step_l1 import SparseAscent, largest, moved_share
 from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.apgd_malt import APGDMalt
 from vitruvius.attacks.apgd_targeted import APGDTargeted
+from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.pgd import PGD
 
 OBJECTIVES = {
@@ -143,3 +146,43 @@ def test_l1_apgd_beats_sparse_descent() -> None:
 def test_senseless_numbers_are_refused() -> None:
     with pytest.raises(ConfigError, match="APGD with steps=0; expected 1 or more"):
         APGD(eps=0.1, steps=0)
+
+
+@pytest.mark.parametrize("norm", [LINF, L2, L1], ids=str)
+def test_malt_tries_classes_in_the_order_of_their_distance_by_the_gradient(norm: Norm) -> None:
+    """Distances written out image by image and class by class."""
+    net, (x, _) = small_net(6), some_images(5, 6)
+    y = labels_of(net, x)
+    order = {"linf": 1.0, "l2": 2.0, "l1": math.inf}[norm.name]
+    expected = []
+    for i in range(5):
+        distances = {}
+        for k in set(range(6)) - {int(y[i])}:
+            z = x[i : i + 1].clone().requires_grad_()
+            gap = net(z)[0, y[i]] - net(z)[0, k]
+            (grad,) = torch.autograd.grad(gap, z)
+            distances[k] = float(gap.detach()) / float(torch.linalg.vector_norm(grad.flatten(), order))
+        expected.append(sorted(distances, key=distances.__getitem__)[:3])
+    with torch.no_grad():
+        chosen = APGDMalt(eps=0.1, norm=norm, targets=3, batch_size=2).choose_targets(net, x, y)
+    assert chosen.tolist() == expected
+
+
+def test_malt_with_few_targets_breaks_what_the_likeliest_classes_do_not() -> None:
+    """A likely class behind a flat gradient is out of reach; an unlikely one with a steep gradient is near."""
+
+    class Trap(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            level = x.flatten(1).mean(1)
+            return torch.stack([torch.ones_like(level), 0.9 - 0.1 * level, 20 * level - 10, -level, -level], 1)
+
+    x, y = torch.full((3, 3, 4, 4), 0.5), torch.zeros(3, dtype=torch.long)
+    likeliest, malt = (kind(eps=0.1, steps=10, targets=1, loss="margin") for kind in (APGDTargeted, APGDMalt))
+    model = Trap().eval()
+    assert accuracy(model, likeliest(model, x, y), y) == 1
+    assert accuracy(model, malt(model, x, y), y) == 0
+
+
+def test_fast_standard_is_apgd_and_malt() -> None:
+    names = [name for name, _ in AutoAttack(eps=0.1, version="fast-standard").stages()]
+    assert names == ["apgd-ce", "apgd-malt"]

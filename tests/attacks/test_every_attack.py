@@ -19,6 +19,7 @@ from vitruvius.attacks import NORMS, Attack, attacks, check_inputs, disturb
 
 SMALL: dict[str, dict[str, Any]] = {
     "apgd": {"steps": 6},
+    "apgd_malt": {"steps": 4, "targets": 2},
     "apgd_targeted": {"steps": 4, "targets": 2},
     "autoattack": {"version": "custom", "attacks": ("apgd-ce", "fab-t", "square")},
     "carlini": {"steps": 8, "search_steps": 2},

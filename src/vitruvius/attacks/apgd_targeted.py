@@ -40,10 +40,13 @@ class APGDTargeted(AutoPGD):
         return self.loss(logits, y, target)
 
     def attempts(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Attempt]:
-        targets = likeliest_classes(logits_in_batches(model, x, self.batch_size), y, self.targets)
-        for rank, target in enumerate(targets.T):
+        for rank, target in enumerate(self.choose_targets(model, x, y).T):
             for restart in range(self.restarts):
                 yield Attempt(rank * self.restarts + restart, target)
+
+    def choose_targets(self, model: Model, x: Tensor, y: Tensor) -> Tensor:
+        """(B, T) wrong classes, in the order in which they are tried."""
+        return likeliest_classes(logits_in_batches(model, x, self.batch_size), y, self.targets)
 
     def tag(self) -> str:
         return f"apgd-targeted-{self.loss}"

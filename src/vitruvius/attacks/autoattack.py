@@ -46,10 +46,11 @@ class AutoAttack(Ball):
     """The ensemble APGD-CE, APGD-T, FAB-T, Square (standard); plus, rand and custom lists too.
 
     Settings beside eps, norm and seed:
-    `version`: standard, plus, rand (for random models), or custom.
-    `attacks`: of a custom version, in order: names of stages (apgd-ce, apgd-dlr, apgd-t, fab, fab-t, square), attacks
-    by name with settings (`"pgd:steps=20"`, `{use: pgd, steps: 20}`; eps, norm and seed are the ensemble's unless
-    given), or any threats.
+    `version`: standard, plus, rand (for random models), fast-standard (APGD-CE, then Auto-PGD toward the classes that
+    are nearest by the gradient; quicker with many classes, not the published composition), or custom.
+    `attacks`: of a custom version, in order: names of stages (apgd-ce, apgd-dlr, apgd-t, apgd-malt, fab, fab-t,
+    square), attacks by name with settings (`"pgd:steps=20"`, `{use: pgd, steps: 20}`; eps, norm and seed are the
+    ensemble's unless given), or any threats.
     `precision`: exact, or fast: search in bfloat16 first, then in float32 what is left.
     `batch_size`: images searched at once; default all that are given.
     `compile`: torch.compile what is searched (fast: the bfloat16 view) and the bookkeeping.

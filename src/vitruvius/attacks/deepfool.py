@@ -14,9 +14,9 @@ from torch import Tensor
 from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Model, attacks, check_at_least
 from vitruvius.attacks._losses import hard_labels
-from vitruvius.attacks._models import full_precision, unwrapped
+from vitruvius.attacks._models import full_precision
 from vitruvius.attacks._norms import L2, Norm, per_image
-from vitruvius.attacks._search.fab_step import dual_length
+from vitruvius.attacks._search.fab_step import boundaries, dual_length
 from vitruvius.attacks._search.targets import likeliest_classes
 
 BEYOND = 1e-4  # length added to each step, so that one that ends on the boundary crosses it
@@ -68,21 +68,11 @@ class DeepFool(Attack):
 
     def _step(self, model: Model, point: Tensor, y: Tensor, candidates: Tensor) -> Tensor:
         """To the nearest of the candidates' linearised boundaries, and a little beyond."""
-        heights, normals = _boundaries(model, point, y, candidates)
-        lengths = torch.stack([dual_length(self.norm, normal) for normal in normals.unbind(1)], 1)  # (B, C)
-        distances = heights.abs() / (lengths + 1e-8)
-        nearest = distances.argmin(1)
-        rows = torch.arange(len(y), device=y.device)
-        normal = normals[rows, nearest]
-        return per_image(distances[rows, nearest] + BEYOND, point) * self.norm.steepest(normal)
-
-
-def _boundaries(model: Model, point: Tensor, y: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, C) logits of the candidates less the label's, and their gradients (B, C, ...)."""
-    with torch.enable_grad():
-        point = point.detach().requires_grad_()
-        logits = full_precision(unwrapped(model)(point))  # a compiled backward pass can be walked only once
-        heights = logits.gather(1, candidates) - logits.gather(1, y[:, None])
-        columns = heights.sum(0)
-        normals = [torch.autograd.grad(column, point, retain_graph=True)[0] for column in columns]
-    return heights.detach(), torch.stack(normals, 1)
+        nearest = point.new_full((len(point),), torch.inf)
+        way = torch.zeros_like(point)
+        for plane in boundaries(model, point, y, candidates):
+            distance = plane.height.abs() / (dual_length(self.norm, plane.normal) + 1e-8)
+            nearer = distance < nearest
+            way = torch.where(per_image(nearer, point), plane.normal, way)
+            nearest = torch.where(nearer, distance, nearest)
+        return per_image(nearest + BEYOND, point) * self.norm.steepest(way)

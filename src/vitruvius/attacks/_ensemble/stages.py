@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from vitruvius.attacks._base import Attack
 from vitruvius.attacks._losses import CE, DLR
 from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.apgd_malt import APGDMalt
 from vitruvius.attacks.apgd_targeted import APGDTargeted
 from vitruvius.attacks.fab import FAB
 from vitruvius.attacks.fab_targeted import FABTargeted
@@ -40,6 +41,10 @@ def apgd_t(effort: Effort, shared: Settings) -> Attack:
     return APGDTargeted(targets=effort.targets, **effort.of_auto_pgd(), **shared)
 
 
+def apgd_malt(effort: Effort, shared: Settings) -> Attack:
+    return APGDMalt(targets=effort.targets, **effort.of_auto_pgd(), **shared)
+
+
 def fab(effort: Effort, shared: Settings) -> Attack:
     return FAB(restarts=effort.restarts, **shared)
 
@@ -56,6 +61,7 @@ STAGES: dict[str, Callable[[Effort, Settings], Attack]] = {
     "apgd-ce": apgd_ce,
     "apgd-dlr": apgd_dlr,
     "apgd-t": apgd_t,
+    "apgd-malt": apgd_malt,
     "fab": fab,
     "fab-t": fab_t,
     "square": square,
@@ -77,6 +83,7 @@ class Version(NamedTuple):
 
 VERSIONS: dict[str, Version] = {
     "standard": Version(("apgd-ce", "apgd-t", "fab-t", "square")),
+    "fast-standard": Version(("apgd-ce", "apgd-malt")),
     "plus": Version(
         ("apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"), Effort(restarts=5), l1_effort=Effort(restarts=5)
     ),

@@ -8,7 +8,7 @@ the image that comes nearest to it. B images, K classes, D pixels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -116,6 +116,18 @@ class Nearest:
         nearest = distance.argmin(1)
         normal = torch.stack(normals)[nearest, torch.arange(len(y), device=y.device)]
         return Plane(heights.gather(1, nearest[:, None]).squeeze(1), normal)
+
+
+def boundaries(model: Callable[[Tensor], Tensor], point: Tensor, y: Tensor, candidates: Tensor) -> Iterator[Plane]:
+    """The linearised boundaries toward the candidates (B, C), one after the other: one backward pass each."""
+    with torch.enable_grad():
+        point = point.detach().requires_grad_()
+        logits = full_precision(unwrapped(model)(point))  # a compiled backward pass can be walked only once
+        heights = logits.gather(1, candidates) - logits.gather(1, y[:, None])  # (B, C)
+        columns = heights.sum(0).unbind()
+    for number, column in enumerate(columns):
+        (normal,) = torch.autograd.grad(column, point, retain_graph=True)
+        yield Plane(heights[:, number].detach(), normal)
 
 
 def dual_length(norm: Norm, grad: Tensor) -> Tensor:

@@ -1,0 +1,53 @@
+"""Auto-PGD toward the wrong classes that are nearest by the model's gradient, not those of the largest logits (MALT).
+
+Melamed et al. 2024, arXiv:2407.02240: mesoscopic almost linearity targeting. Over the radii of attacks, networks are
+almost linear, so the distance (z_label − z_k) / ‖∇z_label − ∇z_k‖ to the linearised boundary says which class an ascent
+can reach; the norm is the dual one of the ball. B images, C candidates, T targets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitruvius.attacks._base import Model, attacks, check_at_least
+from vitruvius.attacks._models import logits_in_batches
+from vitruvius.attacks._search.fab_step import boundaries, dual_length
+from vitruvius.attacks._search.targets import likeliest_classes
+from vitruvius.attacks.apgd_targeted import APGDTargeted
+
+
+@attacks.register("apgd_malt")
+@dataclass(frozen=True, kw_only=True)
+class APGDMalt(APGDTargeted):
+    """Auto-PGD toward the wrong classes nearest by the gradient (MALT); dlr or margin loss.
+
+    Worth its gradients where there are many classes: with ten, all of them are tried anyway.
+
+    Settings: those of apgd_targeted, and
+    `candidates`: wrong classes whose distance is computed, those of largest logit; a gradient for each of them.
+    """
+
+    candidates: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "candidates")
+
+    def choose_targets(self, model: Model, x: Tensor, y: Tensor) -> Tensor:
+        likeliest = likeliest_classes(logits_in_batches(model, x, self.batch_size), y, self.candidates)  # (B, C)
+        size = self.batch_size or len(x)
+        parts = zip(x.split(size), y.split(size), likeliest.split(size), strict=True)
+        distances = torch.cat([self._distances(model, *part) for part in parts])  # (B, C)
+        order = distances.argsort(dim=1, stable=True)[:, : self.targets]
+        return likeliest.gather(1, order)
+
+    def _distances(self, model: Model, x: Tensor, y: Tensor, candidates: Tensor) -> Tensor:
+        """(B, C) to the linearised boundaries; negative where the model is wrong already."""
+        planes = boundaries(model, x, y, candidates)
+        return torch.stack([-plane.height / (dual_length(self.norm, plane.normal) + 1e-12) for plane in planes], 1)
+
+    def tag(self) -> str:
+        return f"apgd-malt-{self.loss}"
