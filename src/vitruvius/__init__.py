@@ -1,6 +1,6 @@
 """Strength, use and beauty for vision transformers.
 
-Six words: *Heads* is everything one softmax sees; a *stage* is a module Heads → Heads, a *kernel*
+Six words: *Heads* is everything that one softmax receives; a *stage* is a module Heads → Heads, a *kernel*
 Heads → Tensor; some stages and one kernel are a *core*; a *socket* is timm's attention calling a core;
 a *site* is one socket in one model.
 """

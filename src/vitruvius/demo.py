@@ -26,7 +26,7 @@ SEVERITIES = [1, 3, 5]  # of corruptions
 
 
 def demo(out: Path, *, overrides: tuple[str, ...] = (), console: Console | None = None) -> Path:
-    """Train, evaluate and show; the path of the page. Called again, it goes on where it stopped."""
+    """Train, evaluate and show; the path of the page. Called again, it continues where it stopped."""
     console = console or Console(stderr=True)
     runs = []
     for name, recipe in RECIPES.items():

@@ -1,4 +1,4 @@
-"""What happens inside attention: one question per file, a function of Heads, asked of many images beside chance."""
+"""What attention does: one analysis per file, a function of Heads, over many images, beside its chance level."""
 
 from vitruvius._registry import load_room
 from vitruvius.analysis._attended import Attended

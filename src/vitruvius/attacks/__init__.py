@@ -1,4 +1,4 @@
-"""Who disturbs, worst case: one file per attack, (model, x, y) → x'."""
+"""Attacks, the worst case: one file per attack, (model, x, y) → x'."""
 
 from vitruvius._dice import Dice, image_ids
 from vitruvius._registry import load_room

@@ -1,4 +1,4 @@
-"""What attends: one file per variant, pure tensor algebra."""
+"""Variants of attention: one file each, pure tensor algebra."""
 
 from vitruvius._registry import load_room
 from vitruvius.attention._core import (

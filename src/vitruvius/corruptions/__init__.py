@@ -1,4 +1,4 @@
-"""Who disturbs, on average: the 15 + 4 corruptions of ImageNet-C, for images of any size, (model, x, y) → x'."""
+"""Corruptions, the average case: the 15 + 4 of ImageNet-C, for images of any size, (model, x, y) → x'."""
 
 import warnings
 from typing import Any

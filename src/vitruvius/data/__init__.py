@@ -1,7 +1,7 @@
 """Data sets → loaders that yield pixels in [0, 1]: the embedded digits, folders, torchvision, tfds, hf, wds.
 
-`train_loader` and `eval_loader` read what a recipe names, `images_loader` any images that somebody else reads.
-`data_source` registers a data set of one's own; `vitruvius list data` shows what there is.
+`train_loader` and `eval_loader` read what a recipe names, `images_loader` any images that you read yourself.
+`data_source` registers a data set of your own; `vitruvius list data` shows what there is.
 """
 
 from vitruvius._errors import DataError

@@ -1,4 +1,4 @@
-"""Evaluate: how a model answers, on images as they are and under threats, image by image."""
+"""Evaluation: how a model classifies clean images and images under threats, image by image."""
 
 import warnings
 from importlib import import_module

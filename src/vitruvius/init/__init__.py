@@ -1,4 +1,4 @@
-"""How weights begin: one file per start, on the layers' head weights; base inits for everything else."""
+"""Initialisation: one file per init, on the layers' head weights; base inits for everything else."""
 
 from vitruvius._registry import load_room
 from vitruvius.init._base import Base, BaseSpec, Init, InitSpec, Layer, bases, inits

@@ -1,4 +1,4 @@
-"""Models: timm's, and small ones of ours, taking pixels in [0, 1]."""
+"""Models: timm's, and small ones of our own, that take pixels in [0, 1]."""
 
 from vitruvius._registry import load_room
 from vitruvius.models._adapting import restride

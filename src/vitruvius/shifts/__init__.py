@@ -1,4 +1,4 @@
-"""Images that are not like those of training: one reader a published set, each from its published layout."""
+"""Distribution shift: one reader per published data set, each for its published layout."""
 
 from vitruvius._imagenet import imagenet_classes
 from vitruvius._registry import load_room

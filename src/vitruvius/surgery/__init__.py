@@ -1,4 +1,4 @@
-"""Where attention sits in timm's models: the one door to their insides."""
+"""Surgery: finds, replaces and records the attention inside timm's models."""
 
 from vitruvius._registry import load_room
 from vitruvius.surgery._sites import Where, abridge, select

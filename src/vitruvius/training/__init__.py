@@ -1,4 +1,4 @@
-"""Train: a recipe becomes a run folder."""
+"""Training: a recipe becomes a run folder."""
 
 from vitruvius._errors import Diverged, Overfitted, Preempted
 from vitruvius._files import fetch
