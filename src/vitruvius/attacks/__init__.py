@@ -3,6 +3,7 @@
 from vitruvius._dice import Dice, image_ids
 from vitruvius._registry import load_room
 from vitruvius.attacks._base import Attack, Ensemble, Model, Threat, attacks, check_eps, check_inputs, disturb
+from vitruvius.attacks._ensemble.journal import Journal, StageEvent
 from vitruvius.attacks._ensemble.result import Outcome, StageResult
 from vitruvius.attacks._losses import CE, DLR, KL, LOSSES, MARGIN, Loss, hard_labels
 from vitruvius.attacks._models import (
@@ -30,6 +31,7 @@ __all__ = [
     "CheckedModel",
     "Dice",
     "Ensemble",
+    "Journal",
     "L1Norm",
     "L2Norm",
     "LinfNorm",
@@ -38,6 +40,7 @@ __all__ = [
     "Model",
     "Norm",
     "Outcome",
+    "StageEvent",
     "StageResult",
     "SurrogateGradient",
     "Threat",

@@ -29,6 +29,7 @@ from vitruvius.attacks._base import (
     whole_labels,
 )
 from vitruvius.attacks._ensemble.cascade import Cascade
+from vitruvius.attacks._ensemble.journal import Journal, OnEvent
 from vitruvius.attacks._ensemble.result import Outcome
 from vitruvius.attacks._ensemble.stages import STAGES, VERSIONS, Settings
 from vitruvius.attacks._models import VerifiedView, check_logits, frozen
@@ -91,12 +92,22 @@ class AutoAttack(Ball):
         return self.run(model, x, y, ids=ids).x
 
     def run(
-        self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None, batch_size: int | None = None
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        ids: Tensor | None = None,
+        batch_size: int | None = None,
+        on_event: OnEvent | None = None,
+        journal: Journal | None = None,
     ) -> Outcome:
         """All stages, with a record of which one broke which image.
 
         `x` (B, C, H, W) in [0, 1], `y` (B,) labels. `ids` (B,) int64 name the images for the dice; default: a hash of
         their pixels. `batch_size`: images searched at once where the attack itself has none; default all.
+        `on_event` is called with a `StageEvent` as stages advance. `journal` keeps what they decide, batch by batch, so
+        that a killed run can go on; of precision "fast" nothing is kept, since its stages depend on all images.
         """
         check_eval_mode(model)
         check_inputs(x, y)
@@ -107,7 +118,10 @@ class AutoAttack(Ball):
             x = outside_inference_mode(x)
             y = outside_inference_mode(whole_labels(y))
             check_logits(model(x[:1]), y, len(x[:1]))
-            cascade = Cascade(model, x, y, known_ids(x, ids), batch_size)
+            if self.precision != "exact":
+                journal = None
+            plan = [name for name, _ in self.stages()]
+            cascade = Cascade(model, x, y, known_ids(x, ids), batch_size, plan=plan, on_event=on_event, journal=journal)
             if batch_size is None:  # what few pixels leave free is used for several targets at once
                 batch_size = max(len(x), SMALL_BATCH // max(x[:1].numel(), 1), 1)
             sized = replace(self, batch_size=batch_size)

@@ -17,6 +17,7 @@ from vitruvius.attacks._norms import per_image
 from vitruvius.attacks._search.batching import search_in_batches
 from vitruvius.attacks._search.square_proposals import SquareProposals, square_sides
 from vitruvius.attacks._search.square_proposals_l2 import BumpProposals, bump_proposals
+from vitruvius.attacks._search.watch import current_watch
 
 BLOCK = 20  # queries between two checks of who is done
 
@@ -63,6 +64,8 @@ class Square(Attack):
         y = hard_labels(y)
         found = x.clone()
         proposals = self.proposals(x)
+        watch = current_watch()
+        watch.begin(0, 1, len(x))
 
         def begin(rows: Tensor) -> SquareState:
             return SquareState(
@@ -85,6 +88,8 @@ class Square(Attack):
 
         def finish(rows: Tensor, end: SquareState) -> None:
             found[rows] = end.best
+            watch.searched(len(rows), int((end.margin > 0).sum()))
+            watch.settled(rows, end.best)
 
         search_in_batches(torch.arange(len(x), device=x.device), begin, advance, finish, self.batch_size)
         return found

@@ -5,7 +5,9 @@ B images, K classes.
 
 from __future__ import annotations
 
+import inspect
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,36 +15,80 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvius._checks import check_labels, check_logits
-from vitruvius.attacks import Ensemble, disturb
+from vitruvius.attacks import Ensemble, StageEvent, disturb
+from vitruvius.evaluation._journal import LedgerJournal
 from vitruvius.evaluation.ledger import AFTER, Columns, Ledger
-from vitruvius.evaluation.threats import Threat
+
+Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, height, width) in [0, 1], labels (B), ids (B)
+OnEvent = Callable[[StageEvent], object]
 
 
 def judge(
-    model: nn.Module, spec: str, threat: Threat, x: Tensor, y: Tensor, ids: Tensor, ledger: Ledger, batch_size: int
+    model: nn.Module,
+    spec: str,
+    threat: Any,
+    batch: Batch,
+    ledger: Ledger,
+    batch_size: int,
+    on_event: OnEvent | None = None,
 ) -> None:
-    """Run one threat on the images it has not seen, and write down what the model answers."""
+    """Run one threat on the images it has not seen, and write down what the model answers.
+
+    `batch`: images (B, C, height, width), labels (B,), ids (B,); of an ensemble, of several batches. `on_event` is told
+    how far an ensemble is.
+    """
+    x, y, ids = batch
     new = ~torch.isin(ids, ledger.done(spec))
     if not new.any():
         return
     keep = new.to(x.device)
-    x, y, ids = x[keep], y[keep], ids[new]
-    begun = time.perf_counter()
-    moved, record = run_threat(model, threat, x, y, ids, batch_size)
-    rows = answer_all(model, moved, y, batch_size)
-    elapsed = (time.perf_counter() - begun) / len(y)
-    ledger.add(spec, {"id": ids, "label": y, "seconds": torch.full_like(rows["loss"], elapsed), **rows, **record})
-
-
-def run_threat(
-    model: nn.Module, threat: Any, x: Tensor, y: Tensor, ids: Tensor, batch_size: int
-) -> tuple[Tensor, Columns]:
-    """x', and what the threat itself recorded: for an ensemble, which images were robust after each stage."""
+    fresh = (x[keep], y[keep], ids[new])
     if isinstance(threat, Ensemble):
-        outcome = threat.run(model, x, y, ids=ids, batch_size=threat.batch_size or batch_size)
-        record = {f"{AFTER}{name}": robust for name, robust in outcome.robust_by_stage().items()}
-        return outcome.x, record
-    return disturb(threat, model, x, y, ids), {}
+        _judge_ensemble(model, spec, threat, fresh, ledger, batch_size, on_event)
+        return
+    x, y, ids = fresh
+    begun = time.perf_counter()
+    moved = disturb(threat, model, x, y, ids)
+    rows = answer_all(model, moved, y, batch_size)
+    _add(ledger, spec, ids, y, begun, rows)
+
+
+def _judge_ensemble(
+    model: nn.Module,
+    spec: str,
+    ensemble: Ensemble,
+    batch: Batch,
+    ledger: Ledger,
+    batch_size: int,
+    on_event: OnEvent | None,
+) -> None:
+    """Rows are written as stages decide, where the ensemble keeps a journal; those that are left, at the end."""
+    x, y, ids = batch
+    size = ensemble.batch_size or batch_size
+    begun = time.perf_counter()
+    taken = inspect.signature(ensemble.run).parameters
+    extras: dict[str, Any] = {}
+    if "on_event" in taken:
+        extras["on_event"] = on_event
+    journal = None
+    if "journal" in taken and hasattr(ensemble, "stages"):
+        names = [name for name, _ in ensemble.stages()]
+        journal = LedgerJournal(ledger, spec, names, lambda x, y: answer_all(model, x, y, batch_size), size)
+        extras["journal"] = journal
+    outcome = ensemble.run(model, x, y, ids=ids, batch_size=size, **extras)
+    if journal is not None:
+        journal.finish(ids)
+    left = ~torch.isin(ids, ledger.done(spec))
+    if left.any():
+        rows = answer_all(model, outcome.x[left.to(x.device)], y[left.to(x.device)], batch_size)
+        for name, robust in outcome.robust_by_stage().items():
+            rows[f"{AFTER}{name}"] = robust.cpu()[left]
+        _add(ledger, spec, ids[left], y[left.to(x.device)], begun, rows)
+
+
+def _add(ledger: Ledger, spec: str, ids: Tensor, y: Tensor, begun: float, rows: Columns) -> None:
+    seconds = torch.full_like(rows["loss"], (time.perf_counter() - begun) / len(y))
+    ledger.add(spec, {"id": ids, "label": y, "seconds": seconds, **rows})
 
 
 def answer_all(model: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Columns:

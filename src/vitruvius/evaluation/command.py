@@ -198,6 +198,7 @@ def _evaluate(job: _Job, threats: Sequence[Threat]) -> Report:
             folder=job.folder,
             process=job.process,
             progress=bar,
+            on_news=bar.line,
             signature=data_settings(job.target.config.data),
         )
 

@@ -2,6 +2,7 @@
 
 ledger.json            what is judged (data, model, weights), and the threats in order of appearance
 parts/…                the rows of one batch under one threat, written in one step: a kill loses no more than that
+stages/…               of an ensemble, which images have survived which stage, batch by batch
 ledger.safetensors     all rows, when an evaluation has finished; the parts have gone into it
 """
 
@@ -13,7 +14,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from vitruvius._errors import CheckpointError, RunError
 from vitruvius._files import atomic_write_text, ensure_writable, load_tensors, read_text, save_tensors, sweep
 from vitruvius.evaluation.threats import Entry
 
+NOTES = "stages"  # folder of what the stages of an ensemble have decided so far
 AFTER = "standing after "  # columns of an ensemble: which images were robust after each of its stages
 Columns = dict[str, Tensor]  # every column (n,), `id` among them
 MEANINGS = (
@@ -30,6 +32,15 @@ MEANINGS = (
 )
 
 _log = logging.getLogger(__name__)
+
+
+class Note(NamedTuple):
+    """What one stage of an ensemble has decided about some images."""
+
+    threat: str
+    stage: str
+    attempt: int | None  # they have survived all attempts up to this one (from 0); None: the whole stage
+    columns: Columns  # `id`, and of the first stage what the model answers to the worst points
 
 
 class Ledger:
@@ -43,6 +54,8 @@ class Ledger:
         self.rank = rank
         self.columns: dict[str, Columns] = {}
         self._written = 0
+        self._noted = 0
+        self._earlier: list[Note] = []
 
     def claim(self, subject: Mapping[str, object], entries: Sequence[Entry]) -> list[Entry]:
         """Note what is judged and by which threats; the ledger of something else is refused, never mixed.
@@ -62,7 +75,7 @@ class Ledger:
         self._compare_revisions(before, entries)
         every = {entry.spec: entry for entry in [*before, *entries]}
         ensure_writable(self.folder)
-        for left in (self.folder, self.folder / "parts"):
+        for left in (self.folder, self.folder / "parts", self.folder / NOTES):
             sweep(left)
         known["threats"] = [dataclasses.asdict(entry) for entry in every.values()]
         atomic_write_text(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
@@ -76,6 +89,8 @@ class Ledger:
             self.join([load_ledger(self.folder / "ledger.safetensors")])
         for file in sorted((self.folder / "parts").glob("*.safetensors")):
             self._read_part(file)
+        for file in sorted((self.folder / NOTES).glob("*.safetensors")):
+            self._read_note(file)
 
     def done(self, threat: str) -> Tensor:
         """Ids of the images this threat has already seen."""
@@ -91,6 +106,31 @@ class Ledger:
             name = f"{_safe(threat)}-{self.rank:05d}-{self._written:06d}.safetensors"
             save_tensors(self.folder / "parts" / name, rows, {"threat": threat, **_notes(rows)})
             self._written += 1
+
+    def write_note(self, threat: str, stage: str, attempt: int | None, columns: Columns) -> None:
+        """What a stage of an ensemble has decided about some images; on disk before this returns."""
+        if self.folder is None:
+            return
+        name = f"{_safe(threat)}-{self.rank:05d}-{self._noted:06d}.safetensors"
+        about = {"threat": threat, "stage": stage, "attempt": json.dumps(attempt)}
+        save_tensors(self.folder / NOTES / name, columns, {**about, **_notes(columns)})
+        self._noted += 1
+
+    def notes_of(self, threat: str) -> list[Note]:
+        """What the stages of an ensemble had decided when an earlier evaluation was interrupted."""
+        return [note for note in self._earlier if note.threat == threat]
+
+    def _read_note(self, file: Path) -> None:
+        rank, number = map(int, file.stem.rsplit("-", 2)[1:])
+        if rank == self.rank:
+            self._noted = max(self._noted, number + 1)
+        try:
+            columns, about = load_tensors(file)
+        except CheckpointError as error:
+            _log.warning("%s Its images are searched again.", error)
+            return
+        attempt = json.loads(about["attempt"])
+        self._earlier.append(Note(about["threat"], about["stage"], attempt, _in_order(columns, about)))
 
     def join(self, others: Sequence[dict[str, Columns]]) -> None:
         """Take in rows from elsewhere; an image counts once."""
@@ -109,8 +149,9 @@ class Ledger:
         assert self.folder is not None
         named = {f"{t}/{name}": column for t in self.columns for name, column in self.rows(t).items()}
         save_tensors(self.folder / "ledger.safetensors", named, _notes(named))
-        for file in (self.folder / "parts").glob("*.safetensors"):
-            file.unlink(missing_ok=True)
+        for folder in (self.folder / "parts", self.folder / NOTES):
+            for file in folder.glob("*.safetensors"):
+                file.unlink(missing_ok=True)
 
     def _compare(self, known: Mapping[str, Any], asked: Mapping[str, Any], file: Path) -> None:
         differing = [key for key in {**known, **asked} if known.get(key) != asked.get(key)]

@@ -8,8 +8,10 @@ to be trusted: it is wrong about clean images, or the short search has broken mo
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +19,13 @@ from torch import Tensor, nn
 from vitruvius._checks import check_logits
 from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Ensemble, Threat, disturb
+from vitruvius.attacks._ensemble.journal import Journal, OnEvent, StageEvent, StageWatch
 from vitruvius.attacks._ensemble.result import CLEAN, ROBUST, Outcome, StageResult
 from vitruvius.attacks._losses import MARGIN
 from vitruvius.attacks._models import CheckedModel, VerifiedView, logits_in_batches, unwrapped
 from vitruvius.attacks._norms import per_image
 from vitruvius.attacks._search.auto_pgd import AutoPGD
+from vitruvius.attacks._search.watch import watched_by
 
 MARGIN_ERRORS = 2  # mean errors of a view's logits within which it may have been fooled where the model is not
 CLEAN_ERRORS = 0.05  # share of clean images a view may be wrong about before nothing it says is trusted
@@ -34,9 +38,22 @@ class Cascade:
     """The images, which of them are broken, and what has been tried.
 
     `model` judges images `x` (B, C, H, W) with labels `y` (B,) and `ids` (B,), `batch_size` at a time; default all.
+    `plan` names the stages that will run, for events; `on_event` is told how far they are; `journal` keeps what they
+    decide and knows what they decided before.
     """
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, batch_size: int | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        ids: Tensor,
+        batch_size: int | None,
+        *,
+        plan: Sequence[str] = (),
+        on_event: OnEvent | None = None,
+        journal: Journal | None = None,
+    ) -> None:
         self.model = model
         self.x = x
         self.y = y
@@ -47,10 +64,46 @@ class Cascade:
         self.view_error = 0.0  # of a faster view's logits
         self.view_trusted = True
         self.stages: list[StageResult] = []
+        self.plan = list(plan)
+        self.on_event = on_event
+        self.journal = journal
         begun = time.perf_counter()
         wrong = self._misclassified(x, y)
         self.broken_by = torch.where(wrong, CLEAN, ROBUST)
+        if journal is not None and wrong.any():
+            journal.settle("clean", ids[wrong].cpu(), x[wrong], y[wrong], wrong[wrong])
         self._record("clean", "exact", len(x), int(wrong.sum()), begun)
+
+    @property
+    def is_first_search(self) -> bool:
+        """Whether the first attack is running, of which the worst point of every image is kept."""
+        return len(self.stages) == 1
+
+    def count_robust(self) -> int:
+        return int((self.broken_by == ROBUST).sum())
+
+    def event(self, stage: str, *, to_search: int, finished: bool = False) -> StageEvent:
+        """How far the cascade is as a stage begins or ends."""
+        number = len(self.stages)
+        searched = 0
+        if finished:
+            searched = to_search
+        return StageEvent(
+            stage=stage,
+            number=number,
+            stages=max(len(self.plan), number),
+            attempt=1,
+            attempts=1,
+            searched=searched,
+            to_search=to_search,
+            robust=self.count_robust(),
+            images=len(self.x),
+            finished=finished,
+        )
+
+    def tell(self, event: StageEvent) -> None:
+        if self.on_event is not None:
+            self.on_event(event)
 
     def run(self, name: str, threat: Threat, model: nn.Module) -> None:
         """Search with a threat on the images that are robust so far."""
@@ -120,22 +173,40 @@ class Cascade:
     def _run(self, name: str, search: str, move: Move, rows: Tensor, threat: Threat) -> None:
         """Move images, all at once if the threat makes batches by itself, and see which ones are broken."""
         begun = time.perf_counter()
-        portion = self.batch_size
-        if isinstance(threat, Ensemble) or (isinstance(threat, Attack) and threat.batches_itself):
-            portion = max(len(self.x), 1)
-        broken = 0
-        for part in rows.split(portion):
+        if self.journal is not None and len(rows):
+            survived = self.journal.survivors(name, self.ids[rows].cpu())
+            rows = rows[~survived.to(rows.device)]
+        robust = self.count_robust()
+        self.tell(self.event(name, to_search=len(rows)))
+        for part in rows.split(self._portion(threat)):
             if len(part):
-                broken += self._judge(move(part), part)
-        self._record(name, search, len(rows), broken, begun)
+                watch = StageWatch(self, name, part)
+                with self._watched(threat, watch):
+                    moved = move(part)
+                watch.close(moved)
+        self.tell(self.event(name, to_search=len(rows), finished=True))
+        self._record(name, search, len(rows), robust - self.count_robust(), begun)
 
-    def _judge(self, moved: Tensor, rows: Tensor) -> int:
-        """Keep what fools the model, from the first stage everything; how many images were broken."""
+    def _watched(self, threat: Threat, watch: StageWatch) -> AbstractContextManager[None]:
+        """Our own searches are watched; what others call inside may be about other images."""
+        if _batches_itself(threat):
+            return watched_by(watch)
+        return contextlib.nullcontext()
+
+    def _portion(self, threat: Threat) -> int:
+        """Images given to a threat at once: all if it makes batches by itself."""
+        if isinstance(threat, Ensemble) or _batches_itself(threat):
+            return max(len(self.x), 1)
+        return self.batch_size
+
+    def judge(self, stage: str, moved: Tensor, rows: Tensor) -> None:
+        """Keep what fools the model, from the first stage everything."""
         broken = self._misclassified(moved, self.y[rows])
-        is_first = len(self.stages) == 1
-        self.found[rows] = torch.where(per_image(broken | is_first, moved), moved, self.found[rows])
+        keep = broken | self.is_first_search
+        self.found[rows] = torch.where(per_image(keep, moved), moved, self.found[rows])
         self.broken_by[rows[broken]] = len(self.stages)
-        return int(broken.sum())
+        if self.journal is not None:
+            self.journal.settle(stage, self.ids[rows].cpu(), moved, self.y[rows], broken)
 
     def _misclassified(self, x: Tensor, y: Tensor) -> Tensor:
         logits = logits_in_batches(self.model, x, self.batch_size)
@@ -144,3 +215,7 @@ class Cascade:
 
     def _record(self, name: str, search: str, searched: int, broken: int, begun: float) -> None:
         self.stages.append(StageResult(name, search, searched, broken, time.perf_counter() - begun))
+
+
+def _batches_itself(threat: Threat) -> bool:
+    return isinstance(threat, Attack) and threat.batches_itself

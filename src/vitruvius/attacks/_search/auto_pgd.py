@@ -22,7 +22,7 @@ from vitruvius.attacks._norms import per_image
 from vitruvius.attacks._search.auto_pgd_step import Ascent
 from vitruvius.attacks._search.auto_pgd_step_l1 import SparseAscent
 from vitruvius.attacks._search.batching import search_in_batches
-from vitruvius.attacks._search.best_so_far import BestSoFar, take_chunk
+from vitruvius.attacks._search.best_so_far import AttemptWatch, BestSoFar, take_chunk
 from vitruvius.attacks._views.compiled import compile_model
 
 
@@ -31,6 +31,9 @@ class Attempt(NamedTuple):
 
     number: int  # among all attempts, for the dice
     target: Tensor  # (B,) for all images; the labels where the loss has no target
+
+
+OnFinish = Callable[[Tensor, Tensor, Tensor], None]  # indices of ascents, their points, whether these fool the model
 
 
 class Found(NamedTuple):
@@ -79,16 +82,22 @@ class AutoPGD(Attack):
         y = hard_labels(y)
         best = BestSoFar(x)
         attempts = list(self.attempts(model, x, y))
+        watch = AttemptWatch(len(attempts))
         while attempts and len(rows := best.not_fooled()):
             chunk, attempts = take_chunk(attempts, self.batch_size or len(x), len(rows))
+            chunk, attempts, rows = watch.resume(chunk, attempts, rows)
+            if not len(rows):
+                continue
+            watch.begin(chunk, rows)
             many = rows.repeat(len(chunk))
             targets = torch.cat([attempt.target[rows] for attempt in chunk])
             numbers = rows.new_tensor([attempt.number for attempt in chunk]).repeat_interleave(len(rows))
             begin = None
             if start is not None:
                 begin = start[many]
-            found = self._ascend(model, x[many], y[many], targets, dice[many], numbers, begin)
+            found = self._ascend(model, x[many], y[many], targets, dice[many], numbers, begin, watch.finished)
             best.offer_in_turn(rows, found.point, found.fooled, found.loss)
+            watch.end(best)
         return best.x
 
     def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
@@ -96,16 +105,27 @@ class AutoPGD(Attack):
         return replace(self, steps=max(self.steps // 10, 5), restarts=1).search(model, x, y, dice, start)
 
     def _ascend(
-        self, model: Model, x: Tensor, y: Tensor, target: Tensor, dice: Dice, number: Tensor, start: Tensor | None
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        target: Tensor,
+        dice: Dice,
+        number: Tensor,
+        start: Tensor | None,
+        on_finish: OnFinish,
     ) -> Found:
-        """One ascent; in L1 several, each from where the last one ended."""
+        """One ascent; in L1 several, each from where the last one ended. `on_finish` hears of the last one."""
         if self.norm.name != "l1":
             rules = Ascent(self.norm, self.eps, self.steps, self.objective, self.eot_iterations, compiled=self.compile)
             starts = _starts(rules, x, dice, number, start)
-            return run_ascents(model, rules, x, y, target, starts, self.batch_size)
+            return run_ascents(model, rules, x, y, target, starts, self.batch_size, on_finish)
         for sparse in self._sparse_ascents(warm=start is not None):
             starts = _starts(sparse, x, dice, number, start)
-            found = run_ascents(model, sparse, x, y, target, starts, self.batch_size)
+            last = None
+            if sparse.stops:
+                last = on_finish
+            found = run_ascents(model, sparse, x, y, target, starts, self.batch_size, last)
             start = found.best
         return found
 
@@ -172,8 +192,9 @@ def run_ascents(
     target: Tensor,
     start: Callable[[Tensor], Tensor],
     batch_size: int | None,
+    on_finish: OnFinish | None = None,
 ) -> Found:
-    """Ascend from `start(rows)` for all N images, at most `batch_size` at once."""
+    """Ascend from `start(rows)` for all N images, at most `batch_size` at once; `on_finish` hears who is done."""
     found = Found(x.clone(), x.clone(), x.new_zeros(len(x)), y.new_zeros(len(x), dtype=torch.bool))
     verifier = verifier_of(model)
     confirm = None
@@ -191,6 +212,8 @@ def run_ascents(
         found.best[rows] = end.best
         found.loss[rows] = end.best_loss
         found.fooled[rows] = fooled
+        if on_finish is not None:
+            on_finish(rows, found.point[rows], fooled)
 
     every = torch.arange(len(x), device=x.device)
     search_in_batches(every, begin, partial(rules.advance, model), finish, batch_size, confirm)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from vitruvius.attacks._norms import per_image
+from vitruvius.attacks._search.watch import current_watch
+
+
+class Numbered(Protocol):
+    """An attempt, by its number among all attempts, from 0."""
+
+    @property
+    def number(self) -> int: ...
+
 
 T = TypeVar("T")
+N = TypeVar("N", bound=Numbered)
 
 
 class BestSoFar:
@@ -58,3 +68,48 @@ def take_chunk(attempts: list[T], room: int, images: int) -> tuple[list[T], list
     """As many attempts on so many images as fit into `room` rows, one at least; and the rest of the attempts."""
     count = max(room // images, 1)
     return attempts[:count], attempts[count:]
+
+
+class AttemptWatch:
+    """Tells whoever watches how the attempts of one search go, and leaves out those made before an interruption."""
+
+    def __init__(self, attempts: int, *, decides: bool = True) -> None:
+        """How many attempts there are, and whether the first that fools an image decides about it."""
+        self.watch = current_watch()
+        self.attempts = attempts
+        self.decides = decides
+        self.made = self.watch.attempts_made()
+        self.rows = torch.empty(0, dtype=torch.int64)
+        self.numbers: list[int] = []
+
+    def resume(self, chunk: list[N], rest: list[N], rows: Tensor) -> tuple[list[N], list[N], Tensor]:
+        """The attempts to make now, the rest, and the rows to make them on: those that have not been through them."""
+        if self.made is None or not bool((self.made[rows] > chunk[0].number).any()):
+            return chunk, rest, rows
+        return chunk[:1], [*chunk[1:], *rest], rows[self.made[rows] <= chunk[0].number]
+
+    def begin(self, chunk: list[N], rows: Tensor) -> None:
+        self.numbers = [attempt.number for attempt in chunk]
+        self.rows = rows
+        self.watch.begin(self.numbers[0], self.attempts, len(rows) * len(chunk))
+
+    def finished(self, places: Tensor, points: Tensor, fooled: Tensor) -> None:
+        """Searches at these places of the chunk have ended; of several side by side only the end decides."""
+        if len(self.numbers) > 1 or not self.decides:
+            self.watch.searched(len(places), 0)
+            return
+        rows = self.rows[places]
+        self.watch.searched(len(places), int(fooled.sum()))
+        if self.attempts == 1:
+            self.watch.settled(rows, points)
+            return
+        self.watch.settled(rows[fooled], points[fooled])
+        self.watch.attempted(self.numbers[0], rows[~fooled])
+
+    def end(self, best: BestSoFar) -> None:
+        """All attempts of the chunk have been made."""
+        if len(self.numbers) > 1 and self.decides:
+            fooled = best.fooled[self.rows]
+            broken = self.rows[fooled]
+            self.watch.settled(broken, best.x[broken])
+            self.watch.attempted(self.numbers[-1], self.rows[~fooled])

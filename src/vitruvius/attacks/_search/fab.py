@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -22,7 +22,7 @@ from vitruvius.attacks._losses import hard_labels
 from vitruvius.attacks._models import logits_in_batches
 from vitruvius.attacks._norms import per_image
 from vitruvius.attacks._search.batching import search_in_batches
-from vitruvius.attacks._search.best_so_far import BestSoFar, take_chunk
+from vitruvius.attacks._search.best_so_far import AttemptWatch, BestSoFar, take_chunk
 from vitruvius.attacks._search.fab_step import BoundaryRules, BoundaryState, Linearise
 
 
@@ -64,6 +64,7 @@ class FastAdaptiveBoundary(Attack):
         best = BestSoFar(x)
         best.offer(x, logits.argmax(1) != y, x.new_full((len(x),), -torch.inf))
         attempts = self._attempts(logits, y)
+        watch = AttemptWatch(len(attempts), decides=not self.is_minimal)
         while attempts:
             rows = best.not_fooled()
             if self.is_minimal:
@@ -71,19 +72,25 @@ class FastAdaptiveBoundary(Attack):
             if not len(rows):
                 break
             chunk, attempts = take_chunk(attempts, self._room(x), len(rows))
+            if self.restarts == 1:  # else an attempt depends on those before it
+                chunk, attempts, rows = watch.resume(chunk, attempts, rows)
+            if not len(rows):
+                continue
+            watch.begin(chunk, rows)
             many = rows.repeat(len(chunk))
             targets = torch.cat([attempt.target[rows] for attempt in chunk])
             start = x[rows]
             if chunk[0].restart:
                 start = self._random_start(x[rows], dice[rows], chunk[0].number, -best.loss[rows])
             starts = start.repeat(len(chunk), *[1] * (x.ndim - 1))
-            nearest, distance = self._walk(model, x[many], y[many], targets, starts)
-            fooled = (distance <= self.eps) & (distance < torch.inf)
+            nearest, distance = self._walk(model, x[many], y[many], targets, starts, watch.finished)
+            fooled = self._fools(distance)
             found = self._within(x[many], nearest, distance)
             if self.is_minimal:
                 best.offer_each(rows, found, fooled, -distance)
             else:
                 best.offer_in_turn(rows, found, fooled, -distance)
+            watch.end(best)
         return best.x
 
     @property
@@ -115,7 +122,15 @@ class FastAdaptiveBoundary(Attack):
             return 0
         return self.batch_size or len(x)
 
-    def _walk(self, model: Model, x: Tensor, y: Tensor, target: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    def _walk(
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        target: Tensor,
+        start: Tensor,
+        on_finish: Callable[[Tensor, Tensor, Tensor], None],
+    ) -> tuple[Tensor, Tensor]:
         """The nearest point found for every image, and its distance (N,)."""
         rules = BoundaryRules(self.norm, self.eps, self.steps, self.linearise())
         nearest = x.clone()
@@ -127,10 +142,15 @@ class FastAdaptiveBoundary(Attack):
         def finish(rows: Tensor, end: BoundaryState) -> None:
             nearest[rows] = end.nearest
             distance[rows] = end.distance
+            on_finish(rows, self._within(x[rows], end.nearest, end.distance), self._fools(end.distance))
 
         every = torch.arange(len(x), device=x.device)
         search_in_batches(every, begin, partial(rules.advance, model), finish, self.batch_size)
         return nearest, distance
+
+    def _fools(self, distance: Tensor) -> Tensor:
+        """(N,) bool: whether a point that fools the model was found within the ball."""
+        return (distance <= self.eps) & (distance < torch.inf)
 
     def _within(self, x: Tensor, nearest: Tensor, distance: Tensor) -> Tensor:
         """The nearest points, brought into the ball where they lie outside."""

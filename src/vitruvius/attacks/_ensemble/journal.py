@@ -1,0 +1,116 @@
+"""What an ensemble tells while it runs: events for whoever looks on, and decisions for whoever keeps them.
+
+A journal makes a killed ensemble go on where it stopped: it is told, batch by batch, which images a stage has broken
+and which have survived it, and it is asked what it knows before a stage begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from vitruvius.attacks._search.watch import SearchWatch
+
+if TYPE_CHECKING:
+    from vitruvius.attacks._ensemble.cascade import Cascade
+
+
+class StageEvent(NamedTuple):
+    """How far an ensemble is."""
+
+    stage: str  # apgd-t
+    number: int  # of the stage, from 1
+    stages: int  # how many there are
+    attempt: int  # of the stage, from 1: restarts, targets
+    attempts: int
+    searched: int  # images (in several attempts side by side: searches) done in this attempt
+    to_search: int
+    robust: int  # images that nothing has broken so far
+    images: int  # all of them
+    finished: bool = False  # whether the stage has ended
+
+
+OnEvent = Callable[[StageEvent], object]
+
+
+class Journal(Protocol):
+    """Keeps what the stages of an ensemble decide. Images go by their ids (B,) int64, on the CPU."""
+
+    def survivors(self, stage: str, ids: Tensor) -> Tensor:
+        """(B,) bool: images that this stage has failed to break in an earlier run; they are not searched again."""
+        ...
+
+    def attempts_made(self, stage: str, ids: Tensor) -> Tensor:
+        """(B,) int64: attempts of this stage that an earlier run has made on each image in vain."""
+        ...
+
+    def settle(self, stage: str, ids: Tensor, x: Tensor, y: Tensor, broken: Tensor) -> None:
+        """A stage is through with these images: `x` (B, …) is x' where `broken` (B,), else the worst point it found."""
+        ...
+
+    def attempted(self, stage: str, attempt: int, ids: Tensor) -> None:
+        """These images have survived all attempts of a stage up to this one (from 0)."""
+        ...
+
+
+class StageWatch(SearchWatch):
+    """Watches the search of one stage on some rows of a cascade; hands on what is decided, a batch at a time."""
+
+    def __init__(self, cascade: Cascade, stage: str, rows: Tensor) -> None:
+        self.cascade = cascade
+        self.stage = stage
+        self.rows = rows
+        self.open = torch.ones_like(rows, dtype=torch.bool)  # rows that nothing has been decided about
+        self.robust = cascade.count_robust()
+        self.event = cascade.event(stage, to_search=len(rows))
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+
+    def begin(self, attempt: int, attempts: int, images: int) -> None:
+        self.event = self.event._replace(attempt=attempt + 1, attempts=attempts, searched=0, to_search=images)
+        self.cascade.tell(self.event)
+
+    def searched(self, images: int, fooled: int) -> None:
+        self.event = self.event._replace(
+            searched=self.event.searched + images, robust=max(self.event.robust - fooled, 0)
+        )
+        self.cascade.tell(self.event)
+
+    def settled(self, rows: Tensor, points: Tensor) -> None:
+        if self.cascade.journal is None or not len(rows):
+            return
+        self._waiting.append((rows, points))
+        if sum(len(waiting) for waiting, _ in self._waiting) >= self.cascade.batch_size:
+            self.flush()
+
+    def attempted(self, attempt: int, rows: Tensor) -> None:
+        journal = self.cascade.journal
+        if journal is not None and len(rows) and not self.cascade.is_first_search:
+            journal.attempted(self.stage, attempt, self.cascade.ids[self.rows[rows]].cpu())
+
+    def attempts_made(self) -> Tensor | None:
+        """Of the first stage the best point of all attempts is kept, so none can be left out."""
+        journal = self.cascade.journal
+        if journal is None or self.cascade.is_first_search:
+            return None
+        made = journal.attempts_made(self.stage, self.cascade.ids[self.rows].cpu())
+        return made.to(self.rows.device)
+
+    def flush(self) -> None:
+        """Judge what waits, and hand it on."""
+        if not self._waiting:
+            return
+        rows = torch.cat([rows for rows, _ in self._waiting])
+        points = torch.cat([points for _, points in self._waiting])
+        self._waiting.clear()
+        self.open[rows] = False
+        self.cascade.judge(self.stage, points, self.rows[rows])
+
+    def close(self, moved: Tensor) -> None:
+        """The search has ended with these points for all of its rows: judge those that are still open."""
+        self.flush()
+        left = self.open.nonzero().squeeze(1)
+        if len(left):
+            self.cascade.judge(self.stage, moved[left], self.rows[left])

@@ -1,0 +1,52 @@
+"""Watching a search from outside: how far it is, and what it has decided.
+
+A search of many images is one call that may take hours. Whoever calls it may watch: `with watched_by(watch): …`.
+Without a watch nothing is noted. Rows are indices into the images that were given to the search.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from torch import Tensor
+
+
+class SearchWatch:
+    """Sees a search and notes nothing; watches override what they want to know."""
+
+    def begin(self, attempt: int, attempts: int, images: int) -> None:
+        """An attempt (from 0) of so many begins on that many images."""
+
+    def searched(self, images: int, fooled: int) -> None:
+        """More images have been searched in this attempt, some of which are fooled."""
+
+    def settled(self, rows: Tensor, points: Tensor) -> None:
+        """The search is through with these rows: `points` are what it will return for them."""
+
+    def attempted(self, attempt: int, rows: Tensor) -> None:
+        """These rows are through with all attempts up to this one, and not fooled."""
+
+    def attempts_made(self) -> Tensor | None:
+        """(B,) attempts that an earlier, interrupted search has made on each image in vain; None: there was none."""
+        return None
+
+
+UNWATCHED = SearchWatch()
+_watch: ContextVar[SearchWatch | None] = ContextVar("watch", default=None)
+
+
+def current_watch() -> SearchWatch:
+    """Who watches the search that is running."""
+    return _watch.get() or UNWATCHED
+
+
+@contextlib.contextmanager
+def watched_by(watch: SearchWatch) -> Iterator[None]:
+    """Searches inside are seen by this watch."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)

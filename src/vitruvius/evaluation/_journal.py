@@ -1,0 +1,118 @@
+"""The journal of an ensemble, kept in a ledger: a kill loses at most one batch of one stage.
+
+An image that a stage breaks is final, so its row goes into the ledger at once. Of the others it is noted which stages,
+and which attempts of a stage, they have survived; and how the model answers to the worst point of the first stage,
+which is the row of an image that nothing breaks. Notes lie in the folder `stages` until the evaluation has finished.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from vitruvius.evaluation.ledger import AFTER, Columns, Ledger
+
+Answer = Callable[[Tensor, Tensor], Columns]  # images, labels → what the model answers
+NOTHING = torch.empty(0, dtype=torch.int64)
+
+
+class LedgerJournal:
+    """What the stages of one ensemble have decided about the images of one ledger; see `vitruvius.attacks.Journal`.
+
+    ledger, threat: where rows go. stages: names in order, without `clean`. answer: what the model says of images.
+    note_size: images that are noted together.
+    """
+
+    def __init__(self, ledger: Ledger, threat: str, stages: Sequence[str], answer: Answer, note_size: int) -> None:
+        self.ledger = ledger
+        self.threat = threat
+        self.names = ["clean", *stages]
+        self.answer = answer
+        self.note_size = note_size
+        self.survived: dict[str, Tensor] = {}  # stage → ids
+        self.made: dict[str, dict[int, int]] = {}  # stage → id → attempts made in vain
+        self.answers: Columns = {}  # to the worst points of the first stage
+        self._waiting: tuple[str, int, list[Tensor]] | None = None  # attempts that are not on disk yet
+        self._clock = time.perf_counter()
+        for note in ledger.notes_of(threat):
+            self._remember(note.stage, note.attempt, note.columns)
+
+    def survivors(self, stage: str, ids: Tensor) -> Tensor:
+        return torch.isin(ids, self.survived.get(stage, NOTHING))
+
+    def attempts_made(self, stage: str, ids: Tensor) -> Tensor:
+        made = self.made.get(stage, {})
+        return torch.tensor([made.get(number, 0) for number in ids.tolist()], dtype=torch.int64)
+
+    def settle(self, stage: str, ids: Tensor, x: Tensor, y: Tensor, broken: Tensor) -> None:
+        """Rows for what is broken, notes for what has survived."""
+        self._flush()
+        known = broken.cpu()
+        if known.any():
+            rows = {"id": ids[known], "label": y[broken], **self.answer(x[broken], y[broken])}
+            self._add(rows, self.names.index(stage))
+        if known.all():
+            return
+        columns: Columns = {"id": ids[~known]}
+        if stage == self.names[1]:
+            columns |= {"label": y[~broken].cpu(), **_on_cpu(self.answer(x[~broken], y[~broken]))}
+        self._note(stage, None, columns)
+
+    def attempted(self, stage: str, attempt: int, ids: Tensor) -> None:
+        if self._waiting is not None and self._waiting[:2] != (stage, attempt):
+            self._flush()
+        if self._waiting is None:
+            self._waiting = (stage, attempt, [])
+        self._waiting[2].append(ids)
+        if sum(map(len, self._waiting[2])) >= self.note_size:
+            self._flush()
+
+    def finish(self, ids: Tensor) -> None:
+        """All stages have run on these images: those without a row are robust."""
+        self._waiting = None
+        if not self.answers:
+            return
+        robust = torch.isin(self.answers["id"], ids) & ~torch.isin(self.answers["id"], self.ledger.done(self.threat))
+        if robust.any():
+            self._add({name: column[robust] for name, column in self.answers.items()}, len(self.names))
+
+    def _add(self, rows: Columns, broken_by: int) -> None:
+        """Rows of images that are broken by a stage, or by none where its number is beyond the last."""
+        count = len(rows["id"])
+        now = time.perf_counter()
+        seconds = torch.full((count,), (now - self._clock) / count)
+        self._clock = now
+        after = {f"{AFTER}{name}": torch.full((count,), number < broken_by) for number, name in enumerate(self.names)}
+        own = {name: rows.pop(name) for name in ("id", "label")}
+        self.ledger.add(self.threat, {**own, "seconds": seconds, **rows, **after})
+
+    def _flush(self) -> None:
+        if self._waiting is not None:
+            stage, attempt, ids = self._waiting
+            self._waiting = None
+            self._note(stage, attempt, {"id": torch.cat(ids)})
+
+    def _note(self, stage: str, attempt: int | None, columns: Columns) -> None:
+        self._remember(stage, attempt, columns)
+        self.ledger.write_note(self.threat, stage, attempt, columns)
+
+    def _remember(self, stage: str, attempt: int | None, columns: Columns) -> None:
+        ids = columns["id"]
+        if attempt is not None:
+            made = self.made.setdefault(stage, {})
+            for number in ids.tolist():
+                made[number] = max(made.get(number, 0), attempt + 1)
+            return
+        self.survived[stage] = torch.cat([self.survived.get(stage, NOTHING), ids])
+        if len(columns) > 1:
+            self.answers = {
+                name: torch.cat([self.answers[name], column]) if self.answers else column
+                for name, column in columns.items()
+            }
+
+
+def _on_cpu(columns: Columns) -> Columns:
+    return {name: column.detach().cpu() for name, column in columns.items()}

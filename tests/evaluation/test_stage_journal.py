@@ -1,0 +1,222 @@
+"""An ensemble speaks and keeps what its stages decide: events, and kills that lose no more than a batch of a stage."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from judging import model, rows
+from rich.console import Console
+from torch import Tensor, nn
+
+from vitruvius._bar import Bar
+from vitruvius.attacks import StageEvent
+from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.apgd_targeted import APGDTargeted
+from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.fab_targeted import FABTargeted
+from vitruvius.attacks.pgd import PGD
+from vitruvius.attacks.square import Square
+from vitruvius.data import DataConfig, eval_loader
+from vitruvius.evaluation import evaluate
+from vitruvius.evaluation.ledger import NOTES
+
+EPS = 5 / 255
+BATCH = 4
+STAGES = (
+    APGD(eps=EPS, steps=5, batch_size=BATCH),
+    APGDTargeted(eps=EPS, steps=5, targets=3, batch_size=BATCH),
+    FABTargeted(eps=EPS, steps=4, targets=2, batch_size=BATCH),
+    PGD(eps=EPS, steps=2),
+    Square(eps=EPS, queries=20, batch_size=BATCH),
+)
+ENSEMBLE = AutoAttack(eps=EPS, version="custom", attacks=STAGES)
+
+
+class Stop(Exception):
+    """The plug is pulled."""
+
+
+class Counted(nn.Module):
+    """A model that counts its passes and stops at one of them."""
+
+    def __init__(self, stop_at: float = float("inf")) -> None:
+        super().__init__()
+        self.inside = model()
+        self.passes = 0
+        self.stop_at = stop_at
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        if self.passes > self.stop_at:
+            raise Stop
+        answer: Tensor = self.inside(x)
+        return answer
+
+
+class Digits:
+    """32 digits in batches of four, one pool; labelled as the model sees them, so that all are right at first."""
+
+    name = "digits"
+    num_images = 32
+
+    def with_ids(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        data = DataConfig(val_num_samples=self.num_images, batch_size=BATCH)
+        for x, _, ids in eval_loader(data, input_size=(3, 8, 8)).with_ids():
+            with torch.no_grad():
+                yield x, model()(x).argmax(1), ids
+
+
+def digits() -> Any:
+    return Digits()
+
+
+def assert_same(one: Path, other: Path) -> None:
+    ours, theirs = rows(one), rows(other)
+    assert ours.keys() == theirs.keys()
+    for threat in ours:
+        assert list(ours[threat]) == list(theirs[threat])
+        for name, column in ours[threat].items():
+            exact = column.dtype in (torch.bool, torch.int32, torch.int64)
+            torch.testing.assert_close(column, theirs[threat][name], rtol=0, atol=0 if exact else 1e-5, msg=name)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """An undisturbed evaluation, and how many passes of the model it took."""
+    folder = tmp_path_factory.mktemp("whole")
+    counted = Counted()
+    evaluate(counted, digits(), [ENSEMBLE], folder=folder)
+    return folder, counted.passes
+
+
+def test_killed_ten_times_within_one_pool_it_ends_with_the_same_rows(whole: tuple[Path, int], tmp_path: Path) -> None:
+    undisturbed, passes = whole
+    kills = 0
+    while kills < 25:  # each run is killed after a tenth of the work, some of which is the way back to where it was
+        try:
+            evaluate(Counted(stop_at=passes // 10), digits(), [ENSEMBLE], folder=tmp_path)
+            break
+        except Stop:
+            kills += 1
+    assert 10 <= kills < 25
+    assert_same(tmp_path, undisturbed)
+    assert not list((tmp_path / NOTES).glob("*"))
+
+
+@pytest.mark.parametrize("share", [0.15, 0.55, 0.95])
+def test_a_kill_loses_no_more_than_a_batch_of_a_stage(share: float, whole: tuple[Path, int], tmp_path: Path) -> None:
+    undisturbed, passes = whole
+    stopped = Counted(stop_at=share * passes)
+    with pytest.raises(Stop):
+        evaluate(stopped, digits(), [ENSEMBLE], folder=tmp_path)
+    again = Counted()
+    evaluate(again, digits(), [ENSEMBLE], folder=tmp_path)
+    assert_same(tmp_path, undisturbed)
+    one_batch = 20 + BATCH * 2  # steps of the longest search, and a look at every batch on the way back
+    assert stopped.passes + again.passes - passes <= one_batch
+
+
+def test_what_an_interrupted_ensemble_has_broken_is_in_the_ledger_already(
+    whole: tuple[Path, int], tmp_path: Path
+) -> None:
+    with pytest.raises(Stop):
+        evaluate(Counted(stop_at=0.6 * whole[1]), digits(), [ENSEMBLE], folder=tmp_path)
+    assert list((tmp_path / "parts").glob("autoattack*"))
+    assert list((tmp_path / NOTES).glob("autoattack*"))
+
+
+def test_events_name_stage_attempt_and_what_is_still_robust() -> None:
+    x, y, _ = (torch.cat(column) for column in zip(*digits().with_ids(), strict=True))
+    events: list[StageEvent] = []
+    outcome = ENSEMBLE.run(model(), x, y, batch_size=BATCH, on_event=events.append)
+    ended = [event for event in events if event.finished]
+    assert [event.stage for event in ended] == ["apgd", "apgdtargeted", "fabtargeted", "pgd", "square"]
+    assert [(event.number, event.stages) for event in ended] == [(number, 5) for number in range(1, 6)]
+    robust = [event.robust for event in ended]
+    assert robust == sorted(robust, reverse=True)
+    assert robust[-1] == int(outcome.robust.sum())
+    inside = [event for event in events if event.stage == "apgdtargeted" and event.searched and not event.finished]
+    assert {event.attempts for event in inside} == {3}
+    assert {event.attempt for event in inside} >= {1, 2}
+    assert all(event.images == len(x) for event in events)
+
+
+def test_news_come_while_the_evaluation_runs(tmp_path: Path) -> None:
+    news: list[tuple[str, bool]] = []
+    threats = [ENSEMBLE, "fgsm:eps=2/255"]
+    evaluate(
+        model(),
+        digits(),
+        threats,
+        folder=tmp_path,
+        on_news=lambda text: news.append((text, (tmp_path / "report.json").exists())),
+    )
+    assert not any(finished for _, finished in news)
+    texts = [text for text, _ in news]
+    assert texts[0].startswith("clean ")
+    assert texts[1].startswith("fgsm(eps=2/255) ")  # the cheaper threat, though named last
+    assert "autoattack: apgd done (1 of 5), " in texts[2]
+    assert texts[2].endswith("of 32 still robust")
+    assert texts[-1].startswith("autoattack(")
+
+
+class Terminal:
+    """A console on a pseudo-terminal, and all that it has shown."""
+
+    def __init__(self) -> None:
+        self.reading, writing = os.openpty()
+        self.file = open(writing, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (a descriptor)
+        self.console = Console(file=self.file, width=160)
+        self.shown = b""
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def close(self) -> str:
+        self.file.close()
+        self.reader.join(5)
+        os.close(self.reading)
+        return self.shown.decode()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # Linux says so where the other end has closed
+            while more := os.read(self.reading, 65536):
+                self.shown += more
+
+
+def test_a_terminal_shows_the_stage_live() -> None:
+    terminal = Terminal()
+    assert terminal.console.is_terminal
+    with Bar("evaluating", console=terminal.console) as bar:
+
+        def progress(done: int, total: int | None, /, words: str = "") -> None:
+            bar(done, total, words)
+            if "apgdtargeted" in words:
+                bar.bars.refresh()
+
+        evaluate(model(), digits(), [ENSEMBLE], progress=progress, on_news=bar.line)
+    shown = terminal.close()
+    assert "evaluating" in shown
+    assert "autoattack: apgdtargeted (2 of 5), run 1 of 3, " in shown
+    assert "still robust" in shown
+    assert "\x1b[" in shown  # drawn again and again in place
+
+
+def test_without_a_terminal_plain_lines_say_the_same() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False, width=160)
+    with Bar("evaluating", console=console) as bar:
+        evaluate(model(), digits(), [ENSEMBLE], progress=bar, on_news=bar.line)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0].startswith("clean ")
+    assert [line.partition(" done")[0] for line in lines[1:6]] == [
+        f"autoattack: {stage}" for stage in ("apgd", "apgdtargeted", "fabtargeted", "pgd", "square")
+    ]
+    assert not any("\x1b" in line for line in lines)
