@@ -87,10 +87,22 @@ def new_target(link: str, source: Path, target: Path) -> str:
         return link  # mkdocs will say so
     inside = place_in_site(named)
     if not (PAGES / inside).exists() and named.suffix != ".md":
-        (PAGES / inside).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(named, PAGES / inside)
+        bring(named, PAGES / inside)
     relative = os.path.relpath(PAGES / inside, target.parent)
     return f"{relative}#{parts.fragment}" if parts.fragment else relative
+
+
+def bring(named: Path, target: Path) -> None:
+    """Copy a file that a page links to; of a folder all files, and a page that lists them."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if named.is_file():
+        shutil.copy(named, target)
+        return
+    shutil.copytree(named, target.parent, dirs_exist_ok=True)
+    files = sorted(path.relative_to(named).as_posix() for path in named.rglob("*") if path.is_file())
+    rows = "\n".join(f'<li><a href="{name}">{name}</a></li>' for name in files)
+    title = f"<title>{named.name}</title><h1>{named.name}</h1>"
+    target.write_text(f'<!doctype html><meta charset="utf-8">{title}<ul>\n{rows}\n</ul>\n', encoding="utf-8")
 
 
 def place_in_site(named: Path) -> Path:
@@ -100,6 +112,8 @@ def place_in_site(named: Path) -> Path:
         return Path("index.md")
     if inside.parts[0] == "docs":
         return Path(*inside.parts[1:])
+    if named.is_dir():
+        return Path("files", inside, "index.html")
     if inside.suffix in (".py", ".yaml", ".cff"):
         return Path("files", f"{inside}.txt")
     return inside
