@@ -80,15 +80,25 @@ def bind(name: str, piece: Callable[..., Any], settings: Mapping[str, Any], *, w
     prefix = _prefix(where)
     known = _settings_of(piece)
     hints = hints_of(piece)
+    _refuse_unknown_settings(name, settings, known, prefix)
+    _refuse_missing_settings(name, settings, known, prefix)
+    return {key: _value(hints.get(key, Any), value, f"{prefix}{name}.{key}") for key, value in settings.items()}
+
+
+def _refuse_unknown_settings(name: str, settings: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
     for key in settings:
         if key not in known:
             options = ", ".join(known) or "none"
             raise ConfigError(f"{prefix}{name!r} has no setting {key!r}{suggest(str(key), known)} Settings: {options}.")
+
+
+def _refuse_missing_settings(
+    name: str, settings: Mapping[str, Any], known: Mapping[str, inspect.Parameter], prefix: str
+) -> None:
     needed = [key for key, parameter in known.items() if parameter.default is parameter.empty]
     missing = [key for key in needed if key not in settings]
     if missing:
         raise ConfigError(f"{prefix}{name!r} needs a value for {', '.join(missing)}.")
-    return {key: _value(hints.get(key, Any), value, f"{prefix}{name}.{key}") for key, value in settings.items()}
 
 
 def _prefix(where: str) -> str:
@@ -115,9 +125,13 @@ def _build(schema: type[T], data: Any, source: str, path: tuple[str, ...]) -> T:
     for name, field in fields.items():
         if name in data:
             values[name] = _field(hints[name], data[name], source, (*path, name))
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        elif _is_required(field):
             raise ConfigError(f"{source}: {_dotted(path, name)} is missing; expected {type_in_words(hints[name])}.")
     return schema(**values)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _refuse_unknown_keys(
@@ -151,16 +165,20 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return choice.parse(value)
         if _is_instance(value, choice):
             return value
-    refusal = ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)}.")
-    if isinstance(value, bool) and bool not in members and Any not in members:
-        raise refusal
+    is_stray_bool = isinstance(value, bool) and bool not in members and Any not in members
+    if is_stray_bool:
+        raise ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)}.")
+    return _parsed(hint, value, where)
+
+
+def _parsed(hint: Any, value: Any, where: str) -> Any:
     parser = _parser(hint)
     if parser is None:
         return value
     try:
         return parser.parse_object({"value": value}).value
     except ArgumentError:
-        raise refusal from None
+        raise ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)}.") from None
 
 
 def _is_instance(value: Any, choice: Any) -> bool:
@@ -248,6 +266,10 @@ def type_in_words(hint: Any) -> str:
         return " or ".join(type_in_words(member) for member in get_args(hint))
     if get_origin(hint) in (list, tuple):
         return _list_in_words(hint)
+    return _kind_in_words(hint)
+
+
+def _kind_in_words(hint: Any) -> str:
     if hint is Any:
         return "anything"
     if get_origin(hint) is dict:

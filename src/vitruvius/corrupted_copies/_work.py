@@ -29,16 +29,20 @@ def claim(out: Path, settings: Mapping[str, Any]) -> None:
     record = out / RECORD
     if record.exists():
         known = json.loads(read_text(record))
-        changed = [key for key, value in settings.items() if key in known and known[key] != value]
-        if changed:
-            said = ", ".join(f"{key} was {known[key]!r}, is now {settings[key]!r}" for key in changed)
-            raise ConfigError(f"{out} holds a copy made otherwise ({said}). Choose another folder, or delete this one.")
+        _refuse_changes(out, known, settings)
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not a corrupted copy. Choose a new or empty folder.")
     else:
         known = {"version": __version__}
     ensure_writable(out)
     atomic_write_text(record, json.dumps(known | settings, indent=2) + "\n")
+
+
+def _refuse_changes(out: Path, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    changed = [key for key, value in settings.items() if key in known and known[key] != value]
+    if changed:
+        said = ", ".join(f"{key} was {known[key]!r}, is now {settings[key]!r}" for key in changed)
+        raise ConfigError(f"{out} holds a copy made otherwise ({said}). Choose another folder, or delete this one.")
 
 
 def settings_of(corruptions: Sequence[Corruption]) -> dict[str, Any]:

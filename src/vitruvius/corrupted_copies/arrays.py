@@ -98,10 +98,14 @@ def copy_severity(out: Path, ids: Array, corruption: Corruption) -> None:
 
 def check_arrays(images: Array, labels: Array) -> None:
     """Refuse what no copy can be made of."""
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3) or not len(images):
-        raise DataError(f"images are {images.dtype} {images.shape}; expected uint8 (N, height, width, 1 or 3).")
+    _check_image_array(images)
     if labels.shape != (len(images),) or labels.dtype.kind not in "iu" or labels.min() < 0:
         raise DataError(f"labels are {labels.dtype} {labels.shape}; expected a class for each of {len(images)} images.")
+
+
+def _check_image_array(images: Array) -> None:
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3) or not len(images):
+        raise DataError(f"images are {images.dtype} {images.shape}; expected uint8 (N, height, width, 1 or 3).")
 
 
 def _whole(file: Path, images: Array) -> bool:

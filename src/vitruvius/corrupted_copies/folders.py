@@ -112,11 +112,15 @@ def class_files(source: Path) -> list[str]:
     files: list[str] = []
     for folder in source.iterdir():
         if folder.is_dir() and not folder.name.startswith("."):
-            files += [f"{folder.name}/{file.name}" for file in folder.iterdir() if _is_image(file)]
+            files += _images_of(folder)
     if not files:
         said = f"no images in the folders of {source}; expected class/image.jpg."
         raise DataError(said + _suggest_deeper(source))
     return sorted(files)
+
+
+def _images_of(folder: Path) -> list[str]:
+    return [f"{folder.name}/{file.name}" for file in folder.iterdir() if _is_image(file)]
 
 
 def _suggest_deeper(source: Path) -> str:

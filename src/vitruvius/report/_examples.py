@@ -118,13 +118,20 @@ def _place(site: str, facts: dict[str, Any], maps: np.ndarray, n: int, remarks: 
         remarks.append("attention.json: grid and num_prefix_tokens are needed to lay attention over an image.")
         return None
     tokens = prefix + rows * columns
-    if maps.ndim != 4 or maps.shape[0] != n or maps.shape[2:] != (tokens, tokens) or not np.isfinite(maps).all():
+    if not _fits(maps, n, tokens):
         remarks.append(
             f"attention.safetensors: {site} has shape {maps.shape}, not {n} images, heads and finite maps of "
             f"{tokens} × {tokens} tokens; it is left out of the viewer."
         )
         return None
     return SiteMaps(name=site, maps=maps, grid=(rows, columns), num_prefix_tokens=prefix)
+
+
+def _fits(maps: np.ndarray, n: int, tokens: int) -> bool:
+    """Whether these are finite maps of so many tokens for every image."""
+    if maps.ndim != 4 or maps.shape[0] != n or maps.shape[2:] != (tokens, tokens):
+        return False
+    return bool(np.isfinite(maps).all())
 
 
 def _texts(values: Any, n: int) -> list[str]:

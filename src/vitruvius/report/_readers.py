@@ -97,16 +97,25 @@ def read_weight_counts(folder: Path, remarks: list[str]) -> dict[str, int]:
     try:
         with safe_open(path, framework="np") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
-                tensor = file.get_slice(name)
-                size = 0
-                if tensor.get_dtype() != "BOOL":
-                    size = int(np.prod(tensor.get_shape(), dtype=np.int64))
-                _, core, part = name.partition(".core.")
-                counts[f"core.{part.split('.')[0]}" if core else "model"] += size
+                counts[_owner(name)] += _size(file.get_slice(name))
     except (SafetensorError, OSError) as error:
         remarks.append(f"{path.name} cannot be read ({_one_line(error)}): its parameters are not counted.")
         return {}
     return dict(counts)
+
+
+def _owner(name: str) -> str:
+    """Whose number it is: a part of a core's, or the model's."""
+    _, core, part = name.partition(".core.")
+    if core:
+        return f"core.{part.split('.')[0]}"
+    return "model"
+
+
+def _size(tensor: Any) -> int:
+    if tensor.get_dtype() == "BOOL":
+        return 0
+    return int(np.prod(tensor.get_shape(), dtype=np.int64))
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

@@ -132,22 +132,25 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _read_threats(entries: Any, remarks: list[str]) -> list[Threat]:
     """Attacks; corruptions have a severity, and a report of their own among the shifts."""
-    threats = []
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, dict) and entry.get("severity") is not None:
-            continue
-        threat = None
-        if isinstance(entry, dict):
-            threat = _read_threat(entry)
-        if threat is None:
-            if isinstance(entry, dict):
-                label = entry.get("name", "without a name")
-            else:
-                label = repr(entry)
-            remarks.append(f"evaluation/report.json: threat {label} has no finite accuracy; it is left out.")
-        else:
-            threats.append(threat)
+    threats: list[Threat] = []
+    if not isinstance(entries, list):
+        return threats
+    for entry in entries:
+        if not isinstance(entry, dict):
+            remarks.append(f"evaluation/report.json: threat {entry!r} has no finite accuracy; it is left out.")
+        elif entry.get("severity") is None:
+            threats += _read_attack(entry, remarks)
     return threats
+
+
+def _read_attack(entry: dict[str, Any], remarks: list[str]) -> list[Threat]:
+    """The threat, or a remark and none."""
+    threat = _read_threat(entry)
+    if threat is not None:
+        return [threat]
+    label = entry.get("name", "without a name")
+    remarks.append(f"evaluation/report.json: threat {label} has no finite accuracy; it is left out.")
+    return []
 
 
 def _read_threat(entry: dict[str, Any]) -> Threat | None:

@@ -110,6 +110,11 @@ def _read_labels(folder: Path, name: str, num_classes: int) -> np.ndarray:
             f"{listed(folder)}. Name the folder that holds them."
         )
     labels = _load(file)
+    _check_labels(labels, file, num_classes)
+    return np.array(labels)
+
+
+def _check_labels(labels: np.ndarray, file: Path, num_classes: int) -> None:
     if labels.ndim != 1 or not len(labels) or len(labels) % len(SEVERITIES):
         raise DataError(
             f"{file} has shape {labels.shape}; expected one label per image, for {len(SEVERITIES)} severities one "
@@ -120,7 +125,6 @@ def _read_labels(folder: Path, name: str, num_classes: int) -> np.ndarray:
             f"{file} holds {labels.dtype} from {labels.min()} to {labels.max()}, labels other than "
             f"0 … {num_classes - 1}. It may belong to another set; get it again."
         )
-    return np.array(labels)
 
 
 def _check(file: Path, images: int) -> None:

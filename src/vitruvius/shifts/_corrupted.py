@@ -107,9 +107,16 @@ def _remarks(root: Path, corruptions: Sequence[str], places: Mapping[str, Path],
     unknown = [one for one in subfolders(root) if one not in (*corruptions, *ARCHIVES)]
     if unknown:
         remarks.append(f"{name}: left out, not a corruption of it: {', '.join(unknown)}.")
-    levels = [f"{one}/{level}" for one, place in places.items() for level in subfolders(place)]
-    severities = {str(severity) for severity in SEVERITIES}
-    other = [level for level in levels if level.rpartition("/")[2] not in severities]
+    other = _other_levels(places)
     if other:
         remarks.append(f"{name}: left out, not a severity from 1 to 5: {some(other)}.")
     return remarks
+
+
+def _other_levels(places: Mapping[str, Path]) -> list[str]:
+    """`fog/6` and the like: folders inside corruptions that are not severities."""
+    severities = {str(severity) for severity in SEVERITIES}
+    other = []
+    for corruption, place in places.items():
+        other += [f"{corruption}/{level}" for level in subfolders(place) if level not in severities]
+    return other

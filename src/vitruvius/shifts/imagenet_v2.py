@@ -42,10 +42,16 @@ def _find_variants(root: Path) -> dict[str, Path]:
         folders = [path for path in sorted(root.glob(pattern)) if path.is_dir()]
         if folders:
             found[name] = folders[0]
-    if found or not (root / "0").is_dir():
-        return found
-    named = [name for name in VARIANTS if name[:9] in root.name]
-    return {named[0] if named else "imagenet-v2": root}
+    if not found and (root / "0").is_dir():
+        found[_variant_of(root)] = root
+    return found
+
+
+def _variant_of(folder: Path) -> str:
+    for name in VARIANTS:
+        if name[:9] in folder.name:
+            return name
+    return "imagenet-v2"
 
 
 def _opener(folder: Path, name: str) -> Callable[[], Images]:

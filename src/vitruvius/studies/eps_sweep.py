@@ -71,18 +71,26 @@ def draw(rows: list[Row]) -> Figure:
     """Accuracy against ε, one line per model and space."""
     with figure_style():
         figure, axes = new_axes()
-        for index, (model, space) in enumerate(dict.fromkeys((row["model"], row["space"]) for row in rows)):
-            own = sorted((r for r in rows if (r["model"], r["space"]) == (model, space)), key=lambda r: float(r["eps"]))
-            look: Any = series(index)
-            strengths = [255 * row["eps"] for row in own]
-            label = f"{model} ({space})"
-            axes.plot(strengths, [r["accuracy"] for r in own], marker=look.marker, color=look.colour, label=label)
-            lows, highs = [r["low"] for r in own], [r["high"] for r in own]
-            axes.fill_between(strengths, lows, highs, color=look.colour, alpha=0.2, linewidth=0)
+        for index, kind in enumerate(dict.fromkeys(_kind(row) for row in rows)):
+            own = [row for row in rows if _kind(row) == kind]
+            _draw_line(axes, sorted(own, key=lambda row: float(row["eps"])), series(index), f"{kind[0]} ({kind[1]})")
         axes.set_xlabel("ε × 255")
         axes.set_ylabel("accuracy")
         axes.legend()
     return figure
+
+
+def _kind(row: Row) -> tuple[str, str]:
+    """What one line shows: a model, in pixels or in normalised units."""
+    return str(row["model"]), str(row["space"])
+
+
+def _draw_line(axes: Any, rows: list[Row], look: Any, label: str) -> None:
+    strengths = [255 * row["eps"] for row in rows]
+    lows = [row["low"] for row in rows]
+    highs = [row["high"] for row in rows]
+    axes.plot(strengths, [row["accuracy"] for row in rows], marker=look.marker, color=look.colour, label=label)
+    axes.fill_between(strengths, lows, highs, color=look.colour, alpha=0.2, linewidth=0)
 
 
 eps_sweep.draw = draw

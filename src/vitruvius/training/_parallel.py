@@ -44,14 +44,19 @@ def share_out(task: TrainingTask, config: Config, process: Process) -> Replica |
         return None
     if config.train.clip_mode == "agc" and config.train.clip_grad is not None:
         raise ConfigError("train.clip_mode = agc looks at whole rows of weights; with train.parallel = fsdp use norm.")
-    model, trained = bare(task), task.get_trainable_module()
-    if trained is not None and len(list(trained.parameters())) > len(list(model.parameters())):
-        raise ConfigError("the task trains weights beside the model's; with it use train.parallel=ddp.")
+    model = bare(task)
+    _refuse_other_weights(task, model)
     replica = Replica(model, process)
     _shard(model, process)
     if task.has_ema():
         _shard(bare(task, ema=True), process)
     return replica
+
+
+def _refuse_other_weights(task: TrainingTask, model: nn.Module) -> None:
+    trained = task.get_trainable_module()
+    if trained is not None and len(list(trained.parameters())) > len(list(model.parameters())):
+        raise ConfigError("the task trains weights beside the model's; with it use train.parallel=ddp.")
 
 
 def bare(task: TrainingTask, *, ema: bool = False) -> nn.Module:

@@ -47,6 +47,10 @@ def train_batch(session: Session, x: Tensor, y: Tensor, number: int, batches: in
             report = _forward_backward(session, x, y, labels, number, batches)
         if report is not None:
             reports.append(report)
+    return _mean(reports)
+
+
+def _mean(reports: list[Numbers]) -> Numbers | None:
     if not reports:
         return None
     if len(reports) == 1:

@@ -237,7 +237,11 @@ def _grid(rows: Sequence[Row], column: str, null: str | None) -> np.ndarray:
     heads = 1 + max(row.head or 0 for row in rows)
     grid = np.full((len(sites), heads), np.nan)
     for row in rows:
-        value = getattr(row, column)
-        if row.null == null and value is not None:
-            grid[sites.index(row.site), row.head or 0] = value
+        if row.null == null:
+            _set(grid, sites.index(row.site), row.head or 0, getattr(row, column))
     return grid
+
+
+def _set(grid: np.ndarray, row: int, column: int, value: float | None) -> None:
+    if value is not None:
+        grid[row, column] = value

@@ -61,9 +61,13 @@ def _items(table: Any) -> list[tuple[str, Any]] | None:
     """Keys and values of a table, or of a list that is empty or holds tables; None of a plain value."""
     if isinstance(table, dict):
         return [(str(key), value) for key, value in table.items()]
-    if isinstance(table, list) and (not table or any(isinstance(item, dict | list) for item in table)):
+    if isinstance(table, list) and _holds_tables(table):
         return [(str(place), value) for place, value in enumerate(table)]
     return None
+
+
+def _holds_tables(values: list[Any]) -> bool:
+    return not values or any(isinstance(item, dict | list) for item in values)
 
 
 def _flat_runs(runs: Sequence[Run]) -> dict[str, list[str]]:

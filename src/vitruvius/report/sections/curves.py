@@ -51,14 +51,15 @@ def curves(runs: Sequence[Run]) -> Sequence[Block]:
 
 def group_metrics(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Panel title → metrics: held-out before training, losses together, accuracies together."""
-    keys: set[str] = set()
-    for run in runs:
-        for row in run.epochs:
-            keys.update(key for key, value in row.items() if _is_drawn(key, value))
+    keys = {key for run in runs for row in run.epochs for key in _drawn_keys(row)}
     panels: dict[str, list[str]] = {"loss": [], "accuracy": [], "accuracy under attack": [], "learning rate": []}
     for key in sorted(keys, key=_prominence):
         panels.setdefault(_panel(key), []).append(key)
     return {title: keys for title, keys in panels.items() if keys}
+
+
+def _drawn_keys(row: dict[str, Any]) -> list[str]:
+    return [key for key, value in row.items() if _is_drawn(key, value)]
 
 
 def _is_drawn(key: str, value: Any) -> bool:

@@ -98,10 +98,12 @@ def _site_table(run: Run, sites: list[dict[str, Any]]) -> Table:
     for name in names:
         numeric = name.startswith("num_") or name.endswith("_dim")
         columns.append(Column(title=name.removeprefix("num_").replace("_", " "), numeric=numeric))
-    cells = []
-    for site in sites:
-        cells.append([Cell(text=str(site.get(name, DASH)), value=number(site.get(name))) for name in names])
+    cells = [_site_cells(site, names) for site in sites]
     return Table(name=f"sites-{run.index}", columns=columns, cells=cells, rows=sites)
+
+
+def _site_cells(site: dict[str, Any], names: list[str]) -> list[Cell]:
+    return [Cell(text=str(site.get(name, DASH)), value=number(site.get(name))) for name in names]
 
 
 def _values(run: Run, key: str) -> list[float]:

@@ -54,12 +54,17 @@ def collect_diagrams(runs: Sequence[Run]) -> dict[str, list[Diagram]]:
             found.setdefault("clean", []).append((run, bins))
     for name in shift_names(runs):
         for run in runs:
-            report = run.shifts.get(name)
-            if report is None or any(part.outside for part in report.parts):
-                continue
-            if "shifted" in report.reliability:
-                found.setdefault(name, []).append((run, report.reliability["shifted"]))
+            bins = _shifted_bins(run, name)
+            if bins:
+                found.setdefault(name, []).append((run, bins))
     return found
+
+
+def _shifted_bins(run: Run, name: str) -> Bins | None:
+    report = run.shifts.get(name)
+    if report is None or any(part.outside for part in report.parts):
+        return None
+    return report.reliability.get("shifted")
 
 
 def _clean_bins(run: Run) -> Bins | None:

@@ -23,9 +23,8 @@ def draw_heat(report: ShiftReport, title: str) -> Figure:
     with figure_style():
         figure, axes = new_axes(1.9 + 0.62 * len(columns), 0.75 + 0.29 * len(grid))
         for y, row in enumerate(grid.values()):
-            for x, severity in enumerate(columns):
-                if severity in row:
-                    _draw_cell(axes, x, y, row[severity])
+            for severity, accuracy in row.items():
+                _draw_cell(axes, columns.index(severity), y, accuracy)
         axes.set_xticks(range(len(columns)), [str(severity) for severity in columns])
         axes.set_yticks(range(len(grid)), [name.replace("_", " ") for name in grid])
         axes.set_xlim(-0.5, len(columns) - 0.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vitruvius._errors import DataError
 from vitruvius.evaluation import PartScore, ShiftReport
@@ -15,16 +15,18 @@ from vitruvius.report._runs import Run
 def corruption_table(runs: Sequence[Run], name: str) -> Table:
     """Mean accuracy, mCE and relative mCE against the evaluation's baseline, and CE against the first run."""
     rows = [_numbers(run, name, runs[0]) for run in runs]
-    titles = {}
-    for key, title in _titles(runs, name).items():
-        if any(row.get(key) is not None for row in rows):
-            titles[key] = title
+    titles = _used(_titles(runs, name), rows)
     cells = []
     for run, row in zip(runs, rows, strict=True):
         cells.append([Cell(text=run.name, colour=run.look.name), *(_cell(row, key) for key in titles)])
     columns = [Column(title="run"), *(Column(title=title, numeric=True) for title in titles.values())]
     caption = f"{name}: errors summed over severities, as a share of those of the model named; small numbers are 95 % "
     return Table(name=f"{name}-mce", columns=columns, cells=cells, rows=rows, caption=caption + "bootstrap intervals.")
+
+
+def _used(titles: dict[str, str], rows: Sequence[Mapping[str, object]]) -> dict[str, str]:
+    """The columns that hold a number for at least one run."""
+    return {key: title for key, title in titles.items() if any(row.get(key) is not None for row in rows)}
 
 
 def _titles(runs: Sequence[Run], name: str) -> dict[str, str]:

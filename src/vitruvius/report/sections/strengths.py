@@ -46,11 +46,15 @@ def collect_strengths(runs: Sequence[Run]) -> dict[str, dict[int, Curve]]:
                 attacks.setdefault(family(threat), {}).setdefault(index, []).append((threat.eps, threat))
     for curves in attacks.values():
         for index, points in curves.items():
-            clean = runs[index].threat("clean")
-            if clean is not None:
-                points.append((0.0, clean))
-            points.sort(key=lambda point: point[0])
+            _begin_with_clean(points, runs[index])
     return {name: curves for name, curves in attacks.items() if _strengths(curves) >= 2}
+
+
+def _begin_with_clean(points: Curve, run: Run) -> None:
+    clean = run.threat("clean")
+    if clean is not None:
+        points.append((0.0, clean))
+    points.sort(key=lambda point: point[0])
 
 
 def draw_strengths(runs: Sequence[Run], name: str, curves: dict[int, Curve]) -> Figure:

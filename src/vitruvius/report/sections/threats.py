@@ -85,12 +85,16 @@ def _table(runs: Sequence[Run], labels: dict[str, str], rows: list[dict[str, obj
     cells = []
     for spec, label in labels.items():
         cells.append([Cell(text=label, detail=_detail(spec, label)), *(_cell(run, spec) for run in runs)])
-    if any(run.worst_case and len(run.threats) > 1 for run in runs):
+    if any(_has_worst_case(run) for run in runs):
         worst = [_accuracy(run.worst_case) for run in runs]
         cells.append([Cell(text="worst case", detail="right under every threat"), *worst])
     return Table(
         name="threats-table", columns=columns, cells=cells, rows=rows, caption="Top-1 accuracy and 95 % interval."
     )
+
+
+def _has_worst_case(run: Run) -> bool:
+    return bool(run.worst_case) and len(run.threats) > 1
 
 
 def _detail(spec: str, label: str) -> str:

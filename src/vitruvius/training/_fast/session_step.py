@@ -78,14 +78,17 @@ class SessionStep:
             except Exception as error:
                 if x.is_cuda and torch.cuda.is_current_stream_capturing():
                     raise
-                reason = (str(error) or type(error).__name__).splitlines()[0]
-                logger.warning("the model's blocks cannot be compiled, training goes on without: %s", reason)
-                self.regions = None
-                self.put(None)
-                with torch.no_grad():
-                    for buffer, copy in zip(self.buffers(), kept, strict=True):
-                        buffer.copy_(copy)
+                self._go_on_without_regions(error, kept)
         return self._gradients(None, x, y, labels)
+
+    def _go_on_without_regions(self, error: Exception, buffers: list[Tensor]) -> None:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        logger.warning("the model's blocks cannot be compiled, training goes on without: %s", reason)
+        self.regions = None
+        self.put(None)
+        with torch.no_grad():
+            for buffer, kept in zip(self.buffers(), buffers, strict=True):
+                buffer.copy_(kept)
 
     def put(self, gradients: Gradients | None) -> None:
         """Give every parameter its gradient, or none."""
