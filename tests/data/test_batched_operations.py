@@ -112,8 +112,9 @@ def test_resized_crops_are_pillows(name: str, size: tuple[int, int]) -> None:
         for image, (top, left, tall, wide) in zip(images, box.tolist(), strict=True)
     ]
     kind = resampling.FILTERS[name]
-    kinds = torch.full((8,), kind)
-    ours = resampling.resized_crop(to_batch(images), box, kinds, size, [kind], torch.zeros(8, 2, dtype=torch.bool))
+    plan = resampling.make_plan(box, size, (36, 30), [kind])
+    straight = torch.zeros(8, 2, dtype=torch.bool)
+    ours = resampling.resized_crop(to_batch(images), box, torch.full((8,), kind), straight, plan)
     compare(ours, expected, most=1, share=0.005)
 
 
@@ -128,7 +129,8 @@ def test_shrinking_is_pillows_up_to_the_order_of_its_two_passes(name: str) -> No
     ]
     kind = resampling.FILTERS[name]
     kinds, straight = torch.full((7,), kind), torch.zeros(7, 2, dtype=torch.bool)
-    ours = resampling.resized_crop(to_batch(images), box, kinds, (32, 32), [kind], straight)
+    plan = resampling.make_plan(box, (32, 32), (80, 64), [kind])
+    ours = resampling.resized_crop(to_batch(images), box, kinds, straight, plan)
     compare(ours, expected, most=3, share=0.25)
 
 
@@ -136,10 +138,10 @@ def test_crops_are_mirrored_after_they_are_resized() -> None:
     images = photographs()
     box = torch.tensor([[2, 3, 20, 17]] * 8)
     kinds = torch.tensor([resampling.BILINEAR, resampling.BICUBIC] * 4)
-    both = [resampling.BILINEAR, resampling.BICUBIC]
-    plain = resampling.resized_crop(to_batch(images), box, kinds, (32, 32), both, torch.zeros(8, 2, dtype=torch.bool))
+    plan = resampling.make_plan(box, (32, 32), (32, 32), [resampling.BILINEAR, resampling.BICUBIC])
+    plain = resampling.resized_crop(to_batch(images), box, kinds, torch.zeros(8, 2, dtype=torch.bool), plan)
     mirrored = torch.tensor([[False, True], [True, False], [True, True], [False, False]] * 2)
-    turned = resampling.resized_crop(to_batch(images), box, kinds, (32, 32), both, mirrored)
+    turned = resampling.resized_crop(to_batch(images), box, kinds, mirrored, plan)
     for image, other, (vertical, horizontal) in zip(plain, turned, mirrored.tolist(), strict=True):
         axes = [axis for axis, chosen in ((-2, vertical), (-1, horizontal)) if chosen]
         torch.testing.assert_close(other, image.flip(axes), atol=1, rtol=0)
@@ -160,6 +162,15 @@ def test_affine_maps_are_pillows(name: str) -> None:
     ]
     ours = resampling.affine(to_batch(images), torch.tensor(matrices), torch.tensor(fill), resampling.FILTERS[name])
     compare(ours, expected, most=1, share=0.002)
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_maps_along_one_axis_are_the_same_maps(axis: int) -> None:
+    x = to_batch(photographs((32, 28)))
+    matrix = torch.tensor([[1, 0.21, 3.3, 0, 1, 0]] * 8) if axis == -1 else torch.tensor([[1, 0, 0, -0.3, 1, 2.2]] * 8)
+    fill = torch.tensor((124, 116, 104))
+    whole = resampling.affine(x, matrix, fill, resampling.BICUBIC)
+    torch.testing.assert_close(resampling.affine(x, matrix, fill, resampling.BICUBIC, axis), whole, atol=1, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["nearest", "bilinear", "bicubic"])
@@ -195,9 +206,15 @@ def test_torchvisions_blur() -> None:
 def test_pieces_are_cut_out_at_their_own_corners() -> None:
     x = to_batch(photographs())
     top, left = torch.arange(8), torch.arange(8).flip(0)
-    cut = resampling.crop(x, top, left, (20, 24))
-    for image, piece, row, column in zip(x, cut, top.tolist(), left.tolist(), strict=True):
-        assert torch.equal(piece, image[:, row : row + 20, column : column + 24])
+    upside_down, mirrored = torch.tensor([0, 1] * 4), torch.tensor([0, 0, 1, 1] * 2)
+    cut = resampling.crop(x, top, left, (20, 24), upside_down, mirrored)
+    for number, piece in enumerate(cut):
+        expected = x[number, :, number : number + 20, 7 - number : 31 - number]
+        if upside_down[number]:
+            expected = expected.flip(-2)
+        if mirrored[number]:
+            expected = expected.flip(-1)
+        assert torch.equal(piece, expected)
 
 
 def test_interpolations_have_torchvisions_names() -> None:

@@ -22,7 +22,8 @@ def grey(x: Tensor) -> Tensor:
 
 def blend(degenerate: Tensor, x: Tensor, factor: Tensor) -> Tensor:
     """Between a degenerate image (factor 0) and the image itself (factor 1), or beyond; cut to levels."""
-    return (degenerate + factor.view(-1, 1, 1, 1) * (x - degenerate)).clamp_(0, 255).floor_()
+    moved = x - degenerate
+    return moved.mul_(factor.view(-1, 1, 1, 1)).add_(degenerate).clamp_(0, 255).floor_()
 
 
 def brightness(x: Tensor, factor: Tensor) -> Tensor:
@@ -44,17 +45,21 @@ def colour(x: Tensor, factor: Tensor) -> Tensor:
 
 def mean_level(level: Tensor) -> Tensor:
     """(B, 1, 1, 1): the mean of (B, 1, H, W), rounded to a level."""
-    return (level.mean((1, 2, 3), keepdim=True, dtype=torch.float64) + 0.5).floor().to(level.dtype)
+    pixels = level[0].numel()
+    exact = torch.float32 if pixels * 255 < 2**24 else torch.float64  # sums of whole numbers are exact below 2²⁴
+    return (level.sum((1, 2, 3), keepdim=True, dtype=exact).double() / pixels + 0.5).floor().to(level.dtype)
 
 
 def solarise(x: Tensor, threshold: Tensor) -> Tensor:
     """Levels at or above the threshold are inverted; threshold 0 inverts all."""
-    return torch.where(x < threshold.view(-1, 1, 1, 1), x, 255 - x)
+    above = (x - (threshold - 1).view(-1, 1, 1, 1)).clamp_(0, 1)  # 0 or 1, since levels are whole numbers
+    return x + above.mul_(255 - 2 * x)
 
 
 def solarise_add(x: Tensor, amount: Tensor) -> Tensor:
     """Add `amount` to the levels below 128."""
-    return torch.where(x < 128, (x + amount.view(-1, 1, 1, 1)).clamp(max=255), x)
+    below = (128 - x).clamp_(0, 1)  # 0 or 1, since levels are whole numbers
+    return (x + below.mul_(amount.view(-1, 1, 1, 1))).clamp_(max=255)
 
 
 def posterise(x: Tensor, bits: Tensor) -> Tensor:

@@ -58,6 +58,11 @@ def erase(images: Tensor, keys: Tensor, *, probability: float, mode: str, count:
     return images
 
 
+def erased_rows(keys: Tensor, probability: float) -> Tensor:
+    """Numbers of the images that `erase` changes, so that the others need no noise."""
+    return (uniform(keys, _ERASE, 2)[:, 0] < probability).nonzero()[:, 0]
+
+
 class Erase:
     """Random erasing of one uint8 image, with the global generators; the last step of a worker's transform."""
 

@@ -21,10 +21,10 @@ from vitruvius.data._config import DataConfig
 from vitruvius.data._image_seeds import split_keys, uniform
 from vitruvius.data._preprocessing import Preprocessing, training_steps
 from vitruvius.data.augmentation import colour, filters, resampling
-from vitruvius.data.augmentation.erasing import HFLIP, VFLIP, erase
+from vitruvius.data.augmentation.erasing import HFLIP, VFLIP, erase, erased_rows
 from vitruvius.data.augmentation.policies import make_policy
 
-Step = Callable[[Tensor, Tensor], Tensor]  # (levels, keys (B,) on the CPU) → levels
+Step = Callable[[Tensor, Tensor], Tensor]  # (levels, keys (B,) on the CPU) → levels; may overwrite its input
 
 _CROP, _FILTER, _PLACE, _ROTATION, _GREY, _BLUR, _JITTER = range(100, 107)  # streams of random numbers
 _TRIES = 10
@@ -53,15 +53,24 @@ class BatchAugmentation:
             return self._finish(base, keys)
         views = [base / 255]
         for split in range(1, self.config.aug_splits):
-            views.append(self._finish(base, split_keys(keys, split)))
+            views.append(self._finish(base.clone(), split_keys(keys, split)))
         return torch.cat(views)
 
     def _finish(self, x: Tensor, keys: Tensor) -> Tensor:
         for step in self.steps:
             x = step(x, keys)
+        return self._erase(x.div_(255), keys)
+
+    def _erase(self, pixels: Tensor, keys: Tensor) -> Tensor:
         c = self.config
-        pixels = x / 255
-        return erase(pixels, keys.to(x.device), probability=c.reprob, mode=c.remode, count=c.recount)
+        rows = erased_rows(keys, c.reprob)
+        if not len(rows):
+            return pixels
+        there = rows.to(pixels.device)
+        erased = erase(
+            pixels[there], keys[rows].to(pixels.device), probability=c.reprob, mode=c.remode, count=c.recount
+        )
+        return pixels.index_copy_(0, there, erased)
 
 
 class _Front:
@@ -108,10 +117,9 @@ class _ResizedCrop(_Front):
         box = self.boxes(keys, (images.shape[-2], images.shape[-1]))
         u = uniform(keys, _FILTER, 1)[:, 0]
         chosen = torch.tensor(self.filters)[(u * len(self.filters)).long()]
+        plan = resampling.make_plan(box, self.size, (images.shape[-2], images.shape[-1]), self.filters)
         settings = torch.cat([box, chosen[:, None], self.mirrored(keys).long()], 1).to(images.device)
-        return resampling.resized_crop(
-            images, settings[:, :4], settings[:, 4], self.size, self.filters, settings[:, 5:].bool()
-        )
+        return resampling.resized_crop(images, settings[:, :4], settings[:, 4], settings[:, 5:].bool(), plan)
 
     def boxes(self, keys: Tensor, size: tuple[int, int]) -> Tensor:
         """(B, 4) top, left, height, width: the first of ten tries that fits, else the middle of the image."""
@@ -149,11 +157,8 @@ class _PlainCrop(_Front):
         room = [have - wanted + 1 for wanted, have in zip(self.size, images.shape[-2:], strict=True)]
         corner = (uniform(keys, _PLACE, 2) * torch.tensor(room)).long()
         settings = torch.cat([corner, self.mirrored(keys).long()], 1).to(images.device)
-        cut = resampling.crop(images, settings[:, 0], settings[:, 1], self.size)
-        for axis, column in ((-2, 2), (-1, 3)):
-            chosen = settings[:, column].bool()[:, None, None, None]
-            cut = torch.where(chosen, cut.flip(axis), cut)
-        return cut.float()
+        top, left, upside_down, mirrored = settings.unbind(1)
+        return resampling.crop(images, top, left, self.size, upside_down, mirrored).float()
 
 
 class _Rotation:
@@ -184,7 +189,9 @@ class _Jitter:
         amounts = low + (high - low) * u[:, 4:8]  # (B, 4)
         neutral = torch.tensor([1.0, 1.0, 1.0, 0.0])
         amounts = torch.where(u[:, 8:] < self.probability, amounts, neutral)
-        for place in range(4):
+        if self.hue is None:
+            order = u[:, :3].argsort(1)
+        for place in range(order.shape[1]):
             now = order[:, place]
             factor = amounts.gather(1, now[:, None])[:, 0]
             x = self._enhance(x, now, factor)
@@ -194,11 +201,12 @@ class _Jitter:
 
     def _enhance(self, x: Tensor, now: Tensor, factor: Tensor) -> Tensor:
         """One of three blends for each image: with black, with its mean grey level, or with its grey version."""
-        settings = torch.stack([factor, (now == 1).float(), (now == 2).float(), (now == 3).float()], 1).to(x.device)
-        strength, contrast, saturation, hue = (column.view(-1, 1, 1, 1) for column in settings.unbind(1))
+        factor = torch.where(now == 3, 1.0, factor)
+        settings = torch.stack([factor, (now == 1).float(), (now == 2).float()], 1).to(x.device)
+        strength, contrast, saturation = (column.view(-1, 1, 1, 1) for column in settings.unbind(1))
         level = colour.grey(x)
         degenerate = contrast * colour.mean_level(level) + saturation * level
-        return colour.blend(degenerate, x, torch.where(hue > 0, 1.0, strength))
+        return colour.blend(degenerate, x, strength)
 
 
 class _Grey:
@@ -232,7 +240,7 @@ def _on_some(x: Tensor, chosen: Tensor, operation: Step, strength: Tensor) -> Te
     if not len(rows):
         return x
     there = rows.to(x.device)
-    return x.index_copy(0, there, operation(x[there], strength[rows].to(x.device)))
+    return x.index_copy_(0, there, operation(x[there], strength[rows].to(x.device)))
 
 
 def _make_front(first: Any, flips: list[Any], config: DataConfig, pre: Preprocessing) -> Step:

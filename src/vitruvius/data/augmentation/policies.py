@@ -21,13 +21,15 @@ from vitruvius._errors import ConfigError
 from vitruvius.data._image_seeds import uniform
 from vitruvius.data.augmentation import colour, filters, resampling
 
-Policy = Callable[[Tensor, Tensor], Tensor]  # (levels (B, C, H, W), keys (B,) on the CPU) → levels
+Policy = Callable[[Tensor, Tensor], Tensor]  # (levels (B, C, H, W), keys (B,) on the CPU) → levels, in the same place
 Operation = Callable[[Tensor, Tensor], Tensor]  # (levels (n, C, H, W), strengths (n,)) → levels
 
 _STREAM = 1000  # of random numbers, one for the choice and then one for each operation in a row
 _CHAIN = 100  # streams between the chains of AugMix
 _INF = float("inf")
-_AFFINE = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+_AFFINE = ("rotate", "shear_x", "translate_x", "shear_y", "translate_y")
+_AXES = (None, -1, -1, -2, -2)  # along which each of them moves pixels
+_GROUP = {None: 0, -1: 1, -2: 2}
 _PILLOW = {
     Image.Resampling.NEAREST: resampling.NEAREST,
     Image.Resampling.BILINEAR: resampling.BILINEAR,
@@ -190,7 +192,8 @@ class BatchedAugMix:
         return mixed
 
     def _chain(self, x: Tensor, keys: Tensor, chain: int) -> Tensor:
-        """One to three operations in a row, or as many as the policy says."""
+        """One to three operations in a row, or as many as the policy says, on a copy."""
+        x = x.clone()
         stream = _STREAM + 1 + _CHAIN * (chain + 1)
         most = self.depth if self.depth > 0 else 3
         u = uniform(keys, stream, most + 1)
@@ -241,14 +244,15 @@ class Operations:
         rows, group = rows[order], group[order]
         strength = self._strength(chosen[rows], level[rows], sign[rows], radius[rows])
         moved = self._run(x[rows.to(x.device)], group, strength)
-        return x.index_copy(0, rows.to(x.device), moved)
+        return x.index_copy_(0, rows.to(x.device), moved)
 
     def _groups(self, chosen: Tensor, u: Tensor) -> Tensor:
         """What is computed together: a number for each kind, and for affine maps one for each filter."""
         kind = self.kind[chosen]
         first = len(OPERATIONS)
         filters = torch.tensor(self.filters)[(u * len(self.filters)).long()]
-        return torch.where(kind < first, kind, first + filters)
+        axis = torch.tensor([_GROUP[one] for one in _AXES])[(kind - first).clamp(min=0)]
+        return torch.where(kind < first, kind, first + 3 * filters + axis)
 
     def _strength(self, chosen: Tensor, level: Tensor, sign: Tensor, radius: Tensor) -> Tensor:
         """(n, 7): the strength, then the affine map of those that have one."""
@@ -281,8 +285,10 @@ class Operations:
                 operation = OPERATIONS[_KINDS[number]]
                 x[here] = operation(x[here], settings[here, 0])
             else:
+                kind, place = divmod(number - len(OPERATIONS), len(_GROUP))
+                axis = list(_GROUP)[place]
                 fill = x.new_tensor(self.fill[: x.shape[1]])
-                x[here] = resampling.affine(x[here], settings[here, 1:], fill, number - len(OPERATIONS))
+                x[here] = resampling.affine(x[here], settings[here, 1:], fill, kind, axis)
             begin += count
         return x
 
@@ -295,8 +301,8 @@ def affine_matrices(kind: Tensor, strength: Tensor, size: tuple[int, int]) -> Te
         [
             resampling.rotation_matrix(strength, height, width),
             torch.stack([one, strength, zero, zero, one, zero], 1),
-            torch.stack([one, zero, zero, strength, one, zero], 1),
             torch.stack([one, zero, strength, zero, one, zero], 1),
+            torch.stack([one, zero, zero, strength, one, zero], 1),
             torch.stack([one, zero, zero, zero, one, strength], 1),
         ]
     )  # (5, n, 6)

@@ -7,13 +7,16 @@ between pixels.   `x` holds levels, float32 (B, C, H, W) of whole numbers 0 … 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 NEAREST, BILINEAR, BICUBIC, BOX, HAMMING, LANCZOS = range(6)
+SUPPORT = {NEAREST: 0.5, BILINEAR: 1.0, BICUBIC: 2.0, BOX: 0.5, HAMMING: 1.0, LANCZOS: 3.0}  # pixels to either side
 FILTERS = {
     "nearest": NEAREST,
     "bilinear": BILINEAR,
@@ -24,25 +27,50 @@ FILTERS = {
 }
 
 
-def resized_crop(
-    x: Tensor, box: Tensor, filters: Tensor, size: tuple[int, int], kinds: list[int], mirrored: Tensor
-) -> Tensor:
+def resized_crop(x: Tensor, box: Tensor, filters: Tensor, mirrored: Tensor, plan: Plan) -> Tensor:
     """The box of each image, resized; as Pillow's crop followed by resize, then mirrored.
 
     x: (B, C, H, W) levels or uint8.
     box: (B, 4) top, left, height, width, whole pixels.
-    filters: (B,) which filter resizes each image, one of `kinds`.
-    size: height and width of the result.
-    kinds: the filters that occur, for which weights are made.
+    filters: (B,) which filter resizes each image, one of `plan.kinds`.
     mirrored: (B, 2) whether the result is mirrored top-bottom and left-right.
+    plan: what is known beforehand: the size of the result, the filters, and how far they reach.
     """
-    height, width = x.shape[-2:]
     top, left, tall, wide = box.to(torch.float32).unbind(1)
-    down = axis_weights(top, tall, height, size[0], filters, kinds, mirrored[:, 0])  # (B, h, H)
-    across = axis_weights(left, wide, width, size[1], filters, kinds, mirrored[:, 1])  # (B, w, W)
+    height, width = plan.size
+    down = axis_weights(Axis(top, tall, x.shape[-2], height, plan.taps[0]), filters, plan.kinds, mirrored[:, 0])
+    across = axis_weights(Axis(left, wide, x.shape[-1], width, plan.taps[1]), filters, plan.kinds, mirrored[:, 1])
     rows = x.to(torch.float32).flatten(1, 2) @ across.transpose(1, 2)  # (B, C·H, w)
-    rows = to_levels(rows).unflatten(1, (x.shape[1], height))  # (B, C, H, w)
+    rows = to_levels(rows).unflatten(1, (x.shape[1], x.shape[-2]))  # (B, C, H, w)
     return to_levels(down.unsqueeze(1) @ rows)
+
+
+class Plan(NamedTuple):
+    """What a batch of crops has in common."""
+
+    size: tuple[int, int]  # height and width of the result
+    kinds: list[int]  # filters that occur
+    taps: tuple[int, int]  # old pixels that a new one may take, down and across
+
+
+class Axis(NamedTuple):
+    """The crops of a batch along one axis."""
+
+    start: Tensor  # (B,) first pixel
+    length: Tensor  # (B,) pixels
+    pixels: int  # of the old image
+    size: int  # of the new one
+    taps: int  # old pixels that a new one may take
+
+
+def make_plan(box: Tensor, size: tuple[int, int], pixels: tuple[int, int], kinds: list[int]) -> Plan:
+    """Look at the boxes (B, 4), on the CPU: the more one is shrunk, the more old pixels a new one takes."""
+    reach = max(SUPPORT[kind] for kind in kinds)
+    taps = []
+    for longest, wanted, have in zip(box[:, 2:].amax(0).tolist(), size, pixels, strict=True):
+        stretch = max(1.0, longest / wanted)
+        taps.append(min(have, math.ceil(2 * reach * stretch) + 1))
+    return Plan(size, kinds, (taps[0], taps[1]))
 
 
 def to_levels(x: Tensor) -> Tensor:
@@ -50,24 +78,26 @@ def to_levels(x: Tensor) -> Tensor:
     return x.add_(0.5).floor_().clamp_(0, 255)
 
 
-def axis_weights(
-    start: Tensor, length: Tensor, pixels: int, size: int, filters: Tensor, kinds: list[int], mirrored: Tensor
-) -> Tensor:
+def axis_weights(axis: Axis, filters: Tensor, kinds: list[int], mirrored: Tensor) -> Tensor:
     """(B, size, pixels): what each new pixel takes of each old one, along one axis; rows add up to 1."""
+    start, length, pixels, size, taps = axis
     out = torch.arange(size, device=start.device, dtype=torch.float32) + 0.5
     out = torch.where(mirrored[:, None], size - out, out)  # (B, size)
     scale = (length / size)[:, None]
     centre = (out * scale + start[:, None])[:, :, None]  # (B, size, 1)
-    old = torch.arange(pixels, device=start.device, dtype=torch.float32) + 0.5
+    first = (centre - taps / 2).round()
+    old = first + torch.arange(taps, device=start.device, dtype=torch.float32)  # (B, size, taps), whole pixels
     stretch = scale.clamp(min=1)[:, :, None]  # shrinking averages over more pixels
-    distance = (old - centre) / stretch  # (B, size, pixels)
+    distance = (old + 0.5 - centre) / stretch
     weights = FILTER_FUNCTIONS[kinds[0]](distance, stretch)
     for kind in kinds[1:]:
         chosen = (filters == kind)[:, None, None]
         weights = torch.where(chosen, FILTER_FUNCTIONS[kind](distance, stretch), weights)
     begin, end = start[:, None, None], (start + length)[:, None, None]
-    weights = weights * ((old > begin) & (old < end))
-    return weights / weights.sum(2, keepdim=True)
+    weights = weights * ((old >= begin) & (old < end))
+    weights = weights / weights.sum(2, keepdim=True)
+    dense = weights.new_zeros(len(start), size, pixels)
+    return dense.scatter_add_(2, old.clamp_(0, pixels - 1).long(), weights)
 
 
 def _nearest(distance: Tensor, stretch: Tensor) -> Tensor:
@@ -112,21 +142,29 @@ FILTER_FUNCTIONS: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def crop(x: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
-    """(B, C, height, width): a piece of each image, from its own corner, (B,) whole pixels."""
-    rows = top[:, None] + torch.arange(size[0], device=x.device)  # (B, height)
-    columns = left[:, None] + torch.arange(size[1], device=x.device)  # (B, width)
-    batch = torch.arange(len(x), device=x.device)[:, None, None]
-    return x.movedim(1, -1)[batch, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
+def crop(x: Tensor, top: Tensor, left: Tensor, size: tuple[int, int], upside_down: Tensor, mirrored: Tensor) -> Tensor:
+    """(B, C, height, width): a piece of each image, from its own corner, (B,) pixels, mirrored where it says 1."""
+    row = torch.arange(size[0], device=x.device)
+    column = torch.arange(size[1], device=x.device)
+    row = torch.where(upside_down[:, None] > 0, size[0] - 1 - row, row) + top[:, None]  # (B, height)
+    column = torch.where(mirrored[:, None] > 0, size[1] - 1 - column, column) + left[:, None]  # (B, width)
+    return take(x, row[:, :, None] * x.shape[-1] + column[:, None, :])
 
 
-def affine(x: Tensor, matrix: Tensor, fill: Tensor, kind: int) -> Tensor:
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """(B, C, h, w): pixels by number, row × width + column; `index` (B, h, w), the same for all channels."""
+    flat = index.flatten(1)[:, None].expand(-1, x.shape[1], -1)
+    return x.flatten(2).gather(2, flat).view(*x.shape[:2], *index.shape[1:])
+
+
+def affine(x: Tensor, matrix: Tensor, fill: Tensor, kind: int, axis: int | None = None) -> Tensor:
     """Each image seen through its own affine map, as Pillow's `transform`; what lies outside is filled.
 
     x: (B, C, H, W) levels.
     matrix: (B, 6) a, b, c, d, e, f: the new pixel (u, v) shows the old place (a·u + b·v + c, d·u + e·v + f).
     fill: (C,) levels.
     kind: NEAREST, BILINEAR or BICUBIC.
+    axis: -1 if all maps move pixels along their row only, -2 along their column only; default any map.
     """
     height, width = x.shape[-2:]
     u = torch.arange(width, device=x.device, dtype=torch.float32) + 0.5
@@ -134,16 +172,18 @@ def affine(x: Tensor, matrix: Tensor, fill: Tensor, kind: int) -> Tensor:
     a, b, c, d, e, f = (number[:, None, None] for number in matrix.to(torch.float32).unbind(1))
     column = a * u + b * v + c  # (B, H, W)
     row = d * u + e * v + f
-    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    outside = (column < 0) | (column >= width) | (row < 0) | (row >= height)
     if kind == NEAREST:
-        seen = _at(x, row.floor().long(), column.floor().long())
-    elif kind == BILINEAR:
-        grid = torch.stack([2 * column / width - 1, 2 * row / height - 1], -1)
-        seen = F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+        seen = _sample(x, row, column, [None], [None], reach=0)
     else:
-        seen = _bicubic_sample(x, row - 0.5, column - 0.5)
+        weights = _linear_weights if kind == BILINEAR else _cubic_weights
+        down = [None] if axis == -1 else weights(row - 0.5)
+        across = [None] if axis == -2 else weights(column - 0.5)
+        seen = _sample(x, row, column, down, across, reach=kind)
     seen = (seen + 1e-3).floor_().clamp_(0, 255)  # Pillow cuts; the 1/1000 keeps whole numbers from rounding noise
-    return torch.where(inside[:, None], seen, fill.to(x.dtype)[:, None, None])
+    empty = outside.to(x.dtype)[:, None]
+    colour = fill.to(x.dtype)[:, None, None]
+    return seen.mul_(1 - empty).add_(colour * empty)
 
 
 def rotation_matrix(degrees: Tensor, height: int, width: int) -> Tensor:
@@ -156,30 +196,55 @@ def rotation_matrix(degrees: Tensor, height: int, width: int) -> Tensor:
     return torch.stack([cos, sin, shift_x, -sin, cos, shift_y], 1)
 
 
-def _bicubic_sample(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """(B, C, H, W) at (B, H, W) places between the centres of pixels; Keys' cubic with a = -1, as in Pillow's maps."""
-    first_row, first_column = row.floor(), column.floor()
-    down = _cubic_weights(row - first_row)
-    across = _cubic_weights(column - first_column)
-    total = torch.zeros_like(x)
+Weights = list[Tensor] | list[None]  # (B, H, W) each, one per old pixel in a row; [None]: the one pixel there is
+
+
+def _sample(x: Tensor, row: Tensor, column: Tensor, down: Weights, across: Weights, *, reach: int) -> Tensor:
+    """(B, C, H, W): sums over the old pixels around each place (B, H, W); those outside are taken from the edge.
+
+    One weight looks at the pixel that holds the place, two at those on either side of it, four at two on either side.
+    """
+    padded = F.pad(x, (reach, reach, reach, reach), mode="replicate") if reach else x
+    wide = padded.shape[-1]
+    top = _first(row, len(down), x.shape[-2]) + reach
+    left = _first(column, len(across), x.shape[-1]) + reach
+    index = (top * wide + left).long().flatten(1)[:, None].expand(-1, x.shape[1], -1)
+    pixels = padded.flatten(2)
+    total = None
     for i, weight in enumerate(down):
-        line = torch.zeros_like(x)
+        line = None
         for j, share in enumerate(across):
-            line += share[:, None] * _at(x, first_row.long() + i - 1, first_column.long() + j - 1)
-        total += weight[:, None] * line
+            here = pixels[:, :, i * wide + j :].gather(2, index).view_as(x)  # the same places, seen from further on
+            line = _add(line, here, share)
+        assert line is not None
+        total = _add(total, line, weight)
+    assert total is not None
     return total
 
 
-def _cubic_weights(d: Tensor) -> list[Tensor]:
-    """Of the pixel before, at, after and next after a place, d beyond the second."""
+def _add(total: Tensor | None, values: Tensor, weight: Tensor | None) -> Tensor:
+    if weight is not None:
+        values = values.mul_(weight[:, None])
+    if total is None:
+        return values
+    return total.add_(values)
+
+
+def _first(place: Tensor, taps: int, pixels: int) -> Tensor:
+    """The first of so many pixels around a place; a place far outside is moved to the edge."""
+    if taps == 1:
+        return place.floor().clamp_(0, pixels - 1)
+    return (place - 0.5).floor_().clamp_(-1, pixels - 1) - (taps // 2 - 1)
+
+
+def _linear_weights(place: Tensor) -> list[Tensor]:
+    after = place - place.floor()
+    return [1 - after, after]
+
+
+def _cubic_weights(place: Tensor) -> list[Tensor]:
+    """Keys' cubic with a = -1, as in Pillow's maps; its cubic for resizing has -1/2."""
+    d = place - place.floor()
     d2 = d * d
     d3 = d2 * d
     return [2 * d2 - d - d3, 1 - 2 * d2 + d3, d + d2 - d3, d3 - d2]
-
-
-def _at(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Pixels by row and column (B, H, W), those outside taken from the edge."""
-    height, width = x.shape[-2:]
-    index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-    flat = index.flatten(1)[:, None].expand(-1, x.shape[1], -1)
-    return x.flatten(2).gather(2, flat).view(*x.shape[:2], *index.shape[1:])
