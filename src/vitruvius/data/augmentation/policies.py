@@ -252,7 +252,8 @@ class Operations:
         first = len(OPERATIONS)
         filters = torch.tensor(self.filters)[(u * len(self.filters)).long()]
         axis = torch.tensor([_GROUP[one] for one in _AXES])[(kind - first).clamp(min=0)]
-        return torch.where(kind < first, kind, first + 3 * filters + axis)
+        axis = axis * (filters == resampling.BICUBIC)  # of which a bicubic map alone has so much to look at
+        return torch.where(kind < first, kind, first + len(_GROUP) * filters + axis)
 
     def _strength(self, chosen: Tensor, level: Tensor, sign: Tensor, radius: Tensor) -> Tensor:
         """(n, 7): the strength, then the affine map of those that have one."""
