@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, cast
@@ -275,9 +276,8 @@ def _check_order(parts: Sequence[tuple[str, nn.Module]], site: Site) -> None:
     for name, module in parts[:-1]:
         if isinstance(module, Kernel):
             raise SurgeryError(f"{chain}: the kernel {name!r} ends a chain; put it last, one kernel only.")
-    for place, writer in enumerate(parts):
-        for reader in parts[place + 1 :]:
-            _check_nothing_is_lost(writer, reader, chain)
+    for writer, reader in itertools.combinations(parts, 2):
+        _check_nothing_is_lost(writer, reader, chain)
 
 
 def _check_nothing_is_lost(writer: tuple[str, nn.Module], reader: tuple[str, nn.Module], chain: str) -> None:
@@ -292,22 +292,27 @@ def _check_nothing_is_lost(writer: tuple[str, nn.Module], reader: tuple[str, nn.
 
 def _check_context(parts: Sequence[tuple[str, nn.Module]], site: Site) -> None:
     for name, module in parts:
-        needs: frozenset[str] = module.needs  # type: ignore[assignment]
-        if "x" in needs and not site.knows_input:
-            raise UnsuitableSite(
-                f"{name!r} needs the tokens that ask, which the socket of {site.name!r} ({site.family}, attends over "
-                f"{site.attends}) does not tell its core. Choose other sites with where=…"
-            )
-        if _talks(module) and not site.chained:
-            raise UnsuitableSite(
-                f"{name!r} needs what the block before hands on, and the block of {site.name!r} ({site.family}) does "
-                "not; plain ViT blocks do (timm.models.vision_transformer.Block). Choose other sites with where=…"
-            )
+        _check_neighbours(name, module, site)
     talking = [name for name, module in parts if _talks(module)]
     if len(talking) > 1 and any(_reduces(module) for _, module in parts):
         raise SurgeryError(
             f"{' and '.join(map(repr, talking))} at {site.name!r}: one of them merges tokens, so what the other hands "
             "on would not fit the next layer. Use one of them."
+        )
+
+
+def _check_neighbours(name: str, module: nn.Module, site: Site) -> None:
+    """Refuse a part at a site that cannot tell it what it needs to know."""
+    needs: frozenset[str] = module.needs  # type: ignore[assignment]
+    if "x" in needs and not site.knows_input:
+        raise UnsuitableSite(
+            f"{name!r} needs the tokens that ask, which the socket of {site.name!r} ({site.family}, attends over "
+            f"{site.attends}) does not tell its core. Choose other sites with where=…"
+        )
+    if _talks(module) and not site.chained:
+        raise UnsuitableSite(
+            f"{name!r} needs what the block before hands on, and the block of {site.name!r} ({site.family}) does "
+            "not; plain ViT blocks do (timm.models.vision_transformer.Block). Choose other sites with where=…"
         )
 
 

@@ -270,6 +270,11 @@ def _refuse_the_rest(args: Mapping[str, Any], notes: list[str], lenient: bool) -
         )
     if said:
         notes.append(f"not known here, left out: {', '.join(said)}.")
+    _note_what_differs(args, notes)
+
+
+def _note_what_differs(args: Mapping[str, Any], notes: list[str]) -> None:
+    """Options that are understood and mean something else here."""
     if args.get("dist_bn"):
         notes.append("dist_bn: with several processes, batch norms keep the first process's statistics here.")
     if args.get("resume") and "svd_type" not in args:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitruvius._errors import ConfigError, UnsuitableSite
 from vitruvius.init._base import Layer
-from vitruvius.init._draws import truncated_normal, uniform
+from vitruvius.init._modules import truncated_normal, uniform
 from vitruvius.init._offsets import Grid, Offset, Order, check_kernel, draw_offsets, offset_of
 
 FILTERS = "Its depth-wise convolutions mix the tokens: init: impulse_filters starts those. "
@@ -105,7 +105,8 @@ def pseudo_input(kind: Pseudo, positions: Tensor, generator: torch.Generator) ->
 def _groups(layers: Sequence[Layer], plan: Plan) -> list[tuple[Pseudo, list[Layer]]]:
     """Layers that receive the same solution."""
     if not plan.shared:
-        return [(plan.rest if i else plan.first, [layer]) for i, layer in enumerate(layers)]
+        kinds = [plan.first, *[plan.rest] * (len(layers) - 1)]
+        return [(kind, [layer]) for kind, layer in zip(kinds, layers, strict=True)]
     if len({(layer.weights.q.shape, layer.site.grid) for layer in layers}) > 1:
         raise ConfigError("shared=true needs layers of one size; these differ. Say shared=false, or choose by where=…")
     if plan.first == plan.rest or len(layers) == 1:
@@ -117,7 +118,9 @@ def _normalised(layer: Layer, kind: Pseudo, seen: dict[int, Tensor], generator: 
     """The pseudo-input after a layer norm without weights; for plain positions the same tensor every time."""
     assert layer.positions is not None
     inputs = F.layer_norm(pseudo_input(kind, layer.positions.detach(), generator), (layer.site.dim,))
-    return seen.setdefault(id(layer.positions), inputs) if kind == "P" else inputs
+    if kind == "P":
+        return seen.setdefault(id(layer.positions), inputs)
+    return inputs
 
 
 def _task(layer: Layer, inputs: Tensor, offsets: list[Offset]) -> Task:

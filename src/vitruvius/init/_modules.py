@@ -1,4 +1,4 @@
-"""What the base inits share: the walk through a model, and the values PyTorch's own constructors draw.
+"""What inits share: random numbers, the walk through a model, and the values PyTorch's own constructors draw.
 
 A base init writes the weights and biases of linear layers, convolutions and norms, and the tables of positions
 and tokens. It leaves alone what is frozen (fixed sin-cos positions), what it does not know (layer scales,
@@ -14,9 +14,29 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from vitruvius.init._draws import normal, truncated_normal, uniform
-
 CLASS_TOKENS = ("cls_token", "dist_token", "reg_token")
+
+
+def uniform(like: Tensor, bound: float, generator: torch.Generator) -> Tensor:
+    """Uniform(−bound, bound)."""
+    return _blank(like, generator).uniform_(-bound, bound, generator=generator)
+
+
+def normal(like: Tensor, std: float, generator: torch.Generator) -> Tensor:
+    """N(0, std²)."""
+    return _blank(like, generator).normal_(0.0, std, generator=generator)
+
+
+def truncated_normal(like: Tensor, std: float, cut: float, generator: torch.Generator) -> Tensor:
+    """N(0, std²) cut at ±cut, by the inverse of the distribution function: one uniform number per entry."""
+    edge = math.erf(cut / std / math.sqrt(2))
+    drawn = _blank(like, generator).uniform_(-edge, edge, generator=generator)
+    return drawn.erfinv_().mul_(std * math.sqrt(2)).clamp_(-cut, cut)
+
+
+def _blank(like: Tensor, generator: torch.Generator) -> Tensor:
+    precision = torch.promote_types(like.dtype, torch.float32)
+    return torch.empty(like.shape, dtype=precision, device=generator.device)
 
 
 def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from vitruvius._errors import ConfigError
 from vitruvius.init._base import Layer, inits
-from vitruvius.init._draws import uniform
 from vitruvius.init._impulses import Plan, Pseudo, Solution, Task, write_impulses
+from vitruvius.init._modules import uniform
 from vitruvius.init._offsets import Order, impulse_map
 
 RENEW = 100  # steps between two renormalisations

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitruvius._errors import ConfigError, UnsuitableSite
 from vitruvius.init._base import Layer, inits
-from vitruvius.init._draws import uniform
+from vitruvius.init._modules import uniform
 
 Noise = Callable[[int], Tensor]  # width → Z (C, C), uniform of variance 1/C
 Variant = Literal["paper", "released"]

@@ -8,18 +8,22 @@ import torch
 from torch import nn
 
 from vitruvius.init._base import bases
-from vitruvius.init._draws import uniform
-from vitruvius.init._modules import draw_tokens, fan_in, fan_out, reset, walk, weight, zero_bias
+from vitruvius.init._modules import draw_tokens, fan_in, fan_out, reset, uniform, walk, weight, zero_bias
 
 
 @bases.register("moco")
 @torch.no_grad()
 def moco(model: nn.Module, *, generator: torch.Generator) -> None:
-    """Xavier-uniform linear layers with q, k and v counted apart, zero biases, convolutions as PyTorch's."""
+    """Xavier-uniform linear layers with q, k and v counted apart, zero biases, convolutions as PyTorch's.
+
+    All of `model` begins anew, from the numbers of `generator` alone.
+    """
     draw_tokens(model, generator)
     for name, module in walk(model):
         if isinstance(module, nn.Linear):
-            outputs = fan_out(module) // 3 if "qkv" in name else fan_out(module)
+            outputs = fan_out(module)
+            if "qkv" in name:
+                outputs //= 3
             bound = math.sqrt(6 / (outputs + fan_in(module)))
             weight(module).copy_(uniform(weight(module), bound, generator))
             zero_bias(module)

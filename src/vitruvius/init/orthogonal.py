@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius.init._base import bases
-from vitruvius.init._draws import normal
-from vitruvius.init._modules import draw_tokens, is_layer, reset, walk, weight, zero_bias
+from vitruvius.init._modules import draw_tokens, is_layer, normal, reset, walk, weight, zero_bias
 
 
 @bases.register("orthogonal")
@@ -16,14 +15,18 @@ from vitruvius.init._modules import draw_tokens, is_layer, reset, walk, weight, 
 def orthogonal(model: nn.Module, *, gain: float = 1.0, generator: torch.Generator) -> None:
     """Linear layers and convolutions with orthonormal rows or columns times gain, zero biases; tokens as timm's.
 
-    q, k and v of one fused projection are each orthogonal.
+    q, k and v of one fused projection are each orthogonal. All of `model` begins anew, from the numbers of `generator`
+    alone; `gain` is positive, 1 by default.
     """
     if gain <= 0:
         raise ConfigError(f"gain={gain}, expected a positive number.")
     draw_tokens(model, generator)
     for name, module in walk(model):
         if is_layer(module):
-            for block in weight(module).chunk(3 if "qkv" in name else 1):
+            blocks: tuple[Tensor, ...] = (weight(module),)
+            if "qkv" in name:
+                blocks = weight(module).chunk(3)
+            for block in blocks:
                 block.copy_(gain * random_orthogonal(block.flatten(1), generator).view_as(block))
             zero_bias(module)
         else:
@@ -36,4 +39,6 @@ def random_orthogonal(like: Tensor, generator: torch.Generator) -> Tensor:
     tall = like.new_empty(max(rows, columns), min(rows, columns))
     q, r = torch.linalg.qr(normal(tall, 1.0, generator))
     q = q * r.diagonal().sign()
-    return q if rows >= columns else q.mT
+    if rows < columns:
+        return q.mT
+    return q

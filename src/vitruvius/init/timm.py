@@ -6,14 +6,16 @@ import torch
 from torch import nn
 
 from vitruvius.init._base import bases
-from vitruvius.init._draws import truncated_normal
-from vitruvius.init._modules import draw_tokens, reset, walk, weight, zero_bias
+from vitruvius.init._modules import draw_tokens, reset, truncated_normal, walk, weight, zero_bias
 
 
 @bases.register("timm")
 @torch.no_grad()
 def timm(model: nn.Module, *, generator: torch.Generator) -> None:
-    """timm's default: linear weights N(0, 0.02²), zero biases, convolutions as PyTorch constructs them."""
+    """timm's default: linear weights N(0, 0.02²), zero biases, convolutions as PyTorch constructs them.
+
+    All of `model` begins anew, from the numbers of `generator` alone.
+    """
     draw_tokens(model, generator)
     for _, module in walk(model):
         if isinstance(module, nn.Linear):

@@ -97,6 +97,42 @@ def weigh(raw, push, pull, lse, delta, lses, deltas, stretch, dtype: gl.constexp
 
 
 @gluon.jit
+def get_tiles(
+    base, every, N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, ROWS: gl.constexpr, TILES: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """All tiles of a head, whose rows lie one after the other."""
+    tiles = ()
+    for each in gl.static_range(TILES):
+        tiles = tiles + (get(base, every + each * ROWS, D, True, N, D, W, layout),)
+    return tiles
+
+
+@gluon.jit
+def put_cleans(
+    tile_cleans, tile_lses, cleans, sums, every,
+    N: gl.constexpr, W: gl.constexpr, ROWS: gl.constexpr, TILES: gl.constexpr, mma: gl.constexpr,
+):  # fmt: skip
+    """K' of one iteration and its log-sums into shared memory."""
+    for each in gl.static_range(TILES):
+        rows = every + each * ROWS
+        tile_cleans.index(each).store(to_mma(cleans[each], ROWS, W, mma))
+        tile_lses.index(each).store(gl.load(sums + rows, mask=rows < N, other=float("inf")))
+
+
+@gluon.jit
+def share_out_if(
+    clipped, pulls, tau, coefficient, keys, k_n, grads, every,
+    N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, H: gl.constexpr, ROWS: gl.constexpr, TILES: gl.constexpr,
+    INVERSE: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """`share_out` for a head of which something was clipped."""
+    if clipped:
+        rate = -tau / coefficient * tau if INVERSE else coefficient
+        share_out(gl.sum(pulls, 0), rate, keys, k_n, grads, every, N, D, W, H, ROWS, TILES, layout)
+
+
+@gluon.jit
 def share_out(
     pull, rate, keys, k_n, grads, every,
     N: gl.constexpr, D: gl.constexpr, W: gl.constexpr, H: gl.constexpr, ROWS: gl.constexpr, TILES: gl.constexpr,

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: RUF005 (Triton adds tuples, it does not unpack them)
+
 """Gluon kernel of principal attention pursuit, backward, for Hopper GPUs: all iterations of a head in one program.
 
 Letters and rules as in `fused/_pursuit_back.py`. K', values and gradients of L of a head lie in shared memory; tiles of
@@ -18,11 +18,13 @@ from vitruvius.attention.fused.hopper._backward_blocks import (
     fetch_grads,
     gather,
     get,
+    get_tiles,
     multiply,
     put,
+    put_cleans,
     rehearse,
     retreat,
-    share_out,
+    share_out_if,
     weigh,
 )
 from vitruvius.attention.fused.hopper._blocks import (
@@ -102,16 +104,12 @@ def pursue_back(
         for turn in range(iterations):
             step = iterations - 1 - turn
             barrier()
-            fetched = ()
-            for each in gl.static_range(TILES):
-                fetched = fetched + (get(our_cleans + step * (N * D), every + each * ROWS, D, True, N, D, W, wide),)
+            fetched = get_tiles(our_cleans + step * (N * D), every, N, D, W, ROWS, TILES, wide)
             if turn > 0:
                 fetch_grads(tile_grads, tile_deltas, our_grads, our_deltas, every, N, D, W, ROWS, TILES, wide, mma)
-            for each in gl.static_range(TILES):
-                rows = every + each * ROWS
-                tile_cleans.index(each).store(to_mma(fetched[each], ROWS, W, mma))
-                lse = gl.load(sums + (step * count + head) * N + rows, mask=rows < N, other=float("inf"))
-                tile_lses.index(each).store(lse)
+            put_cleans(
+                tile_cleans, tile_lses, fetched, sums + (step * count + head) * N, every, N, W, ROWS, TILES, mma
+            )  # fmt: skip
             fence_async_shared()
             barrier()
             for tile in range(TILES):
@@ -154,11 +152,9 @@ def pursue_back(
                     step, rows, sum_k * scale, later_k, mix, cut, before, grad_k + flat, our_mixes, our_grads,
                     our_deltas, N, D, W, H, ROWS, SIGN, CLIP, mma, wide,
                 )  # fmt: skip
-        if CLIP:  # noqa: SIM102 (apart: Triton 3.6 does not compile a branch that is never taken)
-            if clipped:
-                rate = -tau / coefficient * tau if INVERSE else coefficient
-                share_out(
-                    gl.sum(pulls, 0), rate, k + b * k_b + h * k_h, k_n, grad_k + flat, every,
-                    N, D, W, H, ROWS, TILES, wide,
-                )  # fmt: skip
+        if CLIP:  # apart from `clipped`: Triton 3.6 does not compile a branch that is never taken
+            share_out_if(
+                clipped, pulls, tau, coefficient, k + b * k_b + h * k_h, k_n, grad_k + flat, every,
+                N, D, W, H, ROWS, TILES, INVERSE, wide,
+            )  # fmt: skip
         barrier()
