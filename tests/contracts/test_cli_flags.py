@@ -25,6 +25,7 @@ FLAGS = {
         "--limit",
         "--workers",
     ],
+    "compress": ["run", "overrides", "--sparsity", "--rank", "--rule", "--epochs", "--threat", "--out"],
     "cycles": ["target", "overrides", "--head-dim", "--threshold"],
     "demo": ["--out"],
     "evaluate": [

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from comparing import commands, declared, differences, show
+from safetensors.torch import save_file
 
+from vitruvius._processes import Process
 from vitruvius.cli import main
 from vitruvius.listing import find_recipe, recipes, recipes_folder
+from vitruvius.models import create_model
+from vitruvius.models._wiring import without_files
 from vitruvius.training import Config, read_recipe
-from vitruvius.training._session import with_rate
+from vitruvius.training._epoch import train_epoch
+from vitruvius.training._session import open_session, with_rate
 from vitruvius.training.sweep import Sweep
 
 NAMES = [name for name, _, _ in recipes()]
@@ -89,6 +95,58 @@ def plan(config: Config, processes: int) -> tuple[float, float, float]:
         epochs += train.cooldown_epochs
     assert train.lr is not None
     return epochs, train.lr, config.data.batch_size * processes
+
+
+KINDS: dict[tuple[str, ...], str] = {}  # one command of each kind: its program, file of settings and low-rank mode
+for _name, _command in commands().items():
+    _kind = (_command["from"], _command.get("like", ""), str(_command["options"].get("svd_type")))
+    KINDS.setdefault(_kind, _name)
+SMALL = (
+    "data.dataset=fake", "data.num_classes=3", "data.train_num_samples=4", "data.val_num_samples=2",
+    "data.batch_size=2", "data.workers=0", "data.aa=null", "data.aug_repeats=0", "data.mix=null", "train.device=cpu", "train.precision=fp32",
+    "train.holdout=0.5", "train.epochs=2", "train.warmup_epochs=1", "model.pretrained=false", "model.weights=null",
+    "model.kwargs.num_classes=3",
+)  # fmt: skip
+TINY = ("model.kwargs.depth=1", "model.kwargs.embed_dim=96", "data.image_size=32", "model.kwargs.img_size=32")
+SIZES = {
+    "xcit": ("model.kwargs.num_heads=2", *TINY),
+    "deit": ("model.kwargs.depth=2", *TINY[1:]),
+    "vit": TINY,
+    "resnet18": ("model.kwargs.layers=[1, 1, 1, 1]", "data.image_size=32"),
+    "resnet50": ("model.kwargs.layers=[1, 1, 1, 1]", "data.image_size=32"),
+    "levit": (
+        "model.kwargs.depth=[1, 1, 1]",
+        "model.kwargs.key_dim=8",
+        "model.kwargs.img_size=64",
+        "data.image_size=64",
+    ),
+}
+
+
+class Idle:
+    """Nothing happens between two updates."""
+
+    def between(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def nonfinite(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", KINDS.values())
+def test_a_run_made_from_a_converted_file_starts(name: str, tmp_path: Path) -> None:
+    config = theirs(name, tmp_path)
+    small = [*SMALL, *SIZES[config.model.name.removeprefix("vitruvius/").partition("_")[0]]]
+    if "distillation" in str(config.task):
+        save_file(create_model("test_resnet", num_classes=3).model.state_dict(), tmp_path / "teacher.safetensors")
+        small += ["task.teacher=test_resnet", f"task.teacher_weights={tmp_path / 'teacher.safetensors'}"]
+    if "optimised" in str(config.init):
+        small.append("init.steps=2")
+    read = read_recipe(tmp_path / "recipe.yaml", small)
+    read = replace(read, attention=tuple(without_files(rule) for rule in read.attention))
+    session = open_session(read, Process(device=torch.device("cpu")))
+    train_epoch(session, lambda *_: None, Idle())
+    assert session.updates == 1
 
 
 @pytest.mark.parametrize("processes", [1, 8])

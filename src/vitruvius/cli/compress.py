@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from vitruvius.cli._verb import Verb, add_images, add_target
 
@@ -116,9 +117,41 @@ def run_export(options: argparse.Namespace) -> None:
     print(export_target(options.run, options.out, format=options.format, sparse=options.sparse))
 
 
+def compress_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run folder")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="of fine-tuning, e.g. train.epochs=5")
+    parser.add_argument("--sparsity", type=float, default=0.9, help="share of pairs to remove (default: %(default)s)")
+    parser.add_argument("--rank", type=int, help="also squeeze q and k through so many heads (default: not)")
+    parser.add_argument("--rule", default="information", help="which pairs go first (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, help="of fine-tuning (default: a third of the run's)")
+    parser.add_argument(
+        "--threat", action="append", default=[], metavar="NAME:key=value,…", help="judged besides clean"
+    )
+    parser.add_argument("--out", help="folder of all artefacts (default: RUN_compressed)")
+
+
+def run_compress(options: argparse.Namespace) -> None:
+    """Maps, masks, fine-tuning, evaluation, export and cycles of a run in one go; ends with a page."""
+    from vitruvius.report import write_page
+    from vitruvius.training.compress import Compression, compress
+
+    asked = Compression(
+        sparsity=options.sparsity,
+        rank=options.rank,
+        rule=options.rule,
+        epochs=options.epochs,
+        threats=tuple(options.threat),
+    )
+    folder = compress(
+        options.run, asked, options.overrides, out=options.out, tell=lambda text: print(f"{text}\n", flush=True)
+    )
+    print(write_page([Path(options.run), folder / "tuned"], folder / "page.html", title="Before and after compression"))
+
+
 VERBS = (
     Verb(name="maps", arguments=maps_arguments, run=run_maps),
     Verb(name="masks", arguments=masks_arguments, run=run_masks),
+    Verb(name="compress", arguments=compress_arguments, run=run_compress),
     Verb(name="cycles", arguments=cycles_arguments, run=run_cycles),
     Verb(name="export", arguments=export_arguments, run=run_export),
 )

@@ -39,9 +39,15 @@ class Score:
     stages: dict[str, float] = field(default_factory=dict)  # of an ensemble: accuracy after each of its attacks
 
     def lines(self, width: int) -> list[str]:
-        """Lines of a table whose first column has this width: accuracy and interval, then the stages of an ensemble."""
+        """Lines of a table whose first column has this width; those of an ensemble's stages follow.
+
+        Accuracy, interval, images; top-5 accuracy and mean loss where they are known.
+        """
         interval = f"{100 * self.low:6.2f} – {100 * self.high:6.2f}"
-        lines = [f"{self.spec:<{width}}  {100 * self.accuracy:6.2f} %   {interval}  {self.n:>7,}"]
+        line = f"{self.spec:<{width}}  {100 * self.accuracy:6.2f} %   {interval}  {self.n:>7,}"
+        if self.top5 is not None and self.loss is not None:
+            line += f"  {100 * self.top5:6.2f} %  {self.loss:6.3f}"
+        lines = [line]
         for name, share in self.stages.items():
             label = f"  after {name}"
             lines.append(f"{label:<{width}}  {100 * share:6.2f} %")
@@ -75,7 +81,7 @@ class Report:
         if len(rows) > 1:
             rows.append(self.worst_case)
         width = max(len("threat"), *(len(row.spec) for row in rows))
-        lines = [f"{'threat':<{width}}  accuracy   95 % interval       n", "-" * (width + 39)]
+        lines = [f"{'threat':<{width}}  accuracy   95 % interval       n     top-5    loss", "-" * (width + 58)]
         for row in rows:
             lines += row.lines(width)
         if grid := self.accuracies:

@@ -1,0 +1,72 @@
+"""One command compresses a run: every artefact is there, the masks hold, and an interrupted command goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from small_run import SMALL
+from vitruvius.cli import main
+from vitruvius.compression.files import load_masks
+from vitruvius.models import load_model
+from vitruvius.training import compress as compressing
+from vitruvius.training import train
+
+WORDS = ["--sparsity", "0.7", "--rank", "2", "--epochs", "1"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    train("digits/softmax", [*SMALL, f"out={home / 'run'}"], quiet=True)
+    assert main(["compress", str(home / "run"), *WORDS]) == 0
+    return home
+
+
+def test_every_artefact_is_in_the_folder(home: Path) -> None:
+    names = {path.name for path in (home / "run_compressed").iterdir()}
+    assert {
+        "maps.safetensors", "masks.safetensors", "recipe.yaml", "tuned", "evaluation_before", "evaluation_compressed",
+        "export.pt2", "page.html", "compress.json",
+    } <= names  # fmt: skip
+    assert (home / "run_compressed" / "tuned" / "cycles.json").is_file()
+
+
+def test_the_compressed_run_has_mask_and_rank(home: Path) -> None:
+    model = load_model(home / "run_compressed" / "tuned")
+    keep = load_masks(home / "run_compressed" / "masks.safetensors").keep
+    for name, pattern in keep.items():
+        core = model.model.get_submodule(name).core
+        assert torch.equal(core.mask.keep, pattern)
+        assert core.low_rank.q[0].out_features == 2
+
+
+def test_the_same_command_goes_on_and_another_wish_needs_another_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made_again(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(compressing, "maps_of_target", made_again)
+    monkeypatch.setattr(compressing, "masks_of_maps", made_again)
+    assert main(["compress", str(home / "run"), *WORDS]) == 0
+    assert main(["compress", str(home / "run"), "--sparsity", "0.5"]) == 1
+    assert "holds another compression" in capsys.readouterr().err
+
+
+def test_new_stages_stand_before_the_kernel_that_a_run_has() -> None:
+    mask = {"use": "mask", "file": "masks.safetensors"}
+    assert compressing._with_stages([{"use": "rpc", "iterations": 2}], [mask]) == [
+        mask,
+        {"use": "rpc", "iterations": 2},
+    ]
+    assert compressing._with_stages(["symmetric"], [mask]) == ["symmetric", mask]
+    old = [{"use": "low_rank", "rank": 2}, {"use": "mask", "file": "old"}]
+    assert compressing._with_stages(old, [{"use": "low_rank", "rank": 1}, mask]) == [old[0], mask]
+
+
+def test_what_is_not_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compress", str(tmp_path)]) == 1
+    assert "is not a run folder" in capsys.readouterr().err
