@@ -83,7 +83,7 @@ def test_the_interval_solves_wilsons_equation() -> None:
 def test_a_report_prints_as_a_table_and_saves_as_json(tmp_path: Path) -> None:
     report = evaluate(model(), loader(), THREATS)
     lines = str(report).splitlines()
-    assert lines[0].split() == ["threat", "accuracy", "95", "%", "interval", "n"]
+    assert lines[0].split() == ["threat", "accuracy", "95", "%", "interval", "n", "top-5", "loss"]
     assert [line.split("  ")[0] for line in lines[2:]] == [
         "clean",
         "pgd(eps=8/255, steps=2)",

@@ -103,7 +103,8 @@ for _name, _command in commands().items():
     KINDS.setdefault(_kind, _name)
 SMALL = (
     "data.dataset=fake", "data.num_classes=3", "data.train_num_samples=4", "data.val_num_samples=2",
-    "data.batch_size=2", "data.workers=0", "data.aa=null", "data.aug_repeats=0", "data.mix=null", "train.device=cpu", "train.precision=fp32",
+    "data.batch_size=2", "data.workers=0", "data.aa=null", "data.aug_repeats=0", "data.mix=null", "train.device=cpu",
+    "train.precision=fp32",
     "train.holdout=0.5", "train.epochs=2", "train.warmup_epochs=1", "model.pretrained=false", "model.weights=null",
     "model.kwargs.num_classes=3",
 )  # fmt: skip
