@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scipy.special import stdtrit
 
@@ -47,6 +47,11 @@ def make_remarks(sums: Sums) -> list[str]:
     for (analysis, site), reason in sums.refused.items():
         refused.setdefault((analysis, reason.replace(repr(site), "it")), []).append(site)
     remarks = [f"{analysis} left out {abridge(own)}: {reason}" for (analysis, reason), own in refused.items()]
+    return remarks + _remarks_on_lost_images(sums)
+
+
+def _remarks_on_lost_images(sums: Sums) -> list[str]:
+    remarks = []
     lost: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
     for (site, analysis, statistic, null), found in sums.moments.items():
         if null == OBSERVED and found.mean.dim() == 1 and found.dropped.any():
@@ -87,9 +92,16 @@ def _statistic(sums: Sums, key: Key, nulls: Sequence[str]) -> list[Row]:
             "n": sample.n,
         }
         beside = [_beside(sums, (*key[:3], null), head, sample) for null in nulls]
-        told = [columns for columns in beside if columns]
-        rows += [Row(**own, **columns) for columns in told] if told else [Row(**own)]  # type: ignore[arg-type]
+        rows += _rows_beside(own, beside)
     return rows
+
+
+def _rows_beside(own: dict[str, Any], beside: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """One row per null that was drawn; one without where none was."""
+    told = [columns for columns in beside if columns]
+    if not told:
+        return [Row(**own)]
+    return [Row(**own, **columns) for columns in told]
 
 
 def _beside(sums: Sums, key: Key, head: int, observed: Sample) -> Mapping[str, object]:
@@ -125,6 +137,14 @@ class Sample(NamedTuple):
     n: int
 
 
+def _effect_size(gap: float, observed: Sample, null: Sample) -> float | None:
+    """Cohen's d; None where the spread is unknown or nil."""
+    pooled = math.sqrt((observed.std**2 + null.std**2) / 2)
+    if pooled > 0 and math.isfinite(gap / pooled):
+        return gap / pooled
+    return None
+
+
 def judge(observed: Sample, null: Sample, *, apart: float) -> tuple[float | None, str]:
     """(effect size, claim); no effect size where the spread is unknown or nil."""
     if apart <= SAME:
@@ -132,10 +152,7 @@ def judge(observed: Sample, null: Sample, *, apart: float) -> tuple[float | None
     if min(observed.n, null.n) < 2:
         return None, "too few images for a claim"
     gap = observed.mean - null.mean
-    pooled = math.sqrt((observed.std**2 + null.std**2) / 2)
-    effect = None
-    if pooled > 0 and math.isfinite(gap / pooled):
-        effect = gap / pooled
+    effect = _effect_size(gap, observed, null)
     if abs(gap) <= _allowance(observed, null):
         return effect, "indistinguishable from chance"
     side = "below"

@@ -1,4 +1,8 @@
-"""Head similarity: do the heads of a layer look at the same keys, and say the same? B batch, H heads, N queries."""
+"""Head similarity: do the heads of a layer look at the same keys, and say the same?
+
+1 for heads that are copies of each other; linear CKA: Kornblith et al. 2019, arXiv:1905.00414.
+B batch, H heads, N queries, E value width
+"""
 
 from __future__ import annotations
 

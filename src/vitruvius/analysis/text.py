@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -86,15 +86,21 @@ def number(value: float | None) -> str:
     return f"{value:.3g}"
 
 
+def _by_name(layers: Mapping[tuple[str, str], Layer], names: Sequence[str]) -> dict[str, list[Layer]]:
+    """The layers of each statistic that is shown."""
+    found: dict[str, list[Layer]] = {name: [] for name in names}
+    for (_, name), layer in layers.items():
+        if name in found:
+            found[name].append(layer)
+    return found
+
+
 def _block(analysis: str, rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(row.statistic for row in rows))
     sites = list(dict.fromkeys(row.site for row in rows))
     shown = names[:MOST]
     layers = layers_of(rows)
-    by_name: dict[str, list[Layer]] = {name: [] for name in shown}
-    for (_, name), found in layers.items():
-        if name in by_name:
-            by_name[name].append(found)
+    by_name = _by_name(layers, shown)
     with_chance = any(map(_has_chance, by_name.values()))
     lines = [[analysis, *shown]]
     for site in sites:

@@ -1,4 +1,7 @@
-"""Fast gradient (sign) method: one step of length eps along the steepest direction (Goodfellow et al. 2015)."""
+"""Fast gradient (sign) method: one step of length eps along the steepest direction (Goodfellow et al. 2015).
+
+x' = x + eps · sign(∇ₓ loss) in L∞, x + eps · ∇ₓ loss / ‖∇ₓ loss‖₂ in L2. arXiv:1412.6572
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Sigmoid attention: every pair by itself, sigmoid(q kᵀ · scale + bias + b) v with b = −log M.
 
 Ramapuram et al. 2024, "Theory, Analysis, and Best Practices for Sigmoid Self-Attention", arXiv:2409.04431.
+The weights of a query need not add to one: the map that is shown is the one that is used, rows and all.
 B batch, H heads, N queries, M keys
 """
 

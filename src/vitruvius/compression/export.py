@@ -143,12 +143,16 @@ def _rewritten(recipe: Mapping[str, Any] | None, folded: bool, sparse: bool) -> 
 def _exported_parts(parts: Sequence[Any], folded: bool, sparse: bool) -> list[Any]:
     """The parts of one rule that are still there."""
     if folded:
-        parts = [part for part in parts if _name(part) != "low_rank"]
+        parts = _without("low_rank", parts)
     exported = [_plain_part(part, sparse) for part in parts]
     names = [_name(part) for part in exported]
     if sparse and "sparse_softmax" in names:
-        exported = [part for part in exported if _name(part) != "softmax"]
+        return _without("softmax", exported)
     return exported
+
+
+def _without(name: str, parts: Sequence[Any]) -> list[Any]:
+    return [part for part in parts if _name(part) != name]
 
 
 def _plain_part(part: str | Mapping[str, Any], sparse: bool) -> str | dict[str, Any]:

@@ -6,7 +6,7 @@ B batch, H heads, N queries, M keys. Every window of an image counts as one imag
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,17 +110,20 @@ class _Sums:
         save_tensors(self.file, {**self.totals, **counts}, {**self.subject, **done})
         self._saved = time.monotonic()
 
+    def _refuse_others(self, told: Mapping[str, str]) -> None:
+        for key, value in self.subject.items():
+            if told.get(key) != value:
+                raise RunError(
+                    f"{self.file} holds sums of another {key} ({told.get(key)}, now {value}). Delete it to begin anew, "
+                    "or choose another --out."
+                )
+
     def resume(self, loader: Any) -> None:
         """Take up saved sums, if they are of the same model and images, and send the loader behind them."""
         if self.file is None or not exists(self.file):
             return
         tensors, told = load_tensors(self.file)
-        differing = [key for key, value in self.subject.items() if told.get(key) != value]
-        if differing:
-            raise RunError(
-                f"{self.file} holds sums of another {differing[0]} ({told.get(differing[0])}, now "
-                f"{self.subject[differing[0]]}). Delete it to begin anew, or choose another --out."
-            )
+        self._refuse_others(told)
         self.batches, self.images = int(told["batches"]), int(told["images"])
         self.totals = {n: t.to(self.process.device) for n, t in tensors.items() if not n.startswith("count:")}
         self.counts = {name: int(tensors[f"count:{name}"]) for name in self.totals}

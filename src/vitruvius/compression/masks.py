@@ -63,11 +63,8 @@ def make_masks(
         sites = guess_sites(maps)
     sites = check_maps(maps, sites)
     chosen = _make_rules(rule, maps)
-    if sparsity is not None and len(chosen) > 1:
-        raise ConfigError(
-            f"sparsity = {sparsity} moves the limit of one rule, and there are {len(chosen)}; give one rule, or leave "
-            "sparsity out and let each rule keep its own limit."
-        )
+    if sparsity is not None:
+        _refuse_several(chosen, sparsity)
     protected = {name: _protected(sites[name], protect) for name in maps}
     of_site = {name: made for names, made in chosen.values() for name in names}
     levels = {name: of_site[name].levels(map_.double().cpu(), sites[name]) for name, map_ in maps.items()}
@@ -80,15 +77,25 @@ def make_masks(
     return Masks(keep=keep, protected=protected, sites=sites, rule=_describe(chosen), limits=limits)
 
 
+def _refuse_several(chosen: Mapping[str, object], sparsity: float) -> None:
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"sparsity = {sparsity} moves the limit of one rule, and there are {len(chosen)}; give one rule, or leave "
+            "sparsity out and let each rule keep its own limit."
+        )
+
+
+def _patterns(rule: Rule | Spec | Mapping[str, Rule | Spec]) -> Mapping[str, Any]:
+    if isinstance(rule, Mapping) and "use" not in rule:
+        return rule
+    return {"*": rule}
+
+
 def _make_rules(
     rule: Rule | Spec | Mapping[str, Rule | Spec], maps: Mapping[str, Tensor]
 ) -> dict[str, tuple[list[str], Rule]]:
     """Pattern → the sites it is for, and its rule; every site has one."""
-    patterns: Mapping[str, Any]
-    if isinstance(rule, Mapping) and "use" not in rule:
-        patterns = rule
-    else:
-        patterns = {"*": rule}
+    patterns = _patterns(rule)
     left = list(maps)
     chosen: dict[str, tuple[list[str], Rule]] = {}
     for pattern, spec in patterns.items():

@@ -24,7 +24,10 @@ RENAMED = LEVITS | {  # the names of the repository, where timm has another
 
 @converters.register("deit")
 def deit(checkpoint: Checkpoint, *, model_name: str | None = None) -> Converted:
-    """facebookresearch/deit: DeiT, distilled DeiT, DeiT III (layer scale), CaiT, and LeViT of its sister repository."""
+    """facebookresearch/deit: DeiT, distilled DeiT, DeiT III (layer scale), CaiT, and LeViT of its sister repository.
+
+    checkpoint: what was read from the file. model_name: timm's name, where the file does not tell it.
+    """
     levit = is_levit(checkpoint)
     if levit:
         rename_levit(checkpoint)

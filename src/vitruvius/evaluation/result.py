@@ -84,8 +84,8 @@ class Report:
         lines = [f"{'threat':<{width}}  accuracy   95 % interval       n     top-5    loss", "-" * (width + 58)]
         for row in rows:
             lines += row.lines(width)
-        if grid := self.accuracies:
-            lines += ["", *format_grid("corruption", grid)]
+        if self.accuracies:
+            lines += ["", *format_grid("corruption", self.accuracies)]
         lines += [f"note: {remark}" for remark in self.remarks]
         return "\n".join(lines)
 

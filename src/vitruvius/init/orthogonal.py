@@ -1,4 +1,4 @@
-"""Orthogonal weights (Saxe et al. 2014, arXiv:1312.6120)."""
+"""Orthogonal weights (Saxe et al. 2014, arXiv:1312.6120): the QR factor of a normal matrix, its signs made uniform."""
 
 from __future__ import annotations
 

@@ -59,8 +59,7 @@ def resampled(model: nn.Module, state: Mapping[str, Tensor], name: str) -> State
     by_family = _family_filter(model, state)
     for key in wrong:
         new = _resample(model, key, state[key], own[key], name)
-        if new is None:
-            new = by_family.get(key)
+        new = by_family.get(key) if new is None else new
         if new is not None and new.shape == own[key].shape:
             result[key] = new
             logger.info("%s: %s %s is resampled to %s.", name, key, tuple(state[key].shape), tuple(new.shape))
@@ -95,13 +94,23 @@ def restride(model: nn.Module, patch: int) -> nn.Module:
 
 
 def _resample(model: Any, key: str, value: Tensor, own: Tensor, name: str) -> Tensor | None:
-    if key == "pos_embed" and value.dim() == own.dim() == 3 and value.shape[-1] == own.shape[-1]:
+    if key == "pos_embed" and _are_tables(value, own):
         if not model.pos_embed.requires_grad:
             return own  # a fixed table is made for its grid
         return _positions(model, value, own, name)
-    if key == f"{_first_convolution(model)}.weight" and value.dim() == 4 and value.shape[:2] == own.shape[:2]:
+    if key == f"{_first_convolution(model)}.weight" and _are_patches(value, own):
         return resample_patch_embed(value, list(own.shape[2:]))
     return None
+
+
+def _are_tables(value: Tensor, own: Tensor) -> bool:
+    """Whether both are positions (1, N, C) of one width."""
+    return value.dim() == own.dim() == 3 and value.shape[-1] == own.shape[-1]
+
+
+def _are_patches(value: Tensor, own: Tensor) -> bool:
+    """Whether both are filters (C, channels, height, width) but for their size."""
+    return value.dim() == 4 and value.shape[:2] == own.shape[:2]
 
 
 def _positions(model: Any, value: Tensor, own: Tensor, name: str) -> Tensor | None:

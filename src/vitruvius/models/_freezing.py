@@ -23,12 +23,12 @@ def freeze(model: PixelModel, globs: Sequence[str]) -> PixelModel:
         return model
     root = inner(model)
     _check(root, globs)
-    frozen = {name for name, _ in root.named_parameters() if _matched(name, globs)}
-    if len(frozen) == len(dict(root.named_parameters())):
+    parameters = dict(root.named_parameters())
+    frozen = {name for name in parameters if _matched(name, globs)}
+    if len(frozen) == len(parameters):
         raise ConfigError(f"model.freeze = {list(globs)} leaves nothing to train. Thaw something, e.g. with '!head'.")
-    for name, parameter in root.named_parameters():
-        if name in frozen:
-            parameter.requires_grad_(False)
+    for name in frozen:
+        parameters[name].requires_grad_(False)
     model.still = tuple(f"model.{name}" for name, norm in _batch_norms(root) if _is_frozen(name, norm, frozen, globs))
     return model.train(model.training)
 

@@ -42,7 +42,9 @@ def _fresh_sites(model: nn.Module) -> list[str]:
 
 def begin_low_rank(model: nn.Module, only: set[str] | None = None) -> None:
     """`low_rank` begins as the projection that keeps most of q and k, unless its start is the released one."""
-    chosen = [name for name in _fresh_sites(model) if only is None or name in only]
+    chosen = _fresh_sites(model)
+    if only is not None:
+        chosen = [name for name in chosen if name in only]
     if not chosen or any(parameter.is_meta for parameter in model.parameters()):
         return
     try:

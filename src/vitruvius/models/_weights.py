@@ -115,6 +115,11 @@ def _read_pickled(path: StrPath) -> dict[str, Tensor]:
             f"{path} cannot be read as weights: {(str(error) or type(error).__name__).splitlines()[0]} "
             "If it is an old training checkpoint, `vitruvius convert` may know its layout."
         ) from error
+    return _state_dict(loaded, path)
+
+
+def _state_dict(loaded: Any, path: StrPath) -> dict[str, Tensor]:
+    """The weights of a file that may wrap them in `state_dict` or `model`."""
     for key in ("state_dict", "model"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]

@@ -1,5 +1,6 @@
 """BEiT and BEiT v2: timm.models.beit.Attention, whose relative positions become the bias.
 
+A bias that the model shares between its layers is added to the layer's own; both reach the core as `Heads.bias`.
 B batch, H heads, N tokens, D head width.
 """
 
@@ -16,7 +17,10 @@ from vitruvius.surgery.eva import keyless_bias_head_weights, keyless_bias_qkv
 
 
 class BeitSocket(Socket, Attention):
-    """BEiT and BEiT v2, relative positions of its own or shared."""
+    """BEiT and BEiT v2, relative positions of its own or shared.
+
+    q and v have biases and k has none, as in EVA.
+    """
 
     family = "beit"
 

@@ -1,6 +1,7 @@
 """Differential ViTs: timm.layers.DiffAttention, whose heads look twice and subtract (arXiv:2410.05258).
 
 A head is two softmaxes over one set of values; the core sees both, so H here is twice upstream's number of heads.
+A core of plain softmax gives upstream's answer; λ, the norm of the difference and its factor stay upstream's.
 B batch, H heads of the core, N tokens, D width of a query, C model width.
 """
 

@@ -16,7 +16,10 @@ from vitruvius.heads import Site
 @rules.register("random")
 @dataclass(frozen=True, kw_only=True)
 class Random(Rule):
-    """Remove a random `share` of the pairs of every head; other heads and sites get other patterns."""
+    """Remove a random `share` of the pairs of every head; other heads and sites get other patterns.
+
+    `share`: of all pairs of a head, 0 to 1. `seed`: of the pattern; a site's own comes from its name too.
+    """
 
     share: float = 0.9
     seed: int = 0

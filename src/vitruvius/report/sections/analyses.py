@@ -33,17 +33,7 @@ EXPLAINED = (
 @section("analyses", title="Inside attention", order=55)
 def analyses(runs: Sequence[Run]) -> Sequence[Block]:
     """Every analysis of every run that has some."""
-    shown: list[Shown] = []
-    notes: list[Note] = []
-    for run in runs:
-        try:
-            table = read_analysis(run.folder)
-        except VitruviusError as error:
-            notes.append(Note(text=f"{run.name}: {error}"))
-            continue
-        if table is not None:
-            shown.append(Shown(name=run.name, look=run.look, table=table))
-            notes += [Note(text=f"{run.name}: {remark}") for remark in table.remarks]
+    shown, notes = _read(runs)
     if not shown:
         return notes
     names = {one.name for one in shown}
@@ -67,12 +57,26 @@ def read_analysis(folder: Path) -> Table | None:
     return None
 
 
+def _read(runs: Sequence[Run]) -> tuple[list[Shown], list[Note]]:
+    """The tables that there are, and remarks about them and about those that cannot be read."""
+    shown: list[Shown] = []
+    notes: list[Note] = []
+    for run in runs:
+        try:
+            table = read_analysis(run.folder)
+        except VitruviusError as error:
+            notes.append(Note(text=f"{run.name}: {error}"))
+            continue
+        if table is not None:
+            shown.append(Shown(name=run.name, look=run.look, table=table))
+            notes += [Note(text=f"{run.name}: {remark}") for remark in table.remarks]
+    return shown, notes
+
+
 def _analysis(shown: Sequence[Shown], name: str, keys: list[Key]) -> list[Block]:
     own = [one for one in shown if one.table.select(analysis=name)]
     title = Html(markup=Markup(f'<h3 style="margin-top: 2.5rem">{escape(name)}</h3>'))
-    drawn: list[str] = []
-    if not of_model(own[0].table, name):
-        drawn = statistics_of(own[0].table, name)[:MOST]
+    drawn = _drawn(own[0].table, name)
     panels = [(words(statistic), draw_bands(own, name, statistic)) for statistic in drawn]
     panels += further(own, name, legend=False)
     picture: Block = Note(text=_caption(name))
@@ -86,6 +90,13 @@ def _analysis(shown: Sequence[Shown], name: str, keys: list[Key]) -> list[Block]
         )
     tables = [Fold(title=f"{name} by layer: {one.name}", inside=[layer_table(one, name)]) for one in own]
     return [title, picture, *tables]
+
+
+def _drawn(table: Table, name: str) -> list[str]:
+    """The statistics that get a panel over layers; an analysis of the whole model has none."""
+    if of_model(table, name):
+        return []
+    return statistics_of(table, name)[:MOST]
 
 
 def _svgs(own: Sequence[Shown], name: str, panels: Sequence[tuple[str, Figure]]) -> list[Markup]:

@@ -52,8 +52,8 @@ def _of_one_run(table: Table, analysis: str, *, legend: bool) -> Iterator[tuple[
     """Curves, heat maps of heads, and the map of rollout."""
     known = {curve.statistic for curve in table.curves if curve.analysis == analysis}
     for statistic in _statistics_in(CURVES, analysis):
+        xlabel = CURVES[analysis, statistic]
         if statistic in known:
-            xlabel = CURVES[analysis, statistic]
             yield statistic, draw_curves(table, analysis, statistic, xlabel=xlabel, legend=legend)
     for statistic in _statistics_in(HEAT_MAPS, analysis):
         if table.select(analysis=analysis, statistic=statistic):

@@ -19,7 +19,7 @@ def layer_table(one: Shown, analysis: str) -> Table:
     cells = []
     for site in sites:
         cells.append([Cell(text=site), *(_cell(layers.get((site, name))) for name in names)])
-    counts = [_count([found for (_, own), found in layers.items() if own == name]) for name in names]
+    counts = [_count([layers[site, name] for site in sites if (site, name) in layers]) for name in names]
     cells.append([Cell(text="heads beyond chance"), *counts])
     return Table(
         name=f"{slug(analysis)}-{slug(one.name)}",

@@ -41,13 +41,17 @@ def collect_strengths(runs: Sequence[Run]) -> dict[str, dict[int, Curve]]:
     """Attack → run index → points (ε, threat) in order; attacks with fewer than two strengths are left out."""
     attacks: dict[str, dict[int, Curve]] = {}
     for index, run in enumerate(runs):
-        for threat in run.threats:
-            if threat.eps is not None and threat.name != "clean":
-                attacks.setdefault(family(threat), {}).setdefault(index, []).append((threat.eps, threat))
+        for eps, threat in _with_radius(run):
+            attacks.setdefault(family(threat), {}).setdefault(index, []).append((eps, threat))
     for curves in attacks.values():
         for index, points in curves.items():
             _begin_with_clean(points, runs[index])
     return {name: curves for name, curves in attacks.items() if _strengths(curves) >= 2}
+
+
+def _with_radius(run: Run) -> Curve:
+    """The attacks of a run that have one."""
+    return [(threat.eps, threat) for threat in run.threats if threat.eps is not None and threat.name != "clean"]
 
 
 def _begin_with_clean(points: Curve, run: Run) -> None:
