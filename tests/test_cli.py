@@ -129,7 +129,7 @@ def test_a_run_trained_further_is_not_taken_for_the_one_that_was_judged(
         (run / f"{name}.safetensors").write_bytes((other / f"{name}.safetensors").read_bytes())
     letter = mistake(capsys, "evaluate", str(run))
     assert "holds the ledger of another evaluation: weights was" in letter
-    assert "Delete that folder to judge anew, or choose another one." in letter
+    assert "Choose another folder (--out), or begin anew (--fresh" in letter
 
 
 def test_a_model_by_name_is_judged_on_the_images_named(

@@ -38,6 +38,7 @@ FLAGS = {
         "--sanity",
         "--images",
         "--out",
+        "--fresh",
     ],
     "bench": ["what"],
     "export": ["run", "--format", "--sparse", "--out"],

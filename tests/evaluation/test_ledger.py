@@ -17,6 +17,7 @@ from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attention import part
 from vitruvius.evaluation import Ledger, _judging, data_settings, describe, evaluate, fingerprint, load_ledger
+from vitruvius.evaluation._subject import settings_fingerprint
 
 SPECS = ["clean", *map(describe, THREATS)]
 
@@ -69,6 +70,7 @@ def test_a_finished_folder_holds_ledger_and_report_and_no_parts(undisturbed: Pat
         "images": 22,
         "model": "VisionTransformer",
         "weights": fingerprint(model()),
+        "settings": settings_fingerprint(model()),
     }
     assert [threat["spec"] for threat in known["threats"]] == SPECS
 
@@ -158,7 +160,7 @@ def test_a_threat_that_was_not_finished_is_told_and_left_out_of_the_worst_case(
         (model(attention=["rpc"]), loader(), {}, "model was VisionTransformer, now VisionTransformer, rpc at 1 sites"),
         (model(), loader(only=torch.arange(5)), {}, "images was 22, now 5"),
         (model(), loader(split="train"), {}, "data was digits/validation, now digits/train"),
-        (model(), loader(), {"data.crop_pct": 0.9}, "data.crop_pct was None, now 0.9"),
+        (model(), loader(), {"data.crop_pct": 0.9}, "data.crop_pct was not noted, now 0.9"),
     ],
     ids=["weights", "normalisation", "attention", "images", "data", "signature"],
 )
@@ -168,7 +170,7 @@ def test_the_ledger_of_something_else_is_refused(
     before = {path: path.read_bytes() for path in undisturbed.iterdir() if path.is_file()}
     with pytest.raises(RunError, match=f"holds the ledger of another evaluation: .*{letter}") as caught:
         evaluate(other, data, THREATS, folder=undisturbed, signature=signature)
-    assert "Delete that folder to judge anew, or choose another one." in str(caught.value)
+    assert "Choose another folder (--out), or begin anew (--fresh" in str(caught.value)
     assert {path: path.read_bytes() for path in undisturbed.iterdir() if path.is_file()} == before
 
 

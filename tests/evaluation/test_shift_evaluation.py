@@ -221,8 +221,8 @@ def test_two_processes_share_the_images_and_write_one_ledger(digits_c: Path, und
     ("net", "settings", "letter"),
     [
         (model(seed=1), {}, "weights was"),
-        (model(), {"data": replace(DATA, crop_pct=0.5)}, "data.crop_pct was None, now 0.5"),
-        (model(), {"temperature": 2.0}, "temperature was None, now 2.0"),
+        (model(), {"data": replace(DATA, crop_pct=0.5)}, "data.crop_pct was not noted, now 0.5"),
+        (model(), {"temperature": 2.0}, "temperature was not noted, now 2.0"),
     ],
     ids=["weights", "crop", "temperature"],
 )

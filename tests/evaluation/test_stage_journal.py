@@ -50,13 +50,16 @@ class Counted(nn.Module):
     def __init__(self, stop_at: float = float("inf")) -> None:
         super().__init__()
         self.inside = model()
-        self.passes = 0
-        self.stop_at = stop_at
+        self.counts = {"passes": 0, "stop at": stop_at}  # a dictionary: a plain attribute would be another model
         self.eval()
 
+    @property
+    def passes(self) -> int:
+        return int(self.counts["passes"])
+
     def forward(self, x: Tensor) -> Tensor:
-        self.passes += 1
-        if self.passes > self.stop_at:
+        self.counts["passes"] += 1
+        if self.counts["passes"] > self.counts["stop at"]:
             raise Stop
         answer: Tensor = self.inside(x)
         return answer

@@ -22,6 +22,7 @@ def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sanity", metavar="EPS", help="also check for masked gradients at this strength, e.g. 8/255")
     add_images(parser, "judge")
     parser.add_argument("--out", help="folder for ledger and report (default: RUN/evaluation)")
+    parser.add_argument("--fresh", action="store_true", help="delete the ledger in that folder and begin anew")
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
@@ -35,6 +36,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
         calibrate=options.calibrate,
         baseline=options.baseline,
         images=options.images,
+        fresh=options.fresh,
     )
     gap = ""
 

@@ -131,9 +131,14 @@ class _Job:
         return [light, *({spec: threat} for spec, threat in attacks)]
 
     def is_done(self, threats: Mapping[str, Threat]) -> bool:
-        """Whether the ledger has a row for every image of the data set under all of these threats."""
+        """Whether the ledger has a row for every image of the data set under all of these threats.
+
+        Clean images are read in any case, to see that they are the ones the ledger knows.
+        """
         number = getattr(self.loader, "num_images", None)
-        return number is not None and all(len(self.ledger.done(spec)) == number for spec in threats)
+        if number is None or "clean" in threats:
+            return False
+        return all(len(self.ledger.done(spec)) == number for spec in threats)
 
 
 def _cost(threat: Any) -> float:
@@ -190,6 +195,8 @@ def _judge_round(job: _Job, threats: Mapping[str, Threat]) -> None:
     done = 0
     for pool in _batched(numbered(job.loader, job.process), size):
         checked = [_checked(batch, job.process) for batch in pool]
+        for x, y, ids in checked:
+            job.ledger.check_images(ids, x, y)
         for spec, threat in threats.items():
             on_event = _teller(job, spec, done)
             batches = checked

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvius._checks import check_labels, check_logits
+from vitruvius._dice import image_ids
 from vitruvius.attacks import Ensemble, StageEvent, disturb
 from vitruvius.evaluation._journal import LedgerJournal
-from vitruvius.evaluation.ledger import AFTER, Columns, Ledger
+from vitruvius.evaluation.ledger import AFTER, PIXELS, Columns, Ledger
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, height, width) in [0, 1], labels (B), ids (B)
 OnEvent = Callable[[StageEvent], object]
@@ -50,6 +51,8 @@ def judge(
     begun = time.perf_counter()
     moved = disturb(threat, model, x, y, ids)
     rows = answer_all(model, moved, y, batch_size)
+    if spec == "clean":
+        rows[PIXELS] = image_ids(x)
     _add(ledger, spec, ids, y, begun, rows)
 
 

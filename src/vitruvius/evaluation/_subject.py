@@ -28,8 +28,14 @@ JUDGED = (
 )  # settings of data that change what is judged
 
 
+IGNORED = {*vars(nn.Module()), "fused_attn", "grad_checkpointing"}  # attributes that change no answer
+
+
 def subject_of(model: nn.Module, loader: Any) -> dict[str, Any]:
-    """Data, number of images, architecture with its cores, and a fingerprint of weights and settings."""
+    """Data, number of images, architecture with its cores, and fingerprints of weights and of settings.
+
+    Which images they are is checked one by one: a ledger keeps a hash of each.
+    """
     cores = Counter(module.describe() for module in model.modules() if isinstance(module, Core))
     attention = "".join(f", {core} at {count} sites" for core, count in cores.items())
     return {
@@ -37,6 +43,7 @@ def subject_of(model: nn.Module, loader: Any) -> dict[str, Any]:
         "images": getattr(loader, "num_images", None),
         "model": f"{type(inner(model)).__name__}{attention}",
         "weights": fingerprint(model),
+        "settings": settings_fingerprint(model),
     }
 
 
@@ -57,6 +64,21 @@ def fingerprint(model: nn.Module) -> str:
         if isinstance(core, Core):
             digest.update(repr([(name, _settings(part)) for name, part in core.named_modules()]).encode())
     return digest.hexdigest()[:16]
+
+
+def settings_fingerprint(model: nn.Module) -> str:
+    """A hash of the plain attributes (numbers, words, lists of them) of every module, and of their classes."""
+    digest = hashlib.sha256()
+    for name, module in model.named_modules():
+        own = [(key, value) for key, value in sorted(vars(module).items()) if key not in IGNORED and _is_plain(value)]
+        digest.update(repr((name, type(module).__name__, own)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

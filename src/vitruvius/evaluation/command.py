@@ -16,6 +16,7 @@ from vitruvius.evaluation._shift_command import open_shifts, read_baseline, temp
 from vitruvius.evaluation._subject import data_settings
 from vitruvius.evaluation._text import format_corruption
 from vitruvius.evaluation.examination import examine, save_findings
+from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.metrics import Baseline
 from vitruvius.evaluation.result import Report
 from vitruvius.evaluation.sanity import Finding
@@ -35,6 +36,7 @@ class EvaluateOptions:
     sanity: str | float | None = None  # ε of the checks against gradient masking, in pixels: 8/255
     calibrate: str | None = None  # split that a temperature is fitted on; held-out: of a run's own training images
     images: int | None = None  # how many images of the data to judge, a fixed random choice; default all
+    fresh: bool = False  # delete what an earlier evaluation has left in the folder
     baseline: str | None = None  # another run, evaluated under the same shifts, that mCE is against
 
     @property
@@ -103,6 +105,8 @@ def evaluate_target(
             baselines=baselines,
             on_part=on_part,
         )
+        if options.fresh:
+            process.on_first(lambda: _clear(job.folder))
         found = _run(job, threats, shifts, with_images=options.needs_images or _has_images(opened, overrides))
         if process.first:
             opened.save_config(Path(out) if out else None)
@@ -158,6 +162,12 @@ def _run(job: _Job, threats: Sequence[Threat], shifts: Sequence[Shift], *, with_
         reports.append(_evaluate_shift(job, shift, report, temperature))
         job.tell(Evaluation(shifts=reports[-1:]))
     return Evaluation(report=report, corruptions=corruptions, findings=findings, shifts=reports)
+
+
+def _clear(folder: Path) -> None:
+    """Delete the ledgers of earlier evaluations, of shifts too."""
+    for one in (folder, *(folder / "shifts").glob("*")):
+        Ledger(one).clear()
 
 
 def _strength(eps: str | float | None) -> float | None:

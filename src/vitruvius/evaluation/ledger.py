@@ -19,11 +19,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vitruvius._dice import image_ids
 from vitruvius._errors import CheckpointError, RunError
 from vitruvius._files import atomic_write_text, ensure_writable, load_tensors, read_text, save_tensors, sweep
 from vitruvius.evaluation.threats import Entry
 
 NOTES = "stages"  # folder of what the stages of an ensemble have decided so far
+PIXELS = "pixels"  # column of clean images: a hash of each, so that other images are noticed
+ANEW = "Choose another folder (--out), or begin anew (--fresh, which deletes that ledger)."
 AFTER = "standing after "  # columns of an ensemble: which images were robust after each of its stages
 Columns = dict[str, Tensor]  # every column (n,), `id` among them
 MEANINGS = (
@@ -43,6 +46,28 @@ class Note(NamedTuple):
     columns: Columns  # `id`, and of the first stage what the model answers to the worst points
 
 
+class _Images(NamedTuple):
+    """What images an earlier evaluation has judged, in order of their ids."""
+
+    ids: Tensor  # (n,)
+    pixels: Tensor  # (n,) a hash of each
+    labels: Tensor  # (n,)
+
+    @classmethod
+    def of(cls, columns: Columns) -> _Images | None:
+        if PIXELS not in columns:
+            return None
+        order = columns["id"].argsort()
+        return cls(columns["id"][order], columns[PIXELS][order], columns["label"][order])
+
+    def changed(self, ids: Tensor, pixels: Tensor, labels: Tensor) -> Tensor:
+        """Ids of images that are known as others."""
+        place = torch.searchsorted(self.ids, ids).clamp(max=len(self.ids) - 1)
+        known = self.ids[place] == ids
+        differs = (self.pixels[place] != pixels) | (self.labels[place] != labels)
+        return ids[known & differs]
+
+
 class Ledger:
     """What every image did under every threat; threats go by their descriptions."""
 
@@ -56,6 +81,7 @@ class Ledger:
         self._written = 0
         self._noted = 0
         self._earlier: list[Note] = []
+        self._images: _Images | None = None  # judged by earlier evaluations
 
     def claim(self, subject: Mapping[str, object], entries: Sequence[Entry]) -> list[Entry]:
         """Note what is judged and by which threats; the ledger of something else is refused, never mixed.
@@ -91,6 +117,26 @@ class Ledger:
             self._read_part(file)
         for file in sorted((self.folder / NOTES).glob("*.safetensors")):
             self._read_note(file)
+        self._images = _Images.of(self.columns.get("clean", {}))
+
+    def check_images(self, ids: Tensor, x: Tensor, y: Tensor) -> None:
+        """Refuse images (B, …) or labels (B,) that are not those an earlier evaluation has judged under these ids."""
+        if self._images is None:
+            return
+        changed = self._images.changed(ids.cpu(), image_ids(x).cpu(), y.cpu())
+        if len(changed):
+            raise RunError(
+                f"{self.folder} holds the ledger of other images: image {int(changed[0])} has other pixels or another "
+                f"label than when it was judged. {ANEW}"
+            )
+
+    def clear(self) -> None:
+        """Delete whatever an earlier evaluation has left in the folder."""
+        if self.folder is None:
+            return
+        files = [self.folder / name for name in ("ledger.json", "ledger.safetensors", "report.json")]
+        for file in [*files, *(self.folder / "parts").glob("*"), *(self.folder / NOTES).glob("*")]:
+            file.unlink(missing_ok=True)
 
     def done(self, threat: str) -> Tensor:
         """Ids of the images this threat has already seen."""
@@ -156,13 +202,10 @@ class Ledger:
     def _compare(self, known: Mapping[str, Any], asked: Mapping[str, Any], file: Path) -> None:
         differing = [key for key in {**known, **asked} if known.get(key) != asked.get(key)]
         if differing:
-            said = "; ".join(f"{key} was {known.get(key)}, now {asked.get(key)}" for key in differing[:3])
-            raise RunError(
-                f"{self.folder} holds the ledger of another evaluation: {said}. "
-                "Delete that folder to judge anew, or choose another one."
-            )
+            said = "; ".join(f"{key} was {known.get(key, 'not noted')}, now {asked.get(key)}" for key in differing[:3])
+            raise RunError(f"{self.folder} holds the ledger of another evaluation: {said}. {ANEW}")
         if not file.exists() and self._holds_rows():
-            raise RunError(f"{self.folder} holds rows, but no ledger.json says of what. Delete that folder.")
+            raise RunError(f"{self.folder} holds rows, but no ledger.json says of what. {ANEW}")
 
     def _holds_rows(self) -> bool:
         if self.folder is None:

@@ -1,0 +1,106 @@
+"""A ledger answers for its own images, labels and model, and for no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from judging import loader, model
+from torch import Tensor, nn
+
+from small_run import small_run
+from vitruvius._errors import RunError
+from vitruvius.cli import main
+from vitruvius.evaluation import evaluate
+
+FGSM = "fgsm:eps=4/255"
+
+
+class Shown:
+    """The same digits under the same name and ids, with pixels or labels changed."""
+
+    name = "digits/validation"
+    num_images = 22
+
+    def __init__(self, *, brighter: float = 0.0, label_shift: int = 0) -> None:
+        self.brighter = brighter
+        self.label_shift = label_shift
+
+    def with_ids(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for x, y, ids in loader().with_ids():
+            last = ids == ids.max()  # one image of each batch is enough
+            moved = torch.where(last[:, None, None, None], (x + self.brighter).clamp(0, 1), x)
+            yield moved, (y + self.label_shift * last) % 10, ids
+
+
+class Scaled(nn.Module):
+    """A model whose answer depends on a plain attribute."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.inside = model()
+        self.temperature = temperature
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.inside(x) / self.temperature
+        return answer
+
+
+def test_the_same_images_and_model_are_not_judged_again(tmp_path: Path) -> None:
+    first = evaluate(model(), Shown(), FGSM, folder=tmp_path)
+    asked: list[int] = []
+    again = model()
+    again.register_forward_pre_hook(lambda _, inputs: asked.append(len(inputs[0])))
+    assert evaluate(again, Shown(), FGSM, folder=tmp_path).to_dict() == first.to_dict()
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    "data", [Shown(brighter=0.1), Shown(brighter=1e-3), Shown(label_shift=1)], ids=["images", "preprocessing", "labels"]
+)
+def test_other_images_or_labels_under_the_same_name_are_refused(data: Any, tmp_path: Path) -> None:
+    evaluate(model(), Shown(), folder=tmp_path)
+    with pytest.raises(RunError, match=r"the ledger of other images: image \d+ has other pixels or another label"):
+        evaluate(model(), data, FGSM, folder=tmp_path)
+
+
+def test_images_that_changed_between_two_halves_are_noticed(tmp_path: Path) -> None:
+    class Half(Shown):
+        def with_ids(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+            for number, batch in enumerate(super().with_ids()):
+                if number == 2:
+                    raise KeyboardInterrupt
+                yield batch
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model(), Half(), folder=tmp_path)
+    with pytest.raises(RunError, match="holds the ledger of other images"):
+        evaluate(model(), Shown(brighter=0.1), folder=tmp_path)
+
+
+def test_a_model_that_differs_in_a_plain_attribute_is_refused(tmp_path: Path) -> None:
+    evaluate(Scaled(1.0), Shown(), folder=tmp_path)
+    assert evaluate(Scaled(1.0), Shown(), folder=tmp_path)["clean"].n == 22
+    with pytest.raises(RunError, match=r"holds the ledger of another evaluation: settings was \w+, now \w+\. Choose"):
+        evaluate(Scaled(2.0), Shown(), folder=tmp_path)
+
+
+def test_other_weights_are_refused(tmp_path: Path) -> None:
+    evaluate(model(), Shown(), folder=tmp_path)
+    with pytest.raises(RunError, match="weights was"):
+        evaluate(model(seed=1), Shown(), folder=tmp_path)
+
+
+def test_a_false_start_does_not_lock_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(small_run(tmp_path / "run", "train.epochs=1"))
+    assert main(["evaluate", run, "--images", "4"]) == 0
+    assert main(["evaluate", run]) == 1
+    error = capsys.readouterr().err
+    assert "--out" in error
+    assert "--fresh" in error
+    assert main(["evaluate", run, "--fresh"]) == 0
+    assert "     24" in capsys.readouterr().out
