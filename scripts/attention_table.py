@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 from families import FAMILIES, Family  # noqa: E402
 from vitruvius._errors import SurgeryError  # noqa: E402
-from vitruvius.attention import Part, part  # noqa: E402
+from vitruvius.attention import Part, build_core, part  # noqa: E402
 from vitruvius.attention.mask import Mask  # noqa: E402
 from vitruvius.heads import Site  # noqa: E402
 from vitruvius.surgery import restore, rewire, survey  # noqa: E402
@@ -94,8 +94,7 @@ def accepting(family: Family, *parts: Part) -> list[str]:
     accepted = []
     for name, site in sites_of(family).items():
         try:
-            for piece in parts:
-                piece(site)
+            build_core(parts, site)
         except SurgeryError:
             continue
         accepted.append(name)

@@ -1,0 +1,177 @@
+"""Explanations: which patches an answer rests on, and how well removing or showing them agrees.
+
+`relevance` follows gradient-weighted attention through all layers (Chefer, Gur & Wolf 2021, arXiv:2103.15679),
+`attention_gradient` takes the last layer alone, `integrated_gradients` is captum's (Sundararajan et al. 2017,
+arXiv:1703.01365). The output of a core is its map times the values, so the gradient of the map is g vᵀ, with g that of
+the output: no map need be kept in the graph, and fused kernels do. B images, H heads, N tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitruvius._checks import check_eval_mode, check_pixels
+from vitruvius._errors import ConfigError, UnsuitableSite
+from vitruvius._registry import Registry, require
+from vitruvius.attention import Kernel
+from vitruvius.heads import Heads, Site
+from vitruvius.surgery import record, survey
+from vitruvius.surgery.recording import core_of, map_of
+
+Explanation = Callable[..., Tensor]  # (model, images, classes) → (B, rows, columns), large where the answer rests
+explanations: Registry[Explanation] = Registry("explanation")
+
+
+class Layer(NamedTuple):
+    """One site on some images."""
+
+    site: Site
+    map: Tensor  # (B, H, N, N)
+    gradient: Tensor  # (B, H, N, N), of the logits asked for
+
+
+def explain(
+    model: nn.Module, images: Tensor, explanation: str | Explanation = "relevance", *, classes: Tensor | None = None
+) -> Tensor:
+    """How much each place of each image matters for a class, (B, rows, columns).
+
+    `model` in eval mode; `images` (B, 3, h, w) in [0, 1]; `explanation` a registered name with settings
+    (`"relevance"`, `"integrated_gradients:steps=20"`) or a function; `classes` (B) those asked about, by default those
+    the model answers.
+    """
+    check_eval_mode(model)
+    check_pixels(images)
+    with torch.no_grad():
+        asked = model(images).argmax(-1) if classes is None else classes
+    if asked.shape != images.shape[:1]:
+        raise ConfigError(f"classes have shape {tuple(asked.shape)}; expected one class per image, ({len(images)},).")
+    found: Tensor = explanations.bind(explanation, where="explanation")(model, images, asked)
+    return found
+
+
+@explanations.register("relevance")
+def relevance(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    """Gradient-weighted attention through all layers, R ← R + relu(A ⊙ ∇A) R (Chefer et al. 2021, arXiv:2103.15679)."""
+    flow: Tensor | None = None  # (B, N, N)
+    layers = attended_layers(model, images, classes)
+    for layer in layers:
+        step = (layer.map * layer.gradient).relu().mean(1)
+        if flow is None:
+            flow = torch.eye(step.shape[-1], dtype=step.dtype, device=step.device).expand_as(step)
+        if flow.shape != step.shape:
+            raise UnsuitableSite(
+                f"'relevance' follows {flow.shape[-1]} tokens through the layers; {layer.site.name!r} has "
+                f"{step.shape[-1]}. Models that merge or shift tokens cannot be followed."
+            )
+        flow = flow + step @ flow
+    assert flow is not None
+    return _on_grid(flow, layers[-1].site)
+
+
+@explanations.register("attention_gradient")
+def attention_gradient(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    """relu(A ⊙ ∇A) of the last layer, mean over heads (Chefer et al. 2021, arXiv:2103.15679, one step)."""
+    last = attended_layers(model, images, classes)[-1]
+    return _on_grid((last.map * last.gradient).relu().mean(1), last.site)
+
+
+@explanations.register("integrated_gradients")
+def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, *, steps: int = 50) -> Tensor:
+    """Gradients along the way from a black image, captum's (Sundararajan et al. 2017, arXiv:1703.01365)."""
+    captum: Any = require("captum.attr", "explain")
+    found: Tensor = captum.IntegratedGradients(model).attribute(images, target=classes, n_steps=steps)
+    return found.sum(1).abs().detach()
+
+
+def attended_layers(model: nn.Module, images: Tensor, classes: Tensor) -> list[Layer]:
+    """Every token site in order: its true map, and the gradient of the logits of `classes` with respect to it."""
+    sites = survey(model, input_size=tuple(images.shape[1:]))  # type: ignore[arg-type]
+    chosen = [name for name, site in sites.items() if site.attends == "tokens" and site.num_queries == site.num_keys]
+    if not chosen:
+        raise UnsuitableSite(f"none of the {len(sites)} attention sites attends over tokens; nothing to follow.")
+    with torch.enable_grad(), record(model, chosen, detach=False) as seen, _outputs(model, chosen) as outputs:
+        logits = model(images.detach().clone().requires_grad_())
+        total = logits.gather(1, classes[:, None]).sum()
+        gradients = torch.autograd.grad(total, [outputs[name] for name in chosen])
+        with torch.no_grad():
+            return [_layer(model, sites[n], seen[n], g) for n, g in zip(chosen, gradients, strict=True)]
+
+
+def _layer(model: nn.Module, site: Site, heads: Heads, gradient: Tensor) -> Layer:
+    core = core_of(model, site.name)
+    assert core is not None
+    if type(core.kernel).finish is not Kernel.finish or core.kernel.needs:
+        raise UnsuitableSite(
+            f"{core.describe()} at {site.name!r} does more than weigh values (a norm or a gate behind the sum), so the "
+            "gradient of its map is not to be had from its output."
+        )
+    values = core.approach(heads).received.v if any(stage.brings_values for stage in core.stages) else heads.v
+    return Layer(site, map_of(model, site.name, heads), gradient @ values.mT)
+
+
+@contextmanager
+def _outputs(model: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]:
+    """What the cores put out, while open."""
+    outputs: dict[str, Tensor] = {}
+    handles: list[Any] = []
+    try:
+        for name in names:
+            core: Any = core_of(model, name)
+            handles.append(core.register_forward_hook(lambda _, __, out, name=name: outputs.__setitem__(name, out)))
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _on_grid(flow: Tensor, site: Site) -> Tensor:
+    """What the class token (or the mean of tokens) rests on, patch by patch."""
+    if site.grid is None:
+        raise UnsuitableSite(f"{site.name!r} ({site.family}) has no grid of patches to lay an explanation on.")
+    prefix = site.num_prefix_tokens
+    seen = flow[:, 0, prefix:] if prefix else flow.mean(1)
+    return seen.unflatten(-1, site.grid)
+
+
+class Score(NamedTuple):
+    """Agreement of an explanation with the model: mean probability of the class while patches go, or come."""
+
+    deletion: Tensor  # (B): low where the patches that matter went first
+    insertion: Tensor  # (B): high where the patches that matter came first
+
+
+@torch.no_grad()
+def score(model: nn.Module, images: Tensor, maps: Tensor, *, classes: Tensor | None = None, steps: int = 10) -> Score:
+    """Deletion and insertion (Petsiuk et al. 2018, arXiv:1806.07421), removed patches are the mean colour.
+
+    `maps` (B, rows, columns) as `explain` makes them; `classes` (B) as there; `steps` parts in which patches go.
+    """
+    check_eval_mode(model)
+    if classes is None:
+        classes = model(images).argmax(-1)
+    plain = images.mean((-2, -1), keepdim=True).expand_as(images)
+    rank = maps.flatten(1).argsort(-1, descending=True).argsort(-1).view_as(maps)  # 0: matters most
+    deleted, inserted = [], []
+    for step in range(steps + 1):
+        first = (rank < step * rank[0].numel() / steps)[:, None].to(images.dtype)
+        first = F.interpolate(first, size=images.shape[-2:], mode="nearest")
+        deleted.append(_probability(model, torch.lerp(images, plain, first), classes))
+        inserted.append(_probability(model, torch.lerp(plain, images, first), classes))
+    return Score(torch.stack(deleted).mean(0), torch.stack(inserted).mean(0))
+
+
+def chance_map(maps: Tensor, *, seed: int = 0) -> Tensor:
+    """An explanation that knows nothing, of the shape of `maps`: the row to compare scores with."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(maps.shape, generator=generator).to(maps)
+
+
+def _probability(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    found: Tensor = model(images).softmax(-1).gather(1, classes[:, None]).squeeze(1)
+    return found

@@ -1,0 +1,121 @@
+"""Explanations against gradients through written-out maps, loops, and models whose reasons are known."""
+
+import importlib.util
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from vitruvius._errors import ConfigError, MissingExtra, UnsuitableSite
+from vitruvius.analysis.explanations import attended_layers, attention_gradient, chance_map, explain, relevance, score
+from vitruvius.attention import part
+from vitruvius.attention._dense import DenseKernel
+from vitruvius.attention.softmax import attention_map
+from vitruvius.models import create_model
+
+NAME = "vitruvius/vit_digits"
+
+
+class Written(DenseKernel):
+    """Softmax with its map in the graph, for these tests to differentiate."""
+
+    maps: ClassVar[list] = []
+
+    def __init__(self, site):
+        super().__init__()
+
+    def map(self, heads):
+        found = attention_map(heads)
+        if torch.is_grad_enabled():
+            self.maps.append(found)
+        return found
+
+
+def images():
+    return torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_gradient_of_a_map_is_that_of_a_map_in_the_graph():
+    x, classes = images(), torch.tensor([1, 4, 7])
+    layers = attended_layers(create_model(NAME, seed=2).eval(), x, classes)
+    written = create_model(NAME, seed=2, attention=[Written]).eval()
+    Written.maps.clear()
+    total = written(x).gather(1, classes[:, None]).sum()
+    expected = torch.autograd.grad(total, Written.maps)
+    assert len(layers) == len(expected) > 1
+    for layer, own, gradient in zip(layers, Written.maps, expected, strict=True):
+        torch.testing.assert_close(layer.map, own.detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(layer.gradient, gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_relevance_is_the_rule_of_the_paper_written_out():
+    model, x, classes = create_model(NAME, seed=2).eval(), images(), torch.tensor([1, 4, 7])
+    layers = attended_layers(model, x, classes)
+    site, tokens = layers[0].site, layers[0].map.shape[-1]
+    flow = torch.eye(tokens).repeat(3, 1, 1)
+    for layer in layers:
+        step = torch.zeros(3, tokens, tokens)
+        for h in range(layer.map.shape[1]):
+            step += (layer.map[:, h] * layer.gradient[:, h]).clamp(min=0) / layer.map.shape[1]
+        flow = flow + step @ flow
+    expected = flow[:, 0, 1:] if site.num_prefix_tokens else flow.mean(1)
+    torch.testing.assert_close(relevance(model, x, classes).flatten(1), expected)
+    last = (layers[-1].map * layers[-1].gradient).clamp(min=0).mean(1)
+    expected = last[:, 0, 1:] if site.num_prefix_tokens else last.mean(1)
+    torch.testing.assert_close(attention_gradient(model, x, classes).flatten(1), expected)
+
+
+@pytest.mark.parametrize(
+    "parts", [["rpc"], ["twicing"], ["value_residual"], [part("scaled", form="alpha")], ["sink"]], ids=str
+)
+def test_other_attention_is_explained_by_its_true_maps(parts):
+    model = create_model(NAME, seed=2, attention=parts).eval()
+    found = explain(model, images(), "relevance")
+    assert found.isfinite().all()
+    assert (found >= 0).all()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_what_does_more_than_weigh_values_is_refused_by_name():
+    for name in ("differential", "gated"):
+        with pytest.raises(UnsuitableSite, match=name):
+            explain(create_model(NAME, attention=[name]).eval(), images())
+    with pytest.raises(UnsuitableSite, match="merge or shift"):
+        explain(create_model(NAME, attention=[part("tome", r=2)]).eval(), images())
+    with pytest.raises(ConfigError, match="one class per image"):
+        explain(create_model(NAME).eval(), images(), classes=torch.tensor([1]))
+
+
+class Corner(nn.Module):
+    """Answers by the brightness of its upper left corner alone."""
+
+    def forward(self, x):
+        bright = x[:, :, :2, :2].mean((1, 2, 3))
+        return 8 * torch.stack([bright, 1 - bright], 1)
+
+
+def test_an_explanation_that_knows_beats_chance_in_both_scores():
+    x = images()
+    x[:, :, :2, :2] = 1.0
+    right = torch.zeros(3, 4, 4)
+    right[:, 0, 0] = 1
+    model = Corner().eval()
+    knows = score(model, x, right)
+    chances = [score(model, x, chance_map(right, seed=seed)) for seed in range(5)]
+    assert knows.deletion.mean() < torch.stack([c.deletion for c in chances]).mean() - 0.05
+    assert knows.insertion.mean() > torch.stack([c.insertion for c in chances]).mean() + 0.05
+
+
+@pytest.mark.skipif(importlib.util.find_spec("captum") is not None, reason="captum is installed")
+def test_without_captum_the_extra_is_named():
+    with pytest.raises(MissingExtra, match="explain"):
+        explain(create_model(NAME).eval(), images(), "integrated_gradients")
+
+
+def test_integrated_gradients_are_captums():
+    pytest.importorskip("captum")
+    x = images()
+    found = explain(Corner().eval(), x, "integrated_gradients:steps=8", classes=torch.zeros(3, dtype=torch.long))
+    assert found.shape == (3, 8, 8)
+    assert (found[:, 2:] == 0).all()
