@@ -11,6 +11,7 @@ already; other commands run in bash. A YAML block with a title, ```yaml title="m
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import shlex
@@ -20,7 +21,9 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NoReturn
 
 BLOCK = re.compile(
     r"^(?:<!-- run: (?P<how>[^\n]*?) -->\n)?```(?P<language>\w+)?(?P<rest>[^\n]*)\n(?P<text>.*?)^```$",
@@ -69,6 +72,7 @@ def read_blocks(page: Path) -> list[Block]:
 def run_blocks(blocks: list[Block], name: str) -> None:
     """Run the blocks in the current folder; the first that fails raises, with the page and its line."""
     names: dict[str, object] = {"__name__": "__main__"}
+    shell = Shell()
     for block in blocks:
         tell(f"--- {name}:{block.line} ---")
         if block.language == "python":
@@ -79,7 +83,7 @@ def run_blocks(blocks: list[Block], name: str) -> None:
             Path(block.title).write_text(block.text, encoding="utf-8")
         else:
             for command in commands(block.text):
-                run_command(command)
+                shell.run(command)
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -96,17 +100,40 @@ def commands(text: str) -> Iterator[list[str]]:
             yield words
 
 
-def run_command(words: list[str]) -> None:
-    tell(f"$ {shlex.join(words)}")
-    if words[0] == "cd":
-        os.chdir(words[1])
-        return
-    if words[0] == "vitruvius":
-        code = run_verb(words[1:])
-    else:
-        code = subprocess.run(words, check=False).returncode
-    if code != 0:
-        raise AssertionError(f"{shlex.join(words)} ended with {code}")
+class Shell:
+    """Runs commands in the current folder. Verbs of ours run in a process forked before any Python block of the page,
+    so that they see what a shell would see: nothing of what these blocks have registered."""
+
+    def __init__(self) -> None:
+        self.here, there = multiprocessing.Pipe()
+        if fork() == 0:
+            self.here.close()
+            serve(there)
+        there.close()
+
+    def run(self, words: list[str]) -> None:
+        tell(f"$ {shlex.join(words)}")
+        if words[0] == "cd":
+            os.chdir(words[1])
+            return
+        if words[0] == "vitruvius":
+            self.here.send((str(Path.cwd()), words[1:]))
+            code = self.here.recv()
+        else:
+            code = subprocess.run(words, check=False).returncode
+        if code != 0:
+            raise AssertionError(f"{shlex.join(words)} ended with {code}")
+
+
+def serve(connection: Connection) -> NoReturn:
+    """Run verb after verb, each in a fork of its own, until the page ends."""
+    while True:
+        try:
+            folder, arguments = connection.recv()
+        except EOFError:
+            os._exit(0)
+        os.chdir(folder)
+        connection.send(run_verb(arguments))
 
 
 def tell(line: str) -> None:
@@ -117,10 +144,7 @@ def tell(line: str) -> None:
 
 def run_verb(arguments: list[str]) -> int:
     """A verb of the command line, in a process of its own that need not import PyTorch again."""
-    sys.stdout.flush()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads at a fork
-        child = os.fork()
+    child = fork()
     if child == 0:
         code = 1
         try:
@@ -136,3 +160,10 @@ def run_verb(arguments: list[str]) -> int:
             sys.stderr.flush()
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def fork() -> int:
+    sys.stdout.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads at a fork
+        return os.fork()
