@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from vitruvius._errors import ConfigError, suggest
@@ -36,6 +37,16 @@ def find_recipe(name: str | Path) -> Path:
         return packaged
     hint = suggest(str(name), recipe_files())
     raise ConfigError(f"no recipe at {name}{hint} `vitruvius list recipes` shows what comes with it.")
+
+
+def processes_of(recipe: Path) -> int | None:
+    """How many processes the command at the head of a recipe starts; None where it starts one, or there is none."""
+    lines = recipe.read_text(encoding="utf-8").splitlines()
+    found = [re.search(r"--nproc-per-node (\d+)", line) for line in lines if line.startswith("#")]
+    counts = [int(match[1]) for match in found if match]
+    if counts:
+        return counts[0]
+    return None
 
 
 def _is_a_folder(path: Path) -> str:

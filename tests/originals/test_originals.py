@@ -14,12 +14,14 @@ from comparing import commands, declared, differences, show
 from safetensors.torch import save_file
 
 from vitruvius._processes import Process
+from vitruvius._recipes import processes_of
 from vitruvius.cli import main
 from vitruvius.listing import find_recipe, recipes, recipes_folder
 from vitruvius.models import create_model
 from vitruvius.models._wiring import without_files
 from vitruvius.training import Config, read_recipe
 from vitruvius.training._epoch import train_epoch
+from vitruvius.training._estimates import schedule
 from vitruvius.training._session import open_session, with_rate
 from vitruvius.training.sweep import Sweep
 
@@ -85,6 +87,17 @@ def test_a_recipe_runs_the_epochs_at_the_peak_rate_and_global_batch_of_its_comma
         assert plan(config, command["processes"]) == pytest.approx(
             (command["gives"]["epochs"], command["gives"]["rate"], command["gives"]["global_batch"]), rel=1e-4
         )
+
+
+@pytest.mark.parametrize("name", commands())
+def test_a_dry_run_tells_the_plan_of_the_command(name: str) -> None:
+    processes = processes_of(find_recipe(name)) or 1
+    assert processes == commands()[name]["processes"]
+    gives = commands()[name]["gives"]
+    told = schedule(ours(name), processes)
+    assert f": {gives['epochs']} epochs, " in told
+    assert f", {gives['global_batch']:,} images an update" in told
+    assert float(told.partition("peak rate ")[2].partition(",")[0]) == pytest.approx(gives["rate"], rel=1e-4)
 
 
 def plan(config: Config, processes: int) -> tuple[float, float, float]:

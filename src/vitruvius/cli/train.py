@@ -25,9 +25,10 @@ def run_train(options: argparse.Namespace) -> None:
     recipe = find_recipe(options.recipe)
     config = read_recipe(recipe, options.overrides)
     if options.dry_run:
+        from vitruvius._recipes import processes_of
         from vitruvius.training.dry_run import dry_run
 
-        print(dry_run(config))
+        print(dry_run(config, processes=processes_of(recipe)))
     elif options.slurm is not None:
         from vitruvius.training.slurm import submit
 

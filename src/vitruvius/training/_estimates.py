@@ -8,7 +8,7 @@ from typing import Any
 from vitruvius._errors import NoSiteError, UnsuitableSite
 from vitruvius._yaml import dump_yaml
 from vitruvius.surgery import head_weights, inner, survey
-from vitruvius.training._session import Session
+from vitruvius.training._session import Session, with_rate
 from vitruvius.training.config import Config
 
 
@@ -17,6 +17,7 @@ class Findings:
     """Numbers of a dry run; what could not be found is None."""
 
     config: Config
+    processes: int  # that the recipe is for
     session: Session
     batches: int | None  # in an epoch, of this process
     flops: int  # of one image's forward pass
@@ -29,9 +30,23 @@ class Findings:
 
 def describe(found: Findings) -> str:
     """The whole answer."""
-    sections = [dump_yaml(found.config).strip(), _sites(found.session), _parameters(found.session)]
+    sections = [dump_yaml(found.config).strip(), schedule(found.config, found.processes)]
+    sections += [_sites(found.session), _parameters(found.session)]
     sections += [_memory(found), _time(found), *(f"note: {remark}" for remark in found.remarks)]
     return "\n\n".join(sections)
+
+
+def schedule(config: Config, processes: int) -> str:
+    """Epochs that run, peak rate and global batch, with so many processes."""
+    train = with_rate(config, processes).train
+    epochs = train.epochs
+    if train.sched in ("cosine", "tanh", "poly"):
+        epochs += train.cooldown_epochs
+    if train.warmup_prefix:
+        epochs += train.warmup_epochs
+    batch = config.data.batch_size * processes * train.grad_accum_steps
+    words = "1 process" if processes == 1 else f"{processes} processes"
+    return f"schedule with {words}: {epochs} epochs, peak rate {train.lr:.6g}, {batch:,} images an update"
 
 
 def idle_parameters(session: Session) -> int:

@@ -45,8 +45,11 @@ class Probe:
     optimizer: int | None = None  # bytes of its state
 
 
-def dry_run(config: Config) -> str:
-    """The resolved recipe, sites and cores, parameters, memory and time, as text."""
+def dry_run(config: Config, *, processes: int | None = None) -> str:
+    """The resolved recipe, schedule, sites and cores, parameters, memory and time, as text.
+
+    config: the recipe. processes: how many its command is written for; default: those that run.
+    """
     check(config, "the recipe")
     load_plugins(config.plugins)
     device, remarks = _device(config)
@@ -65,6 +68,7 @@ def dry_run(config: Config) -> str:
     config = replace(config, model=replace(config.model, mean=known.mean, std=known.std))
     found = Findings(
         config=config,
+        processes=processes or process.world_size,
         session=session,
         batches=None if loader is None else len(loader),
         flops=flops,
