@@ -22,6 +22,7 @@ FLAGS = {
         "--seed",
         "--scale",
         "--textures",
+        "--images",
         "--limit",
         "--workers",
     ],

@@ -93,3 +93,15 @@ def test_mistakes_are_named(
 def test_every_study_can_draw() -> None:
     assert set(studies) == {"attack-convergence", "attack-effectiveness", "eps-sweep"}
     assert all(callable(studies[name].draw) for name in studies)
+
+
+def test_rows_of_another_model_under_the_same_name_are_refused(tmp_path: Path) -> None:
+    settings = {**FEW, "eps": [0.01], "steps": 1}
+    rows: list[dict[str, Any]] = []
+    study("eps-sweep", [MODEL], settings, tmp_path, on_row=rows.append)
+    assert [row["eps"] for row in rows] == [0.01]
+    assert study("eps-sweep", [MODEL], settings, tmp_path).exists()
+    known = (tmp_path / "subjects.json").read_text()
+    (tmp_path / "subjects.json").write_text(known.replace('"weights": "', '"weights": "0'))
+    with pytest.raises(RunError, match=r"with other weights \(0.*Choose another folder"):
+        study("eps-sweep", [MODEL], settings, tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from vitruvius.cli._verb import Verb
+from vitruvius.cli._verb import Verb, add_images, warn_deprecated
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the dice (default: 0)")
     add("--scale", choices=("auto", "imagenet", "cifar"), default="auto", help="whose constants (default: by size)")
     add("--textures", help="folder with photographs of frost, instead of drawn frost")
-    add("--limit", type=int, metavar="N", help="at most N images, the fixed random choice of data.val_num_samples=N")
+    add_images(parser, "corrupt", default="all; else the fixed random choice of data.val_num_samples=N")
+    add("--limit", type=int, metavar="N", help="deprecated: --images")
     add("--workers", type=int, help="processes (default: one per core)")
 
 
@@ -27,6 +28,8 @@ def run(options: argparse.Namespace) -> None:
     """A corrupted copy of data, written once: ImageNet-C's layout for a folder, CIFAR-10-C's for a data set by name."""
     from vitruvius.corrupted_copies import CopyOptions, copy_data
 
+    if options.limit is not None:
+        warn_deprecated("--limit N", "--images N")
     settings = CopyOptions(
         corruptions=options.corruptions,
         severities=options.severities,
@@ -35,7 +38,7 @@ def run(options: argparse.Namespace) -> None:
         seed=options.seed,
         scale=options.scale,
         textures=options.textures,
-        limit=options.limit,
+        limit=options.limit if options.images is None else options.images,
         workers=options.workers,
     )
     count = copy_data(options.data, options.overrides, options.out, settings)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from vitruvius.cli._verb import Verb, add_images, warn_deprecated
@@ -48,7 +50,14 @@ def run_study(options: argparse.Namespace) -> None:
         warn_deprecated("images=N", "--images N")
     if options.images is not None:
         settings["images"] = options.images
-    print(study(options.name, targets, settings, options.out or f"runs/{options.name}"))
+    out = options.out or f"runs/{options.name}"
+    print(study(options.name, targets, settings, out, on_row=show_row))
+
+
+def show_row(row: Mapping[str, object]) -> None:
+    """One line on stderr for every row of a study, as soon as it is known."""
+    words = [f"{key} {value}" for key, value in row.items() if key != "key"]
+    print(", ".join(words), file=sys.stderr, flush=True)
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:

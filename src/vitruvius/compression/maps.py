@@ -18,7 +18,7 @@ from vitruvius._errors import DataError, RunError
 from vitruvius._files import exists, load_tensors, save_tensors
 from vitruvius._processes import Process
 from vitruvius.compression.files import save_maps
-from vitruvius.evaluation import fingerprint, numbered
+from vitruvius.evaluation import fingerprint, numbered, settings_fingerprint
 from vitruvius.heads import Heads
 from vitruvius.surgery import record
 from vitruvius.surgery.recording import map_of
@@ -148,4 +148,9 @@ class _Sums:
 def _subject(model: nn.Module, loader: Any) -> dict[str, str]:
     if not hasattr(loader, "set_epoch"):
         raise DataError("maps can only be resumed with a loader of vitruvius.data, which can start at a batch.")
-    return {"model": fingerprint(model), "data": str(loader.name), "number of images": str(loader.num_images)}
+    return {
+        "model": fingerprint(model),
+        "settings of the model": settings_fingerprint(model),
+        "data": str(loader.name),
+        "number of images": str(loader.num_images),
+    }

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from vitruvius.evaluation._evaluate import clean, evaluate, numbered
-from vitruvius.evaluation._subject import data_settings, fingerprint
+from vitruvius.evaluation._subject import data_settings, fingerprint, settings_fingerprint
 from vitruvius.evaluation.ledger import Ledger, load_ledger
 from vitruvius.evaluation.result import Report, Score, wilson
 from vitruvius.evaluation.shift import evaluate_shift
@@ -31,6 +31,7 @@ __all__ = [
     "make_threat",
     "make_threats",
     "numbered",
+    "settings_fingerprint",
     "wilson",
 ]
 

@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitruvius._checks import device_of
+from vitruvius._bar import Bar
+from vitruvius._checks import Progress, device_of
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_bytes, ensure_writable, save_tensors
 from vitruvius._processes import choose_device
@@ -68,18 +69,31 @@ def attack_target(
     opened.model.to(device).eval()
     loader = eval_loader(opened.config.data, input_size=opened.model.data_config, device=device)
     check_numbering(opened, loader)
-    examples = make_examples(opened.model, loader, made, what=what)
+    with Bar("attacking") as bar:
+        examples = make_examples(opened.model, loader, made, what=what, progress=bar)
     return examples, save_examples(examples, out)
 
 
-def make_examples(model: nn.Module, loader: Iterable[Any], threat: Threat, *, what: What = "images") -> ExampleSet:
-    """Attack every image once; what is kept is x', or the stretched perturbation."""
+def make_examples(
+    model: nn.Module,
+    loader: Iterable[Any],
+    threat: Threat,
+    *,
+    what: What = "images",
+    progress: Progress | None = None,
+) -> ExampleSet:
+    """Attack every image once.
+
+    model: in eval mode. loader: batches (images, labels) or with ids too. threat: a function (model, x, y) → x'.
+    what: keep x', or the perturbation stretched to [0, 1].
+    progress: called after every batch with the images done, how many there are, and the accuracy so far.
+    """
     eps = float(getattr(threat, "eps", 0.0))
     if what == "perturbations" and not eps:
         raise ConfigError(f"{describe(threat)} has no eps to stretch perturbations by; keep images instead.")
     device = device_of(model)
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
-    right = right_8bit = classes = 0
+    right = right_8bit = classes = done = 0
     for x, y, ids in numbered(loader):
         x, y = x.to(device), y.to(device)
         moved = threat(model, x, y, ids=ids)  # type: ignore[call-arg]
@@ -90,6 +104,9 @@ def make_examples(model: nn.Module, loader: Iterable[Any], threat: Threat, *, wh
         else:
             kept = (moved - x + eps) / (2 * eps)
         rows.append((kept.clamp(0, 1).cpu(), y.cpu(), ids.cpu()))
+        done += len(y)
+        if progress is not None:
+            progress(done, getattr(loader, "num_images", None), words=f"{100 * right / done:.1f} % still right")
         classes = int(getattr(model, "num_classes", 0)) or classes
     images, labels, numbers = (torch.cat(column) for column in zip(*rows, strict=True))
     return ExampleSet(

@@ -13,13 +13,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vitruvius._dice import image_ids
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import append_line, atomic_write_text, ensure_writable
 from vitruvius._processes import choose_device
 from vitruvius._registry import Registry
 from vitruvius._yaml import parse_value
 from vitruvius.data import eval_loader
-from vitruvius.evaluation import numbered
+from vitruvius.evaluation import fingerprint, numbered
 from vitruvius.models import PixelModel
 from vitruvius.report import save_figure, write_csv
 from vitruvius.targets import open_target
@@ -67,7 +68,14 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     return targets, settings
 
 
-def study(name: str, targets: Sequence[str], settings: Mapping[str, Any], out: str | Path) -> Path:
+def study(
+    name: str,
+    targets: Sequence[str],
+    settings: Mapping[str, Any],
+    out: str | Path,
+    *,
+    on_row: Callable[[Row], object] | None = None,
+) -> Path:
     """Run a study over several models; a killed study goes on where it stopped. Returns the path of the table.
 
     name: of the study; `vitruvius list studies` names them.
@@ -75,6 +83,7 @@ def study(name: str, targets: Sequence[str], settings: Mapping[str, Any], out: s
     settings: of the study; also `images` (how many, default 512), `batch_size` (default 128), and settings of the data
         as `data.key`.
     out: the folder for table.csv and the figure.
+    on_row: called with every row as soon as it is known.
     """
     maker = studies.get(name)
     plan = _read_settings(name, settings)
@@ -86,9 +95,12 @@ def study(name: str, targets: Sequence[str], settings: Mapping[str, Any], out: s
     rows = _resume(folder, {"study": name, "settings": {**settings}})
     for subject in itertools.chain([first], subjects):
         done = {row["key"] for row in rows if row["model"] == subject.name}
+        _claim(folder, subject, resumed=bool(done))
         for row in plan.run(subject, done):
             rows.append({"model": subject.name, **row})
             append_line(folder / "rows.jsonl", json.dumps(rows[-1]))
+            if on_row is not None:
+                on_row(rows[-1])
     _save_table(folder / "table.csv", rows)
     save_figure(maker.draw(rows), folder / "figure")
     return folder / "table.csv"
@@ -146,6 +158,24 @@ def open_subject(target: str, data: Sequence[str], images: int, batch_size: int)
         ids=ids,
         batch_size=batch_size,
     )
+
+
+def _claim(folder: Path, subject: Subject, *, resumed: bool) -> None:
+    """Note which weights and images a subject's rows are of; rows of others under its name are refused."""
+    file = folder / "subjects.json"
+    known: dict[str, Any] = {}
+    if file.exists():
+        known = json.loads(file.read_text())
+    pixels = int(image_ids(subject.x).sum()) ^ int(subject.y.sum())
+    own = {"weights": fingerprint(subject.model), "images": f"{len(subject.y)} with hash {pixels & (2**64 - 1):016x}"}
+    before = known.get(subject.name, own)
+    differing = [key for key in own if before[key] != own[key]]
+    if resumed and differing:
+        raise RunError(
+            f"{folder} holds rows of {subject.name} with other {differing[0]} ({before[differing[0]]}, now "
+            f"{own[differing[0]]}). Choose another folder with --out, or delete it."
+        )
+    atomic_write_text(file, json.dumps({**known, subject.name: own}, indent=1))
 
 
 def _resume(folder: Path, signature: dict[str, Any]) -> list[Row]:
