@@ -15,6 +15,7 @@ from small_run import assert_same_run, rows_of, small_config, small_run, state_o
 from two_processes import in_two_processes
 from vitruvius._errors import RunError
 from vitruvius._processes import process_group
+from vitruvius.evaluation import evaluate
 from vitruvius.models import load_model
 from vitruvius.training import _epoch, train
 from vitruvius.training._session import open_session
@@ -78,6 +79,93 @@ def test_two_processes_go_on_in_the_middle_of_an_epoch(parallel: str, tmp_path: 
     assert state_of(tmp_path / "run")["updates"] == 6
     in_two_processes(_train, str(tmp_path / "run"), *settings)
     assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+CONVOLUTIONS = (  # a small ResNet with batch norms
+    "model.name=test_resnet",
+    "model.kwargs={}",
+    "data.image_size=16",
+    "train.epochs=1",
+    "train.holdout=0.5",
+)
+
+
+def _train_and_judge_the_file(rank: int, out: str, *overrides: str) -> None:
+    settings = (*CONVOLUTIONS, *overrides)
+    _train(rank, out, *settings)
+    with process_group("cpu") as process:
+        session = open_session(small_config(Path(out), "data.batch_size=4", *SETTINGS, *settings), process)
+        report = evaluate(load_model(out, best=False), session.val_loader, process=process)
+        torch.save((report["clean"].accuracy, report["clean"].loss), f"{out}/judged_{rank}.pt")
+
+
+def logged_and_judged(folder: Path, *overrides: str) -> list[tuple[float, float]]:
+    """Accuracy and loss: as logged, and of the saved file on both processes."""
+    in_two_processes(_train_and_judge_the_file, str(folder), *overrides)
+    row = rows_of(folder)[-1]
+    judged = [torch.load(folder / f"judged_{rank}.pt") for rank in (0, 1)]
+    return [(row["val_accuracy"], row["val_loss"]), *judged]
+
+
+@pytest.mark.parametrize("how", ["train.parallel=ddp", "train.parallel=fsdp", "train.dist_bn=broadcast"])
+def test_what_is_logged_of_batch_norms_is_what_is_saved(how: str, tmp_path: Path) -> None:
+    logged, *judged = logged_and_judged(tmp_path / "run", how)
+    assert judged == [logged, logged]
+
+
+def test_batch_norms_that_are_left_alone_are_logged_as_none_was_saved(tmp_path: Path) -> None:
+    logged, *judged = logged_and_judged(tmp_path / "run", "train.dist_bn=none")
+    assert logged not in judged
+
+
+def test_statistics_are_the_mean_over_the_processes(tmp_path: Path) -> None:
+    settings = (*CONVOLUTIONS, "train.lr=1e-12", "data.pad=0")
+    in_two_processes(_train, str(tmp_path / "run"), *settings)
+    halves = state_of(tmp_path / "run")["statistics"]
+    assert len(halves) == 2
+    for one, other in zip(halves[0]["model"], halves[1]["model"], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_synchronised_batch_norms_train_as_one_process_does(tmp_path: Path) -> None:
+    one = small_run(tmp_path / "one", *SETTINGS, *CONVOLUTIONS)
+    in_two_processes(_train, str(tmp_path / "two"), *CONVOLUTIONS, "train.sync_bn=true")
+    assert rows_of(tmp_path / "two")[0]["train_loss"] == pytest.approx(rows_of(one)[0]["train_loss"], rel=1e-4)
+    for key in ("model", "ema"):
+        torch.testing.assert_close(state_of(tmp_path / "two")[key], state_of(one)[key], rtol=1e-3, atol=1e-5)
+
+
+def test_batch_norms_go_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    settings = (
+        *CONVOLUTIONS,
+        "train.epochs=3",
+        "train.save_every=3",
+        "data.train_num_samples=64",
+        "train.alarm_images=6",
+    )
+    task = "task={use: adversarial, eps: 0.05, attack: {use: pgd, steps: 1}}"
+    in_two_processes(_train, str(tmp_path / "whole"), *settings, task)
+    in_two_processes(_stopped, str(tmp_path / "run"), *settings, task)
+    assert state_of(tmp_path / "run")["updates"] == 6
+    in_two_processes(_train, str(tmp_path / "run"), *settings, task)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "task", ["{use: adversarial, eps: 0.05, attack: {use: pgd, steps: 2}}", "{use: fast, eps: 0.05, align: 0.2}"]
+)
+def test_adversarial_training_does_not_depend_on_the_number_of_processes(task: str, tmp_path: Path) -> None:
+    settings = (f"task={task}", "train.alarm=none", "train.select=clean", "train.epochs=1")
+    one = small_run(tmp_path / "one", *SETTINGS, *settings)
+    in_two_processes(_train, str(tmp_path / "two"), *settings)
+    for key in ("model", "ema"):
+        torch.testing.assert_close(state_of(tmp_path / "two")[key], state_of(one)[key], rtol=1e-4, atol=1e-6)
+
+
+def test_weights_that_no_core_looks_at_do_not_stop_two_processes(tmp_path: Path) -> None:
+    idle = ("model.kwargs={depth: 1, embed_dim: 24, qk_norm: true}", "attention=[{parts: [rpc]}]", "train.epochs=1")
+    in_two_processes(_train, str(tmp_path / "run"), *idle)
+    assert len(rows_of(tmp_path / "run")) == 1
 
 
 def _let_go(rank: int, out: str) -> None:

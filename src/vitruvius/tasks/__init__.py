@@ -2,13 +2,14 @@
 
 from vitruvius._registry import load_room
 from vitruvius.tasks._adversarial import AdversarialObjective
-from vitruvius.tasks._base import Objective, Penalties, tasks
+from vitruvius.tasks._base import BatchDraws, Objective, Penalties, tasks
 from vitruvius.tasks._losses import Criterion, accuracy, divergence
 from vitruvius.tasks._passes import batch_norm_frozen, evaluating
 from vitruvius.tasks._schedules import Schedule, make_schedule, schedules
 
 __all__ = [
     "AdversarialObjective",
+    "BatchDraws",
     "Criterion",
     "Objective",
     "Penalties",

@@ -98,7 +98,9 @@ class AdversarialObjective(Objective):
     def disturb(self, x: Tensor, y: Tensor) -> Tensor:
         """x', by the bare model; parameters ask for no gradient meanwhile."""
         with self.silence():
-            return self.inner(self.passes().model, x, y, called=self._attacked[0], from_answer=self.climbs_answers)
+            return self.inner(
+                self.passes().model, x, y, called=self._attacked[0], draws=self.draws, from_answer=self.climbs_answers
+            )
 
     def silence(self) -> AbstractContextManager[None]:
         """No penalties of stages inside."""

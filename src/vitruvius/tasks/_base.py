@@ -20,6 +20,30 @@ from vitruvius._registry import Registry
 tasks: Registry[Callable[..., Objective]] = Registry("task")
 
 
+class BatchDraws:
+    """Keys for the random numbers of a batch's images, the same however many processes share the batch.
+
+    Alone, they come from torch's global generator, which the loop seeds for every batch. Of several processes each
+    draws for the whole batch and keeps the rows that are its own: images are dealt out like cards.
+    """
+
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._generator: torch.Generator | None = None
+
+    def begin(self, seed: int, device: torch.device) -> None:
+        """Before a batch: the seed that a process alone would have."""
+        if self.world_size > 1:
+            self._generator = torch.Generator(device).manual_seed(seed)
+
+    def keys(self, x: Tensor) -> Tensor:
+        """(B,) a number for each image."""
+        rows = len(x) * self.world_size
+        drawn = torch.randint(2**62, (rows,), device=x.device, generator=self._generator)
+        return drawn[self.rank :: self.world_size]
+
+
 class Objective(ClassificationTask):
     """A task whose loss adds, with a weight, the penalties of attention stages; the base of all tasks here.
 
@@ -33,6 +57,7 @@ class Objective(ClassificationTask):
 
     def __init__(self, model: nn.Module, criterion: nn.Module, *, penalty: float = 0.0) -> None:
         super().__init__(model, criterion, verbose=False)
+        self.draws = BatchDraws()
         self.penalty = penalty
         self.penalties = Penalties(model) if penalty else None
         if self.penalties is not None and not self.penalties.stages:

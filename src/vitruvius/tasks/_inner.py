@@ -30,6 +30,7 @@ from vitruvius.attacks import (
     hard_labels,
 )
 from vitruvius.attacks.pgd import PGD
+from vitruvius.tasks._base import BatchDraws
 from vitruvius.tasks._passes import batch_norm_frozen, evaluating, precision_of, scaled_for_half
 from vitruvius.tasks._schedules import Schedule
 
@@ -83,20 +84,19 @@ class Inner:
             self.attack = self._made(share)
 
     def __call__(
-        self, model: nn.Module, x: Tensor, y: Tensor, *, called: nn.Module, from_answer: bool = False
+        self, model: nn.Module, x: Tensor, y: Tensor, *, called: nn.Module, draws: BatchDraws, from_answer: bool = False
     ) -> Tensor:
         """x' of x's shape; `called` is the model, or a compiled form of it.
 
-        `from_answer`: move away from the model's own answer instead of the label. Dice are thrown by the device's
-        global generator, which the loop seeds.
+        `from_answer`: move away from the model's own answer instead of the label. `draws` gives each
+        image the key of its random numbers.
         """
         if self.eps == 0:
             return x
         with self.model_mode(model), frozen(model), torch.no_grad(), precision_of(self.precision, x):
             answer = self._checked(scaled_for_half(called, x), x, y)
             labels = full_precision(answer(x)).softmax(1) if from_answer else hard_labels(y)
-            ids = torch.randint(2**62, (len(x),), device=x.device)
-            return self._search(answer, x.detach(), labels, ids).detach()
+            return self._search(answer, x.detach(), labels, draws.keys(x)).detach()
 
     def model_mode(self, model: nn.Module) -> AbstractContextManager[None]:
         """The mode of the model while it is attacked."""

@@ -77,12 +77,12 @@ class Fast(AdversarialObjective):
         """How far the gradients at x and at a random point of its ball point apart; 0 where the loss is linear."""
         model = self.passes().model
         with self.inner.model_mode(model), self.silence():
-            return misalignment(model, x, y, norm=self.inner.norm, eps=self.inner.eps)
+            dice = Dice(self.draws.keys(x), owner="alignment")
+            return misalignment(model, x, y, norm=self.inner.norm, eps=self.inner.eps, dice=dice)
 
 
-def misalignment(model: nn.Module, x: Tensor, y: Tensor, *, norm: Norm, eps: float) -> Tensor:
+def misalignment(model: nn.Module, x: Tensor, y: Tensor, *, norm: Norm, eps: float, dice: Dice) -> Tensor:
     """Mean over the images, differentiable with respect to the parameters."""
-    dice = Dice(torch.randint(2**62, (len(x),), device=x.device), owner="alignment")
     with sdpa_kernel(SDPBackend.MATH):
         here = _gradient(model, x, y)
         there = _gradient(model, (x + norm.random(x, eps, dice)).clamp(0, 1), y)

@@ -79,7 +79,7 @@ class Free(Objective):
     def begun(self, x: Tensor) -> Tensor:
         """The delta of this replay, in the ball of the present eps; (B, C, H, W)."""
         if self.delta is None or len(self.delta) < len(x) or (self.turn == 0 and not self.carry):
-            dice = Dice(torch.randint(2**62, (len(x),), device=x.device), owner="free")
+            dice = Dice(self.draws.keys(x), owner="free")
             self.delta = self.norm.random(x, self.eps, dice)
         return self.norm.project(self.delta[: len(x)], self.eps)
 

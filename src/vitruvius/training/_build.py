@@ -23,7 +23,8 @@ from vitruvius.data import Loader, eval_loader, held_out, train_loader
 from vitruvius.models import PixelModel, create_from_config, create_model
 from vitruvius.surgery import inner
 from vitruvius.surgery.calibrating import calibrate_low_rank
-from vitruvius.tasks import Objective, tasks
+from vitruvius.tasks import Objective, evaluating, tasks
+from vitruvius.training._parallel import batch_norms, synchronise_batch_norms
 from vitruvius.training.config import Config
 
 CALIBRATION_IMAGES = 512
@@ -77,6 +78,8 @@ def model(config: Config, process: Process) -> PixelModel:
     model.to(process.device)
     if config.train.channels_last:
         model.to(memory_format=torch.channels_last)
+    if config.train.sync_bn and process.world_size > 1:
+        synchronise_batch_norms(model)
     if config.train.grad_checkpointing:
         try:
             model.model.set_grad_checkpointing()  # type: ignore[operator]
@@ -96,13 +99,43 @@ def task(config: Config, model: nn.Module) -> Objective:
     return made
 
 
-def wrap(task: TrainingTask, config: Config, process: Process) -> None:
+def wrap(task: TrainingTask, model: PixelModel, config: Config, process: Process) -> None:
     """The compiler, then the other processes, in the order that timm's tasks expect."""
     if config.train.compile and config.train.compile != "auto":  # auto: see training/_fast
         compile_task(task, config.train.compile, config.train.compile_mode)
     if process.world_size > 1 and config.train.parallel == "ddp":
-        task.prepare_distributed(device_ids=None if process.device.type == "cpu" else [process.device])
+        task.prepare_distributed(**ddp_settings(model, config, process))
         _hold_group(task)
+
+
+def ddp_settings(model: PixelModel, config: Config, process: Process) -> dict[str, Any]:
+    """How DistributedDataParallel wraps a model."""
+    settings: dict[str, Any] = {"find_unused_parameters": bool(idle_parameters(model, config))}
+    if config.train.dist_bn == "reduce" and batch_norms(model):
+        settings[_buffer_setting()] = False  # or the first process's images alone would count
+    if process.device.type != "cpu":
+        settings["device_ids"] = [process.device]
+    return settings
+
+
+def _buffer_setting() -> str:
+    """DDP's name for sending the first process's buffers around before every pass; older torch has another."""
+    if "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters:
+        return "forward_sync_buffers"
+    return "broadcast_buffers"
+
+
+def idle_parameters(model: PixelModel, config: Config) -> list[str]:
+    """Weights that get no gradient, such as the norm of queries that a core discards; found by one backward pass."""
+    channels, height, width = model.data_config["input_size"]
+    data = config.data
+    shape = (2, data.in_chans or channels, data.image_size or height, data.image_size or width)
+    with evaluating(model), torch.enable_grad():
+        logits: Tensor = model(torch.full(shape, 0.5, device=device_of(model)))
+        logits.float().sum().backward()
+    idle = [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
+    model.zero_grad(set_to_none=True)
+    return idle
 
 
 def _hold_group(task: TrainingTask) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitruvius._errors import Diverged
 from vitruvius.training._guards.nonfinite import REMEDY, LossWatch
-from vitruvius.training._seeding import seed_batch
+from vitruvius.training._seeding import batch_seed, seed_batch
 from vitruvius.training._session import Session
 from vitruvius.training._step import NonFiniteLoss, check_weights, ends_group, train_batch
 
@@ -70,7 +70,9 @@ def _train_batch(
 ) -> dict[str, Tensor] | None:
     """`train_batch` with the dice of this batch; a non-finite loss is reported with its images."""
     process = session.process
-    seed_batch(seed=session.config.seed, epoch=session.epoch, batch=number, rank=process.rank, device=process.device)
+    seed = session.config.seed
+    seed_batch(seed=seed, epoch=session.epoch, batch=number, rank=process.rank, device=process.device)
+    session.task.draws.begin(batch_seed(seed=seed, epoch=session.epoch, batch=number), process.device)
     try:
         return train_batch(session, x.to(process.device), y.to(process.device), number, batches)
     except NonFiniteLoss as error:

@@ -62,6 +62,7 @@ class Loop:
         """One epoch, or what is left of it, and a look at what it has brought."""
         session = self.session
         row: dict[str, Any] = {"epoch": session.epoch, **train_epoch(session, self.bar.batch, self.keeper)}
+        session.agree_on_statistics()
         if self.keeper.alarm is not None:
             row |= self.keeper.watch().row() | {"alarms": session.alarms, "rollbacks": session.rollbacks}
         last = session.epoch + 1 == session.num_epochs

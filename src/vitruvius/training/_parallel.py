@@ -1,25 +1,33 @@
-"""Weights shared out among processes: FSDP2's `fully_shard` on every block, whole copies to look at and to save.
+"""Several processes: weights shared out by FSDP2, and batch norms that agree.
 
-Zhao et al. 2023, arXiv:2304.11277. DDP, the default, needs none of this: every process holds everything.
+Sharding is FSDP2's `fully_shard` on every block (Zhao et al. 2023, arXiv:2304.11277), with whole copies to look at and
+to save; DDP, the default, needs none of it. Batch norms gather running statistics from the images of their own process;
+before an evaluation they are made equal, so that what is logged is what is saved.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from timm.layers.norm_act import BatchNormAct2d, convert_sync_batchnorm
 from timm.task import TrainingTask
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from vitruvius._checks import device_of
 from vitruvius._errors import ConfigError
 from vitruvius._processes import Process
 from vitruvius.surgery import inner
 from vitruvius.training.config import Config
+
+logger = logging.getLogger(__name__)
 
 WHOLE = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -89,6 +97,122 @@ def load_full_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, stat
     dcp.set_optimizer_state_dict(model, optimizer, state, options=WHOLE)
     for group in optimizer.param_groups:  # pairs come back as lists
         group.update({key: tuple(value) for key, value in group.items() if key != "params" and isinstance(value, list)})
+
+
+def synchronise_batch_norms(model: nn.Module) -> None:
+    """`train.sync_bn`: in training, batch norms use the statistics of all processes' images; in place."""
+    if not batch_norms(model):
+        logger.warning("train.sync_bn = true, but the model has no batch norms.")
+    elif device_of(model).type != "cpu":
+        convert_sync_batchnorm(model)
+    else:
+        for module in model.modules():
+            if isinstance(module, BatchNormAct2d):
+                module.__class__ = PlainSyncAct
+            elif isinstance(module, _BatchNorm):
+                module.__class__ = PlainSync
+
+
+class PlainSync(_BatchNorm):
+    """Synchronised batch norm in plain operations, for processors: PyTorch's own runs on accelerators alone."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        axes = [axis for axis in range(input.ndim) if axis != 1]
+        count = _total(input.new_tensor(float(input.numel() // input.shape[1])))
+        mean = _total(input.sum(axes)) / count  # (C,)
+        centred = input - _channels(mean, input)
+        variance = _total(centred.square().sum(axes)) / count
+        if self.track_running_stats:
+            self._track(mean.detach(), variance.detach() * count / (count - 1))
+        output = centred * _channels((variance + self.eps).rsqrt(), input)
+        if self.affine:
+            output = output * _channels(self.weight, input) + _channels(self.bias, input)
+        return output
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Images and tokens alike."""
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        factor = self.momentum
+        if factor is None:  # a plain mean over all batches
+            factor = 1.0 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean, factor)
+        self.running_var.lerp_(variance, factor)
+
+
+class PlainSyncAct(PlainSync):
+    """The same with timm's dropout and activation behind it."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = self.act(self.drop(super().forward(input)))
+        return output
+
+
+class _Total(torch.autograd.Function):
+    """The sum over all processes; its gradient is summed likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ARG004
+        summed = value.clone()
+        torch.distributed.all_reduce(summed)
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _Total.forward(ctx, grads[0].contiguous())
+
+
+def _total(value: Tensor) -> Tensor:
+    total: Tensor = _Total.apply(value)
+    return total
+
+
+def _channels(values: Tensor, like: Tensor) -> Tensor:
+    """(C,) in the second axis of `like`."""
+    return values.view(1, -1, *[1] * (like.ndim - 2))
+
+
+def batch_norms(model: nn.Module) -> list[_NormBase]:
+    """Every norm of a model that gathers running statistics."""
+    return [module for module in model.modules() if isinstance(module, _NormBase) and module.running_mean is not None]
+
+
+def statistics_of(model: nn.Module) -> list[Tensor]:
+    """The running statistics of a model's batch norms, in the order of its modules: themselves, not copies."""
+    return [buffer for norm in batch_norms(model) for buffer in norm.buffers(recurse=False)]
+
+
+@torch.no_grad()
+def load_statistics(model: nn.Module, values: list[Tensor]) -> None:
+    """Put back what was copied from `statistics_of`."""
+    for buffer, value in zip(statistics_of(model), values, strict=True):
+        buffer.copy_(value)
+
+
+@torch.no_grad()
+def agree_on_statistics(model: nn.Module, how: str, process: Process) -> None:
+    """`train.dist_bn`: the same running statistics on every process, their mean or the first one's; in place."""
+    statistics = [buffer for buffer in statistics_of(model) if buffer.is_floating_point()]
+    if how == "none" or process.world_size == 1 or not statistics:
+        return
+    flat = torch.cat([buffer.flatten().double() for buffer in statistics])
+    if how == "reduce":
+        flat = process.total(flat) / process.world_size
+    else:
+        torch.distributed.broadcast(flat, src=0)
+    parts = flat.split([buffer.numel() for buffer in statistics])
+    for buffer, part in zip(statistics, parts, strict=True):
+        buffer.copy_(part.view_as(buffer))
 
 
 def _shard(model: nn.Module, process: Process) -> None:

@@ -29,12 +29,22 @@ def preserve_rng(device: torch.device) -> Iterator[None]:
         np.random.set_state(numbers)  # noqa: NPY002
 
 
+def batch_seed(*, seed: int, epoch: int, batch: int, rank: int = 0) -> int:
+    """The seed of torch's generators for a batch of a process."""
+    return _mixed(seed, epoch, batch, rank)[0]
+
+
 def seed_batch(*, seed: int, epoch: int, batch: int, rank: int, device: torch.device) -> None:
     """A stream for every batch and process, the same in every run. `torch.manual_seed` would take a millisecond."""
-    mixed = np.random.SeedSequence([seed % 2**64, epoch, batch, rank]).generate_state(4)
-    number = (int(mixed[0]) << 31) ^ int(mixed[1])
+    number, for_python, for_numpy = _mixed(seed, epoch, batch, rank)
     torch.default_generator.manual_seed(number)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(number)
-    random.seed(int(mixed[2]))
-    np.random.seed(mixed[3])  # noqa: NPY002
+    random.seed(for_python)
+    np.random.seed(for_numpy)  # noqa: NPY002
+
+
+def _mixed(seed: int, epoch: int, batch: int, rank: int) -> tuple[int, int, int]:
+    """Seeds for torch, Python and numpy."""
+    mixed = np.random.SeedSequence([seed % 2**64, epoch, batch, rank]).generate_state(4)
+    return (int(mixed[0]) << 31) ^ int(mixed[1]), int(mixed[2]), int(mixed[3])

@@ -16,11 +16,11 @@ from vitruvius._processes import Process
 from vitruvius.data import Loader, Mixer, make_mixup
 from vitruvius.models import PixelModel
 from vitruvius.surgery import inner
-from vitruvius.tasks import Objective
+from vitruvius.tasks import BatchDraws, Objective
 from vitruvius.training import _build as make
 from vitruvius.training._fast.session_step import FastStep
 from vitruvius.training._guards.means import Means
-from vitruvius.training._parallel import Replica, bare, full_weights, share_out
+from vitruvius.training._parallel import Replica, agree_on_statistics, bare, full_weights, share_out
 from vitruvius.training.config import Config
 
 logger = logging.getLogger(__name__)
@@ -95,6 +95,13 @@ class Session(Counters):
             return wrapped.state_dict()
         return full_weights(wrapped)
 
+    def agree_on_statistics(self) -> None:
+        """Make the running statistics of batch norms the same everywhere. Every process must ask."""
+        how = self.config.train.dist_bn
+        agree_on_statistics(self.wrapped(), how, self.process)
+        if self.task.has_ema():
+            agree_on_statistics(self.wrapped(ema=True), how, self.process)
+
     def wrapped(self, *, ema: bool = False) -> nn.Module:
         """The module that is trained (or its average), out of DDP and the compiler."""
         return bare(self.task, ema=ema)
@@ -113,14 +120,16 @@ def open_session(config: Config, process: Process, *, fresh: bool = True) -> Ses
     if fresh:
         make.calibrate(model, loaders[0], process)
     task = make.task(config, model)
+    task.draws = BatchDraws(process.rank, process.world_size)
     task.to(process.device)
     if config.train.model_ema:
-        task.setup_ema(decay=config.train.model_ema_decay, use_warmup=config.train.model_ema_warmup)
+        together = config.train.parallel != "fsdp"  # sharded weights and whole buffers are averaged one by one
+        task.setup_ema(decay=config.train.model_ema_decay, use_warmup=config.train.model_ema_warmup, foreach=together)
     replica = share_out(task, config, process)
     optimizer = make.optimizer(config, model, task)
     updates = make.updates_per_epoch(config, loaders[0], task)
     scheduler, num_epochs = make.scheduler(config, optimizer, updates)
-    make.wrap(task, config, process)
+    make.wrap(task, model, config, process)
     return Session(
         config=config,
         process=process,

@@ -85,6 +85,10 @@ class TrainConfig:
     parallel: Literal["ddp", "fsdp"] = key(
         "ddp", "how several processes share the work: a copy of the model each, or weights shared out"
     )
+    sync_bn: bool = key(False, "batch norms take their statistics from the batches of all processes together")
+    dist_bn: Literal["reduce", "broadcast", "none"] = key(
+        "reduce", "running statistics of batch norms before an evaluation: their mean over processes, or the first's"
+    )
     nonfinite: Literal["stop", "skip"] = key(
         "stop", "what a loss that is not finite does: end the run, or leave that update out"
     )

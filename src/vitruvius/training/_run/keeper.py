@@ -69,6 +69,7 @@ class Keeper:
     def watch(self) -> Reading:
         """Look at the alarm, and do what the recipe says; a calm state is kept for a rollback."""
         assert self.alarm is not None
+        self.session.agree_on_statistics()
         reading = self.alarm.read()
         if self.alarm.rings(reading):
             self._ring(self.alarm, reading)

@@ -9,9 +9,17 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from torch import Tensor
+
 from vitruvius._errors import RunError
 from vitruvius.surgery import inner
-from vitruvius.training._parallel import full_optimizer, load_full, load_full_optimizer
+from vitruvius.training._parallel import (
+    full_optimizer,
+    load_full,
+    load_full_optimizer,
+    load_statistics,
+    statistics_of,
+)
 from vitruvius.training._session import Counters, Session
 
 VERSION = 2
@@ -34,7 +42,17 @@ def capture(session: Session) -> dict[str, Any]:
     if session.task.has_ema():
         state["ema"] = session.weights(ema=True)
         state["task_ema"] = _on_cpu(session.task.get_task_state(ema=True))
+    if session.process.world_size > 1:
+        state["statistics"] = session.process.gather(_statistics(session))
     return state
+
+
+def _statistics(session: Session) -> dict[str, list[Tensor]]:
+    """Running statistics of this process's batch norms, which other processes do not share between evaluations."""
+    found = {"model": _on_cpu(statistics_of(session.wrapped()))}
+    if session.task.has_ema():
+        found["ema"] = _on_cpu(statistics_of(session.wrapped(ema=True)))
+    return found
 
 
 def apply(session: Session, state: dict[str, Any], source: str) -> None:
@@ -50,6 +68,10 @@ def apply(session: Session, state: dict[str, Any], source: str) -> None:
     if session.task.has_ema():
         _load_weights(session, state["ema"], ema=True)
         session.task.load_task_state(state["task_ema"] or None, ema=True)
+    if "statistics" in state:
+        own = state["statistics"][session.process.rank]
+        for name, values in own.items():
+            load_statistics(session.wrapped(ema=name == "ema"), values)
     session.task.load_task_state(state["task"][session.process.rank] or None)
     _load_optimizer(session, state["optimizer"])
     session.scaler.load_state_dict(state["scaler"])
