@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,19 @@ def test_the_gallery_has_bands_spectra_histograms_gammas_and_heat_maps(table: Ta
     names = [name for name, _ in figures(table)]
     assert {"value_vectors-matched_cosine", "eigenvalues-spectrum", "gammas-relative_by_column"} <= set(names)
     assert {"value_vectors-histogram-matched_cosine", "value_vectors-heads-linear_cka", "rollout-map"} <= set(names)
+
+
+def test_figures_do_not_vanish_when_an_analysis_has_settings(table: Table) -> None:
+    gammas = some(table, "gammas", "rollout")
+    named = {"gammas": "gammas:variant=released", "rollout": "rollout:residual=0.4"}
+    renamed = replace(
+        gammas,
+        rows=[replace(row, analysis=named[row.analysis]) for row in gammas.rows if row.analysis in named],
+        curves=[replace(one, analysis=named[one.analysis]) for one in gammas.curves if one.analysis in named],
+    )
+    names = {name for name, _ in figures(renamed)}
+    assert {"gammas-variant-released-relative_by_column", "gammas-variant-released-absolute_by_column"} <= names
+    assert "rollout-residual-0.4-map" in names
 
 
 def test_bands_draw_the_mean_over_heads_their_range_and_the_nulls_that_tell(table: Table) -> None:

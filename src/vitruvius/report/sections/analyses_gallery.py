@@ -17,6 +17,7 @@ MODEL = "model"
 CURVES = {
     ("eigenvalues", "spectrum"): "rank of the eigenvalue",
     ("gammas", "relative_by_column"): "column of V",
+    ("gammas", "absolute_by_column"): "column of V",
     ("gammas", "alignment_by_column"): "column of V",
 }
 HISTOGRAMS = (("value_vectors", "matched_cosine"), ("value_vectors", "linear_cka_debiased"), ("norms", "log10_ratio"))
@@ -52,18 +53,23 @@ def _of_one_run(table: Table, analysis: str, *, legend: bool) -> Iterator[tuple[
     """Curves, heat maps of heads, and the map of rollout."""
     known = {curve.statistic for curve in table.curves if curve.analysis == analysis}
     for statistic in _statistics_in(CURVES, analysis):
-        xlabel = CURVES[analysis, statistic]
+        xlabel = CURVES[_plain(analysis), statistic]
         if statistic in known:
             yield statistic, draw_curves(table, analysis, statistic, xlabel=xlabel, legend=legend)
     for statistic in _statistics_in(HEAT_MAPS, analysis):
         if table.select(analysis=analysis, statistic=statistic):
             yield f"heads-{statistic}", draw_heads(table, analysis, statistic)
-    if analysis == "rollout" and "map" in known:
-        yield "map", draw_map(table)
+    if _plain(analysis) == "rollout" and "map" in known:
+        yield "map", draw_map(table, analysis)
 
 
 def _statistics_in(pairs: Iterable[tuple[str, str]], analysis: str) -> list[str]:
-    return [statistic for name, statistic in pairs if name == analysis]
+    return [statistic for name, statistic in pairs if name == _plain(analysis)]
+
+
+def _plain(analysis: str) -> str:
+    """An analysis without its settings: gammas of gammas:variant=released."""
+    return analysis.partition(":")[0]
 
 
 def statistics_of(table: Table, analysis: str) -> list[str]:
