@@ -67,8 +67,12 @@ def masks_of_maps(
 ) -> tuple[Masks, str]:
     """Masks of a file of maps, written with their permutations; and what a person wants to know about them.
 
-    `rule` is one rule, or several as `PATTERN=RULE`, one per pattern of site names. With `of`, a run folder, maps that
-    are not of its model are refused.
+    maps: the file of maps.
+    rule: one rule, `information:mass=0.9`, or several as `PATTERN=RULE`, one per pattern of site names.
+    out: the file of masks; default: masks.safetensors beside the maps.
+    sparsity, budget, protect: as for `make_masks`.
+    of: a run folder; maps that are not of its model are refused.
+    threshold: queries that make a token global; default: a quarter of them.
     """
     tensors, sites = load_maps(maps)
     known = sites
@@ -161,7 +165,13 @@ def _masks_of(target: str, overrides: Sequence[str]) -> tuple[Masks, float, Path
 
 
 def export_target(run: str, out: str | None, *, format: Format = "torch-export", sparse: bool = False) -> Path:
-    """Export a run folder; the file is read back and its logits compared before it is left behind."""
+    """Export a model; the file is read back and its logits compared before it is left behind.
+
+    run: a run folder, or whatever else names a model.
+    out: the file; default: export.pt2, .onnx or .safetensors in the run.
+    format: torch-export, onnx or safetensors.
+    sparse: compute only what masks keep.
+    """
     endings = {"torch-export": "pt2", "onnx": "onnx", "safetensors": "safetensors"}
     if format not in endings:
         raise ConfigError(f"--format {format}: expected one of {', '.join(endings)}.")

@@ -43,8 +43,9 @@ def export(
 ) -> Path:
     """Write the model to `path`, read it back, and refuse it if its logits differ.
 
-    With `sparse`, masks followed by softmax become `sparse_softmax`, which computes only what they keep. `safetensors`
-    needs the `recipe` of the run (its `model` and `attention`), since weights alone do not tell what they are of.
+    format: torch-export, onnx or safetensors.
+    sparse: masks followed by softmax become `sparse_softmax`, which computes only what they keep.
+    recipe: of the run, its `model` and `attention`; safetensors needs it, since weights alone do not say what they are.
     """
     if format not in WRITERS:
         raise ConfigError(f"format = {format!r}, expected one of {', '.join(WRITERS)}.")

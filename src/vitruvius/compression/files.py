@@ -30,7 +30,13 @@ LEVIT = {"dpt": r"stages\.(\d+)\.blocks\.\d+\.attn", "subsample": r"stages\.(\d+
 def save_maps(
     path: str | Path, maps: Mapping[str, Tensor], *, sites: Mapping[str, Site] | None = None, **notes: object
 ) -> None:
-    """Maps by site in one safetensors file that says what it holds; a .npy name or folder is ViTCoD's layout."""
+    """Maps by site in one file that says what it holds.
+
+    path: a .safetensors file, or a .npy name or folder for ViTCoD's layout.
+    maps: (H, N, M) by site.
+    sites: what the sites are, as from `survey(model)`; without them a reader guesses from the shapes.
+    notes: whatever else the file should say.
+    """
     if is_array(path):
         write_arrays(path, maps, "attention_score")
         return

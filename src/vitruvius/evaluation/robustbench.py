@@ -53,7 +53,15 @@ def benchmark(
     folder: str | Path | None = None,
     **facts: Any,
 ) -> tuple[Report, Entry]:
-    """Clean accuracy and accuracy under standard AutoAttack, image by image, and the entry to publish."""
+    """Clean accuracy and accuracy under standard AutoAttack, image by image, and the entry to publish.
+
+    model: in eval mode; takes pixels in [0, 1]. loader: its images, as RobustBench chooses them.
+    dataset: cifar10, cifar100 or imagenet. name: of the model, as it will be listed.
+    eps: radius in pixels of [0, 1]. norm: linf or l2. seed: of the attack.
+    architecture: default: the class of the model.
+    folder: where the ledger is kept, so that an interrupted benchmark goes on; default: nothing is written.
+    facts: other fields of the `Entry`: link, authors, venue, …
+    """
     attack = AutoAttack(eps=eps, norm=norm, seed=seed)  # type: ignore[arg-type]
     report = evaluate(model, loader, [attack], folder=folder)
     clean, robust = report.threats[0], report.threats[-1]

@@ -55,6 +55,7 @@ def save_examples(
     """Write the two files of the viewer into a run folder.
 
     images: (n, 1 or 3, h, w), uint8, or floats in [0, 1]. maps: site → (n, H, N, N), N = prefix tokens + rows·columns.
+    grid: rows and columns of patches. num_prefix_tokens: tokens before the patches. labels, predictions: one per image.
     sites: for sites that lie otherwise, {site: {"grid": (rows, columns), "num_prefix_tokens": int}}.
     """
     if images.ndim != 4 or images.shape[1] not in (1, 3):

@@ -23,7 +23,7 @@ Rows = Sequence[Mapping[str, object]]
 
 
 def write_csv(rows: Rows) -> str:
-    """One line a row under the names of all columns, in order of first appearance; None is an empty cell."""
+    """`rows` as CSV text under the names of all columns, in order of first appearance; None is an empty cell."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, names, lineterminator="\n", restval="")

@@ -28,7 +28,10 @@ sections: Registry[Section] = Registry("section")
 
 
 def section(name: str, *, title: str, order: float) -> Callable[[Draw], Section]:
-    """Decorator: put a drawing function on the page, `order` from 0 (top) to 100 (bottom)."""
+    """Decorator: put a drawing function on the page.
+
+    name: of the section, in its address. title: its heading. order: its place, from 0 (top) to 100 (bottom).
+    """
 
     def add(draw: Draw) -> Section:
         return sections.register(name)(Section(draw, name=name, title=title, order=order))

@@ -24,6 +24,10 @@ def write_page(runs: Sequence[str | Path], out: str | Path, *, title: str = "A v
     """Write one self-contained HTML page about one or several run folders; returns its path.
 
     Pieces that a run does not have are left out and named under Remarks. Nothing is written unless all is well.
+
+    runs: run folders, shown side by side.
+    out: the file of the page.
+    title: its heading.
     """
     out = Path(out)
     if out.is_dir():
