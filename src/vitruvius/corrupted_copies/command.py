@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from PIL import Image
 
 from vitruvius._bar import Bar
 from vitruvius._checks import Progress
@@ -82,14 +83,19 @@ def read_data(name: str, overrides: Sequence[str]) -> tuple[Array, Array, Array]
     data = open_data(config, config.val_split, (config.in_chans or 3, side, side))
     ids = chosen_ids(data, config.val_num_samples)
     pictures = [data.read(index) for index in ids.tolist()]
-    sizes = {(image.size, image.mode) for image, _ in pictures}
+    labels = np.array([label for _, label in pictures])
+    return _one_array([image for image, _ in pictures], name), labels, ids.numpy()
+
+
+def _one_array(pictures: Sequence[Image.Image], name: str) -> Array:
+    """(N, H, W, C) uint8; pictures of several sizes or kinds are an error."""
+    sizes = {(picture.size, picture.mode) for picture in pictures}
     if len(sizes) != 1:
         raise DataError(
             f"{name} has images of {len(sizes)} sizes; a copy in one file needs one. Corrupt it on the fly."
         )
-    images = np.stack([np.asarray(image) for image, _ in pictures])
-    labels = np.array([label for _, label in pictures])
-    return images.reshape(*images.shape[:3], -1), labels, ids.numpy()
+    images = np.stack([np.asarray(picture) for picture in pictures])
+    return images.reshape(*images.shape[:3], -1)
 
 
 def _data_config(name: str, overrides: Sequence[str]) -> DataConfig:

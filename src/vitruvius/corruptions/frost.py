@@ -82,18 +82,19 @@ def read_textures(folder: str, size: tuple[int, int], shrink: int) -> tuple[Tens
     files = sorted(file for file in Path(folder).expanduser().glob("*") if file.suffix.lower() in SUFFIXES)
     if not files:
         raise DataError(f"no images of frost in {folder}; expected png or jpg files, such as frost1.png.")
-    textures = []
-    for file in files:
-        try:
-            with Image.open(file) as photograph:
-                pixels = torch.from_numpy(np.array(photograph.convert("RGB"))).movedim(-1, 0).float() / 255
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"{file} cannot be read as an image: {error}") from error
-        factor = max(1 / shrink, *(side / n for side, n in zip(size, pixels.shape[-2:], strict=True)))
-        shape = [max(round(n * factor), side) for side, n in zip(size, pixels.shape[-2:], strict=True)]
-        resized = F.interpolate(pixels[None], size=shape, mode="bilinear", align_corners=False, antialias=shrink == 1)
-        textures.append(resized[0].clamp(0, 1))
-    return tuple(textures)
+    return tuple(_read_texture(file, size, shrink) for file in files)
+
+
+def _read_texture(file: Path, size: tuple[int, int], shrink: int) -> Tensor:
+    try:
+        with Image.open(file) as photograph:
+            pixels = torch.from_numpy(np.array(photograph.convert("RGB"))).movedim(-1, 0).float() / 255
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{file} cannot be read as an image: {error}") from error
+    factor = max(1 / shrink, *(side / n for side, n in zip(size, pixels.shape[-2:], strict=True)))
+    shape = [max(round(n * factor), side) for side, n in zip(size, pixels.shape[-2:], strict=True)]
+    resized = F.interpolate(pixels[None], size=shape, mode="bilinear", align_corners=False, antialias=shrink == 1)
+    return resized[0].clamp(0, 1)
 
 
 def ice(dice: Dice, size: tuple[int, int], shrink: int) -> Tensor:

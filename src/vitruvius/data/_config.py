@@ -37,6 +37,15 @@ class Mix:
                 raise ConfigError(f"data.mix.{name} is {getattr(self, name)}, expected at least 1.")
 
 
+BOUNDS: dict[str, tuple[int, int | None]] = {  # smallest and largest value of a key
+    **dict.fromkeys(("batch_size", "in_chans", "recount", "eval_batch_size", "num_classes", "image_size"), (1, None)),
+    **dict.fromkeys(("train_num_samples", "val_num_samples"), (1, None)),
+    **dict.fromkeys(("workers", "pad", "aug_repeats", "mixup", "cutmix", "mixup_off_epoch", "rotation"), (0, None)),
+    **dict.fromkeys(("hflip", "vflip", "reprob", "mixup_prob", "mixup_switch_prob", "color_jitter_prob"), (0, 1)),
+    **dict.fromkeys(("grayscale_prob", "gaussian_blur_prob", "smoothing"), (0, 1)),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """A data set, how it is read, and how training images are augmented. All images are pixels in [0, 1].
@@ -132,16 +141,8 @@ class DataConfig:
     smoothing: float = key(0.1, "label smoothing")
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "in_chans", "recount"):
-            self._check(name, 1, None)
-        for name in ("eval_batch_size", "num_classes", "image_size", "train_num_samples", "val_num_samples"):
-            self._check(name, 1, None)
-        for name in ("workers", "pad", "aug_repeats", "mixup", "cutmix", "mixup_off_epoch", "rotation"):
-            self._check(name, 0, None)
-        for name in ("hflip", "vflip", "reprob", "mixup_prob", "mixup_switch_prob", "color_jitter_prob"):
-            self._check(name, 0, 1)
-        for name in ("grayscale_prob", "gaussian_blur_prob", "smoothing"):
-            self._check(name, 0, 1)
+        for name, (low, high) in BOUNDS.items():
+            self._check(name, low, high)
         if self.classes is not None and self.class_map is not None:
             raise ConfigError("data.classes and data.class_map both choose and number the classes; keep one of them.")
         self._check_splits()

@@ -91,13 +91,23 @@ def collate(samples: list[Sample]) -> Collated:
 
     Views (S, C, H, W) of B images become (S·B, C, H, W) split by split: all clean images first, labels repeated.
     """
-    good = [(s.image, s.label, s.id) for s in samples if s.image is not None]
-    broken = [(s.id, s.reason) for s in samples if s.image is None]
-    labels = torch.tensor([label for _, label, _ in good], dtype=torch.int64)
-    ids = torch.tensor([number for _, _, number in good], dtype=torch.int64)
-    if not good:
+    images: list[Tensor] = []
+    labels: list[int] = []
+    ids: list[int] = []
+    broken: list[tuple[int, str]] = []
+    for sample in samples:
+        if sample.image is None:
+            broken.append((sample.id, sample.reason))
+            continue
+        images.append(sample.image)
+        labels.append(sample.label)
+        ids.append(sample.id)
+    return _stacked(images, torch.tensor(labels, dtype=torch.int64), torch.tensor(ids, dtype=torch.int64), broken)
+
+
+def _stacked(images: list[Tensor], labels: Tensor, ids: Tensor, broken: list[tuple[int, str]]) -> Collated:
+    if not images:
         return Collated(None, labels, ids, broken)
-    images = [image for image, _, _ in good]
     if images[0].dim() == 3:
         return Collated(torch.stack(images), labels, ids, broken)
     splits = len(images[0])

@@ -151,13 +151,14 @@ class MixedLoader(BatchLoader):
         return len(self.parts[0])
 
     def with_ids(self) -> Iterator[BatchWithIds]:
-        for part in self.parts:
-            part.set_epoch(self.epoch, self.start_batch)
-        pairs = zip(*(part.every_batch() for part in self.parts), strict=True)
-        for number, (first, second) in enumerate(pairs, self.start_batch):
-            self.broken = [name for part in self.parts for name in part.broken]
-            second = (*second[:2], second[2] + self.offset)
-            present = [batch for batch in (first, second) if len(batch[0])]
+        first, second = self.parts
+        first.set_epoch(self.epoch, self.start_batch)
+        second.set_epoch(self.epoch, self.start_batch)
+        pairs = zip(first.every_batch(), second.every_batch(), strict=True)
+        for number, (batch, other) in enumerate(pairs, self.start_batch):
+            self.broken = [*first.broken, *second.broken]
+            images, labels, ids = other
+            present = [one for one in (batch, (images, labels, ids + self.offset)) if len(one[0])]
             if present:
                 yield self._joined(present, number)
 

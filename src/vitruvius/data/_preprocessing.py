@@ -36,12 +36,7 @@ class Preprocessing:
 
 def resolve(config: DataConfig, input_size: InputSize) -> Preprocessing:
     """From timm's resolved data config of the model, or from (channels, height, width) alone."""
-    model: dict[str, Any] = {"interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center"}
-    model["mean"] = IMAGENET_DEFAULT_MEAN
-    if isinstance(input_size, Mapping):
-        model |= {key: value for key, value in input_size.items() if value}
-    else:
-        model["input_size"] = tuple(input_size)
+    model = _model_settings(input_size)
     channels, height, width = model["input_size"]
     if config.image_size is not None:
         height = width = config.image_size
@@ -52,6 +47,15 @@ def resolve(config: DataConfig, input_size: InputSize) -> Preprocessing:
         crop_mode=config.crop_mode or model["crop_mode"],
         mean=tuple(model["mean"]),
     )
+
+
+def _model_settings(input_size: InputSize) -> dict[str, Any]:
+    """timm's data config of the model, with defaults for what it does not say."""
+    settings: dict[str, Any] = {"interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center"}
+    settings["mean"] = IMAGENET_DEFAULT_MEAN
+    if not isinstance(input_size, Mapping):
+        return {**settings, "input_size": tuple(input_size)}
+    return {**settings, **{key: value for key, value in input_size.items() if value}}
 
 
 def eval_transform(pre: Preprocessing) -> Transform:

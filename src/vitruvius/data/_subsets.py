@@ -79,9 +79,8 @@ def subset_ids(name: str, data: Any) -> Tensor:
 
 def robustbench_names() -> list[str]:
     """File names of RobustBench's ImageNet images."""
-    text = files("vitruvius.data").joinpath("robustbench_imagenet.txt").read_text(encoding="utf-8")
-    numbers = [int(n) for line in text.splitlines() if not line.startswith("#") for n in line.split()]
-    return [f"ILSVRC2012_val_{number:08d}.JPEG" for number in numbers]
+    numbers = " ".join(_packaged_lines("robustbench_imagenet.txt")).split()
+    return [f"ILSVRC2012_val_{int(number):08d}.JPEG" for number in numbers]
 
 
 def _names(name: str) -> list[str]:
@@ -94,13 +93,12 @@ def _names(name: str) -> list[str]:
 def class_names(name: str) -> list[str]:
     """The classes of a packaged subset, or of a text file with one class name per line."""
     if name in PACKAGED:
-        text = files("vitruvius.data").joinpath(PACKAGED[name]).read_text(encoding="utf-8")
+        names = _packaged_lines(PACKAGED[name])
     elif Path(name).expanduser().is_file():
-        text = Path(name).expanduser().read_text(encoding="utf-8")
+        names = _lines(Path(name).expanduser().read_text(encoding="utf-8"))
     else:
         known = ", ".join(PACKAGED)
         raise DataError(f"data.classes={name!r} is neither {known} nor a text file with one class name per line.")
-    names = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if not names or len(set(names)) < len(names):
         raise DataError(f"data.classes={name!r} lists {len(names)} classes, {len(set(names))} of them different.")
     return names
@@ -111,9 +109,7 @@ def read_class_map(name: str, root: Path) -> dict[str, int]:
     if name == IMAGENET:
         return imagenet_labels()
     if name in PACKAGED_MAPS:
-        text = files("vitruvius.data").joinpath(PACKAGED_MAPS[name]).read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-        return {line: number for number, line in enumerate(lines)}
+        return {line: number for number, line in enumerate(_packaged_lines(PACKAGED_MAPS[name]))}
     for path in (Path(name), root / name):
         if path.is_file():
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -122,6 +118,15 @@ def read_class_map(name: str, root: Path) -> dict[str, int]:
         f"class map {name} is neither {IMAGENET}, {', '.join(PACKAGED_MAPS)} nor a file, nor one in {root}; expected a "
         "text file, one class name per line."
     )
+
+
+def _packaged_lines(file: str) -> list[str]:
+    return _lines(files("vitruvius.data").joinpath(file).read_text(encoding="utf-8"))
+
+
+def _lines(text: str) -> list[str]:
+    """Lines without those that are empty or begin with #."""
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 
 def require_classes(wanted: Iterable[str], found: Sequence[str], place: str) -> None:

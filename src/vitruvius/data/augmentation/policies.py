@@ -214,18 +214,18 @@ class Operations:
         rules = [_rule_of(one, size) for one in operations]
         self.size = size
         self.kind = torch.tensor([_KINDS.index(rule.kind) for rule in rules])
-        self.probability = _table(one.prob for one in operations)
-        self.magnitude = _table(one.magnitude for one in operations)
-        self.deviation = _table(one.magnitude_std for one in operations)
-        self.most = _table(one.magnitude_max or 10 for one in operations)
-        self.span = _table(rule.span for rule in rules)
-        self.offset = _table(rule.offset for rule in rules)
-        self.direction = _table(-1 if rule.falling else 1 for rule in rules)
-        self.low = _table(rule.low for rule in rules)
-        self.high = _table(rule.high for rule in rules)
-        self.signed = torch.tensor([rule.signed for rule in rules])
-        self.whole = torch.tensor([rule.whole for rule in rules])
-        self.below = torch.tensor([rule.below for rule in rules])
+        self.probability = _table(operations, "prob")
+        self.magnitude = _table(operations, "magnitude")
+        self.deviation = _table(operations, "magnitude_std")
+        self.most = _table(operations, "magnitude_max", default=10)  # where the policy sets no limit
+        self.span = _table(rules, "span")
+        self.offset = _table(rules, "offset")
+        self.direction = 1 - 2 * _table(rules, "falling")
+        self.low = _table(rules, "low")
+        self.high = _table(rules, "high")
+        self.signed = _table(rules, "signed").bool()
+        self.whole = _table(rules, "whole").bool()
+        self.below = _table(rules, "below").bool()
         self.filters, self.fill = _settings(operations)
 
     def __len__(self) -> int:
@@ -340,5 +340,7 @@ def _settings(operations: Sequence[AugmentOp]) -> tuple[list[int], tuple[int, ..
     return [_PILLOW[one] for one in chosen], tuple(fill)
 
 
-def _table(numbers: Any) -> Tensor:
-    return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
+def _table(pieces: Sequence[Any], name: str, default: float = 0.0) -> Tensor:
+    """One attribute of every piece; None counts as the default."""
+    numbers = [getattr(piece, name) for piece in pieces]
+    return torch.tensor([default if number is None else float(number) for number in numbers], dtype=torch.float64)

@@ -43,8 +43,11 @@ def open_npz(config: DataConfig, split: str, size: Size) -> TensorSet:
 
 def _pair(arrays: Any, split: str, path: Path) -> tuple[Any, Any]:
     """Images and labels of a split; a file with one pair has one split, whatever it is called."""
-    family = next((f for f in (TRAIN_NAMES, (*VALIDATION_NAMES, "test")) if split in f), ())
-    pairs = [("image", "label"), ("images", "labels"), *((f"x_{name}", f"y_{name}") for name in (split, *family))]
+    names = [split]
+    for synonyms in (TRAIN_NAMES, (*VALIDATION_NAMES, "test")):
+        if split in synonyms:
+            names += synonyms
+    pairs = [("image", "label"), ("images", "labels"), *((f"x_{name}", f"y_{name}") for name in names)]
     for images, labels in pairs:
         if images in arrays and labels in arrays:
             return arrays[images], arrays[labels]
@@ -61,9 +64,14 @@ def _images(pictures: Any, path: Path) -> Tensor:
             f"{path}: images {pictures.shape}, expected (N, H, W, C) or (N, C, H, W) with 1, 3 or 4 channels."
         )
     images = torch.from_numpy(pictures)
-    images = images.movedim(-1, 1) if images.shape[-1] in _CHANNELS else images
+    if images.shape[-1] in _CHANNELS:
+        images = images.movedim(-1, 1)
     if images.dtype == torch.uint8:
         return images
+    return _checked_floats(images, path)
+
+
+def _checked_floats(images: Tensor, path: Path) -> Tensor:
     if not images.is_floating_point() or images.min() < 0 or images.max() > 1:
         raise DataError(f"{path}: images are {images.dtype}, expected uint8, or floats from 0 to 1.")
     return images.float()
