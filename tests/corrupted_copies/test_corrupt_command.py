@@ -248,7 +248,7 @@ def test_a_limited_copy_of_a_folder_has_the_images_that_an_evaluation_takes(
         Image.new("RGB", (8, 8)).save(tmp_path / "data" / name)
     words = ["corrupt", str(tmp_path / "data"), "--corruptions", "contrast", "--severities", "1,2", "--size", "keep"]
     words += ["--format", "png", "--workers", "1", "--out", str(tmp_path / "out")]
-    assert main([*words, "--limit", "7"]) == 0
+    assert main([*words, "--images", "7"]) == 0
     assert capsys.readouterr().out.endswith("out: 14 files\n")
     data = DataConfig(dataset="folder", root=str(tmp_path / "data"), val_split=".", val_num_samples=7, workers=0)
     loader: Any = eval_loader(data, input_size=(3, 8, 8))
@@ -256,16 +256,16 @@ def test_a_limited_copy_of_a_folder_has_the_images_that_an_evaluation_takes(
     for severity in (1, 2):
         copied = sorted((tmp_path / "out" / "contrast" / str(severity)).glob("*/*"))
         assert [path.parts[-2:] for path in copied] == sorted(path.parts[-2:] for path in judged)
-    assert main([*words, "--limit", "8"]) == 1
+    assert main([*words, "--images", "8"]) == 1
     assert "limit was 7, is now 8" in capsys.readouterr().err
-    assert main([*words[:-1], str(tmp_path / "every"), "--limit", "33"]) == 0  # all there are
+    assert main([*words[:-1], str(tmp_path / "every"), "--images", "33"]) == 0  # all there are
     assert json.loads((tmp_path / "every" / "corrupt.json").read_text())["limit"] is None
-    assert main([*words[:-1], str(tmp_path / "none"), "--limit", "0"]) == 1
-    assert "--limit 0 leaves no images; expected 1 or more." in capsys.readouterr().err
+    assert main([*words[:-1], str(tmp_path / "none"), "--images", "0"]) == 1
+    assert "--images 0 leaves no images; expected 1 or more." in capsys.readouterr().err
 
 
 def test_a_limited_copy_of_a_data_set_equals_what_happens_on_the_fly(tmp_path: Path) -> None:
-    words = ["corrupt", "digits", "--corruptions", "impulse_noise", "--workers", "1", "--limit", "12"]
+    words = ["corrupt", "digits", "--corruptions", "impulse_noise", "--workers", "1", "--images", "12"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     ((x, y, ids),) = eval_loader(DataConfig(val_num_samples=12), input_size=(1, 8, 8)).with_ids()
     assert ids.tolist() != list(range(12))
@@ -285,7 +285,7 @@ def test_a_limited_copy_of_a_data_set_equals_what_happens_on_the_fly(tmp_path: P
         (["digits", "--severities", "two"], "--severities 'two' is not a whole number"),
         (["digits", "model.name=x"], "'model.name=x' says nothing about the data"),
         (["digitz"], "no data set named 'digitz'"),
-        (["digits", "--limit", "0"], "data.val_num_samples is 0, expected at least 1"),
+        (["digits", "--images", "0"], "data.val_num_samples is 0, expected at least 1"),
     ],
 )
 def test_the_command_refuses_in_one_line(
@@ -298,3 +298,10 @@ def test_the_command_refuses_in_one_line(
 
 def test_the_grid_of_a_copy_is_the_grid_of_an_evaluation() -> None:
     assert len(corruption_grid()) == 75
+
+
+def test_the_old_flag_for_the_number_of_images_still_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["corrupt", "digits", "--corruptions", "contrast", "--workers", "1", "--out", str(tmp_path / "old")]
+    assert main([*words, "--limit", "5"]) == 0
+    assert "--limit N is deprecated; write --images N" in capsys.readouterr().err
+    assert np.load(tmp_path / "old" / "contrast.npy").shape[0] == 25

@@ -35,7 +35,7 @@ EVERY = {
     "pad, then resized crop": {"pad": 3, "ratio": (0.5, 2.0)},
     "jitter": {"color_jitter": (0.4, 0.4, 0.4, 0.1), "color_jitter_prob": 0.7},
     "policy": {"aa": "rand-m9-mstd0.5-inc1", "reprob": 0.5},
-    "the rest": {"rotation": 20.0, "grayscale_prob": 0.3},
+    "the rest": {"rotation": 20.0, "grayscale_prob": 0.3, "gaussian_blur_prob": 0.5},
     "repeated": {"aa": "3a", "aug_repeats": 3},
     "splits": {"aa": "augmix-m5-w4-d2", "aug_splits": 3},
 }
@@ -265,11 +265,12 @@ def test_memory_does_only_what_is_asked_for(tmp_path: Path) -> None:
         ({"aa": "augmix-m5-a2"}, "mixes with alpha = 1"),
         ({"aa": "rand-m9", "train_interpolation": "lanczos"}, r"data\.train_interpolation = nearest, bilinear"),
         ({"aa": "rant-m9"}, r"see data\.aa"),
+        ({"gaussian_blur_prob": 0.5, "image_size": 11}, "needs images of at least 12 pixels"),
     ],
 )
 def test_what_cannot_be_done_in_batches_is_refused_before_images_are_read(settings: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        pipeline.BatchAugmentation(DataConfig(**settings), resolve(DataConfig(), SIZE))
+        pipeline.BatchAugmentation(DataConfig(**settings), resolve(DataConfig(**settings), SIZE))
 
 
 def test_grey_data_become_colour_for_a_model_that_wants_it_and_colour_grey() -> None:

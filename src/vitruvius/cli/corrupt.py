@@ -28,8 +28,10 @@ def run(options: argparse.Namespace) -> None:
     """A corrupted copy of data, written once: ImageNet-C's layout for a folder, CIFAR-10-C's for a data set by name."""
     from vitruvius.corrupted_copies import CopyOptions, copy_data
 
+    images = options.images
     if options.limit is not None:
         warn_deprecated("--limit N", "--images N")
+        images = options.limit if images is None else images
     settings = CopyOptions(
         corruptions=options.corruptions,
         severities=options.severities,
@@ -38,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
         seed=options.seed,
         scale=options.scale,
         textures=options.textures,
-        limit=options.limit if options.images is None else options.images,
+        images=images,
         workers=options.workers,
     )
     count = copy_data(options.data, options.overrides, options.out, settings)

@@ -32,7 +32,7 @@ class CopyOptions:
     seed: int = 0
     scale: Scale = "auto"
     textures: str | None = None  # folder with photographs of frost
-    limit: int | None = None  # images; None: all
+    images: int | None = None  # how many; None: all
     workers: int | None = None  # processes; None: one per core
 
 
@@ -117,7 +117,7 @@ def _copy_folder(folder: str, out: str, corruptions: list[Corruption], options: 
         corruptions,
         size=size,
         format=options.format,
-        only=_chosen_files(folder, options.limit),
+        only=_chosen_files(folder, options.images),
         workers=options.workers or usual_workers(),
         progress=progress,
     )
@@ -132,8 +132,8 @@ def _copy_arrays(
     progress: Progress,
 ) -> int:
     settings = list(overrides)
-    if options.limit is not None:
-        settings.append(f"data.val_num_samples={options.limit}")
+    if options.images is not None:
+        settings.append(f"data.val_num_samples={options.images}")
     images, labels, ids = read_data(name, settings)
     workers = options.workers or usual_workers()
     return copy_arrays(images, labels, out, corruptions, ids=ids, workers=workers, progress=progress)
@@ -144,7 +144,7 @@ def _chosen_files(folder: str, limit: int | None) -> list[str] | None:
     if limit is None:
         return None
     if limit < 1:
-        raise ConfigError(f"--limit {limit} leaves no images; expected 1 or more.")
+        raise ConfigError(f"--images {limit} leaves no images; expected 1 or more.")
     files = class_files(Path(folder).expanduser())
     if limit >= len(files):
         return None

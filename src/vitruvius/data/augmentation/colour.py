@@ -139,6 +139,6 @@ def _to_rgb(angle: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
         (RISING, LOW, VALUE),
         (VALUE, LOW, FALLING),
     ]
-    table = torch.tensor(order, device=angle.device)  # (6, 3)
+    table = torch.tensor(order).to(angle.device, non_blocking=True)  # (6, 3)
     choice = table[sector.long() % 6].movedim(-1, 0)  # (3, B, H, W)
     return parts.gather(0, choice).movedim(0, 1)

@@ -69,9 +69,13 @@ class BatchAugmentation:
         rows = erased_rows(keys, c.reprob)
         if not len(rows):
             return pixels
-        there = rows.to(pixels.device)
+        there = rows.to(pixels.device, non_blocking=True)
         erased = erase(
-            pixels[there], keys[rows].to(pixels.device), probability=c.reprob, mode=c.remode, count=c.recount
+            pixels[there],
+            keys[rows].to(pixels.device, non_blocking=True),
+            probability=c.reprob,
+            mode=c.remode,
+            count=c.recount,
         )
         return pixels.index_copy_(0, there, erased)
 
@@ -121,7 +125,7 @@ class _ResizedCrop(_Front):
         u = uniform(keys, _FILTER, 1)[:, 0]
         chosen = torch.tensor(self.filters)[(u * len(self.filters)).long()]
         plan = resampling.make_plan(box, self.size, (images.shape[-2], images.shape[-1]), self.filters)
-        settings = torch.cat([box, chosen[:, None], self.mirrored(keys).long()], 1).to(images.device)
+        settings = torch.cat([box, chosen[:, None], self.mirrored(keys).long()], 1).to(images.device, non_blocking=True)
         return resampling.resized_crop(images, settings[:, :4], settings[:, 4], settings[:, 5:].bool(), plan)
 
     def boxes(self, keys: Tensor, size: tuple[int, int]) -> Tensor:
@@ -159,7 +163,7 @@ class _PlainCrop(_Front):
             images = F.pad(images, (short[1], short[1], short[0], short[0]))
         room = [have - wanted + 1 for wanted, have in zip(self.size, images.shape[-2:], strict=True)]
         corner = (uniform(keys, _PLACE, 2) * torch.tensor(room)).long()
-        settings = torch.cat([corner, self.mirrored(keys).long()], 1).to(images.device)
+        settings = torch.cat([corner, self.mirrored(keys).long()], 1).to(images.device, non_blocking=True)
         top, left, upside_down, mirrored = settings.unbind(1)
         return resampling.crop(images, top, left, self.size, upside_down, mirrored).float()
 
@@ -173,7 +177,7 @@ class _Rotation:
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         angle = (2 * uniform(keys, _ROTATION, 1)[:, 0] - 1) * self.degrees
         matrix = resampling.rotation_matrix(angle, x.shape[-2], x.shape[-1]).float()
-        return resampling.affine(x, matrix.to(x.device), x.new_zeros(x.shape[1]), resampling.NEAREST)
+        return resampling.affine(x, matrix.to(x.device, non_blocking=True), x.new_zeros(x.shape[1]), resampling.NEAREST)
 
 
 class _Jitter:
@@ -205,7 +209,7 @@ class _Jitter:
     def _enhance(self, x: Tensor, now: Tensor, factor: Tensor) -> Tensor:
         """One of three blends for each image: with black, with its mean grey level, or with its grey version."""
         factor = torch.where(now == 3, 1.0, factor)
-        settings = torch.stack([factor, (now == 1).float(), (now == 2).float()], 1).to(x.device)
+        settings = torch.stack([factor, (now == 1).float(), (now == 2).float()], 1).to(x.device, non_blocking=True)
         strength, contrast, saturation = (column.view(-1, 1, 1, 1) for column in settings.unbind(1))
         level = colour.grey(x)
         degenerate = contrast * colour.mean_level(level) + saturation * level
@@ -219,7 +223,7 @@ class _Grey:
         self.probability = probability
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        chosen = (uniform(keys, _GREY, 1)[:, 0] < self.probability).to(x.device)
+        chosen = (uniform(keys, _GREY, 1)[:, 0] < self.probability).to(x.device, non_blocking=True)
         return torch.where(chosen[:, None, None, None], colour.grey(x), x)
 
 
@@ -242,8 +246,8 @@ def _on_some(x: Tensor, chosen: Tensor, operation: Step, strength: Tensor) -> Te
     rows = chosen.nonzero()[:, 0]
     if not len(rows):
         return x
-    there = rows.to(x.device)
-    return x.index_copy_(0, there, operation(x[there], strength[rows].to(x.device)))
+    there = rows.to(x.device, non_blocking=True)
+    return x.index_copy_(0, there, operation(x[there], strength[rows].to(x.device, non_blocking=True)))
 
 
 def _make_front(first: Any, flips: list[Any], config: DataConfig, pre: Preprocessing) -> Step:
@@ -267,6 +271,10 @@ def _make_step(step: Any, pre: Preprocessing) -> Step:
     if isinstance(step, transforms.RandomGrayscale):
         return _Grey(step.p)
     if isinstance(step, transforms.GaussianBlur):
+        if step.kernel_size[0] // 2 >= min(pre.size[1:]):
+            raise ConfigError(
+                f"data.gaussian_blur_prob needs images of at least {step.kernel_size[0] // 2 + 1} pixels."
+            )
         return _Blur(step, probability)
     raise _unbatchable(step)
 

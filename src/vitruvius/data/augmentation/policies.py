@@ -174,9 +174,9 @@ class BatchedAugMix:
             return self._blend_in_turn(x, keys, share * mixing[:, None])
         mixed = torch.zeros_like(x)
         for chain in range(self.width):
-            weight = share[:, chain].to(x.device, x.dtype).view(-1, 1, 1, 1)
+            weight = share[:, chain].to(x.device, x.dtype, non_blocking=True).view(-1, 1, 1, 1)
             mixed += weight * self._chain(x, keys, chain)
-        return colour.blend(x, mixed.clamp_(0, 255).floor_(), mixing.to(x.device, x.dtype))
+        return colour.blend(x, mixed.clamp_(0, 255).floor_(), mixing.to(x.device, x.dtype, non_blocking=True))
 
     def _blend_in_turn(self, x: Tensor, keys: Tensor, share: Tensor) -> Tensor:
         """timm's faster form: each chain is blended into the image, with weights that come to the same mixture."""
@@ -188,7 +188,7 @@ class BatchedAugMix:
             weights.insert(0, weight)
         mixed = x
         for chain, weight in enumerate(weights):
-            mixed = colour.blend(mixed, self._chain(x, keys, chain), weight.to(x.device, x.dtype))
+            mixed = colour.blend(mixed, self._chain(x, keys, chain), weight.to(x.device, x.dtype, non_blocking=True))
         return mixed
 
     def _chain(self, x: Tensor, keys: Tensor, chain: int) -> Tensor:
@@ -243,8 +243,8 @@ class Operations:
         order = group.argsort(stable=True)
         rows, group = rows[order], group[order]
         strength = self._strength(chosen[rows], level[rows], sign[rows], radius[rows])
-        moved = self._run(x[rows.to(x.device)], group, strength)
-        return x.index_copy_(0, rows.to(x.device), moved)
+        moved = self._run(x[rows.to(x.device, non_blocking=True)], group, strength)
+        return x.index_copy_(0, rows.to(x.device, non_blocking=True), moved)
 
     def _groups(self, chosen: Tensor, u: Tensor) -> Tensor:
         """What is computed together: a number for each kind, and for affine maps one for each filter."""
@@ -275,7 +275,7 @@ class Operations:
 
     def _run(self, x: Tensor, group: Tensor, settings: Tensor) -> Tensor:
         """Images sorted by group, each group through its operation."""
-        settings = settings.to(x.device)
+        settings = settings.to(x.device, non_blocking=True)
         counts = torch.bincount(group).tolist()
         begin = 0
         for number, count in enumerate(counts):
@@ -288,7 +288,7 @@ class Operations:
             else:
                 kind, place = divmod(number - len(OPERATIONS), len(_GROUP))
                 axis = list(_GROUP)[place]
-                fill = x.new_tensor(self.fill[: x.shape[1]])
+                fill = torch.tensor(self.fill[: x.shape[1]]).to(x.device, x.dtype, non_blocking=True)
                 x[here] = resampling.affine(x[here], settings[here, 1:], fill, kind, axis)
             begin += count
         return x
