@@ -13,6 +13,7 @@ from vitruvius.models import AttentionRule, ModelConfig
 from vitruvius.tasks import schedules, tasks
 from vitruvius.tracking import trackers
 from vitruvius.training import Config, TrainConfig, open_gradual
+from vitruvius.training.config import Keep
 from vitruvius.training.slurm import launch
 from vitruvius.training.sweep import SweepConfig
 
@@ -25,6 +26,7 @@ CLASSES = {
     "data": DataConfig,
     "data.mix": Mix,
     "train": TrainConfig,
+    "train.keep": Keep,
     "sweep": SweepConfig,
 }
 FUNCTIONS: dict[str, Callable[..., object]] = {"gradual": open_gradual, "slurm": launch}

@@ -15,7 +15,20 @@ from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.data import DataConfig
 from vitruvius.models import AttentionRule, ModelConfig
 
-__all__ = ["Config", "Recipe", "TrainConfig", "as_config", "check", "read_recipe"]
+__all__ = ["Config", "Keep", "Recipe", "TrainConfig", "as_config", "check", "read_recipe"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """Which epochs' weights stay in the run folder, as kept/epoch_0010.safetensors, counted from 1."""
+
+    every: int = key(0, "those of every so many epochs; 0: none")
+    best: int = key(0, "those of so many epochs that did best on the held-out images; 0: none")
+
+    def __post_init__(self) -> None:
+        for name in ("every", "best"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"train.keep.{name} = {getattr(self, name)}, expected 0 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +107,7 @@ class TrainConfig:
     )
     save_every: int = key(0, "save the state every so many updates; 0: after epochs only")
     save_minutes: float = key(0.0, "and every so many minutes; 0: not by the clock")
+    keep: Keep = key_from(Keep, "weights of more epochs than the best and the last: {every: 10, best: 3}")
     holdout: float = key(
         0.1, "share of the training images that chooses the best weights; 0: the validation split does"
     )

@@ -5,6 +5,7 @@ state.pt               everything needed to go on; written first, the files belo
 state.previous.pt      the state before that, should state.pt be damaged
 state.calm.pt          with `alarm: rollback`, the last state in which the alarm was silent
 last.safetensors       weights after the last finished epoch, and last_ema.safetensors: their running average, if kept
+kept/epoch_0010.safetensors   with `train.keep`, the weights after that epoch, counted from 1
 best.safetensors       the weights that did best on the images that choose
 metrics.jsonl          one line per epoch; written last
 nonfinite.json, .pt    of a run that was stopped by a non-finite loss: its batch, and the state then
@@ -44,6 +45,8 @@ from vitruvius.training._run import state_file as checkpoint
 from vitruvius.training._run.secrets import redact
 from vitruvius.training.config import Config
 
+KEPT = "kept"  # folder of the weights that `train.keep` leaves
+
 FREE = {  # what may change between two halves of a run
     "started",
     "versions",
@@ -57,6 +60,7 @@ FREE = {  # what may change between two halves of a run
     "train.device",
     "train.save_every",
     "train.save_minutes",
+    "train.keep",
     "tracking",
 }
 
@@ -125,7 +129,15 @@ class Run:
     def save_weights(self, name: str, weights: dict[str, Tensor], **notes: Any) -> None:
         """The inner model's own keys; plain timm can read them after `restore`."""
         metadata = {key: json.dumps(value) for key, value in {"vitruvius": __version__, **notes}.items()}
-        save_tensors(self.folder / f"{name}.safetensors", weights, metadata)
+        file = self.folder / f"{name}.safetensors"
+        file.parent.mkdir(exist_ok=True)
+        save_tensors(file, weights, metadata)
+
+    def keep_epochs(self, epochs: set[int]) -> None:
+        """Remove kept weights of other epochs, counted from 0."""
+        for epoch, file in kept_weights(self.folder).items():
+            if epoch - 1 not in epochs:
+                file.unlink()
 
     def save_metrics(self, rows: list[dict[str, Any]]) -> None:
         """All rows: none twice, none missing, whenever the run was stopped."""
@@ -149,6 +161,12 @@ class Run:
             f"{self.folder} holds a run of another recipe: {differing}. "
             "Choose another folder with out=…, or delete this one."
         )
+
+
+def kept_weights(run: str | Path) -> dict[int, Path]:
+    """The weights that `train.keep` has left in a run folder: epoch, counted from 1 → file."""
+    files = sorted((Path(run) / KEPT).glob("epoch_*.safetensors"))
+    return {int(file.stem.removeprefix("epoch_")): file for file in files}
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:

@@ -11,9 +11,10 @@ from vitruvius._errors import Preempted
 from vitruvius.training._guards.alarm import Alarm, Reading, logger
 from vitruvius.training._guards.nonfinite import LossWatch, as_json, error_for
 from vitruvius.training._guards.preemption import Stop
-from vitruvius.training._run.folder import Run
+from vitruvius.training._run.folder import KEPT, Run
 from vitruvius.training._run.state import apply, capture
 from vitruvius.training._session import Session
+from vitruvius.training.config import Keep
 
 
 class RolledBack(Exception):
@@ -165,13 +166,26 @@ def collect(session: Session) -> Files:
     if session.best_epoch == epoch:
         weights = files["last_ema" if session.best_is_ema else "last"][0]
         files["best"] = (weights, {"epoch": epoch, "accuracy": session.best, "ema": session.best_is_ema})
+    if epoch in epochs_to_keep(session.config.train.keep, session.rows):
+        files[f"{KEPT}/epoch_{epoch + 1:04d}"] = (files["last"][0], {"epoch": epoch})
     return files
+
+
+def epochs_to_keep(keep: Keep, rows: list[dict[str, Any]]) -> set[int]:
+    """The epochs, counted from 0, whose weights `train.keep` wants, as far as the run has come."""
+    wanted: set[int] = set()
+    if keep.every:
+        wanted = {row["epoch"] for row in rows if (row["epoch"] + 1) % keep.every == 0}
+    judged = [row for row in rows if "val_accuracy" in row]
+    judged.sort(key=lambda row: row.get("val_robust_accuracy", row["val_accuracy"]), reverse=True)
+    return wanted | {row["epoch"] for row in judged[: keep.best]}
 
 
 def publish(session: Session, run: Run, files: Files) -> None:
     """Weights and metrics, the metrics last."""
     for name, (weights, notes) in files.items():
         run.save_weights(name, weights, **notes)
+    run.keep_epochs(epochs_to_keep(session.config.train.keep, session.rows))
     run.save_metrics(session.rows)
     run.push()
 
