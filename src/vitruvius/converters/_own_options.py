@@ -142,10 +142,16 @@ def structured_start(args: Args, sections: Sections, notes: list[str]) -> None:
         return
     start = _start_named(str(wanted["weight_init"] or ""))
     if isinstance(start, dict) and start["use"] == "impulse_optimised":
-        start |= {ours: wanted[theirs] for theirs, ours in PSEUDO.items() if theirs in wanted}
-        if "init_once" in wanted:
-            start["shared"] = bool(wanted["init_once"])
+        start |= _optimisation(wanted)
     sections["init"] = start
+
+
+def _optimisation(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the released optimisation, as far as they are given."""
+    settings = {ours: wanted[theirs] for theirs, ours in PSEUDO.items() if theirs in wanted}
+    if "init_once" in wanted:
+        settings["shared"] = bool(wanted["init_once"])
+    return settings
 
 
 def _start_named(word: str) -> str | dict[str, Any]:

@@ -53,6 +53,11 @@ def _statistics(checkpoint: Checkpoint, given: dict[str, Any], inside: dict[str,
         return UNTOUCHED
     if not checkpoint.args["normalize_model"]:
         return UNTOUCHED
+    return _stored_statistics(checkpoint)
+
+
+def _stored_statistics(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Mean and std as its settings say, or nothing and a note."""
     stored: dict[str, Any] = {name: checkpoint.args.get(name) or None for name in ("mean", "std")}
     if _complete(stored):
         return {name: tuple(value) for name, value in stored.items()}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from vitruvius._bar import Bar
 from vitruvius._errors import CheckpointError, UnknownName, suggest
@@ -137,16 +137,8 @@ def _download(entry: Published, path: Path, progress: Callable[..., None]) -> No
     try:
         with urllib.request.urlopen(str(entry.url), timeout=60) as answer, part.open("wb") as file:
             total = int(answer.headers.get("Content-Length") or 0) or None
-            if "text/html" in (answer.headers.get("Content-Type") or ""):
-                raise CheckpointError(
-                    f"{entry.name}: {entry.url} answers with a page, not with a file. Open {entry.page} in a browser, "
-                    "fetch it there, and say where it is: model.weights=FILE."
-                )
-            done = 0
-            while block := answer.read(CHUNK):
-                file.write(block)
-                done += len(block)
-                progress(done >> 20, None if total is None else total >> 20, "MiB")
+            _refuse_page(entry, answer)
+            done = _copy(answer, file, total, progress)
     except (urllib.error.URLError, OSError) as error:
         part.unlink(missing_ok=True)
         raise CheckpointError(
@@ -160,6 +152,25 @@ def _download(entry: Published, path: Path, progress: Callable[..., None]) -> No
         part.unlink()
         raise CheckpointError(f"{entry.name}: {done:,} of {total:,} bytes came; try again.")
     part.replace(path)
+
+
+def _refuse_page(entry: Published, answer: Any) -> None:
+    if "text/html" in (answer.headers.get("Content-Type") or ""):
+        raise CheckpointError(
+            f"{entry.name}: {entry.url} answers with a page, not with a file. Open {entry.page} in a browser, "
+            "fetch it there, and say where it is: model.weights=FILE."
+        )
+
+
+def _copy(answer: Any, file: IO[bytes], total: int | None, progress: Callable[..., None]) -> int:
+    """Copy what the server sends; the number of bytes that came."""
+    done = 0
+    mebibytes = None if total is None else total >> 20
+    while block := answer.read(CHUNK):
+        file.write(block)
+        done += len(block)
+        progress(done >> 20, mebibytes, "MiB")
+    return done
 
 
 def _check(entry: Published, path: Path) -> None:

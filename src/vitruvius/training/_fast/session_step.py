@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 def obstacle(config: Config, process: Process, task: Objective) -> str:
     """Why the steps of a session are run as they are; nothing if they can be faster."""
     train = config.train
-    if process.device.type != "cuda":
+    if not hasattr(torch.get_device_module(process.device), "CUDAGraph"):
         return f"on a {process.device.type} device steps are not recorded"
     if process.world_size > 1:
         return "steps of several processes wait for each other"
