@@ -41,7 +41,9 @@ def test_iterates_and_losses_are_the_light_recipes(norm: str, case: dict[str, An
     torch.testing.assert_close(sign * losses, tensors[f"{name}.losses"], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("load", "eps"), [(digits_cnn, 0.1), (digits_cnn, 0.2), (digits_vit, 0.15)], ids=str)
+@pytest.mark.parametrize(
+    ("load", "eps"), [(digits_cnn, 0.1), (digits_cnn, 0.2), (digits_vit, 0.15)], ids=["cnn 0.1", "cnn 0.2", "vit 0.15"]
+)
 def test_the_default_step_breaks_at_least_two_points_more_than_a_cautious_one(load: Any, eps: float) -> None:
     net, x, y = load()
     chosen = accuracy(net, PGD(eps=eps, steps=10)(net, x, y), y)
