@@ -87,13 +87,13 @@ def prepare(page: str, folder: Path, runs: Path) -> None:
 
 
 def photographs(folder: Path) -> None:
-    """data/imagenette: train and val, three classes of ImageNet with four noisy images each."""
+    """data/imagenette: train and val, three classes of ImageNet with eight noisy images each."""
     generator = torch.Generator().manual_seed(0)
     for split in ("train", "val"):
         for wordnet_id in WORDNET_IDS:
             place = folder / "data" / "imagenette" / split / wordnet_id
             place.mkdir(parents=True)
-            for number in range(4):
+            for number in range(8):
                 pixels = torch.randint(256, (128, 128, 3), generator=generator, dtype=torch.uint8)
                 Image.fromarray(pixels.numpy()).save(place / f"{number}.png")
 

@@ -128,7 +128,7 @@ def _memory_parts(found: Findings) -> dict[str, int | None]:
 
 
 def _time(found: Findings) -> str:
-    work = f"{found.flops / 1e9:.2f} GFLOP an image and forward pass"
+    work = f"{found.flops / 1e9:.2f} GFLOP per image and forward pass"
     if found.seconds is None:
         return f"time: not measured here; {work}"
     device = found.session.process.device.type
