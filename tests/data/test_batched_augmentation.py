@@ -17,6 +17,7 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from torchvision import transforms
 
 from vitruvius._errors import ConfigError, DataError
+from vitruvius.cli import main
 from vitruvius.data import DataConfig, train_loader
 from vitruvius.data._image_loader import ImageLoader
 from vitruvius.data._image_seeds import image_keys, uniform
@@ -265,6 +266,7 @@ def test_memory_does_only_what_is_asked_for(tmp_path: Path) -> None:
         ({"aa": "augmix-m5-a2"}, "mixes with alpha = 1"),
         ({"aa": "rand-m9", "train_interpolation": "lanczos"}, r"data\.train_interpolation = nearest, bilinear"),
         ({"aa": "rant-m9"}, r"see data\.aa"),
+        ({"no_aug": True}, r"data\.no_aug forbids"),
         ({"gaussian_blur_prob": 0.5, "image_size": 11}, "needs images of at least 12 pixels"),
     ],
 )
@@ -278,3 +280,22 @@ def test_grey_data_become_colour_for_a_model_that_wants_it_and_colour_grey() -> 
         config = DataConfig(dataset="digits", batch_size=16, cache="memory", aa="rand-m9", rotation=10.0)
         x, _ = next(iter(train_loader(config, input_size=(channels, 8, 8), seed=0)))
         assert x.shape == (16, channels, 8, 8)
+
+
+def test_a_recipe_trains_on_batches_that_are_augmented_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = stripes(tmp_path / "data", 16)
+    (folder / "train").rename(folder / "every")
+    recipe = f"""
+    seed: 0
+    model: {{name: vitruvius/vit_digits, kwargs: {{num_classes: 2, depth: 1}}}}
+    data:
+      {{dataset: folder, root: {folder}, train_split: every, val_split: every, batch_size: 8, cache: auto, workers: 0,
+       aa: rand-m9-mstd0.5-inc1, reprob: 0.25, mixup: 0.8, cutmix: 1.0}}
+    train: {{epochs: 1, warmup_epochs: 0, lr: 1e-3}}
+    """
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    assert main(["train", "recipe.yaml", "--quiet", "out=run"]) == 0, capsys.readouterr().err
+    assert (tmp_path / "run" / "best.safetensors").exists()

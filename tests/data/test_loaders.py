@@ -16,7 +16,7 @@ from vitruvius.data._tensors import TensorLoader
 AUGMENTED = {"aa": "rand-m9-mstd0.5-inc1", "reprob": 0.5, "hflip": 0.5, "aug_repeats": 2}
 
 
-@pytest.fixture(params=["digits", "digits through PIL", "fake", "folder", "folder in memory"])
+@pytest.fixture(params=["digits", "digits through PIL", "fake", "folder", "folder in memory", "folder in batches"])
 def config(request, folder):
     settings = {
         "digits": {"dataset": "digits", "train_num_samples": 40, "val_num_samples": 30, "reprob": 0.5},
@@ -24,6 +24,7 @@ def config(request, folder):
         "fake": {"dataset": "fake", "train_num_samples": 40, "val_num_samples": 30, "hflip": 0.5, "pad": 2},
         "folder": {"dataset": "folder", "root": str(folder), **AUGMENTED},
         "folder in memory": {"dataset": "folder", "root": str(folder), "cache": "memory", "pad": 2, "reprob": 0.5},
+        "folder in batches": {"dataset": "folder", "root": str(folder), "cache": "auto", **AUGMENTED},
     }
     return DataConfig(**{"batch_size": 4, "workers": 0, **settings[request.param]})
 

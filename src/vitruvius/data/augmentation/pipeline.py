@@ -36,6 +36,8 @@ class BatchAugmentation:
 
     def __init__(self, config: DataConfig, pre: Preprocessing) -> None:
         """Raises a ConfigError for a step that cannot be done in batches."""
+        if config.no_aug:
+            raise ConfigError("data.no_aug forbids augmentation.")
         if pre.size[0] not in (1, 3):
             raise ConfigError(f"augmentation in batches needs grey or colour images, not {pre.size[0]} channels.")
         (first, *flips), steps = training_steps(config, pre)
