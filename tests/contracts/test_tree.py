@@ -43,6 +43,14 @@ def test_branches_are_statements_rather_than_conditional_expressions() -> None:
     assert figures.conditionals_per_1000_not_blank <= script.MAX_CONDITIONALS_PER_1000
 
 
+def test_few_files_are_crumbs() -> None:
+    assert len(figures.crumbs) <= script.MAX_CRUMBS, figures.crumbs
+
+
+def test_no_function_is_too_complex() -> None:
+    assert figures.too_complex == []
+
+
 def test_the_script_sees_what_it_counts(tmp_path: Path) -> None:
     """One file with one of each: a private import of another room, a conditional expression, a compressed function."""
     source = tmp_path / "vitruvius"
