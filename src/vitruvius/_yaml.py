@@ -12,15 +12,43 @@ import yaml
 
 from vitruvius._errors import ConfigError
 
+LARGEST = 100_000  # values a text may stand for, aliases counted as often as they are used
+WRONG = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)  # what PyYAML raises
+
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without YAML 1.1's traps."""
+    """SafeLoader without YAML 1.1's traps; a text that grows out of all bounds by its aliases is refused."""
+
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        _count(node, {})
+        return node
 
 
-_BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
+def _count(node: Any, known: dict[int, int]) -> int:
+    """How many values a node stands for, with aliases written out."""
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = LARGEST + 1  # met again before it is counted: it holds itself
+    total = 1 + sum(_count(child, known) for child in _children(node))
+    if total > LARGEST:
+        raise ConfigError(f"its aliases (*name) stand for more than {LARGEST} values; write them out.")
+    known[id(node)] = total
+    return total
+
+
+def _children(node: Any) -> list[Any]:
+    if isinstance(node, yaml.MappingNode):
+        return [child for pair in node.value for child in pair]
+    if isinstance(node, yaml.SequenceNode):
+        return list(node.value)
+    return []
+
+
+_BOOL, _FLOAT, _DATE = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp"
 _FRACTION = re.compile(r"[-+]?\d+(?:\.\d+)?/\d+(?:\.\d+)?")
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT)]
+    first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT, _DATE)]  # a date is text
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
@@ -51,8 +79,15 @@ def parse_value(text: str) -> Any:
     """One YAML value: `4/255` → 0.0157, `1e-5` → 0.00001, `[1, 2]` → a list."""
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"cannot read {text!r} as a YAML value: {error}") from error
+    except WRONG as error:
+        raise ConfigError(f"cannot read {_short(text)} as a YAML value: {error}") from error
+
+
+def _short(text: str, most: int = 200) -> str:
+    """The text in quotes, only its beginning if it is long."""
+    if len(text) > most:
+        return f"{text[:most]!r}…"
+    return repr(text)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -66,11 +101,12 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error}") from error
     try:
         data = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except WRONG as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(
-            f"{path} holds {type(data).__name__} {data!r}, expected a mapping of sections such as model: and train:."
+            f"{path} holds {type(data).__name__} {_short(str(data))}, "
+            "expected a mapping of sections such as model: and train:."
         )
     return data
 

@@ -22,6 +22,7 @@ from vitruvius._registry import first_line
 from vitruvius._version import __version__
 from vitruvius.cli._verb import Verb
 
+WHERE = "-v shows where."
 EXAMPLES = """\
 examples:
   vitruvius demo                                            everything on the embedded digits, ends with a page
@@ -36,6 +37,7 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; 0 if it worked, 1 after an error, 75 when pre-empted and saved, 130 when interrupted."""
+    _print_what_cannot_be_encoded()
     options = read(arguments)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, format="%(message)s")
     verb: Callable[[argparse.Namespace], None] = options.verb
@@ -49,18 +51,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not options.verbose:
                 warnings.showwarning = Once()
             verb(options)
-    except VitruviusError as error:
-        if options.verbose:
-            raise
-        print(f"vitruvius: {' '.join(str(error).split())}", file=sys.stderr)
-        return error.exit_code
     except KeyboardInterrupt:
         print("vitruvius: interrupted; the same command goes on where this one stopped.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `vitruvius list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        if options.verbose:
+            raise
+        print(f"vitruvius: {in_one_line(error)}", file=sys.stderr)
+        if isinstance(error, VitruviusError):
+            return error.exit_code
+        return 1
     return 0
+
+
+def in_one_line(error: Exception) -> str:
+    """What went wrong, for somebody who has not read the code; of what was not foreseen, how to see where."""
+    words = " ".join(str(error).split())
+    if isinstance(error, VitruviusError):
+        return words
+    if _is_out_of_memory(error):
+        return f"out of memory: {_short(words)} Use smaller batches (data.batch_size, data.eval_batch_size). {WHERE}"
+    if isinstance(error, OSError):
+        return f"a file cannot be read or written: {_short(words)} {WHERE}"
+    return f"{type(error).__name__}: {_short(words)} {WHERE}"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python's own error, or PyTorch's for the host or an accelerator, which is a RuntimeError."""
+    words = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in words or "can't allocate memory" in words
+
+
+def _short(words: str, most: int = 300) -> str:
+    """At most so many characters, ending like a sentence."""
+    if len(words) > most:
+        words = f"{words[:most]}…"
+    if not words.endswith((".", "…", "!", "?")):
+        words += "."
+    return words
+
+
+def _print_what_cannot_be_encoded() -> None:
+    """Where the terminal's encoding lacks a character, `·` or a foreign name, print its code instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 class Once:

@@ -107,9 +107,14 @@ def _load(path: StrPath) -> Any:
             return torch.load(source, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise CheckpointError(
-            f"{path} cannot be read without running code from it, or is damaged: {str(error).splitlines()[0]} "
+            f"{path} cannot be read without running code from it, or is damaged: {_first_line(error)} "
             "Only tensors, numbers, text and argparse namespaces are accepted."
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of an error's words; the kind of an error that has none, as for an empty file."""
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _args(loaded: Mapping[str, Any]) -> dict[str, Any]:

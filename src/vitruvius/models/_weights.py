@@ -110,7 +110,7 @@ def _read_pickled(path: StrPath) -> dict[str, Tensor]:
         if is_url(path):
             source = io.BytesIO(read_bytes(path))
         loaded = torch.load(source, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"{path} cannot be read as weights: {(str(error) or type(error).__name__).splitlines()[0]} "
             "If it is an old training checkpoint, `vitruvius convert` may know its layout."
