@@ -252,3 +252,12 @@ def test_a_radius_that_was_meant_in_255ths_is_refused(capsys: pytest.CaptureFixt
     code, _, err = answer(capsys, "evaluate", *words)
     assert code == 1
     assert "eps=8 in linf allows every image, since pixels are in [0, 1]; did you mean 8/255?" in err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_a_shell_learns_verbs_and_flags(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "evaluate" in script
+    assert "threat" in script

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 
 from vitruvius import _errors
-from vitruvius._errors import RunError, UnknownName, VitruviusError, suggest
+from vitruvius._errors import MissingExtra, RunError, UnknownName, VitruviusError, suggest
 
 KINDS = {
     name: kind
@@ -50,3 +51,15 @@ def test_messages_read_plainly_and_travel_between_processes() -> None:
 def test_a_suggestion_comes_only_when_something_is_close() -> None:
     assert suggest("rcp", ["rpc", "mask"]) == "; did you mean 'rpc'?"
     assert suggest("zzz", ["rpc", "mask"]) == "."
+
+
+def test_what_is_missing_is_installed_from_the_checkout_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = Path(_errors.__file__).parents[2]
+    monkeypatch.chdir(checkout)
+    assert str(MissingExtra("datasets", "hf")) == "datasets is not installed; run: pip install -e '.[hf]'"
+    monkeypatch.chdir(tmp_path)
+    assert str(MissingExtra("datasets", "hf")).endswith(f"pip install -e '{checkout}[hf]'")
+    monkeypatch.setattr(_errors, "__file__", str(tmp_path / "lib" / "vitruvius" / "_errors.py"))
+    assert str(MissingExtra("datasets", "hf")).endswith("run: pip install 'vitruvius[hf]'")

@@ -11,7 +11,7 @@ import pytest
 from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
-from vitruvius.listing import KINDS, find_recipe, listing, recipes
+from vitruvius.listing import KINDS, find_recipe, listing, plural_of, recipes
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -67,3 +67,16 @@ def test_recipes_are_found_by_name_and_by_path(tmp_path: Path) -> None:
     assert find_recipe(str(own)) == own
     with pytest.raises(ConfigError, match=r"no recipe at digits/sofmax; did you mean 'digits/softmax'\?"):
         find_recipe("digits/sofmax")
+
+
+@pytest.mark.parametrize(
+    ("singular", "plural"),
+    [("attention", "attentions"), ("analysis", "analyses"), ("basis", "bases"), ("study", "studies"), ("data", "data")],
+)
+def test_a_kind_may_be_named_in_the_singular(singular: str, plural: str) -> None:
+    assert plural_of(singular) == plural_of(plural) == plural
+
+
+def test_every_kind_is_known_without_its_last_letter() -> None:
+    assert [plural_of(kind.removesuffix("s")) for kind in KINDS] == list(KINDS)
+    assert listing("tracker") == listing("trackers")

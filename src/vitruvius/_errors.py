@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class VitruviusError(Exception):
@@ -82,7 +83,17 @@ class MissingExtra(VitruviusError, ImportError):
     """An optional dependency is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; run: pip install 'vitruvius[{extra}]'")
+        super().__init__(f"{package} is not installed; run: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """What installs an extra: from the checkout that this package runs from, if it does, else from an index."""
+    checkout = Path(__file__).resolve().parents[2]
+    if not (checkout / "pyproject.toml").is_file():
+        return f"pip install 'vitruvius[{extra}]'"
+    if checkout == Path.cwd().resolve():
+        return f"pip install -e '.[{extra}]'"
+    return f"pip install -e '{checkout}[{extra}]'"
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

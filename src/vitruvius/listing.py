@@ -64,8 +64,11 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
 def listing(kind: str | None = None, section: str | None = None) -> str:
     """The pieces of one kind, or of all; of `keys`, those of one section of a recipe, or of all.
 
-    kind: one of KINDS, or "keys"; by default all kinds of pieces. section: data, train, model, task, …; for keys only.
+    kind: one of KINDS or its singular, or "keys"; by default all kinds of pieces. section: data, train, model, task,
+    …; for keys only.
     """
+    if kind is not None:
+        kind = plural_of(kind)
     if kind == "keys":
         return _keys(section)
     if section is not None:
@@ -77,6 +80,24 @@ def listing(kind: str | None = None, section: str | None = None) -> str:
     if kind:
         chosen = [kind]
     return "\n\n".join(_section(name.upper(), KINDS[name]()) for name in chosen)
+
+
+def plural_of(kind: str) -> str:
+    """The kind that a singular means: attention → attentions, analysis → analyses; other words as they are."""
+    for plural in (*KINDS, "keys"):
+        if kind in _singulars(plural):
+            return plural
+    return kind
+
+
+def _singulars(plural: str) -> set[str]:
+    """`studies` → `study`, `bases` → `basis` and `base`, `analyses` → `analysis`, `attacks` → `attack`."""
+    forms = {plural.removesuffix("s")}
+    if plural.endswith("ies"):
+        forms.add(plural.removesuffix("ies") + "y")
+    if plural.endswith("ses"):
+        forms.add(plural.removesuffix("ses") + "sis")
+    return forms
 
 
 def _head(file: Path) -> str:

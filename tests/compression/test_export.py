@@ -111,5 +111,5 @@ def test_bad_questions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(CheckpointError, match="not an export"):
         load_export(tmp_path / "plain.safetensors")
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
-    with pytest.raises(MissingExtra, match=r"vitruvius\[export\]"):
+    with pytest.raises(MissingExtra, match=r"pip install .*\[export\]'"):
         export(compressed(), tmp_path / "x.onnx", format="onnx")

@@ -10,6 +10,7 @@ COMMON = ["--help", "--verbose", "-h", "-v"]
 FLAGS = {
     "analyse": ["target", "what", "--images", "--seed", "--out"],
     "attack": ["target", "overrides", "--threat", "--what", "--images", "--out"],
+    "completion": ["shell"],
     "convert": ["checkpoint", "settings", "--from", "--model", "--ema", "--lenient", "--out"],
     "corrupt": [
         "data",

@@ -6,6 +6,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from vitruvius.cli._verb import Verb
 
@@ -32,7 +33,7 @@ def run_demo(options: argparse.Namespace) -> None:
 
 def list_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "kind", nargs="?", help="attentions, attacks, inits, keys, models, recipes, sockets, studies, tasks, …"
+        "kind", nargs="?", help="attentions (or attention), attacks, inits, keys, models, recipes, sockets, tasks, …"
     )
     parser.add_argument("section", nargs="?", help="of `list keys`: data, train, model, task, … (default: all)")
 
@@ -44,8 +45,21 @@ def run_list(options: argparse.Namespace) -> None:
     print(listing(options.kind, options.section))
 
 
+def completion_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="%(choices)s")
+
+
+def run_completion(options: argparse.Namespace) -> None:
+    """Print a script that completes verbs, flags and names in your shell."""
+    from vitruvius._registry import require
+    from vitruvius.cli import make_parser
+
+    shtab: Any = require("shtab", "completion")
+    print(shtab.complete(make_parser(), shell=options.shell))
+
+
 def bench_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", metavar="WHAT", choices=BENCHES, help=", ".join(BENCHES))
+    parser.add_argument("what", metavar="WHAT", choices=tuple(BENCHES), help=", ".join(BENCHES))
 
 
 def run_bench(options: argparse.Namespace) -> None:
@@ -67,5 +81,6 @@ def run_bench(options: argparse.Namespace) -> None:
 VERBS = (
     Verb(name="demo", arguments=demo_arguments, run=run_demo),
     Verb(name="list", arguments=list_arguments, run=run_list),
+    Verb(name="completion", arguments=completion_arguments, run=run_completion),
     Verb(name="bench", arguments=bench_arguments, run=run_bench),
 )
