@@ -1,8 +1,10 @@
-"""A disk that stops taking files, after so many."""
+"""Disks that fail: simulated, after so many files; and truly, by the kernel, for files above a size."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,15 @@ def fill_the_disk(monkeypatch: pytest.MonkeyPatch, after: int, number: int = err
         write(path, data)
 
     monkeypatch.setattr(_local, "write_synced", failing)
+
+
+@contextlib.contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    """A real fault: the kernel takes no byte of any file beyond `size` (EFBIG), also from libraries outside Python."""
+    resource = pytest.importorskip("resource", reason="this system has no limit on the size of files")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import vitruvius
-from vitruvius._errors import CheckpointError, ConfigError, MissingExtra
+from failing_disk import files_limited_to
+from vitruvius._errors import CheckpointError, ConfigError, MissingExtra, RunError
 from vitruvius._files import save_tensors
 from vitruvius.attention import part
 from vitruvius.compression import export as room
@@ -18,6 +19,9 @@ from vitruvius.compression.export import export, load_export, prepare
 from vitruvius.models import PixelModel
 
 ONNX = all(importlib.util.find_spec(package) for package in ("onnx", "onnxruntime", "onnxscript"))
+NEEDS_ONNX = pytest.mark.skipif(
+    not ONNX, reason="onnx, onnxruntime or onnxscript is not installed: pip install 'vitruvius[export]'"
+)
 NAME = "vitruvius/vit_digits"
 KEEP = torch.eye(16, dtype=torch.bool).expand(3, 16, 16) | (
     torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0)) > 0.7
@@ -47,9 +51,7 @@ def test_torch_export_answers_the_same_for_any_number_of_images(tmp_path: Path) 
             torch.testing.assert_close(loaded(images(number)), model(images(number)), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.skipif(
-    not ONNX, reason="onnx, onnxruntime or onnxscript is not installed: pip install 'vitruvius[export]'"
-)
+@NEEDS_ONNX
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_onnxruntime_answers_the_same_for_any_number_of_images(tmp_path: Path) -> None:
     import onnxruntime
@@ -97,9 +99,40 @@ def test_auto_encoders_that_cannot_be_folded_stay() -> None:
 
 
 def test_an_export_that_answers_differently_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(room.WRITERS, "torch-export", lambda model, *_: lambda x: model(x) + 1)
+    monkeypatch.setitem(room.WRITERS, "torch-export", lambda model, *_: (b"new", lambda x: model(x) + 1))
+    (tmp_path / "model.pt2").write_text("the export before")
     with pytest.raises(ValueError, match="answers differently"):
         export(compressed(), tmp_path / "model.pt2")
+    assert (tmp_path / "model.pt2").read_text() == "the export before"
+
+
+@pytest.mark.parametrize("format", ["torch-export", "safetensors", pytest.param("onnx", marks=NEEDS_ONNX)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_full_disk_leaves_the_export_that_was_there(format: room.Format, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_text("the export before")
+    with files_limited_to(4096), pytest.raises(RunError, match=r"disk is full\. What was there before is intact"):
+        export(compressed(), path, format=format, recipe=RECIPE)
+    assert path.read_text() == "the export before"
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_or_a_file_in_the_way_is_refused_before_anything_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "prepare", None)
+    (tmp_path / "file").touch()
+    for wrong, words in {
+        str(tmp_path): r"is a folder; name the file, e.g. .*/export.pt2",
+        f"{tmp_path}/new/": "is a folder; name the file",
+        f"{tmp_path}/file/deeper/model.pt2": "is a file, not a folder",
+        f"{tmp_path}/a\0b": "null byte",
+        f"{tmp_path}/{'a' * 300}/model.pt2": "cannot write",
+    }.items():
+        with pytest.raises(RunError, match=words) as error:
+            export(compressed(), wrong)
+        assert "\n" not in str(error.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
 def test_bad_questions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from vitruvius._files._paths import (
     append_line,
     atomic_write_bytes,
     atomic_write_text,
+    check_new_file,
     ensure_writable,
     exists,
     is_url,
@@ -18,7 +19,7 @@ from vitruvius._files._paths import (
     read_text,
     sweep,
 )
-from vitruvius._files._tensors import load_tensors, save_tensors
+from vitruvius._files._tensors import load_tensors, pack_tensors, save_tensors, unpack_tensors
 
 __all__ = [
     "Mirror",
@@ -26,6 +27,7 @@ __all__ = [
     "append_line",
     "atomic_write_bytes",
     "atomic_write_text",
+    "check_new_file",
     "ensure_writable",
     "exists",
     "fetch",
@@ -33,6 +35,7 @@ __all__ = [
     "is_url",
     "join",
     "load_tensors",
+    "pack_tensors",
     "place_of",
     "read_arrays",
     "read_bytes",
@@ -40,4 +43,5 @@ __all__ = [
     "read_text",
     "save_tensors",
     "sweep",
+    "unpack_tensors",
 ]

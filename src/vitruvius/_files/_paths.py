@@ -79,6 +79,23 @@ def append_line(path: StrPath, text: str, *, sync: bool = False) -> None:
             _local.append(Path(path), line, sync)
 
 
+def check_new_file(path: StrPath, example: str) -> None:
+    """Refuse a path at which no file can be made, before anything is computed for it.
+
+    path: where the file shall be. example: a name for it, told to whoever named a folder.
+    """
+    if is_url(path):
+        return
+    if "\0" in str(path):
+        raise RunError(f"cannot write {str(path)!r}: a path cannot hold a null byte.")
+    with explained(path, "write"):
+        if str(path).endswith(("/", os.sep)) or Path(path).is_dir():
+            raise RunError(f"{path} is a folder; name the file, e.g. {Path(path) / example}.")
+        above = next(folder for folder in Path(path).absolute().parents if folder.exists())
+        if not above.is_dir():
+            raise RunError(f"cannot write {path}: {above} is a file, not a folder. Choose another folder.")
+
+
 def ensure_writable(folder: StrPath) -> StrPath:
     """Make the folder if need be and prove that a file can be written there, else RunError."""
     if is_url(folder):

@@ -19,9 +19,14 @@ CHECKSUM = "sha256"  # metadata key of `save_tensors`; checked and removed by `l
 
 def save_tensors(path: StrPath, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file atomically, with `metadata` and a checksum of the tensors in its header."""
+    atomic_write_bytes(path, pack_tensors(tensors, metadata))
+
+
+def pack_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of such a file."""
     plain = _separate(tensors)
     header = {**(metadata or {}), CHECKSUM: _checksum(plain)}
-    atomic_write_bytes(path, safetensors.torch.save(plain, metadata=header))
+    return safetensors.torch.save(plain, metadata=header)
 
 
 def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -30,6 +35,11 @@ def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], dict[str, str]]:
         data = read_bytes(path)
     except RunError as error:
         raise CheckpointError(str(error)) from error
+    return unpack_tensors(data, path)
+
+
+def unpack_tensors(data: bytes, path: StrPath) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors on the CPU, metadata) of the bytes of such a file; `path` names it in errors."""
     try:
         tensors = safetensors.torch.load(data)
     except (safetensors.SafetensorError, ValueError, KeyError) as error:

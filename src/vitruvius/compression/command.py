@@ -9,11 +9,11 @@ from pathlib import Path
 
 from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError
-from vitruvius._files import atomic_write_text, is_array
+from vitruvius._files import atomic_write_text, check_new_file, is_array
 from vitruvius._processes import Process, process_group
 from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.compression.cycles import CycleTable, cycle_table
-from vitruvius.compression.export import Format, export
+from vitruvius.compression.export import ENDINGS, Format, export
 from vitruvius.compression.files import load_maps, load_masks, save_maps, save_masks
 from vitruvius.compression.maps import average_maps
 from vitruvius.compression.masks import Budget, Masks, make_masks
@@ -165,21 +165,22 @@ def _masks_of(target: str, overrides: Sequence[str]) -> tuple[Masks, float, Path
 
 
 def export_target(run: str, out: str | None, *, format: Format = "torch-export", sparse: bool = False) -> Path:
-    """Export a model; the file is read back and its logits compared before it is left behind.
+    """Export a model; its logits are compared before the file is written.
 
     run: a run folder, or whatever else names a model.
     out: the file; default: export.pt2, .onnx or .safetensors in the run.
     format: torch-export, onnx or safetensors.
     sparse: compute only what masks keep.
     """
-    endings = {"torch-export": "pt2", "onnx": "onnx", "safetensors": "safetensors"}
-    if format not in endings:
-        raise ConfigError(f"--format {format}: expected one of {', '.join(endings)}.")
+    if format not in ENDINGS:
+        raise ConfigError(f"--format {format}: expected one of {', '.join(ENDINGS)}.")
+    if out:
+        check_new_file(out, f"export.{ENDINGS[format]}")
     opened = open_target(run, data_needed=False)
     recipe = to_plain(opened.config)
     if opened.is_run:
         recipe = read_yaml(opened.folder / "config.yaml")
-    path = Path(out or opened.folder / f"export.{endings[format]}")
+    path = Path(out or opened.folder / f"export.{ENDINGS[format]}")
     return export(opened.model, path, format=format, sparse=sparse, recipe=recipe)
 
 

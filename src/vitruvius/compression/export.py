@@ -7,6 +7,7 @@ images in pixels [0, 1], of any number; normalisation is inside.
 from __future__ import annotations
 
 import copy
+import io
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, SurgeryError
-from vitruvius._files import load_tensors, save_tensors
+from vitruvius._files import atomic_write_bytes, check_new_file, load_tensors, pack_tensors, unpack_tensors
 from vitruvius._registry import read_spec, require
 from vitruvius._version import __version__
 from vitruvius.attention.low_rank import LowRank
@@ -31,6 +32,8 @@ from vitruvius.surgery.folding import fold
 Format = Literal["torch-export", "onnx", "safetensors"]
 TOLERANCE = 1e-3  # of the largest logit
 KIND = "a vitruvius model for inference"
+ENDINGS = {"torch-export": "pt2", "onnx": "onnx", "safetensors": "safetensors"}
+Answer = Callable[[Tensor], Tensor]
 
 
 def export(
@@ -41,7 +44,10 @@ def export(
     sparse: bool = False,
     recipe: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the model to `path`, read it back, and refuse it if its logits differ.
+    """Write the model to `path`, unless what would be written answers otherwise than the model.
+
+    The export is made in memory, read back and compared, then written whole: on any failure, of a full disk too, what
+    was at `path` before stays.
 
     format: torch-export, onnx or safetensors.
     sparse: masks followed by softmax become `sparse_softmax`, which computes only what they keep.
@@ -49,14 +55,15 @@ def export(
     """
     if format not in WRITERS:
         raise ConfigError(f"format = {format!r}, expected one of {', '.join(WRITERS)}.")
+    check_new_file(path, f"export.{ENDINGS[format]}")
     prepared, folded = prepare(model, sparse=sparse)
     images = torch.rand(3, *prepared.data_config["input_size"], generator=torch.Generator().manual_seed(0))
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    again = WRITERS[format](prepared, path, images, _rewritten(recipe, folded, sparse))
+    data, again = WRITERS[format](prepared, images, _rewritten(recipe, folded, sparse))
     with torch.no_grad():
         expected = model.cpu().eval()(images)
     _compare(again(images), expected, path)
+    atomic_write_bytes(path, data)
     return path
 
 
@@ -78,7 +85,10 @@ def prepare(model: PixelModel, *, sparse: bool = False) -> tuple[PixelModel, boo
 
 def load_export(path: str | Path) -> PixelModel:
     """A model from a safetensors export."""
-    state, told = load_tensors(path)
+    return _read_export(*load_tensors(path), path)
+
+
+def _read_export(state: Mapping[str, Tensor], told: Mapping[str, str], path: str | Path) -> PixelModel:
     if told.get("kind") != KIND:
         raise CheckpointError(
             f"{path} is not an export: it does not say what model it holds. `vitruvius export` makes them."
@@ -91,38 +101,44 @@ def load_export(path: str | Path) -> PixelModel:
     return model
 
 
-def _write_torch_export(model: PixelModel, path: Path, images: Tensor, _: Any) -> Callable[[Tensor], Tensor]:
+def _write_torch_export(model: PixelModel, images: Tensor, _: Any) -> tuple[bytes, Answer]:
     program = torch.export.export(model, (images,), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=1)}})
-    torch.export.save(program, path)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    data = file.getvalue()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)  # torch 2.11's own reading
-        loaded: nn.Module = torch.export.load(path).module()
-    return loaded
+        loaded: nn.Module = torch.export.load(io.BytesIO(data)).module()
+    return data, loaded
 
 
-def _write_onnx(model: PixelModel, path: Path, images: Tensor, _: Any) -> Callable[[Tensor], Tensor]:
+def _write_onnx(model: PixelModel, images: Tensor, _: Any) -> tuple[bytes, Answer]:
     for package in ("onnx", "onnxscript"):
         require(package, "export")
     runtime: Any = require("onnxruntime", "export")
     shapes = {"x": {0: torch.export.Dim("batch", min=1)}}
-    torch.onnx.export(
-        model, (images,), path, dynamo=True, dynamic_shapes=shapes, external_data=False, verbose=False,
+    program: Any = torch.onnx.export(
+        model, (images,), dynamo=True, dynamic_shapes=shapes, external_data=False, verbose=False,
         input_names=["images"], output_names=["logits"],
     )  # fmt: skip
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda x: torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
+    data: bytes = program.model_proto.SerializeToString()
+    session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+
+    def answer(x: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
+
+    return data, answer
 
 
-def _write_safetensors(
-    model: PixelModel, path: Path, _: Tensor, recipe: dict[str, str] | None
-) -> Callable[[Tensor], Tensor]:
+def _write_safetensors(model: PixelModel, _: Tensor, recipe: dict[str, str] | None) -> tuple[bytes, Answer]:
     if recipe is None:
         raise ConfigError("format safetensors needs the recipe of the model; export a run folder, or give recipe=….")
-    save_tensors(path, inner(model).state_dict(), {"kind": KIND, "vitruvius": __version__, **recipe})
-    return load_export(path).eval()
+    data = pack_tensors(inner(model).state_dict(), {"kind": KIND, "vitruvius": __version__, **recipe})
+    name = "the export"
+    return data, _read_export(*unpack_tensors(data, name), name).eval()
 
 
-WRITERS: dict[str, Callable[[PixelModel, Path, Tensor, Any], Callable[[Tensor], Tensor]]] = {
+WRITERS: dict[str, Callable[[PixelModel, Tensor, Any], tuple[bytes, Answer]]] = {
     "torch-export": _write_torch_export,
     "onnx": _write_onnx,
     "safetensors": _write_safetensors,
@@ -173,5 +189,5 @@ def _compare(actual: Tensor, expected: Tensor, path: Path) -> None:
     error = float((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
     if not error <= TOLERANCE:
         raise SurgeryError(
-            f"the export in {path} answers differently, by {error:.1e} of the largest logit; do not use it."
+            f"the export for {path} answers differently, by {error:.1e} of the largest logit; it is not written."
         )

@@ -6,6 +6,7 @@ with an array a stage. Ours: one tensor (H, N, M) a site; in masks True = kept.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius._files import is_array, load_tensors, read_arrays, read_mask_arrays, save_tensors
+from vitruvius._files import atomic_write_bytes, is_array, load_tensors, read_arrays, read_mask_arrays, save_tensors
 from vitruvius.compression._site_files import guess_sites, in_order, sites_from_json, sites_to_json
 from vitruvius.compression.masks import Masks
 from vitruvius.compression.polarisation import Polarised
@@ -109,14 +110,20 @@ def write_arrays(path: str | Path, tensors: Mapping[str, Tensor], stem: str) -> 
     if path.suffix == ".npy":
         if len({tensor.shape for tensor in tensors.values()}) != 1:
             raise ConfigError(f"{path}: one array needs sites of one shape; these differ. Write a .safetensors file.")
-        np.save(path, torch.stack(list(tensors.values())).numpy())
+        _save_array(path, list(tensors.values()))
         return
     stages: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():
         stages.setdefault(_levit_file(name, stem), []).append(tensor)
-    path.mkdir(parents=True, exist_ok=True)
     for file, layers in stages.items():
-        np.save(path / file, torch.stack(layers).numpy())
+        _save_array(path / file, layers)
+
+
+def _save_array(path: Path, layers: list[Tensor]) -> None:
+    """One .npy file, whole or not at all."""
+    file = io.BytesIO()
+    np.save(file, torch.stack(layers).numpy(), allow_pickle=False)
+    atomic_write_bytes(path, file.getvalue())
 
 
 def _levit_file(name: str, stem: str) -> str:
