@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_run import write_run
 
+from vitruvius.report._blocks import Cards, Drawing, Table
 from vitruvius.report._examples import Examples, SiteMaps
 from vitruvius.report._names import describe_attention, family, label_threats
 from vitruvius.report._numbers import DASH, count, duration, interval, number, percent, pixels, short
@@ -19,8 +21,8 @@ from vitruvius.report.sections.curves import draw_metrics, group_metrics, line_s
 from vitruvius.report.sections.maps import draw_maps, shade, shrink
 from vitruvius.report.sections.model import model
 from vitruvius.report.sections.strengths import _ticks, collect_strengths, draw_strengths
-from vitruvius.report.sections.summary import _figures
-from vitruvius.report.sections.threats import draw_threats
+from vitruvius.report.sections.summary import _figures, summary
+from vitruvius.report.sections.threats import draw_threats, threats
 from vitruvius.report.sections.viewer import MAX_IMAGES, encode, fit, pool
 from vitruvius.report.style import HEAT
 
@@ -145,6 +147,28 @@ def test_the_card_shows_clean_and_worst_case_else_the_last_validation(two: list[
     assert _figures(no_worst)[1][1] == percent(min(t.accuracy for t in run.threats))
     unevaluated = dataclasses.replace(run, threats=[], worst_case=None)
     assert _figures(unevaluated) == [("held-out", percent(run.epochs[-1]["val_accuracy"]), "")]
+
+
+def test_a_doubtful_figure_is_never_shown_alone(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "masked")
+    file = folder / "evaluation" / "report.json"
+    said = json.loads(file.read_text())
+    name = said["threats"][-1]["name"]
+    for entry in (said["threats"][-1], said["worst_case"]):
+        entry["doubts"] = ["probabilities"]
+    said["remarks"] = ["doubtful figure: probabilities: no logits."]
+    file.write_text(json.dumps(said))
+    runs = read_runs([folder])
+    drawing, table = threats(runs)
+    assert isinstance(drawing, Drawing)
+    assert isinstance(table, Table)
+    assert f"masked under {name} (probabilities)" in drawing.caption
+    assert all("doubtful: probabilities" in row[1].detail for row in table.cells[-2:])
+    assert [row["doubts"] for row in drawing.rows[-2:]] == ["probabilities", "probabilities"]
+    card = summary(runs)[0]
+    assert isinstance(card, Cards)
+    assert "doubtful: probabilities" in card.cards[0].figures[1][2]
+    assert runs[0].remarks[0] == "evaluation: doubtful figure: probabilities: no logits."
 
 
 def test_shrunk_maps_are_means_over_blocks_of_neighbours() -> None:

@@ -23,7 +23,9 @@ from vitruvius.attacks import Ensemble, StageEvent, check_inputs
 from vitruvius.evaluation._judging import Batch, judge
 from vitruvius.evaluation._subject import subject_of
 from vitruvius.evaluation.ledger import Ledger
+from vitruvius.evaluation.masking import MaskingChecks, save_found
 from vitruvius.evaluation.result import Report, summarise
+from vitruvius.evaluation.sanity import Finding
 from vitruvius.evaluation.shift_report import corruption_report
 from vitruvius.evaluation.threats import Threat, by_spec, enter, make_threats
 
@@ -75,6 +77,7 @@ def evaluate(
         subject = {**subject_of(model, loader), **(signature or {})}
     entries = process.on_first(lambda: ledger.claim(subject, [enter(threat) for threat in chosen.values()]))
     ledger.read()
+    checks = MaskingChecks(chosen)
     _judge_all(
         _Job(
             model=model,
@@ -84,6 +87,7 @@ def evaluate(
             process=process,
             progress=progress,
             on_news=on_news,
+            checks=checks,
         )
     )
     if process.world_size > 1:
@@ -92,7 +96,7 @@ def evaluate(
     if not len(ledger.done("clean")):
         raise DataError(f"the loader {data!r} yielded no images; nothing to evaluate.")
     broken = {name for names in process.gather(list(getattr(loader, "broken", ()))) for name in names}
-    report = summarise(ledger, entries, data, broken=sorted(broken))
+    report = summarise(ledger, entries, data, broken=sorted(broken), found=_gather_findings(checks, process, folder))
     if folder is not None:
         process.on_first(lambda: _keep(ledger, report, Path(folder)))
     return report
@@ -109,6 +113,7 @@ class _Job:
     process: Process
     progress: Progress | None
     on_news: Callable[[str], object] | None
+    checks: MaskingChecks
 
     @property
     def total(self) -> int | None:
@@ -197,16 +202,35 @@ def _judge_round(job: _Job, threats: Mapping[str, Threat]) -> None:
         checked = [_checked(batch, job.process) for batch in pool]
         for x, y, ids in checked:
             job.ledger.check_images(ids, x, y)
+        _check_model(job, checked[0])
         for spec, threat in threats.items():
             on_event = _teller(job, spec, done)
             batches = checked
             if spec in ensembles:
                 batches = [_joined(checked)]
             for batch in batches:
-                judge(job.model, spec, threat, batch, job.ledger, len(checked[0][1]), on_event)
+                judge(job.model, spec, threat, batch, job.ledger, len(checked[0][1]), on_event, job.checks.draws(spec))
         done += sum(len(y) for _, y, _ in checked)
         if job.progress is not None:
             job.progress(done, job.total, words=_accuracy(job.ledger, list(threats)[-1]))
+
+
+def _check_model(job: _Job, batch: Batch) -> None:
+    """Before an ensemble begins: is there something about the model that it cannot cope with? Said at once."""
+    x, y, _ = batch
+    for finding in job.checks.look(job.model, x, y):
+        if job.on_news is not None:
+            job.on_news(f"doubtful: {finding.name}: {finding.sentence}")
+
+
+def _gather_findings(
+    checks: MaskingChecks, process: Process, folder: str | Path | None
+) -> Mapping[str, Sequence[Finding]]:
+    """Open findings of all processes by threat; with a folder, of earlier evaluations there too."""
+    checks.join(process.gather(checks.found))
+    if folder is None:
+        return checks.found
+    return process.on_first(lambda: save_found(Path(folder), checks.found))
 
 
 def _teller(job: _Job, spec: str, done: int) -> Callable[[StageEvent], None]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from vitruvius.evaluation.ledger import AFTER, Columns, Ledger
+from vitruvius.evaluation.ledger import AFTER, DRAWS_RIGHT, Columns, Ledger
 
 Answer = Callable[[Tensor, Tensor], Columns]  # images, labels → what the model answers
 NOTHING = torch.empty(0, dtype=torch.int64)
@@ -86,6 +86,8 @@ class LedgerJournal:
         seconds = torch.full((count,), (now - self._clock) / count)
         self._clock = now
         after = {f"{AFTER}{name}": torch.full((count,), number < broken_by) for number, name in enumerate(self.names)}
+        if DRAWS_RIGHT in rows and broken_by < len(self.names):  # another draw may be right where one was fooled
+            rows["correct"] = torch.zeros_like(rows["correct"])
         own = {name: rows.pop(name) for name in ("id", "label")}
         self.ledger.add(self.threat, {**own, "seconds": seconds, **rows, **after})
 

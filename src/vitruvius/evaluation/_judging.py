@@ -18,7 +18,7 @@ from vitruvius._checks import check_labels, check_logits
 from vitruvius._dice import image_ids
 from vitruvius.attacks import Ensemble, StageEvent, disturb
 from vitruvius.evaluation._journal import LedgerJournal
-from vitruvius.evaluation.ledger import AFTER, PIXELS, Columns, Ledger
+from vitruvius.evaluation.ledger import AFTER, DRAWS_RIGHT, PIXELS, Columns, Ledger
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, height, width) in [0, 1], labels (B), ids (B)
 OnEvent = Callable[[StageEvent], object]
@@ -32,11 +32,12 @@ def judge(
     ledger: Ledger,
     batch_size: int,
     on_event: OnEvent | None = None,
+    draws: int = 1,
 ) -> None:
     """Run one threat on the images it has not seen, and write down what the model answers.
 
     `batch`: images (B, C, height, width), labels (B,), ids (B,); of an ensemble, of several batches. `on_event` is told
-    how far an ensemble is.
+    how far an ensemble is. `draws`: how often the model is asked about each x' of an ensemble; see `answer_draws`.
     """
     x, y, ids = batch
     new = ~torch.isin(ids, ledger.done(spec))
@@ -45,7 +46,7 @@ def judge(
     keep = new.to(x.device)
     fresh = (x[keep], y[keep], ids[new])
     if isinstance(threat, Ensemble):
-        _judge_ensemble(model, spec, threat, fresh, ledger, batch_size, on_event)
+        _judge_ensemble(model, spec, threat, fresh, ledger, batch_size, on_event, draws)
         return
     x, y, ids = fresh
     begun = time.perf_counter()
@@ -64,10 +65,15 @@ def _judge_ensemble(
     ledger: Ledger,
     batch_size: int,
     on_event: OnEvent | None,
+    draws: int,
 ) -> None:
     """Rows are written as stages decide, where the ensemble keeps a journal; those that are left, at the end."""
     x, y, ids = batch
     size = ensemble.batch_size or batch_size
+
+    def answers(x: Tensor, y: Tensor) -> Columns:
+        return answer_draws(model, x, y, batch_size, draws)
+
     begun = time.perf_counter()
     taken = inspect.signature(ensemble.run).parameters
     extras: dict[str, Any] = {}
@@ -76,14 +82,16 @@ def _judge_ensemble(
     journal = None
     if "journal" in taken and hasattr(ensemble, "stages"):
         names = [name for name, _ in ensemble.stages()]
-        journal = LedgerJournal(ledger, spec, names, lambda x, y: answer_all(model, x, y, batch_size), size)
+        journal = LedgerJournal(ledger, spec, names, answers, size)
         extras["journal"] = journal
     outcome = ensemble.run(model, x, y, ids=ids, batch_size=size, **extras)
     if journal is not None:
         journal.finish(ids)
     left = ~torch.isin(ids, ledger.done(spec))
     if left.any():
-        rows = answer_all(model, outcome.x[left.to(x.device)], y[left.to(x.device)], batch_size)
+        rows = answers(outcome.x[left.to(x.device)], y[left.to(x.device)])
+        if draws > 1:
+            rows["correct"] = rows["correct"].cpu() & outcome.robust.cpu()[left]
         for name, robust in outcome.robust_by_stage().items():
             rows[f"{AFTER}{name}"] = robust.cpu()[left]
         _add(ledger, spec, ids[left], y[left.to(x.device)], begun, rows)
@@ -98,6 +106,16 @@ def answer_all(model: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Colum
     """`answer`, a batch at a time."""
     parts = [answer(model, *batch) for batch in zip(x.split(batch_size), y.split(batch_size), strict=True)]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def answer_draws(model: nn.Module, x: Tensor, y: Tensor, batch_size: int, draws: int) -> Columns:
+    """`answer_all`; of several draws of a random model `correct` means in all, and the share that are right is kept."""
+    rows = answer_all(model, x, y, batch_size)
+    if draws == 1:
+        return rows
+    others = [answer_all(model, x, y, batch_size)["correct"] for _ in range(draws - 1)]
+    right = torch.stack([rows["correct"], *others])  # (draws, B)
+    return {**rows, "correct": right.all(0), DRAWS_RIGHT: right.float().mean(0)}
 
 
 @torch.no_grad()

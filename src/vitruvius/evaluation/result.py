@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
 from vitruvius.evaluation._text import format_grid
 from vitruvius.evaluation.ledger import AFTER, Ledger
+from vitruvius.evaluation.masking import draw_remarks, stage_findings
+from vitruvius.evaluation.sanity import Finding
 from vitruvius.evaluation.threats import Entry, family, name_entries
 
 
@@ -37,6 +39,7 @@ class Score:
     family: str = ""  # a corruption without its severity
     seconds: float | None = None  # for all images together
     stages: dict[str, float] = field(default_factory=dict)  # of an ensemble: accuracy after each of its attacks
+    doubts: list[str] = field(default_factory=list)  # names of open findings; the report's remarks say what they mean
 
     def lines(self, width: int) -> list[str]:
         """Lines of a table whose first column has this width; those of an ensemble's stages follow.
@@ -47,6 +50,8 @@ class Score:
         line = f"{self.spec:<{width}}  {100 * self.accuracy:6.2f} %   {interval}  {self.n:>7,}"
         if self.top5 is not None and self.loss is not None:
             line += f"  {100 * self.top5:6.2f} %  {self.loss:6.3f}"
+        if self.doubts:
+            line += f"  doubtful: {', '.join(self.doubts)}"
         lines = [line]
         for name, share in self.stages.items():
             label = f"  after {name}"
@@ -112,15 +117,31 @@ class Report:
         atomic_write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
 
-def summarise(ledger: Ledger, entries: Sequence[Entry], data: str, *, broken: Sequence[str] = ()) -> Report:
-    """Reduce a ledger to scores: one per threat, and the worst case over all attacks that have seen every image."""
+def summarise(
+    ledger: Ledger,
+    entries: Sequence[Entry],
+    data: str,
+    *,
+    broken: Sequence[str] = (),
+    found: Mapping[str, Sequence[Finding]] | None = None,
+) -> Report:
+    """Reduce a ledger to scores: one per threat, and the worst case over all attacks that have seen every image.
+
+    `broken`: images that could not be read. `found`: open findings by the descriptions of threats.
+    """
     number = len(ledger.done("clean"))
     judged = [entry for entry in entries if len(ledger.done(entry.spec))]
-    scores = [_score(ledger, name, entry) for name, entry in name_entries(judged).items()]
+    doubts = {entry.spec: _doubts(ledger, entry.spec, found or {}) for entry in judged}
+    scores = [_score(ledger, name, entry, doubts[entry.spec]) for name, entry in name_entries(judged).items()]
     attacks = [score.spec for score in scores if score.n == number and score.severity is None]
     robust = _robust(ledger, attacks)
-    worst = Score(name="worst case", spec="worst case of all", **_proportion(int(robust.sum()), len(robust)))
-    remarks = [*_unfinished(scores, number), *_unreadable(broken)]
+    worst = Score(
+        name="worst case",
+        spec="worst case of all",
+        **_proportion(int(robust.sum()), len(robust)),
+        doubts=_names_of(doubts, attacks),
+    )
+    remarks = [*_unfinished(scores, number), *_unreadable(broken), *_doubtful(doubts), *_drawn(ledger, judged)]
     return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)
 
 
@@ -132,6 +153,29 @@ def _unfinished(scores: Sequence[Score], number: int) -> list[str]:
     ]
 
 
+def _doubts(ledger: Ledger, spec: str, found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """Open findings about one threat's figure: those made on its model, and those in its rows."""
+    return [*found.get(spec, ()), *stage_findings(ledger.rows(spec))]
+
+
+def _names_of(doubts: Mapping[str, Sequence[Finding]], specs: Sequence[str]) -> list[str]:
+    """Names of the open findings about some threats, each once."""
+    return list(dict.fromkeys(finding.name for spec in specs for finding in doubts[spec]))
+
+
+def _drawn(ledger: Ledger, entries: Sequence[Entry]) -> list[str]:
+    return [remark for entry in entries for remark in draw_remarks(entry.spec, ledger.rows(entry.spec))]
+
+
+def _doubtful(doubts: Mapping[str, Sequence[Finding]]) -> list[str]:
+    """A remark for each open finding; one that is the same for several threats names them all."""
+    specs: dict[str, list[str]] = {}
+    for spec, findings in doubts.items():
+        for finding in findings:
+            specs.setdefault(finding.remark(), []).append(spec)
+    return [f"doubtful figure of {', '.join(named)}: {remark}" for remark, named in specs.items()]
+
+
 def _unreadable(broken: Sequence[str]) -> list[str]:
     if not broken:
         return []
@@ -141,7 +185,7 @@ def _unreadable(broken: Sequence[str]) -> list[str]:
     return [f"{len(broken)} image(s) could not be read and were left out: {named}."]
 
 
-def _score(ledger: Ledger, name: str, entry: Entry) -> Score:
+def _score(ledger: Ledger, name: str, entry: Entry, doubts: Sequence[Finding]) -> Score:
     rows = ledger.rows(entry.spec)
     return Score(
         name=name,
@@ -158,6 +202,7 @@ def _score(ledger: Ledger, name: str, entry: Entry) -> Score:
             for column, robust in rows.items()
             if column.startswith(AFTER)
         },
+        doubts=[finding.name for finding in doubts],
     )
 
 

@@ -34,6 +34,7 @@ class Entry:
     venue: str = ""
     additional_data: bool = False
     number_forward_passes: str = "1"
+    remarks: str = ""  # what speaks against believing the figures; empty if nothing does
 
     def save(self, path: str | Path) -> None:
         """As RobustBench writes it: one flat JSON object of texts."""
@@ -61,6 +62,8 @@ def benchmark(
     architecture: default: the class of the model.
     folder: where the ledger is kept, so that an interrupted benchmark goes on; default: nothing is written.
     facts: other fields of the `Entry`: link, authors, venue, …
+
+    What the checks of `vitruvius.evaluation.masking` find is among the remarks of both.
     """
     attack = AutoAttack(eps=eps, norm=norm, seed=seed)  # type: ignore[arg-type]
     report = evaluate(model, loader, [attack], folder=folder)
@@ -72,6 +75,7 @@ def benchmark(
         eps=f"{eps * 255:g}/255" if norm == "linf" else f"{eps:g}",
         clean_acc=f"{100 * clean.accuracy:.2f}",
         autoattack_acc=f"{100 * robust.accuracy:.2f}",
+        remarks=" ".join(report.remarks),
         **facts,
     )
     return report, entry

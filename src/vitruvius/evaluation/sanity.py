@@ -48,6 +48,13 @@ class Finding:
         numbers = ", ".join(f"{key} {value:.4g}" for key, value in self.numbers.items())
         return f"{'ok        ' if self.passed else 'suspicious'}  {self.name}: {self.sentence} ({numbers})"
 
+    def remark(self) -> str:
+        """What it says of a figure, in one sentence."""
+        numbers = ", ".join(f"{key} {value:.4g}" for key, value in self.numbers.items())
+        if numbers:
+            numbers = f" ({numbers})"
+        return f"{self.name}: {self.sentence}{numbers}."
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

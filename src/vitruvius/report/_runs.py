@@ -16,7 +16,7 @@ import numpy as np
 from vitruvius._errors import RunError
 from vitruvius.evaluation import ShiftReport
 from vitruvius.report._examples import Examples, read_examples
-from vitruvius.report._numbers import number
+from vitruvius.report._numbers import interval, number
 from vitruvius.report._readers import read_config, read_epochs, read_json, read_maps, read_shifts, read_weight_counts
 from vitruvius.report.style import Series, series
 
@@ -35,6 +35,15 @@ class Threat:
     top5: float | None
     loss: float | None
     seconds: float | None
+    doubts: tuple[str, ...] = ()  # open findings: the figure is shown with them
+
+    @property
+    def detail(self) -> str:
+        """What stands beside the accuracy: its interval, and why it is doubtful."""
+        parts = [interval(self.low, self.high)]
+        if self.doubts:
+            parts.append(f"doubtful: {', '.join(self.doubts)}")
+        return "; ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +82,18 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         _check(folder)
     named = zip(folders, _names(folders), strict=True)
     return [read_run(folder, name, index) for index, (folder, name) in enumerate(named)]
+
+
+def say_doubts(runs: Sequence[Run]) -> str:
+    """A sentence for a caption: which figures are doubtful, and why; nothing if none is."""
+    said = []
+    for run in runs:
+        for threat in run.threats:
+            if threat.doubts:
+                said.append(f"{run.name} under {threat.name} ({', '.join(threat.doubts)})")
+    if not said:
+        return ""
+    return f" Doubtful, see the remarks: {'; '.join(said)}."
 
 
 def read_run(folder: Path, name: str, index: int) -> Run:
@@ -170,4 +191,11 @@ def _read_threat(entry: dict[str, Any]) -> Threat | None:
         top5=number(entry.get("top5")),
         loss=number(entry.get("loss")),
         seconds=number(entry.get("seconds")),
+        doubts=_read_doubts(entry.get("doubts")),
     )
+
+
+def _read_doubts(names: Any) -> tuple[str, ...]:
+    if not isinstance(names, list):
+        return ()
+    return tuple(map(str, names))

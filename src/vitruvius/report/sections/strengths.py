@@ -12,7 +12,7 @@ from vitruvius.report._blocks import Block, Drawing
 from vitruvius.report._markup import inline_svg
 from vitruvius.report._names import family, run_keys
 from vitruvius.report._numbers import percent, pixels
-from vitruvius.report._runs import Run, Threat
+from vitruvius.report._runs import Run, Threat, say_doubts
 from vitruvius.report._section import section
 from vitruvius.report.style import figure_style, new_axes
 
@@ -33,7 +33,7 @@ def strengths(runs: Sequence[Run]) -> Sequence[Block]:
     legend = run_keys([runs[index] for index in shown])
     caption = (
         "Accuracy as the attack may change each image more; ε\u00a0=\u00a00 is clean. Bands are 95 % Wilson intervals."
-    )
+    ) + say_doubts(runs)
     return [Drawing(name="strengths", panels=panels, caption=caption, rows=_rows(runs, attacks), legend=legend)]
 
 

@@ -42,7 +42,7 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
     if (clean := run.threat("clean")) is not None:
         shown.append(("clean", percent(clean.accuracy), interval(clean.low, clean.high)))
     if (worst := _worst(run)) is not None:
-        shown.append((worst.name, percent(worst.accuracy), interval(worst.low, worst.high)))
+        shown.append((worst.name, percent(worst.accuracy), worst.detail))
     shown += [_corrupted(name, report) for name, report in run.shifts.items() if report.corruption][:1]
     if not shown and (last := _last(run, "val_accuracy")) is not None:
         shown.append(("held-out", percent(last), ""))

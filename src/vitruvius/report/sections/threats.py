@@ -11,8 +11,8 @@ from matplotlib.ticker import PercentFormatter
 from vitruvius.report._blocks import Block, Cell, Column, Drawing, Table
 from vitruvius.report._markup import inline_svg
 from vitruvius.report._names import label_threats, run_keys
-from vitruvius.report._numbers import interval, percent, short
-from vitruvius.report._runs import Run, Threat
+from vitruvius.report._numbers import percent, short
+from vitruvius.report._runs import Run, Threat, say_doubts
 from vitruvius.report._section import section
 from vitruvius.report.style import figure_style, new_axes
 
@@ -28,7 +28,7 @@ def threats(runs: Sequence[Run]) -> Sequence[Block]:
     drawing = Drawing(
         name="threats",
         panels=[inline_svg(draw_threats(evaluated), name="threats", alt=_alt(evaluated, labels))],
-        caption="Share of test images classified correctly; bars are 95 % Wilson intervals.",
+        caption="Share of test images classified correctly; bars are 95 % Wilson intervals." + say_doubts(evaluated),
         rows=rows,
         legend=run_keys(evaluated),
     )
@@ -110,13 +110,17 @@ def _cell(run: Run, spec: str) -> Cell:
 def _accuracy(threat: Threat | None) -> Cell:
     if threat is None:
         return Cell(text="–")
-    return Cell(text=percent(threat.accuracy), value=threat.accuracy, detail=interval(threat.low, threat.high))
+    return Cell(text=percent(threat.accuracy), value=threat.accuracy, detail=threat.detail)
 
 
 def _rows(run: Run) -> list[dict[str, object]]:
     keys = ("name", "spec", "eps", "accuracy", "low", "high", "n", "top5", "loss", "seconds")
     everything = run.threats + ([run.worst_case] if run.worst_case else [])
-    return [{"run": run.name, **{key: getattr(threat, key) for key in keys}} for threat in everything]
+    rows = []
+    for threat in everything:
+        row: dict[str, object] = {"run": run.name, **{key: getattr(threat, key) for key in keys}}
+        rows.append({**row, "doubts": ", ".join(threat.doubts)})
+    return rows
 
 
 def _alt(runs: Sequence[Run], labels: dict[str, str]) -> str:

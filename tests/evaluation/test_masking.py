@@ -1,0 +1,295 @@
+"""AutoAttack that knows when not to be believed: every masked model gets its finding, honest models get none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.pgd import PGD
+from vitruvius.attacks.square import Square
+from vitruvius.data import DataConfig, eval_loader
+from vitruvius.evaluation import Report, evaluate
+from vitruvius.evaluation.masking import DRAWS, MaskingChecks, calls_autograd, look, stage_findings
+from vitruvius.evaluation.robustbench import benchmark
+
+EPS = 0.09
+QUICK = AutoAttack(eps=EPS, version="custom", attacks=({"use": "apgd", "steps": 3},))
+WITH_SQUARE = AutoAttack(
+    eps=EPS, version="custom", attacks=({"use": "apgd", "steps": 10}, {"use": "square", "queries": 100})
+)
+Answer = Callable[[Tensor], Tensor]
+
+
+def digits(count: int = 360) -> tuple[Tensor, Tensor]:
+    loader = eval_loader(DataConfig(val_num_samples=None, batch_size=360), input_size=(3, 8, 8))
+    x, y = next(iter(loader))[:2]
+    return x[:count], y[:count]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 32),
+        nn.GELU(),
+        nn.Linear(32, 10),
+    )
+
+
+def train(make: Callable[[], nn.Module], *, eps: float = 0.0, epochs: int = 20) -> nn.Module:
+    """A few epochs on digits, under attack where there is an eps."""
+    x, y = digits()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = make().eval()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
+        for _ in range(epochs):
+            for rows in torch.randperm(len(x)).split(60):
+                seen = x[rows]
+                if eps:
+                    seen = PGD(eps=eps, steps=2)(net, seen, y[rows])
+                optimizer.zero_grad()
+                F.cross_entropy(net(seen), y[rows]).backward()
+                optimizer.step()
+    return net
+
+
+@pytest.fixture(scope="session")
+def honest() -> dict[str, nn.Module]:
+    return {"mlp": train(mlp), "cnn": train(cnn), "cnn under attack": train(cnn, eps=0.1)}
+
+
+class Masked(nn.Module):
+    """A model whose answers are those of another one, made hard to attack in some way."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answer(x)
+
+
+def one_hot(net: nn.Module) -> Answer:
+    return lambda x: F.one_hot(net(x).argmax(1), 10).float() + 0 * x.sum()
+
+
+def probabilities(net: nn.Module) -> Answer:
+    return lambda x: net(x).softmax(1)
+
+
+def sharp_softmax(net: nn.Module) -> Answer:
+    return lambda x: (30 * net(x)).softmax(1)
+
+
+def tanh(net: nn.Module) -> Answer:
+    return lambda x: (20 * net(x)).tanh()
+
+
+def huge_logits(net: nn.Module) -> Answer:
+    return lambda x: 1e4 * net(x)
+
+
+def quantised(net: nn.Module) -> Answer:
+    return lambda x: net((3 * x).round() / 3)
+
+
+def noise(net: nn.Module) -> Answer:
+    return lambda x: net(x + 0.1 * torch.randn_like(x))
+
+
+def gradient_step(net: nn.Module) -> Answer:
+    def answer(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            start = x.detach().requires_grad_()
+            (grad,) = torch.autograd.grad(net(start).logsumexp(1).sum(), start)
+        return net((x + 0.1 * grad.sign()).clamp(0, 1))
+
+    return answer
+
+
+def sine(net: nn.Module) -> Answer:
+    return lambda x: net(x + 0.03 * torch.sin(300 * x))
+
+
+MASKS = {
+    one_hot: "vanishing gradients",
+    probabilities: "probabilities",
+    sharp_softmax: "vanishing gradients",
+    tanh: "vanishing gradients",
+    huge_logits: "saturation",
+    quantised: "vanishing gradients",
+    noise: "randomness",
+    gradient_step: "gradient in the forward pass",
+    sine: "shattered gradients",
+}
+
+
+def batches(count: int = 24, size: int = 12) -> list[tuple[Tensor, Tensor]]:
+    x, y = digits(count)
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+def judge(model: nn.Module, threat: AutoAttack = QUICK, folder: Path | None = None) -> Report:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return evaluate(model, batches(), [threat], folder=folder)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.__name__)
+@pytest.mark.parametrize("inner", ["cnn", "cnn under attack"])
+def test_no_masked_model_is_reported_without_its_finding(
+    mask: Callable[[nn.Module], Answer], inner: str, honest: dict[str, nn.Module]
+) -> None:
+    report = judge(Masked(mask(honest[inner])))
+    finding = MASKS[mask]
+    score = report.threats[-1]
+    assert finding in score.doubts
+    assert finding in report.worst_case.doubts
+    assert report.threats[0].doubts == []  # clean accuracy needs no gradient
+    assert any(remark.startswith(f"doubtful figure of {score.spec}: {finding}: ") for remark in report.remarks)
+    line = next(line for line in str(report).splitlines() if line.startswith(score.spec))
+    assert "doubtful: " in line
+    assert finding in line
+    assert report.to_dict()["threats"][-1]["doubts"] == score.doubts
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn under attack"])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_an_honestly_trained_model_gets_no_finding(name: str, norm: str, honest: dict[str, nn.Module]) -> None:
+    x, y = digits(128)
+    for eps in (1 / 255, 8 / 255, 0.09, 0.3):
+        assert look(honest[name], x, y, eps=eps, norm=AutoAttack(eps=eps, norm=norm).norm) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn under attack"])
+def test_the_report_of_an_honestly_trained_model_has_no_remark(name: str, honest: dict[str, nn.Module]) -> None:
+    report = judge(honest[name], WITH_SQUARE)
+    assert report.threats[0].accuracy > 0.9
+    assert report.remarks == []
+    assert "doubtful" not in str(report)
+
+
+def test_square_breaking_what_gradients_left_is_a_finding(honest: dict[str, nn.Module]) -> None:
+    attacks = ({"use": "apgd", "steps": 3}, {"use": "square", "queries": 200})
+    square = AutoAttack(eps=0.3, version="custom", attacks=attacks)
+    score = judge(Masked(quantised(honest["cnn"])), square).threats[-1]
+    assert score.stages["square"] < score.stages["apgd"] - 0.05
+    assert "black box" in score.doubts
+
+
+def test_square_before_any_gradient_is_no_finding() -> None:
+    robust = torch.zeros(50, dtype=torch.bool)
+    rows = {"id": torch.arange(50), "standing after clean": ~robust, "standing after square": robust}
+    assert stage_findings(rows) == []
+    rows = {"id": torch.arange(50), "standing after clean": ~robust, "standing after apgd-ce": ~robust}
+    assert [finding.name for finding in stage_findings({**rows, "standing after square": robust})] == ["black box"]
+
+
+def test_a_random_model_is_judged_over_draws_and_never_above_its_stages(
+    honest: dict[str, nn.Module], tmp_path: Path
+) -> None:
+    score = (report := judge(Masked(noise(honest["cnn under attack"])), folder=tmp_path)).threats[-1]
+    rows = report.ledger.rows(score.spec)
+    assert score.accuracy <= list(score.stages.values())[-1]
+    assert score.accuracy <= float(rows["draws_right"].mean())
+    assert torch.equal(rows["correct"] & (rows["draws_right"] < 1), torch.zeros_like(rows["correct"]))
+    remarks = " ".join(report.remarks)
+    assert "version=rand" in remarks
+    assert f"over {DRAWS} draws" in remarks
+    assert f"worst {100 * score.accuracy:.2f} %" in remarks
+    assert f"mean {100 * float(rows['draws_right'].double().mean()):.2f} %" in remarks
+
+
+def test_a_random_model_under_version_rand_is_not_told_to_use_it(honest: dict[str, nn.Module]) -> None:
+    checks = MaskingChecks({name: AutoAttack(eps=EPS, version=name) for name in ("standard", "rand")})
+    checks.look(Masked(noise(honest["cnn"])), *digits(6))
+    advice = {name: findings[0].sentence for name, findings in checks.found.items()}
+    assert "version=rand" in advice["standard"]
+    assert "version=rand" not in advice["rand"]
+    assert [checks.draws(name) for name in ("standard", "rand", "clean")] == [DRAWS, DRAWS, 1]
+
+
+def test_findings_stay_with_a_figure_that_is_reported_again(honest: dict[str, nn.Module], tmp_path: Path) -> None:
+    model = Masked(huge_logits(honest["cnn"]))
+    judge(model, folder=tmp_path)
+    later = evaluate(model, batches(), [], folder=tmp_path)
+    assert "saturation" in later.threats[-1].doubts
+    saved = json.loads((tmp_path / "report.json").read_text())
+    assert any("saturation" in remark for remark in saved["remarks"])
+
+
+def test_a_robustbench_entry_says_what_speaks_against_its_figure(
+    honest: dict[str, nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AutoAttack, "stages", lambda self: [("square", Square(eps=self.eps, queries=2))])
+    facts = {"dataset": "digits", "name": "masked", "eps": EPS}
+    _, entry = benchmark(Masked(probabilities(honest["cnn"])), batches(), **facts)  # type: ignore[arg-type]
+    assert "probabilities instead of logits" in entry.remarks
+    entry.save(tmp_path / "entry.json")
+    assert json.loads((tmp_path / "entry.json").read_text())["remarks"] == entry.remarks
+    _, entry = benchmark(honest["cnn"], batches(), **facts)  # type: ignore[arg-type]
+    assert entry.remarks == ""
+
+
+def test_findings_are_told_before_the_attack_begins(honest: dict[str, nn.Module]) -> None:
+    news: list[str] = []
+    evaluate(Masked(probabilities(honest["cnn"])), batches(), [QUICK], on_news=news.append)
+    told = next(place for place, line in enumerate(news) if line.startswith("doubtful: probabilities"))
+    attacked = next(place for place, line in enumerate(news) if line.startswith("autoattack"))
+    assert told < attacked
+
+
+def test_checks_draw_nothing_from_the_global_stream(honest: dict[str, nn.Module]) -> None:
+    x, y = digits(8)
+    before = torch.get_rng_state()
+    look(Masked(noise(honest["cnn"])), x, y, eps=EPS)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_gradient_is_noticed_however_the_forward_pass_came_by_it(honest: dict[str, nn.Module]) -> None:
+    from torch.autograd import grad
+
+    net = honest["cnn"]
+    x = digits(2)[0]
+
+    def backward(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            start = x.detach().requires_grad_()
+            net(start).sum().backward()
+        return net(x)
+
+    def by_name(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            start = x.detach().requires_grad_()
+            grad(net(start).sum(), start)
+        return net(x)
+
+    def functional(x: Tensor) -> Tensor:
+        torch.func.grad(lambda start: net(start).sum())(x)
+        return net(x)
+
+    for answer in (backward, by_name, functional):
+        assert calls_autograd(Masked(answer), x), answer.__name__
+    net.zero_grad()
+    assert not calls_autograd(net, x)
+
+
+def test_a_model_without_any_gradient_can_still_be_searched_by_square(honest: dict[str, nn.Module]) -> None:
+    square = AutoAttack(eps=EPS, version="custom", attacks=({"use": "square", "queries": 5},))
+    net = honest["cnn"]
+    score = judge(Masked(lambda x: net(x).detach()), square).threats[-1]
+    assert "vanishing gradients" in score.doubts
