@@ -175,6 +175,52 @@ def load_plugins(names: Iterable[str]) -> None:
             sys.path.remove(str(Path.cwd()))
 
 
+def load_foreign_plugins(names: object, *, source: str, trust: bool = False) -> None:
+    """Import the modules that somebody's run names under `plugins:`; a module runs code, so only where that is wanted.
+
+    names: what the run says.
+    source: the file that says it, for errors.
+    trust: import them like one's own. Otherwise only what is imported already (a recipe of one's own names it) and what
+        an installed package offers under an entry point of vitruvius; anything else is a ConfigError, and nothing of it
+        is imported.
+    """
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{source}: plugins = {names!r} is not a list of modules.")
+    if trust:
+        load_plugins(names)
+        return
+    for name in names:
+        if name not in sys.modules and not _is_installed(name):
+            raise ConfigError(
+                f"{source} names the plugin {name!r}, Python code that came with the run and was not imported. If "
+                f"you trust it, say --trust-plugins or plugins=[{name}] (in Python: trust_plugins=True, or import it "
+                "first; in a recipe that uses this run: list it under plugins)."
+            )
+    with _without_current_folder():
+        for name in names:
+            with _explained(f"plugins: {name!r}"):
+                importlib.import_module(name)
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a package offers this module, or something inside it, under one of our entry points."""
+    points = entry_points()
+    groups = [group for group in points.groups if group.startswith("vitruvius.")]
+    offered = [point.module for group in groups for point in points.select(group=group)]
+    return any(module == name or module.startswith(f"{name}.") for module in offered)
+
+
+@contextlib.contextmanager
+def _without_current_folder() -> Iterator[None]:
+    """Imports find what is installed, not a file of the same name in the current folder."""
+    before = list(sys.path)
+    sys.path[:] = [path for path in before if path and Path(path).resolve() != Path.cwd().resolve()]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
 def require(package: str, extra: str) -> object:
     """Import an optional package, or say in one line what to install."""
     try:

@@ -22,6 +22,24 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     """What a verb works on, and settings of it; the same words for every verb that takes a model."""
     parser.add_argument("target", metavar="RUN|MODEL", help="a run folder or a model name")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.root=/imagenet")
+    add_trust(parser)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """The flag of every verb that opens a run: whether the Python modules that it names are imported."""
+    parser.add_argument(
+        "--trust-plugins", action="store_true", help="import the modules a run names under plugins:, which runs code"
+    )
+
+
+def trust_plugins(options: argparse.Namespace, *targets: str) -> None:
+    """Import the plugins of these runs, if the flag says so; what opens them then finds them imported."""
+    if not options.trust_plugins:
+        return
+    from vitruvius.targets import load_target_plugins
+
+    for target in targets:
+        load_target_plugins(target, trust_plugins=True)
 
 
 def add_images(parser: argparse.ArgumentParser, doing: str, *, default: str = "all") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vitruvius.cli._verb import Verb, add_images, add_target
+from vitruvius.cli._verb import Verb, add_images, add_target, add_trust, trust_plugins
 
 
 def maps_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +25,7 @@ def run_maps(options: argparse.Namespace) -> None:
     from vitruvius.report.sections.maps import draw_maps
     from vitruvius.report.style import save_figure
 
+    trust_plugins(options, options.target)
     path = maps_of_target(
         options.target, options.overrides, options.out, augment=options.augment, images=options.images
     )
@@ -54,6 +55,7 @@ def masks_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threshold", type=int, help="queries that make a token global (default: a quarter of them)")
     parser.add_argument("--of", metavar="RUN", help="refuse maps that are not of this run's model")
+    add_trust(parser)
     parser.add_argument(
         "--out", help="a .safetensors file, or .npy for ViTCoD's (default: masks.safetensors beside it)"
     )
@@ -66,6 +68,8 @@ def run_masks(options: argparse.Namespace) -> None:
     from vitruvius.report.sections.masks import draw_masks
     from vitruvius.report.style import save_figure
 
+    if options.of:
+        trust_plugins(options, options.of)
     masks, text = masks_of_maps(
         options.maps,
         options.rule or "information",
@@ -84,6 +88,7 @@ def run_masks(options: argparse.Namespace) -> None:
 def cycles_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="MASKS|RUN", help="a file of masks, ViTCoD's .npy or folder, or a run folder")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings of the run")
+    add_trust(parser)
     parser.add_argument("--head-dim", type=int, help="channels of a head (default: what the masks' sites say, else 64)")
     parser.add_argument("--threshold", type=int, help="queries that make a token global (default: a quarter of them)")
 
@@ -92,6 +97,7 @@ def run_cycles(options: argparse.Namespace) -> None:
     """Cycles of ViTCoD's accelerator for the masks of a file or run, beside the dense ones; a model, no measurement."""
     from vitruvius.compression.command import cycles_of
 
+    trust_plugins(options, options.target)
     table, path = cycles_of(
         options.target, head_dim=options.head_dim, threshold=options.threshold, overrides=options.overrides
     )
@@ -100,6 +106,7 @@ def run_cycles(options: argparse.Namespace) -> None:
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run folder")
+    add_trust(parser)
     parser.add_argument(
         "--format",
         default="torch-export",
@@ -114,12 +121,14 @@ def run_export(options: argparse.Namespace) -> None:
     """Export a run for inference elsewhere; the file is read back and must answer the same."""
     from vitruvius.compression.command import export_target
 
+    trust_plugins(options, options.run)
     print(export_target(options.run, options.out, format=options.format, sparse=options.sparse))
 
 
 def compress_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="of fine-tuning, e.g. train.epochs=5")
+    add_trust(parser)
     parser.add_argument("--sparsity", type=float, default=0.9, help="share of pairs to remove (default: %(default)s)")
     parser.add_argument("--rank", type=int, help="also squeeze q and k through so many heads (default: not)")
     parser.add_argument("--rule", default="information", help="which pairs go first (default: %(default)s)")
@@ -135,6 +144,7 @@ def run_compress(options: argparse.Namespace) -> None:
     from vitruvius.report import write_page
     from vitruvius.training.compress import Compression, compress
 
+    trust_plugins(options, options.run)
     asked = Compression(
         sparsity=options.sparsity,
         rank=options.rank,

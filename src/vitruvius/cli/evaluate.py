@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from vitruvius.cli._verb import Verb, add_images, add_target
+from vitruvius.cli._verb import Verb, add_images, add_target, trust_plugins
 
 
 def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +29,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
     """Accuracy, clean, under threats and on shifted images, image by image."""
     from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 
+    trust_plugins(options, options.target)
     wanted = EvaluateOptions(
         threats=options.threat,
         shifts=options.shift,
@@ -60,6 +61,7 @@ def run_attack(options: argparse.Namespace) -> None:
     """Make adversarial examples once and keep them as a data set: a safetensors file, or a folder of pictures."""
     from vitruvius.evaluation.examples import attack_target
 
+    trust_plugins(options, options.target)
     examples, path = attack_target(
         options.target,
         options.overrides,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitruvius.cli._verb import Verb, add_images, warn_deprecated
+from vitruvius.cli._verb import Verb, add_images, add_trust, trust_plugins, warn_deprecated
 
 
 def analyse_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +15,7 @@ def analyse_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what", nargs="*", metavar="ANALYSIS|section.key=value", help="e.g. norms gammas:variant=released data.root=…"
     )
+    add_trust(parser)
     add_images(parser, "look at", default="all of the validation split")
     parser.add_argument("--seed", type=int, default=0, help="chooses the images and chance (default: %(default)s)")
     parser.add_argument("--out", help="folder for table and figures (default: RUN/analysis; a model by name: none)")
@@ -25,6 +26,7 @@ def run_analyse(options: argparse.Namespace) -> None:
     from vitruvius.analysis.command import analyse_target, split_arguments
     from vitruvius.report.sections.analyses_gallery import save_figures
 
+    trust_plugins(options, options.target)
     names, overrides = split_arguments(options.what)
     table = analyse_target(
         options.target, overrides, names, options.images, options.seed, options.out, draw=save_figures
@@ -37,6 +39,7 @@ def study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words", nargs="+", metavar="RUN|MODEL|key=value", help="subjects, and settings such as steps=20"
     )
+    add_trust(parser)
     add_images(parser, "study", default="512")
     parser.add_argument("--out", help="folder for table and figure (default: runs/STUDY)")
 
@@ -46,6 +49,7 @@ def run_study(options: argparse.Namespace) -> None:
     from vitruvius.studies import split_words, study
 
     targets, settings = split_words(options.words)
+    trust_plugins(options, *targets)
     if "images" in settings:
         warn_deprecated("images=N", "--images N")
     if options.images is not None:

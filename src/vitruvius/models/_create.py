@@ -17,7 +17,7 @@ from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, RunError, UnknownName, suggest
 from vitruvius._files import StrPath, exists, is_url, join, read_text
 from vitruvius._keys import key, key_from
-from vitruvius._registry import load_plugins
+from vitruvius._registry import load_foreign_plugins
 from vitruvius._yaml import parse_value, read_yaml
 from vitruvius.models._adapting import head_keys
 from vitruvius.models._adapting import restride as _restride
@@ -126,17 +126,18 @@ def _renew_head(model: PixelModel, new: PixelModel) -> None:
     model.model.load_state_dict({key: start[key] for key in head_keys(model.model)}, strict=False)
 
 
-def load_model(run: str | Path, *, best: bool = True) -> PixelModel:
+def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = False) -> PixelModel:
     """The model of a run folder: what its config.yaml describes, with its weights.
 
     `run` is the folder, here or at a URL. `best` takes the best weights where there are any (the default), else the
-    last ones.
+    last ones. `trust_plugins` imports the modules that its `plugins:` names, which runs their code; by default only
+    modules that are imported already or installed with an entry point are accepted.
     """
     source = str(join(run, "config.yaml"))
     if not exists(source):
         raise RunError(f"{run} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
     data = _read_config(source)
-    load_plugins(data.get("plugins") or ())
+    load_foreign_plugins(data.get("plugins") or [], source=source, trust=trust_plugins)
     begun = {"pretrained": False, "weights": None, "reset_head": False}  # how the run began is over
     config = build(ModelConfig, {**(data.get("model") or {}), **begun}, source=source)
     rules = [without_files(build(AttentionRule, rule, source=source)) for rule in data.get("attention") or ()]

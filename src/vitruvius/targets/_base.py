@@ -16,7 +16,7 @@ from typing import Protocol
 from vitruvius._config import override
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text
-from vitruvius._registry import Registry, load_plugins
+from vitruvius._registry import Registry, load_foreign_plugins, load_plugins
 from vitruvius._yaml import dump_yaml, read_yaml, to_plain
 from vitruvius.data import DataConfig, Loader
 from vitruvius.models import AttentionRule, ModelConfig, PixelModel
@@ -69,13 +69,17 @@ NAMED_SETS = ("torch/", "tfds/", "hfds/", "hfids/")  # they number their classes
 target_kinds: Registry[type[TargetKind]] = Registry("target kind", "target_kinds")
 
 
-def open_target(target: str, overrides: Sequence[str] = (), *, data_needed: bool = True) -> Target:
+def open_target(
+    target: str, overrides: Sequence[str] = (), *, data_needed: bool = True, trust_plugins: bool = False
+) -> Target:
     """Open whatever names a model.
 
     target: a run folder, a model's name, or what another registered kind accepts.
     overrides: settings `section.key=value`, as in `TargetConfig`.
     data_needed: whether images will be read; a model by name has none of its own, so the overrides must say which.
+    trust_plugins: import the modules that a run names under `plugins:`, as for `load_target_plugins`.
     """
+    load_target_plugins(target, overrides, trust_plugins=trust_plugins)
     kinds = sorted((target_kinds.make(name) for name in target_kinds), key=lambda kind: kind.order)
     for kind in kinds:
         if kind.accepts(target):
@@ -84,16 +88,20 @@ def open_target(target: str, overrides: Sequence[str] = (), *, data_needed: bool
     raise ConfigError(f"{target!r} does not name a model; expected a run folder or a model's name.")
 
 
-def load_target_plugins(target: str, overrides: Sequence[str] = ()) -> None:
+def load_target_plugins(target: str, overrides: Sequence[str] = (), *, trust_plugins: bool = False) -> None:
     """Import the plugins of a target without opening it, so that their threats and analyses have names.
 
     target: a run folder, whose config.yaml lists its plugins, or any other target.
-    overrides: settings of the target, among which `plugins=[…]` may be.
+    overrides: settings of the target, among which `plugins=[…]` may be; those are the caller's own and are imported.
+    trust_plugins: import those of the run too, which runs their code; by default a run whose plugins are neither
+        imported already nor installed with an entry point is refused.
     """
-    recipe = Path(target) / "config.yaml"
-    known = read_yaml(recipe) if recipe.is_file() else {}
     settings = [setting for setting in overrides if setting.startswith("plugins")]
-    load_plugins(override({"plugins": known.get("plugins") or []}, settings)["plugins"])
+    load_plugins(override({"plugins": []}, settings)["plugins"])
+    recipe = Path(target) / "config.yaml"
+    if recipe.is_file():
+        named = read_yaml(recipe).get("plugins") or []
+        load_foreign_plugins(named, source=str(recipe), trust=trust_plugins)
 
 
 def folder_for(name: str) -> Path:

@@ -42,12 +42,14 @@ class PublishedCheckpoint:
         return Target(text=text, model=converted.build(), config=config, folder=folder_for(text))
 
 
-def load_model(run: str | Path, *, best: bool = True) -> PixelModel:
+def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = False) -> PixelModel:
     """The model of a run folder, or a checkpoint that a paper publishes.
 
     run: the folder, here or at a URL, or a published name (`light/xcit_s12_imagenet_eps4`), which is fetched once.
     best: of a run, the best weights where there are any (default), else the last ones.
+    trust_plugins: of a run, import the modules that its `plugins:` names, which runs their code; by default only
+        modules that are imported already or installed with an entry point are accepted.
     """
     if str(run) in published_checkpoints() and not Path(run).exists():
         return open_published(str(run)).build()
-    return models.load_model(run, best=best)
+    return models.load_model(run, best=best, trust_plugins=trust_plugins)

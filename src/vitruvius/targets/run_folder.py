@@ -25,7 +25,7 @@ class RunFolder:
         return Path(text).is_dir()
 
     def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
-        """The trained model; only data and device can be changed."""
+        """The trained model; only data and device can be changed, and plugins trusted."""
         folder = Path(text)
         model = load_model(folder)
         for setting in overrides:
@@ -43,7 +43,7 @@ class RunFolder:
 
 
 def _check_override(setting: str, folder: Path) -> None:
-    if not setting.startswith(("data.", "device=")):
+    if not setting.startswith(("data.", "device=", "plugins=")):
         raise ConfigError(
             f"{setting!r} cannot be changed: {folder} is a run, its model is what was trained. To try its weights "
             f"otherwise, name the model instead of the run, with model.weights={folder}."

@@ -20,6 +20,7 @@ from vitruvius._yaml import dump_yaml, read_yaml
 from vitruvius.attention import Kernel, attentions
 from vitruvius.compression.command import cycles_of, export_target, maps_of_target, masks_of_maps
 from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
+from vitruvius.targets import load_target_plugins
 from vitruvius.training._train import train
 
 SECTIONS = ("model", "attention", "data", "task", "train", "seed", "plugins")  # of the run, for its fine-tuning
@@ -54,6 +55,7 @@ def compress(
     run = Path(run)
     if not (run / "config.yaml").is_file():
         raise RunError(f"{run} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
+    load_target_plugins(str(run))  # the recipe of fine-tuning names them too
     folder = Path(out or run.with_name(f"{run.name}_compressed"))
     _claim(folder, run, asked, overrides)
     data = [setting for setting in overrides if setting.startswith("data.")]
