@@ -51,6 +51,10 @@ def test_no_function_is_too_complex() -> None:
     assert figures.too_complex == []
 
 
+def test_few_functions_are_short_by_being_packed() -> None:
+    assert figures.compressed_percent <= script.MAX_COMPRESSED_PERCENT, figures.compressed
+
+
 def test_the_script_sees_what_it_counts(tmp_path: Path) -> None:
     """One file with one of each: a private import of another room, a conditional expression, a compressed function."""
     source = tmp_path / "vitruvius"

@@ -322,3 +322,10 @@ def test_rpc_stands_in_one_layer_or_in_all(layer: int, rules: list[str]) -> None
     assert [rule["where"] for rule in attention] == rules
     middle = recipe_from_arguments({**args, "layer": 5}).sections["attention"]
     assert [rule["parts"] == ["symmetric"] for rule in middle] == [block != 5 for block in range(12)]
+
+
+@pytest.mark.parametrize(("said", "meant"), [("reduce", "reduce"), ("broadcast", "broadcast"), ("", "none")])
+def test_how_batch_norms_are_shared_is_taken_over(said: str, meant: str) -> None:
+    args = {"model": "resnet18", "dataset": "torch/cifar10", "dist_bn": said, "sync_bn": True}
+    train = recipe_from_arguments(args).sections["train"]
+    assert (train["dist_bn"], train["sync_bn"]) == (meant, True)

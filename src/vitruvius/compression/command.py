@@ -137,15 +137,18 @@ def cycles_of(
     square = {name: keep for name, keep in masks.keep.items() if keep.shape[-2] == keep.shape[-1]}
     if not square:
         raise ConfigError(f"{target} has no mask over one set of tokens; the accelerator computes self-attention.")
-    widths = {masks.sites[name].key_dim for name in square} - {0}
     if head_dim is None:
-        if len(widths) > 1:
-            raise ConfigError(f"{target} has heads of {sorted(widths)} channels; say which with --head-dim.")
-        head_dim = next(iter(widths), 64)
+        head_dim = _head_dim({masks.sites[name].key_dim for name in square} - {0}, target)
     table = cycle_table([square], head_dim=head_dim, ratio=ratio, threshold=threshold)
     rows = [{"sparsity": share, **asdict(row), "total": row.total} for share, row in table.rows.items()]
     atomic_write_text(place / "cycles.json", json.dumps({"head_dim": head_dim, "ratio": ratio, "rows": rows}, indent=1))
     return table, place / "cycles.json"
+
+
+def _head_dim(widths: set[int], target: str) -> int:
+    if len(widths) > 1:
+        raise ConfigError(f"{target} has heads of {sorted(widths)} channels; say which with --head-dim.")
+    return next(iter(widths), 64)
 
 
 def _masks_of(target: str, overrides: Sequence[str]) -> tuple[Masks, float, Path]:

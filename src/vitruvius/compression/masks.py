@@ -145,12 +145,22 @@ def _search(
     keep = {name: force.clone() for name, force in forced.items()}
     limits = {}
     for group, slots in _groups(levels, budget).items():
-        pieces = [[table[name][index].flatten() for name, index in slots] for table in (levels, maps, forced)]
-        level, value, force = (torch.cat(piece) for piece in pieces)
+        level, value, force = (_gathered(table, slots) for table in (levels, maps, forced))
         chosen, limits[group] = _cut(level, value.cpu(), force, share, group)
-        for (name, index), part in zip(slots, chosen.split([len(piece) for piece in pieces[0]]), strict=True):
-            keep[name][index] = part.view(keep[name][index].shape)
+        _spread(chosen, keep, slots)
     return keep, limits
+
+
+def _gathered(table: Mapping[str, Tensor], slots: Sequence[tuple[str, Any]]) -> Tensor:
+    """The pairs of a group in one row."""
+    return torch.cat([table[name][index].flatten() for name, index in slots])
+
+
+def _spread(chosen: Tensor, keep: dict[str, Tensor], slots: Sequence[tuple[str, Any]]) -> None:
+    """The row of a group back to its sites and heads."""
+    sizes = [keep[name][index].numel() for name, index in slots]
+    for (name, index), part in zip(slots, chosen.split(sizes), strict=True):
+        keep[name][index] = part.view(keep[name][index].shape)
 
 
 def _groups(levels: Mapping[str, Tensor], budget: Budget) -> dict[str, list[tuple[str, Any]]]:

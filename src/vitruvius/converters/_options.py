@@ -40,7 +40,7 @@ TRAIN_SAME = _words("""
     layer_decay_min_scale sched sched_on_updates warmup_epochs warmup_lr warmup_prefix min_lr cooldown_epochs
     decay_epochs decay_milestones decay_rate patience_epochs lr_noise lr_noise_pct lr_noise_std lr_cycle_mul
     lr_cycle_decay lr_cycle_limit lr_k_decay clip_grad clip_mode grad_accum_steps model_ema model_ema_decay
-    model_ema_warmup grad_checkpointing channels_last
+    model_ema_warmup grad_checkpointing channels_last sync_bn dist_bn
 """)
 TRAIN = {name: name for name in TRAIN_SAME}
 DDPM_IMAGES = "cifar10_ddpm_serialized/cifar_ddpm_improvedddpm_sorted_images.bin"
@@ -72,7 +72,6 @@ MACHINE = _words("""
     eval_attack_eps no_resume_opt bn_tf resplit finetuning_patch_size keep_patch_embedding reinit_patch_embedding
 """)  # about the machine, the log or the run folder: nothing a recipe says
 HERE_TOO = {  # the one value that is what happens here without being said
-    "dist_bn": "reduce",  # with a note
     "attack_boundaries": [0, 1],
     "train_mode": True,
 }

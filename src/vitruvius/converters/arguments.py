@@ -137,9 +137,7 @@ def _plain(value: Any) -> Any:
 
 def _load(text: str, name: str) -> dict[str, Any]:
     if text.lstrip().startswith("Namespace("):
-        call = ast.parse(text.strip(), mode="eval").body
-        assert isinstance(call, ast.Call)
-        return {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+        return _printed_namespace(text)
     found = parse_value(re.sub(r"!!python/\S+", "", text))  # tags of pickled namespaces and tuples
     if isinstance(found, dict):
         found = found.get("args", found)
@@ -148,16 +146,20 @@ def _load(text: str, name: str) -> dict[str, Any]:
     return {str(key): value for key, value in found.items()}
 
 
+def _printed_namespace(text: str) -> dict[str, Any]:
+    """`Namespace(lr=0.1, …)`, as argparse prints it into logs."""
+    call = ast.parse(text.strip(), mode="eval").body
+    assert isinstance(call, ast.Call)
+    return {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+
+
 def _taken(args: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {ours: args[theirs] for theirs, ours in names.items() if args.get(theirs) not in (None, "")}
 
 
 def _model(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     model = {key: value for key, value in _taken(args, options.MODEL).items() if value is not False}
-    model["name"] = str(model["name"])
-    ours = f"vitruvius/{model['name']}"
-    if ours in models:
-        model["name"] = ours
+    model["name"] = _known_model(str(model["name"]))
     kwargs = _model_kwargs(args, notes)
     if args.get("finetune"):
         model["reset_head"] = True
@@ -167,6 +169,14 @@ def _model(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     if kwargs:
         model["kwargs"] = kwargs
     return model
+
+
+def _known_model(name: str) -> str:
+    """The name with our prefix, where the model is ours."""
+    ours = f"vitruvius/{name}"
+    if ours in models:
+        return ours
+    return name
 
 
 def _model_kwargs(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -232,6 +242,8 @@ def _train(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     notes.append("holdout 0: the validation split chooses the best weights, as there. 0.1 would be honest.")
     if args.get("torchcompile"):
         train["compile"] = args["torchcompile"]
+    if args.get("dist_bn") == "":
+        train["dist_bn"] = "none"
     if args.get("amp"):
         train["precision"] = PRECISION.get(str(args.get("amp_dtype") or "float16"), "fp16")
     if train.get("lr") is not None and train.get("lr_base") is not None:
@@ -263,20 +275,22 @@ def _refuse_the_rest(args: Mapping[str, Any], notes: list[str], lenient: bool) -
     said = [f"{key}={value}" for key, value in args.items() if not _is_understood(key, value)]
     if args.get("aug_splits") and not args.get("jsd_loss"):
         said.append(f"aug_splits={args['aug_splits']} (without jsd_loss)")
-    if said and not lenient:
+    if said:
+        _leave_out(said, notes, lenient)
+    _note_what_differs(args, notes)
+
+
+def _leave_out(said: list[str], notes: list[str], lenient: bool) -> None:
+    if not lenient:
         raise ConfigError(
             f"these options cannot be expressed in a recipe: {', '.join(said)}. Take them out of the file, or convert "
             "with --lenient, which leaves them out and says so in the head of the recipe."
         )
-    if said:
-        notes.append(f"not known here, left out: {', '.join(said)}.")
-    _note_what_differs(args, notes)
+    notes.append(f"not known here, left out: {', '.join(said)}.")
 
 
 def _note_what_differs(args: Mapping[str, Any], notes: list[str]) -> None:
     """Options that are understood and mean something else here."""
-    if args.get("dist_bn"):
-        notes.append("dist_bn: with several processes, batch norms keep the first process's statistics here.")
     if args.get("resume") and "svd_type" not in args:
         notes.append("resume: train the recipe again and it goes on where its own run stopped.")
 

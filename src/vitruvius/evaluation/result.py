@@ -81,10 +81,15 @@ class Report:
         names = [score.name for score in self.threats]
         raise UnknownName(f"no threat {name!r} in this report{suggest(name, names)} Known: {', '.join(names)}.")
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[Score]:
+        """The lines of the printed table: corruptions have a grid of their own."""
         rows = [score for score in self.threats if score.severity is None]
         if len(rows) > 1:
             rows.append(self.worst_case)
+        return rows
+
+    def __str__(self) -> str:
+        rows = self._rows()
         width = max(len("threat"), *(len(row.spec) for row in rows))
         lines = [f"{'threat':<{width}}  accuracy   95 % interval       n     top-5    loss", "-" * (width + 58)]
         for row in rows:

@@ -49,11 +49,15 @@ def without_head(model: nn.Module, state: Mapping[str, Tensor]) -> State:
     return {key: value for key, value in state.items() if key not in keys}
 
 
+def _of_other_shape(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    return [key for key in state if key in own and state[key].shape != own[key].shape]
+
+
 def resampled(model: nn.Module, state: Mapping[str, Tensor], name: str) -> State:
     """The weights with all that depends on the image or patch size brought to the model's; keys stay the same."""
     own = model.state_dict()
     result = dict(state)
-    wrong = [key for key in state if key in own and state[key].shape != own[key].shape]
+    wrong = _of_other_shape(state, own)
     if not wrong:
         return result
     by_family = _family_filter(model, state)

@@ -182,9 +182,7 @@ class Sweep:
             raise ConfigError(f"{source}: neither grid nor list.")
         self._check_overrides(sets, source)
         names = [str(settings.get("name") or name_of(settings)) for settings in sets]
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            raise ConfigError(f"{source}: twice the same run: {min(twice)}.")
+        _refuse_doubles(names, source)
         return [self._planned(name, settings) for name, settings in zip(names, sets, strict=True)]
 
     def _check_overrides(self, sets: list[Settings], source: str) -> None:
@@ -252,6 +250,12 @@ class Sweep:
         if exists(file):
             lines = read_text(file).splitlines()
         return Row(run.name, run.settings, self._status(run), [json.loads(line) for line in lines])
+
+
+def _refuse_doubles(names: list[str], source: str) -> None:
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ConfigError(f"{source}: twice the same run: {min(twice)}.")
 
 
 class Clock:

@@ -43,16 +43,21 @@ def open_npz(config: DataConfig, split: str, size: Size) -> TensorSet:
 
 def _pair(arrays: Any, split: str, path: Path) -> tuple[Any, Any]:
     """Images and labels of a split; a file with one pair has one split, whatever it is called."""
-    names = [split]
-    for synonyms in (TRAIN_NAMES, (*VALIDATION_NAMES, "test")):
-        if split in synonyms:
-            names += synonyms
-    pairs = [("image", "label"), ("images", "labels"), *((f"x_{name}", f"y_{name}") for name in names)]
+    pairs = [("image", "label"), ("images", "labels")]
+    pairs += [(f"x_{name}", f"y_{name}") for name in _spellings(split)]
     for images, labels in pairs:
         if images in arrays and labels in arrays:
             return arrays[images], arrays[labels]
     found = ", ".join(arrays.files) or "nothing"
     raise DataError(f"{path} holds {found}; expected the arrays image and label, or x_{split} and y_{split}.")
+
+
+def _spellings(split: str) -> list[str]:
+    names = [split]
+    for synonyms in (TRAIN_NAMES, (*VALIDATION_NAMES, "test")):
+        if split in synonyms:
+            names += synonyms
+    return names
 
 
 def _images(pictures: Any, path: Path) -> Tensor:

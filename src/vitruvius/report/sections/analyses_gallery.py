@@ -63,6 +63,12 @@ def _of_one_run(table: Table, analysis: str, *, legend: bool) -> Iterator[tuple[
         yield "map", draw_map(table, analysis)
 
 
+def _heat_maps(table: Table, analysis: str) -> Iterator[tuple[str, Figure]]:
+    for statistic in _statistics_in(HEAT_MAPS, analysis):
+        if table.select(analysis=analysis, statistic=statistic):
+            yield f"heads-{statistic}", draw_heads(table, analysis, statistic)
+
+
 def _statistics_in(pairs: Iterable[tuple[str, str]], analysis: str) -> list[str]:
     return [statistic for name, statistic in pairs if name == _plain(analysis)]
 

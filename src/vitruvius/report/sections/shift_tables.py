@@ -45,7 +45,7 @@ def _titles(runs: Sequence[Run], name: str) -> dict[str, str]:
 
 def natural_table(runs: Sequence[Run]) -> Table | None:
     """One line per set and run: accuracy, ECE and AURRA with their intervals."""
-    found = [(run, report.name, part) for run in runs for report in run.shifts.values() for part in _natural(report)]
+    found = [one for run in runs for one in _natural_parts(run)]
     if not found:
         return None
     titles = ("set", "run", "accuracy", "ECE", "RMS error", "AURRA", "images")
@@ -55,6 +55,10 @@ def natural_table(runs: Sequence[Run]) -> Table | None:
     cells = [_natural_cells(*one) for one in order]
     caption = "Natural shifts. Intervals are 95 %: Wilson's for accuracy, bootstrap for the others."
     return Table(name="natural-shifts", columns=columns, cells=cells, rows=rows, caption=caption)
+
+
+def _natural_parts(run: Run) -> list[tuple[Run, str, PartScore]]:
+    return [(run, report.name, part) for report in run.shifts.values() for part in _natural(report)]
 
 
 def _natural(report: ShiftReport) -> list[PartScore]:

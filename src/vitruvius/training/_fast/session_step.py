@@ -32,7 +32,7 @@ def obstacle(config: Config, process: Process, task: Objective) -> str:
         return "the gradient scaler of fp16 waits for the device"
     if train.nonfinite == "skip":
         return "train.nonfinite = skip looks at every loss"
-    if train.grad_accum_steps > 1 or task.replays > 1:
+    if max(train.grad_accum_steps, task.replays) > 1:
         return "an update is not one batch"
     if config.gradual is not None:
         return "gradual masks change between epochs"
