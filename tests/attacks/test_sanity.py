@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from attacked import digits_cnn
+from attacked import digits_cnn, digits_vit
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
+from vitruvius.evaluation.masking import look as look_for_masks
 from vitruvius.evaluation.sanity import Finding, Sanity
 
 
@@ -80,6 +81,13 @@ def test_an_honest_model_is_not_hurt_more_through_itself() -> None:
     findings = look(net, surrogate=net)
     assert findings["transfer"].passed
     assert findings["adaptive"].passed
+
+
+@pytest.mark.parametrize("make", [digits_cnn, digits_vit])
+def test_the_golden_models_are_not_doubted(make: Callable[[], tuple[nn.Module, Tensor, Tensor]]) -> None:
+    net, x, y = make()
+    for eps in (2 / 255, 0.09, 0.3):
+        assert look_for_masks(net, x, y, eps=eps) == []
 
 
 def test_findings_print_and_become_json() -> None:

@@ -15,7 +15,7 @@ from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.square import Square
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.evaluation import Report, evaluate
+from vitruvius.evaluation import Ledger, Report, evaluate
 from vitruvius.evaluation.masking import DRAWS, MaskingChecks, calls_autograd, look, stage_findings
 from vitruvius.evaluation.robustbench import benchmark
 
@@ -216,7 +216,8 @@ def test_a_random_model_is_judged_over_draws_and_never_above_its_stages(
 
 def test_a_random_model_under_version_rand_is_not_told_to_use_it(honest: dict[str, nn.Module]) -> None:
     checks = MaskingChecks({name: AutoAttack(eps=EPS, version=name) for name in ("standard", "rand")})
-    checks.look(Masked(noise(honest["cnn"])), *digits(6))
+    checks.collect(*digits(6))
+    checks.look(Masked(noise(honest["cnn"])))
     advice = {name: findings[0].sentence for name, findings in checks.found.items()}
     assert "version=rand" in advice["standard"]
     assert "version=rand" not in advice["rand"]
@@ -251,6 +252,67 @@ def test_findings_are_told_before_the_attack_begins(honest: dict[str, nn.Module]
     told = next(place for place, line in enumerate(news) if line.startswith("doubtful: probabilities"))
     attacked = next(place for place, line in enumerate(news) if line.startswith("autoattack"))
     assert told < attacked
+    assert news[attacked].endswith("still robust")
+    assert "doubtful: probabilities" in news[-1]  # the figure, never alone
+
+
+def test_images_of_several_small_batches_are_looked_at_in_passes_of_their_size(honest: dict[str, nn.Module]) -> None:
+    x, y = digits(24)
+    y = y.clone()
+    y[:4] = (y[:4] + 1) % 10  # the first ones are wrong, so their gradients say nothing
+    sizes: list[int] = []
+
+    def answer(x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return honest["cnn"]((3 * x).round() / 3)
+
+    small = list(zip(x.split(2), y.split(2), strict=True))
+    report = evaluate(Masked(answer), small, [QUICK])
+    assert "vanishing gradients" in report.threats[-1].doubts
+    in_checks = MaskingChecks({"quick": QUICK})
+    for batch in small:
+        in_checks.collect(*batch)
+    sizes.clear()
+    in_checks.look(Masked(answer))
+    assert max(sizes) == 2
+
+
+def test_one_stream_of_images_is_checked_before_it_is_attacked(honest: dict[str, nn.Module]) -> None:
+    report = evaluate(Masked(noise(honest["cnn"])), iter(batches()), [QUICK])
+    assert "randomness" in report.threats[-1].doubts
+    assert "draws_right" in report.ledger.rows(report.threats[-1].spec)
+
+
+def test_an_evaluation_that_goes_on_does_not_look_again(honest: dict[str, nn.Module], tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def answer(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return 1e4 * honest["cnn"](x)
+
+    judge(Masked(answer), folder=tmp_path)
+    calls.clear()
+    again = judge(Masked(answer), folder=tmp_path)
+    assert calls == []
+    assert "saturation" in again.threats[-1].doubts
+    Ledger(tmp_path).clear()
+    assert not list(tmp_path.glob("findings*"))
+
+
+def test_classes_written_as_whole_numbers_are_doubted_and_not_an_error(honest: dict[str, nn.Module]) -> None:
+    x, y = digits(6)
+    findings = look(Masked(lambda x: F.one_hot(honest["cnn"](x).argmax(1), 10)), x, y, eps=EPS)
+    assert {"probabilities", "vanishing gradients"} <= {finding.name for finding in findings}
+
+
+def test_findings_of_several_processes_are_joined_and_kept(tmp_path: Path) -> None:
+    def finding(name: str) -> dict[str, object]:
+        return {"name": name, "passed": False, "sentence": "seen", "numbers": {}}
+
+    (tmp_path / "findings.json").write_text(json.dumps({"aa": [finding("ties")]}))
+    (tmp_path / "findings.1.json").write_text(json.dumps({"aa": [finding("ties"), finding("saturation")]}))
+    second = MaskingChecks({}, tmp_path, rank=1)
+    assert [one.name for one in second.found["aa"]] == ["ties", "saturation"]
 
 
 def test_checks_draw_nothing_from_the_global_stream(honest: dict[str, nn.Module]) -> None:

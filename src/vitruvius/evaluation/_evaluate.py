@@ -23,9 +23,8 @@ from vitruvius.attacks import Ensemble, StageEvent, check_inputs
 from vitruvius.evaluation._judging import Batch, judge
 from vitruvius.evaluation._subject import subject_of
 from vitruvius.evaluation.ledger import Ledger
-from vitruvius.evaluation.masking import MaskingChecks, save_found
+from vitruvius.evaluation.masking import MaskingChecks
 from vitruvius.evaluation.result import Report, summarise
-from vitruvius.evaluation.sanity import Finding
 from vitruvius.evaluation.shift_report import corruption_report
 from vitruvius.evaluation.threats import Threat, by_spec, enter, make_threats
 
@@ -77,7 +76,7 @@ def evaluate(
         subject = {**subject_of(model, loader), **(signature or {})}
     entries = process.on_first(lambda: ledger.claim(subject, [enter(threat) for threat in chosen.values()]))
     ledger.read()
-    checks = MaskingChecks(chosen)
+    checks = MaskingChecks(chosen, folder, process.rank)
     _judge_all(
         _Job(
             model=model,
@@ -96,7 +95,7 @@ def evaluate(
     if not len(ledger.done("clean")):
         raise DataError(f"the loader {data!r} yielded no images; nothing to evaluate.")
     broken = {name for names in process.gather(list(getattr(loader, "broken", ()))) for name in names}
-    report = summarise(ledger, entries, data, broken=sorted(broken), found=_gather_findings(checks, process, folder))
+    report = summarise(ledger, entries, data, broken=sorted(broken), found=checks.gather(process))
     if folder is not None:
         process.on_first(lambda: _keep(ledger, report, Path(folder)))
     return report
@@ -190,7 +189,7 @@ def _judge_all(job: _Job) -> None:
         _judge_round(job, threats)
         if job.on_news is not None:
             for spec in threats:
-                job.on_news(_accuracy(job.ledger, spec))
+                job.on_news(_accuracy(job.ledger, spec) + job.checks.say(spec))
 
 
 def _judge_round(job: _Job, threats: Mapping[str, Threat]) -> None:
@@ -200,9 +199,7 @@ def _judge_round(job: _Job, threats: Mapping[str, Threat]) -> None:
     done = 0
     for pool in _batched(numbered(job.loader, job.process), size):
         checked = [_checked(batch, job.process) for batch in pool]
-        for x, y, ids in checked:
-            job.ledger.check_images(ids, x, y)
-        _check_model(job, checked[0])
+        _prepare(job, checked, attacked=bool(ensembles))
         for spec, threat in threats.items():
             on_event = _teller(job, spec, done)
             batches = checked
@@ -213,24 +210,23 @@ def _judge_round(job: _Job, threats: Mapping[str, Threat]) -> None:
         done += sum(len(y) for _, y, _ in checked)
         if job.progress is not None:
             job.progress(done, job.total, words=_accuracy(job.ledger, list(threats)[-1]))
+    _check_model(job)
 
 
-def _check_model(job: _Job, batch: Batch) -> None:
+def _prepare(job: _Job, pool: Sequence[Batch], *, attacked: bool) -> None:
+    """Are these the images that the ledger knows? Before an attack the model is checked on the first of them."""
+    for x, y, ids in pool:
+        job.ledger.check_images(ids, x, y)
+        job.checks.collect(x, y)
+    if attacked or job.checks.has_enough:
+        _check_model(job)
+
+
+def _check_model(job: _Job) -> None:
     """Before an ensemble begins: is there something about the model that it cannot cope with? Said at once."""
-    x, y, _ = batch
-    for finding in job.checks.look(job.model, x, y):
+    for finding in job.checks.look(job.model):
         if job.on_news is not None:
             job.on_news(f"doubtful: {finding.name}: {finding.sentence}")
-
-
-def _gather_findings(
-    checks: MaskingChecks, process: Process, folder: str | Path | None
-) -> Mapping[str, Sequence[Finding]]:
-    """Open findings of all processes by threat; with a folder, of earlier evaluations there too."""
-    checks.join(process.gather(checks.found))
-    if folder is None:
-        return checks.found
-    return process.on_first(lambda: save_found(Path(folder), checks.found))
 
 
 def _teller(job: _Job, spec: str, done: int) -> Callable[[StageEvent], None]:

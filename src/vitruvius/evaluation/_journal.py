@@ -110,10 +110,15 @@ class LedgerJournal:
             return
         self.survived[stage] = torch.cat([self.survived.get(stage, NOTHING), ids])
         if len(columns) > 1:
-            self.answers = {
-                name: torch.cat([self.answers[name], column]) if self.answers else column
-                for name, column in columns.items()
-            }
+            self._remember_answers(columns)
+
+    def _remember_answers(self, columns: Columns) -> None:
+        """Columns that only some notes have are left out, as the ledger does."""
+        if not self.answers:
+            self.answers = dict(columns)
+            return
+        shared = [name for name in self.answers if name in columns]
+        self.answers = {name: torch.cat([self.answers[name], columns[name]]) for name in shared}
 
 
 def _on_cpu(columns: Columns) -> Columns:

@@ -29,7 +29,6 @@ PIXELS = "pixels"  # column of clean images: a hash of each, so that other image
 ANEW = "Choose another folder (--out), or begin anew (--fresh, which deletes that ledger)."
 AFTER = "standing after "  # columns of an ensemble: which images were robust after each of its stages
 DRAWS_RIGHT = "draws_right"  # column of random models: share of the draws in which an image is classified correctly
-FINDINGS = "findings.json"  # open questions about the figures of ensembles
 Columns = dict[str, Tensor]  # every column (n,), `id` among them
 MEANINGS = (
     "id, label, prediction, confidence (max softmax), correct, loss, top5, max_logit, energy (logsumexp of logits), "
@@ -136,7 +135,8 @@ class Ledger:
         """Delete whatever an earlier evaluation has left in the folder."""
         if self.folder is None:
             return
-        files = [self.folder / name for name in ("ledger.json", "ledger.safetensors", "report.json", FINDINGS)]
+        files = [self.folder / name for name in ("ledger.json", "ledger.safetensors", "report.json")]
+        files += self.folder.glob("findings*.json")
         for file in [*files, *(self.folder / "parts").glob("*"), *(self.folder / NOTES).glob("*")]:
             file.unlink(missing_ok=True)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from vitruvius._checks import check_labels, check_logits
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text, read_text
+from vitruvius._processes import Process
 from vitruvius.attacks import LINF, MARGIN, Ensemble, Norm, frozen, full_precision, loss_and_grad
 from vitruvius.attacks.adapters import FromAutoAttack
-from vitruvius.evaluation.ledger import AFTER, DRAWS_RIGHT, FINDINGS, Columns
+from vitruvius.evaluation.ledger import AFTER, DRAWS_RIGHT, Columns
 from vitruvius.evaluation.sanity import SLACK, Finding
 
-IMAGES = 64  # looked at, of the first batch
+IMAGES = 64  # looked at, of the first batches
 DRAWS = 10  # answers of a random model to each x'
 VANISHING = 0.01  # of the margin: a gradient that promises less for all pixels moved by 1 has vanished
 STEPS = (0.5, 0.125)  # parts of eps that the gradient's promise is tried at
@@ -38,29 +39,46 @@ RANDOMNESS = "randomness"
 
 
 class MaskingChecks:
-    """The checks of one evaluation: the first images it judges are looked at, once for each ensemble.
+    """The checks of one evaluation: its first images are looked at, once for each ensemble.
 
-    threats: by their descriptions; those that are no ensembles are not checked.
+    threats: by their descriptions; those that are no ensembles are not checked. folder: where findings are kept, so
+    that an evaluation that goes on does not look again. rank: of this process, whose images are looked at.
     """
 
-    def __init__(self, threats: Mapping[str, Any]) -> None:
-        self.checked = {
-            spec: threat for spec, threat in threats.items() if isinstance(threat, Ensemble | FromAutoAttack)
-        }
+    def __init__(self, threats: Mapping[str, Any], folder: str | Path | None = None, rank: int = 0) -> None:
+        self.folder = None
+        self.rank = rank
         self.found: dict[str, list[Finding]] = {}  # by the threat's description; open findings only
+        if folder is not None:
+            self.folder = Path(folder)
+            self._join([_load(self.folder / _file_of(0)), _load(self.folder / _file_of(rank))])
+        self.waiting = {spec: threat for spec, threat in threats.items() if self._is_open(spec, threat)}
+        self.images: list[tuple[Tensor, Tensor]] = []
 
-    def look(self, model: nn.Module, x: Tensor, y: Tensor) -> list[Finding]:
-        """Check the model on images `x` (B, …) with labels `y` (B,); nothing after the first time. New findings."""
+    @property
+    def has_enough(self) -> bool:
+        return sum(len(y) for _, y in self.images) >= IMAGES
+
+    def collect(self, x: Tensor, y: Tensor) -> None:
+        """Keep images `x` (B, …) with labels `y` (B,) to look at, until there are enough."""
+        if self.waiting and not self.has_enough:
+            self.images.append((x, y))
+
+    def look(self, model: nn.Module) -> list[Finding]:
+        """Check the model on what was collected, unless that was done before. The findings that are new."""
+        if not self.waiting or not self.images:
+            return []
+        x, y = (torch.cat(parts)[:IMAGES] for parts in zip(*self.images, strict=True))
         news: dict[str, Finding] = {}
-        for spec, threat in self.checked.items():
-            if spec in self.found:
-                continue
+        for spec, threat in self.waiting.items():
             eps = getattr(threat, "eps", None)
             norm = getattr(threat, "norm", LINF)
-            findings = look(model, x[:IMAGES], y[:IMAGES], eps=eps, norm=norm)
+            findings = look(model, x, y, eps=eps, norm=norm, batch_size=len(self.images[0][1]))
             self.found[spec] = [_advise(finding, threat) for finding in findings]
-            for finding in self.found[spec]:
-                news.setdefault(finding.name, finding)
+            news |= {finding.name: finding for finding in self.found[spec]}
+        self.waiting = {}
+        self.images = []
+        self._save()
         return list(news.values())
 
     def draws(self, spec: str) -> int:
@@ -69,24 +87,71 @@ class MaskingChecks:
             return DRAWS
         return 1
 
-    def join(self, others: list[dict[str, list[Finding]]]) -> None:
-        """What all processes have found on their images, in their order; one finding of each name is kept."""
+    def say(self, spec: str) -> str:
+        """What is put behind a threat's figure: the names of its findings, or nothing."""
+        names = [finding.name for finding in self.found.get(spec, [])]
+        if not names:
+            return ""
+        return f", doubtful: {', '.join(names)}"
+
+    def gather(self, process: Process) -> dict[str, list[Finding]]:
+        """What all processes have found, of each name the first; kept in one file. Call it on all processes."""
+        every = process.gather(self.found)
         self.found = {}
+        self._join(every)
+        process.on_first(self._save)
+        if self.folder is not None and not process.first:
+            (self.folder / _file_of(self.rank)).unlink(missing_ok=True)
+        return self.found
+
+    def _is_open(self, spec: str, threat: object) -> bool:
+        return isinstance(threat, Ensemble | FromAutoAttack) and spec not in self.found
+
+    def _join(self, others: Sequence[Mapping[str, Sequence[Finding]]]) -> None:
         for other in others:
             for spec, findings in other.items():
                 mine = self.found.setdefault(spec, [])
                 names = {finding.name for finding in mine}
                 mine += [finding for finding in findings if finding.name not in names]
 
+    def _save(self) -> None:
+        if self.folder is None or not self.found:
+            return
+        plain = {spec: [finding.to_dict() for finding in findings] for spec, findings in self.found.items()}
+        atomic_write_text(self.folder / _file_of(self.rank), json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
 
-def look(model: nn.Module, x: Tensor, y: Tensor, *, eps: float | None = None, norm: Norm = LINF) -> list[Finding]:
+
+def _file_of(rank: int) -> str:
+    """findings.json; of other processes, while they are not together, findings.RANK.json."""
+    if rank == 0:
+        return "findings.json"
+    return f"findings.{rank}.json"
+
+
+def _load(file: Path) -> dict[str, list[Finding]]:
+    if not file.exists():
+        return {}
+    return {spec: [Finding(**one) for one in findings] for spec, findings in json.loads(read_text(file)).items()}
+
+
+def look(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float | None = None,
+    norm: Norm = LINF,
+    batch_size: int | None = None,
+) -> list[Finding]:
     """What speaks against believing gradient attacks on a model; empty if nothing does.
 
-    model: in eval mode. x: images (B, …) in [0, 1]. y: labels (B,). eps, norm: of the attack; without a finite eps the
-    gradient's direction is not tried. Draws nothing from torch's global random streams.
+    model: in eval mode. x: images (B, …) in [0, 1]. y: labels (B,).
+    eps, norm: of the attack; without a finite eps the gradient's direction is not tried.
+    batch_size: images in one pass of the model; default all.
+    Nothing is drawn from torch's global random streams.
     """
     with _forked_rng(x.device), torch.inference_mode(False), torch.no_grad(), frozen(model):
-        return _Look(model, x.clone(), y.clone(), eps, norm).findings()
+        return _Look(model, x.clone(), y.clone(), eps, norm, batch_size or max(len(x), 1)).findings()
 
 
 def _forked_rng(device: torch.device) -> AbstractContextManager[None]:
@@ -99,13 +164,15 @@ def _forked_rng(device: torch.device) -> AbstractContextManager[None]:
 class _Look:
     """One model on a few images."""
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, eps: float | None, norm: Norm) -> None:
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, eps: float | None, norm: Norm, batch_size: int) -> None:
         self.model = model
         self.x = x
         self.y = y
         self.eps = eps
         self.norm = norm
-        self.logits = full_precision(model(x))  # (B, K)
+        self.batch_size = batch_size
+        self.precision = 0.0  # of what the model returns
+        self.logits = self._answer(x)  # (B, K)
         check_logits(self.logits, len(x))
         check_labels(y, self.logits.shape[1])
         self.spread = self._spread()
@@ -137,7 +204,7 @@ class _Look:
 
     def _probabilities(self) -> Finding | None:
         sums = self.logits.sum(1)
-        if bool((self.logits < 0).any()) or bool(((sums - 1).abs() > 1e-3).any()):
+        if bool((self.logits < 0).any()) or bool(((sums - 1).abs() > 1e-2).any()):
             return None
         return _open(
             "probabilities",
@@ -186,7 +253,7 @@ class _Look:
         moved = (start + delta).clamp(0, 1)
         label = self.y[self.rows]
         before = MARGIN(self.logits[self.rows], label)
-        after = MARGIN(full_precision(self.model(moved)), label)
+        after = MARGIN(self._answer(moved), label)
         promised = (self.grad * (moved - start)).flatten(1).sum(1)
         return ~self._flat() & (after < 0) & (after - before < PROMISE * promised)
 
@@ -224,13 +291,19 @@ class _Look:
     def _margin_gradient(self) -> Tensor:
         """Of the images that are right; zero where the output does not depend on the image for autograd."""
         x = self.x[self.rows]
-        y = self.y[self.rows]
         if not len(x):
             return x
+        parts = zip(x.split(self.batch_size), self.y[self.rows].split(self.batch_size), strict=True)
         try:
-            return loss_and_grad(self.model, x, lambda logits: MARGIN(logits, y)).grad
+            return torch.cat([_gradient(self.model, *part) for part in parts])
         except ConfigError:
             return torch.zeros_like(x)
+
+    def _answer(self, x: Tensor) -> Tensor:
+        """(B, K) logits, a batch at a time; how finely the model writes them is noted."""
+        parts = [_as_numbers(self.model(part)) for part in x.split(self.batch_size)]
+        self.precision = torch.finfo(parts[0].dtype).eps
+        return torch.cat([full_precision(part) for part in parts])
 
     def _dense_radius(self) -> float:
         """How far all pixels can move together inside the ball."""
@@ -240,11 +313,21 @@ class _Look:
 
     def _spread(self) -> float:
         """The largest difference of logits between two passes; 0 if it is rounding."""
-        again = full_precision(self.model(self.x))
-        spread = float((again - self.logits).abs().max())
-        if spread > 1e-4 * (1 + float(self.logits.abs().max())):
+        spread = float((self._answer(self.x) - self.logits).abs().max())
+        if spread > max(1e-4, 4 * self.precision) * (1 + float(self.logits.abs().max())):
             return spread
         return 0.0
+
+
+def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return loss_and_grad(lambda x: _as_numbers(model(x)), x, lambda logits: MARGIN(logits, y)).grad
+
+
+def _as_numbers(logits: Tensor) -> Tensor:
+    """Classes written as whole numbers or truth values are judged as numbers."""
+    if logits.is_floating_point():
+        return logits
+    return logits.float()
 
 
 def calls_autograd(model: nn.Module, x: Tensor) -> bool:
@@ -297,20 +380,6 @@ def draw_remarks(spec: str, rows: Columns) -> list[str]:
         f"{spec} is judged over {DRAWS} draws of a random model: worst {100 * worst:.2f} % (the accuracy given: an "
         f"image counts if it is right in all draws and no stage has broken it), mean {100 * mean:.2f} %."
     ]
-
-
-def save_found(folder: Path, found: Mapping[str, list[Finding]]) -> dict[str, list[Finding]]:
-    """Keep findings in a folder beside those of other threats evaluated there before; all of them."""
-    file = folder / FINDINGS
-    every: dict[str, list[Finding]] = {}
-    if file.exists():
-        known = json.loads(read_text(file))
-        every = {spec: [Finding(**finding) for finding in findings] for spec, findings in known.items()}
-    every |= found
-    plain = {spec: [finding.to_dict() for finding in findings] for spec, findings in every.items()}
-    if plain:
-        atomic_write_text(file, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
-    return every
 
 
 def _advise(finding: Finding, threat: Any) -> Finding:
