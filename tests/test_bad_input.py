@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-from small_run import RECIPE
+from failing_disk import fill_the_disk
+from small_run import RECIPE, SMALL, small_config, small_run
 from vitruvius import cli
-from vitruvius._errors import CheckpointError, ConfigError
+from vitruvius._checks import as_label
+from vitruvius._errors import CheckpointError, ConfigError, DataError, RunError
+from vitruvius._files import save_tensors
 from vitruvius._yaml import parse_value, read_yaml
 from vitruvius.cli import main
 from vitruvius.cli._verb import Verb
+from vitruvius.compression.maps import average_maps
 from vitruvius.converters._checkpoint import read_checkpoint
+from vitruvius.data import DataConfig, eval_loader
+from vitruvius.evaluation.ledger import Ledger
+from vitruvius.models import load_model
+from vitruvius.training import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder that all tests of this file read and none writes."""
+    return small_run(tmp_path_factory.mktemp("runs") / "run")
 
 
 def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -130,7 +148,186 @@ def test_an_empty_checkpoint_is_called_damaged(tmp_path: Path, capsys: pytest.Ca
     assert not run.exists()
 
 
+# data
+
+
+def save_images(file: Path, *, images: Tensor | None = None, labels: Tensor | None = None) -> list[str]:
+    """Forty images of digits' size, and how a command names them."""
+    if images is None:
+        images = torch.rand(40, 1, 8, 8)
+    if labels is None:
+        labels = torch.arange(40) % 10
+    save_tensors(file, {"images": images, "labels": labels})
+    return ["data.dataset=tensors", f"data.root={file}"]
+
+
+BAD_LABELS = [
+    (torch.arange(40) % 10 + 0.5, "labels have dtype torch.float32"),
+    (torch.arange(40) % 10 - 1, "labels reach down to -1"),
+]
+
+
+@pytest.mark.parametrize(("labels", "words"), BAD_LABELS)
+def test_labels_that_are_no_classes_are_refused_by_evaluate_and_train(
+    labels: Tensor, words: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = save_images(tmp_path / "odd.safetensors", labels=labels)
+    out = tmp_path / "made" / "out"
+    assert words in mistake(capsys, "evaluate", str(run), *data, "--out", str(out))
+    assert words in mistake(capsys, "train", str(RECIPE), *SMALL, *data, f"out={out}", "--quiet")
+    assert not out.parent.exists()
+
+
+def test_labels_of_an_archive_are_not_cut_to_whole_numbers(tmp_path: Path) -> None:
+    images = np.zeros((4, 8, 8, 1), np.uint8)
+    np.savez(tmp_path / "odd.npz", image=images, label=np.array([0.5, 1.5, 2.5, 3.5]))
+    with pytest.raises(DataError, match="labels have dtype float64"):
+        eval_loader(DataConfig(dataset="npz", root=str(tmp_path / "odd.npz")), input_size=(1, 8, 8))
+
+
+def test_one_label_is_a_whole_number_or_refused() -> None:
+    assert as_label(np.float32(3)) == 3
+    with pytest.raises(DataError, match=r"the label 1\.5 is not a whole number"):
+        as_label(1.5)
+
+
+# maps and masks
+
+
+@pytest.mark.parametrize(
+    ("images", "words"), [(torch.full((40, 1, 8, 8), torch.nan), "NaN"), (torch.full((40, 1, 8, 8), 255.0), "to 255")]
+)
+def test_maps_are_averaged_over_pixels_only(
+    images: Tensor, words: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = save_images(tmp_path / "odd.safetensors", images=images)
+    out = tmp_path / "made" / "maps.safetensors"
+    assert words in mistake(capsys, "maps", str(run), *data, "--out", str(out))
+    assert not out.parent.exists()
+    model = load_model(run)
+    with pytest.raises(DataError, match=words):
+        average_maps(model.eval(), [(images, torch.zeros(40, dtype=torch.int64))])
+
+
+def test_maps_and_masks_say_that_a_disk_is_read_only(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps = tmp_path / "maps.safetensors"
+    assert main(["maps", str(run), "--images", "4", "--out", str(maps)]) == 0
+    capsys.readouterr()
+    fill_the_disk(monkeypatch, after=0, number=errno.EROFS)
+    for out in ("masks.safetensors", "masks.npy"):
+        assert "no permission" in mistake(capsys, "masks", str(maps), "--out", str(tmp_path / out))
+    said = mistake(capsys, "maps", str(run), "--images", "4", "--out", str(tmp_path / "new" / "maps.safetensors"))
+    assert "no permission" in said
+
+
+# evaluate
+
+
+@pytest.mark.parametrize("eps", ["-1", "0", ".nan", ".inf", "true", "2", "x"])
+def test_a_strength_that_is_none_is_refused_before_anything_is_judged(
+    eps: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistake(capsys, "evaluate", str(run), f"--sanity={eps}", "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ['{"subject"', "[]", '{"subject": {}}', '{"subject": {}, "threats": [{"x": 1}]}', "ÿ"])
+def test_a_damaged_ledger_is_called_so(
+    text: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ledger.json").write_bytes(text.encode("latin-1"))
+    assert "ledger.json is damaged" in mistake(capsys, "evaluate", str(run), "--out", str(tmp_path))
+
+
+def test_an_evaluation_whose_folder_is_moved_away_is_an_error(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "out")
+    ledger.claim({"data": "digits"}, [])
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="was moved or deleted while it was written to"):
+        ledger.add("clean", {"id": torch.arange(2), "label": torch.zeros(2)})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_none_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = mistake(capsys, "evaluate", "runs/MISSING", "--shift", f"imagenet-c:{tmp_path}")
+    assert "'runs/MISSING' is neither a run folder nor a model" in said
+
+
+@pytest.mark.parametrize("number", ["0", "-5"])
+@pytest.mark.parametrize("verb", ["evaluate", "maps", "analyse", "attack", "corrupt", "study"])
+def test_no_images_are_refused_by_every_verb(
+    verb: str, number: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {"attack": ["--threat", "fgsm:eps=0.1"], "study": []}.get(verb, [])
+    subject = {"corrupt": ["digits"], "study": ["eps-sweep", str(run)]}.get(verb, [str(run)])
+    said = mistake(capsys, verb, *subject, *words, "--images", number, "--out", str(tmp_path / "made" / "out"))
+    assert f"images {number}" in said.replace("= ", "")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("threat", ["pgd:eps=0.1,steps=0", "pgd:eps=0.1,step_size=-1", "pgd:eps=0.1,step_size=.nan"])
+def test_an_attack_that_goes_nowhere_or_backward_is_refused(
+    threat: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "PGD with ste" in mistake(capsys, "evaluate", str(run), "--threat", threat, "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+# studies and copies
+
+
+def test_a_refused_study_leaves_no_folder(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "made" / "out"
+    assert "steps=0" in mistake(capsys, "study", "eps-sweep", str(run), "steps=0", "--images", "4", "--out", str(out))
+    assert not out.parent.exists()
+
+
+def test_a_copy_of_broken_images_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    (tmp_path / "images" / "cat" / "one.png").write_bytes(b"not a picture")
+    words = ["--out", str(tmp_path / "made"), "--workers", "1", "--corruptions", "fog"]
+    mistake(capsys, "corrupt", str(tmp_path / "images"), *words)
+    assert not (tmp_path / "made").exists()
+    assert "--workers -1" in mistake(capsys, "corrupt", "digits", "--out", str(tmp_path / "made"), "--workers", "-1")
+
+
 # train
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "train.lr=.inf",
+        "train.weight_decay=-1",
+        "train.weight_decay=.inf",
+        "train.momentum=.nan",
+        "train.min_lr=-1",
+        "train.clip_grad=.inf",
+        "train.opt_betas=[0.9, .nan]",
+        "data.mixup=.inf",
+        "data.hflip=.nan",
+        "data.crop_pct=-1",
+        "seed=99999999999999999999999",
+    ],
+)
+def test_a_number_no_training_can_use_is_refused_before_it_begins(
+    setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = mistake(capsys, "train", str(RECIPE), *SMALL, f"out={tmp_path / 'out'}", setting)
+    assert setting.partition("=")[0] in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_whose_folder_is_moved_away_is_an_error(tmp_path: Path) -> None:
+    class Mover:
+        def epoch_end(self, epoch: int, model: nn.Module) -> None:
+            (tmp_path / "out").rename(tmp_path / f"elsewhere-{epoch}")
+
+    with pytest.raises(RunError, match="was moved or deleted while the run was writing"):
+        train(small_config(tmp_path / "out"), quiet=True, callbacks=[Mover()])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_folder_may_be_called_like_a_date_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:

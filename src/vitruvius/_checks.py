@@ -6,10 +6,11 @@ B images, K classes. Each check reads a tensor at most once and raises an error 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -74,17 +75,45 @@ def check_pixels(x: Tensor, low: float = 0.0, high: float = 1.0) -> None:
         )
 
 
-def check_labels(y: Tensor, num_classes: int | None = None) -> None:
-    """Refuse labels (B,) that are not whole numbers from 0, below `num_classes` where that is known."""
+def check_labels(y: Tensor, num_classes: int | None = None, *, where: str = "the") -> None:
+    """Refuse labels (B,) that are not whole numbers from 0, below `num_classes` where that is known.
+
+    `where` begins the error: whose labels they are.
+    """
     if y.is_floating_point() or y.dtype == torch.bool:
-        raise DataError(f"labels have dtype {y.dtype}; expected whole numbers (int64).")
+        raise DataError(f"{where} labels have dtype {y.dtype}; expected whole numbers (int64).")
     if not y.numel():
         return
     least, most = torch.stack(y.aminmax()).tolist()
     if least < 0:
-        raise DataError(f"labels reach down to {least}; expected 0 or more.")
+        raise DataError(f"{where} labels reach down to {least}; expected 0 or more.")
     if num_classes is not None and most >= num_classes:
-        raise DataError(f"labels reach up to {most}, but the model has {num_classes} classes.")
+        raise DataError(f"{where} labels reach up to {most}, but the model has {num_classes} classes.")
+
+
+def as_label(label: Any) -> int:
+    """One label as a whole number; a fraction is refused, never cut."""
+    whole = int(label)
+    if whole != label:
+        raise DataError(f"the label {label} is not a whole number.")
+    return whole
+
+
+def check_count(count: int, flag: str) -> None:
+    """Refuse a number of things that leaves nothing to do; `flag` is how the user wrote it: `--images`."""
+    if count < 1:
+        raise ConfigError(f"{flag} {count} leaves nothing to do; give 1 or more.")
+
+
+def check_finite(section: Any, where: str) -> None:
+    """Refuse a section (a dataclass) of a recipe with a number that is infinite or NaN, in lists too."""
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        numbers = [value]
+        if isinstance(value, list | tuple):
+            numbers = list(value)
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            raise ConfigError(f"{where}.{field.name} = {value}, expected a finite number.")
 
 
 def check_logits(logits: Tensor, rows: int) -> None:

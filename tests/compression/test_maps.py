@@ -146,7 +146,7 @@ def test_two_processes_average_what_one_does() -> None:
 def test_windows_stages_and_class_attention_have_maps_of_their_own_sizes(name: str) -> None:
     family = next(family for family in FAMILIES if family.name == name)
     model, x = family.randomised()
-    maps = average_maps(model, [(x, torch.zeros(2, dtype=torch.long))])
+    maps = average_maps(model, [(x.sigmoid(), torch.zeros(2, dtype=torch.long))])
     for site in vitruvius.survey(model).values():
         assert maps[site.name].shape == (site.num_heads, site.num_queries, site.num_keys)
         torch.testing.assert_close(maps[site.name].sum(-1), torch.ones(site.num_heads, site.num_queries))

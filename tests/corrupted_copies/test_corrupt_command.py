@@ -261,7 +261,7 @@ def test_a_limited_copy_of_a_folder_has_the_images_that_an_evaluation_takes(
     assert main([*words[:-1], str(tmp_path / "every"), "--images", "33"]) == 0  # all there are
     assert json.loads((tmp_path / "every" / "corrupt.json").read_text())["limit"] is None
     assert main([*words[:-1], str(tmp_path / "none"), "--images", "0"]) == 1
-    assert "--images 0 leaves no images; expected 1 or more." in capsys.readouterr().err
+    assert "--images 0 leaves nothing to do; give 1 or more." in capsys.readouterr().err
 
 
 def test_a_limited_copy_of_a_data_set_equals_what_happens_on_the_fly(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_limited_copy_of_a_data_set_equals_what_happens_on_the_fly(tmp_path: P
         (["digits", "--severities", "two"], "--severities 'two' is not a whole number"),
         (["digits", "model.name=x"], "'model.name=x' says nothing about the data"),
         (["digitz"], "no data set named 'digitz'"),
-        (["digits", "--images", "0"], "data.val_num_samples is 0, expected at least 1"),
+        (["digits", "--images", "0"], "--images 0 leaves nothing to do; give 1 or more"),
     ],
 )
 def test_the_command_refuses_in_one_line(

@@ -6,6 +6,7 @@ Local writes are atomic (temporary file in the same folder, fsync, `os.replace`)
 from vitruvius._files._arrays import is_array, read_arrays, read_mask_arrays
 from vitruvius._files._mirror import Mirror, fetch, place_of
 from vitruvius._files._paths import (
+    MadeFolder,
     StrPath,
     append_line,
     atomic_write_bytes,
@@ -16,12 +17,14 @@ from vitruvius._files._paths import (
     is_url,
     join,
     read_bytes,
+    read_json,
     read_text,
     sweep,
 )
 from vitruvius._files._tensors import load_tensors, pack_tensors, save_tensors, unpack_tensors
 
 __all__ = [
+    "MadeFolder",
     "Mirror",
     "StrPath",
     "append_line",
@@ -39,6 +42,7 @@ __all__ = [
     "place_of",
     "read_arrays",
     "read_bytes",
+    "read_json",
     "read_mask_arrays",
     "read_text",
     "save_tensors",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,19 @@ def read_bytes(path: StrPath) -> bytes:
 def read_text(path: StrPath) -> str:
     """The whole file as UTF-8, or a RunError."""
     return read_bytes(path).decode("utf-8")
+
+
+def read_json(path: StrPath) -> dict[str, Any]:
+    """The JSON object in a file, or a RunError that calls it damaged."""
+    try:
+        found = json.loads(read_text(path))
+    except ValueError as error:
+        raise RunError(
+            f"{path} is damaged, it is not JSON: {error}. Delete it, or use a copy that is whole."
+        ) from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is damaged: it holds {type(found).__name__}, expected a JSON object.")
+    return found
 
 
 def atomic_write_bytes(path: StrPath, data: bytes) -> None:
@@ -110,6 +124,26 @@ def ensure_writable(folder: StrPath) -> StrPath:
         finally:
             probe.unlink(missing_ok=True)
     return Path(folder)
+
+
+class MadeFolder:
+    """A folder that is about to be made: with it, what has to go if nothing comes of it."""
+
+    def __init__(self, folder: StrPath) -> None:
+        self.folder = Path(folder)
+        self.missing = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+
+    def take_back(self, *files: str) -> None:
+        """Remove these files and the folder, if it was not there before and holds nothing else; its parents too."""
+        if not self.missing or not self.folder.is_dir():
+            return
+        if not {path.name for path in self.folder.iterdir()} <= set(files):
+            return
+        with contextlib.suppress(OSError):  # somebody has put a file there
+            for file in files:
+                (self.folder / file).unlink(missing_ok=True)
+            for folder in self.missing:
+                folder.rmdir()
 
 
 def sweep(folder: StrPath) -> list[str]:

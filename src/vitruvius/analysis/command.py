@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._bar import Bar
-from vitruvius._errors import ConfigError
+from vitruvius._checks import check_count
 from vitruvius._processes import Process, process_group
 from vitruvius.analysis._run import analyse, ask_all
 from vitruvius.analysis._table import Table
@@ -44,8 +44,8 @@ def analyse_target(
     """
     load_target_plugins(target, overrides)
     questions = ask_all(names)  # a misspelt name is found before a model is loaded
-    if images is not None and images < 1:
-        raise ConfigError(f"--images {images}: nothing to analyse; give 1 or more.")
+    if images is not None:
+        check_count(images, "--images")
     opened = open_target(target, overrides)
     config = opened.config
     folder = _folder_for(opened, out)

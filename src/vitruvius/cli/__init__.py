@@ -76,6 +76,8 @@ def in_one_line(error: Exception) -> str:
         return f"out of memory: {_short(words)} Use smaller batches (data.batch_size, data.eval_batch_size). {WHERE}"
     if isinstance(error, OSError):
         return f"a file cannot be read or written: {_short(words)} {WHERE}"
+    if not words:
+        return f"{type(error).__name__}. {WHERE}"
     return f"{type(error).__name__}: {_short(words)} {WHERE}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError
-from vitruvius._files import atomic_write_text, check_new_file, is_array
+from vitruvius._files import MadeFolder, atomic_write_text, check_new_file, ensure_writable, is_array
 from vitruvius._processes import Process, process_group
 from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.compression.cycles import CycleTable, cycle_table
@@ -45,9 +45,14 @@ def maps_of_target(
     with process_group(opened.config.device) as process:
         model.to(process.device).eval()
         loader = _training_images(opened, process, augment=augment)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with Bar("averaging", shown=process.first) as bar:
-            maps = average_maps(model, loader, process=process, partial=path.with_suffix(".partial"), progress=bar)
+        made = MadeFolder(path.parent)
+        ensure_writable(path.parent)
+        try:
+            with Bar("averaging", shown=process.first) as bar:
+                maps = average_maps(model, loader, process=process, partial=path.with_suffix(".partial"), progress=bar)
+        except BaseException:
+            made.take_back()
+            raise
         maps = {name: map_.cpu() for name, map_ in maps.items()}
         notes = {"data": loader.name, "images": loader.num_images, "augmented": augment, "weights": fingerprint(model)}
         process.on_first(lambda: save_maps(path, maps, sites=survey(model), target=target, **notes))

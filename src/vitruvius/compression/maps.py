@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import Progress, check_eval_mode, device_of
+from vitruvius._checks import Progress, check_eval_mode, check_pixels, device_of
 from vitruvius._errors import DataError, RunError
 from vitruvius._files import exists, load_tensors, save_tensors
 from vitruvius._processes import Process
@@ -61,6 +61,7 @@ def average_maps(
     sums.resume(loader)
     with record(model, where, on_heads=note):
         for x, _, _ in numbered(loader, process):
+            check_pixels(x)
             model(x.to(process.device))
             sums.finish_batch(len(x))
             if progress is not None:

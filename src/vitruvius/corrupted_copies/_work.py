@@ -16,7 +16,7 @@ import torch
 
 from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError, RunError
-from vitruvius._files import atomic_write_text, ensure_writable, read_text
+from vitruvius._files import atomic_write_text, ensure_writable, read_json
 from vitruvius._version import __version__
 from vitruvius.corruptions import Corruption
 
@@ -28,14 +28,14 @@ def claim(out: Path, settings: Mapping[str, Any]) -> None:
     """Make the folder ours: new, or begun with the same settings."""
     record = out / RECORD
     if record.exists():
-        known = json.loads(read_text(record))
+        known = read_json(record)
         _refuse_changes(out, known, settings)
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not a corrupted copy. Choose a new or empty folder.")
     else:
         known = {"version": __version__}
     ensure_writable(out)
-    atomic_write_text(record, json.dumps(known | settings, indent=2) + "\n")
+    atomic_write_text(record, json.dumps({**known, **settings}, indent=2) + "\n")
 
 
 def _refuse_changes(out: Path, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

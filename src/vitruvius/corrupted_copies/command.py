@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from vitruvius._bar import Bar
-from vitruvius._checks import Progress
+from vitruvius._checks import Progress, check_count
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.corrupted_copies._work import usual_workers
@@ -44,6 +44,9 @@ def copy_data(data: str, overrides: Sequence[str], out: str, options: CopyOption
     out: the folder to write; one that was begun with the same settings is finished.
     options: corruptions, severities and how the copy is written.
     """
+    for count, flag in ((options.images, "--images"), (options.workers, "--workers")):
+        if count is not None:
+            check_count(count, flag)
     corruptions = chosen_corruptions(options)
     with Bar("corrupting") as progress:
         if Path(data).expanduser().is_dir():
@@ -143,8 +146,6 @@ def _chosen_files(folder: str, limit: int | None) -> list[str] | None:
     """`class/file` of `limit` images, chosen as `data.val_num_samples` chooses; None where that means all."""
     if limit is None:
         return None
-    if limit < 1:
-        raise ConfigError(f"--images {limit} leaves no images; expected 1 or more.")
     files = class_files(Path(folder).expanduser())
     if limit >= len(files):
         return None

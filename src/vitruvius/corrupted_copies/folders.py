@@ -20,8 +20,8 @@ from torch import Tensor
 
 from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError, DataError
-from vitruvius._files import atomic_write_bytes
-from vitruvius.corrupted_copies._work import claim, settings_of, share
+from vitruvius._files import MadeFolder, atomic_write_bytes
+from vitruvius.corrupted_copies._work import RECORD, claim, settings_of, share
 from vitruvius.corruptions import Corruption
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
@@ -88,9 +88,14 @@ def copy_folder(
     job = FolderCopy(source, out, tuple(corruptions), size, format)
     _refuse_doubles(job, files)
     settings = {"layout": "folders", "source": str(source.resolve()), "size": size, "format": format}
-    claim(out, settings | {"limit": limit} | settings_of(corruptions))
     chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
-    share(functools.partial(copy_files, job), chunks, workers=workers, progress=progress)
+    made = MadeFolder(out)
+    try:
+        claim(out, settings | {"limit": limit} | settings_of(corruptions))
+        share(functools.partial(copy_files, job), chunks, workers=workers, progress=progress)
+    except BaseException:
+        made.take_back(RECORD)
+        raise
     return len(files) * len(corruptions)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vitruvius._checks import check_finite
 from vitruvius._config import build
 from vitruvius._errors import ConfigError
 from vitruvius._keys import key
@@ -141,8 +142,11 @@ class DataConfig:
     smoothing: float = key(0.1, "label smoothing")
 
     def __post_init__(self) -> None:
+        check_finite(self, "data")
         for name, (low, high) in BOUNDS.items():
             self._check(name, low, high)
+        if self.crop_pct is not None and self.crop_pct <= 0:
+            raise ConfigError(f"data.crop_pct is {self.crop_pct}, expected a share above 0.")
         if self.classes is not None and self.class_map is not None:
             raise ConfigError("data.classes and data.class_map both choose and number the classes; keep one of them.")
         self._check_splits()

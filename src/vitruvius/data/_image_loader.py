@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
+from vitruvius._checks import check_labels
 from vitruvius._errors import DataError
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_seeds import seeded
@@ -179,6 +180,7 @@ class ImageLoader(BatchLoader):
         already = len(self.broken)
         for batch in self._loader:
             self._note(batch.broken)
+            check_labels(batch.labels, where=f"{self.name}: the")
             yield self._on_device(batch.images), batch.labels.to(self.device), batch.ids
         if new := self.broken[already:]:
             logger.warning("skipped %d broken image(s) of %s: %s", len(new), self.name, ", ".join(new))

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitruvius._checks import check_labels
 from vitruvius.data._config import DataConfig
 from vitruvius.data._loader import BatchLoader, BatchWithIds
 from vitruvius.data._order import AnyOrder
@@ -35,6 +36,9 @@ class TensorSet:
     rows: Tensor | None = None  # id → row, -1 where there is none; None: ids are rows
     broken: tuple[str, ...] = ()
     decoded: bool = False  # whether these are images of another source, decoded once and otherwise as they are
+
+    def __post_init__(self) -> None:
+        check_labels(self.labels, where=f"{self.name}: the")
 
     def __len__(self) -> int:
         if self.rows is not None:

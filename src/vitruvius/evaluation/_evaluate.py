@@ -77,7 +77,7 @@ def evaluate(
     entries = process.on_first(lambda: ledger.claim(subject, [enter(threat) for threat in chosen.values()]))
     ledger.read()
     checks = MaskingChecks(chosen, folder, process.rank)
-    _judge_all(
+    _judge_or_abandon(
         _Job(
             model=model,
             loader=loader,
@@ -179,6 +179,15 @@ def numbered(loader: Iterable[Any], process: Process = ALONE) -> Iterator[Batch]
             ids = torch.arange(start, start + len(y)) * process.world_size + process.rank
         start += len(y)
         yield x, y, ids
+
+
+def _judge_or_abandon(job: _Job) -> None:
+    """Judge everything; if nothing was judged before an error, the new folder goes."""
+    try:
+        _judge_all(job)
+    except BaseException:
+        job.ledger.abandon()
+        raise
 
 
 def _judge_all(job: _Job) -> None:

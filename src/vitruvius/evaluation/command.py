@@ -19,7 +19,7 @@ from vitruvius.evaluation.examination import examine, save_findings
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.metrics import Baseline
 from vitruvius.evaluation.result import Report
-from vitruvius.evaluation.sanity import Finding
+from vitruvius.evaluation.sanity import Finding, Sanity
 from vitruvius.evaluation.shift import check_fit, evaluate_shift
 from vitruvius.evaluation.shift_report import ShiftReport, corruption_report
 from vitruvius.evaluation.threats import Threat, make_threats
@@ -172,12 +172,14 @@ def _clear(folder: Path) -> None:
 
 def _strength(eps: str | float | None) -> float | None:
     """A strength as a command writes it, 8/255, as a number."""
-    value = eps
+    if eps is None:
+        return None
+    value: object = eps
     if isinstance(eps, str):
         value = parse_value(eps)
-    if value is not None and not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"--sanity {eps} is not a number; write a strength in pixels such as 8/255.")
-    return value
+    return Sanity(eps=value).eps  # which refuses what is no radius
 
 
 def _has_images(target: Target, overrides: Sequence[str]) -> bool:

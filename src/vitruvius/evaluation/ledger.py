@@ -21,7 +21,15 @@ from torch import Tensor
 
 from vitruvius._dice import image_ids
 from vitruvius._errors import CheckpointError, RunError
-from vitruvius._files import atomic_write_text, ensure_writable, load_tensors, read_text, save_tensors, sweep
+from vitruvius._files import (
+    MadeFolder,
+    atomic_write_text,
+    ensure_writable,
+    load_tensors,
+    read_json,
+    save_tensors,
+    sweep,
+)
 from vitruvius.evaluation.threats import Entry
 
 NOTES = "stages"  # folder of what the stages of an ensemble have decided so far
@@ -83,6 +91,8 @@ class Ledger:
         self._noted = 0
         self._earlier: list[Note] = []
         self._images: _Images | None = None  # judged by earlier evaluations
+        self._claimed = False
+        self._made: MadeFolder | None = None
 
     def claim(self, subject: Mapping[str, object], entries: Sequence[Entry]) -> list[Entry]:
         """Note what is judged and by which threats; the ledger of something else is refused, never mixed.
@@ -92,20 +102,20 @@ class Ledger:
         if self.folder is None:
             return list(entries)
         file = self.folder / "ledger.json"
-        known: dict[str, Any]
+        known: dict[str, Any] = {"subject": subject, "threats": []}
         if file.exists():
-            known = json.loads(read_text(file))
-        else:
-            known = {"subject": subject, "threats": []}
+            known = read_json(file)
+        before = _entries(known, file)
         self._compare(known["subject"], subject, file)
-        before = [Entry(**threat) for threat in known["threats"]]
         self._compare_revisions(before, entries)
         every = {entry.spec: entry for entry in [*before, *entries]}
+        self._made = MadeFolder(self.folder)
         ensure_writable(self.folder)
         for left in (self.folder, self.folder / "parts", self.folder / NOTES):
             sweep(left)
         known["threats"] = [dataclasses.asdict(entry) for entry in every.values()]
         atomic_write_text(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+        self._claimed = True
         return list(every.values())
 
     def read(self) -> None:
@@ -151,6 +161,7 @@ class Ledger:
         rows = {name: column.detach().cpu() for name, column in rows.items()}
         self._merge(threat, rows)
         if self.folder is not None:
+            self._check_place()
             name = f"{_safe(threat)}-{self.rank:05d}-{self._written:06d}.safetensors"
             save_tensors(self.folder / "parts" / name, rows, {"threat": threat, **_notes(rows)})
             self._written += 1
@@ -159,6 +170,7 @@ class Ledger:
         """What a stage of an ensemble has decided about some images; on disk before this returns."""
         if self.folder is None:
             return
+        self._check_place()
         name = f"{_safe(threat)}-{self.rank:05d}-{self._noted:06d}.safetensors"
         about = {"threat": threat, "stage": stage, "attempt": json.dumps(attempt)}
         save_tensors(self.folder / NOTES / name, columns, {**about, **_notes(columns)})
@@ -195,11 +207,25 @@ class Ledger:
     def save(self) -> None:
         """All rows in one file, columns named `<threat>/<column>`; only then the parts go."""
         assert self.folder is not None
+        self._check_place()
         named = {f"{t}/{name}": column for t in self.columns for name, column in self.rows(t).items()}
         save_tensors(self.folder / "ledger.safetensors", named, _notes(named))
         for folder in (self.folder / "parts", self.folder / NOTES):
             for file in folder.glob("*.safetensors"):
                 file.unlink(missing_ok=True)
+
+    def abandon(self) -> None:
+        """Take the folder back if it was made for an evaluation that has judged nothing."""
+        if self._made is not None and not self._holds_rows():
+            self._made.take_back("ledger.json")
+
+    def _check_place(self) -> None:
+        """Refuse to go on in a folder that was moved or deleted since this evaluation began in it."""
+        if self._claimed and self.folder is not None and not (self.folder / "ledger.json").exists():
+            raise RunError(
+                f"{self.folder} was moved or deleted while it was written to: ledger.json is gone. Move it back and "
+                "call the same command again; it goes on where this one stopped."
+            )
 
     def _compare(self, known: Mapping[str, Any], asked: Mapping[str, Any], file: Path) -> None:
         differing = [key for key in {**known, **asked} if known.get(key) != asked.get(key)]
@@ -241,6 +267,15 @@ class Ledger:
             self._merge(metadata["threat"], _in_order(rows, metadata))
         except CheckpointError as error:
             _log.warning("%s Its images are judged again.", error)
+
+
+def _entries(known: Mapping[str, Any], file: Path) -> list[Entry]:
+    """The threats that a ledger.json names."""
+    try:
+        dict(known["subject"])
+        return [Entry(**threat) for threat in known["threats"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{file} is damaged: it does not say what was judged ({error}). {ANEW}") from error
 
 
 def load_ledger(path: str | Path) -> dict[str, Columns]:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import check_eval_mode
+from vitruvius._checks import check_count, check_eval_mode
+from vitruvius._errors import ConfigError
 from vitruvius._format import format_number
 from vitruvius.attacks import (
     CE,
@@ -80,6 +81,11 @@ class Sanity:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "norm", as_norm(self.norm))
+        if not self.eps > 0:
+            raise ConfigError(f"checks at eps={self.eps:g}; give a radius above 0, such as 8/255.")
+        for count, name in ((self.steps, "steps"), (self.queries, "queries"), (self.eot_iterations, "eot_iterations")):
+            check_count(count, name)
+        APGD(eps=self.eps, norm=self.norm)  # refuses a radius that allows every image
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None) -> list[Finding]:
         """All checks on these images; a few hundred say enough."""

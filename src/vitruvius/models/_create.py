@@ -204,7 +204,10 @@ def _built(name: str, build: Callable[[], nn.Module], kwargs: Mapping[str, Any])
 
 
 def _check_known(name: str) -> None:
-    source, rest = parse_model_name(name)
+    try:
+        source, rest = parse_model_name(name)
+    except ValueError as error:  # a name with a slash and no source
+        raise UnknownName(f"no model named {name!r}: {error}") from error
     if source is not None and source not in ("", "timm"):
         return  # hf-hub:… and local-dir:… are resolved by timm
     architecture = split_model_name_tag(rest)[0]

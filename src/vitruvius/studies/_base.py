@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitruvius._dice import image_ids
 from vitruvius._errors import ConfigError, RunError
-from vitruvius._files import append_line, atomic_write_text, ensure_writable
+from vitruvius._files import MadeFolder, append_line, atomic_write_text, ensure_writable, read_json
 from vitruvius._processes import choose_device
 from vitruvius._registry import Registry
 from vitruvius._yaml import parse_value
@@ -91,9 +91,35 @@ def study(
         raise ConfigError(f"study {name!r} needs at least one run folder or model name.")
     subjects = (open_subject(target, plan.data, plan.images, plan.batch_size) for target in targets)  # one at a time
     first = next(subjects)  # what is wrong with it is said before a file is written
+    made = MadeFolder(out)
     folder = Path(ensure_writable(out))
-    rows = _resume(folder, {"study": name, "settings": {**settings}})
-    for subject in itertools.chain([first], subjects):
+    try:
+        rows = _resume(folder, {"study": name, "settings": {**settings}})
+        _ask_all(itertools.chain([first], subjects), plan, folder, rows, on_row)
+    except BaseException:
+        if not _rows_in(folder):
+            made.take_back("study.json", "subjects.json", "rows.jsonl")
+        raise
+    _save_table(folder / "table.csv", rows)
+    save_figure(maker.draw(rows), folder / "figure")
+    return folder / "table.csv"
+
+
+def _rows_in(folder: Path) -> bool:
+    """Whether a study has left rows in a folder."""
+    file = folder / "rows.jsonl"
+    return file.is_file() and file.stat().st_size > 0
+
+
+def _ask_all(
+    subjects: Iterable[Subject],
+    plan: _Plan,
+    folder: Path,
+    rows: list[Row],
+    on_row: Callable[[Row], object] | None,
+) -> None:
+    """Run the study on each subject; rows are added to those that are there, on disk as soon as they are known."""
+    for subject in subjects:
         done = {row["key"] for row in rows if row["model"] == subject.name}
         _claim(folder, subject, resumed=bool(done))
         for row in plan.run(subject, done):
@@ -101,9 +127,6 @@ def study(
             append_line(folder / "rows.jsonl", json.dumps(rows[-1]))
             if on_row is not None:
                 on_row(rows[-1])
-    _save_table(folder / "table.csv", rows)
-    save_figure(maker.draw(rows), folder / "figure")
-    return folder / "table.csv"
 
 
 class _Plan(NamedTuple):
@@ -165,7 +188,7 @@ def _claim(folder: Path, subject: Subject, *, resumed: bool) -> None:
     file = folder / "subjects.json"
     known: dict[str, Any] = {}
     if file.exists():
-        known = json.loads(file.read_text())
+        known = read_json(file)
     pixels = int(image_ids(subject.x).sum()) ^ int(subject.y.sum())
     own = {"weights": fingerprint(subject.model), "images": f"{len(subject.y)} with hash {pixels & (2**64 - 1):016x}"}
     before = known.get(subject.name, own)

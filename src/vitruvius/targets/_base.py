@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
+from vitruvius._checks import check_count
 from vitruvius._config import override
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text
@@ -121,8 +122,7 @@ def limit_images(images: int | None, key: str = "data.val_num_samples") -> list[
     """The override that `--images N` means: N images of a split (of validation, by default), a fixed random choice."""
     if images is None:
         return []
-    if images < 1:
-        raise ConfigError(f"--images {images} leaves no images; give 1 or more.")
+    check_count(images, "--images")
     return [f"{key}={images}"]
 
 

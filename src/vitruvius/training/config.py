@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from vitruvius._checks import check_finite
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError
 from vitruvius._keys import key, key_from
@@ -136,6 +137,10 @@ LEAST = {  # the smallest value of keys that are numbers
     "epochs": 1,
     "lr_base_size": 1,
     "warmup_epochs": 0,
+    "warmup_lr": 0,
+    "min_lr": 0,
+    "weight_decay": 0,
+    "momentum": 0,
     "grad_accum_steps": 1,
     "save_every": 0,
     "save_minutes": 0,
@@ -148,6 +153,7 @@ LEAST = {  # the smallest value of keys that are numbers
     "analyse_every": 1,
     "analyse_images": 1,
 }
+SEEDS = 2**63  # what PyTorch takes as a seed
 POSITIVE = ("lr", "lr_base", "clip_grad")
 SHARES = ("holdout", "model_ema_decay")  # from 0 to below 1
 FACTORS = ("alarm_gap", "alarm_lr")  # above 0, at most 1
@@ -155,6 +161,7 @@ FACTORS = ("alarm_gap", "alarm_lr")  # above 0, at most 1
 
 def check_train(train: TrainConfig, source: str) -> None:
     """What types alone cannot say."""
+    check_finite(train, f"{source}: train")
     for name, least in LEAST.items():
         _expect(train, name, lambda value, least=least: value >= least, f"at least {least}", source)  # type: ignore[misc]
     for name in POSITIVE:
@@ -258,3 +265,5 @@ def as_config(recipe: Recipe, overrides: Iterable[str] = ()) -> Config:
 def check(config: Config, source: str) -> None:
     """What types alone cannot say."""
     check_train(config.train, source)
+    if not -SEEDS <= config.seed < SEEDS:
+        raise ConfigError(f"{source}: seed = {config.seed}, expected a number of at most 63 bits.")

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from vitruvius._config import build
 from vitruvius._errors import ConfigError, Preempted, VitruviusError
-from vitruvius._files import atomic_write_text, exists, join, read_text
+from vitruvius._files import atomic_write_text, exists, join, read_json, read_text
 from vitruvius._keys import key, key_from
 from vitruvius._processes import Process, process_group
 from vitruvius._yaml import read_yaml, to_plain
@@ -241,7 +241,7 @@ class Sweep:
     def _notes(self) -> dict[str, Any]:
         if not exists(self._ledger):
             return {}
-        notes: dict[str, Any] = json.loads(read_text(self._ledger))
+        notes: dict[str, Any] = read_json(self._ledger)
         return notes
 
     def _row(self, run: Planned) -> Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from PIL import Image
 from timm.data import ImageDataset, create_dataset
 
+from vitruvius._checks import as_label
 from vitruvius._errors import DataError
 from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
@@ -25,7 +26,7 @@ class FileImages:
         with file:
             image = Image.open(file)
             image.load()
-        return image, int(label)
+        return image, as_label(label)
 
     def describe(self, index: int) -> str:
         return self.reader.filename(index, absolute=True) or f"image {index} of {self.name}"

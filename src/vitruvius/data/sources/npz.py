@@ -34,7 +34,10 @@ def open_npz(config: DataConfig, split: str, size: Size) -> TensorSet:
         if isinstance(error, DataError):
             raise
         raise DataError(f"cannot read the images in {path}: {error}") from error
-    images, labels = _images(pictures, path), torch.from_numpy(numbers.astype(np.int64)).flatten()
+    images = _images(pictures, path)
+    if numbers.dtype.kind not in "iu":
+        raise DataError(f"{path}: the labels have dtype {numbers.dtype}, expected whole numbers (int64).")
+    labels = torch.from_numpy(numbers.astype(np.int64)).flatten()
     if len(images) != len(labels) or not len(labels):
         raise DataError(f"{path} holds {len(images)} images and {len(labels)} labels.")
     classes = check_num_classes(config, str(path), max(int(labels.max()) + 1, config.num_classes or 0))
@@ -77,6 +80,6 @@ def _images(pictures: Any, path: Path) -> Tensor:
 
 
 def _checked_floats(images: Tensor, path: Path) -> Tensor:
-    if not images.is_floating_point() or images.min() < 0 or images.max() > 1:
+    if not images.is_floating_point() or not (images.min() >= 0 and images.max() <= 1):  # NaN is neither
         raise DataError(f"{path}: images are {images.dtype}, expected uint8, or floats from 0 to 1.")
     return images.float()

@@ -16,6 +16,7 @@ import torch
 from timm.data import create_dataset
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from vitruvius._checks import as_label
 from vitruvius._errors import DataError
 from vitruvius._files import is_url
 from vitruvius._registry import require
@@ -140,7 +141,7 @@ class Streamed(IterableDataset[Sample]):
             elif number % share.world_size != share.rank:
                 continue
             with seeded(seed_of(share.seed, share.epoch, number), restore=worker is None):
-                yield Sample(number, int(label), self.transform(image))
+                yield Sample(number, as_label(label), self.transform(image))
 
 
 class StreamLoader(BatchLoader):

@@ -6,6 +6,7 @@ else it is the largest label and one. `vitruvius attack` writes such files.
 
 from __future__ import annotations
 
+from vitruvius._checks import check_labels, check_pixels
 from vitruvius._errors import CheckpointError, DataError
 from vitruvius._files import load_tensors
 from vitruvius.data._config import DataConfig
@@ -30,7 +31,10 @@ def open_safetensors(config: DataConfig, split: str, size: Size) -> TensorSet:
             f"{config.root} holds {', '.join(tensors) or 'nothing'}; expected the tensors images and labels."
         )
     images = tensors["images"]
-    labels = tensors["labels"].long()
+    labels = tensors["labels"]
+    check_labels(labels, where=f"{config.root}: the")
+    if images.is_floating_point():
+        check_pixels(images)
     if images.dim() != 4 or len(images) != len(labels) or not len(labels):
         raise DataError(
             f"{config.root}: images {tuple(images.shape)} and labels {tuple(labels.shape)}, "
@@ -39,4 +43,4 @@ def open_safetensors(config: DataConfig, split: str, size: Size) -> TensorSet:
     largest = int(labels.max())
     found = int(metadata.get("num_classes", largest + 1))
     classes = check_num_classes(config, config.root, found)
-    return TensorSet(name=f"tensors/{split}", images=images, labels=labels, num_classes=classes)
+    return TensorSet(name=f"tensors/{split}", images=images, labels=labels.long(), num_classes=classes)

@@ -11,6 +11,7 @@ import torchvision.datasets
 from PIL import Image
 from timm.data import create_dataset
 
+from vitruvius._checks import as_label
 from vitruvius._errors import DataError, suggest
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_seeds import image_keys
@@ -65,8 +66,8 @@ class TorchvisionImages:
     def read(self, index: int) -> tuple[Image.Image, int]:
         image, label = self.dataset[self.rows[index]]
         if self.numbers is not None:
-            return image, self.numbers[int(label)]
-        return image, int(label)
+            return image, self.numbers[as_label(label)]
+        return image, as_label(label)
 
     def describe(self, index: int) -> str:
         return f"image {self.rows[index]} of {self.name}"

@@ -72,9 +72,14 @@ class Run:
         self.mirror = Mirror(str(folder), place_of(str(folder))) if is_url(folder) else None
         self.folder = Path(folder) if self.mirror is None else self.mirror.folder
         self._made = False
+        self._begun = False
 
     def begin(self, config: Config) -> None:
         """Make the folder, or recognise it as this very recipe's."""
+        self._make_or_recognise(config)
+        self._begun = True
+
+    def _make_or_recognise(self, config: Config) -> None:
         if self.mirror is not None:
             self.mirror.pull()
         file = self.folder / "config.yaml"
@@ -96,7 +101,7 @@ class Run:
 
     def abandon(self) -> None:
         """Take the folder back if nothing has come of it: no state, nothing but the recipe."""
-        if self._made and [path.name for path in self.folder.iterdir()] == ["config.yaml"]:
+        if self._made and self.folder.is_dir() and [path.name for path in self.folder.iterdir()] == ["config.yaml"]:
             (self.folder / "config.yaml").unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # somebody has put a file there
                 self.folder.rmdir()
@@ -105,6 +110,7 @@ class Run:
         return checkpoint.exists(self.folder)
 
     def save_state(self, state: dict[str, Any]) -> None:
+        self._check_place()
         checkpoint.save(self.folder, state)
 
     def load_state(self) -> dict[str, Any] | None:
@@ -113,6 +119,7 @@ class Run:
 
     def save_calm(self, state: dict[str, Any]) -> None:
         """A state to come back to."""
+        self._check_place()
         atomic_write_bytes(self.folder / checkpoint.CALM, checkpoint.to_bytes(state))
 
     def load_calm(self) -> dict[str, Any] | None:
@@ -129,6 +136,7 @@ class Run:
     def save_weights(self, name: str, weights: dict[str, Tensor], **notes: Any) -> None:
         """The inner model's own keys; plain timm can read them after `restore`."""
         metadata = {key: json.dumps(value) for key, value in {"vitruvius": __version__, **notes}.items()}
+        self._check_place()
         file = self.folder / f"{name}.safetensors"
         file.parent.mkdir(exist_ok=True)
         save_tensors(file, weights, metadata)
@@ -141,12 +149,21 @@ class Run:
 
     def save_metrics(self, rows: list[dict[str, Any]]) -> None:
         """All rows: none twice, none missing, whenever the run was stopped."""
+        self._check_place()
         atomic_write_text(self.folder / "metrics.jsonl", _lines(rows))
 
     def has_metrics(self, rows: list[dict[str, Any]]) -> bool:
         """Whether the metrics are these rows, and so every file is as new as the state."""
         file = self.folder / "metrics.jsonl"
         return file.exists() and read_text(file) == _lines(rows)
+
+    def _check_place(self) -> None:
+        """Refuse to go on in a folder that was moved or deleted since the run began in it."""
+        if self._begun and not (self.folder / "config.yaml").exists():
+            raise RunError(
+                f"{self.folder} was moved or deleted while the run was writing to it: config.yaml is gone. Move it "
+                "back and call the same command again; it goes on from the last state in it."
+            )
 
     def _recognise(self, config: Config, file: Path) -> None:
         known = flatten(to_plain(build(Config, read_yaml(file), source=str(file))))
