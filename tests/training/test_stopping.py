@@ -20,6 +20,7 @@ from vitruvius.tasks.supervised import Supervised
 from vitruvius.training import _step, train
 from vitruvius.training._guards.nonfinite import LossWatch
 from vitruvius.training._run import state_file
+from vitruvius.training._selection import Selection
 
 ACCUMULATED = ("train.grad_accum_steps=3", "train.model_ema=true", "data.mixup=0.4")
 
@@ -51,6 +52,38 @@ def test_a_signal_lets_the_update_finish_saves_and_leaves(
     assert signal.getsignal(which) is before
     small_run(tmp_path / "run", *ACCUMULATED)
     assert_same_run(tmp_path / "run", unbroken)
+
+
+def test_a_signal_while_the_held_out_images_are_judged_saves_the_epoch_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbroken = small_run(tmp_path / "unbroken")
+    look = Selection.look
+
+    def interrupted(self: Selection, *arguments: Any) -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return look(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Selection, "look", interrupted)
+        with pytest.raises(Preempted, match="SIGTERM: saved at update 4 in"):
+            small_run(tmp_path / "run")
+    assert (state_of(tmp_path / "run")["epoch"], state_of(tmp_path / "run")["batch"]) == (0, 4)
+    small_run(tmp_path / "run")
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+def test_workers_that_died_of_the_same_signal_do_not_claim_a_state_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dying(self: Any, x: Any, y: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RuntimeError("a data worker was terminated")
+
+    monkeypatch.setattr(Supervised, "forward", dying)
+    with pytest.raises(Preempted, match="SIGTERM: nothing was saved yet; the same command begins anew"):
+        small_run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_command_line_has_a_code_of_its_own_for_it(

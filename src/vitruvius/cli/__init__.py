@@ -15,10 +15,11 @@ import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from vitruvius._errors import VitruviusError
 from vitruvius._registry import first_line
+from vitruvius._signals import answering, goodbye
 from vitruvius._version import __version__
 from vitruvius.cli._verb import Verb
 
@@ -39,21 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; 0 if it worked, 1 after an error, 75 when pre-empted and saved, 130 when interrupted."""
     _print_what_cannot_be_encoded()
     options = read(arguments)
-    logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, format="%(message)s")
+    _start_log(verbose=options.verbose)
     verb: Callable[[argparse.Namespace], None] = options.verb
-    # of many processes one answers
-    if os.environ.get("RANK", "0") == "0":
-        answer = sys.stdout
-    else:
-        answer = io.StringIO()
     try:
-        with contextlib.redirect_stdout(answer), warnings.catch_warnings():
+        with answering(), contextlib.redirect_stdout(_answer_stream()), warnings.catch_warnings():
             if not options.verbose:
                 warnings.showwarning = Once()
             verb(options)
-    except KeyboardInterrupt:
-        print("vitruvius: interrupted; the same command goes on where this one stopped.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        words, code = goodbye(error)
+        print(f"vitruvius: {words}", file=sys.stderr)
+        return code
     except BrokenPipeError:  # `vitruvius list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -101,6 +98,20 @@ def _print_what_cannot_be_encoded() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+
+
+def _start_log(*, verbose: bool) -> None:
+    level = logging.WARNING
+    if verbose:
+        level = logging.INFO
+    logging.basicConfig(level=level, format="%(message)s")
+
+
+def _answer_stream() -> TextIO:
+    """Where answers go: of many processes one answers."""
+    if os.environ.get("RANK", "0") == "0":
+        return sys.stdout
+    return io.StringIO()
 
 
 class Once:

@@ -9,6 +9,7 @@ from pathlib import Path
 from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError
 from vitruvius._processes import Process, process_group
+from vitruvius._signals import keeping
 from vitruvius._yaml import parse_value
 from vitruvius.data import Loader, eval_loader
 from vitruvius.evaluation._evaluate import evaluate
@@ -95,12 +96,13 @@ def evaluate_target(
     for shift in shifts:
         check_fit(opened.model, shift)  # before hours go into what comes first
     baselines = _read_baselines(options, threats, shifts)
-    with process_group(opened.config.device) as process:
+    folder = Path(out or opened.folder / "evaluation")
+    with keeping(lambda: _describe_kept(folder)), process_group(opened.config.device) as process:
         opened.model.to(process.device).eval()
         job = _Job(
             target=opened,
             options=replace(options, sanity=sanity),
-            folder=Path(out or opened.folder / "evaluation"),
+            folder=folder,
             process=process,
             baselines=baselines,
             on_part=on_part,
@@ -162,6 +164,13 @@ def _run(job: _Job, threats: Sequence[Threat], shifts: Sequence[Shift], *, with_
         reports.append(_evaluate_shift(job, shift, report, temperature))
         job.tell(Evaluation(shifts=reports[-1:]))
     return Evaluation(report=report, corruptions=corruptions, findings=findings, shifts=reports)
+
+
+def _describe_kept(folder: Path) -> str:
+    """What somebody who interrupts will find, in a sentence."""
+    if any(folder.rglob("parts/*.safetensors")) or any(folder.rglob("ledger.safetensors")):
+        return f"{folder} keeps the images judged so far; the same command goes on from there."
+    return "no image was judged yet; the same command begins anew."
 
 
 def _clear(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from vitruvius._config import bind
+from vitruvius._signals import GRACE, LONGEST, set_patience
 from vitruvius.compression.files import load_maps, load_masks
 from vitruvius.compression.gradual import GradualMask
 from vitruvius.tracking import Trackers
@@ -63,11 +64,13 @@ class Loop:
         session = self.session
         row: dict[str, Any] = {"epoch": session.epoch, **train_epoch(session, self.bar.batch, self.keeper)}
         session.agree_on_statistics()
+        self.keeper.alarms_before = session.alarms
+        set_patience(LONGEST)  # an epoch is worth waiting for
         if self.keeper.alarm is not None:
             row |= self.keeper.watch().row() | {"alarms": session.alarms, "rollbacks": session.rollbacks}
         last = session.epoch + 1 == session.num_epochs
         if last or (session.epoch + 1) % session.config.train.evaluate_every == 0:
-            row |= self.selection.look()
+            row |= self.selection.look(self.keeper.leave_while_looking)
         return row
 
     def _finish(self, row: dict[str, Any], *, final: bool) -> None:
@@ -84,6 +87,7 @@ class Loop:
         if final:
             self.selection.choose(row)
         keep(session, self.run)
+        set_patience(GRACE)
 
     def _tell(self, row: dict[str, Any]) -> None:
         self.bar.epoch(row)

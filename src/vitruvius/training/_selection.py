@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
@@ -50,12 +51,15 @@ class Selection:
                 session.config.data.val_split,
             )
 
-    def look(self) -> dict[str, float]:
-        """Accuracy on the images that choose, of the weights and of their running average."""
+    def look(self, progress: Progress | None = None) -> dict[str, float]:
+        """Accuracy on the images that choose, of the weights and of their running average.
+
+        progress: called after every batch; by default nobody is.
+        """
         numbers: dict[str, float] = {}
         for name, ema in (("val", False), ("ema", True)):
             if not ema or self.session.task.has_ema():
-                numbers |= {f"{name}_{key}": value for key, value in self._look(ema).items()}
+                numbers |= {f"{name}_{key}": value for key, value in self._look(ema, progress).items()}
         return numbers
 
     def choose(self, row: dict[str, Any]) -> None:
@@ -83,19 +87,19 @@ class Selection:
             return "accuracy"
         return "robust_accuracy"
 
-    def _look(self, ema: bool) -> dict[str, float]:
+    def _look(self, ema: bool, progress: Progress | None) -> dict[str, float]:
         session = self.session
         model = session.eval_model(ema=ema).eval()
         threats: list[Threat] = []
         if self.threat is not None and self.attacked is session.val_loader:
             threats = [self.threat]
         with session.autocast():
-            report = evaluate(model, session.val_loader, threats, process=session.process)
+            report = evaluate(model, session.val_loader, threats, process=session.process, progress=progress)
             numbers = {"accuracy": report["clean"].accuracy, "loss": float(report["clean"].loss or 0.0)}
             if self.threat is None:
                 return numbers
             if not threats:  # other images than those of clean accuracy
-                report = evaluate(model, self.attacked, [self.threat], process=session.process)
+                report = evaluate(model, self.attacked, [self.threat], process=session.process, progress=progress)
             numbers["robust_accuracy"] = report[describe(self.threat)].accuracy
         return numbers
 

@@ -13,6 +13,7 @@ from vitruvius._errors import Preempted
 from vitruvius._files import atomic_write_text
 from vitruvius._processes import process_group
 from vitruvius._registry import load_plugins
+from vitruvius._signals import keeping
 from vitruvius._yaml import to_plain
 from vitruvius.analysis import AnalysisCallback, first_images
 from vitruvius.analysis.callback import FILE
@@ -52,7 +53,12 @@ def train(
     config = as_config(config, overrides)
     load_plugins(config.plugins)
     run, trackers = Run(config.out or "runs/unnamed"), Trackers.of(config.tracking)
-    with process_group(config.train.device) as process, preserve_rng(process.device), listening() as stop:
+    with (
+        process_group(config.train.device) as process,
+        preserve_rng(process.device),
+        listening() as stop,
+        keeping(run.describe_kept, run.abandon),
+    ):
         fresh = not process.on_first(run.has_state)
         session = open_session(config, process, fresh=fresh)  # what can be wrong is found before a file is written
         keeper = Keeper(session, run, stop, Alarm.of(session))
@@ -69,7 +75,7 @@ def train(
             if process.first:
                 run.abandon()
             if stop.asked and isinstance(error, RuntimeError):  # workers that died of the same signal
-                raise Preempted(f"{stop.name}: stopped at the last saved state of {run.folder}.") from error
+                raise Preempted(f"{stop.name}: {run.describe_kept()}") from error
             raise
         finally:
             trackers.close()

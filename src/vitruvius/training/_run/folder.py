@@ -71,6 +71,7 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.mirror = Mirror(str(folder), place_of(str(folder))) if is_url(folder) else None
         self.folder = Path(folder) if self.mirror is None else self.mirror.folder
+        self.saved_updates: int | None = None  # of the newest state that this process knows
         self._made = False
         self._begun = False
 
@@ -112,10 +113,22 @@ class Run:
     def save_state(self, state: dict[str, Any]) -> None:
         self._check_place()
         checkpoint.save(self.folder, state)
+        self.saved_updates = state["updates"]
 
     def load_state(self) -> dict[str, Any] | None:
         """The newest whole state, or None."""
-        return checkpoint.load(self.folder)
+        state = checkpoint.load(self.folder)
+        if state is not None:
+            self.saved_updates = state["updates"]
+        return state
+
+    def describe_kept(self) -> str:
+        """What somebody who interrupts the run now will find, in a sentence."""
+        if self.saved_updates is not None:
+            return f"{self.folder} keeps the state of update {self.saved_updates}; the same command goes on from there."
+        if self.has_state():
+            return f"{self.folder} keeps the state that was saved before; the same command goes on from there."
+        return "nothing was saved yet; the same command begins anew."
 
     def save_calm(self, state: dict[str, Any]) -> None:
         """A state to come back to."""

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from vitruvius._errors import Preempted
+from vitruvius._signals import saving, set_patience
 from vitruvius.training._guards.alarm import Alarm, Reading, logger
 from vitruvius.training._guards.nonfinite import LossWatch, as_json, error_for
 from vitruvius.training._guards.preemption import Stop
@@ -30,6 +31,8 @@ class Keeper:
         self.stop = stop
         self.alarm = alarm
         self.saved_at = time.monotonic()
+        self.alarms_before = session.alarms
+        self.measured_at: float | None = None  # seconds of this epoch when a signal could last be answered
 
     def between(self, losses: LossWatch, *, before: int, looked: bool) -> None:
         """After an update (`before`: updates before it). Several processes agree when they have looked."""
@@ -37,6 +40,7 @@ class Keeper:
         now = self.session.updates
         if self.alarm is not None and _crossed(train.alarm_every, before, now):
             self.watch()
+        self._measure(looked)
         stopping = self._agreed(self.stop.asked, looked)
         late = self._agreed(self._late(), looked)
         if stopping or late or _crossed(train.save_every, before, now):
@@ -45,11 +49,31 @@ class Keeper:
         if stopping:
             self._leave()
 
+    def _measure(self, looked: bool) -> None:
+        """A signal may wait as long as two such intervals take, since what it interrupts is saved then."""
+        if self.session.process.world_size > 1 and not looked:
+            return
+        now = self.session.elapsed
+        if self.measured_at is not None and now > self.measured_at:
+            set_patience(2 * (now - self.measured_at))
+        self.measured_at = now
+
     def _agreed(self, flag: bool, looked: bool) -> bool:
         """Whether any process says so; several ask each other only when they have `looked`, since that waits."""
         if self.session.process.world_size == 1:
             return flag
         return looked and self.session.process.any(flag)
+
+    def leave_while_looking(self, done: int, total: int | None, /, words: str = "") -> None:
+        """Between two batches of a look at the held-out images: the epoch is saved and looked at when the run resumes.
+
+        Several processes finish the look, since they would have to agree at every batch.
+        """
+        if not self.stop.asked or self.session.process.world_size > 1:
+            return
+        self.session.alarms = self.alarms_before  # which rings again then
+        self.save()
+        self._leave()
 
     def leave_if_asked(self) -> None:
         """After an epoch, when all is saved."""
@@ -71,6 +95,7 @@ class Keeper:
         """Look at the alarm, and do what the recipe says; a calm state is kept for a rollback."""
         assert self.alarm is not None
         self.session.agree_on_statistics()
+        self.alarms_before = self.session.alarms
         reading = self.alarm.read()
         if self.alarm.rings(reading):
             self._ring(self.alarm, reading)
@@ -81,8 +106,9 @@ class Keeper:
 
     def save(self) -> None:
         """The state alone."""
-        state = capture(self.session)
-        self.session.process.on_first(lambda: self._write(state))
+        with saving():
+            state = capture(self.session)
+            self.session.process.on_first(lambda: self._write(state))
         self.saved_at = time.monotonic()
 
     def _write(self, state: dict[str, Any]) -> None:
@@ -135,9 +161,10 @@ class Keeper:
 
 def keep(session: Session, run: Run) -> None:
     """The state first, in one step; then what follows from it, so that a crash at any point is mended by a resume."""
-    state = capture(session)
-    files = collect(session)
-    session.process.on_first(lambda: _save(session, run, state, files))
+    with saving():
+        state = capture(session)
+        files = collect(session)
+        session.process.on_first(lambda: _save(session, run, state, files))
 
 
 def resume(session: Session, run: Run) -> None:

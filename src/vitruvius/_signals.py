@@ -1,0 +1,201 @@
+"""Ctrl-C and SIGTERM are answered within seconds, also while native code keeps Python waiting.
+
+Python runs its signal handlers in the main thread, between two instructions. While one of them takes minutes (a
+compiler, a collective operation, a large kernel), signals wait. `answering` starts a thread that hears of a signal at
+once; when the command has not ended a few seconds later, the thread says what was kept and ends the process. It never
+does so while something is being saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+GRACE = 3.0  # seconds between a signal and the end that is not asked again
+LONGEST = 60.0  # seconds that a signal waits for work which is worth saving
+FINISHED = "files that were already finished stay."
+CODES = {  # exit codes: 75 is "try again later", for schedulers
+    getattr(signal, name): code
+    for name, code in (("SIGINT", 130), ("SIGTERM", 75), ("SIGUSR1", 75))
+    if hasattr(signal, name)
+}
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has reached a command that does not save by itself; raised wherever the command stood."""
+
+
+@dataclass
+class Work:
+    """What the listening thread must know of the work in the main thread."""
+
+    kept: list[tuple[Callable[[], str], Callable[[], object]]] = field(default_factory=list)
+    saving: int = 0  # saves under way, one inside another
+    patience: float = GRACE  # seconds
+    socket: socket.socket | None = None  # where Python writes the numbers of signals
+
+
+_work = Work()
+
+
+@contextlib.contextmanager
+def keeping(words: Callable[[], str], clean_up: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Inside, somebody who interrupts is told what was kept.
+
+    words: asked at the end, in the thread that ends the process or where the interrupt was raised.
+    clean_up: called before that, when the process is ended without unwinding; nothing by default.
+    """
+    _work.kept.append((words, clean_up))
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        error.add_note(words())
+        raise
+    finally:
+        _work.kept.pop()
+        _work.patience = GRACE
+
+
+@contextlib.contextmanager
+def saving() -> Iterator[None]:
+    """Inside, no signal ends the process: what is being saved is saved whole."""
+    _work.saving += 1
+    try:
+        yield
+    finally:
+        _work.saving -= 1
+
+
+def set_patience(seconds: float) -> None:
+    """How long a signal may wait for the work at hand, which is saved then; between GRACE and LONGEST."""
+    _work.patience = min(max(seconds, GRACE), LONGEST)
+
+
+def goodbye(error: KeyboardInterrupt) -> tuple[str, int]:
+    """What to say of an interrupt, and the exit code."""
+    kept = " ".join(getattr(error, "__notes__", [])) or FINISHED
+    if isinstance(error, Terminated):
+        return f"SIGTERM: {kept}", CODES[signal.SIGTERM]
+    return f"interrupted; {kept}", CODES[signal.SIGINT]
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Inside, signals are answered; handlers of before come back. Only the main thread can ask for this."""
+    if threading.current_thread() is not threading.main_thread() or _work.socket is not None:
+        yield
+        return
+    ours, pythons = socket.socketpair()
+    pythons.setblocking(False)
+    over = threading.Event()
+    thread = threading.Thread(target=_listen, args=(ours, over), name="signals", daemon=True)
+    before = _replace_default(signal.SIGTERM)
+    descriptor = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
+    _work.socket = pythons
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        _work.socket = None
+        signal.set_wakeup_fd(descriptor)
+        if before is not None:  # a handler that Python did not install stays
+            signal.signal(signal.SIGTERM, before)
+        pythons.close()
+        thread.join()
+        ours.close()
+
+
+def _replace_default(number: int) -> Any:
+    """Raise Terminated at this signal, unless somebody handles it already; the handler of before."""
+    before = signal.getsignal(number)
+    if before == signal.SIG_DFL:
+        signal.signal(number, _terminate)
+    return before
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated(signal.Signals(number).name)
+
+
+def _listen(numbers: socket.socket, over: threading.Event) -> None:
+    """Wait for signals until the work is over."""
+    while heard := numbers.recv(64):  # nothing when the other side is closed
+        asked = [number for number in heard if number in CODES]
+        if asked:
+            _wait_for_end(asked[-1], over)
+
+
+def _wait_for_end(number: int, over: threading.Event) -> None:
+    """End the process unless the work is over in time; saves are not counted."""
+    since = time.monotonic()
+    announced = False
+    while not over.wait(0.05):
+        waited = time.monotonic() - since
+        if _work.saving:
+            since = time.monotonic()
+        elif waited > _work.patience:
+            _end(number)
+        elif waited > GRACE and not announced:
+            announced = True
+            _say(f"{signal.Signals(number).name}: the work at hand is finished and saved first.")
+
+
+def _end(number: int) -> None:
+    words = [_words_of(words, clean_up) for words, clean_up in reversed(_work.kept)]
+    if sys.stderr.isatty():
+        os.write(2, b"\x1b[?25h\n")  # a live display hides the cursor
+    _say(f"{signal.Signals(number).name}: {' '.join(words) or FINISHED}")
+    os._exit(CODES[signal.Signals(number)])
+
+
+def _words_of(words: Callable[[], str], clean_up: Callable[[], object]) -> str:
+    """What one piece of work says; an error in saying so must not keep the process alive."""
+    try:
+        clean_up()
+        return words()
+    except Exception as error:
+        return f"what was kept is not known ({error})."
+
+
+def _say(text: str) -> None:
+    """To standard error past Python's buffers, whose locks the main thread may hold; of many processes one speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, f"vitruvius: {text}\n".encode())
+
+
+def _hold_signals() -> None:
+    """Before a fork: the new process must not hear a signal with the handlers and the socket of this one."""
+    if _work.socket is not None:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, CODES)
+
+
+def _release_signals() -> None:
+    """After a fork, on both sides; a signal that came in between is heard now."""
+    mask = getattr(_forking, "mask", None)
+    _forking.mask = None
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _forget_in_child() -> None:
+    """A forked process answers its own signals, as if nobody had asked for more."""
+    if _work.socket is not None:
+        signal.set_wakeup_fd(-1)
+        _work.socket = None
+        if signal.getsignal(signal.SIGTERM) is _terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _release_signals()
+
+
+_forking = threading.local()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_forget_in_child)
