@@ -66,9 +66,9 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
         assert action.help or action.metavar == "RUN", f"{action} has no help"
 
 
-@pytest.mark.parametrize("words", [["-v", "list", "tracker"], ["list", "tracker", "-v"], ["list", "-v", "tracker"]])
+@pytest.mark.parametrize("words", [["-v", "list", "tracer"], ["list", "tracer", "-v"], ["list", "-v", "tracer"]])
 def test_verbose_is_accepted_before_and_after_the_verb(words: list[str]) -> None:
-    with pytest.raises(UnknownName, match="nothing called 'tracker' to list"):  # shown whole, not as one line
+    with pytest.raises(UnknownName, match="nothing called 'tracer' to list"):  # shown whole, not as one line
         main(words)
 
 
@@ -211,9 +211,7 @@ def test_verbose_shows_where_an_error_came_from() -> None:
         main(["train", "digits/sofmax", "--verbose"])
 
 
-def test_an_interruption_says_that_one_can_go_on(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_says_what_stays(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     import vitruvius.listing
 
     def interrupted(*_: object) -> str:
@@ -222,7 +220,7 @@ def test_an_interruption_says_that_one_can_go_on(
     monkeypatch.setattr(vitruvius.listing, "listing", interrupted)
     code, _, err = answer(capsys, "list")
     assert code == 130
-    assert err == "vitruvius: interrupted; the same command goes on where this one stopped.\n"
+    assert err == "vitruvius: interrupted; files that were already finished stay.\n"
 
 
 def test_of_many_processes_one_answers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

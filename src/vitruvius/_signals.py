@@ -128,8 +128,8 @@ def _terminate(number: int, frame: object) -> None:
 
 def _listen(numbers: socket.socket, over: threading.Event) -> None:
     """Wait for signals until the work is over."""
-    while heard := numbers.recv(64):  # nothing when the other side is closed
-        asked = [number for number in heard if number in CODES]
+    while received := numbers.recv(64):  # nothing when the other side is closed
+        asked = [number for number in received if number in CODES]
         if asked:
             _wait_for_end(asked[-1], over)
 
