@@ -62,3 +62,15 @@ def test_a_device_is_found_or_named_or_refused() -> None:
             ConfigError, match=rf"device '{wanted}' cannot be used here: .* Use device=auto or device=cpu"
         ):
             choose_device(wanted)
+
+
+def _meet_often(rank: int) -> None:
+    for number in range(20):
+        with process_group("cpu") as process:
+            assert process.gather((rank, number)) == [(0, number), (1, number)]
+        assert not torch.distributed.is_initialized()
+
+
+def test_two_processes_meet_again_after_their_group_has_ended() -> None:
+    """A second store at the first one's address could be taken for it; then one of two waited for ever."""
+    in_two_processes(_meet_often)

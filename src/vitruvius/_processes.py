@@ -6,11 +6,12 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from vitruvius._errors import ConfigError, VitruviusError
 
@@ -82,13 +83,36 @@ def process_group(device: str = "auto") -> Iterator[Process]:
         torch.accelerator.set_device_index(chosen)  # where collectives of objects put their bytes
     began = announced > 1 and not dist.is_initialized()
     if began:
-        dist.init_process_group(dist.get_default_backend_for_device(chosen))
+        _begin_group(dist.get_default_backend_for_device(chosen))
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     try:
         yield Process(device=chosen, rank=rank, local_rank=local_rank, world_size=world_size)
     finally:
         if began:
             dist.destroy_process_group()
+
+
+class _Meeting:
+    """Where the processes meet, for the life of this one.
+
+    A second store at the address of the first may be taken for it while that one is going down: one process of two
+    then waits for ever. Every group gets a part of one store instead.
+    """
+
+    store: ClassVar[Any] = None
+    rank: ClassVar[int] = 0
+    world_size: ClassVar[int] = 1
+    groups: ClassVar[int] = 0
+
+
+def _begin_group(backend: str) -> None:
+    if _Meeting.store is None:
+        _Meeting.store, _Meeting.rank, _Meeting.world_size = next(rendezvous("env://"))
+    _Meeting.groups += 1
+    store = dist.PrefixStore(  # type: ignore[attr-defined]
+        f"vitruvius {_Meeting.groups}", _Meeting.store
+    )
+    dist.init_process_group(backend, store=store, rank=_Meeting.rank, world_size=_Meeting.world_size)
 
 
 def choose_device(wanted: str = "auto", local_rank: int = 0) -> torch.device:
