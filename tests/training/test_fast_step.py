@@ -28,8 +28,8 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> list[FastStep]:
         return work
 
     class Watched(FastStep):
-        def __init__(self, step: session_step.SessionStep) -> None:
-            super().__init__(step, again)
+        def __init__(self, step: session_step.SessionStep, tell: Callable[[str], None]) -> None:
+            super().__init__(step, again, tell)
             made.append(self)
 
     monkeypatch.setattr(_step, "obstacle", lambda *_: "")

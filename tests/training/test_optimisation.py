@@ -167,7 +167,7 @@ def test_the_best_weights_are_those_of_the_best_epoch(tmp_path: Path, monkeypatc
     from vitruvius.training._selection import Selection
 
     scores = iter([0.2, 0.9, 0.5, 0.9])
-    monkeypatch.setattr(Selection, "look", lambda self: {"val_accuracy": next(scores), "val_loss": 1.0})
+    monkeypatch.setattr(Selection, "look", lambda self, progress: {"val_accuracy": next(scores), "val_loss": 1.0})
     kept: dict[int, torch.Tensor] = {}
     publish = keeper.publish
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from small_run import small_config
-from vitruvius.training import train
-from vitruvius.training._progress_bar import Bar, line
+from vitruvius.training import _build, train
+from vitruvius.training._progress_bar import Bar, FirstBatch, line
 
 LINE = r"epoch {}/2  loss \d\.\d{{3}}  accuracy +\d+\.\d %  held-out +\d+\.\d %  EMA +\d+\.\d %  [\d,]+ images/s"
 
 
-def test_without_a_terminal_every_epoch_is_one_plain_line(tmp_path: Path) -> None:
+def test_without_a_terminal_every_epoch_is_one_plain_line_after_the_beginning(tmp_path: Path) -> None:
     out = io.StringIO()
     train(small_config(tmp_path / "run", "train.model_ema=true"), console=Console(file=out, width=120))
-    lines = out.getvalue().splitlines()
+    data, model, first, *lines = out.getvalue().splitlines()
+    assert data == "data digits: 36 images to train on, 12 held out, 10 classes"
+    assert re.fullmatch(r"model vitruvius/vit_digits: [\d,]+ parameters on cpu", model)
+    assert re.fullmatch(r"first batch: \d+\.\d s", first)
     assert len(lines) == 2
     for number, text in enumerate(lines, 1):
         assert re.fullmatch(LINE.format(number), text)
@@ -47,3 +52,31 @@ def test_in_a_terminal_the_bar_shows_rate_loss_accuracy_and_time_left() -> None:
 def test_a_line_leaves_out_what_was_not_looked_at() -> None:
     row = {"epoch": 4, "train_loss": 0.4123, "train_accuracy": 0.912, "images_per_second": 1204.4}
     assert line(row, 10) == "epoch  5/10  loss 0.412  accuracy  91.2 %  1,204 images/s"
+
+
+def test_a_run_that_goes_on_says_from_where(tmp_path: Path) -> None:
+    out = io.StringIO()
+    train(small_config(tmp_path / "run"), quiet=True)
+    train(small_config(tmp_path / "run"), console=Console(file=out, width=120))
+    assert "going on at epoch 3, after 8 updates" in out.getvalue()
+
+
+def test_a_slow_compiler_says_so_while_it_works_and_how_long_it_took() -> None:
+    said: list[str] = []
+    first = FirstBatch(said.append, compiles=True, every=0.05)
+    with first.watched():
+        time.sleep(0.2)
+    assert said[:2] == ["compiling the model for the first batch", "still compiling after 0 s"]
+    assert re.fullmatch(r"first batch: 0\.\d s, compiling included", said[-1])
+    lines = len(said)
+    with first.watched():  # the second one
+        time.sleep(0.1)
+    assert len(said) == lines
+
+
+def test_a_compiled_run_announces_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(_build, "compile_task", lambda *_: None)
+    train(small_config(tmp_path / "run", "train.compile=true"), console=Console(file=out, width=120))
+    assert "compiling the model for the first batch\n" in out.getvalue()
+    assert re.search(r"first batch: \d+\.\d s, compiling included\n", out.getvalue())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from torch import Tensor
@@ -30,8 +32,16 @@ class Pauses(Protocol):
     def nonfinite(self, losses: LossWatch) -> None: ...
 
 
-def train_epoch(session: Session, watch: Watcher, pauses: Pauses) -> dict[str, float]:
-    """Train on the batches that are left of this epoch; the means over the whole of it."""
+def train_epoch(
+    session: Session,
+    watch: Watcher,
+    pauses: Pauses,
+    around_batch: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> dict[str, float]:
+    """Train on the batches that are left of this epoch; the means over the whole of it.
+
+    around_batch: what to do around the work of every batch; nothing by default.
+    """
     session.task.train()
     loader = session.train_loader
     means = session.means
@@ -42,7 +52,8 @@ def train_epoch(session: Session, watch: Watcher, pauses: Pauses) -> dict[str, f
     loader.set_epoch(session.epoch, session.batch)
     for number, (x, y, ids) in enumerate(loader.with_ids(), session.batch):
         before, session.rate = session.updates, session.optimizer.param_groups[0]["lr"]
-        numbers = _train_batch(session, x, y, number, batches, losses, ids, pauses)
+        with around_batch():
+            numbers = _train_batch(session, x, y, number, batches, losses, ids, pauses)
         if numbers is not None:
             means.add(numbers, len(x))
             losses.add(number, numbers["loss"], ids)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,12 +16,14 @@ from vitruvius.compression.gradual import GradualMask
 from vitruvius.tracking import Trackers
 from vitruvius.training._epoch import train_epoch
 from vitruvius.training._guards.means import Means
-from vitruvius.training._progress_bar import Bar
+from vitruvius.training._progress_bar import Bar, FirstBatch
 from vitruvius.training._run.folder import Run
 from vitruvius.training._run.keeper import Keeper, RolledBack, keep
 from vitruvius.training._selection import Selection
 from vitruvius.training._session import Session
-from vitruvius.training._step import make_fast_step
+from vitruvius.training._step import compiles, make_fast_step
+
+logger = logging.getLogger(__name__)
 
 
 class Callback(Protocol):
@@ -40,11 +43,13 @@ class Loop:
     trackers: Trackers
     bar: Bar
     callbacks: Sequence[Callback] = ()
+    tell: Callable[[str], None] = logger.info  # says a line about what is compiled or recorded
 
     def run_epochs(self) -> None:
         """Until the last epoch is done."""
         session, gradual = self.session, gradual_of(self.session)
-        session.fast_step = make_fast_step(session)
+        session.fast_step = make_fast_step(session, self.tell)
+        self.first_batch = FirstBatch(self.tell, compiles=compiles(session))
         with self.bar:
             while session.epoch < session.num_epochs:
                 self.bar.start(session.epoch, done=session.batch)
@@ -52,7 +57,7 @@ class Loop:
                 try:
                     row = self._train()
                 except RolledBack:
-                    session.fast_step = make_fast_step(session)  # recordings hold the state that was left
+                    session.fast_step = make_fast_step(session, self.tell)  # recordings hold the state that was left
                     continue
                 self._finish(row, final=gradual is None or gradual.finished(session.epoch))
                 self._tell(row)
@@ -62,7 +67,8 @@ class Loop:
     def _train(self) -> dict[str, Any]:
         """One epoch, or what is left of it, and a look at what it has brought."""
         session = self.session
-        row: dict[str, Any] = {"epoch": session.epoch, **train_epoch(session, self.bar.batch, self.keeper)}
+        numbers = train_epoch(session, self.bar.batch, self.keeper, self.first_batch.watched)
+        row: dict[str, Any] = {"epoch": session.epoch, **numbers}
         session.agree_on_statistics()
         self.keeper.alarms_before = session.alarms
         set_patience(LONGEST)  # an epoch is worth waiting for

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -9,6 +14,61 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitruvius.training._session import Session
+
+logger = logging.getLogger(__name__)
+
+EVERY = 60.0  # seconds between two lines about something slow
+
+
+def make_teller(console: Console | None, *, shown: bool) -> Callable[[str], None]:
+    """What says a line about the beginning of a run: on the console, or in the log where none is shown."""
+    if not shown:
+        return logger.info
+    where = console or Console(stderr=True)
+    return lambda text: where.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class FirstBatch:
+    """The first batch of a run, which waits for data and for the compiler: says how long it took, and that it does.
+
+    tell: says one line. compiles: whether the model is compiled in it. every: seconds between two lines.
+    """
+
+    def __init__(self, tell: Callable[[str], None], *, compiles: bool, every: float = EVERY) -> None:
+        self.tell = tell
+        self.compiles = compiles
+        self.every = every
+        self.over = threading.Event()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around the work of the batch; afterwards and later on nothing is said."""
+        if self.over.is_set():
+            yield
+            return
+        begun = time.perf_counter()
+        if self.compiles:
+            self.tell("compiling the model for the first batch")
+        thread = threading.Thread(target=self._remind, args=(begun,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.over.set()
+            thread.join()
+        self.tell(f"first batch: {time.perf_counter() - begun:.1f} s{self._with_compiling()}")
+
+    def _remind(self, begun: float) -> None:
+        doing = "at the first batch"
+        if self.compiles:
+            doing = "compiling"
+        while not self.over.wait(self.every):
+            self.tell(f"still {doing} after {time.perf_counter() - begun:.0f} s")
+
+    def _with_compiling(self) -> str:
+        if self.compiles:
+            return ", compiling included"
+        return ""
 
 
 class Bar:

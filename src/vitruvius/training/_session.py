@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -107,15 +108,20 @@ class Session(Counters):
         return bare(self.task, ema=ema)
 
 
-def open_session(config: Config, process: Process, *, fresh: bool = True) -> Session:
+def open_session(
+    config: Config, process: Process, *, fresh: bool = True, tell: Callable[[str], None] = logger.info
+) -> Session:
     """Data first, since it may be missing; then the model, the task and the optimiser.
 
-    A `fresh` session has no state to go on from: what is fitted to the data before training is fitted now.
+    A `fresh` session has no state to go on from: what is fitted to the data before training is fitted now. `tell` is
+    given a line when the data is found, and one when the model is built; by default they go to the log.
     """
     config = with_rate(config, process.world_size)
     loaders = make.loaders(config, process)
+    tell(_describe_data(config, loaders))
     config = make.with_classes(config, loaders[0].num_classes)
     model = make.model(config, process)
+    tell(f"model {config.model.name}: {sum(p.numel() for p in model.parameters()):,} parameters on {process.device}")
     config = make.with_statistics(config, model)
     if fresh:
         make.calibrate(model, loaders[0], process)
@@ -147,6 +153,16 @@ def open_session(config: Config, process: Process, *, fresh: bool = True) -> Ses
         fast_step=None,
         replica=replica,
     )
+
+
+def _describe_data(config: Config, loaders: tuple[Loader, Loader]) -> str:
+    """`data digits: 1,294 images to train on, 143 held out, 10 classes`."""
+    train, judged = loaders
+    role = "for validation"
+    if config.train.holdout:
+        role = "held out"
+    images = f"{train.num_images:,} images to train on, {judged.num_images:,} {role}"
+    return f"data {config.data.dataset}: {images}, {train.num_classes:,} classes"
 
 
 def with_rate(config: Config, world_size: int) -> Config:

@@ -7,6 +7,7 @@ training); one with `at(epoch=, update=, updates_per_epoch=)` is told before eve
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -107,7 +108,14 @@ def _fast_step(session: Session, step: FastStep, x: Tensor, y: Tensor, labels: T
     return numbers
 
 
-def make_fast_step(session: Session) -> FastStep | None:
+def compiles(session: Session) -> bool:
+    """Whether the first batch waits for the compiler."""
+    if session.config.train.compile == "auto":
+        return session.fast_step is not None and session.fast_step.step.regions is not None
+    return bool(session.config.train.compile)
+
+
+def make_fast_step(session: Session, tell: Callable[[str], None] = logger.info) -> FastStep | None:
     """What `train.compile: auto` makes of the steps of a session; None, and a line in the log, if it makes nothing."""
     if session.config.train.compile != "auto":
         return None
@@ -124,7 +132,7 @@ def make_fast_step(session: Session) -> FastStep | None:
     has_penalties = session.task.penalties is not None  # hooks inside the blocks
     regions = None if has_penalties else Regions(session.model)
     step = SessionStep(session.task, session.optimizer, forward, lambda: _apply(session), regions=regions)
-    return FastStep(step)
+    return FastStep(step, tell=tell)
 
 
 def _report(result: dict[str, Tensor], labels: Tensor) -> Numbers:

@@ -21,7 +21,7 @@ from vitruvius.tracking import Trackers
 from vitruvius.training._guards.alarm import Alarm
 from vitruvius.training._guards.preemption import listening
 from vitruvius.training._loop import Callback, Loop
-from vitruvius.training._progress_bar import Bar
+from vitruvius.training._progress_bar import Bar, make_teller
 from vitruvius.training._run.folder import Run
 from vitruvius.training._run.keeper import Keeper, resume
 from vitruvius.training._run.secrets import redact
@@ -60,17 +60,22 @@ def train(
         keeping(run.describe_kept, run.abandon),
     ):
         fresh = not process.on_first(run.has_state)
-        session = open_session(config, process, fresh=fresh)  # what can be wrong is found before a file is written
+        shown = process.first and not quiet
+        tell = make_teller(console, shown=shown)
+        # what can be wrong is found before a file is written
+        session = open_session(config, process, fresh=fresh, tell=tell)
         keeper = Keeper(session, run, stop, Alarm.of(session))
         selection = Selection(session)
         process.on_first(lambda: run.begin(session.config))
         try:
             resume(session, run)
+            if session.updates:
+                tell(f"going on at epoch {session.epoch + 1}, after {session.updates:,} updates")
             if process.first:
                 trackers.open(run.folder, redact(to_plain(session.config)), session.rows)
-            bar = Bar.of(session, shown=process.first and not quiet, console=console)
+            bar = Bar.of(session, shown=shown, console=console)
             watchers = [*callbacks, *Curves.of(session, run.folder)] if process.first else []
-            Loop(session, run, keeper, selection, trackers, bar, watchers).run_epochs()
+            Loop(session, run, keeper, selection, trackers, bar, watchers, tell).run_epochs()
         except BaseException as error:
             if process.first:
                 run.abandon()

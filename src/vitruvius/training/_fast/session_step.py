@@ -136,9 +136,11 @@ class SessionStep:
 class FastStep:
     """One step of a session: recorded where it can be."""
 
-    def __init__(self, step: SessionStep, record: Record = record_cuda_graph) -> None:
+    def __init__(
+        self, step: SessionStep, record: Record = record_cuda_graph, tell: Callable[[str], None] = logger.info
+    ) -> None:
         self.step = step
-        self.recorder = StepRecorder(step, record, whole=step.records_update)
+        self.recorder = StepRecorder(step, record, whole=step.records_update, tell=tell)
 
     def __call__(self, x: Tensor, y: Tensor, labels: Tensor, *, settings: Hashable) -> Numbers:
         """Numbers for the log; the weights are updated."""
