@@ -184,12 +184,11 @@ def load_foreign_plugins(names: object, *, source: str, trust: bool = False) -> 
         an installed package offers under an entry point of vitruvius; anything else is a ConfigError, and nothing of it
         is imported.
     """
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{source}: plugins = {names!r} is not a list of modules.")
+    named = _module_names(names, source)
     if trust:
-        load_plugins(names)
+        load_plugins(named)
         return
-    for name in names:
+    for name in named:
         if name not in sys.modules and not _is_installed(name):
             raise ConfigError(
                 f"{source} names the plugin {name!r}, Python code that came with the run and was not imported. If "
@@ -197,9 +196,15 @@ def load_foreign_plugins(names: object, *, source: str, trust: bool = False) -> 
                 "first; in a recipe that uses this run: list it under plugins)."
             )
     with _without_current_folder():
-        for name in names:
+        for name in named:
             with _explained(f"plugins: {name!r}"):
                 importlib.import_module(name)
+
+
+def _module_names(names: object, source: str) -> list[str]:
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{source}: plugins = {names!r} is not a list of modules.")
+    return list(names)
 
 
 def _is_installed(name: str) -> bool:

@@ -14,6 +14,7 @@ import fsspec
 
 from vitruvius._errors import MissingExtra, RunError
 from vitruvius._files import _local
+from vitruvius._secrets import redact_text
 
 StrPath = str | Path
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
@@ -77,13 +78,13 @@ def atomic_write_bytes(path: StrPath, data: bytes) -> None:
 
 
 def atomic_write_text(path: StrPath, text: str) -> None:
-    """`atomic_write_bytes` of UTF-8 text."""
-    atomic_write_bytes(path, text.encode("utf-8"))
+    """`atomic_write_bytes` of UTF-8 text, with secrets hidden (`vitruvius._secrets`)."""
+    atomic_write_bytes(path, redact_text(text).encode("utf-8"))
 
 
 def append_line(path: StrPath, text: str, *, sync: bool = False) -> None:
-    """Add one line in one write; a line that does not fit on the disk is taken back."""
-    line = (text.rstrip("\n") + "\n").encode("utf-8")
+    """Add one line in one write, with secrets hidden; a line that does not fit on the disk is taken back."""
+    line = (redact_text(text).rstrip("\n") + "\n").encode("utf-8")
     with explained(path, "append to"):
         if is_url(path):  # object stores cannot append: the whole object is put again
             filesystem, inner = open_url(path)
@@ -164,7 +165,7 @@ def open_url(path: StrPath) -> tuple[Any, str]:
     except ImportError as error:
         raise MissingExtra(f"the package for {scheme}:// paths", "cloud") from error
     except ValueError as error:
-        raise RunError(f"cannot open {path}: {error}") from error
+        raise RunError(redact_text(f"cannot open {path}: {error}")) from error
     return filesystem, inner
 
 
@@ -176,7 +177,7 @@ def explained(path: StrPath, verb: str) -> Iterator[None]:
     except RunError:
         raise
     except OSError as error:
-        raise RunError(f"cannot {verb} {path}: {_reason(error)}") from error
+        raise RunError(redact_text(f"cannot {verb} {path}: {_reason(error)}")) from error
 
 
 def _reason(error: OSError) -> str:

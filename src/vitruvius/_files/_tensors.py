@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitruvius._errors import CheckpointError, RunError
 from vitruvius._files._paths import StrPath, atomic_write_bytes, read_bytes
+from vitruvius._secrets import redact
 
 CHECKSUM = "sha256"  # metadata key of `save_tensors`; checked and removed by `load_tensors`
 
@@ -23,9 +24,9 @@ def save_tensors(path: StrPath, tensors: Mapping[str, Tensor], metadata: Mapping
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bytes of such a file."""
+    """The bytes of such a file; secrets in the metadata are hidden."""
     plain = _separate(tensors)
-    header = {**(metadata or {}), CHECKSUM: _checksum(plain)}
+    header = {**redact(dict(metadata or {})), CHECKSUM: _checksum(plain)}
     return safetensors.torch.save(plain, metadata=header)
 
 

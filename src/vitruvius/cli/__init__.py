@@ -15,10 +15,11 @@ import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from vitruvius._errors import VitruviusError
 from vitruvius._registry import first_line
+from vitruvius._secrets import RedactedStream, redact_text
 from vitruvius._signals import answering, goodbye
 from vitruvius._version import __version__
 from vitruvius.cli._verb import Verb
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if options.verbose:
             raise
-        print(f"vitruvius: {in_one_line(error)}", file=sys.stderr)
+        print(redact_text(f"vitruvius: {in_one_line(error)}"), file=sys.stderr)
         if isinstance(error, VitruviusError):
             return error.exit_code
         return 1
@@ -104,13 +105,13 @@ def _start_log(*, verbose: bool) -> None:
     level = logging.WARNING
     if verbose:
         level = logging.INFO
-    logging.basicConfig(level=level, format="%(message)s")
+    logging.basicConfig(level=level, format="%(message)s", stream=RedactedStream(sys.stderr))
 
 
-def _answer_stream() -> TextIO:
-    """Where answers go: of many processes one answers."""
+def _answer_stream() -> Any:
+    """Where answers go, with secrets hidden: of many processes one answers."""
     if os.environ.get("RANK", "0") == "0":
-        return sys.stdout
+        return RedactedStream(sys.stdout)
     return io.StringIO()
 
 
@@ -121,7 +122,7 @@ class Once:
         self.said: set[str] = set()
 
     def __call__(self, message: Warning | str, *_: Any, **__: Any) -> None:
-        text = " ".join(str(message).split())
+        text = redact_text(" ".join(str(message).split()))
         if text not in self.said:
             self.said.add(text)
             print(f"vitruvius: warning: {text}", file=sys.stderr)

@@ -17,6 +17,7 @@ from vitruvius._checks import Progress, check_eval_mode, check_pixels, device_of
 from vitruvius._errors import DataError, RunError
 from vitruvius._files import exists, load_tensors, save_tensors
 from vitruvius._processes import Process
+from vitruvius._secrets import redact
 from vitruvius.compression.files import save_maps
 from vitruvius.evaluation import fingerprint, numbered, settings_fingerprint
 from vitruvius.heads import Heads
@@ -89,7 +90,7 @@ class _Sums:
         if file is None:
             self.subject = {}
         else:
-            self.subject = _subject(model, loader)
+            self.subject = redact(_subject(model, loader))
         self.totals: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}
         self.batches = self.images = 0

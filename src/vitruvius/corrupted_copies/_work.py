@@ -17,6 +17,7 @@ import torch
 from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import atomic_write_text, ensure_writable, read_json
+from vitruvius._secrets import redact
 from vitruvius._version import __version__
 from vitruvius.corruptions import Corruption
 
@@ -26,6 +27,7 @@ RECORD = "corrupt.json"
 
 def claim(out: Path, settings: Mapping[str, Any]) -> None:
     """Make the folder ours: new, or begun with the same settings."""
+    settings = redact(dict(settings))
     record = out / RECORD
     if record.exists():
         known = read_json(record)

@@ -30,6 +30,7 @@ from vitruvius._files import (
     save_tensors,
     sweep,
 )
+from vitruvius._secrets import redact
 from vitruvius.evaluation.threats import Entry
 
 NOTES = "stages"  # folder of what the stages of an ensemble have decided so far
@@ -101,12 +102,13 @@ class Ledger:
         """
         if self.folder is None:
             return list(entries)
+        subject = redact(dict(subject))
         file = self.folder / "ledger.json"
         known: dict[str, Any] = {"subject": subject, "threats": []}
         if file.exists():
             known = read_json(file)
         before = _entries(known, file)
-        self._compare(known["subject"], subject, file)
+        self._compare(redact(known["subject"]), subject, file)
         self._compare_revisions(before, entries)
         every = {entry.spec: entry for entry in [*before, *entries]}
         self._made = MadeFolder(self.folder)

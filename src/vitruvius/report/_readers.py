@@ -13,15 +13,17 @@ from safetensors import SafetensorError, safe_open
 
 from vitruvius._errors import CheckpointError, ConfigError, DataError, RunError
 from vitruvius._files import load_tensors
+from vitruvius._secrets import redact
 from vitruvius._yaml import read_yaml
 from vitruvius.evaluation import ShiftReport, load_shift_report
 from vitruvius.report._numbers import number
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The resolved recipe; a run without a readable one is an error."""
+    """The resolved recipe, with secrets hidden; a run without a readable one is an error."""
     try:
-        return read_yaml(path)
+        config: dict[str, Any] = redact(read_yaml(path))
+        return config
     except ConfigError as error:
         raise RunError(f"{_one_line(error)} A run folder needs its resolved recipe.") from error
 

@@ -18,6 +18,7 @@ from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import MadeFolder, append_line, atomic_write_text, ensure_writable, read_json
 from vitruvius._processes import choose_device
 from vitruvius._registry import Registry
+from vitruvius._secrets import redact, redact_text
 from vitruvius._yaml import parse_value
 from vitruvius.data import eval_loader
 from vitruvius.evaluation import fingerprint, numbered
@@ -81,7 +82,7 @@ def study(
     name: of the study; `vitruvius list studies` names them.
     targets: run folders, model names, or other kinds of target.
     settings: of the study; also `images` (how many, default 512), `batch_size` (default 128), and settings of the data
-        as `data.key`.
+        as `data.key`; `plugins` names modules of runs to trust.
     out: the folder for table.csv and the figure.
     on_row: called with every row as soon as it is known.
     """
@@ -139,8 +140,9 @@ class _Plan(NamedTuple):
 
 
 def _read_settings(name: str, settings: Mapping[str, Any]) -> _Plan:
-    data = [f"{key}={value}" for key, value in settings.items() if key.startswith("data.")]
-    own = {key: value for key, value in settings.items() if not key.startswith("data.")}
+    of_target = [key for key in settings if key == "plugins" or key.startswith("data.")]
+    data = [f"{key}={settings[key]}" for key in of_target]
+    own = {key: value for key, value in settings.items() if key not in of_target}
     images = _whole_number("images", own.pop("images", 512))
     batch_size = _whole_number("batch_size", own.pop("batch_size", 128))
     return _Plan(studies.bind({"use": name, **own}, where="study"), data, images, batch_size)
@@ -174,7 +176,7 @@ def open_subject(target: str, data: Sequence[str], images: int, batch_size: int)
             break
     x, y, ids = (torch.cat(column)[:images] for column in zip(*batches, strict=True))
     return Subject(
-        name=target,
+        name=redact_text(target),
         model=model,
         x=x.to(device),
         y=y.to(device),
@@ -203,7 +205,8 @@ def _claim(folder: Path, subject: Subject, *, resumed: bool) -> None:
 
 def _resume(folder: Path, signature: dict[str, Any]) -> list[Row]:
     """Rows of an interrupted study of the same settings; another study in this folder is refused."""
-    file, text = folder / "study.json", json.dumps(signature, indent=1, sort_keys=True, default=str)
+    file = folder / "study.json"
+    text = redact_text(json.dumps(redact(signature), indent=1, sort_keys=True, default=str))
     if file.exists() and file.read_text() != text:
         raise RunError(f"{folder} holds another study. Choose another folder with --out, or delete it.")
     atomic_write_text(file, text)

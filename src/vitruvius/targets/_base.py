@@ -18,6 +18,7 @@ from vitruvius._config import override
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text
 from vitruvius._registry import Registry, load_foreign_plugins, load_plugins
+from vitruvius._secrets import redact
 from vitruvius._yaml import dump_yaml, read_yaml, to_plain
 from vitruvius.data import DataConfig, Loader
 from vitruvius.models import AttentionRule, ModelConfig, PixelModel
@@ -129,7 +130,7 @@ def limit_images(images: int | None, key: str = "data.val_num_samples") -> list[
 def save_target(config: TargetConfig, folder: Path) -> None:
     """What a model by name was, as config.yaml: so a report reads the folder like that of a run."""
     versions = {name: version(name) for name in ("vitruvius", "torch", "timm")}
-    atomic_write_text(folder / "config.yaml", dump_yaml({**to_plain(config), "versions": versions}))
+    atomic_write_text(folder / "config.yaml", dump_yaml(redact({**to_plain(config), "versions": versions})))
 
 
 def check_head(target: Target) -> None:

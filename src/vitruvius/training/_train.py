@@ -13,6 +13,7 @@ from vitruvius._errors import Preempted
 from vitruvius._files import atomic_write_text
 from vitruvius._processes import process_group
 from vitruvius._registry import load_plugins
+from vitruvius._secrets import redact
 from vitruvius._signals import keeping
 from vitruvius._yaml import to_plain
 from vitruvius.analysis import AnalysisCallback, first_images
@@ -24,7 +25,6 @@ from vitruvius.training._loop import Callback, Loop
 from vitruvius.training._progress_bar import Bar, make_teller
 from vitruvius.training._run.folder import Run
 from vitruvius.training._run.keeper import Keeper, resume
-from vitruvius.training._run.secrets import redact
 from vitruvius.training._seeding import preserve_rng
 from vitruvius.training._selection import Selection
 from vitruvius.training._session import Session, open_session

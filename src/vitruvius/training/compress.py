@@ -16,6 +16,7 @@ from typing import Any
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import atomic_write_text
 from vitruvius._registry import read_spec
+from vitruvius._secrets import redact, redact_text
 from vitruvius._yaml import dump_yaml, read_yaml
 from vitruvius.attention import Kernel, attentions
 from vitruvius.compression.command import cycles_of, export_target, maps_of_target, masks_of_maps
@@ -67,7 +68,7 @@ def compress(
         _, text = masks_of_maps(str(maps), asked.rule, str(masks), sparsity=asked.sparsity, of=str(run))
         tell(text)
     recipe = _recipe(run, masks, asked, tuned)
-    atomic_write_text(folder / "recipe.yaml", dump_yaml(recipe))
+    atomic_write_text(folder / "recipe.yaml", dump_yaml(redact(recipe)))
     train(recipe, [*overrides, f"out={tuned}"])
     _judge(run, tuned, folder, data, asked, tell)
     exported = folder / "export.pt2"
@@ -81,7 +82,8 @@ def compress(
 
 def _claim(folder: Path, run: Path, asked: Compression, overrides: Sequence[str]) -> None:
     """Remember what the folder is for; another wish needs another folder."""
-    wanted = json.dumps({"run": str(run), **asdict(asked), "overrides": list(overrides)}, indent=1)
+    wishes = {"run": str(run), **asdict(asked), "overrides": list(overrides)}
+    wanted = redact_text(json.dumps(wishes, indent=1))
     known = folder / "compress.json"
     if known.is_file() and known.read_text(encoding="utf-8") != wanted:
         raise ConfigError(

@@ -26,6 +26,7 @@ from vitruvius._errors import ConfigError, Preempted, VitruviusError
 from vitruvius._files import atomic_write_text, exists, join, read_json, read_text
 from vitruvius._keys import key, key_from
 from vitruvius._processes import Process, process_group
+from vitruvius._secrets import redact, redact_text
 from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 from vitruvius.training._run.folder import flatten
@@ -236,7 +237,7 @@ class Sweep:
     def _note(self, run: Planned, status: str, seconds: float) -> None:
         note = {"status": status, "mark": run.mark, "settings": run.settings, "seconds": round(seconds, 1)}
         notes = {**self._notes(), run.name: note}
-        atomic_write_text(self._ledger, json.dumps(notes, indent=1) + "\n")
+        atomic_write_text(self._ledger, json.dumps(redact(notes), indent=1) + "\n")
 
     def _notes(self) -> dict[str, Any]:
         if not exists(self._ledger):
@@ -249,7 +250,7 @@ class Sweep:
         lines: list[str] = []
         if exists(file):
             lines = read_text(file).splitlines()
-        return Row(run.name, run.settings, self._status(run), [json.loads(line) for line in lines])
+        return Row(run.name, redact(run.settings), self._status(run), [json.loads(line) for line in lines])
 
 
 def _refuse_doubles(names: list[str], source: str) -> None:
@@ -311,7 +312,11 @@ class SideBySide:
     def _outcome(self, name: str) -> tuple[str, str, float]:
         child, begun = self.children.pop(name)
         seconds = time.monotonic() - begun
-        lines = (self.logs / f"{name}.txt").read_text(encoding="utf-8").split("\n")
+        log = self.logs / f"{name}.txt"
+        text = log.read_text(encoding="utf-8")
+        if redact_text(text) != text:  # of a library that printed by itself, or of a traceback
+            atomic_write_text(log, text)
+        lines = redact_text(text).split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "nothing printed")
         if child.returncode == 0:
             return name, "finished", seconds
@@ -319,9 +324,10 @@ class SideBySide:
 
 
 def name_of(settings: Settings) -> str:
-    """`train.lr=0.0001,seed=0` as the name of a folder; short, and different for different settings."""
+    """`train.lr=0.0001,seed=0` as the name of a folder: short, without secrets, other for other settings."""
     text = ",".join(f"{key}={plain_text(value)}" for key, value in settings.items())
-    name = re.sub(r"[^\w.=,+-]+", "-", text)
+    shown = ",".join(f"{key}={plain_text(value)}" for key, value in redact(settings).items())
+    name = re.sub(r"[^\w.=,+-]+", "-", shown)
     if name == text and len(name) <= 120:
         return name
     return f"{name[:100]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

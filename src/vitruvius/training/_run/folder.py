@@ -39,10 +39,10 @@ from vitruvius._files import (
     save_tensors,
     sweep,
 )
+from vitruvius._secrets import redact
 from vitruvius._version import __version__
 from vitruvius._yaml import dump_yaml, read_yaml, to_plain
 from vitruvius.training._run import state_file as checkpoint
-from vitruvius.training._run.secrets import redact
 from vitruvius.training.config import Config
 
 KEPT = "kept"  # folder of the weights that `train.keep` leaves
@@ -179,7 +179,7 @@ class Run:
             )
 
     def _recognise(self, config: Config, file: Path) -> None:
-        known = flatten(to_plain(build(Config, read_yaml(file), source=str(file))))
+        known = flatten(redact(to_plain(build(Config, read_yaml(file), source=str(file)))))
         asked = flatten(redact(to_plain(config)))
         keys = [key for key in {**known, **asked} if known.get(key) != asked.get(key)]
         if not keys:
