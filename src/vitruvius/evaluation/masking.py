@@ -34,7 +34,8 @@ DRAWS = 10  # answers of a random model to each x'
 VANISHING = 0.01  # of the margin: a gradient that promises less for all pixels moved by 1 has vanished
 STEPS = (0.5, 0.125)  # parts of eps that the gradient's promise is tried at
 PROMISE = 0.3  # part of the gradient's promise that a step must keep
-MISLED = 0.25  # share of images that may withstand a step that does not
+# Share of images that may withstand a step that does not: 0.3 on an undefended ImageNet model, 0.9 on shattered ones.
+MISLED = 0.6
 RANDOMNESS = "randomness"
 
 
