@@ -310,6 +310,7 @@ def test_a_copy_of_broken_images_leaves_no_folder(tmp_path: Path, capsys: pytest
         "data.hflip=.nan",
         "data.crop_pct=-1",
         "seed=99999999999999999999999",
+        "seed=",
     ],
 )
 def test_a_number_no_training_can_use_is_refused_before_it_begins(

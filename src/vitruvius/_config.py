@@ -165,10 +165,16 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return choice.parse(value)
         if _is_instance(value, choice):
             return value
-    is_stray_bool = isinstance(value, bool) and bool not in members and Any not in members
-    if is_stray_bool:
+    if _is_stray(value, members):
         raise ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)}.")
     return _parsed(hint, value, where)
+
+
+def _is_stray(value: Any, members: tuple[Any, ...]) -> bool:
+    """Whether a value is true, false or nothing where the hint allows none of them; the parser would let it pass."""
+    if Any in members or inspect.Parameter.empty in members:
+        return False
+    return (isinstance(value, bool) and bool not in members) or (value is None and type(None) not in members)
 
 
 def _parsed(hint: Any, value: Any, where: str) -> Any:

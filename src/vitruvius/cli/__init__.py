@@ -59,10 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.verbose:
             raise
         print(redact_text(f"vitruvius: {in_one_line(error)}"), file=sys.stderr)
-        if isinstance(error, VitruviusError):
-            return error.exit_code
-        return 1
+        return exit_code_of(error)
     return 0
+
+
+def exit_code_of(error: Exception) -> int:
+    """What a shell is told: 1, or what an error of ours says."""
+    if isinstance(error, VitruviusError):
+        return error.exit_code
+    return 1
 
 
 def in_one_line(error: Exception) -> str:

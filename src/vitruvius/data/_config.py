@@ -145,8 +145,7 @@ class DataConfig:
         check_finite(self, "data")
         for name, (low, high) in BOUNDS.items():
             self._check(name, low, high)
-        if self.crop_pct is not None and self.crop_pct <= 0:
-            raise ConfigError(f"data.crop_pct is {self.crop_pct}, expected a share above 0.")
+        self._check_crop()
         if self.classes is not None and self.class_map is not None:
             raise ConfigError("data.classes and data.class_map both choose and number the classes; keep one of them.")
         self._check_splits()
@@ -157,6 +156,10 @@ class DataConfig:
     def mixing(self) -> Mix | None:
         """`mix`, checked and with its defaults."""
         return None if self.mix is None else build(Mix, self.mix, source="data.mix")
+
+    def _check_crop(self) -> None:
+        if self.crop_pct is not None and self.crop_pct <= 0:
+            raise ConfigError(f"data.crop_pct is {self.crop_pct}, expected a share above 0.")
 
     def _check_splits(self) -> None:
         if self.aug_splits == 0:

@@ -6,6 +6,8 @@ else it is the largest label and one. `vitruvius attack` writes such files.
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from vitruvius._checks import check_labels, check_pixels
 from vitruvius._errors import CheckpointError, DataError
 from vitruvius._files import load_tensors
@@ -32,15 +34,19 @@ def open_safetensors(config: DataConfig, split: str, size: Size) -> TensorSet:
         )
     images = tensors["images"]
     labels = tensors["labels"]
-    check_labels(labels, where=f"{config.root}: the")
-    if images.is_floating_point():
-        check_pixels(images)
-    if images.dim() != 4 or len(images) != len(labels) or not len(labels):
-        raise DataError(
-            f"{config.root}: images {tuple(images.shape)} and labels {tuple(labels.shape)}, "
-            "expected (N, C, H, W) and (N)."
-        )
+    _check_pair(images, labels, config.root)
     largest = int(labels.max())
     found = int(metadata.get("num_classes", largest + 1))
     classes = check_num_classes(config, config.root, found)
     return TensorSet(name=f"tensors/{split}", images=images, labels=labels.long(), num_classes=classes)
+
+
+def _check_pair(images: Tensor, labels: Tensor, file: str) -> None:
+    """Refuse what is not pixels (N, C, H, W) with a class (N) each."""
+    check_labels(labels, where=f"{file}: the")
+    if images.is_floating_point():
+        check_pixels(images)
+    if images.dim() != 4 or len(images) != len(labels) or not len(labels):
+        raise DataError(
+            f"{file}: images {tuple(images.shape)} and labels {tuple(labels.shape)}, expected (N, C, H, W) and (N)."
+        )
