@@ -267,3 +267,11 @@ def test_rows_of_an_attack_whose_defaults_have_changed_are_refused(tmp_path: Pat
     with pytest.raises(RunError, match=r"rows of pgd\(eps=0.1, steps=7\) made by an earlier form"):
         evaluate(model, batches, [attack], folder=tmp_path)
     evaluate(model, batches, [PGD(eps=0.1, steps=7, step_size=0.02)], folder=tmp_path)
+
+
+def test_a_false_start_killed_before_its_first_image_locks_nothing(tmp_path: Path) -> None:
+    Ledger(tmp_path).claim({"model": "one"}, [])
+    Ledger(tmp_path).claim({"model": "another"}, [])
+    Ledger(tmp_path).add("clean", {"id": torch.tensor([1]), "correct": torch.tensor([True])})
+    with pytest.raises(RunError, match=r"model was another, now one.*\(--out\).*\(--fresh"):
+        Ledger(tmp_path).claim({"model": "one"}, [])

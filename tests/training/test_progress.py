@@ -80,3 +80,16 @@ def test_a_compiled_run_announces_the_compiler(tmp_path: Path, monkeypatch: pyte
     train(small_config(tmp_path / "run", "train.compile=true"), console=Console(file=out, width=120))
     assert "compiling the model for the first batch\n" in out.getvalue()
     assert re.search(r"first batch: \d+\.\d s, compiling included\n", out.getvalue())
+
+
+def test_a_long_epoch_writes_a_plain_line_every_half_minute() -> None:
+    out = io.StringIO()
+    numbers = {"loss": 0.25, "accuracy": 0.5, "images": 640.0, "seconds": 2.0}
+    with Bar(epochs=3, start=0, batches=5000, shown=True, console=Console(file=out, width=120)) as bar:
+        bar.start(0)
+        bar.batch(10, numbers)
+        bar.said_at -= 31
+        bar.batch(20, numbers)
+        bar.batch(30, numbers)
+    said = "epoch 1/3  batch 20 of 5,000  loss 0.250  accuracy  50.0 %  320 images/s"
+    assert out.getvalue().splitlines() == [said]

@@ -98,14 +98,15 @@ class Ledger:
     def claim(self, subject: Mapping[str, object], entries: Sequence[Entry]) -> list[Entry]:
         """Note what is judged and by which threats; the ledger of something else is refused, never mixed.
 
-        Returns all threats of the ledger, earlier ones first.
+        A ledger without a single image is a false start and stands in nobody's way. Returns all threats of the ledger,
+        earlier ones first.
         """
         if self.folder is None:
             return list(entries)
         subject = redact(dict(subject))
         file = self.folder / "ledger.json"
         known: dict[str, Any] = {"subject": subject, "threats": []}
-        if file.exists():
+        if file.exists() and self._holds_rows():
             known = read_json(file)
         before = _entries(known, file)
         self._compare(redact(known["subject"]), subject, file)

@@ -18,6 +18,7 @@ from vitruvius.training._session import Session
 logger = logging.getLogger(__name__)
 
 EVERY = 60.0  # seconds between two lines about something slow
+EVERY_PLAIN = 30.0  # seconds between two lines about an epoch, without a terminal
 
 
 def make_teller(console: Console | None, *, shown: bool) -> Callable[[str], None]:
@@ -97,6 +98,7 @@ class Bar:
         self.epochs, self.batches, self.shown = epochs, batches, shown
         self.current = start
         self.live = shown and self.console.is_terminal
+        self.said_at = time.monotonic()
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
@@ -134,11 +136,17 @@ class Bar:
             description=f"epoch {self.current + 1}/{self.epochs}",
             numbers=text,
         )
+        if self.shown and not self.live and time.monotonic() - self.said_at >= EVERY_PLAIN:
+            self._say(f"epoch {self.current + 1}/{self.epochs}  batch {done:,} of {self.batches:,}  {text}")
 
     def epoch(self, row: dict[str, Any]) -> None:
         """After an epoch: one line that stays."""
         if self.shown:
-            self.console.print(line(row, self.epochs, self.held), highlight=False, soft_wrap=True)
+            self._say(line(row, self.epochs, self.held))
+
+    def _say(self, text: str) -> None:
+        self.said_at = time.monotonic()
+        self.console.print(text, highlight=False, soft_wrap=True)
 
 
 def line(row: dict[str, Any], epochs: int, held: str = "held-out") -> str:
