@@ -275,6 +275,19 @@ def test_an_attack_that_goes_nowhere_or_backward_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+# compress
+
+
+@pytest.mark.parametrize(
+    "words", [["--sparsity", "7"], ["--rank", "0"], ["--epochs=-1"], ["--rule", "nope"], ["--threat", "nope"]]
+)
+def test_a_compression_that_cannot_be_is_refused_before_its_first_step(
+    words: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistake(capsys, "compress", str(run), *words, "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 # studies and copies
 
 

@@ -13,14 +13,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import atomic_write_text
 from vitruvius._registry import read_spec
 from vitruvius._secrets import redact, redact_text
 from vitruvius._yaml import dump_yaml, read_yaml
 from vitruvius.attention import Kernel, attentions
-from vitruvius.compression.command import cycles_of, export_target, maps_of_target, masks_of_maps
+from vitruvius.compression.command import cycles_of, export_target, maps_of_target, masks_of_maps, read_rules
 from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
+from vitruvius.evaluation.threats import make_threats
 from vitruvius.targets import load_target_plugins
 from vitruvius.training._train import train
 
@@ -38,6 +40,13 @@ class Compression:
     epochs: int | None = None  # of fine-tuning; None: a third of the run's
     rate: float = 0.1  # of the run's learning rate
     threats: tuple[str, ...] = ()  # judged besides clean images
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sparsity < 1:
+            raise ConfigError(f"sparsity = {self.sparsity}, expected a share of pairs from 0 to below 1.")
+        for count, name in ((self.rank, "--rank"), (self.epochs, "--epochs")):
+            if count is not None:
+                check_count(count, name)
 
 
 def compress(
@@ -57,6 +66,7 @@ def compress(
     if not (run / "config.yaml").is_file():
         raise RunError(f"{run} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
     load_target_plugins(str(run))  # the recipe of fine-tuning names them too
+    _check_names(asked)
     folder = Path(out or run.with_name(f"{run.name}_compressed"))
     _claim(folder, run, asked, overrides)
     data = [setting for setting in overrides if setting.startswith("data.")]
@@ -78,6 +88,13 @@ def compress(
     table, _ = cycles_of(str(tuned))
     tell(f"cycles of ViTCoD's accelerator, a model and no measurement:\n{table}")
     return folder
+
+
+def _check_names(asked: Compression) -> None:
+    """A misspelt rule or threat is found before anything is written."""
+    read_rules(asked.rule)
+    for threat in asked.threats:
+        make_threats(threat, where="--threat")
 
 
 def _claim(folder: Path, run: Path, asked: Compression, overrides: Sequence[str]) -> None:
