@@ -106,9 +106,14 @@ def check_new_file(path: StrPath, example: str) -> None:
     with explained(path, "write"):
         if str(path).endswith(("/", os.sep)) or Path(path).is_dir():
             raise RunError(f"{path} is a folder; name the file, e.g. {Path(path) / example}.")
-        above = next(folder for folder in Path(path).absolute().parents if folder.exists())
+        above = _nearest_that_exists(Path(path))
         if not above.is_dir():
             raise RunError(f"cannot write {path}: {above} is a file, not a folder. Choose another folder.")
+
+
+def _nearest_that_exists(path: Path) -> Path:
+    """The first of the folders above a path that is there."""
+    return next(folder for folder in path.absolute().parents if folder.exists())
 
 
 def ensure_writable(folder: StrPath) -> StrPath:
