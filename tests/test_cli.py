@@ -34,7 +34,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert code == 1
     assert out == ""
     *news, last = err.splitlines()
-    assert all(line.startswith(("data ", "model ")) for line in news), news
+    assert all(line.startswith(("data ", "model ", "first batch")) for line in news), news
     assert last.startswith("vitruvius: ")
     assert "Traceback" not in err
     return last
