@@ -237,6 +237,8 @@ def test_a_strength_that_is_none_is_refused_before_anything_is_judged(
 def test_a_damaged_ledger_is_called_so(
     text: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "parts").mkdir()
+    save_tensors(tmp_path / "parts" / "0-0.safetensors", {"clean/id": torch.arange(2)})  # a ledger that holds rows
     (tmp_path / "ledger.json").write_bytes(text.encode("latin-1"))
     assert "ledger.json is damaged" in mistake(capsys, "evaluate", str(run), "--out", str(tmp_path))
 

@@ -241,7 +241,9 @@ class Ledger:
     def _holds_rows(self) -> bool:
         if self.folder is None:
             return False
-        return (self.folder / "ledger.safetensors").exists() or any((self.folder / "parts").glob("*"))
+        if (self.folder / "ledger.safetensors").exists():
+            return True
+        return any((self.folder / "parts").glob("*")) or any((self.folder / NOTES).glob("*"))
 
     def _compare_revisions(self, known: Sequence[Entry], asked: Sequence[Entry]) -> None:
         revisions = {entry.spec: entry.revision for entry in asked}

@@ -43,10 +43,10 @@ def open_safetensors(config: DataConfig, split: str, size: Size) -> TensorSet:
 
 def _check_pair(images: Tensor, labels: Tensor, file: str) -> None:
     """Refuse what is not pixels (N, C, H, W) with a class (N) each."""
-    check_labels(labels, where=f"{file}: the")
-    if images.is_floating_point():
-        check_pixels(images)
     if images.dim() != 4 or len(images) != len(labels) or not len(labels):
         raise DataError(
             f"{file}: images {tuple(images.shape)} and labels {tuple(labels.shape)}, expected (N, C, H, W) and (N)."
         )
+    check_labels(labels, where=f"{file}: the")
+    if images.is_floating_point():
+        check_pixels(images)
