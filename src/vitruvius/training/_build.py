@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -216,6 +217,12 @@ def _of_the_task(model: nn.Module, task: TrainingTask) -> list[nn.Parameter]:
 
 def scheduler(config: Config, optimizer: torch.optim.Optimizer, updates: int) -> tuple[Any, int]:
     """timm's scheduler, moved by every update (or every epoch); and the number of epochs, cool-down included."""
+    with warnings.catch_warnings():  # timm does not save the counters of a plateau; the state of a run does
+        warnings.filterwarnings("ignore", "PlateauLRScheduler is deprecated", FutureWarning)
+        return _make_scheduler(config, optimizer, updates)
+
+
+def _make_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates: int) -> tuple[Any, int]:
     train = config.train
     return create_scheduler_v2(
         optimizer,
