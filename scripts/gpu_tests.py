@@ -33,6 +33,7 @@ PATHS = [
     "tests/init/test_initialise.py",
     "tests/data/test_loaders.py",
     "tests/gpu/test_corruptions_gpu.py",
+    "tests/gpu/test_augmentation_gpu.py",
 ]
 PYTEST = ["-p", "no:benchmark", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts=", "-m", "gpu", "-q"]
 ONE_THREAD = {  # every process has one core

@@ -1,7 +1,9 @@
-"""scripts/gpu_tests.py: what becomes of tests that pass, fail, hang, crash or cannot be imported."""
+"""scripts/gpu_tests.py: which tests it runs, and what becomes of those that pass, fail, hang, crash or cannot load."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu_tests.py"
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts" / "gpu_tests.py"
 TESTS = """
 import os, time, pytest
 
@@ -37,6 +40,23 @@ def test_kills_its_process():
 def test_skips():
     pytest.skip("not here")
 """
+
+
+def marks_a_gpu_test(path: Path) -> bool:
+    """Whether `pytest.mark.gpu` stands in the code of a file, not only in a string."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return any(isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.mark.gpu" for node in nodes)
+
+
+def test_every_file_with_a_gpu_test_is_run() -> None:
+    spec = importlib.util.spec_from_file_location("gpu_tests", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_tests"] = script  # its dataclasses look their module up
+    spec.loader.exec_module(script)
+    marked = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if marks_a_gpu_test(path)}
+    assert marked == set(script.PATHS)
 
 
 @pytest.mark.long
