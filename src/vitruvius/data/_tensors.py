@@ -93,6 +93,8 @@ class TensorLoader(BatchLoader):
         if self.rows is not None:
             rows = self.rows[ids]
         rows = rows.to(self.device)
+        if self.augmentation is None:
+            keys = keys.to(self.device)  # once: every copy from the host waits for the device
         for start in range(self.start_batch * size, len(ids), size):
             batch = slice(start, start + size)
             labels = self.labels[rows[batch]].repeat(self.splits)
@@ -103,7 +105,6 @@ class TensorLoader(BatchLoader):
             return self.augmentation(self.images[rows], keys).contiguous()
         images = to_pixels(self.images[rows])
         augmented = self.order.shuffle and not self.config.no_aug
-        keys = keys.to(self.device)
         if augmented:
             images = shift(images, keys, pad=self.pad)
             images = flip(images, keys, hflip=self.hflip, vflip=self.config.vflip)

@@ -63,6 +63,7 @@ def train_epoch(
             pauses.nonfinite(losses)
             so_far = means.read()
             if so_far:
+                session.elapsed = elapsed + time.perf_counter() - begun  # the device has done all that counts
                 watch(number + 1, {**so_far, "images": means.images, "seconds": session.elapsed})
         if ends_group(session, number, batches):
             pauses.between(losses, before=before, looked=looked)
