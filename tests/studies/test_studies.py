@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import vitruvius
-from vitruvius._errors import ConfigError, RunError, UnknownName
+from small_run import small_run
+from vitruvius._errors import ConfigError, DataError, RunError, UnknownName
 from vitruvius.attacks.pgd import PGD
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.studies import studies, study
@@ -40,14 +41,75 @@ def test_effectiveness_agrees_with_a_plain_evaluation(tmp_path: Path) -> None:
     assert float(rows[0]["accuracy"]) == pytest.approx(float((model(moved).argmax(1) == y).float().mean()))
 
 
-def test_the_loss_of_a_converging_attack_ends_where_the_attack_ends(tmp_path: Path) -> None:
-    rows = table(study("attack-convergence", [MODEL], {**FEW, "steps": 4, "eps": 0.1}, tmp_path))
-    assert [row["step"] for row in rows] == ["0", "1", "2", "3", "4"]
-    subject = open_subject(MODEL, ["data.dataset=digits"], 24, 16)
-    moved = PGD(eps=0.1, steps=4)(subject.model, subject.x, subject.y, ids=subject.ids)
-    loss = torch.nn.functional.cross_entropy(subject.model(moved), subject.y).detach()
-    assert float(rows[-1]["loss"]) == pytest.approx(float(loss), abs=1e-4)
-    assert float(rows[-1]["loss"]) > float(rows[0]["loss"])
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has kept the weights of epochs 1 and 2."""
+    return small_run(tmp_path_factory.mktemp("studied") / "run", "train.keep={every: 1}")
+
+
+def test_effectiveness_goes_over_the_kept_epochs_of_a_run(run: Path, tmp_path: Path) -> None:
+    settings = {"images": 24, "steps": [1, 4], "seeds": [0, 1], "eps": 0.1}
+    rows = table(study("attack-effectiveness", [str(run)], settings, tmp_path))
+    places = [(row["epoch"], row["steps"], row["seed"]) for row in rows]
+    assert places == [(epoch, steps, seed) for epoch in "12" for steps in "14" for seed in "01"]
+    subject = open_subject(str(run), [], 24, 128)
+    model = subject.model_at(1)
+    moved = PGD(eps=0.1, steps=4, step_size=1.5 * 0.1 / 4, seed=1)(model, subject.x, subject.y, ids=subject.ids)
+    loss = float(torch.nn.functional.cross_entropy(model(moved), subject.y).detach())
+    longest = {(row["epoch"], row["seed"]): float(row["adv_loss"]) for row in rows if row["steps"] == "4"}
+    assert longest["1", "1"] == pytest.approx(loss, rel=1e-5)
+    assert longest["1", "1"] != longest["2", "1"]
+    for row in rows:
+        end = longest[row["epoch"], row["seed"]]
+        assert float(row["loss_gap"]) == pytest.approx(abs(float(row["adv_loss"]) - end) / end)
+    assert (tmp_path / "figure.png").stat().st_size > 1000
+
+
+def test_single_epochs_can_be_chosen_and_others_are_named(run: Path, tmp_path: Path) -> None:
+    settings = {"images": 8, "steps": [1], "seeds": [0], "epochs": [2]}
+    rows = table(study("attack-effectiveness", [str(run)], settings, tmp_path / "one"))
+    assert [row["epoch"] for row in rows] == ["2"]
+    with pytest.raises(ConfigError, match="has not kept epoch 7; kept: 1, 2"):
+        study("attack-effectiveness", [str(run)], {**settings, "epochs": [7]}, tmp_path / "none")
+
+
+def test_convergence_follows_every_correct_point_for_every_seed_and_number_of_steps(run: Path, tmp_path: Path) -> None:
+    settings = {"images": 24, "batch_size": 3, "steps": [0, 2, 4], "seeds": [0, 5], "eps": 0.1, "points": 4}
+    rows = table(study("attack-convergence", [str(run)], settings, tmp_path))
+    subject = open_subject(str(run), [], 24, 16)
+    right = (subject.model(subject.x).argmax(1) == subject.y).nonzero().flatten()[:4]
+    places = [(int(row["seed"]), int(row["steps"]), int(row["point"])) for row in rows]
+    assert places == [(seed, steps, int(point)) for seed in (0, 5) for steps in (0, 2, 4) for point in right]
+    x, y, ids = subject.x[right], subject.y[right], subject.ids[right]
+    for steps in (2, 4):  # attacks of their own, with the same steps of 0.15 ε
+        moved = PGD(eps=0.1, steps=steps, step_size=0.15 * 0.1, seed=5)(subject.model, x, y, ids=ids)
+        losses = torch.nn.functional.cross_entropy(subject.model(moved), y, reduction="none").tolist()
+        found = [float(row["loss"]) for row in rows if row["seed"] == "5" and row["steps"] == str(steps)]
+        assert found == pytest.approx(losses, rel=1e-4)
+
+
+def test_one_number_of_steps_means_every_step_up_to_it(run: Path, tmp_path: Path) -> None:
+    settings = {"images": 24, "steps": 3, "seeds": [0], "points": 1}
+    rows = table(study("attack-convergence", [str(run)], settings, tmp_path))
+    assert [row["steps"] for row in rows] == ["0", "1", "2", "3"]
+
+
+def test_a_model_that_is_never_right_cannot_converge(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="classifies none of 1 images correctly"):
+        study("attack-convergence", [MODEL], {**FEW, "images": 1}, tmp_path)
+
+
+def test_the_strength_of_any_attack_can_be_swept_autoattack_included(run: Path, tmp_path: Path) -> None:
+    settings = {"images": 6, "eps": [0.0, 0.3], "threat": "autoattack:version=custom,attacks=[apgd-ce]"}
+    rows = table(study("eps-sweep", [str(run)], settings, tmp_path / "ensemble"))
+    subject = open_subject(str(run), [], 6, 16)
+    clean = float((subject.model(subject.x).argmax(1) == subject.y).float().mean())
+    assert [float(row["eps"]) for row in rows] == [0.0, 0.3]
+    assert float(rows[0]["accuracy"]) == pytest.approx(clean)
+    assert float(rows[1]["accuracy"]) <= clean
+    assert rows[1]["threat"].startswith("autoattack(eps=0.3, version=custom")
+    rows = table(study("eps-sweep", [str(run)], {**settings, "threat": "fgsm:norm=l2", "seed": 2}, tmp_path / "l2"))
+    assert rows[1]["threat"] == "fgsm(eps=0.3, norm=l2, seed=2)"
 
 
 def test_normalised_epsilons_are_standard_deviations(tmp_path: Path) -> None:
@@ -81,6 +143,11 @@ def test_another_study_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         ("eps-sweep", [], {}, ConfigError, "at least one run"),
         ("eps-sweep", [MODEL], {"step": 3}, ConfigError, "did you mean 'steps'"),
         ("eps-sweep", [MODEL], {"space": "pixel"}, ConfigError, "one of pixels, normalised"),
+        ("eps-sweep", [MODEL], {**FEW, "threat": "pgd:eps=0.1"}, ConfigError, "is what the study varies"),
+        ("eps-sweep", [MODEL], {**FEW, "threat": "pgd", "steps": 3}, ConfigError, "write it into threat='pgd'"),
+        ("eps-sweep", [MODEL], {**FEW, "threat": "fgsm", "space": "normalised"}, ConfigError, "leave threat out"),
+        ("eps-sweep", [MODEL], {**FEW, "threat": "fgms"}, UnknownName, "did you mean 'fgsm'"),
+        ("attack-convergence", [MODEL], {**FEW, "steps": [-1]}, ConfigError, "whole numbers that are 0 or more"),
     ],
 )
 def test_mistakes_are_named(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -22,9 +23,10 @@ from vitruvius._secrets import redact, redact_text
 from vitruvius._yaml import parse_value
 from vitruvius.data import eval_loader
 from vitruvius.evaluation import fingerprint, numbered
-from vitruvius.models import PixelModel
+from vitruvius.models import PixelModel, load_weights
 from vitruvius.report import save_figure, write_csv
 from vitruvius.targets import open_target
+from vitruvius.training import kept_weights
 
 Row = dict[str, Any]
 
@@ -39,6 +41,13 @@ class Subject:
     y: Tensor  # (n,)
     ids: Tensor  # (n,)
     batch_size: int
+    kept: Mapping[int, Path] = field(default_factory=dict)  # of a run: epochs, counted from 1 → their weights
+
+    def model_at(self, epoch: int) -> PixelModel:
+        """The model as it was after a kept epoch, on the same device."""
+        model = copy.deepcopy(self.model)
+        load_weights(model, self.kept[epoch])
+        return model.eval()
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         size = self.batch_size
@@ -46,7 +55,10 @@ class Subject:
 
 
 class Study(Protocol):
-    """A function of a subject that yields rows; `draw` makes the figure of all rows."""
+    """A function of a subject that yields rows; `draw` makes the figure of all rows.
+
+    It may also have `finish(rows)`: the rows with columns that only all of them together can tell, for the table.
+    """
 
     draw: Callable[[list[Row]], Figure]
 
@@ -101,6 +113,8 @@ def study(
         if not _rows_in(folder):
             made.take_back("study.json", "subjects.json", "rows.jsonl")
         raise
+    finish = getattr(maker, "finish", list)
+    rows = finish(rows)
     _save_table(folder / "table.csv", rows)
     save_figure(maker.draw(rows), folder / "figure")
     return folder / "table.csv"
@@ -182,6 +196,7 @@ def open_subject(target: str, data: Sequence[str], images: int, batch_size: int)
         y=y.to(device),
         ids=ids,
         batch_size=batch_size,
+        kept=kept_weights(opened.folder) if opened.is_run else {},
     )
 
 

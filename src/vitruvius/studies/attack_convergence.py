@@ -1,17 +1,26 @@
-"""How does the loss climb? The mean loss before every step of one long PGD, and the images fooled so far."""
+"""When has an attack converged? The loss of every correctly classified point after each number of steps, × seeds.
+
+As in the light recipe (Debenedetti et al. 2023, arXiv:2209.07399): steps of one fixed length, 0.15 ε, whatever their
+number. So an attack of k steps is the beginning of the longest one, and one ascent per seed answers for all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import statistics
+from collections.abc import Iterator, Sequence
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
+from vitruvius._errors import ConfigError, DataError
 from vitruvius.attacks import LINF, Dice, Norm, frozen, full_precision
 from vitruvius.attacks.pgd import PGD
-from vitruvius.report.style import figure_style, new_axes, series
+from vitruvius.report.style import Series, figure_style, new_axes, series
 from vitruvius.studies._base import Row, Subject, studies
+
+STEPS = (0, 1, 2, 5, 10, 50, 100, 200, 500)
 
 
 @studies.register("attack-convergence")
@@ -20,46 +29,125 @@ def attack_convergence(
     done: set[str],
     *,
     eps: float = 4 / 255,
-    steps: int = 50,
+    steps: int | tuple[int, ...] = STEPS,
+    seeds: tuple[int, ...] = tuple(range(20)),
+    points: int = 100,
     step_size: float | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     norm: Norm = LINF,
 ) -> Iterator[Row]:
-    """Loss and accuracy at every step of a long PGD."""
-    if "0" in done and str(steps) in done:
-        return
-    attack = PGD(eps=eps, steps=steps, step_size=step_size, seed=seed, norm=norm)
-    losses = torch.zeros(steps + 1, dtype=torch.float64)
-    correct = torch.zeros(steps + 1, dtype=torch.float64)
+    """Loss of single, correctly classified points after 0, 1, 2, … steps of PGD; `steps=N` is every step up to N."""
+    lengths = _lengths(steps)
+    if seed is not None:
+        seeds = (seed,)
+    if step_size is None:
+        step_size = 0.15 * eps
+    chosen = _correct_points(subject, points)
+    for one in seeds:
+        keys = {f"{one}/{length}/{int(point)}" for length in lengths for point in chosen}
+        if keys <= done:
+            continue
+        attack = PGD(eps=eps, steps=max(max(lengths), 1), step_size=step_size, seed=one, norm=norm)
+        for length, losses, correct in _ascend(subject, attack, chosen, lengths):
+            for point, loss, right in zip(chosen.tolist(), losses.tolist(), correct.tolist(), strict=True):
+                key = f"{one}/{length}/{point}"
+                if key not in done:
+                    row = {"key": key, "point": point, "seed": one, "steps": length, "eps": eps}
+                    yield {**row, "loss": loss, "correct": int(right)}
+
+
+def _lengths(steps: int | Sequence[int]) -> list[int]:
+    if isinstance(steps, int):
+        steps = range(steps + 1)
+    lengths = sorted(set(steps))
+    if not lengths or lengths[0] < 0:
+        raise ConfigError(f"study attack-convergence: steps={steps} is not a list of whole numbers that are 0 or more.")
+    return lengths
+
+
+@torch.no_grad()
+def _correct_points(subject: Subject, points: int) -> Tensor:
+    """Places of the first images that the model classifies correctly, (P,)."""
+    right = torch.cat([subject.model(x).argmax(1) == y for x, y, _ in subject.batches()])
+    places = right.nonzero().flatten()[:points].cpu()
+    if not len(places):
+        raise DataError(
+            f"{subject.name} classifies none of {len(right)} images correctly, so there is nothing to attack; "
+            "is it trained, and for these classes?"
+        )
+    return places
+
+
+def _ascend(
+    subject: Subject, attack: PGD, places: Tensor, lengths: Sequence[int]
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(steps, losses (P,), whether still correct (P,)) for every wanted number of steps of one long ascent."""
+    losses: dict[int, list[Tensor]] = {length: [] for length in lengths}
+    correct: dict[int, list[Tensor]] = {length: [] for length in lengths}
     with torch.no_grad(), frozen(subject.model):
-        for x, y, ids in subject.batches():
-            dice = Dice(ids.to(x.device), seed)
-            for step, (point, here) in enumerate(attack.ascend(subject.model, x, y, attack.start(x, dice))):
+        for part in places.split(subject.batch_size):
+            x = subject.x[part]
+            y = subject.y[part]
+            start = attack.start(x, Dice(subject.ids[part].to(x.device), attack.seed, attack.tag()))
+            for step, (point, here) in enumerate(attack.ascend(subject.model, x, y, start)):
+                if step not in losses:
+                    continue
                 if here is None:
                     logits = full_precision(subject.model(point))
                 else:
                     logits = here.logits
-                losses[step] += attack.objective(logits, y).double().sum().cpu()
-                correct[step] += (logits.argmax(1) == y).double().sum().cpu()
-    n = len(subject.y)
-    for step in range(steps + 1):
-        if str(step) not in done:
-            accuracy, loss = float(correct[step] / n), float(losses[step] / n)
-            yield {"key": str(step), "step": step, "eps": eps, "loss": loss, "accuracy": accuracy, "n": n}
+                losses[step].append(attack.objective(logits, y).double().cpu())
+                correct[step].append((logits.argmax(1) == y).cpu())
+    for length in lengths:
+        yield length, torch.cat(losses[length]), torch.cat(correct[length])
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Loss against the step, one line per model."""
+    """Mean loss against the steps, one line per model: a dark band over seeds, a light one (quartiles) over points."""
     with figure_style():
         figure, axes = new_axes()
         for index, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
-            own = [row for row in rows if row["model"] == model]
-            look: Any = series(index)
-            axes.plot([row["step"] for row in own], [row["loss"] for row in own], color=look.colour, label=model)
-        axes.set_xlabel("step of PGD")
-        axes.set_ylabel("mean loss")
+            _draw_model(axes, series(index), model, [row for row in rows if row["model"] == model])
+        steps = sorted({row["steps"] for row in rows})
+        if len(steps) <= 12:  # a list of steps, spread over orders of magnitude; else every step of one run
+            axes.set_xscale("symlog", linthresh=1)
+            axes.set_xticks(steps, [str(step) for step in steps])
+            axes.minorticks_off()
+        axes.set_xlabel("steps of PGD")
+        axes.set_ylabel("loss")
         axes.legend()
     return figure
+
+
+def _draw_model(axes: Axes, look: Series, model: str, rows: list[Row]) -> None:
+    steps = sorted({int(row["steps"]) for row in rows})
+    by_seed = [_means_by(rows, "seed", step) for step in steps]
+    by_point = [_means_by(rows, "point", step) for step in steps]
+    means = [statistics.mean(values) for values in by_seed]
+    quarters = [_quartiles(values) for values in by_point]
+    axes.plot(steps, means, marker=look.marker, color=look.colour, label=model)
+    lows = [min(values) for values in by_seed]
+    highs = [max(values) for values in by_seed]
+    axes.fill_between(steps, lows, highs, color=look.colour, alpha=0.4, linewidth=0)
+    bottom = [low for low, _ in quarters]
+    top = [high for _, high in quarters]
+    axes.fill_between(steps, bottom, top, color=look.colour, alpha=0.12, linewidth=0)
+
+
+def _means_by(rows: list[Row], column: str, step: int) -> list[float]:
+    """The mean loss after `step` steps for each seed, or each point."""
+    groups: dict[int, list[float]] = {}
+    for row in rows:
+        if row["steps"] == step:
+            groups.setdefault(row[column], []).append(row["loss"])
+    return [statistics.mean(values) for values in groups.values()]
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
 
 
 attack_convergence.draw = draw

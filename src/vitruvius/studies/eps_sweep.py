@@ -1,8 +1,9 @@
-"""How strong must an attack be? Accuracy against ε, in pixels, or in normalised units as the KPCA scripts counted.
+"""How does accuracy fall with ε? Any attack at several strengths, in pixels, or as the KPCA scripts counted.
 
-Those scripts attack images that are already normalised, without clipping: their ε is a number of standard
-deviations, so "1/255" is about 0.225/255 in pixels and differs from channel to channel. `space="normalised"`
-does the same with true labels, for comparison with that paper only.
+`threat=autoattack` is the light recipe's check that nothing hides: accuracy must fall to zero. The KPCA scripts attack
+images that are already normalised, without clipping: their ε is a number of standard deviations, so "1/255" is about
+0.225/255 in pixels and differs from channel to channel. `space=normalised` does the same with true labels, for
+comparison with that paper only.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from typing import Any, Literal
 
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
+from vitruvius._errors import ConfigError
+from vitruvius._registry import read_spec
+from vitruvius.attacks import attacks
 from vitruvius.attacks.pgd import PGD
-from vitruvius.evaluation import wilson
+from vitruvius.evaluation import evaluate, wilson
+from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.report.style import figure_style, new_axes, series
 from vitruvius.studies._base import Row, Subject, studies
 
 Space = Literal["pixels", "normalised"]
+STEPS = 20
 
 
 @studies.register("eps-sweep")
@@ -28,43 +33,78 @@ def eps_sweep(
     done: set[str],
     *,
     eps: tuple[float, ...] = (1 / 255, 2 / 255, 3 / 255, 4 / 255, 5 / 255, 6 / 255),
-    steps: int = 20,
+    threat: str | None = None,
+    steps: int | None = None,
     space: Space = "pixels",
     seed: int = 0,
 ) -> Iterator[Row]:
-    """Accuracy under PGD of growing strength, in pixels or in the paper's normalised units."""
+    """Accuracy under an attack of growing strength: `threat` (autoattack, square:…), or the KPCA scripts' PGD."""
+    _check_threat(threat, steps, space)
     for strength in eps:
         key = f"{space}/{strength:.6g}"
-        if key not in done:
-            correct = sum(_correct(subject, x, y, ids, strength, steps, space, seed) for x, y, ids in subject.batches())
-            n = len(subject.y)
-            low, high = wilson(correct, n)
-            yield {
-                "key": key,
-                "space": space,
-                "eps": strength,
-                "steps": steps,
-                "accuracy": correct / n,
-                "low": low,
-                "high": high,
-                "n": n,
-            }
+        if key in done:
+            continue
+        attack = _make(threat, strength, steps or STEPS, space, seed)
+        if space == "normalised":
+            correct = _correct_normalised(subject, attack)
+            loss = None
+        else:
+            score = evaluate(subject.model, list(subject.batches()), [attack]).threats[-1]
+            correct = score.correct
+            loss = score.loss
+        n = len(subject.y)
+        low, high = wilson(correct, n)
+        yield {
+            "key": key,
+            "space": space,
+            "threat": describe(attack),
+            "eps": strength,
+            "accuracy": correct / n,
+            "low": low,
+            "high": high,
+            "adv_loss": loss,
+            "n": n,
+        }
 
 
-def _correct(
-    subject: Subject, x: Tensor, y: Tensor, ids: Tensor, eps: float, steps: int, space: Space, seed: int
-) -> int:
-    """Images of a batch that stay correct."""
-    pixels, model = subject.model, subject.model.model
+def _check_threat(threat: str | None, steps: int | None, space: Space) -> None:
+    """Refuse settings that contradict each other, and threats that have no ε."""
+    if threat is None:
+        return
+    name, settings = read_spec(threat, where="threat")
+    attacks.get(name, where="threat")
+    if "eps" in settings:
+        raise ConfigError(f"threat={threat!r} says eps, which is what the study varies: give eps=[…] beside it.")
+    if steps is not None:
+        raise ConfigError(f"steps={steps} is a setting of the attack: write it into threat={threat!r}, or leave it.")
+    if space == "normalised":
+        raise ConfigError("space=normalised means the KPCA scripts' PGD; leave threat out, or use space=pixels.")
+
+
+def _make(threat: str | None, eps: float, steps: int, space: Space, seed: int) -> Threat:
+    """The attack of one strength."""
+    if threat is not None:
+        name, settings = read_spec(threat, where="threat")
+        if seed:
+            settings = {"seed": seed, **settings}
+        return make_threat({"use": name, **settings, "eps": eps}, where="threat")
     step = 0.15 * eps  # the KPCA scripts' step
-    if space == "pixels":
-        moved = PGD(eps=eps, steps=steps, step_size=step, seed=seed)(pixels, x, y, ids=ids)
+    bounds = (0.0, 1.0)
+    if space == "normalised":
+        bounds = (-torch.inf, torch.inf)
+    return PGD(eps=eps, steps=steps, step_size=step, seed=seed, bounds=bounds)
+
+
+def _correct_normalised(subject: Subject, attack: Any) -> int:
+    """Images that stay correct when the normalised images are attacked, unclipped."""
+    pixels = subject.model
+    model = pixels.model
+    correct = 0
+    for x, y, ids in subject.batches():
+        moved = attack(model, (x - pixels.mean) / pixels.std, y, ids=ids)
         with torch.no_grad():
-            return int((pixels(moved).argmax(1) == y).sum())
-    unbounded = PGD(eps=eps, steps=steps, step_size=step, seed=seed, bounds=(-torch.inf, torch.inf))
-    moved = unbounded(model, (x - pixels.mean) / pixels.std, y, ids=ids)
-    with torch.no_grad():
-        return int((model(moved).argmax(1) == y).sum())
+            correct += int((model(moved).argmax(1) == y).sum())
+    return correct
 
 
 def draw(rows: list[Row]) -> Figure:
@@ -73,7 +113,8 @@ def draw(rows: list[Row]) -> Figure:
         figure, axes = new_axes()
         for index, kind in enumerate(dict.fromkeys(_kind(row) for row in rows)):
             own = [row for row in rows if _kind(row) == kind]
-            _draw_line(axes, sorted(own, key=lambda row: float(row["eps"])), series(index), f"{kind[0]} ({kind[1]})")
+            own.sort(key=lambda row: float(row["eps"]))
+            _draw_line(axes, own, series(index), f"{kind[0]} ({kind[1]})")
         axes.set_xlabel("ε × 255")
         axes.set_ylabel("accuracy")
         axes.legend()
