@@ -13,6 +13,7 @@ ROOMS = {
     "digits": "The embedded digits: minutes on a laptop",
     "kpca": "Kernel PCA: robust principal components, scaled attention, reconstruction",
     "light": "The light recipe: adversarial training of transformers and others",
+    "speedruns": "Speedruns: how fast one GPU gets there",
     "structured": "Structured initialisation",
     "vitcod": "ViTCoD: low rank, then masks",
 }

@@ -119,19 +119,100 @@ def attention_natural() -> str:
 
 
 def attention_row(run: Run, reference: Run) -> str:
-    attack = find(run, "autoattack")
-    difference, p = paired(attack, find(reference, "autoattack"))
-    against = "" if run is reference else f"{100 * difference:+.1f} ({p:.2g})"
-    cells = [
+    return cells(
         f"`{run['name']}`",
         percent(find(run, "clean")),
         percent(find(run, "pgd", "0.5/255")),
         percent(find(run, "pgd", "(eps=1/255")),
-        f"**{percent(attack)}** [{100 * attack['low']:.1f}, {100 * attack['high']:.1f}]",
-        against,
+        with_interval(find(run, "autoattack")),
+        against(run, reference, "autoattack"),
         f"{100 * corrupted(run):.1f}",
+    )
+
+
+def attention_pgd() -> str:
+    """Clean, PGD and AutoAttack of adversarially trained models; each against softmax, on the same images."""
+    runs = {run["name"]: run for run in load("attention_pgd")}
+    lines = [
+        "| attention | clean | PGD-20 8/255 | AutoAttack 8/255 | against softmax (p) |",
+        "|---|---:|---:|---:|---:|",
     ]
-    return "| " + " | ".join(cells) + " |"
+    judged = [run for run in runs.values() if run["threats"]]
+    for run in sorted(judged, key=lambda run: -find(run, "autoattack")["accuracy"]):
+        lines.append(
+            cells(
+                f"`{run['name']}`",
+                percent(find(run, "clean")),
+                percent(find(run, "pgd")),
+                with_interval(find(run, "autoattack")),
+                against(run, runs["softmax"], "autoattack"),
+            )
+        )
+    return "\n".join(lines)
+
+
+def structured() -> str:
+    """Accuracy after every start; each against timm's start with the same seed, on the same images."""
+    runs = {run["name"]: run for run in load("structured")}
+    lines = [
+        "| start | seed | epoch 20 | epoch 40 | test accuracy | against timm (p) |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for run in sorted(runs.values(), key=lambda run: -find(run, "clean")["accuracy"]):
+        start, _, _ = run["name"].partition("_seed")
+        reference = runs["timm"]
+        if run["seed"]:
+            reference = runs[f"timm_seed{run['seed']}"]
+        early = {row["epoch"] + 1: f"{100 * row['val_accuracy']:.1f}" for row in run["epochs"] if "val_accuracy" in row}
+        lines.append(
+            cells(
+                f"`{start}`",
+                str(run["seed"]),
+                early.get(20, ""),
+                early.get(40, ""),
+                with_interval(find(run, "clean")),
+                against(run, reference, "clean"),
+            )
+        )
+    return "\n".join(lines)
+
+
+def light() -> str:
+    """One step, many steps and AutoAttack of models trained with one step; each against the light recipe."""
+    runs = {run["name"]: run for run in load("light")}
+    lines = [
+        "| recipe | clean | one step | PGD-20 | AutoAttack 8/255 | against `light` (p) | alarms |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for run in sorted(runs.values(), key=lambda run: -find(run, "autoattack")["accuracy"]):
+        lines.append(
+            cells(
+                f"`{run['name']}`",
+                percent(find(run, "clean")),
+                percent(find(run, "pgd", "steps=1,")),
+                percent(find(run, "pgd", "steps=20")),
+                with_interval(find(run, "autoattack")),
+                against(run, runs["light"], "autoattack"),
+                str(max(row.get("alarms", 0) for row in run["epochs"])),
+            )
+        )
+    return "\n".join(lines)
+
+
+def cells(*texts: str) -> str:
+    return "| " + " | ".join(texts) + " |"
+
+
+def with_interval(threat: Run) -> str:
+    return f"**{percent(threat)}** [{100 * threat['low']:.1f}, {100 * threat['high']:.1f}]"
+
+
+def against(run: Run, reference: Run, *words: str) -> str:
+    """Difference to a reference on the same images, in points, with its p value; nothing for the reference itself."""
+    if run["name"] == reference["name"]:
+        return ""
+    difference, p = paired(find(run, *words), find(reference, *words))
+    return f"{100 * difference:+.1f} ({p:.2g})"
 
 
 def find(run: Run, *words: str) -> Run:
@@ -159,7 +240,12 @@ def paired(one: Run, other: Run) -> tuple[float, float]:
     return (better - worse) / one["n"], min(1.0, 2 * tail)
 
 
-TABLES = {"attention_natural": attention_natural}
+TABLES = {
+    "attention_natural": attention_natural,
+    "attention_pgd": attention_pgd,
+    "structured": structured,
+    "light": light,
+}
 
 
 if __name__ == "__main__":

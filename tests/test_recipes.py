@@ -67,6 +67,7 @@ REDUCED = {  # the beginning of a model's name: what makes it small
     "convmixer": ("model.kwargs.depth=1", "model.kwargs.dim=16"),
     "convnext": ("model.kwargs.depths=[1, 1, 1, 1]", "model.kwargs.dims=[8, 8, 8, 8]", "data.image_size=32"),
     "poolformer": ("model.kwargs.depths=[1, 1, 1, 1]", "model.kwargs.dims=[8, 8, 8, 8]", *SIZE32),
+    "preact": (),
     "resnet": ("model.kwargs.layers=[1, 1, 1, 1]", "model.kwargs.channels=[8, 8, 8, 8]", "data.image_size=32"),
 }
 
