@@ -57,7 +57,10 @@ class Dice:
 
 
 def image_ids(x: Tensor) -> Tensor:
-    """(B,) int64 ids from the pixels themselves, for callers that have no data-set index: equal images, equal ids."""
+    """(B,) int64 ids from the pixels themselves, for callers that have no data-set index: equal images, equal ids.
+
+    `x` is (B, ...).
+    """
     bits = (x.float() + 0.0).flatten(1).view(torch.int32).long()
     weights = mix(torch.arange(bits.shape[1], device=x.device)) | 1
     return mix((bits * weights).sum(1))

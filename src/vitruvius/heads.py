@@ -73,7 +73,12 @@ class Site:
     chained: bool = False  # whether its block hands on to the next one (`Context.before`) and may reduce tokens
 
     def require(self, part: str, *kinds: Attends, remedy: str = "") -> None:
-        """Refuse this site unless it attends in one of the given ways."""
+        """Refuse this site unless it attends in one of the given ways.
+
+        `part` is the name of what refuses; `kinds` are tokens, channels, windows, class or downsampled; `remedy` is a
+        sentence
+        that goes into the error (default: none).
+        """
         if self.attends not in kinds:
             wanted = " or ".join(kinds)
             raise UnsuitableSite(
@@ -82,7 +87,10 @@ class Site:
             )
 
     def require_self_attention(self, part: str) -> None:
-        """Refuse this site unless queries and keys are the same items."""
+        """Refuse this site unless queries and keys are the same items.
+
+        `part` is the name of what refuses.
+        """
         if self.attends in ("class", "downsampled") or self.num_queries != self.num_keys:
             raise UnsuitableSite(
                 f"{part!r} needs self-attention; {self.name!r} ({self.family}) attends from "

@@ -18,7 +18,13 @@ from vitruvius.heads import Heads
 
 
 class Attended:
-    """The answers of a core about some Heads; without a core, those of plain softmax."""
+    """The answers of a core about some Heads; without a core, those of plain softmax.
+
+    heads: those that reach the kernel.
+    core: whose answers they are; default: plain softmax.
+    mixing: (…, M', M), by which the stages made the kernel's values of those that entered; None where they kept them.
+    unsaid: the name of a stage that changes the values without saying how; empty where there is none.
+    """
 
     def __init__(self, heads: Heads, core: Core | None = None, mixing: Tensor | None = None, unsaid: str = "") -> None:
         self.heads, self.core, self.mixing, self.unsaid = heads, core, mixing, unsaid

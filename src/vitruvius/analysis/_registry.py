@@ -27,6 +27,8 @@ class Analysis(Protocol):
 
     May take the Site as a second argument and, as a third, what the core makes of the Heads (`Attended`: its true map,
     its output, the softmax it ends in).
+
+    `heads` are what enters the site: q, k and v of B images, with bias and scale.
     """
 
     def __call__(self, heads: Heads, /) -> Statistics: ...
@@ -36,6 +38,8 @@ class ModelAnalysis(Protocol):
     """Sees the sites of a model one after the other, then answers once for each image.
 
     `see` may take a third argument as an `Analysis` does.
+
+    `heads` enter `site`; sites come in the order in which they run.
     """
 
     def see(self, heads: Heads, site: Site) -> None: ...
@@ -61,12 +65,18 @@ class Question:
         return isinstance(self.make.func if isinstance(self.make, functools.partial) else self.make, type)
 
     def ask(self, heads: Heads, site: Site, attended: Attended) -> Statistics:
-        """The answer at one site; a question takes Heads, and if it likes the Site and what its core makes of them."""
+        """The answer at one site; a question takes Heads, and if it likes the Site and what its core makes of them.
+
+        `heads` enter `site`; `attended` is what the core there makes of them.
+        """
         found: Statistics = self.make(*(heads, site, attended)[: _takes(self.make)])
         return found
 
     def show(self, analysis: ModelAnalysis, heads: Heads, site: Site, attended: Attended) -> None:
-        """One site more for a model analysis."""
+        """One site more for a model analysis.
+
+        `analysis` was begun by `begin`; `heads` enter `site`; `attended` is what the core there makes of them.
+        """
         see: Any = analysis.see
         see(*(heads, site, attended)[: _takes(see)])
 

@@ -62,7 +62,10 @@ class Table:
         return table_text(self.rows, self.facts, self.remarks)
 
     def select(self, **wanted: Any) -> list[Row]:
-        """Rows whose columns have the given values: `select(site="blocks.0.attn", statistic="max")`."""
+        """Rows whose columns have the given values: `select(site="blocks.0.attn", statistic="max")`.
+
+        `wanted` are names of columns and the values they must have.
+        """
         return [row for row in self.rows if all(getattr(row, key) == value for key, value in wanted.items())]
 
     def names(self, column: str) -> list[Any]:

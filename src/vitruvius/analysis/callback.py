@@ -25,6 +25,9 @@ class AnalysisCallback:
 
     `epoch_end` returns its rows and, given a `folder`, appends them to analysis.jsonl there. The model's mode is
     left as it was.
+
+    `where` is a glob over site names, or several, that says which sites are asked (default: all); `every` is in epochs,
+    1 or more (default 1: after each).
     """
 
     def __init__(
@@ -44,7 +47,10 @@ class AnalysisCallback:
         self.batches, self.every, self.folder, self.where = batches, every, folder, where
 
     def epoch_end(self, epoch: int, model: nn.Module) -> list[Line]:
-        """The rows of this epoch; none if it is not its turn."""
+        """The rows of this epoch; none if it is not its turn.
+
+        `epoch` counts from 0; `model` is any model that `analyse` takes, in train or eval mode.
+        """
         if (epoch + 1) % self.every:
             return []
         training = model.training
@@ -85,7 +91,10 @@ def first_images(loader: Iterable[Any], count: int) -> Tensor:
 
 
 def read_rows(folder: StrPath) -> list[Line]:
-    """What analysis.jsonl of a run holds; of an epoch written twice the later rows count, a cut line is skipped."""
+    """What analysis.jsonl of a run holds; of an epoch written twice the later rows count, a cut line is skipped.
+
+    `folder` is the run's, local or on a remote file system; without the file there are no rows.
+    """
     path = join(folder, FILE)
     if not exists(path):
         return []

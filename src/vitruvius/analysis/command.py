@@ -78,14 +78,24 @@ def _folder_for(target: Target, out: str | None) -> Path | None:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(analyses, overrides): `norms gammas:variant=released data.root=/imagenet`."""
+    """(analyses, overrides): `norms gammas:variant=released data.root=/imagenet`.
+
+    `arguments` are the words of a command line behind the target, in any order.
+    """
     is_override = ["=" in text and ":" not in text.partition("=")[0] for text in arguments]
     pairs = list(zip(arguments, is_override, strict=True))
     return [text for text, override in pairs if not override], [text for text, override in pairs if override]
 
 
 def open_images(config: DataConfig, model: PixelModel, images: int | None, seed: int, process: Process) -> Loader:
-    """The validation split as the model wants it, or `images` of it, chosen by `seed`; of a stream, its first ones."""
+    """The validation split as the model wants it, or `images` of it, chosen by `seed`; of a stream, its first ones.
+
+    config: the data section of the target.
+    model: whose input size and normalisation the images are prepared for.
+    images: how many are chosen; None takes all.
+    seed: of the choice.
+    process: this one of several; the loader brings its share, on its device.
+    """
     shares: dict[str, Any] = {
         "input_size": model.data_config,
         "rank": process.rank,
@@ -101,7 +111,13 @@ def open_images(config: DataConfig, model: PixelModel, images: int | None, seed:
 
 
 def keep(table: Table, folder: Path, target: Target, draw: Draw | None) -> None:
-    """Write the table and draw it; for a model without a run folder also its config, so that `report` can read it."""
+    """Write the table and draw it; for a model without a run folder also its config, so that `report` can read it.
+
+    table: what `analyse` returned.
+    folder: is made if it does not exist; holds the table's files afterwards.
+    target: what was analysed; its config is written where `folder` does not belong to a run.
+    draw: called with the table and the folder; None draws nothing.
+    """
     table.save(folder)
     if draw is not None:
         draw(table, folder)

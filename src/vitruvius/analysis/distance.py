@@ -20,6 +20,10 @@ def distance(heads: Heads, site: Site, attended: Attended | None = None) -> Stat
     """Attention-weighted distance between patches; `relative` divides by that of uniform attention.
 
     Of a map that is not a distribution the shares |weight| / Σ |weights| count.
+
+    heads: what enters the site: q, k and v of B images.
+    site: its grid of patches and its prefix tokens; one without a grid is refused.
+    attended: what the core makes of the heads; default: plain softmax.
     """
     far = patch_distances(site, heads.k)  # (P, P)
     shares = (attended or Attended(precise(heads))).shares()
@@ -35,7 +39,10 @@ def distance(heads: Heads, site: Site, attended: Attended | None = None) -> Stat
 
 
 def patch_distances(site: Site, like: Tensor) -> Tensor:
-    """Euclidean distances of the patches of a site, (P, P), on the device of `like`."""
+    """Euclidean distances of the patches of a site, (P, P), on the device of `like`.
+
+    `site` must attend from its own patches to themselves; `like` is any tensor on the device wanted.
+    """
     if site.grid is None or site.num_queries != site.num_keys:
         raise UnsuitableSite(
             f"'distance' needs queries and keys on one grid of patches; {site.name!r} ({site.family}) attends over "

@@ -16,7 +16,12 @@ from vitruvius.heads import Heads, Site
 
 @analyses.register("effective_rank")
 def effective_rank(heads: Heads, site: Site | None = None, attended: Attended | None = None) -> Statistics:
-    """How many dimensions queries, keys, values and outputs really use, from 1 to the head width."""
+    """How many dimensions queries, keys, values and outputs really use, from 1 to the head width.
+
+    heads: what enters the site: q, k and v of B images.
+    site: is not looked at.
+    attended: what the core makes of the heads; default: plain softmax.
+    """
     heads = precise(heads)
     out = (attended or Attended(heads)).output()
     sets = {"keys": heads.k, "queries": heads.q, "values": heads.v, "output": out}
@@ -24,7 +29,7 @@ def effective_rank(heads: Heads, site: Site | None = None, attended: Attended | 
 
 
 def spread(x: Tensor) -> Tensor:
-    """exp(−Σ p log p) with p the singular values divided by their sum; (…, N, D) → (…)."""
+    """exp(−Σ p log p) with p the singular values divided by their sum; (…, N, D) → (…). `x` holds N tokens."""
     if x.shape[-1] <= x.shape[-2]:
         gram = x.mT @ x
     else:

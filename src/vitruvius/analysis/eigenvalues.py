@@ -21,7 +21,12 @@ from vitruvius.heads import Heads, Site
 def eigenvalues(
     heads: Heads, *, standardise: bool = True, variant: Literal["exact", "released"] = "exact"
 ) -> Statistics:
-    """Spectrum of the centred Gram matrix of the keys: its D largest eigenvalues."""
+    """Spectrum of the centred Gram matrix of the keys: its D largest eigenvalues.
+
+    heads: what enters a site; of these, only k is looked at.
+    standardise: z-score each key over its width first, with the papers' scale 1/√D; else the model's own scale.
+    variant: exact; or released, which adds 1e-6 and takes absolute values as the published script does.
+    """
     values = spectrum(heads, standardise=standardise, variant=variant)  # (B, H, K)
     return {
         "max": values.amax(-1),
@@ -35,7 +40,11 @@ def eigenvalues(
 
 @analyses.register("eigenvalues_by_rank")
 class EigenvaluesByRank:
-    """The published summary: eigenvalues of each rank averaged over heads and layers, then max, min, mean, median."""
+    """The published summary: eigenvalues of each rank averaged over heads and layers, then max, min, mean, median.
+
+    standardise: z-score each key over its width first, with the papers' scale 1/√D; else the model's own scale.
+    variant: released, as the published script counts; or exact, without its 1e-6 and absolute values.
+    """
 
     def __init__(self, *, standardise: bool = True, variant: Literal["exact", "released"] = "released") -> None:
         self.standardise, self.variant = standardise, variant
@@ -43,6 +52,7 @@ class EigenvaluesByRank:
         self.count = 0
 
     def see(self, heads: Heads, site: Site) -> None:
+        """Add the eigenvalues of one site: `heads` enter it, and `site` must attend over tokens."""
         site.require("eigenvalues_by_rank", "tokens")
         values = spectrum(heads, standardise=self.standardise, variant=self.variant)
         if self.sums is not None and self.sums.shape[-1] != values.shape[-1]:
@@ -68,7 +78,12 @@ class EigenvaluesByRank:
 
 
 def spectrum(heads: Heads, *, standardise: bool, variant: Literal["exact", "released"] = "exact") -> Tensor:
-    """The min(D, M) largest eigenvalues, descending; `released` adds 1e-6 to g gᵀ and takes absolute values."""
+    """The min(D, M) largest eigenvalues, descending; `released` adds 1e-6 to g gᵀ and takes absolute values.
+
+    `heads` enter a site, of these only k counts; `standardise` z-scores each key over its width first; `variant` is
+    exact by
+    default.
+    """
     heads, released = precise(heads), variant == "released"
     gram = key_gram(heads, standardise=standardise, released=released).centred
     values = torch.linalg.eigvalsh(gram).flip(-1)[..., : heads.k.shape[-1]]

@@ -57,7 +57,12 @@ def explain(
 
 @explanations.register("relevance")
 def relevance(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    """Gradient-weighted attention through all layers, R ← R + relu(A ⊙ ∇A) R (Chefer et al. 2021, arXiv:2103.15679)."""
+    """Gradient-weighted attention through all layers, R ← R + relu(A ⊙ ∇A) R (Chefer et al. 2021, arXiv:2103.15679).
+
+    model: in eval mode; its sites attend over the same tokens in every layer.
+    images: (B, 3, h, w) in [0, 1].
+    classes: (B,) whose logits are explained.
+    """
     flow: Tensor | None = None  # (B, N, N)
     layers = attended_layers(model, images, classes)
     for layer in layers:
@@ -76,21 +81,35 @@ def relevance(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
 
 @explanations.register("attention_gradient")
 def attention_gradient(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    """relu(A ⊙ ∇A) of the last layer, mean over heads (Chefer et al. 2021, arXiv:2103.15679, one step)."""
+    """relu(A ⊙ ∇A) of the last layer, mean over heads (Chefer et al. 2021, arXiv:2103.15679, one step).
+
+    model: in eval mode.
+    images: (B, 3, h, w) in [0, 1].
+    classes: (B,) whose logits are explained.
+    """
     last = attended_layers(model, images, classes)[-1]
     return _on_grid((last.map * last.gradient).relu().mean(1), last.site)
 
 
 @explanations.register("integrated_gradients")
 def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, *, steps: int = 50) -> Tensor:
-    """Gradients along the way from a black image, captum's (Sundararajan et al. 2017, arXiv:1703.01365)."""
+    """Gradients along the way from a black image, captum's (Sundararajan et al. 2017, arXiv:1703.01365).
+
+    model: in eval mode; any that returns logits, with or without attention.
+    images: (B, 3, h, w) in [0, 1].
+    classes: (B,) whose logits are explained.
+    steps: points on the way from black to the image, of which each costs a forward and a backward pass.
+    """
     captum: Any = require("captum.attr", "explain")
     found: Tensor = captum.IntegratedGradients(model).attribute(images, target=classes, n_steps=steps)
     return found.sum(1).abs().detach()
 
 
 def attended_layers(model: nn.Module, images: Tensor, classes: Tensor) -> list[Layer]:
-    """Every token site in order: its true map, and the gradient of the logits of `classes` with respect to it."""
+    """Every token site in order: its true map, and the gradient of the logits of `classes` with respect to it.
+
+    `model` is in eval mode; `images` (B, 3, h, w) in [0, 1]; `classes` (B,).
+    """
     sites = survey(model, input_size=tuple(images.shape[1:]))  # type: ignore[arg-type]
     chosen = [name for name, site in sites.items() if site.attends == "tokens" and site.num_queries == site.num_keys]
     if not chosen:
@@ -150,7 +169,11 @@ class Score(NamedTuple):
 def score(model: nn.Module, images: Tensor, maps: Tensor, *, classes: Tensor | None = None, steps: int = 10) -> Score:
     """Deletion and insertion (Petsiuk et al. 2018, arXiv:1806.07421), removed patches are the mean colour.
 
-    `maps` (B, rows, columns) as `explain` makes them; `classes` (B) as there; `steps` parts in which patches go.
+    model: in eval mode, returns logits.
+    images: (B, 3, h, w) in [0, 1].
+    maps: (B, rows, columns) as `explain` makes them.
+    classes: (B,) those explained; by default those the model answers.
+    steps: parts in which patches go and come; each costs two forward passes.
     """
     check_eval_mode(model)
     if classes is None:
@@ -167,7 +190,10 @@ def score(model: nn.Module, images: Tensor, maps: Tensor, *, classes: Tensor | N
 
 
 def chance_map(maps: Tensor, *, seed: int = 0) -> Tensor:
-    """An explanation that knows nothing, of the shape of `maps`: the row to compare scores with."""
+    """An explanation that knows nothing, of the shape of `maps`: the row to compare scores with.
+
+    `seed` chooses which one.
+    """
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(maps.shape, generator=generator).to(maps)
 

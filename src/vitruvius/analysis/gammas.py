@@ -24,7 +24,14 @@ Variant = Literal["paper", "reproduction", "released"]
 def gammas(
     heads: Heads, *, variant: Variant = "paper", standardise: bool = True, noise: float = 0.1, seed: int = 0
 ) -> Statistics:
-    """How far gamma is from constant over tokens; `alignment` is |cos(K a, a)|, 1 for eigenvectors."""
+    """How far gamma is from constant over tokens; `alignment` is |cos(K a, a)|, 1 for eigenvectors.
+
+    heads: what enters a site: k and v of B images.
+    variant: paper, reproduction or released, as the head of this file tells them apart.
+    standardise: z-score each key over its width first, with the papers' scale 1/√D; else the model's own scale.
+    noise: of `released` only: strength of what disturbs the eigenvectors, in units of their entries.
+    seed: of that noise; the same for every image.
+    """
     heads = precise(heads)
     gram = key_gram(heads, standardise=standardise, released=variant != "paper")
     columns = _columns(heads, gram, variant, noise, seed)  # (B, H, N, K)
@@ -44,6 +51,8 @@ def pairwise(values: Tensor) -> dict[str, Tensor]:
     """Mean and unbiased deviation over pairs of |x_i − x_j| and of |x_i − x_j| / (max(|x_i|, |x_j|) + 1e-10).
 
     Along the last axis, in O(N log N): ordered by |x|, the pairs of x_j with all before it are cumulative sums.
+
+    `values` is (…, N), of any sign and in any order.
     """
     ordered = values.sort(-1).values
     middle = ordered[..., (values.shape[-1] - 1) // 2, None]  # differences from it are the same, rounding is smaller
@@ -61,7 +70,10 @@ def pairwise(values: Tensor) -> dict[str, Tensor]:
 
 
 def disturbed(columns: Tensor, noise: Tensor, strength: float) -> Tensor:
-    """Orthonormal columns near the given ones: the Q factor of columns + strength · noise."""
+    """Orthonormal columns near the given ones: the Q factor of columns + strength · noise.
+
+    `columns` (…, N, K) are orthonormal, `noise` has their shape, `strength` is a factor; 0 leaves them but for signs.
+    """
     return torch.linalg.qr(columns + strength * noise).Q
 
 

@@ -18,7 +18,12 @@ from vitruvius.heads import Heads, Site
 
 @analyses.register("head_similarity")
 def head_similarity(heads: Heads, site: Site, attended: Attended | None = None) -> Statistics:
-    """Of each head with the others, on average: cosine of attention maps, linear CKA of outputs."""
+    """Of each head with the others, on average: cosine of attention maps, linear CKA of outputs.
+
+    heads: what enters the site: q, k and v of B images.
+    site: must have two heads or more.
+    attended: what the core makes of the heads; default: plain softmax.
+    """
     if site.num_heads < 2:
         raise UnsuitableSite(f"'head_similarity' needs two heads or more; {site.name!r} has one.")
     attended = attended or Attended(precise(heads))
@@ -29,7 +34,10 @@ def head_similarity(heads: Heads, site: Site, attended: Attended | None = None) 
 
 
 def others(table: Tensor) -> Tensor:
-    """Mean of each row of (…, H, H) without the diagonal, (…, H)."""
+    """Mean of each row of (…, H, H) without the diagonal, (…, H).
+
+    `table` holds how alike head i and head j are.
+    """
     return (table.sum(-1) - table.diagonal(dim1=-2, dim2=-1)) / (table.shape[-1] - 1)
 
 

@@ -38,7 +38,10 @@ class Encoder(NamedTuple):
 
 
 def load_encoder(name: str) -> Encoder:
-    """An encoder by its name on the hub, or from a local folder; needs the extra `nlp`."""
+    """An encoder by its name on the hub, or from a local folder; needs the extra `nlp`.
+
+    `name` is `bert-base-uncased`, or the path of a folder with a model and its tokenizer.
+    """
     transformers: Any = require("transformers", "nlp")
     model = transformers.AutoModel.from_pretrained(name).eval()
     return Encoder(model, transformers.AutoTokenizer.from_pretrained(name))
@@ -47,7 +50,13 @@ def load_encoder(name: str) -> Encoder:
 def encode(
     tokenizer: Callable[..., Any], sentences: Sequence[str], *, max_length: int = 128, batch_size: int = 16
 ) -> list[Tokens]:
-    """Sentences as padded batches of at most `max_length` tokens."""
+    """Sentences as padded batches of at most `max_length` tokens.
+
+    tokenizer: of the model that will read them, as `load_encoder` returns it.
+    sentences: one text each.
+    max_length: tokens; longer sentences are cut.
+    batch_size: sentences of a batch, padded to the longest of them.
+    """
     parts = [list(sentences[start : start + batch_size]) for start in range(0, len(sentences), batch_size)]
     return [
         dict(tokenizer(part, padding=True, truncation=True, max_length=max_length, return_tensors="pt"))
@@ -64,7 +73,15 @@ def analyse_text(
     nulls: bool | Sequence[str] = True,
     null_images: int = NULL_IMAGES,
 ) -> Table:
-    """Ask questions of an encoder's attention; a padded token is neither query nor key nor value."""
+    """Ask questions of an encoder's attention; a padded token is neither query nor key nor value.
+
+    model: a BERT-like encoder in eval mode.
+    batches: as `encode` makes them: input_ids (B, N), attention_mask (B, N) and what else the model takes.
+    asked: analyses of single sites, as for `analyse`; default: norms and value_vectors.
+    seed: of chance.
+    nulls: compare with chance: all kinds (True), none (False), or these.
+    null_images: sentences for which chance is drawn; the first ones.
+    """
     check_eval_mode(model)
     questions, chosen = ask_all(asked or ("norms", "value_vectors")), choose_nulls(nulls)
     if whole := [q.name for q in questions if q.of_model]:
@@ -90,7 +107,10 @@ def analyse_text(
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Every self-attention with separate projections for queries, keys and values, by name."""
+    """Every self-attention with separate projections for queries, keys and values, by name.
+
+    `model` is an encoder of transformers, or any module that holds one.
+    """
     found = {name: m for name, m in model.named_modules() if _projections(m) is not None}
     if not found:
         raise NoSiteError(
@@ -104,7 +124,12 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
 def recorded(
     modules: Mapping[str, nn.Module], mask: Tensor | None, see: Callable[[str, Heads], None]
 ) -> Iterator[None]:
-    """While open, every run hands on the Heads of each module; `mask` (B, N) is 1 for real tokens."""
+    """While open, every run hands on the Heads of each module; `mask` (B, N) is 1 for real tokens.
+
+    modules: by name, as `attention_modules` finds them.
+    mask: of the batch that is run next; None if nothing is padded.
+    see: called with the name of a module and its Heads, in the order in which they run.
+    """
     handles: list[Any] = []
     try:
         for name, module in modules.items():

@@ -29,6 +29,11 @@ def norms(
     """‖φ(q)‖² and ‖h‖² token by token; `log10_ratio` is the mean of log₁₀(‖φ(q)‖² / ‖h‖²), 0 for a projection.
 
     q and k are those of the softmax that makes the output: of `rpc`, its last iteration.
+
+    heads: what enters the site: q, k and v of B images.
+    site: is not looked at.
+    attended: what the core makes of the heads; default: plain softmax.
+    variant: exact; or released, the published script with its fixed divisor 8 and its errors of means.
     """
     if attended is not None:
         heads = attended.softmax()
@@ -47,7 +52,10 @@ def norms(
 
 
 def token_norms(heads: Heads, *, variant: Literal["exact", "released"] = "exact") -> tuple[Tensor, Tensor]:
-    """(log ‖φ(q)‖², ‖h‖²), each (B, H, N); `released` divides by 8 in the exponents of φ and by √D in those of h."""
+    """(log ‖φ(q)‖², ‖h‖²), each (B, H, N); `released` divides by 8 in the exponents of φ and by √D in those of h.
+
+    `heads` are those of the softmax; `variant` is exact by default.
+    """
     heads = precise(heads)
     if variant == "exact":
         scaled = heads

@@ -31,6 +31,12 @@ def reconstruction(
     """‖φ(q)‖² against ‖h‖²: absolute, relative and signed errors; `standardise` z-scores q and k first.
 
     q and k are those of the softmax that makes the output: of `rpc`, its last iteration.
+
+    heads: what enters the site: q, k and v of B images.
+    site: is not looked at.
+    attended: what the core makes of the heads; default: plain softmax.
+    standardise: z-score each query and key over its width first, with the scale 1/√D.
+    variant: exact, reproduction or released, as the head of this file tells them apart.
     """
     heads = precise(heads if attended is None else attended.softmax())
     if standardise:

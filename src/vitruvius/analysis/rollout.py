@@ -27,6 +27,10 @@ class Rollout:
         self.prefix = 0
 
     def see(self, heads: Heads, site: Site, attended: Attended | None = None) -> None:
+        """One layer more, in the order in which they run.
+
+        `heads` enter its `site`; `attended` is what the core makes of them (default: plain softmax).
+        """
         site.require("rollout", "tokens")
         site.require_self_attention("rollout")
         weights = (attended or Attended(precise(heads))).shares().mean(1)

@@ -24,7 +24,10 @@ class ShippedCurve:
 
 
 def read_shipped(path: StrPath) -> ShippedCurve:
-    """Read one exported curve; cells that are empty or not finite are left out, their epoch stays counted."""
+    """Read one exported curve; cells that are empty or not finite are left out, their epoch stays counted.
+
+    `path` is the CSV file, local or on a remote file system.
+    """
     rows = list(csv.reader(io.StringIO(read_text(path).lstrip("\ufeff"))))
     name, place = _value_column(rows, path)
     epochs = []

@@ -25,7 +25,12 @@ class Layer(NamedTuple):
 
 
 def table_text(rows: Sequence[Row], facts: dict[str, Any], remarks: Sequence[str]) -> str:
-    """The whole summary."""
+    """The whole summary.
+
+    rows: of the table, observed and chance.
+    facts: about model and data, for the first line: model, data, images, seed.
+    remarks: sentences for the end.
+    """
     paragraphs = []
     head = _head(rows, facts)
     if head:
@@ -60,7 +65,10 @@ def layer(rows: Sequence[Row]) -> Layer:
 
 
 def nearest_chance(rows: Sequence[Row], value: float) -> float | None:
-    """The mean of the null that comes nearest, of those that can tell; where none can, of the first."""
+    """The mean of the null that comes nearest, of those that can tell; where none can, of the first.
+
+    `rows` are the nulls of one number, `value` what was observed.
+    """
     means: dict[str | None, list[float]] = {}
     for row in rows:
         if row.null_mean is not None and (row.claim != KEPT or all(r.claim == KEPT for r in rows)):
@@ -69,7 +77,10 @@ def nearest_chance(rows: Sequence[Row], value: float) -> float | None:
 
 
 def beyond_chance(rows: Sequence[Row]) -> bool | None:
-    """Whether one head's number lies beyond every null that could tell, on the same side of all; None if none could."""
+    """Whether one head's number lies beyond every null that could tell, on the same side of all; None if none could.
+
+    `rows` are those of the number and of its nulls.
+    """
     claims = [row.claim for row in rows if row.claim.startswith(("above", "below", "indist"))]
     sides = {claim.split()[0] for claim in claims}
     if claims:
@@ -78,7 +89,10 @@ def beyond_chance(rows: Sequence[Row]) -> bool | None:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits; scientific where small or large."""
+    """Three significant digits; scientific where small or large.
+
+    A `value` of None is a dash.
+    """
     if value is None:
         return "–"
     if 0.01 <= abs(value) < 100 or value == 0:

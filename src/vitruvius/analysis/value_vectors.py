@@ -34,7 +34,12 @@ FIRST = ("matched_cosine", "linear_cka", "linear_cka_debiased", "subspace_overla
 def value_vectors(
     heads: Heads, *, standardise: bool = False, variant: Literal["exact", "released"] = "exact"
 ) -> Statistics:
-    """V against the values kernel PCA predicts: directly, matched, up to rotation, and by CKA."""
+    """V against the values kernel PCA predicts: directly, matched, up to rotation, and by CKA.
+
+    heads: what enters a site: k and v of B images.
+    standardise: z-score each key over its width first, with the papers' scale 1/√D; else the model's own scale.
+    variant: exact; or released, with the small constants of the published script.
+    """
     heads = precise(heads)
     if variant == "released":
         directions, log_mass = predicted_values(heads, standardise=standardise, released=True)
@@ -52,7 +57,13 @@ def value_vectors(
 
 
 def compare(v: Tensor, w: Tensor, *, tiny_length: float = 0.0, tiny_product: float = 0.0) -> Statistics:
-    """Every statistic of two sets of values as they stand; the published ones add tiny numbers to denominators."""
+    """Every statistic of two sets of values as they stand; the published ones add tiny numbers to denominators.
+
+    v: (…, N, E), the learnt values.
+    w: (…, N, E), those they are compared with.
+    tiny_length: added to lengths in cosines and correlations.
+    tiny_product: added to products of norms in CKA.
+    """
     found = {
         **alignments(v, w, tiny=tiny_product),
         **similarities(v, w, tiny=tiny_length),
@@ -62,7 +73,12 @@ def compare(v: Tensor, w: Tensor, *, tiny_length: float = 0.0, tiny_product: flo
 
 
 def predicted_values(heads: Heads, *, standardise: bool, released: bool = False) -> tuple[Tensor, Tensor]:
-    """(A − column means, log g): V̂ is the first divided by g, row by row. Columns beyond N are zero."""
+    """(A − column means, log g): V̂ is the first divided by g, row by row. Columns beyond N are zero.
+
+    heads: what enters a site; k decides, v gives the number of columns.
+    standardise: z-score each key over its width first, with the papers' scale 1/√D; else the model's own scale.
+    released: order by absolute eigenvalues of the published script's matrix.
+    """
     gram = key_gram(heads, standardise=standardise, released=released)
     values, vectors = torch.linalg.eigh(gram.centred)
     order = (values.abs() if released else values).argsort(-1, descending=True)[..., : heads.v.shape[-1]]
@@ -72,7 +88,10 @@ def predicted_values(heads: Heads, *, standardise: bool, released: bool = False)
 
 
 def similarities(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
-    """Cosines of tokens, direct and matched, and correlations."""
+    """Cosines of tokens, direct and matched, and correlations.
+
+    `v` and `w` are (…, N, E); `tiny` is added to lengths (default 0).
+    """
     direct, matched = cosines(v, w, tiny=tiny), matched_cosines(v, w, tiny=tiny)
     return {
         "cosine": direct.mean(-1),
@@ -88,7 +107,10 @@ def similarities(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
 
 
 def alignments(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
-    """CKA, Procrustes and principal angles: none depends on signs, order or rotation of the columns."""
+    """CKA, Procrustes and principal angles: none depends on signs, order or rotation of the columns.
+
+    `v` and `w` are (…, N, E); `tiny` is added to products of norms (default 0).
+    """
     linear, kernel = linear_cka(v, w, tiny=tiny), kernel_cka(v, w, tiny=tiny)
     angles = principal_cosines(v, w)
     return {
@@ -103,7 +125,10 @@ def alignments(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
 
 
 def distances(v: Tensor, w: Tensor) -> Statistics:
-    """How far V and V̂ lie apart."""
+    """How far V and V̂ lie apart.
+
+    `v` is the learnt (…, N, E), `w` the predicted; relative numbers are relative to `v`.
+    """
     gap = v - w
     frobenius = torch.linalg.matrix_norm(gap)
     return {

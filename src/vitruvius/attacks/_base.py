@@ -31,6 +31,8 @@ class Threat(Protocol):
     """Anything that disturbs images: (model, x, y) → x'.
 
     One that also takes `ids=` (B,) int64 gives an image the same x' in every batch, if the ids are the same.
+
+    `model` returns logits (B, K) for images `x` (B, C, H, W) in [0, 1]; `y` (B,) are their labels.
     """
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /) -> Tensor: ...
@@ -71,7 +73,10 @@ attacks: Registry[Callable[..., Threat]] = Registry("attack")
 
 
 def disturb(threat: Threat, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
-    """x' by a threat, which is told the ids (B,) of the images if it takes them."""
+    """x' by a threat, which is told the ids (B,) of the images if it takes them.
+
+    `threat` is called with `model`, images `x` (B, C, H, W) and labels `y` (B,); `ids` are int64.
+    """
     if "ids" in inspect.signature(threat).parameters:
         return threat(model, x, y, ids=ids)  # type: ignore[call-arg]
     return threat(model, x, y)
@@ -120,7 +125,12 @@ class Attack(Ball, ABC):
     batches_itself: ClassVar[bool] = False  # takes any number of images and has a batch_size of its own
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None) -> Tensor:
-        """Check, then search. `ids` (B,) int64 name the images for the dice; default: a hash of their pixels."""
+        """Check, then search. `ids` (B,) int64 name the images for the dice; default: a hash of their pixels.
+
+        `model` returns logits (B, K), in train or eval mode; `x` (B, C, H, W) are images in [0, 1]; `y` (B,) their
+        labels,
+        or (B, K) probabilities where the loss compares with them.
+        """
         check_inputs(x, y, *self.image_range())
         check_not_empty(x)
         self._check_kind_of_labels(y)
@@ -135,14 +145,26 @@ class Attack(Ball, ABC):
 
     @abstractmethod
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
-        """The attack itself, without checks; called under no_grad with the parameters frozen."""
+        """The attack itself, without checks; called under no_grad with the parameters frozen.
+
+        model: answers with logits (B, K), which are checked as they come.
+        x: (B, C, H, W), the images.
+        y: (B,) int64 labels, or (B, K) probabilities.
+        dice: random numbers that belong to the images, and not to their batch.
+        """
 
     def prepare(self, model: nn.Module, x: Tensor) -> nn.Module:
-        """The model as it is searched, or a faster view of it that answers the same."""
+        """The model as it is searched, or a faster view of it that answers the same.
+
+        `model` as it was given; `x` (B, C, H, W) the images of the first batch, for their shape.
+        """
         return model
 
     def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
-        """Search again where a faster search has failed; `start` is the worst point known. Shorter where it can be."""
+        """Search again where a faster search has failed; `start` is the worst point known. Shorter where it can be.
+
+        `model`, `x`, `y` and `dice` are as for `search`.
+        """
         return self.search(model, x, y, dice)
 
     def tag(self) -> str:
@@ -180,7 +202,10 @@ def whole_labels(y: Tensor) -> Tensor:
 
 
 def check_eps(eps: float) -> None:
-    """Refuse what is not a radius."""
+    """Refuse what is not a radius.
+
+    `eps` is in pixels of images in [0, 1]; inf passes.
+    """
     if math.isnan(eps) or eps < 0:
         raise ConfigError(f"eps={eps} is not a radius; give a number that is 0 or more, such as 4 / 255.")
 
@@ -212,6 +237,8 @@ def check_inputs(x: Tensor, y: Tensor, low: float = 0.0, high: float = 1.0) -> N
     """Refuse images (B, ...) that are not pixels in [low, high], and labels that are not classes (B,).
 
     Probabilities (B, K) pass too: they are what some losses of training compare with.
+
+    `x` and `y` are a batch; `low` and `high` are the least and the largest pixel (default 0 and 1).
     """
     if x.ndim < 2 or len(x) != len(y) or y.ndim not in (1, 2):
         raise DataError(f"images {tuple(x.shape)} and labels {tuple(y.shape)} do not pair; expected (B, ...) and (B,).")

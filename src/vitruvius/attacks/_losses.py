@@ -30,7 +30,10 @@ class Loss(ABC):
 
     @abstractmethod
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
-        """(B, K) logits and (B,) labels, or (B, K) soft ones, to (B,) losses."""
+        """(B, K) logits and (B,) labels, or (B, K) soft ones, to (B,) losses.
+
+        `y` has the soft labels of mixup only where the loss compares with probabilities; else their largest counts.
+        """
 
     def __str__(self) -> str:
         return self.name
@@ -153,7 +156,7 @@ def as_targeted_loss(loss: TargetedLoss | str) -> TargetedLoss:
 
 
 def hard_labels(y: Tensor) -> Tensor:
-    """(B,) labels; mixed or smoothed ones (B, K) count as their largest."""
+    """(B,) labels; mixed or smoothed ones (B, K) count as their largest. `y` is (B,) or (B, K)."""
     if y.ndim == 2:
         return y.argmax(1)
     return y

@@ -31,6 +31,8 @@ def loss_and_grad(
 
     `x` (B, ...) are the points, `loss` maps logits (B, K) to losses (B,). Several `passes` are averaged: expectation
     over transformation, for models that are random (Athalye et al. 2018).
+
+    `model` returns logits (B, K) that depend on its input by operations with a gradient.
     """
     found = [_one_pass(model, x, loss) for _ in range(passes)]
     if passes == 1:
@@ -53,7 +55,7 @@ def _one_pass(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tens
 
 
 def full_precision(logits: Tensor) -> Tensor:
-    """Logits in at least float32, whatever the model computes in."""
+    """Logits in at least float32, whatever the model computes in. `logits` may be bfloat16 or float16."""
     if logits.dtype in (torch.bfloat16, torch.float16):
         return logits.float()
     return logits
@@ -83,6 +85,8 @@ class SurrogateGradient(nn.Module):
     """Answers like `model`, with the gradient of `surrogate`: for a model that masks its gradient.
 
     Backward pass differentiable approximation (BPDA), Athalye et al. 2018, arXiv:1802.00420.
+
+    `x` (B, C, H, W) goes through both; the answer is always that of `model`.
     """
 
     def __init__(self, model: nn.Module, surrogate: nn.Module) -> None:
@@ -118,6 +122,8 @@ class CheckedModel(ModelWrapper):
 
     The first ones are checked against the labels at once. Whether a later one is finite is noted on the device and
     read once, by `check_finite`: nothing waits for the device in between.
+
+    `y` (B,) or (B, K) are the labels of the images that are searched.
     """
 
     def __init__(self, model: Callable[[Tensor], Tensor], y: Tensor) -> None:
@@ -126,6 +132,7 @@ class CheckedModel(ModelWrapper):
         self.finite: Tensor | None = None  # () bool, of all logits so far
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Logits (B, K) of points `x` (B, C, H, W), noted as finite or not."""
         logits = self.inner(x)
         finite = logits.detach().isfinite().all()
         if self.finite is None:
@@ -135,7 +142,10 @@ class CheckedModel(ModelWrapper):
         return logits
 
     def check_finite(self, moved: Tensor) -> None:
-        """Refuse x' that come from logits or gradients that are not finite."""
+        """Refuse x' that come from logits or gradients that are not finite.
+
+        `moved` (B, C, H, W) is what the search returned.
+        """
         pixels = moved.isfinite().all()
         logits = pixels
         if self.finite is not None:
@@ -154,7 +164,10 @@ class CheckedModel(ModelWrapper):
 
 
 def check_logits(logits: Tensor, y: Tensor, rows: int) -> None:
-    """Refuse logits that are not (rows, K) finite numbers with a class for each label (B,) or (B, K)."""
+    """Refuse logits that are not (rows, K) finite numbers with a class for each label (B,) or (B, K).
+
+    `y` are the labels, `rows` the images that were asked about.
+    """
     _checks.check_logits(logits, rows)
     if y.ndim == 1:
         _checks.check_labels(y, logits.shape[1])

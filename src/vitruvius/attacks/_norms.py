@@ -28,22 +28,36 @@ class Norm(ABC):
 
     @abstractmethod
     def length(self, delta: Tensor) -> Tensor:
-        """(B,) norms."""
+        """(B,) norms of `delta` (B, ...), in pixels."""
 
     @abstractmethod
     def random(self, x: Tensor, eps: float, dice: Dice, step: int | Tensor = 0) -> Tensor:
-        """A delta of x's shape, uniform in the ball."""
+        """A delta of x's shape, uniform in the ball.
+
+        `x` are images (B, ...); `eps` is the radius; `dice` gives the numbers; `step` tells draws of one search apart,
+        one
+        for all images or (B,).
+        """
 
     @abstractmethod
     def steepest(self, grad: Tensor) -> Tensor:
-        """The direction of unit norm in which the loss rises fastest; 0 where the gradient is 0."""
+        """The direction of unit norm in which the loss rises fastest; 0 where the gradient is 0.
+
+        `grad` (B, ...) is the gradient of each image's own loss.
+        """
 
     @abstractmethod
     def project(self, delta: Tensor, eps: float) -> Tensor:
-        """The nearest delta in the ball."""
+        """The nearest delta in the ball.
+
+        `delta` is (B, ...), of any length; `eps` the radius in pixels.
+        """
 
     def usable(self, grad: Tensor, point: Tensor, low: float, high: float) -> Tensor:
-        """The part of a gradient that a step may follow; only sparse steps must know where the image ends."""
+        """The part of a gradient that a step may follow; only sparse steps must know where the image ends.
+
+        `grad` and `point` are (B, ...); `low` and `high` are the least and the largest pixel.
+        """
         return grad
 
     def __str__(self) -> str:

@@ -39,13 +39,17 @@ class Foreign(ABC):
         object.__setattr__(self, "__name__", self.label)  # what reports call it
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /) -> Tensor:
+        """x' of images `x` (B, C, H, W) in [0, 1] with labels `y` (B,), by an attack made for `model`."""
         with torch.enable_grad(), frozen(model):
             moved = self.call(self.make(model), x, y)
         return self._settle(moved, x)
 
     @abstractmethod
     def call(self, attack: Any, x: Tensor, y: Tensor) -> Any:
-        """Their result for these images."""
+        """Their result for these images.
+
+        `attack` is what `make` returned; `x` (B, C, H, W) in [0, 1]; `y` (B,) labels.
+        """
 
     @property
     def label(self) -> str:
@@ -131,7 +135,14 @@ class CrossCheck(NamedTuple):
 
 
 def cross_check(model: nn.Module, x: Tensor, y: Tensor, ours: Threat, theirs: Threat) -> CrossCheck:
-    """Run two threats beside each other."""
+    """Run two threats beside each other.
+
+    model: in eval mode, returns logits (B, K).
+    x: (B, C, H, W) in [0, 1].
+    y: (B,) labels.
+    ours: a threat of this package.
+    theirs: the one it is compared with, such as `FromFoolbox(…)`.
+    """
     with torch.no_grad():
         mine = model(ours(model, x, y)).argmax(1) == y
         other = model(theirs(model, x, y)).argmax(1) == y

@@ -45,7 +45,10 @@ class APGDTargeted(AutoPGD):
                 yield Attempt(rank * self.restarts + restart, target)
 
     def choose_targets(self, model: Model, x: Tensor, y: Tensor) -> Tensor:
-        """(B, T) wrong classes, in the order in which they are tried."""
+        """(B, T) wrong classes, in the order in which they are tried.
+
+        `model` returns logits; `x` (B, C, H, W) are the images and `y` (B,) their labels, which are never a target.
+        """
         return likeliest_classes(logits_in_batches(model, x, self.batch_size), y, self.targets)
 
     def tag(self) -> str:

@@ -88,7 +88,10 @@ class AutoAttack(Ball):
         return list(made.items())
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None) -> Tensor:
-        """x' of images `x` with labels `y`; `ids` as for `run`."""
+        """x' of images `x` with labels `y`; `ids` as for `run`.
+
+        `model` is in eval mode.
+        """
         return self.run(model, x, y, ids=ids).x
 
     def run(
@@ -108,6 +111,8 @@ class AutoAttack(Ball):
         their pixels. `batch_size`: images searched at once where the attack itself has none; default all.
         `on_event` is called with a `StageEvent` as stages advance. `journal` keeps what they decide, batch by batch, so
         that a killed run can go on; of precision "fast" nothing is kept, since its stages depend on all images.
+
+        `model` is in eval mode and returns logits (B, K).
         """
         check_eval_mode(model)
         check_inputs(x, y)

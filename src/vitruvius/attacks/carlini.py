@@ -28,6 +28,7 @@ class Closest(NamedTuple):
     distance: Tensor  # (B,) in L2; inf before one is found
 
     def or_nearer(self, x: Tensor, distance: Tensor, fooled: Tensor) -> Closest:
+        """These, or `x` (B, C, H, W) for the images where it has `fooled` (B,) the model at less `distance` (B,)."""
         nearer = fooled & (distance < self.distance)
         return Closest(torch.where(per_image(nearer, x), x, self.x), torch.where(nearer, distance, self.distance))
 

@@ -61,7 +61,10 @@ class MIFGSM(Attack):
         return point
 
     def look_ahead(self, point: Tensor, step: float, velocity: Tensor) -> Tensor:
-        """Where the gradient is taken."""
+        """Where the gradient is taken.
+
+        `point` (B, C, H, W) has been reached, `velocity` is the sum of gradients so far, `step` the length of a step.
+        """
         return point
 
 

@@ -83,13 +83,19 @@ class PGD(Attack):
         found.offer(point, self.fooled(logits, y), self.objective(logits, y))
 
     def start(self, x: Tensor, dice: Dice, restart: int = 0) -> Tensor:
-        """Where an ascent begins."""
+        """Where an ascent begins.
+
+        `x` (B, C, H, W) are the images; `dice` gives random numbers for each; `restart` counts the starts from 0.
+        """
         if not self.random_start:
             return x
         return (x + self.norm.random(x, self.eps, dice, restart)).clamp(*self.bounds)
 
     def ascend(self, model: Model, x: Tensor, y: Tensor, start: Tensor) -> Iterator[tuple[Tensor, LossAndGrad | None]]:
-        """Every point from which a step is made with its loss and gradient, then the last point alone."""
+        """Every point from which a step is made with its loss and gradient, then the last point alone.
+
+        `model` answers with logits; `x` and `y` are images and labels; `start` (B, C, H, W) is the first point.
+        """
         step = self.step_length()
         point = start
         velocity = torch.zeros_like(x)
@@ -116,11 +122,17 @@ class PGD(Attack):
         return 1
 
     def objective(self, logits: Tensor, y: Tensor) -> Tensor:
-        """What is maximised, (B,)."""
+        """What is maximised, (B,).
+
+        `logits` (B, K); `y` (B,) labels, or (B, K) probabilities for loss=kl.
+        """
         return self.loss(logits, y)
 
     def fooled(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Whether the ascent has reached its aim, (B,)."""
+        """Whether the ascent has reached its aim, (B,).
+
+        `logits` (B, K); `y` (B,) labels, or of a targeted attack its targets.
+        """
         return logits.argmax(1) != hard_labels(y)
 
     def _accumulate(self, velocity: Tensor, grad: Tensor) -> Tensor:

@@ -99,7 +99,10 @@ class Square(Attack):
         return replace(self, queries=max(self.queries // 10, 50)).search(model, x, y, replace(dice, owner="polish"))
 
     def judge(self, model: Model, s: SquareState) -> SquareState:
-        """Ask the model, and keep what is better; who is done stays as it is."""
+        """Ask the model, and keep what is better; who is done stays as it is.
+
+        `model` answers with logits; `s` is the state of the search with the points proposed.
+        """
         margin = MARGIN(full_precision(model(s.point)), s.y)
         better = (margin > s.margin) & ~s.done
         best = torch.where(per_image(better, s.x), s.point, s.best)
@@ -108,7 +111,7 @@ class Square(Attack):
         return s._replace(best=best, margin=margin, query=query, done=(margin > 0) | (query >= self.queries))
 
     def proposals(self, x: Tensor) -> SquareProposals | BumpProposals:
-        """What is tried in this ball on images of this size."""
+        """What is tried in this ball on images of this size. `x` are the images."""
         if x.ndim != 4:
             raise ConfigError(f"Square needs images (B, C, H, W); got {tuple(x.shape)}.")
         height, width = x.shape[2:]

@@ -45,6 +45,8 @@ class Stage(nn.Module):
     on to the next layer (`hand_on`); a stage that `reduces` changes the number of tokens between attention and MLP.
     `twins` names chains that can stand in for this part when a model is attacked through something whose gradient hides
     nothing (`vitruvius.evaluation.examination`): neutral settings, a smooth or exact form; () leaves the part out.
+
+    Every stage is made for a `site`, its first argument, whose sizes it may read and which it may refuse.
     """
 
     writes: frozenset[str] = frozenset()
@@ -55,6 +57,10 @@ class Stage(nn.Module):
     reduces: bool = False
 
     def forward(self, heads: Heads) -> Heads:
+        """What becomes of `heads`; a stage that `needs` more also takes `context`.
+
+        `context` holds the tokens that ask and what the same stage of the layer before handed on.
+        """
         raise NotImplementedError
 
     def value_mixing(self, heads: Heads) -> Tensor | None:
@@ -62,11 +68,18 @@ class Stage(nn.Module):
         return None
 
     def hand_on(self, heads: Heads, context: Context) -> Tensor:
-        """What the same stage of the next layer gets as `context.before`; `heads` are those that enter the core."""
+        """What the same stage of the next layer gets as `context.before`.
+
+        `heads` are those that enter the core, `context` what this stage was told itself.
+        """
         raise NotImplementedError
 
     def reduce(self, tokens: Tensor, heads: Heads, context: Context) -> tuple[Tensor, Tensor]:
-        """Fewer tokens (B, N', C) than the (B, N, C) that attention left, and what is handed on with them."""
+        """Fewer tokens (B, N', C) than the (B, N, C) that attention left, and what is handed on with them.
+
+        `tokens` come out of attention and its residual path; `heads` entered the core; `context` is what this stage was
+        told.
+        """
         raise NotImplementedError
 
 
@@ -75,6 +88,8 @@ class Kernel(nn.Module):
 
     A kernel that ends in one softmax says which by `last_softmax`; another one defines `map`. A kernel that does
     neither has no map, and whoever asks for one is told so.
+
+    Every kernel is made for a `site`, its first argument, whose sizes it may read and which it may refuse.
     """
 
     writes: frozenset[str] = frozenset()
@@ -83,24 +98,37 @@ class Kernel(nn.Module):
     twins: Twins = MappingProxyType({})
 
     def forward(self, heads: Heads) -> Tensor:
+        """The output (B, H, N, E) for `heads`; a kernel that `needs` "x" also takes `context`."""
         raise NotImplementedError
 
     def finish(self, out: Tensor) -> Tensor:
-        """What this kernel does to its weighted sum of values, (B, H, N, E): nothing, unless it has an output norm."""
+        """What this kernel does to its weighted sum of values, (B, H, N, E): nothing, unless it has an output norm.
+
+        `out` is that sum.
+        """
         return out
 
     def last_softmax(self, heads: Heads) -> Heads | None:
-        """The Heads whose plain softmax attention is this kernel's output; None where there is no such softmax."""
+        """The Heads whose plain softmax attention is this kernel's output; None where there is no such softmax.
+
+        `heads` reach the kernel.
+        """
         return None
 
     def map(self, heads: Heads) -> Tensor | None:
-        """The weights really used, (B, H, N, M): without dropout, map @ v is the output. None where there are none."""
+        """The weights really used, (B, H, N, M): without dropout, map @ v is the output. None where there are none.
+
+        `heads` reach the kernel.
+        """
         last = self.last_softmax(heads)
         return None if last is None else attention_map(last)
 
 
 class Core(nn.Module):
-    """Stages in reading order, then one kernel. Parts live under their names, so checkpoints survive insertions."""
+    """Stages in reading order, then one kernel. Parts live under their names, so checkpoints survive insertions.
+
+    `parts` are pairs of a name and a module, in reading order; `site` is the one they were made for.
+    """
 
     def __init__(self, parts: Sequence[tuple[str, nn.Module]], site: Site) -> None:
         super().__init__()
@@ -114,7 +142,10 @@ class Core(nn.Module):
         return cast("dict[str, nn.Module]", self._modules)
 
     def forward(self, heads: Heads, x: Tensor | None = None, handed: Handed | None = None) -> Tensor:
-        """The output (B, H, N, E). `x` are the tokens that ask, `handed` what the layer before handed on, by part."""
+        """The output (B, H, N, E). `x` are the tokens that ask, `handed` what the layer before handed on, by part.
+
+        `heads` are what the socket made of its input.
+        """
         made: Any = heads  # Heads until the kernel, which comes last, makes a Tensor of them
         for name, module in self._modules.items():  # children() would look for modules that occur twice, at every call
             made = _call(name, module, made, x, handed)
@@ -122,7 +153,13 @@ class Core(nn.Module):
         return out
 
     def after(self, tokens: Tensor, heads: Heads, x: Tensor, handed: Handed) -> tuple[Tensor, Handed]:
-        """Between attention and MLP: the tokens, perhaps fewer of them, and what goes to the layer behind."""
+        """Between attention and MLP: the tokens, perhaps fewer of them, and what goes to the layer behind.
+
+        tokens: (B, N, C), as attention and its residual path left them.
+        heads: those that entered the core.
+        x: (B, N, C), the tokens that asked.
+        handed: what the layer before handed on, by part.
+        """
         passed: dict[str, Tensor] = {}
         for name, stage in zip(self.parts, self.stages, strict=False):
             context = Context(x, handed.get(name))
@@ -177,7 +214,10 @@ class Core(nn.Module):
         return found if mixing is None else found @ mixing.to(found.dtype)
 
     def mapless(self, heads: Heads) -> str:
-        """The name of the part that keeps this core from having a map; empty where it has one."""
+        """The name of the part that keeps this core from having a map; empty where it has one.
+
+        `heads` enter the core.
+        """
         received, _, unsaid = self.approach(heads)
         if unsaid:
             return unsaid
@@ -203,7 +243,10 @@ class Approach(NamedTuple):
 
 
 def attention_map(heads: Heads) -> Tensor:
-    """softmax(q kᵀ · scale + bias), (B, H, N, M): for looking at, never on the way to an output."""
+    """softmax(q kᵀ · scale + bias), (B, H, N, M): for looking at, never on the way to an output.
+
+    `heads` are those of one softmax; a pair that the bias hides by −∞ gets 0.
+    """
     logits = (heads.q * heads.scale) @ heads.k.mT
     if heads.bias is not None:
         logits = logits + heads.bias
@@ -222,7 +265,11 @@ def part(spec: PartSpec, *, where: str = "", **settings: Any) -> Part:
 
 
 def build_core(parts: Sequence[PartSpec], site: Site) -> Core:
-    """Make every part for this site; a chain without a kernel ends in softmax."""
+    """Make every part for this site; a chain without a kernel ends in softmax.
+
+    `parts` are specs or parts, in reading order: stages, then at most one kernel. `site` is where they will be plugged
+    in.
+    """
     made: list[tuple[str, nn.Module]] = []
     for item in parts:
         maker = part(item)
@@ -236,6 +283,8 @@ def build_twin(core: Core, twin: str, site: Site) -> Core | None:
     """A core in which every part that declares this twin is replaced by it; None where none does.
 
     Parts that stay are the same modules, with their parameters.
+
+    `core` stays as it is; `twin` is the name of a twin, such as "plain"; `site` is where the core is plugged in.
     """
     chain: dict[str, nn.Module] = {}
     replaced = False

@@ -43,7 +43,10 @@ class Elliptical(Stage):
 
 @torch.no_grad()
 def stretch(v: Tensor, before: Tensor) -> Tensor:
-    """The diagonal of M, (B, H, 1, D), at most 1."""
+    """The diagonal of M, (B, H, 1, D), at most 1.
+
+    `v` are the values of this layer, `before` those of the layer before, both (B, H, N, D).
+    """
     moved = at_least_float32(v - before).abs().mean(-2, keepdim=True)
     largest = moved.amax(-1, keepdim=True)
     return torch.where(largest > 0, moved / largest.clamp(min=torch.finfo(moved.dtype).tiny), 1.0).to(v.dtype)

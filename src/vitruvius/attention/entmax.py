@@ -29,7 +29,10 @@ class Entmax(DenseKernel):
 
 
 def entmax(x: Tensor) -> Tensor:
-    """1.5-entmax along the last axis."""
+    """1.5-entmax along the last axis.
+
+    `x` (…, M) are scores; −∞ hides a key.
+    """
     half = (x - x.detach().amax(-1, keepdim=True)).clamp(min=-4) / 2  # below −2 nothing is ever chosen
     with torch.no_grad():
         tau = threshold(half)

@@ -48,7 +48,10 @@ class Gated(Kernel):
         return attend(heads) * self.gate(heads, context)
 
     def gate(self, heads: Heads, context: Context) -> Tensor:
-        """Between 0 and 1, (B, H, N, E)."""
+        """Between 0 and 1, (B, H, N, E).
+
+        `heads` enter the kernel; `context` holds the tokens that ask, (B, N, C).
+        """
         if context.x is None:
             raise SurgeryError(f"'gated' at {self.site_name!r} was called without the tokens that ask.")
         gates = nn.functional.linear(context.x, self.weight.to(context.x.dtype), self.bias.to(context.x.dtype))

@@ -22,6 +22,8 @@ def interpolate(pattern: Tensor, old: Site, new: Site) -> Tensor:
 
     Masks: a pair is kept if any pair it stands for was kept, so no query loses its last key.
     Matrices: bilinear, with the columns shared out so that S of a constant image stays the same.
+
+    `pattern` is not changed; `new` is the site at the other size, as `survey` describes it.
     """
     _check(pattern, old, new)
     if old.num_keys == new.num_keys and old.grid == new.grid:
@@ -40,7 +42,12 @@ def interpolate(pattern: Tensor, old: Site, new: Site) -> Tensor:
 def interpolate_state(
     state: Mapping[str, Tensor], old: Mapping[str, Site], new: Mapping[str, Site]
 ) -> dict[str, Tensor]:
-    """A checkpoint whose masks and matrices fit the sites of the same model at another image size."""
+    """A checkpoint whose masks and matrices fit the sites of the same model at another image size.
+
+    `state` are the tensors of the checkpoint by key; `old` and `new` the sites by name, as `survey` describes the model
+    at
+    both sizes.
+    """
     changed = dict(state)
     for name in old.keys() & new.keys():
         for key in (f"{name}.{ending}" for ending in RESAMPLED):

@@ -94,7 +94,10 @@ def _elu(x: Tensor) -> Tensor:
 
 
 def orthogonal_directions(count: int, width: int, generator: torch.Generator) -> Tensor:
-    """(count, width): blocks of orthogonal rows, each as long as a normal vector would be."""
+    """(count, width): blocks of orthogonal rows, each as long as a normal vector would be.
+
+    `generator` draws them, on the CPU.
+    """
     blocks = []
     for _ in range(-(-count // width)):
         drawn = torch.randn(width, width, generator=generator, dtype=torch.float64)

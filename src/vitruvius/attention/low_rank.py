@@ -27,6 +27,9 @@ class LowRank(Stage):
     dense model's maps (`surgery.calibrating`). start="released" begins near zero as the published code does, with
     uniform maps. `reconstruction` is the penalty: "normalised" is the relative squared error, "released" ‖q' − q‖ + ‖k'
     − k‖ over the whole batch; `detach_target` stops it from training the projections.
+
+    `tensors` says which are mixed, "qk", "q" or "k"; `seed` draws the beginning of start="released" together with the
+    site's name.
     """
 
     def __init__(
@@ -67,7 +70,10 @@ class LowRank(Stage):
         return heads._replace(**mixed)
 
     def penalty(self, before: Heads, after: Heads) -> Tensor:
-        """What the auto-encoder loses, to be added to the training loss."""
+        """What the auto-encoder loses, to be added to the training loss.
+
+        `before` are the Heads that enter the stage, `after` those that leave it.
+        """
         return torch.stack([self._loss(getattr(before, name), getattr(after, name)) for name in self.tensors]).sum()
 
     def mixing(self, name: str) -> tuple[Tensor, Tensor]:
@@ -130,7 +136,11 @@ def principal_heads(rows: Tensor, rank: int) -> Tensor:
 
 @torch.no_grad()
 def fold_into(weights: HeadWeights, low_rank: LowRank) -> None:
-    """Merge the auto-encoder into the projections: W' = (M ⊗ I) W, b' = M b + c. Exact; the stage can then go."""
+    """Merge the auto-encoder into the projections: W' = (M ⊗ I) W, b' = M b + c. Exact; the stage can then go.
+
+    `weights` are views into the projections of the site (`head_weights`), which are written to; `low_rank` is the stage
+    there.
+    """
     merged: list[tuple[Tensor, Tensor]] = []
     for name in low_rank.tensors:
         mixing, constant = (part.double() for part in low_rank.mixing(name))

@@ -53,7 +53,10 @@ class Mask(Stage):
 
 
 def check_keep(keep: Tensor, site: Site) -> Tensor:
-    """The pattern itself if it suits the site, else an error that says why."""
+    """The pattern itself if it suits the site, else an error that says why.
+
+    `keep` is (H, N, M) bool, True = kept; `site` says how many heads, queries and keys there are.
+    """
     shape = (site.num_heads, site.num_queries, site.num_keys)
     if keep.dtype != torch.bool:
         raise ConfigError(f"mask for {site.name!r} is {keep.dtype}; it must be bool, True = kept.")

@@ -70,7 +70,10 @@ class Pro(DenseKernel):
 
 
 def distances(z: Tensor, v: Tensor) -> Tensor:
-    """‖z_i − v_j‖, (…, N, M); of points that coincide, about 0 and without a gradient."""
+    """‖z_i − v_j‖, (…, N, M); of points that coincide, about 0 and without a gradient.
+
+    `z` (…, N, E) are the averages, `v` (…, M, E) the values.
+    """
     squares = z.square().sum(-1)[..., :, None] + v.square().sum(-1)[..., None, :] - 2 * z @ v.mT
     return squares.clamp(min=1e-8).sqrt()
 

@@ -35,6 +35,8 @@ class RPC(Kernel):
     "released" (the published code) clips at tau = lambda · H / (4 mean|k|), "paper" at tau = 4 lambda · mean|k|.
     `asymmetric` keeps the queries, softmax(q K'ᵀ) v (the paper's appendix). `dual_sign` = +1 takes
     K' = k − S + Y/mu, which minimises the printed Lagrangian; the paper and its code subtract.
+
+    `iterations` is the number of steps of the pursuit; 1 with an infinite `sparsity` is symmetric softmax.
     """
 
     def __init__(
@@ -63,7 +65,10 @@ class RPC(Kernel):
         return attend(self.last_softmax(heads))
 
     def last_softmax(self, heads: Heads) -> Heads:
-        """The last iteration: the cleaned keys, and they or q as the queries."""
+        """The last iteration: the cleaned keys, and they or q as the queries.
+
+        `heads` are those that enter the kernel.
+        """
         keys = heads.k.float() if heads.k.dtype.itemsize < 4 else heads.k  # half precision: iterate in float32
         tau = THRESHOLDS[self.variant](keys, self.sparsity)  # (B, H, 1, 1)
         low = dual = keys.new_zeros(())  # then (B, H, N, D)
@@ -108,14 +113,20 @@ def clip(x: Tensor, tau: Tensor | None) -> Tensor:
 
 
 def released_threshold(keys: Tensor, sparsity: float) -> Tensor | None:
-    """lambda · mu with mu = N · C / (4 ‖k_h‖₁): the published code, which counts all heads' channels."""
+    """lambda · mu with mu = N · C / (4 ‖k_h‖₁): the published code, which counts all heads' channels.
+
+    `keys` (B, H, N, D); `sparsity` is lambda; None where that is infinite, so that nothing is clipped.
+    """
     if math.isinf(sparsity):
         return None
     return sparsity * keys.shape[1] / (4 * _mean_size(keys))
 
 
 def paper_threshold(keys: Tensor, sparsity: float) -> Tensor | None:
-    """lambda / mu with mu = N · D / (4 ‖k_h‖₁): definition 1 of the paper."""
+    """lambda / mu with mu = N · D / (4 ‖k_h‖₁): definition 1 of the paper.
+
+    `keys` (B, H, N, D); `sparsity` is lambda; None where that is infinite, so that nothing is clipped.
+    """
     if math.isinf(sparsity):
         return None
     return 4 * sparsity * _mean_size(keys)

@@ -32,7 +32,7 @@ class Softmax(Kernel):
 
 
 def attend(heads: Heads) -> Tensor:
-    """softmax(q kᵀ · scale + bias) v of shape (B, H, N, E)."""
+    """softmax(q kᵀ · scale + bias) v of shape (B, H, N, E). `heads` may have a bias and dropout."""
     if needs_another_backend(heads):
         with sdpa_kernel(WITHOUT_CUDNN):
             out = _attend(heads)
@@ -54,6 +54,8 @@ def needs_another_backend(heads: Heads) -> bool:
     With a mask, and 64 keys in its last tile of 128, it scores the empty half of that tile 0 instead of −∞; where all
     scores of a query are below about −88, the gradient of q is NaN (PyTorch issue 196678, torch 2.11 and later).
     Swin v2 with windows of 8 × 8 has such lengths, 4 × 4 patches of CIFAR under a mask too.
+
+    `heads` are about to be attended; only in half precision, on a GPU, with a bias and a gradient are they at risk.
     """
     k, bias = heads.k, heads.bias
     if bias is None or k.shape[-2] % 128 != 64:

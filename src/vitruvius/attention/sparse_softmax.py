@@ -35,7 +35,10 @@ class Bucket(NamedTuple):
 
 @attentions.register("sparse_softmax")
 class SparseSoftmax(Kernel):
-    """Softmax over a fixed pattern without computing what it removes, for inference (ViTCoD, arXiv:2210.09573)."""
+    """Softmax over a fixed pattern without computing what it removes, for inference (ViTCoD, arXiv:2210.09573).
+
+    `file` and `keep` give the pattern as for `mask`; `block` is the number of queries that are computed together.
+    """
 
     keep: Tensor
     wide: Tensor
@@ -70,7 +73,10 @@ class SparseSoftmax(Kernel):
         return torch.cat(done, 1).index_select(1, self.inverse).unflatten(1, (H, N))
 
     def last_softmax(self, heads: Heads) -> Heads:
-        """The same with everything that the pattern removes hidden by the bias."""
+        """The same with everything that the pattern removes hidden by the bias.
+
+        `heads` are those that enter the kernel.
+        """
         self._require_size(heads)
         hidden = heads.q.new_zeros(self.keep.shape).masked_fill(~self.keep, -torch.inf)  # (H, N, M)
         return heads._replace(bias=hidden if heads.bias is None else heads.bias + hidden)
@@ -149,7 +155,11 @@ class SparseSoftmax(Kernel):
 
 
 def tile_order(num_queries: int, grid: tuple[int, int] | None, prefix: int, block: int) -> Tensor:
-    """Queries so that neighbours on the grid follow each other: square tiles of about `block` patches, (N)."""
+    """Queries so that neighbours on the grid follow each other: square tiles of about `block` patches, (N).
+
+    `num_queries` counts all tokens, of which the first `prefix` lie on no grid; `grid` is (rows, columns), or None for
+    tokens in the order they have.
+    """
     if grid is None or prefix + grid[0] * grid[1] != num_queries:
         return torch.arange(num_queries)
     side = max(1, round(block**0.5))
@@ -159,7 +169,10 @@ def tile_order(num_queries: int, grid: tuple[int, int] | None, prefix: int, bloc
 
 
 def make_buckets(keep: Tensor, order: Tensor, block: int) -> list[Bucket]:
-    """Blocks of `block` queries in this order, for each head; together with others that need about as many keys."""
+    """Blocks of `block` queries in this order, for each head; together with others that need about as many keys.
+
+    `keep` is the mask (H, N, M), True = kept; `order` (N) lists the queries.
+    """
     H, N, M = keep.shape
     groups: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
     block = min(block, len(order))

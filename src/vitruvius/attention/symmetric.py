@@ -37,7 +37,11 @@ QUERY_CARRIES = {
 
 
 def require_keys_can_ask(part: str, site: Site, remedy: str = "") -> None:
-    """Refuse sites where a key cannot stand in for a query."""
+    """Refuse sites where a key cannot stand in for a query.
+
+    `part` is the name of what asks, `site` the one it is for, `remedy` a sentence that says what else to do (default:
+    none).
+    """
     site.require_self_attention(part)
     if site.family in QUERY_CARRIES:
         raise UnsuitableSite(
@@ -52,6 +56,8 @@ def symmetrise(weights: HeadWeights) -> None:
 
     With x̃ = (x, 1), q·k is x̃ᵀ G ỹ. Of all K̃ᵀK̃ of rank at most D the nearest to G (Frobenius) is made of
     the D largest positive eigenpairs of (G + Gᵀ)/2. Without biases G has no row and column for the 1.
+
+    `weights` are views into the projections of a site (`head_weights`); those of the keys are written to.
     """
     if (weights.q_bias is None) != (weights.k_bias is None):
         raise SurgeryError("symmetrise needs biases on both q and k, or on neither; this site has one of them.")

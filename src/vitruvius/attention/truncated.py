@@ -24,6 +24,8 @@ class Truncated(Stage):
     defaults to half of the full one, rounded up. gradient="projection" holds the principal directions fixed in the
     backward pass (always stable); "exact" differentiates them too. `probability`: in training, the share of samples
     that are truncated; in evaluation all are.
+
+    `tensors` says which are truncated: "qk", "q" or "k".
     """
 
     twins = LEFT_OUT  # through the principal directions no gradient flows
@@ -67,7 +69,10 @@ class Truncated(Stage):
 
 
 def principal_directions(rows: Tensor, rank: int) -> Tensor:
-    """The `rank` right singular vectors of (…, n, m) with the largest singular values, (…, m, rank)."""
+    """The `rank` right singular vectors of (…, n, m) with the largest singular values, (…, m, rank).
+
+    `rows` is that matrix.
+    """
     with torch.autocast(rows.device.type, enabled=False):
         wide = rows.float() if rows.dtype.itemsize < 4 else rows
         return torch.linalg.eigh(wide.mT @ wide).eigenvectors[..., -rank:].to(rows.dtype)

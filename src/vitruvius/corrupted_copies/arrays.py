@@ -71,7 +71,10 @@ def copy_arrays(
 
 
 def by_name(corruptions: Sequence[Corruption]) -> dict[str, list[Corruption]]:
-    """The five severities of each corruption, in order; CIFAR-10-C's files hold all five and say nowhere which."""
+    """The five severities of each corruption, in order; CIFAR-10-C's files hold all five and say nowhere which.
+
+    `corruptions` come in any order, each at all five severities.
+    """
     grid: dict[str, list[Corruption]] = {}
     for one in sorted(corruptions, key=lambda one: one.severity):
         grid.setdefault(one.name, []).append(one)
@@ -86,7 +89,12 @@ def by_name(corruptions: Sequence[Corruption]) -> dict[str, list[Corruption]]:
 
 
 def copy_severity(out: Path, ids: Array, corruption: Corruption) -> None:
-    """All images under one corruption at one severity."""
+    """All images under one corruption at one severity.
+
+    `out` is the folder with the file that is filled in; `ids` (N,) name the images for the dice; `corruption` says
+    which
+    one, at which severity.
+    """
     clean = np.load(out / PARTS / "clean.npy", mmap_mode="r")
     result = np.empty_like(clean)
     for start in range(0, len(clean), BATCH):
@@ -97,7 +105,10 @@ def copy_severity(out: Path, ids: Array, corruption: Corruption) -> None:
 
 
 def check_arrays(images: Array, labels: Array) -> None:
-    """Refuse what no copy can be made of."""
+    """Refuse what no copy can be made of.
+
+    `images` must be (N, H, W, 1 or 3) uint8, `labels` (N,) whole numbers from 0.
+    """
     _check_image_array(images)
     if labels.shape != (len(images),) or labels.dtype.kind not in "iu" or labels.min() < 0:
         raise DataError(f"labels are {labels.dtype} {labels.shape}; expected a class for each of {len(images)} images.")

@@ -80,7 +80,10 @@ def _names(text: str) -> list[str]:
 
 
 def read_data(name: str, overrides: Sequence[str]) -> tuple[Array, Array, Array]:
-    """Images (N, H, W, C) uint8, labels (N,) and ids (N,) of the validation images of a data set."""
+    """Images (N, H, W, C) uint8, labels (N,) and ids (N,) of the validation images of a data set.
+
+    `name` is a data set that `vitruvius list data` shows; `overrides` are keys of its section, such as `root=/data`.
+    """
     config = _data_config(name, overrides)
     side = config.image_size or 32
     data = open_data(config, config.val_split, (config.in_chans or 3, side, side))

@@ -42,7 +42,10 @@ class FolderCopy:
     format: Literal["jpeg", "png"]
 
     def place(self, corruption: Corruption, file: str) -> Path:
-        """Where the copy of `class/file` goes."""
+        """Where the copy of `class/file` goes.
+
+        `corruption` gives the first two folders: its name and its severity.
+        """
         path = Path(file)
         if path.suffix.lower() not in USUAL_SUFFIXES[self.format]:
             path = path.with_suffix(f".{self.format}")
@@ -100,7 +103,10 @@ def copy_folder(
 
 
 def copy_files(job: FolderCopy, files: Sequence[str]) -> None:
-    """The copies of some files that are not there yet; each image is read once."""
+    """The copies of some files that are not there yet; each image is read once.
+
+    `job` says from where, to where and which corruptions; `files` are `class/file`.
+    """
     for file in files:
         missing = [corruption for corruption in job.corruptions if not job.place(corruption, file).exists()]
         if not missing:
@@ -111,7 +117,7 @@ def copy_files(job: FolderCopy, files: Sequence[str]) -> None:
 
 
 def class_files(source: Path) -> list[str]:
-    """`class/file` of every image, in order; other files are nobody's."""
+    """`class/file` of every image, in order; other files are nobody's. `source` is the folder of classes."""
     if not source.is_dir():
         raise DataError(f"{source} is not a folder; expected one that holds a folder of images for every class.")
     files: list[str] = []
@@ -145,7 +151,7 @@ def file_id(file: str) -> int:
 
 
 def read(job: FolderCopy, file: str) -> Tensor:
-    """(1, 3, H, W) pixels, cropped as asked."""
+    """(1, 3, H, W) pixels, cropped as asked. `job` says from which folder, `file` is `class/file`."""
     try:
         with Image.open(job.source / file) as opened:
             image = opened.convert("RGB")
@@ -159,7 +165,10 @@ def read(job: FolderCopy, file: str) -> Tensor:
 
 
 def cropped(image: Image.Image, size: int) -> Image.Image:
-    """The middle square of `size` pixels, after the shorter side was made 256/224 of it (bilinear)."""
+    """The middle square of `size` pixels, after the shorter side was made 256/224 of it (bilinear).
+
+    `image` is of any size and mode.
+    """
     factor = round(size * 256 / 224) / min(image.size)
     width, height = (max(round(side * factor), size) for side in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
@@ -167,7 +176,10 @@ def cropped(image: Image.Image, size: int) -> Image.Image:
 
 
 def encoded(pixels: Tensor, format: str) -> bytes:
-    """One image (3, H, W) as the bytes of a file."""
+    """One image (3, H, W) as the bytes of a file.
+
+    `pixels` are in [0, 1]; `format` is jpeg or png.
+    """
     levels = (pixels * 255).round().byte().movedim(0, -1).numpy()
     file = io.BytesIO()
     if format == "jpeg":

@@ -32,6 +32,7 @@ class Corruption(ABC):
 
     `round8`: the result is cut down to the 256 levels of stored images, as in the published sets; false keeps
     the finer numbers. `scale`: whose constants, ImageNet-C's or CIFAR-10-C's; `auto` goes by the shorter side.
+    `severity`: from 1, hardly visible, to 5. `seed`: of everything random, together with the ids of the images.
     """
 
     name: ClassVar[str]
@@ -52,12 +53,18 @@ class Corruption(ABC):
     def __call__(
         self, model: nn.Module | None, x: Tensor, y: Tensor | None = None, /, *, ids: Tensor | None = None
     ) -> Tensor:
-        """Neither model nor labels matter. `ids` (B,) int64 name the images for the dice; default: their pixels."""
+        """x' of images `x` (B, C, H, W) in [0, 1]; neither `model` nor labels `y` matter.
+
+        `ids` (B,) int64 name the images for the dice; default: their pixels.
+        """
         return self.apply(x, ids=ids)
 
     @torch.no_grad()
     def apply(self, x: Tensor, *, ids: Tensor | None = None) -> Tensor:
-        """x' of the same shape, dtype and device. One image with the same id gives the same x' in every batch."""
+        """x' of the same shape, dtype and device. One image with the same id gives the same x' in every batch.
+
+        `x` (B, C, H, W) in [0, 1]; `ids` (B,) int64, by default a hash of the pixels.
+        """
         check_images(x)
         if not len(x):
             return x.clone()
@@ -71,10 +78,15 @@ class Corruption(ABC):
 
     @abstractmethod
     def disturb(self, x: Tensor, dice: Dice, /, *constants: Any) -> Tensor:
-        """The corruption itself, float32 in and out, without checks; the caller clips and rounds."""
+        """The corruption itself, float32 in and out, without checks; the caller clips and rounds.
+
+        `x` (B, C, H, W) in [0, 1]; `dice` gives random numbers that belong to the images; `constants` are the published
+        ones
+        of this severity.
+        """
 
     def constants(self, x: Tensor) -> tuple[Any, ...]:
-        """The published constants of this severity, for images of this size."""
+        """The published constants of this severity, for images of this size. `x` is (B, C, H, W)."""
         table = self.cifar if self.is_small(x) else self.imagenet
         chosen = table[self.severity - 1]
         if isinstance(chosen, tuple):
@@ -82,7 +94,7 @@ class Corruption(ABC):
         return (chosen,)
 
     def is_small(self, x: Tensor) -> bool:
-        """Whether CIFAR-10-C's constants are meant."""
+        """Whether CIFAR-10-C's constants are meant. `x` is (B, C, H, W)."""
         return self.scale == "cifar" or (self.scale == "auto" and min(x.shape[-2:]) <= SMALL)
 
     @property

@@ -22,6 +22,7 @@ class Brightness(Corruption):
     cifar: ClassVar = (0.05, 0.1, 0.15, 0.2, 0.3)
 
     def disturb(self, x: Tensor, dice: Dice, /, amount: float) -> Tensor:
+        """`amount` is added to the value of each colour, in [0, 1]."""
         value = x.amax(1, keepdim=True)
         brighter = (value + amount).clamp(max=1)
         return torch.where(value > 0, x * (brighter / value), brighter)  # hue and saturation are ratios of channels

@@ -21,5 +21,6 @@ class Contrast(Corruption):
     cifar: ClassVar = (0.75, 0.5, 0.4, 0.3, 0.15)
 
     def disturb(self, x: Tensor, dice: Dice, /, left: float) -> Tensor:
+        """`left` is the share of the contrast that is left."""
         mean = x.mean((2, 3), keepdim=True)
         return (x - mean) * left + mean

@@ -22,4 +22,5 @@ class DefocusBlur(Corruption):
     cifar: ClassVar = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
 
     def disturb(self, x: Tensor, dice: Dice, /, radius: float, softness: float) -> Tensor:
+        """`radius` of the disk in pixels, `softness` the sigma by which its edge is blurred."""
         return correlate(x, disk(x, radius, softness))

@@ -25,6 +25,7 @@ class Fog(Corruption):
     cifar: ClassVar = ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))
 
     def disturb(self, x: Tensor, dice: Dice, /, amount: float, decay: float) -> Tensor:
+        """`amount` of fog over pixels in [0, 1]; `decay` by which finer details fade: larger is smoother."""
         height, width = x.shape[-2:]
         side = 1 << (max(height, width) - 1).bit_length()
         fog = plasma(dice, side, decay)[:, None, :height, :width]
@@ -33,7 +34,10 @@ class Fog(Corruption):
 
 
 def plasma(dice: Dice, side: int, decay: float) -> Tensor:
-    """(B, side, side) heights in [0, 1] by diamonds and squares on a torus; `side` is a power of two."""
+    """(B, side, side) heights in [0, 1] by diamonds and squares on a torus; `side` is a power of two.
+
+    `dice` draws one fog per image; `decay` divides the heights at each halving of the scale.
+    """
     heights = torch.zeros(len(dice.ids), side, side, device=dice.ids.device)
     step, wobble = side, 100.0
     while step >= 2:

@@ -49,6 +49,7 @@ class Frost(Corruption):
     textures: str | None = None  # folder with photographs of frost
 
     def disturb(self, x: Tensor, dice: Dice, /, image: float, share: float) -> Tensor:
+        """`image` and `share` are the weights of the image and of the ice."""
         size = (x.shape[-2], x.shape[-1])
         shrink = 5 if self.is_small(x) else 1  # CIFAR-10-C shrinks the photographs to a fifth
         if self.textures is None:
@@ -61,7 +62,11 @@ class Frost(Corruption):
 
 
 def cut(textures: tuple[Tensor, ...], dice: Dice, size: tuple[int, int]) -> Tensor:
-    """(B, 3, H, W): a random place of a random texture for every image."""
+    """(B, 3, H, W): a random place of a random texture for every image.
+
+    `textures` are (3, h, w), each at least as large as `size`, (height, width) in pixels; `dice` chooses texture and
+    place.
+    """
     chosen = dice.integers("texture", len(textures))
     start = dice.uniform("place", (2,))
     layer = torch.empty(len(chosen), 3, *size, device=chosen.device)
@@ -78,7 +83,11 @@ def cut(textures: tuple[Tensor, ...], dice: Dice, size: tuple[int, int]) -> Tens
 
 @functools.lru_cache(maxsize=8)
 def read_textures(folder: str, size: tuple[int, int], shrink: int) -> tuple[Tensor, ...]:
-    """The images (3, h, w) of a folder in order of their names, shrunk, and enlarged where smaller than `size`."""
+    """The images (3, h, w) of a folder in order of their names, shrunk, and enlarged where smaller than `size`.
+
+    `folder` holds PNG or JPEG files; `size` is (height, width) in pixels; `shrink` divides the sides of the
+    photographs.
+    """
     files = sorted(file for file in Path(folder).expanduser().glob("*") if file.suffix.lower() in SUFFIXES)
     if not files:
         raise DataError(f"no images of frost in {folder}; expected png or jpg files, such as frost1.png.")
@@ -98,7 +107,10 @@ def _read_texture(file: Path, size: tuple[int, int], shrink: int) -> Tensor:
 
 
 def ice(dice: Dice, size: tuple[int, int], shrink: int) -> Tensor:
-    """(B, 3, H, W) textures in [0, 1]; `shrink` makes every detail that many times smaller."""
+    """(B, 3, H, W) textures in [0, 1]; `shrink` makes every detail that many times smaller.
+
+    `dice` draws one texture per image; `size` is (height, width) in pixels.
+    """
     direction, shade = feathers(dice, size, FEATHER / shrink)
     needles = _standard(streaks(dice, direction, max(NEEDLE // shrink, 1)))
     clouds = _standard(cloud(dice, size, CLOUD / shrink))
@@ -109,7 +121,10 @@ def ice(dice: Dice, size: tuple[int, int], shrink: int) -> Tensor:
 
 
 def feathers(dice: Dice, size: tuple[int, int], wide: float) -> tuple[Tensor, Tensor]:
-    """Direction of the needles and brightness (B, 1, H, W): off the axis of the nearest seed, to its left or right."""
+    """Direction of the needles and brightness (B, 1, H, W): off the axis of the nearest seed, to its left or right.
+
+    `dice` places the seeds; `size` is (height, width) and `wide` the distance of seeds, in pixels.
+    """
     grid = [math.ceil(n / wide) + 2 for n in size]
     seeds = dice.uniform("seeds", (4, *grid))  # (B, 4, G, G): place in the cell, direction of the axis, brightness
     rows, columns = (torch.arange(n, device=seeds.device) / wide + 1 for n in size)
@@ -130,7 +145,7 @@ def feathers(dice: Dice, size: tuple[int, int], wide: float) -> tuple[Tensor, Te
 
 
 def cloud(dice: Dice, size: tuple[int, int], wide: float) -> Tensor:
-    """(B, 1, H, W) smooth noise whose hills are `wide` pixels apart."""
+    """(B, 1, H, W) smooth noise whose hills are `wide` pixels apart. `dice` draws them; `size` is (height, width)."""
     cells = [math.ceil(n / wide) + 3 for n in size]
     noise = dice.uniform("clouds", (1, *cells))
     fine = F.interpolate(noise, size=[math.ceil(c * wide) for c in cells], mode="bicubic", align_corners=False)
@@ -139,7 +154,10 @@ def cloud(dice: Dice, size: tuple[int, int], wide: float) -> Tensor:
 
 
 def streaks(dice: Dice, direction: Tensor, length: int) -> Tensor:
-    """(B, 1, H, W) white noise averaged along a line through each pixel, `length` pixels to either side."""
+    """(B, 1, H, W) white noise averaged along a line through each pixel, `length` pixels to either side.
+
+    `dice` draws the noise; `direction` (B, 1, H, W) is the angle of the line at each pixel, in radians.
+    """
     height, width = direction.shape[-2:]
     noise = dice.uniform("needles", (1, height, width))
     rows, columns = (torch.arange(n, device=direction.device) for n in (height, width))

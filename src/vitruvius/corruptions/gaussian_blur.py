@@ -22,4 +22,5 @@ class GaussianBlur(Corruption):
     cifar: ClassVar = (0.4, 0.6, 0.7, 0.8, 1)
 
     def disturb(self, x: Tensor, dice: Dice, /, sigma: float) -> Tensor:
+        """`sigma` of the blur, in pixels."""
         return gaussian(x, sigma)

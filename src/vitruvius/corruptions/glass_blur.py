@@ -29,6 +29,7 @@ class GlassBlur(Corruption):
     cifar: ClassVar = ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))
 
     def disturb(self, x: Tensor, dice: Dice, /, sigma: float, reach: int, rounds: int) -> Tensor:
+        """`sigma` of both blurs and `reach` of a pixel's way, in pixels; `rounds` in which all pixels wander."""
         x = to_levels(gaussian(x, sigma)) / 255
         for step in range(rounds):
             offset = dice.integers("wander", 2 * reach, (2, *x.shape[-2:]), step) - reach  # (B, 2, H, W)
@@ -37,7 +38,10 @@ class GlassBlur(Corruption):
 
 
 def wander(x: Tensor, offset: Tensor, reach: int) -> Tensor:
-    """Every inner pixel, the last one first, takes the value `offset` (rows, columns) away from it."""
+    """Every inner pixel, the last one first, takes the value `offset` (rows, columns) away from it.
+
+    `x` (B, C, H, W); `offset` (B, 2, H, W) is at most `reach` pixels either way.
+    """
     batch, channels, height, width = x.shape
     step = offset[:, 0] * width + offset[:, 1]  # (B, H, W)
     pixels = x.flatten(2).permute(2, 0, 1).contiguous()  # (H W, B, C)
@@ -54,6 +58,8 @@ def waves(height: int, width: int, reach: int) -> tuple[Tensor, list[int]]:
 
     Pixel (i, j) of the loop comes at time j + (reach + 1) i. Of two that see each other the later one has the
     larger time: in the same row at once, in a later row because it is at most `reach` columns back.
+
+    `height` and `width` of the image and `reach` are in pixels.
     """
     rows = torch.tensor(range(height - reach, reach, -1), dtype=torch.int64)
     columns = torch.tensor(range(width - reach, reach, -1), dtype=torch.int64)

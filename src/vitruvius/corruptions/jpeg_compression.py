@@ -47,6 +47,7 @@ class JPEGCompression(Corruption):
     cifar: ClassVar = (80, 65, 58, 50, 40)
 
     def disturb(self, x: Tensor, dice: Dice, /, quality: int) -> Tensor:
+        """`quality` of the file, 1 to 100."""
         levels = (x * 255).round()
         if x.shape[1] == 1:
             return coded(levels, quality, LUMINANCE) / 255
@@ -59,7 +60,10 @@ class JPEGCompression(Corruption):
 
 
 def to_ycc(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Brightness and two colour differences, whole numbers 0 … 255, each (B, 1, H, W)."""
+    """Brightness and two colour differences, whole numbers 0 … 255, each (B, 1, H, W).
+
+    `rgb` is (B, 3, H, W), 0 … 255.
+    """
     r, g, b = rgb.split(1, 1)
     y = 0.299 * r + 0.587 * g + 0.114 * b
     cb = 128 - 0.168735892 * r - 0.331264108 * g + 0.5 * b
@@ -68,12 +72,17 @@ def to_ycc(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def to_rgb(y: Tensor, colour: Tensor) -> Tensor:
+    """(B, 3, H, W) of brightness `y` (B, 1, H, W) and the two differences `colour` (B, 2, H, W), all 0 … 255."""
     cb, cr = (colour - 128).split(1, 1)
     return _whole(torch.cat((y + 1.402 * cr, y - 0.344136286 * cb - 0.714136286 * cr, y + 1.772 * cb), 1))
 
 
 def coded(x: Tensor, quality: int, base: tuple[tuple[int, ...], ...]) -> Tensor:
-    """What is left of a plane when the cosine coefficients of its blocks are rounded to multiples of the table."""
+    """What is left of a plane when the cosine coefficients of its blocks are rounded to multiples of the table.
+
+    `x` (B, C, H, W) holds planes of levels 0 … 255; `quality` is 1 to 100; `base` the table of 8 × 8 steps at quality
+    50.
+    """
     height, width = x.shape[-2:]
     blocks = _padded(x, 8, 8).unflatten(-2, (-1, 8)).unflatten(-1, (-1, 8)).transpose(-3, -2)  # (B, C, h, w, 8, 8)
     basis, table = cosines(x), steps(x, quality, base)
@@ -84,13 +93,19 @@ def coded(x: Tensor, quality: int, base: tuple[tuple[int, ...], ...]) -> Tensor:
 
 
 def steps(like: Tensor, quality: int, base: tuple[tuple[int, ...], ...]) -> Tensor:
-    """(8, 8) steps of the coefficients at a quality from 1 to 100, as libjpeg scales the tables."""
+    """(8, 8) steps of the coefficients at a quality from 1 to 100, as libjpeg scales the tables.
+
+    `base` is the table of steps at quality 50; `like` any tensor of the dtype and on the device wanted.
+    """
     percent = 5000 // quality if quality < 50 else 200 - 2 * quality
     return ((like.new_tensor(base) * percent + 50) / 100).floor().clamp(1, 255)
 
 
 def cosines(like: Tensor) -> Tensor:
-    """(8, 8) orthonormal cosine basis, one frequency a row."""
+    """(8, 8) orthonormal cosine basis, one frequency a row.
+
+    `like` is any tensor of the dtype and on the device wanted.
+    """
     frequency, place = torch.arange(8, dtype=torch.float64)[:, None], torch.arange(8, dtype=torch.float64)
     basis = ((2 * place + 1) * frequency * math.pi / 16).cos() / 2
     basis[0] /= math.sqrt(2)
@@ -98,14 +113,20 @@ def cosines(like: Tensor) -> Tensor:
 
 
 def halved(x: Tensor) -> Tensor:
-    """Means of 2 × 2 pixels; what lies between two levels goes down and up in turn."""
+    """Means of 2 × 2 pixels; what lies between two levels goes down and up in turn.
+
+    `x` (B, C, H, W) has even sides.
+    """
     total = x[..., ::2, ::2] + x[..., ::2, 1::2] + x[..., 1::2, ::2] + x[..., 1::2, 1::2]
     turn = 1 + torch.arange(total.shape[-1], device=x.device) % 2
     return ((total + turn) / 4).floor()
 
 
 def doubled(x: Tensor) -> Tensor:
-    """Twice the size: each pixel three quarters its own, one quarter its neighbour's, on both axes."""
+    """Twice the size: each pixel three quarters its own, one quarter its neighbour's, on both axes.
+
+    `x` is (B, C, H, W).
+    """
     above, below = _moved(x, -2, -1), _moved(x, -2, 1)
     rows = torch.stack((3 * x + above, 3 * x + below), -2).flatten(-3, -2)
     left, right = _moved(rows, -1, -1), _moved(rows, -1, 1)

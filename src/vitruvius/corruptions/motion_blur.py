@@ -27,11 +27,15 @@ class MotionBlur(Corruption):
     cifar: ClassVar = ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))
 
     def disturb(self, x: Tensor, dice: Dice, /, radius: int, sigma: float) -> Tensor:
+        """`radius` is half the length of the line and `sigma` that of its weights, in pixels."""
         return motion(x, radius, sigma, 90 * dice.uniform("angle", ()) - 45)
 
 
 def motion(x: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor:
-    """Blur along `angle` (B,) degrees over 2 radius + 1 steps; the edges are continued."""
+    """Blur along `angle` (B,) degrees over 2 radius + 1 steps; the edges are continued.
+
+    `x` (B, C, H, W); `radius` in pixels; `sigma` of the weights along the line, in pixels.
+    """
     steps = 2 * radius + 1
     weights = [math.exp(-0.5 * (step / sigma) ** 2) for step in range(steps)]
     direction = torch.deg2rad(angle.double())

@@ -22,6 +22,7 @@ class Pixelate(Corruption):
     cifar: ClassVar = (0.95, 0.9, 0.85, 0.75, 0.65)
 
     def disturb(self, x: Tensor, dice: Dice, /, left: float) -> Tensor:
+        """`left` is the share of either side's pixels that is left."""
         height, width = x.shape[-2:]
         small = box_shrink((x * 255).round(), max(int(height * left), 1), max(int(width * left), 1))
         return stretch(small, height, width) / 255

@@ -28,6 +28,7 @@ class Saturate(Corruption):
     cifar: ClassVar = ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))
 
     def disturb(self, x: Tensor, dice: Dice, /, factor: float, summand: float) -> Tensor:
+        """The saturation, in [0, 1], is multiplied by `factor` and raised by `summand`."""
         if x.shape[1] == 1:
             return x
         value = x.amax(1, keepdim=True)

@@ -52,6 +52,12 @@ class Snow(Corruption):
         sigma: float,
         left: float,
     ) -> Tensor:
+        """`mean` and `std` of the noise whose values above `threshold` are flakes; the rest is below.
+
+        `zoom` enlarges the flakes; `radius` and `sigma` are those of the motion blur along their track, in pixels;
+        `left` is
+        the share of the image that is not whitened.
+        """
         flakes = clipped_zoom(mean + std * dice.normal("flakes", (1, *x.shape[-2:])), zoom)
         flakes = torch.where(flakes < threshold, 0, flakes).clamp(0, 1)
         flakes = motion(flakes, radius, sigma, -135 + 90 * dice.uniform("wind", ()))
@@ -61,5 +67,5 @@ class Snow(Corruption):
 
 
 def luminance(x: Tensor) -> Tensor:
-    """(B, 1, H, W) brightness as the eye sees it."""
+    """(B, 1, H, W) brightness as the eye sees it. `x` is (B, C, H, W)."""
     return x if x.shape[1] == 1 else (x * x.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)

@@ -49,6 +49,10 @@ class Spatter(Corruption):
     def disturb(
         self, x: Tensor, dice: Dice, /, mean: float, std: float, sigma: float, threshold: float, last: float, mud: int
     ) -> Tensor:
+        """Liquid is normal noise of `mean` and `std`, blurred by `sigma` pixels, where it is above `threshold`.
+
+        With `mud` 1 it is mud, whose edges are blurred by `last` pixels; with 0 water, whose opacity is `last`.
+        """
         liquid = gaussian(mean + std * dice.normal("liquid", (1, *x.shape[-2:])), sigma)
         if mud:
             cover = gaussian((liquid > threshold).to(x.dtype), last)
@@ -61,7 +65,10 @@ class Spatter(Corruption):
 
 
 def coloured(layer: Tensor, colour: tuple[float, float, float], x: Tensor) -> Tensor:
-    """The layer in a colour, or in its grey for grey images."""
+    """The layer in a colour, or in its grey for grey images.
+
+    `layer` (B, 1, H, W) in [0, 1]; `colour` red, green and blue in [0, 1]; `x` says how many channels are wanted.
+    """
     painted = (layer * layer.new_tensor(colour)[:, None, None]).clamp(0, 1)
     return luminance(painted) if x.shape[1] == 1 else painted
 
@@ -75,7 +82,10 @@ def relief(drops: Tensor) -> Tensor:
 
 
 def edges(x: Tensor) -> Tensor:
-    """(B, 1, H, W) bool: steep places that are steepest across their direction (Canny 1986)."""
+    """(B, 1, H, W) bool: steep places that are steepest across their direction (Canny 1986).
+
+    `x` is (B, 1, H, W), levels 0 … 255.
+    """
     padded = pad(x, 1, "nearest")
     rows = padded[..., :-2, :] + 2 * padded[..., 1:-1, :] + padded[..., 2:, :]
     columns = padded[..., :-2] + 2 * padded[..., 1:-1] + padded[..., 2:]
@@ -109,7 +119,7 @@ def distances(edge: Tensor) -> Tensor:
 
 
 def equalised(levels: Tensor) -> Tensor:
-    """Levels 0 … 255 spread so that each is as frequent as the others, image by image."""
+    """Levels 0 … 255 spread so that each is as frequent as the others, image by image. `levels` are (B, 1, H, W)."""
     index = levels.long().flatten(1)
     counts = torch.zeros(len(levels), 256, device=levels.device).scatter_add_(
         1, index, torch.ones_like(levels).flatten(1)

@@ -34,6 +34,7 @@ class ZoomBlur(Corruption):
     cifar: ClassVar = ((7, 0.01), (12, 0.01), (16, 0.01), (21, 0.01), (26, 0.01))
 
     def disturb(self, x: Tensor, dice: Dice, /, copies: int, growth: float) -> Tensor:
+        """`copies` are averaged with the image, each enlarged by `growth` more than the one before."""
         total = x.clone()
         # As numpy.arange counts in the published code: without this rounding, one copy of 26 has another size.
         growth = (1 + growth) - 1

@@ -43,11 +43,11 @@ class ImageSet(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        """Decoded image and label; raises one of UNREADABLE if the image is broken."""
+        """Decoded image and label; raises one of UNREADABLE if the image is broken. `index` counts from 0."""
         ...
 
     def describe(self, index: int) -> str:
-        """Where the image is, for messages."""
+        """Where the image is, for messages. `index` counts from 0."""
         ...
 
 

@@ -36,6 +36,14 @@ def train_loader(
 
     With `data.mix` a part of every batch comes from a second data set; with `data.aug_splits` = S a batch of B images
     has S·B: all of them clean, then all of them augmented, S - 1 times.
+
+    config: the data section of a recipe.
+    input_size: timm's data config of the model, or (channels, height, width).
+    seed: of order and augmentation.
+    rank: of this process; default 0.
+    world_size: number of processes, each of which gets its share of every epoch; default 1.
+    device: where batches go; default the CPU.
+    exclude: ids of images that are left out; default none.
     """
     pre, split = resolve(config, input_size), config.train_split
     part: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size}
@@ -63,7 +71,16 @@ def eval_loader(
     device: torch.device | str = "cpu",
     only: Tensor | None = None,
 ) -> Loader:
-    """Every image of a split once, or only the images `only`; `split` is the recipe's validation split by default."""
+    """Every image of a split once, or only the images `only`; `split` is the recipe's validation split by default.
+
+    config: the data section of a recipe.
+    input_size: timm's data config of the model, or (channels, height, width).
+    split: a name that the data set knows.
+    rank: of this process; default 0.
+    world_size: number of processes, each of which gets its share of the images; default 1.
+    device: where batches go; default the CPU.
+    only: ids of the images wanted; default all that `data.val_num_samples` leaves.
+    """
     pre, split = resolve(config, input_size), config.val_split if split is None else split
     if is_stream(config):
         _refuse_ids(config, only)
@@ -81,7 +98,12 @@ def eval_loader(
 
 
 def held_out(config: DataConfig, fraction: float, *, seed: int = 0) -> Tensor:
-    """Ids of a random part of the training split, sorted: `exclude` for training, `only` for choosing a model."""
+    """Ids of a random part of the training split, sorted: `exclude` for training, `only` for choosing a model.
+
+    `config` is the data section of a recipe; `fraction` of its training images, above 0 and below 1; `seed` chooses
+    them
+    (default 0).
+    """
     if is_stream(config):
         raise DataError(f"{config.dataset} is a stream; nothing can be held out. Use a split of its own.")
     ids = chosen_ids(open_data(config, config.train_split, (1, 1, 1)), config.train_num_samples)
@@ -107,6 +129,9 @@ def images_loader(
     `describe(index)`, decoded by `config.workers` processes; or a `TensorSet`, which stays in memory. Of `config`
     count the batch sizes, `workers`, `broken`, and what overrules the model: `image_size`, `crop_pct` and their like.
     `input_size` is timm's data config of the model, or (channels, height, width).
+
+    `rank` of `world_size` processes gets its share of the images (default: all); batches go to `device` (default: the
+    CPU).
     """
     pre, ids = resolve(config, input_size), chosen_ids(images, None, only=only)
     size = config.eval_batch_size or config.batch_size

@@ -57,7 +57,10 @@ def choice(number: int, count: int, seed: int) -> Tensor:
 
 
 def chosen_files(names: Sequence[str], limit: int) -> list[str]:
-    """Of the JPEG and PNG images `class/file` of a folder those that `data.val_num_samples` takes, in natural order."""
+    """Of the JPEG and PNG images `class/file` of a folder those that `data.val_num_samples` takes, in natural order.
+
+    `names` are those of all images; `limit` is that number.
+    """
     ordered = sorted(names, key=natural_key)
     return [ordered[place] for place in choice(len(ordered), limit, seed=0).tolist()]
 

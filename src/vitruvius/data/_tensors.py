@@ -46,13 +46,14 @@ class TensorSet:
         return len(self.labels)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        """One image as 8-bit PIL, for augmentations that work on those."""
+        """One image as 8-bit PIL, for augmentations that work on those. `index` counts from 0."""
         pixels = to_pixels(self.images[index]).mul(255).round().byte().movedim(0, -1).numpy()
         if pixels.shape[-1] == 1:
             pixels = pixels.squeeze(-1)
         return Image.fromarray(pixels), int(self.labels[index])
 
     def describe(self, index: int) -> str:
+        """Which image this `index` is, for messages."""
         return f"image {index} of {self.name}"
 
 

@@ -27,7 +27,7 @@ class Layer:
     no_positions: str = "the model adds no position table to its patches"  # why `positions` is None
 
     def require_positions(self, init: str) -> Tensor:
-        """The position table, or a refusal that says why there is none."""
+        """The position table, or a refusal that says why there is none. `init` is the name of what needs it."""
         if self.positions is None:
             raise UnsuitableSite(
                 f"{init!r} needs a position table for {self.site.name!r} ({self.site.family}): {self.no_positions}."
@@ -36,13 +36,19 @@ class Layer:
 
 
 class Init(Protocol):
-    """A start for attention: a function of the layers, its settings bound, writing into their weights."""
+    """A start for attention: a function of the layers, its settings bound, writing into their weights.
+
+    `layers` come in the model's order; `generator` is where all randomness comes from.
+    """
 
     def __call__(self, layers: Sequence[Layer], /, *, generator: torch.Generator) -> None: ...
 
 
 class Base(Protocol):
-    """A start for a whole model: a function of the module, its settings bound."""
+    """A start for a whole model: a function of the module, its settings bound.
+
+    `model` is written to; `generator` is where all randomness comes from.
+    """
 
     def __call__(self, model: nn.Module, /, *, generator: torch.Generator) -> None: ...
 

@@ -19,26 +19,35 @@ filters: Registry[Callable[..., Tensor]] = Registry("filter")
 
 @filters.register("random")
 def random(count: int, size: int, *, generator: torch.Generator) -> Tensor:
-    """Uniform within ±1/K, PyTorch's own start; squared norm one third on average."""
+    """Uniform within ±1/K, PyTorch's own start; squared norm one third on average.
+
+    `count` is F, the number of filters; `size` K of each; `generator` draws them, where they are made.
+    """
     blank = torch.empty(count, size, size, device=generator.device)
     return blank.uniform_(-1 / size, 1 / size, generator=generator)
 
 
 @filters.register("softmax")
 def softmax(count: int, size: int, *, generator: torch.Generator) -> Tensor:
-    """Uniform within ±1/K, but the layer takes the softmax of its taps at every pass."""
+    """Uniform within ±1/K, but the layer takes the softmax of its taps at every pass.
+
+    `count`, `size` and `generator` are as in `random`.
+    """
     return random(count, size, generator=generator)
 
 
 @filters.register("impulse")
 def impulse(count: int, size: int, *, generator: torch.Generator) -> Tensor:
-    """One random tap of height √(1/K)."""
+    """One random tap of height √(1/K). `count`, `size` and `generator` are as in `random`."""
     return box(count, size, taps=1, generator=generator)
 
 
 @filters.register("box")
 def box(count: int, size: int, *, taps: int, generator: torch.Generator) -> Tensor:
-    """So many distinct random taps, equal, of squared norm 1/K together."""
+    """Distinct random taps, all equal, of squared norm 1/K together.
+
+    `taps` is their number, 1 to K²; `count`, `size` and `generator` are as in `random`.
+    """
     if not 1 <= taps <= size * size:
         raise ConfigError(f"taps={taps}, expected 1 to {size * size} for a {size}×{size} filter.")
     order = torch.rand(count, size * size, generator=generator, device=generator.device).argsort(-1)
@@ -48,7 +57,10 @@ def box(count: int, size: int, *, taps: int, generator: torch.Generator) -> Tens
 
 @filters.register("gauss")
 def gauss(count: int, size: int, *, variance: float, generator: torch.Generator) -> Tensor:
-    """A Gaussian bump around a random tap, scaled so that the mean squared norm is 1/K."""
+    """A Gaussian bump around a random tap, scaled so that the mean squared norm is 1/K.
+
+    `variance` of the bump is in taps squared, above 0; `count`, `size` and `generator` are as in `random`.
+    """
     if variance <= 0:
         raise ConfigError(f"variance={variance}, expected a positive number, in taps squared.")
     middle = torch.randint(size, (count, 2, 1), generator=generator, device=generator.device)

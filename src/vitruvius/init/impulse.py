@@ -55,6 +55,8 @@ def impulse(
     `norm` is ‖q‖·‖k‖ of a head, by default √(D C)/3, where the released optimisation keeps it.
     `first`, `rest`: pseudo-inputs of the first and of the other layers. Sets q and k and zeroes their
     biases; values, projections and all else stay as they are.
+
+    `layers` come in the model's order; `generator` draws offsets and pseudo-inputs.
     """
     if content < 0 or width < 0 or (norm is not None and norm <= 0):
         raise ConfigError(f"content={content}, width={width}, norm={norm}: expected content, width ≥ 0 and norm > 0.")
@@ -74,7 +76,10 @@ def impulse(
 
 
 class Ridge:
-    """The regression of one pseudo-input; what it finds for an offset is remembered."""
+    """The regression of one pseudo-input; what it finds for an offset is remembered.
+
+    `task` gives the pseudo-input and the grid; `content`, `width` and `norm` are those of `impulse`.
+    """
 
     def __init__(self, task: Task, *, content: float, width: float, norm: float | None) -> None:
         self.inputs, self.grid = task.inputs, task.grid
@@ -85,12 +90,18 @@ class Ridge:
         self.found: dict[tuple[Offset, int], Solution] = {}
 
     def solve(self, task: Task) -> Solution:
-        """q and k of all heads, each (H, D, C)."""
+        """q and k of all heads, each (H, D, C).
+
+        `task` gives each head's offset and width.
+        """
         q, k = zip(*(self.head(offset, task) for offset in task.offsets), strict=True)
         return torch.stack(q), torch.stack(k)
 
     def head(self, offset: Offset, task: Task) -> Solution:
-        """q and k of one head, each (D, C), of equal norms."""
+        """q and k of one head, each (D, C), of equal norms.
+
+        `offset` is (rows, columns) to the neighbour; `task` gives the width of a head and the name of the site.
+        """
         if (offset, task.head_dim) not in self.found:
             q, k = self.factors(offset, task.head_dim)
             norm = self.norm if self.norm is not None else math.sqrt(task.head_dim * q.shape[1]) / 3
@@ -100,7 +111,10 @@ class Ridge:
         return self.found[offset, task.head_dim]
 
     def factors(self, offset: Offset, rank: int) -> Solution:
-        """The regression itself: q and k of norm 1."""
+        """The regression itself: q and k of norm 1.
+
+        `offset` is (rows, columns) to the neighbour; `rank` is the head width D.
+        """
         wanted = bump(self.grid, offset, self.width)
         wanted = wanted - wanted.mean(-1, keepdim=True)  # softmax ignores what is constant along a row
         whitened = self.queries.whiten(self.keys.whiten(wanted).mT).mT  # (R, R)
@@ -112,7 +126,10 @@ class Ridge:
         return balanced(*product, rank)
 
     def check(self, q: Tensor, k: Tensor, offset: Offset, task: Task) -> None:
-        """Refuse a head that, in single precision, cannot find its neighbour among bare positions."""
+        """Refuse a head that, in single precision, cannot find its neighbour among bare positions.
+
+        `q` and `k` (D, C) are what was found for `offset`; `task` names the site in the error.
+        """
         queries, keys = self.x.float() @ q.float().mT, self.x.float() @ k.float().mT
         hits = quality((queries @ keys.mT / math.sqrt(task.head_dim)).softmax(-1), self.grid, offset).hits
         if hits < ENOUGH:
@@ -125,7 +142,10 @@ class Ridge:
 
 
 class Basis:
-    """Singular directions of one side of the regression, and how far content lets us trust each."""
+    """Singular directions of one side of the regression, and how far content lets us trust each.
+
+    `x` (N, C) are the positions as the layer sees them; `content` is σ, how large everything else is beside them.
+    """
 
     def __init__(self, x: Tensor, content: float) -> None:
         u, s, axes = torch.linalg.svd(x, full_matrices=False)
@@ -134,12 +154,15 @@ class Basis:
         self.weight = (self.s.square() + len(x) * content**2).rsqrt()  # (R,)
 
     def whiten(self, target: Tensor) -> Tensor:
-        """Columns of (…, N) become (…, R)."""
+        """Columns of (…, N) become (…, R). `target` is what is regressed."""
         return target @ self.u * (self.s * self.weight)
 
 
 def bump(grid: Grid, offset: Offset, width: float) -> Tensor:
-    """The impulse, seen through a Gaussian of this width in patches: (N, N); rows without a partner stay zero."""
+    """The impulse, seen through a Gaussian of this width in patches: (N, N); rows without a partner stay zero.
+
+    `grid` is (rows, columns) of patches, `offset` (rows, columns) from a patch to its partner.
+    """
     if width == 0:
         return impulse_map(grid, offset)
     rows, columns = grid
@@ -149,7 +172,10 @@ def bump(grid: Grid, offset: Offset, width: float) -> Tensor:
 
 
 def balanced(left: Tensor, right: Tensor, rank: int) -> Solution:
-    """q and k, (rank, C) each and of norm 1, with qᵀ k ∝ left rightᵀ; rows to spare are zero."""
+    """q and k, (rank, C) each and of norm 1, with qᵀ k ∝ left rightᵀ; rows to spare are zero.
+
+    `left` and `right` are (C, R); `rank` is the head width D.
+    """
     left_axes, left_part = torch.linalg.qr(left)
     right_axes, right_part = torch.linalg.qr(right)
     u, size, v = torch.linalg.svd(left_part @ right_part.mT)

@@ -34,7 +34,10 @@ def orthogonal(model: nn.Module, *, gain: float = 1.0, generator: torch.Generato
 
 
 def random_orthogonal(like: Tensor, generator: torch.Generator) -> Tensor:
-    """A uniformly random matrix whose shorter side is orthonormal."""
+    """A uniformly random matrix whose shorter side is orthonormal.
+
+    `like` gives shape, dtype and device; `generator` draws.
+    """
     rows, columns = like.shape
     tall = like.new_empty(max(rows, columns), min(rows, columns))
     q, r = torch.linalg.qr(normal(tall, 1.0, generator))

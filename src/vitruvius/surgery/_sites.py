@@ -33,12 +33,18 @@ def survey(model: nn.Module, *, input_size: Size | None = None) -> dict[str, Sit
 
 
 def select(model: nn.Module, sites: Mapping[str, Site], where: Where) -> dict[str, Site]:
-    """The sites whose names `where` matches."""
+    """The sites whose names `where` matches.
+
+    `model` owns the `sites`; `where` is a glob over their names, or several; one that matches nothing is an error.
+    """
     return {name: sites[name] for name in match(model, list(sites), where)}
 
 
 def match(model: nn.Module, names: list[str], where: Where) -> list[str]:
-    """The names that any glob matches, in the model's order; a glob that matches nothing is an error."""
+    """The names that any glob matches, in the model's order; a glob that matches nothing is an error.
+
+    `model` owns the sites with these `names`; `where` is a glob, or several.
+    """
     root = inner(model)
     if not names:
         raise NoSiteError(_no_site(root))

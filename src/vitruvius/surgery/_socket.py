@@ -22,6 +22,13 @@ class Socket:
     A subclass sets `family` and `attends`, repeats upstream's `forward` with its softmax replaced by
     `self.core(Heads(…))`, and says in `head_weights` where the projections lie. The methods other
     than `forward` must work on bare upstream modules too, so they use upstream's attributes only.
+
+    `forward` takes what upstream's takes:
+    `x`: tokens (B, N, C), or a feature map where upstream attends over one.
+    `attn_mask`, `is_causal`: which keys a query may see; default all.
+    `mask`: of shifted windows, (W, N, N), added to the scores; default none.
+    `rope`: rotary positions of the patches; default none.
+    `shared_rel_pos`, `shared_rel_pos_bias`: relative positions that all blocks share; default none.
     """
 
     family: ClassVar[str]
@@ -125,7 +132,10 @@ def fused_biases(bias: Tensor | None, *shape: int, kind_axis: int = 0) -> tuple[
 
 
 def fused_head_weights(qkv: Any, proj: Any, num_heads: int) -> HeadWeights:
-    """Views where one projection makes q, k and v, one after the other, each head by head."""
+    """Views where one projection makes q, k and v, one after the other, each head by head.
+
+    `qkv` and `proj` are linear layers or 1x1 convolutions, before and after the `num_heads` heads.
+    """
     if qkv.weight.shape[0] != 3 * proj.weight.shape[1]:
         raise UnsuitableSite(
             f"{type(qkv).__name__} has {qkv.weight.shape[0]} rows for an attention of width {proj.weight.shape[1]}: no "
@@ -137,7 +147,10 @@ def fused_head_weights(qkv: Any, proj: Any, num_heads: int) -> HeadWeights:
 
 
 def separate_head_weights(q: Any, k: Any, v: Any, proj: Any, num_heads: int) -> HeadWeights:
-    """Views where q, k and v have a projection each."""
+    """Views where q, k and v have a projection each.
+
+    `q`, `k` and `v` are linear layers or 1x1 convolutions, `proj` the one after the `num_heads` heads.
+    """
     shapes = [(num_heads, linear.weight.shape[0] // num_heads) for linear in (q, k, v)]
     q_rows, k_rows, v_rows = (rows(linear, *shape) for linear, shape in zip((q, k, v), shapes, strict=True))
     by_kind = [biases(linear.bias, *shape) for linear, shape in zip((q, k, v), shapes, strict=True)]
@@ -145,11 +158,11 @@ def separate_head_weights(q: Any, k: Any, v: Any, proj: Any, num_heads: int) -> 
 
 
 def split_heads(x: Tensor, kinds: int, num_heads: int) -> tuple[Tensor, ...]:
-    """(B, N, kinds·H·D) → `kinds` tensors (B, H, N, D)."""
+    """(B, N, kinds·H·D) → `kinds` tensors (B, H, N, D). `x` is what a projection made, `num_heads` H."""
     B, N, _ = x.shape
     return x.reshape(B, N, kinds, num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """(B, H, N, E) → (B, N, H·E)."""
+    """(B, H, N, E) → (B, N, H·E). `x` is what a core put out."""
     return x.transpose(1, 2).flatten(2)

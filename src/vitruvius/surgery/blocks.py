@@ -25,7 +25,12 @@ class Stream(NamedTuple):
 
 
 class BlockSocket(Block):
-    """A ViT block that gives its core what the block before handed on, and lets it reduce tokens before the MLP."""
+    """A ViT block that gives its core what the block before handed on, and lets it reduce tokens before the MLP.
+
+    `x` are tokens (B, N, C), or a `Stream` of them with what the block before handed on; `attn_mask` and `is_causal`
+    say
+    which keys a query may see (default: all).
+    """
 
     passes_on: bool
 
@@ -42,14 +47,20 @@ class BlockSocket(Block):
 
 
 def is_chained(root: nn.Module, site: str) -> bool:
-    """Whether the block of a site can hand on: a plain ViT block, around attention that can be run in two halves."""
+    """Whether the block of a site can hand on: a plain ViT block, around attention that can be run in two halves.
+
+    `root` is timm's model, `site` the name of a site in it.
+    """
     parent, _, name = site.rpartition(".")
     known = name == "attn" and type(root.get_submodule(parent)) in (Block, BlockSocket)
     return known and hasattr(socket_of(root.get_submodule(site)), "enter")
 
 
 def link_blocks(root: nn.Module) -> None:
-    """Swap the blocks whose cores talk, give the others back to upstream, and mark where a run of them ends."""
+    """Swap the blocks whose cores talk, give the others back to upstream, and mark where a run of them ends.
+
+    `root` is timm's model, its cores in place.
+    """
     for module in root.modules():
         if type(module) is Block and _talks(module):
             module.__class__ = BlockSocket

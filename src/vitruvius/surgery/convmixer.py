@@ -22,7 +22,10 @@ from vitruvius.surgery._socket import inner
 
 
 class SharedFilters(nn.Conv2d):
-    """A depth-wise convolution whose channels choose among F filters: weight (F, 1, K, K), choice (C,)."""
+    """A depth-wise convolution whose channels choose among F filters: weight (F, 1, K, K), choice (C,).
+
+    `forward` takes `x` (B, C, H, W), as a convolution does.
+    """
 
     choice: Tensor
 
@@ -77,7 +80,10 @@ def use_filters(
 
 
 def plain_filters(model: nn.Module) -> nn.Module:
-    """Write shared filters out, one a channel, as upstream's convolutions; in place, the function stays the same."""
+    """Write shared filters out, one a channel, as upstream's convolutions; in place, the function stays the same.
+
+    `model` is a ConvMixer, or a PixelModel around one.
+    """
     for convolution in _depthwise(model):
         if isinstance(convolution, SharedFilters):
             expanded = convolution.taps().detach()[convolution.choice]

@@ -58,7 +58,10 @@ class EvaSocket(Socket, EvaAttention):
 
 
 def keyless_bias_qkv(module: Any, x: Tensor) -> Tensor:
-    """One projection to q, k and v whose bias is made of two parameters and zeros for k (EVA, BEiT, Swin v2)."""
+    """One projection to q, k and v whose bias is made of two parameters and zeros for k (EVA, BEiT, Swin v2).
+
+    `module` is one of those classes; `x` are its tokens (B, N, C).
+    """
     if module.q_bias is None:
         return module.qkv(x)
     bias = torch.cat((module.q_bias, module.k_bias, module.v_bias))
@@ -68,7 +71,10 @@ def keyless_bias_qkv(module: Any, x: Tensor) -> Tensor:
 
 
 def keyless_bias_head_weights(module: Any) -> HeadWeights:
-    """Views for the same; the zeros for k are not a parameter, so k has no bias here."""
+    """Views for the same; the zeros for k are not a parameter, so k has no bias here.
+
+    `module` is one of those classes.
+    """
     views = fused_head_weights(module.qkv, module.proj, module.num_heads)
     shape = views.q.shape[:2]
     return views._replace(q_bias=biases(module.q_bias, *shape), v_bias=biases(module.v_bias, *shape))

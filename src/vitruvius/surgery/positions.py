@@ -22,6 +22,8 @@ def use_sincos_positions(model: nn.Module, *, temperature: float = 10_000.0) -> 
     The table stays a parameter named `pos_embed`, without gradient: it keeps upstream's state-dict key and
     shape, is saved, and moves with the model. Class and register tokens that have rows in it get zeros. It is
     made for the grid the model is built for: after `set_input_size`, call this again.
+
+    `temperature` is the base of the wavelengths, as in timm (default 10,000).
     """
     root: Any = inner(model)
     old = _table(root)
@@ -36,7 +38,10 @@ def use_sincos_positions(model: nn.Module, *, temperature: float = 10_000.0) -> 
 
 
 def position_table(model: nn.Module, site: Site) -> tuple[Tensor | None, str]:
-    """What is added to the patches that a site attends over, (N, C); or nothing, and why."""
+    """What is added to the patches that a site attends over, (N, C); or nothing, and why.
+
+    `model` is timm's, or a PixelModel around it; `site` one of its sites.
+    """
     root: Any = inner(model)
     module = root.get_submodule(site.name)
     if getattr(root, "rope", None) is not None:

@@ -63,7 +63,10 @@ def _take_back(bare: Mapping[str, Any], lent: Mapping[str, Core]) -> None:
 
 
 def core_of(model: nn.Module, name: str) -> Core | None:
-    """The core at a site; None where upstream's own attention sits there."""
+    """The core at a site; None where upstream's own attention sits there.
+
+    `model` may be wrapped; `name` is that of a site, as `survey` lists them.
+    """
     core: Core | None = getattr(inner(model).get_submodule(name), "core", None)
     return core
 

@@ -87,7 +87,10 @@ def head_weights(
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Surgery comes before compiling and before wrapping: later it would not be noticed."""
+    """Surgery comes before compiling and before wrapping: later it would not be noticed.
+
+    `model` is refused if it, or a part of it, is compiled or wrapped for several GPUs.
+    """
     for module in model.modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             raise SurgeryError(
@@ -102,7 +105,11 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 def plug(modules: Mapping[str, Any], cores: Mapping[str, Core]) -> None:
-    """Swap classes and attach cores, each on the device and in the precision of its site's weights."""
+    """Swap classes and attach cores, each on the device and in the precision of its site's weights.
+
+    `modules` are upstream's, or sockets already, by the name of their site; `cores` are what goes in, by the same
+    names.
+    """
     for name, module in modules.items():
         weight = next(p for p in module.parameters() if p.is_floating_point())
         cores[name].to(weight).train(module.training)
@@ -112,7 +119,7 @@ def plug(modules: Mapping[str, Any], cores: Mapping[str, Core]) -> None:
 
 
 def unplug(module: Any) -> None:
-    """Delete the core and give the class back."""
+    """Delete the core and give the class back. `module` is a socket."""
     del module.core
     module.__class__ = type(module).upstream
 

@@ -71,7 +71,13 @@ class RopeSocket(Socket, AttentionRope):
 
 
 def rotate(module: Any, q: Tensor, k: Tensor, v: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Turn queries and keys by their positions; prefix tokens have none."""
+    """Turn queries and keys by their positions; prefix tokens have none.
+
+    module: the attention, which knows how many prefix tokens there are.
+    q, k: (B, H, N, D), before.
+    v: of whose dtype the result is.
+    rope: sines and cosines of the patches; None turns nothing.
+    """
     if rope is None:
         return q, k
     prefix = module.num_prefix_tokens

@@ -34,7 +34,10 @@ class SwinSocket(Socket, WindowAttention):
 
 
 def windowed(positions: Tensor, mask: Tensor | None, num_windows: int) -> Tensor:
-    """Relative positions (1, H, N, N), plus each window's mask (W, N, N) where there is one: (1 or B, H, N, N)."""
+    """Relative positions (1, H, N, N), plus each window's mask (W, N, N) where there is one: (1 or B, H, N, N).
+
+    `positions` and `mask` are added; `num_windows` is B, the windows of all images.
+    """
     if mask is None:
         return positions
     return positions + mask.repeat(num_windows // len(mask), 1, 1)[:, None]

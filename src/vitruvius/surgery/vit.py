@@ -24,13 +24,19 @@ class ViTSocket(Socket, Attention):
         return self.leave(self.core(self.enter(x, attn_mask, is_causal), x), x)
 
     def enter(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Heads:
-        """What comes before the core."""
+        """What comes before the core.
+
+        `x` are tokens (B, N, C); `attn_mask` and `is_causal` say which keys a query may see.
+        """
         q, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
         return Heads(self.q_norm(q), self.k_norm(k), v, bias, self.scale, self.dropout_now())
 
     def leave(self, out: Tensor, x: Tensor) -> Tensor:
-        """What comes behind the core; `x` is what came in."""
+        """What comes behind the core; `x` is what came in.
+
+        `out` (B, H, N, E) is what the core put out.
+        """
         out = self.norm(merge_heads(out))
         gate = gate_of(self, x)
         if gate is not None:

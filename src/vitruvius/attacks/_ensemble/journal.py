@@ -48,11 +48,17 @@ class Journal(Protocol):
         ...
 
     def settle(self, stage: str, ids: Tensor, x: Tensor, y: Tensor, broken: Tensor) -> None:
-        """A stage is through with these images: `x` (B, …) is x' where `broken` (B,), else the worst point it found."""
+        """A stage is through with these images: `x` (B, …) is x' where `broken` (B,), else the worst point it found.
+
+        `stage` is its label; `ids` (B,) and `y` (B,) are the ids and labels of the images.
+        """
         ...
 
     def attempted(self, stage: str, attempt: int, ids: Tensor) -> None:
-        """These images have survived all attempts of a stage up to this one (from 0)."""
+        """These images have survived all attempts of a stage up to this one (from 0).
+
+        `stage` is its label, `attempt` the number of the last one made, `ids` (B,) name the images.
+        """
         ...
 
 

@@ -55,7 +55,10 @@ class FastAdaptiveBoundary(Attack):
 
     @abstractmethod
     def targets_of(self, logits: Tensor, y: Tensor) -> Iterator[Tensor]:
-        """Target classes (B,), one attempt after the other."""
+        """Target classes (B,), one attempt after the other.
+
+        `logits` (B, K) of the clean images; `y` (B,) their labels.
+        """
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         y = hard_labels(y)

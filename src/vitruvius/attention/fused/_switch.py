@@ -30,6 +30,8 @@ class use:
     They were in half precision on a GPU, see docs/speed.md; in float32 "auto" takes the plain ones.
 
     Works at once; as a context manager it also gives back what was chosen before.
+
+    `mode` is one of those three.
     """
 
     def __init__(self, mode: Mode) -> None:
@@ -50,7 +52,10 @@ class use:
 
 
 def wanted(heads: Heads, *, part: str) -> bool:
-    """Whether the fused kernel shall take these heads. In mode "fused" a refusal is an error that says why."""
+    """Whether the fused kernel shall take these heads. In mode "fused" a refusal is an error that says why.
+
+    `heads` are about to be attended; `part` is the name of the attention that asks, for that error.
+    """
     if _mode == "plain":
         return False
     hindrance = _hindrance(heads)

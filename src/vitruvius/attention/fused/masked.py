@@ -43,6 +43,8 @@ def make_pattern(keep: Tensor) -> list[Tensor]:
     """A bool mask (H, N, M), True = kept, as the kernels read it: for the way there, for q's and for k's gradient.
 
     Then, for sizes that the Hopper kernel takes, what it reads.
+
+    `keep` is that mask; every query keeps at least one key.
     """
     there, back = _tiles(keep.shape[1], keep.shape[2])
     lists = [make_lists(mask, rows=tile.rows, keys=tile.keys) for mask, tile in
@@ -52,7 +54,10 @@ def make_pattern(keep: Tensor) -> list[Tensor]:
 
 
 def attend_kept(heads: Heads, pattern: list[Tensor]) -> Tensor:
-    """softmax(q kᵀ · scale) v over the kept keys, (B, H, N, D). Heads with a bias or dropout are not for this."""
+    """softmax(q kᵀ · scale) v over the kept keys, (B, H, N, D). Heads with a bias or dropout are not for this.
+
+    `heads` are on a GPU; `pattern` is what `make_pattern` made of the mask.
+    """
     q, k, v = (rows_together(x) for x in heads[:3])
     call = torch.ops.vitruvius.masked if torch.compiler.is_compiling() else _eager
     out: Tensor = call(q, k, v, pattern, heads.scale)[0]

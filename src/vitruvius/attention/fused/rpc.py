@@ -31,7 +31,15 @@ BACKWARD = Tiling(rows=64, keys=32, warps=4, stages=1, programs=1, registers=168
 def pursue(
     heads: Heads, *, iterations: int, coefficient: float, inverse: bool, asymmetric: bool = False, dual_sign: int = -1
 ) -> Tensor:
-    """RPC's output, (B, H, N, D), clipping at tau = coefficient · mean|k| of each head, or coefficient / mean|k|."""
+    """RPC's output, (B, H, N, D), clipping at tau = coefficient · mean|k| of each head, or coefficient / mean|k|.
+
+    heads: on a GPU, without bias or dropout.
+    iterations: of the pursuit, 1 or more.
+    coefficient: the factor in tau.
+    inverse: divide it by mean|k|, as the published code does, instead of multiplying.
+    asymmetric: keep the queries; default: the cleaned keys ask.
+    dual_sign: of Y / mu in the update of the keys: −1 as published, or +1.
+    """
     q, k, v = (rows_together(x) for x in heads[:3])
     call = torch.ops.vitruvius.rpc if torch.compiler.is_compiling() else _eager
     query = q if asymmetric else None
@@ -95,7 +103,10 @@ def _pursue_whole(
 
 
 def rows_over(N: int, rows: int) -> int:
-    """Rows of a smaller tile beside one full tile, as 64 patches and a class token leave; beside several it costs."""
+    """Rows of a smaller tile beside one full tile, as 64 patches and a class token leave; beside several it costs.
+
+    `N` is the number of tokens, `rows` of a full tile.
+    """
     return max(16, launch.power_of_two(N - rows)) % rows if rows < N < 2 * rows else 0
 
 

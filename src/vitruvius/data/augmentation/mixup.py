@@ -14,13 +14,22 @@ from vitruvius.data._image_seeds import seed_of, seeded
 
 
 class Mixer:
-    """(images, labels) → (mixed images, soft labels (B, K)); the arguments stay as they are."""
+    """(images, labels) → (mixed images, soft labels (B, K)); the arguments stay as they are.
+
+    mixup: timm's, which mixes a batch.
+    off_epoch: from which on nothing is mixed; 0 means never.
+    seed: of the run.
+    rank: of this process, so that each mixes in its own way.
+    """
 
     def __init__(self, mixup: Mixup, *, off_epoch: int, seed: int, rank: int) -> None:
         self.mixup, self.off_epoch, self.seed, self.rank = mixup, off_epoch, seed, rank
 
     def __call__(self, images: Tensor, labels: Tensor, *, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """From `off_epoch` on images are left alone and labels only smoothed."""
+        """From `off_epoch` on images are left alone and labels only smoothed.
+
+        `images` (B, C, H, W) and `labels` (B,) are a batch; `epoch` and `step` count from 0.
+        """
         self.mixup.mixup_enabled = not (self.off_epoch and epoch >= self.off_epoch)
         count = len(images)
         rows = torch.arange(count + count % 2, device=images.device) % count  # timm pairs images: an even number
@@ -30,7 +39,12 @@ class Mixer:
 
 
 def make_mixup(config: DataConfig, num_classes: int, *, seed: int = 0, rank: int = 0) -> Mixer | None:
-    """The mixer a recipe asks for, or None if it mixes nothing."""
+    """The mixer a recipe asks for, or None if it mixes nothing.
+
+    `config` holds the recipe's mixup keys; `num_classes` is the width K of soft labels; `seed` and `rank` (default 0)
+    are
+    those of the run and of this process.
+    """
     if config.mixup == 0 and config.cutmix == 0 and config.cutmix_minmax is None:
         return None
     mixup = Mixup(

@@ -32,7 +32,10 @@ _TRIES = 10
 
 
 class BatchAugmentation:
-    """uint8 images (B, C, H, W) and their keys → augmented pixels in [0, 1], (B, C, h, w) or (S·B, C, h, w)."""
+    """uint8 images (B, C, H, W) and their keys → augmented pixels in [0, 1], (B, C, h, w) or (S·B, C, h, w).
+
+    `config` says which steps, `pre` how images of this model are prepared: size, crop and interpolation.
+    """
 
     def __init__(self, config: DataConfig, pre: Preprocessing) -> None:
         """Raises a ConfigError for a step that cannot be done in batches."""

@@ -64,7 +64,11 @@ class Axis(NamedTuple):
 
 
 def make_plan(box: Tensor, size: tuple[int, int], pixels: tuple[int, int], kinds: list[int]) -> Plan:
-    """Look at the boxes (B, 4), on the CPU: the more one is shrunk, the more old pixels a new one takes."""
+    """Look at the boxes (B, 4), on the CPU: the more one is shrunk, the more old pixels a new one takes.
+
+    `box` holds (top, left, height, width) in pixels; `size` (height, width) of the result, `pixels` of the images;
+    `kinds` are the filters that occur.
+    """
     reach = max(SUPPORT[kind] for kind in kinds)
     taps = []
     for longest, wanted, have in zip(box[:, 2:].amax(0).tolist(), size, pixels, strict=True):
@@ -74,12 +78,17 @@ def make_plan(box: Tensor, size: tuple[int, int], pixels: tuple[int, int], kinds
 
 
 def to_levels(x: Tensor) -> Tensor:
-    """Rounded half up and cut to 0 … 255, in place."""
+    """Rounded half up and cut to 0 … 255, in place. `x` has any shape."""
     return x.add_(0.5).floor_().clamp_(0, 255)
 
 
 def axis_weights(axis: Axis, filters: Tensor, kinds: list[int], mirrored: Tensor) -> Tensor:
-    """(B, size, pixels): what each new pixel takes of each old one, along one axis; rows add up to 1."""
+    """(B, size, pixels): what each new pixel takes of each old one, along one axis; rows add up to 1.
+
+    `axis` says what is cut out and to which size; `filters` (B,) are numbers of filters, of which `kinds` occur;
+    `mirrored`
+    (B,) is 1 where the axis is turned round.
+    """
     start, length, pixels, size, taps = axis
     out = torch.arange(size, device=start.device, dtype=torch.float32) + 0.5
     out = torch.where(mirrored[:, None], size - out, out)  # (B, size)
@@ -143,7 +152,13 @@ FILTER_FUNCTIONS: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def crop(x: Tensor, top: Tensor, left: Tensor, size: tuple[int, int], upside_down: Tensor, mirrored: Tensor) -> Tensor:
-    """(B, C, height, width): a piece of each image, from its own corner, (B,) pixels, mirrored where it says 1."""
+    """(B, C, height, width): a piece of each image, from its own corner, (B,) pixels, mirrored where it says 1.
+
+    x: (B, C, H, W).
+    top, left: (B,) the corners, in pixels.
+    size: (height, width) of the piece.
+    upside_down, mirrored: (B,) whether it is turned, 1, or not, 0.
+    """
     row = torch.arange(size[0], device=x.device)
     column = torch.arange(size[1], device=x.device)
     row = torch.where(upside_down[:, None] > 0, size[0] - 1 - row, row) + top[:, None]  # (B, height)
@@ -152,7 +167,10 @@ def crop(x: Tensor, top: Tensor, left: Tensor, size: tuple[int, int], upside_dow
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """(B, C, h, w): pixels by number, row × width + column; `index` (B, h, w), the same for all channels."""
+    """(B, C, h, w): pixels by number, row × width + column; `index` (B, h, w), the same for all channels.
+
+    `x` is (B, C, H, W).
+    """
     flat = index.flatten(1)[:, None].expand(-1, x.shape[1], -1)
     return x.flatten(2).gather(2, flat).view(*x.shape[:2], *index.shape[1:])
 
@@ -187,7 +205,10 @@ def affine(x: Tensor, matrix: Tensor, fill: Tensor, kind: int, axis: int | None 
 
 
 def rotation_matrix(degrees: Tensor, height: int, width: int) -> Tensor:
-    """(B, 6): counter-clockwise about the middle of the image, as Pillow's `rotate`."""
+    """(B, 6): counter-clockwise about the middle of the image, as Pillow's `rotate`.
+
+    `degrees` is (B,); `height` and `width` of the images are in pixels.
+    """
     angle = -torch.deg2rad(degrees.double())
     cos, sin = torch.cos(angle), torch.sin(angle)
     centre_x, centre_y = width / 2, height / 2

@@ -135,7 +135,7 @@ def check_num_classes(config: DataConfig, place: str, found: int | None) -> int:
 
 
 def existing_folder(root: str | None) -> Path:
-    """The folder itself, or an error that says what is wrong with it."""
+    """The folder itself, or an error that says what is wrong with it. `root` is what `data.root` says."""
     if root is None:
         raise DataError("data.root is not set; it must name the folder that holds the images.")
     path = Path(root).expanduser()

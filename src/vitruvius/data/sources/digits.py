@@ -24,6 +24,10 @@ def digits(config: DataConfig, split: str, size: Size) -> TensorSet:
     """scikit-learn's 1,797 hand-written digits, 8×8 grey levels 0–16: 1,437 for training, 360 for validation.
 
     Of each digit the 36 images whose hashed number is smallest are the validation set, for ever.
+
+    config: the data section, whose splits have names of its own.
+    split: one of those two names.
+    size: what the model takes, which is left to the transform.
     """
     if split not in (config.train_split, config.val_split):
         raise DataError(f"digits has no split {split!r}; choose {config.train_split!r} or {config.val_split!r}.")

@@ -28,6 +28,10 @@ def open_folder(config: DataConfig, split: str, size: Size) -> FileImages:
     """Images `root/<split>/<class>/*.jpg`; the classes are those of the training folder, so labels agree.
 
     A class map, or `data.classes`, chooses and numbers the classes instead; folders that it does not name are left out.
+
+    `config` is the data section, `split` the folder's name below its root or a synonym of it, `size` what the model
+    takes, which is left to
+    the transform.
     """
     root = existing_folder(config.root)
     folder = split_folder(root, split)
@@ -45,7 +49,10 @@ def open_folder(config: DataConfig, split: str, size: Size) -> FileImages:
 
 
 def split_folder(root: Path, split: str) -> Path:
-    """The folder of a split: its name or a synonym; `.` is the root itself."""
+    """The folder of a split: its name or a synonym; `.` is the root itself.
+
+    `root` is that of the data set, `split` the name, such as val or validation.
+    """
     synonyms = next((names for names in (TRAIN_NAMES, VALIDATION_NAMES) if split in names), ())
     for name in (split, *synonyms):
         if (root / name).is_dir():
@@ -58,7 +65,10 @@ def split_folder(root: Path, split: str) -> Path:
 
 
 def leaf_classes(folder: Path) -> list[str]:
-    """Names of the folders that hold images, in natural order; an error if there are none or images outside."""
+    """Names of the folders that hold images, in natural order; an error if there are none or images outside.
+
+    `folder` is that of a split.
+    """
     names: set[str] = set()
     _collect(folder, names, depth=0)
     if not names:

@@ -13,7 +13,10 @@ from vitruvius.data.sources._base import Size, check_num_classes, data_source
 
 
 class FileImages:
-    """Images of one of timm's random-access readers: folders and Hugging Face data sets."""
+    """Images of one of timm's random-access readers: folders and Hugging Face data sets.
+
+    `dataset` is timm's around the reader; `name` what errors and reports call it; `num_classes` its number of classes.
+    """
 
     def __init__(self, dataset: ImageDataset, name: str, num_classes: int) -> None:
         self.reader, self.name, self.num_classes = dataset.reader, name, num_classes
@@ -22,6 +25,7 @@ class FileImages:
         return len(self.reader)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
+        """The decoded image and its label, by its `index` from 0."""
         file, label = self.reader[index]
         with file:
             image = Image.open(file)
@@ -29,12 +33,16 @@ class FileImages:
         return image, as_label(label)
 
     def describe(self, index: int) -> str:
+        """Where the image of this `index` lies, for an error."""
         return self.reader.filename(index, absolute=True) or f"image {index} of {self.name}"
 
 
 @data_source("hfds", after_slash="<owner>/<name>")
 def open_hugging_face(config: DataConfig, split: str, size: Size) -> FileImages:
-    """A Hugging Face data set with random access, cached under `root`."""
+    """A Hugging Face data set with random access, cached under `root`.
+
+    `config` is the data section; `split` of the data set; `size` what the model takes, which is left to the transform.
+    """
     require("datasets", "hf")
     try:
         dataset = create_dataset(config.dataset, root=config.root, split=split, class_map=config.class_map)

@@ -23,7 +23,14 @@ _SHAPE = re.compile(r"bin/([1-9]\d*)x([1-9]\d*)x([134])")
 
 
 class RawImages:
-    """Images by number, read where they lie; a worker process that gets a copy maps the files anew."""
+    """Images by number, read where they lie; a worker process that gets a copy maps the files anew.
+
+    path: of the bytes.
+    labels: the .npy file of labels (N).
+    shape: (rows, columns, channels) of an image.
+    name: what errors and reports call the set.
+    num_classes: of the labels.
+    """
 
     def __init__(self, path: Path, labels: Path, shape: Shape, name: str, num_classes: int) -> None:
         self.name, self.num_classes = name, num_classes
@@ -38,18 +45,23 @@ class RawImages:
         return len(self.labels)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
+        """The image and its label, by its `index` from 0."""
         pixels = np.array(self.images[index])  # a copy: what is done to the image is not done to the file
         if pixels.shape[-1] == 1:
             pixels = pixels.squeeze(-1)
         return Image.fromarray(pixels), int(self.labels[index])
 
     def describe(self, index: int) -> str:
+        """Where the image of this `index` lies, for an error."""
         return f"image {index} of {self._made_of[0]}"
 
 
 @data_source("bin", after_slash="<height>x<width>x<channels>")
 def open_raw(config: DataConfig, split: str, size: Size) -> RawImages:
-    """Raw bytes in the file `root`, `…images.bin`, with labels in `…labels.npy` beside it; one split."""
+    """Raw bytes in the file `root`, `…images.bin`, with labels in `…labels.npy` beside it; one split.
+
+    `config` is the data section; `split` is not looked at; `size` what the model takes, which is left to the transform.
+    """
     shape = _shape(config.dataset)
     path, beside = _files(config.root)
     labels = _mapped_labels(beside)

@@ -55,7 +55,12 @@ StreamOpener = Callable[[bool, int], Stream]  # (training, seed) → Stream
 
 @data_source("tfds", after_slash="<name>", stream=True)
 def open_tfds(config: DataConfig, split: str, size: Size) -> StreamOpener:
-    """A data set of TensorFlow Datasets, prepared under `root` or downloaded if asked."""
+    """A data set of TensorFlow Datasets, prepared under `root` or downloaded if asked.
+
+    `config` is the data section; `split` of the data set, `train[:1000]` too; `size` (channels, rows, columns), of
+    which
+    the channels decide grey or colour.
+    """
     require("tensorflow_datasets", "tfds")
 
     def opened(training: bool, seed: int) -> Stream:
@@ -68,7 +73,11 @@ def open_tfds(config: DataConfig, split: str, size: Size) -> StreamOpener:
 
 @data_source("wds", after_slash="<name>", stream=True)
 def open_webdataset(config: DataConfig, split: str, size: Size) -> StreamOpener:
-    """Tar files in WebDataset's layout, in the folder or at the URL `root`."""
+    """Tar files in WebDataset's layout, in the folder or at the URL `root`.
+
+    `config` is the data section; `split` as timm's reader takes it, a name or a pattern of tar files; `size` (channels,
+    rows, columns), of which the channels decide grey or colour.
+    """
     require("webdataset", "wds")
     if not (config.root and is_url(config.root)):
         existing_folder(config.root)
@@ -81,7 +90,12 @@ def open_webdataset(config: DataConfig, split: str, size: Size) -> StreamOpener:
 
 @data_source("hfids", after_slash="<owner>/<name>", stream=True)
 def open_streamed_hugging_face(config: DataConfig, split: str, size: Size) -> StreamOpener:
-    """A Hugging Face data set that is streamed and never stored."""
+    """A Hugging Face data set that is streamed and never stored.
+
+    `config` is the data section; `split` of the data set; `size` (channels, rows, columns), of which the channels
+    decide
+    grey or colour.
+    """
     require("datasets", "hf")
 
     def opened(training: bool, seed: int) -> Stream:
@@ -91,7 +105,14 @@ def open_streamed_hugging_face(config: DataConfig, split: str, size: Size) -> St
 
 
 def open_stream(config: DataConfig, split: str, size: Size, *, training: bool, seed: int = 0) -> Stream:
-    """The stream that a recipe names, for training or evaluation."""
+    """The stream that a recipe names, for training or evaluation.
+
+    config: the data section, whose `dataset` names the stream.
+    split: of the data set.
+    size: what the model takes: (channels, rows, columns).
+    training: shuffle, as timm's reader does for training.
+    seed: of the shuffling; default 0.
+    """
     opener, _ = find_source(config.dataset)
     stream: Stream = opener(config, split, size)(training, seed)
     return stream
@@ -123,7 +144,10 @@ def _limit(config: DataConfig, training: bool) -> int | None:
 
 
 class Streamed(IterableDataset[Sample]):
-    """Samples of one process, or of one of its workers."""
+    """Samples of one process, or of one of its workers.
+
+    `reader` is timm's; `transform` makes pixels of an image; `share` says which of several processes this is.
+    """
 
     def __init__(self, reader: Any, transform: Transform, share: Share) -> None:
         self.reader, self.transform, self.share = reader, transform, share
@@ -145,7 +169,14 @@ class Streamed(IterableDataset[Sample]):
 
 
 class StreamLoader(BatchLoader):
-    """Batches of a stream; resuming in the middle of an epoch reads the skipped images again."""
+    """Batches of a stream; resuming in the middle of an epoch reads the skipped images again.
+
+    stream: the reader, with its name and number of classes.
+    share: which of several processes this is, and whether it trains.
+    transform: makes uint8 pixels of an image.
+    config: the data section: batch size and workers.
+    device: where batches go.
+    """
 
     def __init__(
         self, stream: Stream, share: Share, transform: Transform, config: DataConfig, device: torch.device | str

@@ -21,6 +21,8 @@ def open_safetensors(config: DataConfig, split: str, size: Size) -> TensorSet:
     """A safetensors file `root` with images and labels; it has one split, whatever it is called.
 
     `data.num_classes` may say how many classes there are, if the file does not.
+
+    `config` is the data section; `split` is not looked at; `size` what the model takes, which is left to the transform.
     """
     if config.root is None:
         raise DataError("data.root is not set; it must name the safetensors file that holds images and labels.")

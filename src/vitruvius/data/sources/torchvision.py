@@ -44,7 +44,11 @@ _TRAINING |= {"eurosat": 0.8}  # a share of them; all others are for validation
 
 
 class TorchvisionImages:
-    """A torchvision data set by number: all its images, or the `rows`; labels may be renumbered."""
+    """A torchvision data set by number: all its images, or the `rows`; labels may be renumbered.
+
+    `dataset` is torchvision's; `name` what errors and reports call it; `num_classes` of the labels given out; `numbers`
+    maps the labels of the data set to those given out (default: as they are).
+    """
 
     def __init__(
         self,
@@ -64,18 +68,25 @@ class TorchvisionImages:
         return len(self.rows)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
+        """The image and its label, by its `index` among those chosen, from 0."""
         image, label = self.dataset[self.rows[index]]
         if self.numbers is not None:
             return image, self.numbers[as_label(label)]
         return image, as_label(label)
 
     def describe(self, index: int) -> str:
+        """Which image of the data set has this `index`, for an error."""
         return f"image {self.rows[index]} of {self.name}"
 
 
 @data_source("torch", after_slash="<name>", class_names=True)
 def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionImages:
-    """A data set of torchvision, e.g. torch/cifar10, from the folder `root`; downloaded only if asked."""
+    """A data set of torchvision, e.g. torch/cifar10, from the folder `root`; downloaded only if asked.
+
+    `config` is the data section; `split` train or validation, or the data set's own word; `size` what the model takes,
+    which
+    is left to the transform.
+    """
     name = config.dataset.removeprefix("torch/").lower()
     if name not in _NAMES:
         known = ", ".join(sorted(_NAMES))
