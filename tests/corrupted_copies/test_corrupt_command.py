@@ -139,6 +139,27 @@ def test_a_folder_copy_makes_only_what_is_missing(folder: Path, tmp_path: Path) 
     }
 
 
+def test_a_killed_copy_leaves_no_temporary_files_among_the_classes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kill is simulated: nothing is cleaned up after the first picture."""
+    out = tmp_path / "out"
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        patch.setattr(os, "replace", killed)
+        patch.setattr(folders_module, "claim", lambda out, _: (out / "corrupt.json").write_text("{}"))
+        with pytest.raises(KeyboardInterrupt):
+            copy_folder(folder, out, PAIR[:1], size=24)
+    assert [path.parent.name for path in out.rglob("*.tmp")] == [".parts"]
+    (out / ".lock").unlink()
+    copy_folder(folder, out, PAIR[:1], size=24)
+    assert sorted(path.name for path in out.rglob(".*")) == []
+
+
 def test_several_processes_write_what_one_writes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders_module, "CHUNK", 1)
     seen: list[tuple[int, int]] = []

@@ -15,6 +15,7 @@ from vitruvius.attacks.pgd import PGD
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.data._subsets import robustbench_names, subset_ids
+from vitruvius.evaluation import examples as examples_module
 from vitruvius.evaluation.examples import make_examples, save_examples
 from vitruvius.evaluation.robustbench import benchmark
 
@@ -54,12 +55,65 @@ def test_a_folder_of_pictures_has_the_accuracy_after_rounding(tmp_path: Path) ->
     model = small()
     examples = make_examples(model, loader(), PGD(eps=0.1, steps=2))  # type: ignore[arg-type]
     folder = save_examples(examples, tmp_path / "pictures")
-    again = DataConfig(dataset="folder", root=str(folder), num_classes=None, workers=0)
-    if len(set(examples.labels.tolist())) == 10:  # every class has a folder
-        assert vitruvius.evaluate(model, loader(again))["clean"].accuracy == pytest.approx(examples.accuracy_8bit)  # type: ignore[arg-type]
+    again = DataConfig(dataset="folder", root=str(folder), num_classes=None, workers=0, crop_pct=1.0)
+    assert vitruvius.evaluate(model, loader(again))["clean"].accuracy == pytest.approx(examples.accuracy_8bit)  # type: ignore[arg-type]
     assert len(list(folder.rglob("*.png"))) == 20
     with pytest.raises(ConfigError, match="is not empty"):
         save_examples(examples, folder)
+
+
+ATTACK = ["attack", "vitruvius/vit_digits", "data.dataset=digits", "device=cpu", "--threat", "fgsm:eps=8/255"]
+
+
+def test_pictures_are_readable_even_where_classes_are_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "pictures"
+    assert main([*ATTACK, "--images", "4", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert len(list((out / "validation").iterdir())) < 10  # of four digits at most four classes
+    again = [f"data.root={out}", "data.dataset=folder", "data.workers=0", "data.crop_pct=1", "device=cpu"]
+    assert main(["evaluate", "vitruvius/vit_digits", *again, "--out", str(tmp_path / "evaluation")]) == 0
+    report = json.loads((tmp_path / "evaluation" / "report.json").read_text())
+    assert f"8 bits {report['threats'][0]['accuracy']:.4f}" in said
+
+
+def test_pictures_go_on_after_a_kill_and_attack_nothing_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kill is simulated: an exception that nothing catches, between two pictures."""
+    words = [*ATTACK, "--images", "20", "data.eval_batch_size=8", "--out"]
+    assert main([*words, str(tmp_path / "whole")]) == 0
+    whole = capsys.readouterr().out
+    draw, drawn = examples_module._png, 0
+
+    def mortal(image: torch.Tensor) -> bytes:
+        nonlocal drawn
+        drawn += 1
+        if drawn > 11:
+            raise KeyboardInterrupt
+        return draw(image)
+
+    attacked: list[int] = []
+    attack = examples_module._attack
+
+    def counting(model: object, threat: object, x: torch.Tensor, *rest: object) -> object:
+        attacked.append(len(x))
+        return attack(model, threat, x, *rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(examples_module, "_png", mortal)
+        assert main([*words, str(tmp_path / "cut")]) == 130
+    capsys.readouterr()
+    (tmp_path / "cut" / ".parts").mkdir(exist_ok=True)
+    (tmp_path / "cut" / ".parts" / ".00000001.png.77.tmp").write_bytes(b"half")
+    monkeypatch.setattr(examples_module, "_attack", counting)
+    assert main([*words, str(tmp_path / "cut")]) == 0
+    assert attacked == [8, 4]  # the first batch was whole
+    assert capsys.readouterr().out.replace("cut", "whole") == whole
+    names = sorted(str(path.relative_to(tmp_path / "cut")) for path in (tmp_path / "cut").rglob("*"))
+    assert names == sorted(str(path.relative_to(tmp_path / "whole")) for path in (tmp_path / "whole").rglob("*"))
+    other = [word.replace("8/255", "4/255") for word in words]
+    assert main([*other, str(tmp_path / "cut")]) == 1
+    assert "holds pictures of another spec" in capsys.readouterr().err
 
 
 def test_perturbations_are_stretched_to_the_whole_range() -> None:

@@ -85,7 +85,8 @@ def test_another_recipe_in_the_same_folder_is_refused(run: Path) -> None:
 
 
 def test_what_does_not_change_the_training_may_change(run: Path) -> None:
-    Run(run).begin(
+    again = Run(run)
+    again.begin(
         small_config(
             run,
             "seed=7",
@@ -98,6 +99,7 @@ def test_what_does_not_change_the_training_may_change(run: Path) -> None:
             "train.device=auto",
         )
     )
+    again.release()
 
 
 def test_leftovers_of_a_killed_process_are_swept(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Local writes are atomic (temporary file in the same folder, fsync, `os.replace`)
 """
 
 from vitruvius._files._arrays import is_array, read_arrays, read_mask_arrays
+from vitruvius._files._lock import Lock
 from vitruvius._files._mirror import Mirror, fetch, place_of
 from vitruvius._files._paths import (
     MadeFolder,
@@ -14,6 +15,7 @@ from vitruvius._files._paths import (
     check_new_file,
     ensure_writable,
     exists,
+    is_lock,
     is_url,
     join,
     read_bytes,
@@ -24,6 +26,7 @@ from vitruvius._files._paths import (
 from vitruvius._files._tensors import load_tensors, pack_tensors, save_tensors, unpack_tensors
 
 __all__ = [
+    "Lock",
     "MadeFolder",
     "Mirror",
     "StrPath",
@@ -35,6 +38,7 @@ __all__ = [
     "exists",
     "fetch",
     "is_array",
+    "is_lock",
     "is_url",
     "join",
     "load_tensors",

@@ -10,9 +10,13 @@ from pathlib import Path
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
 
 
-def replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes, workshop: Path | None = None) -> None:
+    """Write `data` in the workshop, by default the file's own folder, then move it to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if workshop is not None:
+        workshop.mkdir(parents=True, exist_ok=True)
+        beside = workshop / beside.name
     try:
         write_synced(beside, data)
         os.replace(beside, path)  # noqa: PTH105 (tests replace os.replace)

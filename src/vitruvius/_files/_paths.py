@@ -17,6 +17,7 @@ from vitruvius._files import _local
 from vitruvius._secrets import redact_text
 
 StrPath = str | Path
+LOCK = ".lock"  # file that says who writes a folder (`vitruvius._files.Lock`)
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -67,14 +68,18 @@ def read_json(path: StrPath) -> dict[str, Any]:
     return found
 
 
-def atomic_write_bytes(path: StrPath, data: bytes) -> None:
-    """Replace `path` by `data` in one step; on any failure the previous file stays and nothing else is left."""
+def atomic_write_bytes(path: StrPath, data: bytes, *, workshop: Path | None = None) -> None:
+    """Replace `path` by `data` in one step; on any failure the previous file stays and nothing else is left.
+
+    path: the file. data: its bytes. workshop: a folder on the same disk where it is written before it is moved, so that
+    a kill leaves nothing beside it; default: its own folder.
+    """
     with explained(path, "write"):
         if is_url(path):
             filesystem, inner = open_url(path)
             filesystem.pipe_file(inner, data)
         else:
-            _local.replace(Path(path), data)
+            _local.replace(Path(path), data, workshop)
 
 
 def atomic_write_text(path: StrPath, text: str) -> None:
@@ -132,18 +137,31 @@ def ensure_writable(folder: StrPath) -> StrPath:
     return Path(folder)
 
 
+made_for_locks: set[Path] = set()  # folders that were made to be locked: they go with the lock if they stay empty
+
+
+def is_lock(path: Path) -> bool:
+    """Whether a file says who writes a folder or file."""
+    return path.name.startswith(".") and path.name.endswith(LOCK)
+
+
 class MadeFolder:
     """A folder that is about to be made: with it, what has to go if nothing comes of it."""
 
     def __init__(self, folder: StrPath) -> None:
         self.folder = Path(folder)
         self.missing = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+        if not self.missing and self.folder.resolve() in made_for_locks:
+            self.missing = [self.folder]
 
     def take_back(self, *files: str) -> None:
-        """Remove these files and the folder, if it was not there before and holds nothing else; its parents too."""
+        """Remove these files and the folder, if it was not there before and holds nothing else; its parents too.
+
+        While the folder is locked it stays, and goes with the lock.
+        """
         if not self.missing or not self.folder.is_dir():
             return
-        if not {path.name for path in self.folder.iterdir()} <= set(files):
+        if any(path.name not in files and not is_lock(path) for path in self.folder.iterdir()):
             return
         with contextlib.suppress(OSError):  # somebody has put a file there
             for file in files:

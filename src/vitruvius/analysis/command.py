@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitruvius._bar import Bar
 from vitruvius._checks import check_count
+from vitruvius._files import Lock
 from vitruvius._processes import Process, process_group
 from vitruvius.analysis._run import analyse, ask_all
 from vitruvius.analysis._table import Table
@@ -118,10 +119,11 @@ def keep(table: Table, folder: Path, target: Target, draw: Draw | None) -> None:
     target: what was analysed; its config is written where `folder` does not belong to a run.
     draw: called with the table and the folder; None draws nothing.
     """
-    table.save(folder)
-    if draw is not None:
-        draw(table, folder)
-    target.save_config(folder)
+    with Lock(folder):
+        table.save(folder)
+        if draw is not None:
+            draw(table, folder)
+        target.save_config(folder)
 
 
 def _some(loader: Loader, images: int, seed: int) -> Tensor:

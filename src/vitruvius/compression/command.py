@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError
-from vitruvius._files import MadeFolder, atomic_write_text, check_new_file, ensure_writable, is_array
+from vitruvius._files import Lock, MadeFolder, atomic_write_text, check_new_file, ensure_writable, is_array
 from vitruvius._processes import Process, process_group
 from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.compression.cycles import CycleTable, cycle_table
@@ -45,18 +47,30 @@ def maps_of_target(
     with process_group(opened.config.device) as process:
         model.to(process.device).eval()
         loader = _training_images(opened, process, augment=augment)
-        made = MadeFolder(path.parent)
-        ensure_writable(path.parent)
+        lock = Lock(path, file=True)
         try:
-            with Bar("averaging", shown=process.first) as bar:
-                maps = average_maps(model, loader, process=process, partial=path.with_suffix(".partial"), progress=bar)
-        except BaseException:
-            made.take_back()
-            raise
-        maps = {name: map_.cpu() for name, map_ in maps.items()}
-        notes = {"data": loader.name, "images": loader.num_images, "augmented": augment, "weights": fingerprint(model)}
-        process.on_first(lambda: save_maps(path, maps, sites=survey(model), target=target, **notes))
+            process.on_first(lock.take)
+            maps = _average(opened, loader, path, process)
+            notes = {"data": loader.name, "images": loader.num_images, "augmented": augment}
+            notes["weights"] = fingerprint(model)
+            process.on_first(lambda: save_maps(path, maps, sites=survey(model), target=target, **notes))
+        finally:
+            lock.release()
     return path
+
+
+def _average(target: Target, loader: Loader, path: Path, process: Process) -> dict[str, Tensor]:
+    """Maps on the CPU; what is known so far is kept beside the file that shall hold them."""
+    made = MadeFolder(path.parent)
+    ensure_writable(path.parent)
+    try:
+        with Bar("averaging", shown=process.first) as bar:
+            partial = path.with_suffix(".partial")
+            maps = average_maps(target.model, loader, process=process, partial=partial, progress=bar)
+    except BaseException:
+        made.take_back()
+        raise
+    return {name: map_.cpu() for name, map_ in maps.items()}
 
 
 def masks_of_maps(
@@ -189,7 +203,8 @@ def export_target(run: str, out: str | None, *, format: Format = "torch-export",
     if opened.is_run:
         recipe = read_yaml(opened.folder / "config.yaml")
     path = Path(out or opened.folder / f"export.{ENDINGS[format]}")
-    return export(opened.model, path, format=format, sparse=sparse, recipe=recipe)
+    with Lock(path, file=True):
+        return export(opened.model, path, format=format, sparse=sparse, recipe=recipe)
 
 
 def _training_images(target: Target, process: Process, *, augment: bool) -> Loader:

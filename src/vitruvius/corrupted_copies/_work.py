@@ -16,28 +16,39 @@ import torch
 
 from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError, RunError
-from vitruvius._files import atomic_write_text, ensure_writable, read_json
+from vitruvius._files import atomic_write_text, ensure_writable, is_lock, read_json, sweep
 from vitruvius._secrets import redact
 from vitruvius._version import __version__
 from vitruvius.corruptions import Corruption
 
 T = TypeVar("T")
 RECORD = "corrupt.json"
+WORKSHOP = ".parts"  # folder inside the copy of what is not finished
 
 
 def claim(out: Path, settings: Mapping[str, Any]) -> None:
-    """Make the folder ours: new, or begun with the same settings."""
+    """Make the folder ours: new, or begun with the same settings. Temporary files of a killed process go.
+
+    out: the folder, locked by the caller. settings: what must not change.
+    """
     settings = redact(dict(settings))
     record = out / RECORD
     if record.exists():
         known = read_json(record)
         _refuse_changes(out, known, settings)
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif out.exists() and (not out.is_dir() or not _is_bare(out)):
         raise ConfigError(f"{out} exists and is not a corrupted copy. Choose a new or empty folder.")
     else:
         known = {"version": __version__}
     ensure_writable(out)
+    sweep(out)
+    sweep(out / WORKSHOP)
     atomic_write_text(record, json.dumps({**known, **settings}, indent=2) + "\n")
+
+
+def _is_bare(out: Path) -> bool:
+    """Whether a folder holds nothing but the lock and what a process left that was killed before its record."""
+    return all(is_lock(path) or (path.name.startswith(".") and path.suffix == ".tmp") for path in out.iterdir())
 
 
 def _refuse_changes(out: Path, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

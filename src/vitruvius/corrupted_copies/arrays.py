@@ -18,12 +18,11 @@ import torch
 
 from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError, DataError
-from vitruvius._files import atomic_write_bytes, sweep
-from vitruvius.corrupted_copies._work import claim, settings_of, share
+from vitruvius._files import Lock, MadeFolder, atomic_write_bytes
+from vitruvius.corrupted_copies._work import RECORD, WORKSHOP, claim, settings_of, share
 from vitruvius.corruptions import SEVERITIES, Corruption
 
 BATCH = 256  # images at a time
-PARTS = ".parts"  # folder of what is not finished
 Array = np.ndarray[Any, Any]
 
 
@@ -54,20 +53,40 @@ def copy_arrays(
     out = Path(out).expanduser()
     grid = by_name(corruptions)
     digest = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
-    claim(out, {"layout": "arrays", "images": list(images.shape), "sha256": digest} | settings_of(corruptions))
-    sweep(out)
+    settings = {"layout": "arrays", "images": list(images.shape), "sha256": digest} | settings_of(corruptions)
+    with Lock(out):
+        made = MadeFolder(out)
+        try:
+            claim(out, settings)
+            _copy(images, labels, ids, out, corruptions, workers=workers, progress=progress)
+        except BaseException:
+            made.take_back(RECORD)
+            raise
+        for name, parts in grid.items():
+            _join(out, name, parts)
+        _clear(out / WORKSHOP)
+    return len(grid)
+
+
+def _copy(
+    images: Array,
+    labels: Array,
+    ids: Array,
+    out: Path,
+    corruptions: Sequence[Corruption],
+    *,
+    workers: int,
+    progress: Progress | None,
+) -> None:
+    """Write the labels, and every severity that is not there yet."""
     small = np.min_scalar_type(int(labels.max()))
     _save(out / "labels.npy", np.tile(labels.astype(small), len(SEVERITIES)))
     missing = [
         one for one in corruptions if not _whole(out / f"{one.name}.npy", images) and not _part(out, one).exists()
     ]
     if missing:
-        _save(out / PARTS / "clean.npy", images)
+        _save(out / WORKSHOP / "clean.npy", images)
         share(functools.partial(copy_severity, out, ids), missing, workers=workers, progress=progress)
-    for name, parts in grid.items():
-        _join(out, name, parts)
-    _clear(out / PARTS)
-    return len(grid)
 
 
 def by_name(corruptions: Sequence[Corruption]) -> dict[str, list[Corruption]]:
@@ -91,11 +110,10 @@ def by_name(corruptions: Sequence[Corruption]) -> dict[str, list[Corruption]]:
 def copy_severity(out: Path, ids: Array, corruption: Corruption) -> None:
     """All images under one corruption at one severity.
 
-    `out` is the folder with the file that is filled in; `ids` (N,) name the images for the dice; `corruption` says
-    which
-    one, at which severity.
+    `out` is the folder of the copy; `ids` (N,) name the images for the dice; `corruption` says which one, at which
+    severity.
     """
-    clean = np.load(out / PARTS / "clean.npy", mmap_mode="r")
+    clean = np.load(out / WORKSHOP / "clean.npy", mmap_mode="r")
     result = np.empty_like(clean)
     for start in range(0, len(clean), BATCH):
         batch = torch.from_numpy(np.array(clean[start : start + BATCH])).movedim(-1, 1).float() / 255
@@ -140,7 +158,7 @@ def _join(out: Path, name: str, parts: Sequence[Corruption]) -> None:
 
 
 def _part(out: Path, one: Corruption) -> Path:
-    return out / PARTS / f"{one.name}-{one.severity}.npy"
+    return out / WORKSHOP / f"{one.name}-{one.severity}.npy"
 
 
 def _save(path: Path, array: Array) -> None:

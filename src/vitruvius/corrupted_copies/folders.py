@@ -5,6 +5,7 @@ Every file is written whole or not at all, and one that is there is not made aga
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -20,8 +21,8 @@ from torch import Tensor
 
 from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError, DataError
-from vitruvius._files import MadeFolder, atomic_write_bytes
-from vitruvius.corrupted_copies._work import RECORD, claim, settings_of, share
+from vitruvius._files import Lock, MadeFolder, atomic_write_bytes
+from vitruvius.corrupted_copies._work import RECORD, WORKSHOP, claim, settings_of, share
 from vitruvius.corruptions import Corruption
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
@@ -92,13 +93,17 @@ def copy_folder(
     _refuse_doubles(job, files)
     settings = {"layout": "folders", "source": str(source.resolve()), "size": size, "format": format}
     chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
-    made = MadeFolder(out)
-    try:
-        claim(out, settings | {"limit": limit} | settings_of(corruptions))
-        share(functools.partial(copy_files, job), chunks, workers=workers, progress=progress)
-    except BaseException:
-        made.take_back(RECORD)
-        raise
+    settings |= {"limit": limit} | settings_of(corruptions)
+    with Lock(out):
+        made = MadeFolder(out)
+        try:
+            claim(out, settings)
+            share(functools.partial(copy_files, job), chunks, workers=workers, progress=progress)
+        except BaseException:
+            made.take_back(RECORD)
+            raise
+        finally:
+            _remove_if_empty(out / WORKSHOP)
     return len(files) * len(corruptions)
 
 
@@ -113,7 +118,8 @@ def copy_files(job: FolderCopy, files: Sequence[str]) -> None:
             continue
         x, ids = read(job, file), torch.tensor([file_id(file)])
         for corruption in missing:
-            atomic_write_bytes(job.place(corruption, file), encoded(corruption.apply(x, ids=ids)[0], job.format))
+            data = encoded(corruption.apply(x, ids=ids)[0], job.format)
+            atomic_write_bytes(job.place(corruption, file), data, workshop=job.out / WORKSHOP)
 
 
 def class_files(source: Path) -> list[str]:
@@ -187,6 +193,11 @@ def encoded(pixels: Tensor, format: str) -> bytes:
     else:
         Image.fromarray(levels).save(file, "PNG")
     return file.getvalue()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _refuse_doubles(job: FolderCopy, files: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.masking import MaskingChecks
 from vitruvius.evaluation.result import Report, summarise
 from vitruvius.evaluation.shift_report import corruption_report
-from vitruvius.evaluation.threats import Threat, by_spec, enter, make_threats
+from vitruvius.evaluation.threats import Entry, Threat, by_spec, enter, make_threats
 
 ALONE = Process(device=torch.device("cpu"))
 
@@ -74,11 +74,10 @@ def evaluate(
     subject: dict[str, object] = {}
     if folder is not None:
         subject = {**subject_of(model, loader), **(signature or {})}
-    entries = process.on_first(lambda: ledger.claim(subject, [enter(threat) for threat in chosen.values()]))
-    ledger.read()
-    checks = MaskingChecks(chosen, folder, process.rank)
-    _judge_or_abandon(
-        _Job(
+    try:
+        entries = process.on_first(lambda: ledger.claim(subject, [enter(threat) for threat in chosen.values()]))
+        ledger.read()
+        job = _Job(
             model=model,
             loader=loader,
             threats=chosen,
@@ -86,18 +85,14 @@ def evaluate(
             process=process,
             progress=progress,
             on_news=on_news,
-            checks=checks,
+            checks=MaskingChecks(chosen, folder, process.rank),
         )
-    )
-    if process.world_size > 1:
-        ledger.join(process.gather(ledger.columns))
-    data = str(getattr(loader, "name", "unnamed"))
-    if not len(ledger.done("clean")):
-        raise DataError(f"the loader {data!r} yielded no images; nothing to evaluate.")
-    broken = {name for names in process.gather(list(getattr(loader, "broken", ()))) for name in names}
-    report = summarise(ledger, entries, data, broken=sorted(broken), found=checks.gather(process))
-    if folder is not None:
-        process.on_first(lambda: _keep(ledger, report, Path(folder)))
+        _judge_or_abandon(job)
+        report = _gather(job, entries)
+        if folder is not None:
+            process.on_first(lambda: _keep(ledger, report, Path(folder)))
+    finally:
+        ledger.release()
     return report
 
 
@@ -179,6 +174,19 @@ def numbered(loader: Iterable[Any], process: Process = ALONE) -> Iterator[Batch]
             ids = torch.arange(start, start + len(y)) * process.world_size + process.rank
         start += len(y)
         yield x, y, ids
+
+
+def _gather(job: _Job, entries: Sequence[Entry]) -> Report:
+    """The rows of all processes as one report."""
+    ledger = job.ledger
+    process = job.process
+    if process.world_size > 1:
+        ledger.join(process.gather(ledger.columns))
+    data = str(getattr(job.loader, "name", "unnamed"))
+    if not len(ledger.done("clean")):
+        raise DataError(f"the loader {data!r} yielded no images; nothing to evaluate.")
+    broken = {name for names in process.gather(list(getattr(job.loader, "broken", ()))) for name in names}
+    return summarise(ledger, entries, data, broken=sorted(broken), found=job.checks.gather(process))
 
 
 def _judge_or_abandon(job: _Job) -> None:

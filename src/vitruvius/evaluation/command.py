@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError
+from vitruvius._files import Lock
 from vitruvius._processes import Process, process_group
 from vitruvius._signals import keeping
 from vitruvius._yaml import parse_value
@@ -107,11 +108,16 @@ def evaluate_target(
             baselines=baselines,
             on_part=on_part,
         )
-        if options.fresh:
-            process.on_first(lambda: _clear(job.folder))
-        found = _run(job, threats, shifts, with_images=options.needs_images or _has_images(opened, overrides))
-        if process.first:
-            opened.save_config(Path(out) if out else None)
+        lock = Lock(folder)
+        try:
+            process.on_first(lock.take)
+            if options.fresh:
+                process.on_first(lambda: _clear(job.folder))
+            found = _run(job, threats, shifts, with_images=options.needs_images or _has_images(opened, overrides))
+            if process.first:
+                opened.save_config(Path(out) if out else None)
+        finally:
+            lock.release()
     return found
 
 

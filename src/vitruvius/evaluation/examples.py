@@ -6,7 +6,10 @@ recognises the class in it (Debenedetti et al. 2023, arXiv:2209.07399; their pic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -19,28 +22,53 @@ from torch import Tensor, nn
 from vitruvius._bar import Bar
 from vitruvius._checks import Progress, device_of
 from vitruvius._errors import ConfigError
-from vitruvius._files import atomic_write_bytes, ensure_writable, save_tensors
+from vitruvius._files import (
+    Lock,
+    append_line,
+    atomic_write_bytes,
+    atomic_write_text,
+    check_new_file,
+    ensure_writable,
+    is_lock,
+    read_json,
+    read_text,
+    save_tensors,
+    sweep,
+)
 from vitruvius._processes import choose_device
+from vitruvius._secrets import redact
 from vitruvius.data import eval_loader
 from vitruvius.evaluation._evaluate import numbered
 from vitruvius.evaluation._judging import answer
+from vitruvius.evaluation._subject import subject_of
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.targets import check_head, check_numbering, limit_images, load_target_plugins, open_target
 
 What = Literal["images", "perturbations"]
+Row = dict[str, int]  # id, right, right_8bit
+RECORD = "examples.json"
+ROWS = "examples.jsonl"
+WORKSHOP = ".parts"  # where pictures are written before they are moved to their class
+ELSEWHERE = "Choose another folder, or a file that ends in .safetensors."
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExampleSet:
+class ExampleScores:
+    """How often the model that examples were made for is still right."""
+
+    accuracy: float
+    accuracy_8bit: float  # after rounding to whole grey levels, as pictures are stored
+    spec: str
+    num_classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleSet(ExampleScores):
     """Adversarial examples, and how often the model they were made for is still right."""
 
     images: Tensor  # (n, C, height, width) in [0, 1]
     labels: Tensor  # (n,)
     ids: Tensor  # (n,)
-    accuracy: float
-    accuracy_8bit: float  # after rounding to whole grey levels, as pictures are stored
-    spec: str
-    num_classes: int
 
 
 def attack_target(
@@ -51,27 +79,34 @@ def attack_target(
     *,
     what: What = "images",
     images: int | None = None,
-) -> tuple[ExampleSet, Path]:
+) -> tuple[ExampleScores, Path]:
     """Attack the images of whatever names a model, and keep the result as a data set.
 
     target: a run folder, a model's name, or another kind of target.
     overrides: settings of the target, `data.root=…`.
     threat: `pgd:eps=4/255,steps=10`.
-    out: a file `*.safetensors` (lossless), or a folder of 8-bit pictures.
+    out: a file `*.safetensors` (lossless), or a folder of 8-bit pictures, which goes on where a kill has stopped it.
     what: the attacked images, or their perturbations stretched to [0, 1].
     images: how many, a fixed random choice; default all.
     """
     load_target_plugins(target, overrides)
     made = make_threat(threat, where="--threat")
+    _check_what(made, what)
     opened = open_target(target, [*overrides, *limit_images(images)])
     check_head(opened)
     device = choose_device(opened.config.device)
     opened.model.to(device).eval()
     loader = eval_loader(opened.config.data, input_size=opened.model.data_config, device=device)
     check_numbering(opened, loader)
-    with Bar("attacking") as bar:
-        examples = make_examples(opened.model, loader, made, what=what, progress=bar)
-    return examples, save_examples(examples, out)
+    path = Path(out)
+    with Lock(path, file=_is_file(path)), Bar("attacking") as bar:
+        if _is_file(path):
+            check_new_file(out, "examples.safetensors")
+            examples = make_examples(opened.model, loader, made, what=what, progress=bar)
+            return examples, save_examples(examples, path)
+        pictures = PictureFolder(path, opened.model.num_classes)
+        pictures.claim({**subject_of(opened.model, loader), "spec": describe(made), "what": what})
+        return draw_examples(opened.model, loader, made, pictures, what=what, progress=bar), path
 
 
 def make_examples(
@@ -88,53 +123,201 @@ def make_examples(
     what: keep x', or the perturbation stretched to [0, 1].
     progress: called after every batch with the images done, how many there are, and the accuracy so far.
     """
-    eps = float(getattr(threat, "eps", 0.0))
-    if what == "perturbations" and not eps:
-        raise ConfigError(f"{describe(threat)} has no eps to stretch perturbations by; keep images instead.")
-    device = device_of(model)
-    rows: list[tuple[Tensor, Tensor, Tensor]] = []
-    right = right_8bit = classes = done = 0
+    _check_what(threat, what)
+    score = _Score()
+    batches: list[_Attacked] = []
     for x, y, ids in numbered(loader):
-        x, y = x.to(device), y.to(device)
-        moved = threat(model, x, y, ids=ids)  # type: ignore[call-arg]
-        right += int(answer(model, moved, y)["correct"].sum())
-        right_8bit += int(answer(model, (moved * 255).round() / 255, y)["correct"].sum())
-        if what == "images":
-            kept = moved
-        else:
-            kept = (moved - x + eps) / (2 * eps)
-        rows.append((kept.clamp(0, 1).cpu(), y.cpu(), ids.cpu()))
-        done += len(y)
-        if progress is not None:
-            progress(done, getattr(loader, "num_images", None), words=f"{100 * right / done:.1f} % still right")
-        classes = int(getattr(model, "num_classes", 0)) or classes
-    images, labels, numbers = (torch.cat(column) for column in zip(*rows, strict=True))
+        batches.append(_attack(model, threat, x, y, ids, what))
+        score.add(batches[-1].rows())
+        score.tell(progress, loader)
+    labels = torch.cat([batch.labels for batch in batches])
+    known = int(getattr(model, "num_classes", 0))
     return ExampleSet(
-        images=images,
+        images=torch.cat([batch.images for batch in batches]),
         labels=labels,
-        ids=numbers,
-        accuracy=right / len(labels),
-        accuracy_8bit=right_8bit / len(labels),
+        ids=torch.cat([batch.ids for batch in batches]),
+        accuracy=score.accuracy,
+        accuracy_8bit=score.accuracy_8bit,
         spec=describe(threat),
-        num_classes=max(classes, int(labels.max()) + 1),
+        num_classes=max(known, int(labels.max()) + 1),
+    )
+
+
+def draw_examples(
+    model: nn.Module,
+    loader: Iterable[Any],
+    threat: Threat,
+    pictures: PictureFolder,
+    *,
+    what: What = "images",
+    progress: Progress | None = None,
+) -> ExampleScores:
+    """Attack every image that has no picture yet, and write one of each; memory holds a batch at a time.
+
+    model, loader, threat, what, progress: as for `make_examples`. pictures: the folder, claimed.
+    """
+    score = _Score()
+    for x, y, ids in numbered(loader):
+        rows = [pictures.rows[number] for number in ids.tolist() if number in pictures.rows]
+        if len(rows) < len(ids):  # also of a batch that was interrupted all images: the same ones are attacked together
+            batch = _attack(model, threat, x, y, ids, what)
+            rows = batch.rows()
+            pictures.write(batch)
+        score.add(rows)
+        score.tell(progress, loader)
+    return ExampleScores(
+        accuracy=score.accuracy,
+        accuracy_8bit=score.accuracy_8bit,
+        spec=describe(threat),
+        num_classes=pictures.num_classes,
     )
 
 
 def save_examples(examples: ExampleSet, out: str | Path) -> Path:
     """A file `*.safetensors` (lossless, read by `dataset: tensors`), else a folder of 8-bit PNGs (`folder`)."""
     path = Path(out)
-    if path.suffix == ".safetensors":
+    if _is_file(path):
         tensors = {"images": examples.images, "labels": examples.labels, "ids": examples.ids}
         notes = {name: str(getattr(examples, name)) for name in ("spec", "accuracy", "accuracy_8bit", "num_classes")}
         save_tensors(path, tensors, notes)
         return path
-    if path.exists() and any(path.iterdir()):
-        raise ConfigError(f"{path} is not empty; choose another folder, or a file that ends in .safetensors.")
-    width = len(str(examples.num_classes - 1))
-    for image, label, number in zip(examples.images, examples.labels.tolist(), examples.ids.tolist(), strict=True):
-        folder = Path(ensure_writable(path / "validation" / f"{label:0{width}d}"))
-        atomic_write_bytes(folder / f"{number:08d}.png", _png(image))
+    with Lock(path):
+        pictures = PictureFolder(path, examples.num_classes)
+        pictures.claim({"spec": examples.spec, "set": uuid.uuid4().hex})  # never the same as what is there
+        pictures.draw(examples.images, examples.labels, examples.ids)
     return path
+
+
+class PictureFolder:
+    """A folder of pictures `validation/CLASS/ID.png` that the data source `folder` reads.
+
+    examples.json says what they are of, and names all classes, also those without a picture; examples.jsonl has a line
+    for every batch that is drawn, so that an interrupted command goes on.
+    """
+
+    def __init__(self, folder: Path, num_classes: int) -> None:
+        self.folder = folder
+        self.num_classes = num_classes
+        self.rows: dict[int, Row] = {}  # of the pictures that are there, by their ids
+
+    def claim(self, subject: Mapping[str, Any]) -> None:
+        """Make the folder ours: new, or begun for the same subject, whose rows are read."""
+        subject = redact({**subject, "classes": self.class_names()})
+        file = self.folder / RECORD
+        if file.exists():
+            known = read_json(file)
+            differing = [key for key in {**known, **subject} if known.get(key) != subject.get(key)]
+            if differing:
+                raise ConfigError(
+                    f"{self.folder} is not empty: it holds pictures of another {differing[0]}. {ELSEWHERE}"
+                )
+            self._read_rows()
+        elif self.folder.exists() and not all(map(_is_nothing, self.folder.iterdir())):
+            raise ConfigError(f"{self.folder} is not empty. {ELSEWHERE}")
+        ensure_writable(self.folder)
+        sweep(self.folder)
+        sweep(self.folder / WORKSHOP)
+        atomic_write_text(file, json.dumps(subject, indent=1) + "\n")
+
+    def class_names(self) -> list[str]:
+        """The folders of all classes in order: 000 … 999."""
+        width = len(str(self.num_classes - 1))
+        return [f"{number:0{width}d}" for number in range(self.num_classes)]
+
+    def write(self, batch: _Attacked) -> None:
+        """The pictures of a batch, then the line that says so."""
+        self.draw(batch.images, batch.labels, batch.ids)
+        append_line(self.folder / ROWS, json.dumps(batch.rows()))
+
+    def draw(self, images: Tensor, labels: Tensor, ids: Tensor) -> None:
+        """(n, C, height, width) pixels as pictures."""
+        names = self.class_names()
+        for image, label, number in zip(images, labels.tolist(), ids.tolist(), strict=True):
+            file = self.folder / "validation" / names[label] / f"{number:08d}.png"
+            atomic_write_bytes(file, _png(image), workshop=self.folder / WORKSHOP)
+        with contextlib.suppress(OSError):
+            (self.folder / WORKSHOP).rmdir()
+
+    def _read_rows(self) -> None:
+        if not (self.folder / ROWS).exists():
+            return
+        for line in read_text(self.folder / ROWS).splitlines():
+            try:
+                self.rows |= {row["id"]: row for row in json.loads(line)}
+            except ValueError:  # cut off by a kill: its images are attacked again
+                break
+
+
+class _Score:
+    """How many examples the model is right about, so far."""
+
+    def __init__(self) -> None:
+        self.done = self.right = self.right_8bit = 0
+
+    def add(self, rows: Sequence[Row]) -> None:
+        self.done += len(rows)
+        self.right += sum(row["right"] for row in rows)
+        self.right_8bit += sum(row["right_8bit"] for row in rows)
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / max(self.done, 1)
+
+    @property
+    def accuracy_8bit(self) -> float:
+        return self.right_8bit / max(self.done, 1)
+
+    def tell(self, progress: Progress | None, loader: object) -> None:
+        if progress is not None:
+            total = getattr(loader, "num_images", None)
+            progress(self.done, total, words=f"{100 * self.accuracy:.1f} % still right")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attacked:
+    """A batch after the attack, on the CPU."""
+
+    images: Tensor  # (B, C, height, width), what is kept
+    labels: Tensor  # (B,)
+    ids: Tensor  # (B,)
+    right: Tensor  # (B,) whether the model is right about x'
+    right_8bit: Tensor  # (B,) and about x' rounded to grey levels
+
+    def rows(self) -> list[Row]:
+        columns = (self.ids.tolist(), self.right.tolist(), self.right_8bit.tolist())
+        return [{"id": a, "right": int(b), "right_8bit": int(c)} for a, b, c in zip(*columns, strict=True)]
+
+
+def _attack(model: nn.Module, threat: Threat, x: Tensor, y: Tensor, ids: Tensor, what: What) -> _Attacked:
+    device = device_of(model)
+    x, y = x.to(device), y.to(device)
+    moved = threat(model, x, y, ids=ids)  # type: ignore[call-arg]
+    kept = moved
+    if what == "perturbations":
+        eps = float(threat.eps)  # type: ignore[attr-defined]
+        kept = (moved - x + eps) / (2 * eps)
+    return _Attacked(
+        images=kept.clamp(0, 1).cpu(),
+        labels=y.cpu(),
+        ids=ids.cpu(),
+        right=answer(model, moved, y)["correct"].cpu(),
+        right_8bit=answer(model, (moved * 255).round() / 255, y)["correct"].cpu(),
+    )
+
+
+def _check_what(threat: Threat, what: What) -> None:
+    if what == "perturbations" and not float(getattr(threat, "eps", 0.0)):
+        raise ConfigError(f"{describe(threat)} has no eps to stretch perturbations by; keep images instead.")
+
+
+def _is_file(path: Path) -> bool:
+    """Whether examples go to one file rather than a folder of pictures."""
+    return path.suffix == ".safetensors"
+
+
+def _is_nothing(path: Path) -> bool:
+    """Whether a file of the folder is a lock, or what a killed process left before its record."""
+    return is_lock(path) or (path.name.startswith(".") and path.suffix == ".tmp")
 
 
 def _png(image: Tensor) -> bytes:

@@ -22,6 +22,7 @@ from torch import Tensor
 from vitruvius._dice import image_ids
 from vitruvius._errors import CheckpointError, RunError
 from vitruvius._files import (
+    Lock,
     MadeFolder,
     atomic_write_text,
     ensure_writable,
@@ -94,17 +95,32 @@ class Ledger:
         self._images: _Images | None = None  # judged by earlier evaluations
         self._claimed = False
         self._made: MadeFolder | None = None
+        self._lock: Lock | None = None  # of the first process
 
     def claim(self, subject: Mapping[str, object], entries: Sequence[Entry]) -> list[Entry]:
         """Note what is judged and by which threats; the ledger of something else is refused, never mixed.
 
         A ledger without a single image is a false start and stands in nobody's way. Returns all threats of the ledger,
-        earlier ones first.
+        earlier ones first. The folder is locked until `release`.
         """
         if self.folder is None:
             return list(entries)
+        self._lock = Lock(self.folder)
+        self._lock.take()
+        try:
+            return self._claim(self.folder, subject, entries)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let other processes write to the folder again."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def _claim(self, folder: Path, subject: Mapping[str, object], entries: Sequence[Entry]) -> list[Entry]:
         subject = redact(dict(subject))
-        file = self.folder / "ledger.json"
+        file = folder / "ledger.json"
         known: dict[str, Any] = {"subject": subject, "threats": []}
         if file.exists() and self._holds_rows():
             known = read_json(file)
@@ -112,9 +128,9 @@ class Ledger:
         self._compare(redact(known["subject"]), subject, file)
         self._compare_revisions(before, entries)
         every = {entry.spec: entry for entry in [*before, *entries]}
-        self._made = MadeFolder(self.folder)
-        ensure_writable(self.folder)
-        for left in (self.folder, self.folder / "parts", self.folder / NOTES):
+        self._made = MadeFolder(folder)
+        ensure_writable(folder)
+        for left in (folder, folder / "parts", folder / NOTES):
             sweep(left)
         known["threats"] = [dataclasses.asdict(entry) for entry in every.values()]
         atomic_write_text(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
@@ -229,6 +245,8 @@ class Ledger:
                 f"{self.folder} was moved or deleted while it was written to: ledger.json is gone. Move it back and "
                 "call the same command again; it goes on where this one stopped."
             )
+        if self._lock is not None:
+            self._lock.check()
 
     def _compare(self, known: Mapping[str, Any], asked: Mapping[str, Any], file: Path) -> None:
         differing = [key for key in {**known, **asked} if known.get(key) != asked.get(key)]

@@ -86,13 +86,16 @@ def evaluate_shift(
         progress=progress,
     )
     _check(model, shift, examiner.input_size)
-    _begin(examiner)
-    remarks = [*shift.remarks, *_judge_all(examiner)]
     if baseline is None and shift.name == "imagenet-c":
         baseline = alexnet()
-    report = summarise_shift(ledger, shift, remarks, baseline, clean_error, temperature)
-    if folder is not None:
-        process.on_first(lambda: _keep(ledger, report, Path(folder)))
+    try:
+        _begin(examiner)
+        remarks = [*shift.remarks, *_judge_all(examiner)]
+        report = summarise_shift(ledger, shift, remarks, baseline, clean_error, temperature)
+        if folder is not None:
+            process.on_first(lambda: _keep(ledger, report, Path(folder)))
+    finally:
+        ledger.release()
     return report
 
 

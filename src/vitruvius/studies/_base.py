@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitruvius._dice import image_ids
 from vitruvius._errors import ConfigError, RunError
-from vitruvius._files import MadeFolder, append_line, atomic_write_text, ensure_writable, read_json
+from vitruvius._files import Lock, MadeFolder, append_line, atomic_write_text, ensure_writable, read_json
 from vitruvius._processes import choose_device
 from vitruvius._registry import Registry
 from vitruvius._secrets import redact, redact_text
@@ -104,19 +104,20 @@ def study(
         raise ConfigError(f"study {name!r} needs at least one run folder or model name.")
     subjects = (open_subject(target, plan.data, plan.images, plan.batch_size) for target in targets)  # one at a time
     first = next(subjects)  # what is wrong with it is said before a file is written
-    made = MadeFolder(out)
-    folder = Path(ensure_writable(out))
-    try:
-        rows = _resume(folder, {"study": name, "settings": {**settings}})
-        _ask_all(itertools.chain([first], subjects), plan, folder, rows, on_row)
-    except BaseException:
-        if not _rows_in(folder):
-            made.take_back("study.json", "subjects.json", "rows.jsonl")
-        raise
-    finish = getattr(maker, "finish", list)
-    rows = finish(rows)
-    _save_table(folder / "table.csv", rows)
-    save_figure(maker.draw(rows), folder / "figure")
+    with Lock(out):
+        made = MadeFolder(out)
+        folder = Path(ensure_writable(out))
+        try:
+            rows = _resume(folder, {"study": name, "settings": {**settings}})
+            _ask_all(itertools.chain([first], subjects), plan, folder, rows, on_row)
+        except BaseException:
+            if not _rows_in(folder):
+                made.take_back("study.json", "subjects.json", "rows.jsonl")
+            raise
+        finish = getattr(maker, "finish", list)
+        rows = finish(rows)
+        _save_table(folder / "table.csv", rows)
+        save_figure(maker.draw(rows), folder / "figure")
     return folder / "table.csv"
 
 

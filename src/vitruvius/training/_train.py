@@ -82,9 +82,12 @@ def train(
             if stop.asked and isinstance(error, RuntimeError):  # workers that died of the same signal
                 raise Preempted(f"{stop.name}: {run.describe_kept()}") from error
             raise
+        else:
+            trackers.close()
+            process.on_first(run.push)
         finally:
             trackers.close()
-        process.on_first(run.push)
+            run.release()
     return run.folder
 
 

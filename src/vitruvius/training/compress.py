@@ -15,7 +15,7 @@ from typing import Any
 
 from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError, RunError
-from vitruvius._files import atomic_write_text
+from vitruvius._files import Lock, atomic_write_text
 from vitruvius._registry import read_spec
 from vitruvius._secrets import redact, redact_text
 from vitruvius._yaml import dump_yaml, read_yaml
@@ -68,7 +68,14 @@ def compress(
     load_target_plugins(str(run))  # the recipe of fine-tuning names them too
     _check_names(asked)
     folder = Path(out or run.with_name(f"{run.name}_compressed"))
-    _claim(folder, run, asked, overrides)
+    with Lock(folder):
+        _claim(folder, run, asked, overrides)
+        _take_steps(run, asked, overrides, folder, tell)
+    return folder
+
+
+def _take_steps(run: Path, asked: Compression, overrides: Sequence[str], folder: Path, tell: Tell) -> None:
+    """What is not there yet: maps, masks, the tuned run, evaluations, the export, cycles."""
     data = [setting for setting in overrides if setting.startswith("data.")]
     maps, masks, tuned = folder / "maps.safetensors", folder / "masks.safetensors", folder / "tuned"
     if not maps.is_file():
@@ -87,7 +94,6 @@ def compress(
     tell(f"export: {exported}")
     table, _ = cycles_of(str(tuned))
     tell(f"cycles of ViTCoD's accelerator, a model and no measurement:\n{table}")
-    return folder
 
 
 def _check_names(asked: Compression) -> None:

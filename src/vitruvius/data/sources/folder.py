@@ -10,6 +10,7 @@ from timm.data.readers.img_extensions import get_img_extensions
 from timm.utils.misc import natural_key
 
 from vitruvius._errors import DataError
+from vitruvius._files import read_json
 from vitruvius.data._config import DataConfig
 from vitruvius.data._subsets import class_names, read_class_map, require_classes
 from vitruvius.data.sources._base import (
@@ -21,6 +22,8 @@ from vitruvius.data.sources._base import (
     existing_folder,
 )
 from vitruvius.data.sources.hugging_face import FileImages
+
+EXAMPLES = "examples.json"  # names all classes of a folder that `vitruvius attack` has drawn, also empty ones
 
 
 @data_source("folder", class_names=True, wordnet=True)
@@ -83,6 +86,8 @@ def _classes(config: DataConfig, root: Path, folder: Path) -> dict[str, int]:
         return {name: number for number, name in enumerate(class_names(config.classes))}
     if config.class_map is not None:
         return read_class_map(config.class_map, root)
+    if (root / EXAMPLES).is_file():
+        return {str(name): number for number, name in enumerate(read_json(root / EXAMPLES).get("classes") or ())}
     try:
         source = split_folder(root, config.train_split)
     except DataError:

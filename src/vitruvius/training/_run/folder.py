@@ -29,10 +29,12 @@ from torch import Tensor
 from vitruvius._config import build
 from vitruvius._errors import RunError
 from vitruvius._files import (
+    Lock,
     Mirror,
     atomic_write_bytes,
     atomic_write_text,
     ensure_writable,
+    is_lock,
     is_url,
     place_of,
     read_text,
@@ -72,13 +74,24 @@ class Run:
         self.mirror = Mirror(str(folder), place_of(str(folder))) if is_url(folder) else None
         self.folder = Path(folder) if self.mirror is None else self.mirror.folder
         self.saved_updates: int | None = None  # of the newest state that this process knows
+        self._lock = Lock(self.folder)
         self._made = False
         self._begun = False
 
     def begin(self, config: Config) -> None:
-        """Make the folder, or recognise it as this very recipe's."""
-        self._make_or_recognise(config)
+        """Make the folder, or recognise it as this very recipe's; it is ours alone until `release`."""
+        self._made = not self.folder.exists()
+        self._lock.take()
+        try:
+            self._make_or_recognise(config)
+        except BaseException:
+            self.release()
+            raise
         self._begun = True
+
+    def release(self) -> None:
+        """Let other processes write to the folder again."""
+        self._lock.release()
 
     def _make_or_recognise(self, config: Config) -> None:
         if self.mirror is not None:
@@ -89,7 +102,6 @@ class Run:
             ensure_writable(self.folder)
             sweep(self.folder)
             return
-        self._made = not self.folder.exists()
         ensure_writable(self.folder)
         stamped = dataclasses.replace(config, versions=versions(), started=now())
         atomic_write_text(file, dump_yaml(redact(to_plain(stamped))))
@@ -102,8 +114,11 @@ class Run:
 
     def abandon(self) -> None:
         """Take the folder back if nothing has come of it: no state, nothing but the recipe."""
-        if self._made and self.folder.is_dir() and [path.name for path in self.folder.iterdir()] == ["config.yaml"]:
+        if not self._made or not self.folder.is_dir():
+            return
+        if [path.name for path in self.folder.iterdir() if not is_lock(path)] == ["config.yaml"]:
             (self.folder / "config.yaml").unlink(missing_ok=True)
+            self.release()
             with contextlib.suppress(OSError):  # somebody has put a file there
                 self.folder.rmdir()
 
@@ -177,6 +192,7 @@ class Run:
                 f"{self.folder} was moved or deleted while the run was writing to it: config.yaml is gone. Move it "
                 "back and call the same command again; it goes on from the last state in it."
             )
+        self._lock.check()
 
     def _recognise(self, config: Config, file: Path) -> None:
         known = flatten(redact(to_plain(build(Config, read_yaml(file), source=str(file)))))
