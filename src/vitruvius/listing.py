@@ -48,6 +48,7 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "converters": partial(registered, "converters", "converters"),
     "corruptions": partial(registered, "corruptions", "corruptions"),
     "data": partial(told_by, "data", "describe_sources"),
+    "explanations": partial(registered, "analysis", "explanations"),
     "inits": partial(registered, "init", "inits"),
     "models": models,
     "recipes": recipes,

@@ -5,6 +5,9 @@ from vitruvius._errors import ConfigError, UnknownName
 from vitruvius._yaml import read_yaml
 from vitruvius.analysis import Table
 from vitruvius.analysis.command import analyse_target, split_arguments
+from vitruvius.cli import main
+from vitruvius.report import write_page
+from vitruvius.report.sections.analyses_gallery import save_figures
 
 MODEL = "vitruvius/vit_digits"
 SMALL = ["model.kwargs={depth: 1}", "device=cpu", "data.dataset=digits"]
@@ -51,3 +54,33 @@ def test_mistakes_are_found_before_the_model_is_opened():
         analyse_target("no_such_model", [], ["entropie"])
     with pytest.raises(ConfigError, match="--images 0"):
         analyse_target("no_such_model", [], ["entropy"], 0)
+
+
+def test_explanations_are_asked_for_like_analyses_and_their_pictures_are_drawn(tmp_path):
+    out = tmp_path / "out"
+    table = analyse_target(
+        MODEL, SMALL, ["entropy", "relevance"], 4, 1, str(out), attack="fgsm:eps=0.1", draw=save_figures
+    )
+    assert table.names("analysis") == ["entropy", "relevance"]
+    assert len(table.pictures["relevance"].attacked) == 4
+    assert (out / "figures" / "relevance-pictures.png").is_file()
+    page = write_page([out], tmp_path / "page.html").read_text()
+    assert "relevance" in page
+    assert "deletion attacked" in page
+    alone = analyse_target(MODEL, SMALL, ["attention_gradient"], 4, 1, attack=None)
+    assert alone.names("statistic") == ["deletion", "insertion"]
+
+
+def test_a_wrong_attack_or_setting_of_an_explanation_is_found_before_the_model_is_opened():
+    with pytest.raises(UnknownName, match="no attack named 'pdg'"):
+        analyse_target("no_such_model", [], ["relevance"], attack="pdg:eps=0.1")
+    with pytest.raises(ConfigError, match="integrated_gradients"):
+        analyse_target("no_such_model", [], ["integrated_gradients:stops=4"])
+
+
+def test_the_command_line_explains_clean_and_attacked_images(capsys):
+    main(["analyse", MODEL, "relevance", *SMALL, "--images", "3", "--attack", "pgd:eps=4/255,steps=1"])
+    told = capsys.readouterr().out
+    assert "insertion_attacked" in told
+    main(["analyse", MODEL, "relevance", *SMALL, "--images", "3", "--attack", "none"])
+    assert "attacked" not in capsys.readouterr().out

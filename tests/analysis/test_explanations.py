@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vitruvius._errors import ConfigError, MissingExtra, UnsuitableSite
+from vitruvius.analysis import Table, explain_images, explanations
 from vitruvius.analysis.explanations import attended_layers, attention_gradient, chance_map, explain, relevance, score
 from vitruvius.attention import part
 from vitruvius.attention._dense import DenseKernel
@@ -119,3 +120,50 @@ def test_integrated_gradients_are_captums():
     found = explain(Corner().eval(), x, "integrated_gradients:steps=8", classes=torch.zeros(3, dtype=torch.long))
     assert found.shape == (3, 8, 8)
     assert (found[:, 2:] == 0).all()
+
+
+def test_explanations_of_many_images_have_scores_beside_chance_clean_and_attacked_and_keep_some_maps():
+    model, x = create_model(NAME, seed=2).eval(), images()
+    table = explain_images(model, [x[:2], x[2:]], "relevance", attack="pgd:eps=0.1,steps=2", shown=2, seed=3)
+    assert [row.statistic for row in table.rows] == ["deletion", "insertion", "deletion_attacked", "insertion_attacked"]
+    assert {(row.null, row.n, row.null_n) for row in table.rows} == {("chance", 3, 3)}
+    assert table.facts["attack"] == "pgd(eps=0.1, steps=2)"
+    maps = explain(model, x, "relevance")
+    expected = score(model, x, maps)
+    assert [row.mean for row in table.rows[:2]] == pytest.approx([float(part.mean()) for part in expected])
+    kept = table.pictures["relevance"]
+    assert torch.equal(kept.clean, x[:2])
+    torch.testing.assert_close(kept.clean_map, maps[:2])
+    assert 0 < (kept.attacked - kept.clean).abs().max() <= 0.1 + 1e-6
+    again = explain_images(model, [x], "relevance", attack=None, seed=3)
+    assert [row.null_mean for row in again.rows] == pytest.approx([row.null_mean for row in table.rows[:2]])
+    assert again.pictures["relevance"].attacked is None
+
+
+@pytest.fixture
+def corner():
+    """The name of an explanation that points at the upper left corner."""
+    name = "upper_left"
+
+    @explanations.register(name)
+    def point(model, x, classes):
+        found = torch.zeros(len(x), 4, 4)
+        found[:, 0, 0] = 1
+        return found
+
+    yield name
+    del explanations._pieces[name]
+
+
+def test_an_explanation_that_knows_is_told_to_beat_chance(corner, tmp_path):
+    x = torch.rand(30, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    x[:, :, :2, :2] = 1.0
+    table = explain_images(Corner().eval(), [x], corner, attack=None)
+    deletion, insertion = table.rows
+    assert deletion.claim.startswith("below chance")
+    assert insertion.claim.startswith("above chance")
+    table.save(tmp_path)
+    loaded = Table.load(tmp_path)
+    assert loaded == table
+    for mine, theirs in zip(loaded.pictures[corner], table.pictures[corner], strict=True):
+        assert mine is theirs or torch.equal(mine, theirs)

@@ -8,7 +8,7 @@ from vitruvius.cli import make_parser
 
 COMMON = ["--help", "--verbose", "-h", "-v"]
 FLAGS = {
-    "analyse": ["target", "what", "--images", "--seed", "--out", "--trust-plugins"],
+    "analyse": ["target", "what", "--attack", "--images", "--seed", "--out", "--trust-plugins"],
     "attack": ["target", "overrides", "--threat", "--what", "--images", "--out", "--trust-plugins"],
     "completion": ["shell"],
     "convert": ["checkpoint", "settings", "--from", "--model", "--ema", "--lenient", "--out"],

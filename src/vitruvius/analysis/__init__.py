@@ -5,8 +5,10 @@ from vitruvius.analysis._attended import Attended
 from vitruvius.analysis._nulls import NULLS
 from vitruvius.analysis._registry import Analysis, ModelAnalysis, Question, analyses, question
 from vitruvius.analysis._run import analyse
-from vitruvius.analysis._table import Curve, Row, Table
+from vitruvius.analysis._table import Curve, Pictures, Row, Table
 from vitruvius.analysis.callback import AnalysisCallback, first_images, read_rows
+from vitruvius.analysis.explaining import explain_images
+from vitruvius.analysis.explanations import explain, explanations
 
 __all__ = [
     "NULLS",
@@ -15,11 +17,15 @@ __all__ = [
     "Attended",
     "Curve",
     "ModelAnalysis",
+    "Pictures",
     "Question",
     "Row",
     "Table",
     "analyse",
     "analyses",
+    "explain",
+    "explain_images",
+    "explanations",
     "first_images",
     "question",
     "read_rows",

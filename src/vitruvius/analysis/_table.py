@@ -6,9 +6,9 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,15 @@ class Curve:
     std: Tensor
 
 
+class Pictures(NamedTuple):
+    """Some images and what an explanation makes of them; attacked ones beside them, if there was an attack."""
+
+    clean: Tensor  # (B, 3, h, w) in [0, 1]
+    clean_map: Tensor  # (B, rows, columns)
+    attacked: Tensor | None = None  # as clean
+    attacked_map: Tensor | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """What an analysis found. Prints as a summary by layer; `save(folder)` and `Table.load(folder)` round-trip."""
@@ -57,6 +66,7 @@ class Table:
     curves: list[Curve] = field(default_factory=list, compare=False)
     facts: dict[str, Any] = field(default_factory=dict)  # model, data, images, seed, …
     remarks: list[str] = field(default_factory=list)
+    pictures: dict[str, Pictures] = field(default_factory=dict, compare=False)  # by explanation
 
     def __str__(self) -> str:
         return table_text(self.rows, self.facts, self.remarks)
@@ -73,11 +83,13 @@ class Table:
         return list(dict.fromkeys(getattr(row, column) for row in self.rows))
 
     def save(self, folder: StrPath) -> None:
-        """Write table.csv, table.json and, if there are any, curves.safetensors."""
+        """Write table.csv, table.json and, if there are any, curves.safetensors and explanations.safetensors."""
         atomic_write_text(join(folder, "table.csv"), self.to_csv())
         atomic_write_text(join(folder, "table.json"), self.to_json())
         if self.curves:
             save_tensors(join(folder, "curves.safetensors"), _pack(self.curves))
+        if self.pictures:
+            save_tensors(join(folder, "explanations.safetensors"), _pack_pictures(self.pictures))
 
     @classmethod
     def load(cls, folder: StrPath) -> Table:
@@ -86,12 +98,9 @@ class Table:
         try:
             data = json.loads(read_text(path))
             rows = [Row(**dict(zip(data["columns"], row, strict=True))) for row in data["rows"]]
-            curves = join(folder, "curves.safetensors")
-            if exists(curves):
-                found = _unpack(load_tensors(curves)[0], rows)
-            else:
-                found = []
-            return cls(rows=rows, curves=found, facts=data["facts"], remarks=data["remarks"])
+            curves = _unpack(_tensors_of(folder, "curves.safetensors"), rows)
+            pictures = _unpack_pictures(_tensors_of(folder, "explanations.safetensors"))
+            return cls(rows=rows, curves=curves, facts=data["facts"], remarks=data["remarks"], pictures=pictures)
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"{path} is not a table of an analysis ({error}). `vitruvius analyse` writes one."
@@ -127,3 +136,29 @@ def _unpack(tensors: dict[str, Tensor], rows: Sequence[Row]) -> list[Curve]:
     named = [(dict(zip(_PARTS, key.split("|"), strict=True)), pair) for key, pair in tensors.items()]
     curves = [Curve(mean=pair[0], std=pair[1], **names) for names, pair in named]
     return sorted(curves, key=lambda curve: (sites.get(curve.site, len(sites)), curve.analysis, curve.statistic))
+
+
+def _tensors_of(folder: StrPath, name: str) -> dict[str, Tensor]:
+    """The tensors of a file that need not be there."""
+    path = join(folder, name)
+    if not exists(path):
+        return {}
+    return load_tensors(path)[0]
+
+
+def _pack_pictures(pictures: Mapping[str, Pictures]) -> dict[str, Tensor]:
+    """`explanation|field` → tensor."""
+    packed = {}
+    for name, own in pictures.items():
+        for field_name, tensor in own._asdict().items():
+            if tensor is not None:
+                packed[f"{name}|{field_name}"] = tensor.contiguous()
+    return packed
+
+
+def _unpack_pictures(tensors: Mapping[str, Tensor]) -> dict[str, Pictures]:
+    fields: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, field_name = key.rpartition("|")
+        fields.setdefault(name, {})[field_name] = tensor
+    return {name: Pictures(**own) for name, own in fields.items()}

@@ -14,9 +14,13 @@ from vitruvius._bar import Bar
 from vitruvius._checks import check_count
 from vitruvius._files import Lock
 from vitruvius._processes import Process, process_group
+from vitruvius.analysis._registry import Question
 from vitruvius.analysis._run import analyse, ask_all
 from vitruvius.analysis._table import Table
+from vitruvius.analysis.explaining import ATTACK, explain_images, is_explanation, merge_tables
+from vitruvius.analysis.explanations import explanations
 from vitruvius.data import DataConfig, Loader, eval_loader, is_stream
+from vitruvius.evaluation.threats import make_threat
 from vitruvius.models import PixelModel
 from vitruvius.targets import Target, load_target_plugins, open_target
 
@@ -31,20 +35,25 @@ def analyse_target(
     seed: int = 0,
     out: str | None = None,
     *,
+    attack: str | None = ATTACK,
     draw: Draw | None = None,
 ) -> Table:
     """Analyse whatever names a model, on random images of its validation split.
 
     target: a run folder, a model's name, or another kind of target.
     overrides: settings of the target, `data.root=…`.
-    names: analyses such as `gammas:variant=released`; all of them if none is named.
+    names: analyses such as `gammas:variant=released`, and explanations such as `relevance`; all analyses if none is
+        named.
     images: how many; default all.
     seed: chooses the images and chance.
     out: folder for table, curves and figures; by default `analysis` in the run, and none for a model by name.
+    attack: explanations are also of the images after this attack, `pgd:eps=4/255` by default; None: clean alone.
     draw: called with the table and the folder, to draw what the table holds.
     """
     load_target_plugins(target, overrides)
-    questions = ask_all(names)  # a misspelt name is found before a model is loaded
+    questions, explained = _told_apart(names)  # a misspelt name is found before a model is loaded
+    if attack is not None:
+        make_threat(attack, where="--attack")
     if images is not None:
         check_count(images, "--images")
     opened = open_target(target, overrides)
@@ -54,20 +63,29 @@ def analyse_target(
         opened.model.to(process.device).eval()
         loader = open_images(config.data, opened.model, images, seed, process)
         facts = {"model": config.model.name, "target": Path(target).name}
-        with Bar("analysing", shown=process.first) as bar:
-            table = analyse(
-                opened.model,
-                loader,
-                *questions,
-                images=images,
-                seed=seed,
-                process=process,
-                progress=bar,
-                facts=facts,
-            )
+        settings: dict[str, Any] = {"images": images, "seed": seed, "process": process, "facts": facts}
+        found = explanation = None
+        if questions:
+            with Bar("analysing", shown=process.first) as bar:
+                found = analyse(opened.model, loader, *questions, progress=bar, **settings)
+        if explained:
+            with Bar("explaining", shown=process.first) as bar:
+                explanation = explain_images(opened.model, loader, *explained, attack=attack, progress=bar, **settings)
+        table = merge_tables(found, explanation)
         if folder is not None:
             process.on_first(lambda: keep(table, folder, opened, draw))
     return table
+
+
+def _told_apart(names: Sequence[str]) -> tuple[list[Question], list[str]]:
+    """Analyses and explanations, checked; all analyses if nothing is named."""
+    explained = [name for name in names if is_explanation(name)]
+    for name in explained:
+        explanations.bind(name, where="explanation")
+    asked = [name for name in names if name not in explained]
+    if explained and not asked:
+        return [], explained
+    return ask_all(asked), explained
 
 
 def _folder_for(target: Target, out: str | None) -> Path | None:

@@ -13,23 +13,41 @@ from vitruvius.cli._verb import Verb, add_images, add_trust, trust_plugins, warn
 def analyse_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="RUN|MODEL", help="a run folder or a model name")
     parser.add_argument(
-        "what", nargs="*", metavar="ANALYSIS|section.key=value", help="e.g. norms gammas:variant=released data.root=…"
+        "what",
+        nargs="*",
+        metavar="ANALYSIS|EXPLANATION|section.key=value",
+        help="e.g. norms gammas:variant=released relevance data.root=…",
     )
     add_trust(parser)
     add_images(parser, "look at", default="all of the validation split")
     parser.add_argument("--seed", type=int, default=0, help="chooses the images and chance (default: %(default)s)")
+    parser.add_argument(
+        "--attack",
+        default="pgd:eps=4/255",
+        help="explanations also of the images after this attack; none: of clean ones alone (default: %(default)s)",
+    )
     parser.add_argument("--out", help="folder for table and figures (default: RUN/analysis; a model by name: none)")
 
 
 def run_analyse(options: argparse.Namespace) -> None:
-    """Look inside attention: kernel PCA, norms, entropy and more, chance beside every number."""
+    """Look inside attention: kernel PCA, norms, explanations and more, chance beside every number."""
     from vitruvius.analysis.command import analyse_target, split_arguments
     from vitruvius.report.sections.analyses_gallery import save_figures
 
     trust_plugins(options, options.target)
     names, overrides = split_arguments(options.what)
+    attack = options.attack
+    if attack == "none":
+        attack = None
     table = analyse_target(
-        options.target, overrides, names, options.images, options.seed, options.out, draw=save_figures
+        options.target,
+        overrides,
+        names,
+        options.images,
+        options.seed,
+        options.out,
+        attack=attack,
+        draw=save_figures,
     )
     print(table)
 

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from vitruvius._errors import VitruviusError
 from vitruvius._registry import first_line
-from vitruvius.analysis import NULLS, Table
-from vitruvius.analysis import analyses as registry
+from vitruvius.analysis import NULLS, Table, explanations
+from vitruvius.analysis import analyses as analyses_registry
 from vitruvius.report._blocks import Block, Drawing, Fold, Html, Key, Note
 from vitruvius.report._markup import inline_svg
 from vitruvius.report._names import run_keys
@@ -123,8 +123,9 @@ def _told(shown: Sequence[Shown]) -> str:
 
 def _caption(analysis: str) -> str:
     name = analysis.partition(":")[0]
-    if name in registry:
-        return first_line(registry[name]).replace("`", "")
+    for registry in (analyses_registry, explanations):
+        if name in registry:
+            return first_line(registry[name]).replace("`", "")
     return ""
 
 

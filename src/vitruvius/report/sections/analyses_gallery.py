@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from vitruvius.analysis import Table
+from vitruvius.report.explanations import draw_pictures
 from vitruvius.report.sections.analyses_curves import draw_curves, draw_map
 from vitruvius.report.sections.analyses_figures import Shown, alone, draw_bands, draw_heads, draw_histogram
 from vitruvius.report.style import save_figure
@@ -50,7 +51,7 @@ def further(shown: Sequence[Shown], analysis: str, *, legend: bool) -> Iterator[
 
 
 def _of_one_run(table: Table, analysis: str, *, legend: bool) -> Iterator[tuple[str, Figure]]:
-    """Curves, heat maps of heads, and the map of rollout."""
+    """Curves, heat maps of heads, the map of rollout, and the pictures of an explanation."""
     known = {curve.statistic for curve in table.curves if curve.analysis == analysis}
     for statistic in _statistics_in(CURVES, analysis):
         xlabel = CURVES[_plain(analysis), statistic]
@@ -61,12 +62,8 @@ def _of_one_run(table: Table, analysis: str, *, legend: bool) -> Iterator[tuple[
             yield f"heads-{statistic}", draw_heads(table, analysis, statistic)
     if _plain(analysis) == "rollout" and "map" in known:
         yield "map", draw_map(table, analysis)
-
-
-def _heat_maps(table: Table, analysis: str) -> Iterator[tuple[str, Figure]]:
-    for statistic in _statistics_in(HEAT_MAPS, analysis):
-        if table.select(analysis=analysis, statistic=statistic):
-            yield f"heads-{statistic}", draw_heads(table, analysis, statistic)
+    if analysis in table.pictures:
+        yield "pictures", draw_pictures(table.pictures[analysis])
 
 
 def _statistics_in(pairs: Iterable[tuple[str, str]], analysis: str) -> list[str]:
