@@ -4,8 +4,9 @@
 
 DIR holds aa_model_*.safetensors (weights and images) and aa_runs_*.safetensors (which images the original left
 robust after each stage, two seeds). The default is the reduced copy of the tests, 60 of the 200 images.
-Bars: after the last stage at most 0.5 points above the original's lower seed, after any stage and for APGD-CE alone
-at most 1; after APGD-CE above the mean of the original's seeds, since one start varies by a point or two.
+Bars: after the last stage at most 0.5 points above the original's lower seed, after APGD-T and FAB-T at most 1. After
+APGD-CE, of which one start varies by a point or two, at most 1 above the mean of the original's seeds; how far it is
+above the lower seed is shown beside it.
 """
 
 from __future__ import annotations
@@ -144,23 +145,24 @@ def table(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
         "",
         "Robust accuracy in % after each stage, on the classifiers and images of the golden files. Ours: seed 0, "
         f"precision {options.precision}, Square with {options.queries} queries (the original: 5000). "
-        "Excess: ours minus the lower of the original's two seeds; after APGD-CE, whose one start varies "
-        "by a point or two, ours minus the mean of all the original's seeds (second table).",
+        "Excess: ours minus the lower of the original's two seeds. After APGD-CE, one start of which varies by a "
+        "point or two with the seed, two excesses are given: over the lower seed, which is not held to a bar, and over "
+        "the mean of all the original's seeds (second table), which is.",
         "",
         "| model | threat | APGD-CE | APGD-T | FAB-T | Square | original, seed 0 | original, seed 1 "
-        "| largest excess | final excess | holds |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| APGD-CE over the lower seed | APGD-CE over the mean | largest excess after it | final excess | holds |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         bars = [min(stage) for stage in zip(*r["original"], strict=True)]
-        bars[0] = sum(r["original_alone"]) / len(r["original_alone"])
-        excess = [a - b for a, b in zip(r["ours"], bars, strict=True)]
-        holds = max(excess) <= 1 + 1e-6 and excess[-1] <= 0.5 + 1e-6
+        over_lower, *excess = [a - b for a, b in zip(r["ours"], bars, strict=True)]
+        over_mean = r["ours"][0] - sum(r["original_alone"]) / len(r["original_alone"])
+        holds = max(over_mean, *excess) <= 1 + 1e-6 and excess[-1] <= 0.5 + 1e-6
         stages = " | ".join(f"{value:.1f}" for value in r["ours"])
         originals = " | ".join(" ".join(f"{v:.1f}" for v in seed) for seed in r["original"])
         lines.append(
-            f"| {r['model']} | {r['threat']} | {stages} | {originals} | {max(excess):+.1f} | {excess[-1]:+.1f} "
-            f"| {'yes' if holds else 'no'} |"
+            f"| {r['model']} | {r['threat']} | {stages} | {originals} | {over_lower:+.1f} | {over_mean:+.1f} "
+            f"| {max(excess):+.1f} | {excess[-1]:+.1f} | {'yes' if holds else 'no'} |"
         )
     lines += ["", *alone_table(rows), "", f"Run time: {sum(r['seconds'] for r in rows):.0f} s in all.", ""]
     return "\n".join(lines)

@@ -208,11 +208,20 @@ class SteepAtZero(nn.Module):
         return z + torch.tensor([1.0, 0.0, 0.0])
 
 
-@pytest.mark.parametrize("name", ["fgsm", "pgd", "apgd"])
-def test_a_gradient_that_is_not_finite_is_an_error(name: str) -> None:
+WITHOUT_GRADIENT = {"gaussian_noise", "uniform_noise", "square", "spsa", "hopskipjump"}
+
+
+@pytest.mark.parametrize(("name", "norm"), [pair for pair in PAIRS if pair[0] not in WITHOUT_GRADIENT])
+def test_a_gradient_that_is_not_a_number_is_an_error(name: str, norm: str) -> None:
     x, y = some_images(2, 3, size=4)
-    with pytest.raises(DataError, match=r"not finite"):
-        attacks[name](eps=0.1, norm="l2")(SteepAtZero().eval(), x, y * 0)  # type: ignore[call-arg]
+    with pytest.raises(DataError, match=r"gradient of the model is not finite.*square root"):
+        make(name, 0.1, norm)(SteepAtZero().eval(), x, y * 0)
+
+
+def test_autoattack_refuses_a_gradient_that_is_not_a_number() -> None:
+    x, y = some_images(2, 3, size=4)
+    with pytest.raises(DataError, match="gradient of the model is not finite"):
+        attacks["autoattack"](eps=0.1)(SteepAtZero().eval(), x, y * 0)
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, UnknownName
 from vitruvius._format import format_number
+from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation import describe, evaluate, wilson
+from vitruvius.evaluation._text import shorten_labels
 
 
 def test_the_numbers_are_those_of_a_slow_loop() -> None:
@@ -98,6 +100,24 @@ def test_a_report_prints_as_a_table_and_saves_as_json(tmp_path: Path) -> None:
     assert saved["worst_case"]["n"] == 22
     assert saved["threats"][1]["seconds"] > 0
     assert len(str(evaluate(model(), loader())).splitlines()) == 3  # clean alone has no worst case
+
+
+def test_wide_descriptions_are_shortened_in_the_table_and_whole_in_the_file() -> None:
+    stages = tuple({"use": "apgd", "steps": steps} for steps in (1, 2, 3, 4, 5))
+    wide = AutoAttack(eps=8 / 255, version="custom", attacks=stages)
+    report = evaluate(model(), loader(), [wide])
+    assert len(report.threats[-1].spec) > 100
+    line = str(report).splitlines()[3]
+    assert line.startswith("autoattack(eps=8/255, version=custom, att…")
+    assert max(map(len, str(report).splitlines()[:4])) < 120
+    assert report.to_dict()["threats"][-1]["spec"] == report.threats[-1].spec
+
+
+def test_descriptions_that_differ_in_the_middle_alone_stay_whole() -> None:
+    alike = [f"{'a' * 60}{middle}{'b' * 60}" for middle in "12"]
+    assert shorten_labels(alike) == alike
+    assert shorten_labels(["short", alike[0]])[0] == "short"
+    assert len(shorten_labels(["short", alike[0]])[1]) == 56
 
 
 def test_threats_are_found_by_name_and_by_description() -> None:

@@ -11,7 +11,9 @@ import torch
 import vitruvius
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import load_tensors, save_tensors
+from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.pgd import PGD
+from vitruvius.attacks.square import Square
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.data._subsets import robustbench_names, subset_ids
@@ -174,3 +176,17 @@ def test_the_robustbench_entry_says_what_was_measured(tmp_path: Path) -> None:
     assert written["eps"] == "8/255"
     assert float(written["autoattack_acc"]) == pytest.approx(100 * report.threats[-1].accuracy, abs=0.01)
     assert float(written["autoattack_acc"]) <= float(written["clean_acc"])
+
+
+@pytest.mark.parametrize(
+    ("norm", "eps", "written"), [("Linf", 8 / 255, "8/255"), ("LINF", 0.1, "25.5/255"), ("L2", 0.5, "0.5")]
+)
+def test_the_radius_of_an_entry_does_not_depend_on_how_the_norm_is_spelt(
+    norm: str, eps: float, written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        AutoAttack, "stages", lambda self: [("square", Square(eps=self.eps, norm=self.norm, queries=2))]
+    )
+    data = DataConfig(dataset="digits", val_num_samples=4)
+    _, entry = benchmark(small(), loader(data), dataset="digits", name="Us", eps=eps, norm=norm)  # type: ignore[arg-type]
+    assert entry.eps == written

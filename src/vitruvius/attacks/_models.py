@@ -51,6 +51,7 @@ def _one_pass(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tens
                 "Gradient attacks need that; square, spsa and hopskipjump do not."
             )
         (grad,) = torch.autograd.grad(losses.sum(), x)
+    note_grad(model, grad)
     return LossAndGrad(logits.detach(), losses.detach(), grad)
 
 
@@ -120,8 +121,9 @@ def unwrapped(model: Any) -> Callable[[Tensor], Tensor]:
 class CheckedModel(ModelWrapper):
     """A model whose logits are checked as it is searched, so that no extra pass is spent on it.
 
-    The first ones are checked against the labels at once. Whether a later one is finite is noted on the device and
-    read once, by `check_finite`: nothing waits for the device in between.
+    The first ones are checked against the labels at once. Whether a later one is finite, and whether a gradient is NaN
+    (which a signed step would take for 0), is noted on the device and read once, by `check_finite`: nothing waits for
+    the device in between.
 
     `y` (B,) or (B, K) are the labels of the images that are searched.
     """
@@ -130,6 +132,7 @@ class CheckedModel(ModelWrapper):
         self.inner = model
         self.y = y
         self.finite: Tensor | None = None  # () bool, of all logits so far
+        self.nan_grad: Tensor | None = None  # () bool, of all gradients so far
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits (B, K) of points `x` (B, C, H, W), noted as finite or not."""
@@ -141,26 +144,48 @@ class CheckedModel(ModelWrapper):
         self.finite = self.finite & finite
         return logits
 
+    def note_grad(self, grad: Tensor) -> None:
+        """Take note of a gradient `grad` (B, …) that an attack has computed.
+
+        That of logits that are not finite says nothing new.
+        """
+        nan = grad.isnan().any()
+        if self.finite is not None:
+            nan = nan & self.finite
+        if self.nan_grad is not None:
+            nan = nan | self.nan_grad
+        self.nan_grad = nan
+
     def check_finite(self, moved: Tensor) -> None:
-        """Refuse x' that come from logits or gradients that are not finite.
+        """Refuse x' that come from logits that are not finite or from gradients that are not numbers.
 
         `moved` (B, C, H, W) is what the search returned.
         """
-        pixels = moved.isfinite().all()
-        logits = pixels
+        good = moved.isfinite().all()
         if self.finite is not None:
-            logits = self.finite
-        if bool(pixels & logits):
+            good = good & self.finite
+        if self.nan_grad is not None:
+            good = good & ~self.nan_grad
+        if bool(good):
             return
-        if not bool(logits):
+        logits_alone = self.finite is not None and not bool(self.finite)
+        if self.nan_grad is not None and bool(self.nan_grad):
+            logits_alone = False
+        if logits_alone:
             raise DataError(
                 "the model returned logits that are not finite during the search, for images near its own; "
                 "check its weights and its precision."
             )
         raise DataError(
-            "the search gave pixels that are not finite, so the model's gradient is not; "
+            "the gradient of the model is not finite for some images, so the search says nothing about them; "
             "is there a square root, a logarithm or a division at 0 in its forward pass?"
         )
+
+
+def note_grad(model: Callable[[Tensor], Tensor], grad: Tensor) -> None:
+    """Tell a `model` that is checked which gradient `grad` (B, …) was computed of it."""
+    if isinstance(model, CheckedModel):
+        model.note_grad(grad)
 
 
 def check_logits(logits: Tensor, y: Tensor, rows: int) -> None:

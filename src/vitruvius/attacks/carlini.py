@@ -15,7 +15,7 @@ from torch import Tensor
 from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, check_positive
 from vitruvius.attacks._losses import MARGIN, hard_labels
-from vitruvius.attacks._models import full_precision
+from vitruvius.attacks._models import full_precision, note_grad
 from vitruvius.attacks._norms import L2, Norm, per_image
 
 EDGE = 1 - 1e-6  # pixels of exactly 0 and 1 have no finite w
@@ -102,4 +102,5 @@ class Carlini(Attack):
             distance = (point - x).flatten(1).square().sum(1)
             margin = MARGIN(full_precision(model(point)), y)
             (grad,) = torch.autograd.grad((distance - constant * margin.clamp(max=self.confidence)).sum(), w)
+        note_grad(model, grad)
         return point.detach(), distance.detach(), margin.detach() > self.confidence, grad

@@ -10,6 +10,7 @@ from vitruvius.evaluation._shift_numbers import BIN_NUMBER, BIN_SIZE
 if TYPE_CHECKING:
     from vitruvius.evaluation.shift_report import PartScore, ShiftReport
 
+LABEL_WIDTH = 56  # characters of a threat's description in a table
 Grid = Mapping[str, Mapping[int, float]]  # corruption → severity → share
 
 
@@ -29,6 +30,24 @@ def format_grid(title: str, grid: Grid, extra: Mapping[str, Mapping[str, float]]
     if len(grid) > 1:
         lines.append(_line_of("mean", _means(grid, severities, more), width))
     return lines
+
+
+def shorten_labels(labels: Sequence[str], width: int = LABEL_WIDTH) -> list[str]:
+    """Labels of a table's lines, wide ones without their middle; whole where two would look the same.
+
+    The full description stands in report.json.
+    """
+    short = [_without_middle(label, width) for label in labels]
+    if len(set(short)) < len(set(labels)):
+        return list(labels)
+    return short
+
+
+def _without_middle(text: str, width: int) -> str:
+    if len(text) <= width:
+        return text
+    end = width // 4
+    return f"{text[: width - end - 1]}…{text[-end:]}"
 
 
 def _means(grid: Grid, severities: Sequence[int], more: Mapping[str, Mapping[str, float]]) -> list[float | None]:

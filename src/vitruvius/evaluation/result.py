@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
-from vitruvius.evaluation._text import format_grid
+from vitruvius.evaluation._text import format_grid, shorten_labels
 from vitruvius.evaluation.ledger import AFTER, Ledger
 from vitruvius.evaluation.masking import draw_remarks, stage_findings
 from vitruvius.evaluation.sanity import Finding
@@ -41,13 +41,14 @@ class Score:
     stages: dict[str, float] = field(default_factory=dict)  # of an ensemble: accuracy after each of its attacks
     doubts: list[str] = field(default_factory=list)  # names of open findings; the report's remarks say what they mean
 
-    def lines(self, width: int) -> list[str]:
+    def lines(self, width: int, label: str | None = None) -> list[str]:
         """Lines of a table whose first column has this width; those of an ensemble's stages follow.
 
-        Accuracy, interval, images; top-5 accuracy and mean loss where they are known.
+        Accuracy, interval, images; top-5 accuracy and mean loss where they are known. `label`: what the first column
+        says; default the description.
         """
         interval = f"{100 * self.low:6.2f} – {100 * self.high:6.2f}"
-        line = f"{self.spec:<{width}}  {100 * self.accuracy:6.2f} %   {interval}  {self.n:>7,}"
+        line = f"{label or self.spec:<{width}}  {100 * self.accuracy:6.2f} %   {interval}  {self.n:>7,}"
         if self.top5 is not None and self.loss is not None:
             line += f"  {100 * self.top5:6.2f} %  {self.loss:6.3f}"
         if self.doubts:
@@ -90,10 +91,11 @@ class Report:
 
     def __str__(self) -> str:
         rows = self._rows()
-        width = max(len("threat"), *(len(row.spec) for row in rows))
+        labels = shorten_labels([row.spec for row in rows])
+        width = max(len("threat"), *map(len, labels))
         lines = [f"{'threat':<{width}}  accuracy   95 % interval       n     top-5    loss", "-" * (width + 58)]
-        for row in rows:
-            lines += row.lines(width)
+        for row, label in zip(rows, labels, strict=True):
+            lines += row.lines(width, label)
         if self.accuracies:
             lines += ["", *format_grid("corruption", self.accuracies)]
         lines += [f"note: {remark}" for remark in self.remarks]

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from vitruvius._files import atomic_write_text
+from vitruvius.attacks import LINF, Norm
 from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.evaluation._evaluate import evaluate
 from vitruvius.evaluation.result import Report
@@ -58,7 +59,7 @@ def benchmark(
 
     model: in eval mode; takes pixels in [0, 1]. loader: its images, as RobustBench chooses them.
     dataset: cifar10, cifar100 or imagenet. name: of the model, as it will be listed.
-    eps: radius in pixels of [0, 1]. norm: linf or l2. seed: of the attack.
+    eps: radius in pixels of [0, 1]. norm: linf, l2 or l1, in any case (`Linf`). seed: of the attack.
     architecture: default: the class of the model.
     folder: where the ledger is kept, so that an interrupted benchmark goes on; default: nothing is written.
     facts: other fields of the `Entry`: link, authors, venue, …
@@ -72,10 +73,17 @@ def benchmark(
         name=name,
         dataset=dataset,
         architecture=architecture or type(getattr(model, "model", model)).__name__,
-        eps=f"{eps * 255:g}/255" if norm == "linf" else f"{eps:g}",
+        eps=_radius(eps, attack.norm),
         clean_acc=f"{100 * clean.accuracy:.2f}",
         autoattack_acc=f"{100 * robust.accuracy:.2f}",
         remarks=" ".join(report.remarks),
         **facts,
     )
     return report, entry
+
+
+def _radius(eps: float, norm: Norm) -> str:
+    """As RobustBench writes it: 8/255 in Linf, else the number."""
+    if norm == LINF:
+        return f"{eps * 255:g}/255"
+    return f"{eps:g}"

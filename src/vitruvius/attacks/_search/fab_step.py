@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitruvius.attacks._losses import TARGETED_MARGIN
-from vitruvius.attacks._models import full_precision, loss_and_grad, unwrapped
+from vitruvius.attacks._models import full_precision, loss_and_grad, note_grad, unwrapped
 from vitruvius.attacks._norms import Norm, per_image
 
 IMAGE_WEIGHT = 0.1  # largest weight of the image's own projection
@@ -110,6 +110,8 @@ class Nearest:
             heights = heights - heights.gather(1, y[:, None])  # (B, K)
             columns = heights.sum(0)
             normals = [torch.autograd.grad(column, point, retain_graph=True)[0] for column in columns]
+        for normal in normals:
+            note_grad(model, normal)
         heights = heights.detach()
         steepness = torch.stack([dual_length(self.norm, normal) for normal in normals], 1)  # (B, K)
         distance = (heights.abs() / (steepness + 1e-12)).scatter(1, y[:, None], torch.inf)
@@ -127,6 +129,7 @@ def boundaries(model: Callable[[Tensor], Tensor], point: Tensor, y: Tensor, cand
         columns = heights.sum(0).unbind()
     for number, column in enumerate(columns):
         (normal,) = torch.autograd.grad(column, point, retain_graph=True)
+        note_grad(model, normal)
         yield Plane(heights[:, number].detach(), normal)
 
 
