@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,17 +20,18 @@ def by_name(findings: list[Finding]) -> dict[str, Finding]:
 
 
 def look(
-    model: nn.Module, surrogate: nn.Module | None = None, *, count: int = 24, queries: int = 40
+    model: nn.Module, surrogate: nn.Module | None = None, *, count: int = 24, queries: int = 40, **more: Any
 ) -> dict[str, Finding]:
     _, x, y = digits_cnn()
-    plan = Sanity(eps=0.2, steps=20, queries=queries, eot_iterations=3, surrogate=surrogate)
+    settings = {"eps": 0.2, "steps": 20, "eot_iterations": 3, "long_queries": 0, "hops": 0} | more
+    plan = Sanity(queries=queries, surrogate=surrogate, **settings)
     return by_name(plan(model.eval(), x[:count], y[:count]))
 
 
 def test_an_honest_model_passes_every_check() -> None:
-    findings = look(digits_cnn()[0])
-    checks = ["randomness", "zero gradients", "more steps", "larger radius", "unbounded", "black box", "worst case"]
-    assert list(findings) == checks
+    findings = look(digits_cnn()[0], long_queries=200, hops=4)
+    checks = ["randomness", "zero gradients", "more steps", "larger radius", "unbounded", "black box"]
+    assert list(findings) == [*checks, "longer black box", "decision based", "worst case"]
     assert all(finding.passed for finding in findings.values()), [str(f) for f in findings.values()]
 
 
@@ -130,7 +132,9 @@ def test_no_masked_model_is_called_robust_without_a_warning(name: str) -> None:
 
 def test_the_worst_case_names_the_twin_that_found_it() -> None:
     net, x, y = digits_cnn()
-    plan = Sanity(eps=0.2, steps=20, queries=20, twins={"honest": net, "none": Masked("quantised input")})
+    plan = Sanity(
+        eps=0.2, steps=20, queries=20, long_queries=0, hops=0, twins={"honest": net, "none": Masked("quantised input")}
+    )
     findings = by_name(plan(Masked("a layer without gradient").eval(), x[:24], y[:24]))
     assert not findings["adaptive (honest)"].passed
     worst = findings["worst case"]

@@ -35,6 +35,28 @@ def test_a_model_without_rpc_needs_no_surrogate() -> None:
     assert plain_surrogate(vitruvius.create_model(NAME, depth=1)) is None
 
 
+@pytest.fixture
+def no_long_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long black-box searches are tried on no image: they take thousands of queries."""
+    monkeypatch.setattr("vitruvius.evaluation.sanity.SAMPLE", 0)
+    monkeypatch.setattr("vitruvius.evaluation.sanity.MOST", 0)
+
+
+@pytest.mark.usefixtures("no_long_search")
+@pytest.mark.parametrize(
+    ("words", "eps"), [("l2:0.5", "l2 eps 0.25"), ("L1:10", "l1 eps 5.0"), ("linf:8/255", "eps 4/255")]
+)
+def test_the_checks_take_every_norm(words: str, eps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = ["evaluate", NAME, "data.dataset=digits", "data.val_num_samples=2", "model.kwargs.depth=1", "device=cpu"]
+    assert main([*target, "--sanity", words, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert f"({eps} " in printed
+    names = [finding["name"] for finding in json.loads((tmp_path / "sanity.json").read_text())]
+    assert "longer black box" in names
+    assert ("decision based" in names) == ("l1" not in words.lower())  # HopSkipJump knows linf and l2
+
+
+@pytest.mark.usefixtures("no_long_search")
 def test_the_command_prints_and_keeps_the_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["evaluate", NAME, "data.dataset=digits", "data.val_num_samples=6", "model.kwargs.depth=1", "device=cpu"]
     words += ["attention=[{where: blocks.0.attn, parts: [rpc]}]"]
@@ -63,13 +85,15 @@ def test_accuracies_are_told_before_the_checks_begin(
 def test_a_strength_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", NAME, "data.dataset=digits", "--sanity", "much"]) == 1
     assert "8/255" in capsys.readouterr().err
+    assert main(["evaluate", NAME, "data.dataset=digits", "--sanity", "l3:0.5"]) == 1
+    assert "no norm named 'l3'" in capsys.readouterr().err
 
 
 def test_findings_do_not_depend_on_how_many_images_are_looked_at_at_once() -> None:
     model = vitruvius.create_model(NAME, depth=2).eval()
     vitruvius.rewire(model, part("rpc", iterations=2), where="blocks.1.attn")
     x, y = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 3, 4, 4, 9])
-    plan = Sanity(eps=8 / 255, steps=6, queries=20, surrogate=plain_surrogate(model))
+    plan = Sanity(eps=8 / 255, steps=6, queries=20, long_queries=30, hops=2, surrogate=plain_surrogate(model))
     sizes: list[int] = []
     handle = model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
     few = replace(plan, batch_size=2)(model, x, y)

@@ -19,7 +19,9 @@ def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate", metavar="SPLIT", help="fit a temperature for shifts on this split; held-out: what a run held out"
     )
-    parser.add_argument("--sanity", metavar="EPS", help="also check for masked gradients at this strength, e.g. 8/255")
+    parser.add_argument(
+        "--sanity", metavar="[NORM:]EPS", help="also check for masked gradients at this strength, e.g. 8/255 or l2:0.5"
+    )
     add_images(parser, "judge")
     parser.add_argument("--out", help="folder for ledger and report (default: RUN/evaluation)")
     parser.add_argument("--fresh", action="store_true", help="delete the ledger in that folder and begin anew")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitruvius._bar import Bar
@@ -12,16 +12,18 @@ from vitruvius._files import Lock
 from vitruvius._processes import Process, process_group
 from vitruvius._signals import keeping
 from vitruvius._yaml import parse_value
+from vitruvius.attacks import Norm, as_norm
 from vitruvius.data import Loader, eval_loader
 from vitruvius.evaluation._evaluate import evaluate
 from vitruvius.evaluation._shift_command import open_shifts, read_baseline, temperature_of
 from vitruvius.evaluation._subject import data_settings
 from vitruvius.evaluation._text import format_corruption
 from vitruvius.evaluation.examination import examine, save_findings
+from vitruvius.evaluation.findings import Finding
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.metrics import Baseline
 from vitruvius.evaluation.result import Report
-from vitruvius.evaluation.sanity import Finding, Sanity
+from vitruvius.evaluation.sanity import Sanity
 from vitruvius.evaluation.shift import check_fit, evaluate_shift
 from vitruvius.evaluation.shift_report import ShiftReport, corruption_report
 from vitruvius.evaluation.threats import Threat, make_threats
@@ -35,7 +37,7 @@ class EvaluateOptions:
 
     threats: Sequence[str] = ()  # pgd:eps=4/255,steps=10
     shifts: Sequence[str] = ()  # imagenet-c:/path
-    sanity: str | float | None = None  # ε of the checks against gradient masking, in pixels: 8/255
+    sanity: str | float | None = None  # ε of the checks against gradient masking, in pixels: 8/255; l2:0.5
     calibrate: str | None = None  # split that a temperature is fitted on; held-out: of a run's own training images
     images: int | None = None  # how many images of the data to judge, a fixed random choice; default all
     fresh: bool = False  # delete what an earlier evaluation has left in the folder
@@ -87,7 +89,7 @@ def evaluate_target(
     out: the folder for ledgers and reports; by default `evaluation` in the run, or in runs/NAME.
     on_part: called with each part of the evaluation as soon as it is known, on the first process.
     """
-    sanity = _strength(options.sanity)
+    sanity = _read_ball(options.sanity)
     load_target_plugins(target, overrides)
     threats = [threat for spec in options.threats for threat in make_threats(spec, where="--threat")]
     overrides = [*overrides, *limit_images(options.images)]
@@ -102,7 +104,8 @@ def evaluate_target(
         opened.model.to(process.device).eval()
         job = _Job(
             target=opened,
-            options=replace(options, sanity=sanity),
+            options=options,
+            sanity=sanity,
             folder=folder,
             process=process,
             baselines=baselines,
@@ -127,6 +130,7 @@ class _Job:
 
     target: Target
     options: EvaluateOptions
+    sanity: tuple[Norm, float] | None  # norm and radius of the checks
     folder: Path
     process: Process
     baselines: Mapping[str, Baseline | None]
@@ -162,8 +166,8 @@ def _run(job: _Job, threats: Sequence[Threat], shifts: Sequence[Shift], *, with_
         corruptions = _summarise_corruptions(job, report, threats)
         job.tell(Evaluation(report=report, corruptions=corruptions))
     findings: list[Finding] = []
-    if options.sanity is not None and job.process.first:
-        findings = _examine(job, float(options.sanity))
+    if job.sanity is not None and job.process.first:
+        findings = _examine(job, *job.sanity)
         job.tell(Evaluation(findings=findings))
     reports = []
     for shift in shifts:
@@ -185,16 +189,20 @@ def _clear(folder: Path) -> None:
         Ledger(one).clear()
 
 
-def _strength(eps: str | float | None) -> float | None:
-    """A strength as a command writes it, 8/255, as a number."""
-    if eps is None:
+def _read_ball(text: str | float | None) -> tuple[Norm, float] | None:
+    """Norm and radius as a command writes them: 8/255 in linf, l2:0.5, l1:12."""
+    if text is None:
         return None
-    value: object = eps
-    if isinstance(eps, str):
-        value = parse_value(eps)
+    norm, colon, radius = str(text).rpartition(":")
+    if not colon:
+        norm = "linf"
+    value = parse_value(radius)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"--sanity {eps} is not a number; write a strength in pixels such as 8/255.")
-    return Sanity(eps=value).eps  # which refuses what is no radius
+        raise ConfigError(
+            f"--sanity {text} is not a number; write a strength in pixels such as 8/255, or with its norm, l2:0.5."
+        )
+    checks = Sanity(eps=float(value), norm=as_norm(norm))  # which refuses what is no radius
+    return checks.norm, checks.eps
 
 
 def _has_images(target: Target, overrides: Sequence[str]) -> bool:
@@ -241,8 +249,8 @@ def _summarise_corruptions(job: _Job, report: Report, threats: Sequence[Threat])
     return found
 
 
-def _examine(job: _Job, eps: float) -> list[Finding]:
-    findings = examine(job.target.model, job.loader(), eps)
+def _examine(job: _Job, norm: Norm, eps: float) -> list[Finding]:
+    findings = examine(job.target.model, job.loader(), eps, norm=norm)
     save_findings(findings, job.folder / "sanity.json")
     return findings
 

@@ -19,23 +19,34 @@ from torch import Tensor, nn
 
 from vitruvius._checks import device_of
 from vitruvius._files import atomic_write_text
+from vitruvius.attacks import LINF, Norm, as_norm
 from vitruvius.attention import Core, build_twin
 from vitruvius.evaluation._evaluate import numbered
-from vitruvius.evaluation.sanity import Finding, Sanity
+from vitruvius.evaluation.findings import Finding
+from vitruvius.evaluation.sanity import Sanity
 from vitruvius.surgery import Socket, inner, survey
 from vitruvius.surgery.blocks import link_blocks
 
 
-def examine(model: nn.Module, loader: Iterable[Any], eps: float, *, images: int = 256, seed: int = 0) -> list[Finding]:
+def examine(
+    model: nn.Module,
+    loader: Iterable[Any],
+    eps: float,
+    *,
+    norm: Norm | str = LINF,
+    images: int = 256,
+    seed: int = 0,
+) -> list[Finding]:
     """Every check on the first images of a loader, through the twins of the model's attention too.
 
-    `eps` is the L∞ radius in pixels, `images` how many are looked at, `seed` that of the attacks.
+    `eps` is the radius in pixels, in `norm` (linf, l2 or l1); `images` how many are looked at, `seed` that of the
+    attacks.
     """
     batches = list(_first(loader, images))
     x, y, ids = (torch.cat(column)[:images] for column in zip(*batches, strict=True))
     device = device_of(model)
     twins = make_twins(model, tuple(x.shape[1:]))
-    checks = Sanity(eps=eps, seed=seed, twins=twins, batch_size=len(batches[0][1]))
+    checks = Sanity(eps=eps, norm=as_norm(norm), seed=seed, twins=twins, batch_size=len(batches[0][1]))
     return checks(model, x.to(device), y.to(device), ids=ids)
 
 

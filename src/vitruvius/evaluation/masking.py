@@ -26,8 +26,8 @@ from vitruvius._files import atomic_write_text, read_text
 from vitruvius._processes import Process
 from vitruvius.attacks import LINF, MARGIN, Ensemble, Norm, frozen, full_precision, loss_and_grad
 from vitruvius.attacks.adapters import FromAutoAttack
+from vitruvius.evaluation.findings import SLACK, Finding
 from vitruvius.evaluation.ledger import AFTER, DRAWS_RIGHT, Columns
-from vitruvius.evaluation.sanity import SLACK, Finding
 
 IMAGES = 64  # looked at, of the first batches
 DRAWS = 10  # answers of a random model to each x'

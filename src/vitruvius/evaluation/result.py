@@ -15,9 +15,9 @@ from torch import Tensor
 from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
 from vitruvius.evaluation._text import format_grid, shorten_labels
+from vitruvius.evaluation.findings import Finding
 from vitruvius.evaluation.ledger import AFTER, Ledger
 from vitruvius.evaluation.masking import draw_remarks, stage_findings
-from vitruvius.evaluation.sanity import Finding
 from vitruvius.evaluation.threats import Entry, family, name_entries
 
 

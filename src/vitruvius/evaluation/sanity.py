@@ -5,10 +5,11 @@ Each check compares accuracies that must be in order if gradients tell the truth
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from vitruvius.attacks import (
     CE,
     LINF,
     MARGIN,
+    Attack,
     Norm,
     SurrogateGradient,
     Threat,
@@ -31,33 +33,24 @@ from vitruvius.attacks import (
     loss_and_grad,
 )
 from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.square import Square
+from vitruvius.evaluation.findings import SLACK, Finding
+from vitruvius.evaluation.masking import DRAWS, IMAGES, RANDOMNESS, look
+from vitruvius.evaluation.straight_through import (
+    InFloat64,
+    StraightThrough,
+    ZeroGradient,
+    modules_without_gradient,
+)
 
-SLACK = 0.01  # share of images by which an order may be missed, and one image always
+__all__ = ["Finding", "Sanity"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What one check saw."""
-
-    name: str
-    passed: bool
-    sentence: str
-    numbers: dict[str, float] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        numbers = ", ".join(f"{key} {value:.4g}" for key, value in self.numbers.items())
-        return f"{'ok        ' if self.passed else 'suspicious'}  {self.name}: {self.sentence} ({numbers})"
-
-    def remark(self) -> str:
-        """What it says of a figure, in one sentence."""
-        numbers = ", ".join(f"{key} {value:.4g}" for key, value in self.numbers.items())
-        if numbers:
-            numbers = f" ({numbers})"
-        return f"{self.name}: {self.sentence}{numbers}."
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+SAMPLE = 8  # images of an unsuspicious model that long black-box searches are tried on
+MOST = 64  # of a suspicious one
+T = TypeVar("T")
+Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
+IN_COMMON = {RANDOMNESS}  # checks of `masking.look` that are made here at greater length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +58,20 @@ class Sanity:
     """How thoroughly to look: at radius `eps` of `norm`, with `steps` of APGD and `queries` of a black-box search.
 
     With `twins` (models by name) or one `surrogate`, transfer from each and attacks with its gradients are tried too,
-    and the worst case says who found it. `eot_iterations` gradients are averaged where the model is random;
-    `batch_size` images are looked at at once (default all), `seed` is that of the attacks.
+    and the worst case says who found it. A model that rounds, detaches or saturates is also attacked through itself,
+    with gradients passed straight through (BPDA) and in float64. `eot_iterations` gradients are averaged where the
+    model is random. `long_queries` are spent on images that nothing has broken: by a longer search over squares, and
+    by `hops` rounds of HopSkipJump, which sees classes alone (linf and l2); on a few images, on more where a check is
+    suspicious; 0 leaves either out. `batch_size` images are looked at at once (default all), `seed` is that of the
+    attacks.
     """
 
     eps: float
     norm: Norm = LINF
     steps: int = 50
     queries: int = 500
+    long_queries: int = 5000
+    hops: int = 25
     eot_iterations: int = 20  # where the model turns out to be random
     seed: int = 0
     surrogate: nn.Module | None = None
@@ -85,6 +84,9 @@ class Sanity:
             raise ConfigError(f"checks at eps={self.eps:g}; give a radius above 0, such as 8/255.")
         for count, name in ((self.steps, "steps"), (self.queries, "queries"), (self.eot_iterations, "eot_iterations")):
             check_count(count, name)
+        for count, name in ((self.long_queries, "long_queries"), (self.hops, "hops")):
+            if count:
+                check_count(count, name)
         APGD(eps=self.eps, norm=self.norm)  # refuses a radius that allows every image
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None) -> list[Finding]:
@@ -98,33 +100,78 @@ class _Examination:
     """One model on one set of images."""
 
     def __init__(self, plan: Sanity, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> None:
-        self.plan, self.model, self.x, self.y = plan, model, x, y
-        self.batches = list(zip(*(part.split(plan.batch_size or len(y)) for part in (x, y, ids)), strict=True))
+        self.plan = plan
+        self.model = model
+        self.attacked = ZeroGradient(model)  # so that a model without any gradient is a finding and not an error
+        self.x = x
+        self.y = y
+        self.ids = ids.to(y.device)
+        self.batch_size = plan.batch_size or len(y)
+        self.batches = self._split(torch.arange(len(y), device=y.device))
         self.known: dict[
             tuple[Threat, nn.Module], Tensor
         ] = {}  # which images are robust to an attack: some are asked for twice
         self.others: dict[str, Tensor] = {}  # which images are robust to what is no white-box attack, by check
         self.spread = self._spread()
+        self.passes = 1
+        self.draws = 1
         if self.spread > 0:
             self.passes = plan.eot_iterations
-        else:
-            self.passes = 1
+            self.draws = DRAWS
 
     def findings(self) -> list[Finding]:
         white = self._robust(self._apgd(self.plan.eps)) & self._robust(self._apgd(self.plan.eps, loss=MARGIN))
         checks: list[Callable[[Tensor], Finding]] = [self._randomness, self._zero_gradients, self._steps, self._radius]
         checks += [self._unbounded, self._black_box]
-        found = [check(white) for check in checks]
+        found = self._first_look()
+        found += [check(white) for check in checks]
         for suffix, twin in self._twins().items():
             found += [self._transfer(white, suffix, twin), self._adaptive(white, suffix, twin)]
+        found += self._long_searches(white, suspicious=not all(finding.passed for finding in found))
         return [*found, self._worst_case(white)]
+
+    def _first_look(self) -> list[Finding]:
+        """What the checks inside every evaluation find, but for what is looked at here at greater length."""
+        plan = self.plan
+        found = look(
+            self.model, self.x[:IMAGES], self.y[:IMAGES], eps=plan.eps, norm=plan.norm, batch_size=self.batch_size
+        )
+        return [finding for finding in found if finding.name not in IN_COMMON]
 
     def _twins(self) -> dict[str, nn.Module]:
         """Every model to attack through, by what its findings' names end in."""
         twins = {f" ({name})": twin for name, twin in self.plan.twins.items()}
         if self.plan.surrogate is not None:
             twins[""] = self.plan.surrogate
+        twins |= {f" ({name})": twin for name, twin in self._own_twins().items()}
         return twins
+
+    def _own_twins(self) -> dict[str, nn.Module]:
+        """The model itself: its gradients passed straight through, without what has none, and in float64 where flat."""
+        few = self.x[:2]
+        none: tuple[str, ...] = ()
+        modules = _tried(lambda: modules_without_gradient(self.model, few), none)
+        straight = StraightThrough(self.model, modules)
+        twins: dict[str, nn.Module] = {}
+        if self._has_gradient(straight) and straight.replaced:
+            twins["straight-through"] = straight
+            smooth = StraightThrough(self.model, modules, smooth=True)
+            if self._has_gradient(smooth):
+                twins["smooth"] = smooth
+        if bool(self._over(self._is_flat).any()):
+            double = _tried(lambda: InFloat64(copy.deepcopy(self.model)), None)
+            if double is not None and self._has_gradient(double):
+                twins["float64"] = double
+        return twins
+
+    def _has_gradient(self, twin: nn.Module) -> bool:
+        """Whether the model can be run this way on two images, and one of them then has a gradient."""
+        gradient = _tried(lambda: self._grad_through(twin, self.x[:2]), None)
+        return gradient is not None and bool(gradient.any())
+
+    def _grad_through(self, twin: nn.Module, x: Tensor) -> Tensor:
+        with frozen(twin):
+            return loss_and_grad(twin, x, lambda logits: MARGIN(logits, self.y[: len(x)])).grad
 
     def _randomness(self, white: Tensor) -> Finding:
         return Finding(
@@ -151,10 +198,12 @@ class _Examination:
 
     def _radius(self, white: Tensor) -> Finding:
         radii = [self.plan.eps * factor for factor in (0.5, 1.0, 2.0)]
+        unit = f"{self.plan.norm} eps"
         if self.plan.norm == LINF:
+            unit = "eps"
             radii = [min(radius, 1.0) for radius in radii]
         accuracies = [self._accuracy(self._apgd(radius)) for radius in radii]
-        return self._falling("larger radius", "accuracy does not rise with the radius", radii, accuracies, "eps")
+        return self._falling("larger radius", "accuracy does not rise with the radius", radii, accuracies, unit)
 
     def _unbounded(self, white: Tensor) -> Finding:
         everything = {"linf": 1.0, "l2": self.x[0].numel() ** 0.5, "l1": float(self.x[0].numel())}[self.plan.norm.name]
@@ -177,6 +226,49 @@ class _Examination:
         robust = self._robust(self._apgd(self.plan.eps), through)
         robust = robust & self._robust(self._apgd(self.plan.eps, loss=MARGIN), through)
         return self._not_stronger(f"adaptive{suffix}", "an attack with the surrogate's gradients", robust, white)
+
+    def _long_searches(self, white: Tensor, *, suspicious: bool) -> list[Finding]:
+        """What takes long and needs no gradient: of images that nothing has broken, a few or more."""
+        searches: dict[str, Attack] = {}
+        plan = self.plan
+        together = max(self.batch_size // max(MOST, 1), 1)  # queries of an image at once
+        if plan.long_queries:
+            searches["longer black box"] = Square(
+                eps=plan.eps, norm=plan.norm, queries=plan.long_queries, seed=plan.seed + 1
+            )
+        if plan.hops and plan.norm.name in HopSkipJump.norms:
+            searches["decision based"] = HopSkipJump(
+                eps=plan.eps, norm=plan.norm, steps=plan.hops, first_queries=40, group=together, seed=plan.seed
+            )
+        return [self._search_long(name, attack, white, suspicious) for name, attack in searches.items()]
+
+    def _search_long(self, name: str, attack: Attack, white: Tensor, suspicious: bool) -> Finding:
+        left = white.clone()
+        for robust in self.others.values():
+            left &= robust
+        limit = SAMPLE
+        if suspicious:
+            limit = MOST
+        tried = left.nonzero().squeeze(1)[:limit]
+        robust = torch.ones_like(white)
+        if len(tried):
+            robust[tried] = self._over(
+                lambda x, y, ids: self._right(disturb(attack, self.model, x, y, ids), y), self._split(tried)
+            )
+        self.others[name] = robust
+        broken = int((~robust).sum())
+        passed = broken <= self._tolerated()
+        sentence = f"{describe_search(attack)} breaks "
+        if passed:
+            sentence += "nothing that all others have left"
+        else:
+            sentence += "images that all others have left"
+        return Finding(
+            name=name,
+            passed=passed,
+            sentence=sentence,
+            numbers={"images tried": float(len(tried)), "images only it breaks": float(broken)},
+        )
 
     def _worst_case(self, white: Tensor) -> Finding:
         """What is left when each image meets the attack that breaks it, whoever found it."""
@@ -229,22 +321,27 @@ class _Examination:
 
     def _robust(self, threat: Threat, victim: nn.Module | None = None) -> Tensor:
         """Which images the model has right after an attack on itself, or on a victim in its place."""
-        key = (threat, victim or self.model)
+        key = (threat, victim or self.attacked)
         if key not in self.known:
             self.known[key] = self._over(lambda x, y, ids: self._right(disturb(threat, key[1], x, y, ids), y))
         return self.known[key]
 
-    def _over(self, judge: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """One answer per image, batch by batch."""
-        return torch.cat([judge(*batch) for batch in self.batches])
+    def _over(self, judge: Callable[[Tensor, Tensor, Tensor], Tensor], batches: Sequence[Batch] = ()) -> Tensor:
+        """One answer per image, batch by batch; of all images unless some batches are given."""
+        return torch.cat([judge(*batch) for batch in batches or self.batches])
+
+    def _split(self, rows: Tensor) -> list[Batch]:
+        """Some images in batches, with their labels and ids."""
+        return [(self.x[part], self.y[part], self.ids[part]) for part in rows.split(self.batch_size)]
 
     @torch.no_grad()
     def _right(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.model(x).argmax(1) == y
+        """Whether the answer is the label; of a random model, every one of several answers."""
+        return torch.stack([self.model(x).argmax(1) == y for _ in range(self.draws)]).all(0)
 
     def _is_flat(self, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
         with frozen(self.model):
-            grad = loss_and_grad(self.model, x, lambda logits: CE(logits, y)).grad
+            grad = loss_and_grad(self.attacked, x, lambda logits: CE(logits, y)).grad
         return grad.flatten(1).abs().amax(1) < 1e-12
 
     @torch.no_grad()
@@ -254,3 +351,17 @@ class _Examination:
         if spread > 1e-4 * (1 + float(first.abs().max())):
             return spread
         return 0.0
+
+
+def describe_search(attack: Attack) -> str:
+    if isinstance(attack, Square):
+        return f"a search over squares of {attack.queries} queries"
+    return "HopSkipJump, which sees predicted classes alone,"
+
+
+def _tried(work: Callable[[], T], otherwise: T) -> T:
+    """What the work gives; something else where the model cannot be run that way, which is not an error of its own."""
+    try:
+        return work()
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return otherwise
