@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from two_processes import in_two_processes
+from two_processes import as_only_rank, in_two_processes
 from vitruvius._errors import ConfigError, RunError
-from vitruvius._processes import Process, choose_device, process_group
+from vitruvius._processes import Process, _backend_for, choose_device, process_group
 
 
 def test_alone_everything_is_immediate() -> None:
@@ -74,3 +75,39 @@ def _meet_often(rank: int) -> None:
 def test_two_processes_meet_again_after_their_group_has_ended() -> None:
     """A second store at the first one's address could be taken for it; then one of two waited for ever."""
     in_two_processes(_meet_often)
+
+
+def _only_rank(rank: int) -> None:
+    with process_group("cpu") as process:
+        assert process == Process(device=torch.device("cpu"), grouped=True)
+        assert dist.get_world_size() == 1
+        assert process.gather("x") == ["x"]
+        assert process.broadcast("y") == "y"
+        assert process.any(True)
+        assert torch.equal(process.total(torch.tensor([2.0])), torch.tensor([2.0]))
+    assert not dist.is_initialized()
+
+
+def test_one_rank_under_torchrun_is_a_group_too() -> None:
+    """What is tried with one rank is what many run: NCCL refuses two on the one GPU that most people try with."""
+    as_only_rank(_only_rank)
+
+
+def test_ranks_that_share_a_device_talk_by_gloo(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert _backend_for(torch.device("cuda")) == "nccl"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert _backend_for(torch.device("cpu")) == "gloo"
+    assert not caplog.records
+    assert _backend_for(torch.device("cuda")) == "gloo"
+    assert "2 processes share 1 cuda device(s)" in caplog.text
+
+
+def test_a_device_without_a_number_is_each_ranks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [choose_device("cuda", rank).index for rank in (0, 1, 2)] == [0, 1, 0]
+    assert choose_device("cuda:0", 1).index == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from vitruvius._errors import ConfigError, VitruviusError
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 
@@ -26,6 +29,7 @@ class Process:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    grouped: bool = False  # whether there is a process group, perhaps of one: then every collective goes through it
 
     @property
     def first(self) -> bool:
@@ -33,7 +37,7 @@ class Process:
 
     def gather(self, value: Any) -> list[Any]:
         """One value of every process, in rank order, on every process."""
-        if self.world_size == 1:
+        if not self.grouped:
             return [value]
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
@@ -54,7 +58,7 @@ class Process:
 
     def broadcast(self, value: Any) -> Any:
         """What the first process says, on all of them."""
-        if self.world_size == 1:
+        if not self.grouped:
             return value
         said = [value if self.first else None]
         dist.broadcast_object_list(said, src=0)
@@ -62,34 +66,59 @@ class Process:
 
     def any(self, flag: bool) -> bool:
         """Whether any process says so; waits for all of them."""
-        if self.world_size == 1:
+        if not self.grouped:
             return flag
         return bool(self.total(torch.tensor([float(flag)], device=self.device)).item())
 
     def total(self, numbers: Tensor) -> Tensor:
         """The sum over all processes."""
         summed = numbers.clone()
-        if self.world_size > 1:
+        if self.grouped:
             dist.all_reduce(summed)
         return summed
 
 
 @contextlib.contextmanager
 def process_group(device: str = "auto") -> Iterator[Process]:
-    """Join the process group that torchrun announces, and leave it; a group that exists is used; else one process."""
-    local_rank, announced = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    """Join the process group that torchrun announces, and leave it; a group that exists is used; else one process.
+
+    torchrun announces one for a single process too: what is tried with one is what many run.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
     chosen = choose_device(device, local_rank)
     if chosen.index is not None and chosen.type != "cpu":
         torch.accelerator.set_device_index(chosen)  # where collectives of objects put their bytes
-    began = announced > 1 and not dist.is_initialized()
+    announced = int(os.environ.get("WORLD_SIZE", 1)) > 1 or dist.is_torchelastic_launched()
+    began = announced and not dist.is_initialized()
     if began:
-        _begin_group(dist.get_default_backend_for_device(chosen))
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        _begin_group(_backend_for(chosen))
     try:
-        yield Process(device=chosen, rank=rank, local_rank=local_rank, world_size=world_size)
+        yield _this_process(chosen, local_rank)
     finally:
         if began:
             dist.destroy_process_group()
+
+
+def _this_process(device: torch.device, local_rank: int) -> Process:
+    if not dist.is_initialized():
+        return Process(device=device, local_rank=local_rank)
+    return Process(
+        device=device, rank=dist.get_rank(), local_rank=local_rank, world_size=dist.get_world_size(), grouped=True
+    )
+
+
+def _backend_for(device: torch.device) -> str:
+    """PyTorch's choice for the device, such as NCCL; gloo where processes share one device, which NCCL refuses."""
+    neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if device.type != "cpu" and neighbours > torch.accelerator.device_count():
+        logger.warning(
+            "%d processes share %d %s device(s) and talk by gloo, which is slow; start one process per device.",
+            neighbours,
+            torch.accelerator.device_count(),
+            device.type,
+        )
+        return "gloo"
+    return dist.get_default_backend_for_device(device)
 
 
 class _Meeting:
@@ -116,16 +145,26 @@ def _begin_group(backend: str) -> None:
 
 
 def choose_device(wanted: str = "auto", local_rank: int = 0) -> torch.device:
-    """`auto`: the accelerator PyTorch finds, else the CPU; or a device by name."""
+    """`auto`: the accelerator PyTorch finds, else the CPU; or a device by name. Without a number, each rank its own."""
     if wanted == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
         if found is None:
             return torch.device("cpu")
-        return torch.device(found.type, local_rank) if torch.accelerator.device_count() > 1 else found
+        return _numbered(found, local_rank)
     try:
         device = torch.device(wanted)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device {wanted!r} cannot be used here: {reason} Use device=auto or device=cpu.") from None
-    return device
+    return _numbered(device, local_rank)
+
+
+def _numbered(device: torch.device, local_rank: int) -> torch.device:
+    """An accelerator without a number is one of several by the rank."""
+    number = 1
+    if device.type != "cpu" and device.index is None:
+        number = torch.get_device_module(device).device_count()
+    if number == 1:
+        return device
+    return torch.device(device.type, local_rank % number)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from small_run import assert_same_run, rows_of, small_config, small_run, state_of
-from two_processes import in_two_processes
+from two_processes import as_only_rank, in_two_processes
 from vitruvius._errors import RunError
 from vitruvius._processes import process_group
 from vitruvius.evaluation import evaluate
@@ -41,6 +41,15 @@ def test_two_processes_reproduce_one_with_the_same_global_batch(accumulate: int,
     assert state_of(two)["processes"] == 2
     for key in ("model", "ema"):
         torch.testing.assert_close(state_of(two)[key], state_of(one)[key], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_one_rank_under_torchrun_trains_as_one_process(parallel: str, tmp_path: Path) -> None:
+    """Through the group, DDP or FSDP2 and their files, as many ranks do."""
+    alone = small_run(tmp_path / "alone", "data.batch_size=4", *SETTINGS)
+    as_only_rank(_train, str(tmp_path / parallel), f"train.parallel={parallel}")
+    for key in ("model", "ema"):
+        torch.testing.assert_close(state_of(tmp_path / parallel)[key], state_of(alone)[key], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("task", ["supervised", "{use: adversarial, eps: 0.05, attack: {use: pgd, steps: 2}}"])

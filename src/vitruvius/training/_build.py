@@ -104,7 +104,7 @@ def wrap(task: TrainingTask, model: PixelModel, config: Config, process: Process
     """The compiler, then the other processes, in the order that timm's tasks expect."""
     if config.train.compile and config.train.compile != "auto":  # auto: see training/_fast
         compile_task(task, config.train.compile, config.train.compile_mode)
-    if process.world_size > 1 and config.train.parallel == "ddp":
+    if process.grouped and config.train.parallel == "ddp":
         task.prepare_distributed(**ddp_settings(model, config, process))
         _hold_group(task)
 

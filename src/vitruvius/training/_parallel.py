@@ -47,8 +47,8 @@ class Replica:
 
 
 def share_out(task: TrainingTask, config: Config, process: Process) -> Replica | None:
-    """Shard the task's model, and its average; None where the recipe does not ask, or one process is alone."""
-    if config.train.parallel != "fsdp" or process.world_size == 1:
+    """Shard the task's model, and its average; None where the recipe does not ask, or there is no group."""
+    if config.train.parallel != "fsdp" or not process.grouped:
         return None
     if config.train.clip_mode == "agc" and config.train.clip_grad is not None:
         raise ConfigError("train.clip_mode = agc looks at whole rows of weights; with train.parallel = fsdp use norm.")
@@ -203,7 +203,7 @@ def load_statistics(model: nn.Module, values: list[Tensor]) -> None:
 def agree_on_statistics(model: nn.Module, how: str, process: Process) -> None:
     """`train.dist_bn`: the same running statistics on every process, their mean or the first one's; in place."""
     statistics = [buffer for buffer in statistics_of(model) if buffer.is_floating_point()]
-    if how == "none" or process.world_size == 1 or not statistics:
+    if how == "none" or not process.grouped or not statistics:
         return
     flat = torch.cat([buffer.flatten().double() for buffer in statistics])
     if how == "reduce":

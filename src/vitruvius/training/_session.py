@@ -121,7 +121,7 @@ def open_session(
     tell(_describe_data(config, loaders))
     config = make.with_classes(config, loaders[0].num_classes)
     model = make.model(config, process)
-    tell(f"model {config.model.name}: {sum(p.numel() for p in model.parameters()):,} parameters on {process.device}")
+    tell(_describe_model(config, model, process))
     config = make.with_statistics(config, model)
     if fresh:
         make.calibrate(model, loaders[0], process)
@@ -163,6 +163,15 @@ def _describe_data(config: Config, loaders: tuple[Loader, Loader]) -> str:
         role = "held out"
     images = f"{train.num_images:,} images to train on, {judged.num_images:,} {role}"
     return f"data {config.data.dataset}: {images}, {train.num_classes:,} classes"
+
+
+def _describe_model(config: Config, model: nn.Module, process: Process) -> str:
+    """`model vitruvius/vit_digits: 102,634 parameters on cuda, ddp in a group of 2 by nccl`."""
+    parameters = sum(p.numel() for p in model.parameters())
+    text = f"model {config.model.name}: {parameters:,} parameters on {process.device}"
+    if process.grouped:
+        text += f", {config.train.parallel} in a group of {process.world_size} by {torch.distributed.get_backend()}"
+    return text
 
 
 def with_rate(config: Config, world_size: int) -> Config:

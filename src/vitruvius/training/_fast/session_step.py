@@ -26,8 +26,8 @@ def obstacle(config: Config, process: Process, task: Objective) -> str:
     train = config.train
     if not hasattr(torch.get_device_module(process.device), "CUDAGraph"):
         return f"on a {process.device.type} device steps are not recorded"
-    if process.world_size > 1:
-        return "steps of several processes wait for each other"
+    if process.grouped:
+        return "steps of a process group wait for each other"
     if train.precision == "fp16":
         return "the gradient scaler of fp16 waits for the device"
     if train.nonfinite == "skip":
