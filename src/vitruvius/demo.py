@@ -26,7 +26,11 @@ SEVERITIES = [1, 3, 5]  # of corruptions
 
 
 def demo(out: Path, *, overrides: tuple[str, ...] = (), console: Console | None = None) -> Path:
-    """Train, evaluate and show; the path of the page. Called again, it continues where it stopped."""
+    """Train, evaluate and show; the path of the page. Called again, it continues where it stopped.
+
+    `out` is the folder for runs and page; `overrides` are settings for all its recipes, `train.epochs=1` (default:
+    none); `console` is where progress goes (default: the terminal).
+    """
     console = console or Console(stderr=True)
     runs = []
     for name, recipe in RECIPES.items():
@@ -40,7 +44,10 @@ def demo(out: Path, *, overrides: tuple[str, ...] = (), console: Console | None 
 
 
 def look(config: Config, run: Path) -> str:
-    """Evaluate one run under growing attacks and corruptions, and keep its attention on a few images for the page."""
+    """Evaluate one run under growing attacks and corruptions, and keep its attention on a few images for the page.
+
+    `config` is the recipe of the `run`.
+    """
     model = load_model(run)
     loader = eval_loader(config.data, input_size=model.data_config)
     attacks = [PGD(eps=strength / 255, steps=10) for strength in STRENGTHS]

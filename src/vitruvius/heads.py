@@ -76,8 +76,7 @@ class Site:
         """Refuse this site unless it attends in one of the given ways.
 
         `part` is the name of what refuses; `kinds` are tokens, channels, windows, class or downsampled; `remedy` is a
-        sentence
-        that goes into the error (default: none).
+        sentence that goes into the error (default: none).
         """
         if self.attends not in kinds:
             wanted = " or ".join(kinds)

@@ -55,7 +55,10 @@ def chosen_sections(name: str | None) -> Sections:
 
 
 def find_key(name: str, among: Iterable[str] = ("train", "data", "model", "recipe")) -> str | None:
-    """How a key is written on the command line: `epochs` → `train.epochs`; None if no section has it."""
+    """How a key is written on the command line: `epochs` → `train.epochs`; None if no section has it.
+
+    `name` is the key alone; `among` are the sections looked at, in order.
+    """
     wanted = name.replace("-", "_")
     for section in among:
         if any(key.name == wanted for key in keys_of(CLASSES[section])):

@@ -81,8 +81,7 @@ def spectrum(heads: Heads, *, standardise: bool, variant: Literal["exact", "rele
     """The min(D, M) largest eigenvalues, descending; `released` adds 1e-6 to g gᵀ and takes absolute values.
 
     `heads` enter a site, of these only k counts; `standardise` z-scores each key over its width first; `variant` is
-    exact by
-    default.
+    exact by default.
     """
     heads, released = precise(heads), variant == "released"
     gram = key_gram(heads, standardise=standardise, released=released).centred

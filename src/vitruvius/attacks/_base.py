@@ -128,8 +128,7 @@ class Attack(Ball, ABC):
         """Check, then search. `ids` (B,) int64 name the images for the dice; default: a hash of their pixels.
 
         `model` returns logits (B, K), in train or eval mode; `x` (B, C, H, W) are images in [0, 1]; `y` (B,) their
-        labels,
-        or (B, K) probabilities where the loss compares with them.
+        labels, or (B, K) probabilities where the loss compares with them.
         """
         check_inputs(x, y, *self.image_range())
         check_not_empty(x)

@@ -35,8 +35,7 @@ class Norm(ABC):
         """A delta of x's shape, uniform in the ball.
 
         `x` are images (B, ...); `eps` is the radius; `dice` gives the numbers; `step` tells draws of one search apart,
-        one
-        for all images or (B,).
+        one for all images or (B,).
         """
 
     @abstractmethod

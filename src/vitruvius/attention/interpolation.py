@@ -45,8 +45,7 @@ def interpolate_state(
     """A checkpoint whose masks and matrices fit the sites of the same model at another image size.
 
     `state` are the tensors of the checkpoint by key; `old` and `new` the sites by name, as `survey` describes the model
-    at
-    both sizes.
+    at both sizes.
     """
     changed = dict(state)
     for name in old.keys() & new.keys():

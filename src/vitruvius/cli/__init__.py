@@ -38,7 +38,10 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; 0 if it worked, 1 after an error, 75 when pre-empted and saved, 130 when interrupted."""
+    """Run one verb; 0 if it worked, 1 after an error, 75 when pre-empted and saved, 130 when interrupted.
+
+    `arguments` are the words behind `vitruvius`; by default those of the process.
+    """
     _print_what_cannot_be_encoded()
     options = read(arguments)
     _start_log(verbose=options.verbose)
@@ -64,14 +67,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def exit_code_of(error: Exception) -> int:
-    """What a shell is told: 1, or what an error of ours says."""
+    """What a shell is told: 1, or what an error of ours says.
+
+    `error` is whatever a verb raised.
+    """
     if isinstance(error, VitruviusError):
         return error.exit_code
     return 1
 
 
 def in_one_line(error: Exception) -> str:
-    """What went wrong, for somebody who has not read the code; of what was not foreseen, how to see where."""
+    """What went wrong, for somebody who has not read the code; of what was not foreseen, how to see where.
+
+    `error` is whatever a verb raised.
+    """
     words = " ".join(str(error).split())
     if isinstance(error, VitruviusError):
         return words
@@ -127,6 +136,7 @@ class Once:
         self.said: set[str] = set()
 
     def __call__(self, message: Warning | str, *_: Any, **__: Any) -> None:
+        """Stands in for `warnings.showwarning`: of what that is told, only the `message` is said."""
         text = redact_text(" ".join(str(message).split()))
         if text not in self.said:
             self.said.add(text)
@@ -134,7 +144,10 @@ class Once:
 
 
 def read(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The words of a command. argparse takes `key=value` only before the first option; here they may come late."""
+    """The words of a command. argparse takes `key=value` only before the first option; here they may come late.
+
+    `arguments` are the words behind `vitruvius`; None takes those of the process.
+    """
     parser = make_parser()
     options, late = parser.parse_known_args(arguments)
     wrong = [word for word in late if word.startswith("-") or "=" not in word or options.several is None]

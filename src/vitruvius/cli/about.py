@@ -21,17 +21,22 @@ BENCHES = {
 
 
 def demo_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the folder to `parser`, that of the verb."""
     parser.add_argument("--out", default="runs/demo", help="folder for runs and page (default: %(default)s)")
 
 
 def run_demo(options: argparse.Namespace) -> None:
-    """Train, attack, corrupt and look inside on the embedded digits; ends with a page."""
+    """Train, attack, corrupt and look inside on the embedded digits; ends with a page.
+
+    `options` hold what `demo_arguments` adds.
+    """
     from vitruvius.demo import demo
 
     print(demo(Path(options.out)))
 
 
 def list_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the kind and, for keys, the section to `parser`, that of the verb."""
     parser.add_argument(
         "kind", nargs="?", help="attentions (or attention), attacks, inits, keys, models, recipes, sockets, tasks, …"
     )
@@ -39,18 +44,25 @@ def list_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_list(options: argparse.Namespace) -> None:
-    """What there is: names, settings, one line each."""
+    """What there is: names, settings, one line each.
+
+    `options` hold what `list_arguments` adds.
+    """
     from vitruvius.listing import listing
 
     print(listing(options.kind, options.section))
 
 
 def completion_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the shell to `parser`, that of the verb."""
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="%(choices)s")
 
 
 def run_completion(options: argparse.Namespace) -> None:
-    """Print a script that completes verbs, flags and names in your shell."""
+    """Print a script that completes verbs, flags and names in your shell.
+
+    `options` hold what `completion_arguments` adds.
+    """
     from vitruvius._registry import require
     from vitruvius.cli import make_parser
 
@@ -59,11 +71,15 @@ def run_completion(options: argparse.Namespace) -> None:
 
 
 def bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what is measured to `parser`, that of the verb."""
     parser.add_argument("what", metavar="WHAT", choices=tuple(BENCHES), help=", ".join(BENCHES))
 
 
 def run_bench(options: argparse.Namespace) -> None:
-    """Measure speed on this machine: robust and masked attention, attacks, training, beside what they compete with."""
+    """Measure speed on this machine: robust and masked attention, attacks, training, beside what they compete with.
+
+    `options` hold what `bench_arguments` adds.
+    """
     from vitruvius._errors import ConfigError
 
     checkout = Path(__file__).parents[3]

@@ -9,6 +9,7 @@ from vitruvius.cli._verb import Verb, add_images, add_target, add_trust, trust_p
 
 
 def maps_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the target, the images and the file to `parser`, that of the verb."""
     add_target(parser)
     parser.add_argument("--augment", action="store_true", help="augmented as for training, instead of as they are")
     add_images(parser, "average over")
@@ -19,7 +20,10 @@ def maps_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_maps(options: argparse.Namespace) -> None:
-    """Average attention maps over the training images, for masks and for looking at."""
+    """Average attention maps over the training images, for masks and for looking at.
+
+    `options` hold what `maps_arguments` adds.
+    """
     from vitruvius.compression.command import maps_of_target
     from vitruvius.compression.files import load_maps
     from vitruvius.report.sections.maps import draw_maps
@@ -35,6 +39,7 @@ def run_maps(options: argparse.Namespace) -> None:
 
 
 def masks_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the maps, the rules and the file to `parser`, that of the verb."""
     parser.add_argument("maps", metavar="MAPS", help="from `vitruvius maps`, or ViTCoD's .npy")
     parser.add_argument(
         "--rule",
@@ -63,7 +68,10 @@ def masks_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_masks(options: argparse.Namespace) -> None:
-    """Masks from average maps: by a rule's own limit, or removing exactly the share asked for."""
+    """Masks from average maps: by a rule's own limit, or removing exactly the share asked for.
+
+    `options` hold what `masks_arguments` adds.
+    """
     from vitruvius.compression.command import masks_of_maps
     from vitruvius.report.sections.masks import draw_masks
     from vitruvius.report.style import save_figure
@@ -86,6 +94,7 @@ def run_masks(options: argparse.Namespace) -> None:
 
 
 def cycles_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the masks and what the chip must know of the model to `parser`, that of the verb."""
     parser.add_argument("target", metavar="MASKS|RUN", help="a file of masks, ViTCoD's .npy or folder, or a run folder")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings of the run")
     add_trust(parser)
@@ -94,7 +103,10 @@ def cycles_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cycles(options: argparse.Namespace) -> None:
-    """Cycles of ViTCoD's accelerator for the masks of a file or run, beside the dense ones; a model, no measurement."""
+    """Cycles of ViTCoD's accelerator for the masks of a file or run, beside the dense ones; a model, no measurement.
+
+    `options` hold what `cycles_arguments` adds.
+    """
     from vitruvius.compression.command import cycles_of
 
     trust_plugins(options, options.target)
@@ -105,6 +117,7 @@ def run_cycles(options: argparse.Namespace) -> None:
 
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run, the format and the file to `parser`, that of the verb."""
     parser.add_argument("run", metavar="RUN", help="a run folder")
     add_trust(parser)
     parser.add_argument(
@@ -118,7 +131,10 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(options: argparse.Namespace) -> None:
-    """Export a run for inference elsewhere; the file is read back and must answer the same."""
+    """Export a run for inference elsewhere; the file is read back and must answer the same.
+
+    `options` hold what `export_arguments` adds.
+    """
     from vitruvius.compression.command import export_target
 
     trust_plugins(options, options.run)
@@ -126,6 +142,7 @@ def run_export(options: argparse.Namespace) -> None:
 
 
 def compress_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run, settings of each step and the folder to `parser`, that of the verb."""
     parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="of fine-tuning, e.g. train.epochs=5")
     add_trust(parser)
@@ -140,7 +157,10 @@ def compress_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compress(options: argparse.Namespace) -> None:
-    """Maps, masks, fine-tuning, evaluation, export and cycles of a run in one go; ends with a page."""
+    """Maps, masks, fine-tuning, evaluation, export and cycles of a run in one go; ends with a page.
+
+    `options` hold what `compress_arguments` adds.
+    """
     from vitruvius.report import write_page
     from vitruvius.training.compress import Compression, compress
 

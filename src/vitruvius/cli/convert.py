@@ -9,6 +9,7 @@ from vitruvius.cli._verb import Verb
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the checkpoint, its layout and the folder to `parser`, that of the verb."""
     parser.add_argument("checkpoint", help="a .pth or .safetensors file, or an args.yaml; pickled code is never run")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the converter, e.g. layer=0")
     parser.add_argument("--from", dest="source", required=True, help="its layout; `vitruvius list converters`")
@@ -25,7 +26,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Read a checkpoint of another code base as a run folder, or its settings as a recipe; no key is lost."""
+    """Read a checkpoint of another code base as a run folder, or its settings as a recipe; no key is lost.
+
+    `options` hold what `arguments` adds.
+    """
     from vitruvius._config import parse_spec
     from vitruvius.converters import MASKS, SETTINGS, convert, write_run
 

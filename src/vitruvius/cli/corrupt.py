@@ -8,6 +8,7 @@ from vitruvius.cli._verb import Verb, add_images, warn_deprecated
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the data, the corruptions and the folder to `parser`, that of the verb."""
     add = parser.add_argument
     add("data", metavar="DATA", help="a folder with one folder per class, or a data set: digits, torch/cifar10")
     add("overrides", nargs="*", metavar="data.key=value", help="of a data set: data.root=…, data.val_split=…")
@@ -25,7 +26,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """A corrupted copy of data, written once: ImageNet-C's layout for a folder, CIFAR-10-C's for a data set by name."""
+    """A corrupted copy of data, written once: ImageNet-C's layout for a folder, CIFAR-10-C's for a data set by name.
+
+    `options` hold what `arguments` adds.
+    """
     from vitruvius.corrupted_copies import CopyOptions, copy_data
 
     images = options.images

@@ -8,6 +8,7 @@ from vitruvius.cli._verb import Verb, add_images, add_target, trust_plugins
 
 
 def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the target, threats, shifts and where results go to `parser`, that of the verb."""
     add_target(parser)
     parser.add_argument(
         "--threat", action="append", default=[], metavar="NAME:key=value,…", help="e.g. pgd:eps=4/255,steps=10"
@@ -28,7 +29,10 @@ def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
-    """Accuracy, clean, under threats and on shifted images, image by image."""
+    """Accuracy, clean, under threats and on shifted images, image by image.
+
+    `options` hold what `evaluate_arguments` adds.
+    """
     from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 
     trust_plugins(options, options.target)
@@ -52,6 +56,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
 
 
 def attack_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the target, the threat and the file to `parser`, that of the verb."""
     add_target(parser)
     parser.add_argument("--threat", required=True, metavar="NAME:key=value,…", help="e.g. pgd:eps=4/255,steps=10")
     parser.add_argument("--what", choices=("images", "perturbations"), default="images", help="default: %(default)s")
@@ -60,7 +65,10 @@ def attack_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_attack(options: argparse.Namespace) -> None:
-    """Make adversarial examples once and keep them as a data set: a safetensors file, or a folder of pictures."""
+    """Make adversarial examples once and keep them as a data set: a safetensors file, or a folder of pictures.
+
+    `options` hold what `attack_arguments` adds.
+    """
     from vitruvius.evaluation.examples import attack_target
 
     trust_plugins(options, options.target)

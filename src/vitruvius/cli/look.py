@@ -11,6 +11,7 @@ from vitruvius.cli._verb import Verb, add_images, add_trust, trust_plugins, warn
 
 
 def analyse_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the target, the analyses and the images to `parser`, that of the verb."""
     parser.add_argument("target", metavar="RUN|MODEL", help="a run folder or a model name")
     parser.add_argument(
         "what",
@@ -30,7 +31,10 @@ def analyse_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_analyse(options: argparse.Namespace) -> None:
-    """Look inside attention: kernel PCA, norms, explanations and more, chance beside every number."""
+    """Look inside attention: kernel PCA, norms, explanations and more, chance beside every number.
+
+    `options` hold what `analyse_arguments` adds.
+    """
     from vitruvius.analysis.command import analyse_target, split_arguments
     from vitruvius.report.sections.analyses_gallery import save_figures
 
@@ -53,6 +57,7 @@ def run_analyse(options: argparse.Namespace) -> None:
 
 
 def study_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the study, its subjects and the images to `parser`, that of the verb."""
     parser.add_argument("name", metavar="STUDY", help="attack-effectiveness, attack-convergence, eps-sweep")
     parser.add_argument(
         "words", nargs="+", metavar="RUN|MODEL|key=value", help="subjects, and settings such as steps=20"
@@ -63,7 +68,10 @@ def study_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_study(options: argparse.Namespace) -> None:
-    """An experiment over several runs: a table and a figure; `vitruvius list studies` names them."""
+    """An experiment over several runs: a table and a figure; `vitruvius list studies` names them.
+
+    `options` hold what `study_arguments` adds.
+    """
     from vitruvius.studies import split_words, study
 
     targets, settings = split_words(options.words)
@@ -83,13 +91,17 @@ def show_row(row: Mapping[str, object]) -> None:
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the runs and the page to `parser`, that of the verb."""
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
     parser.add_argument("--title", default="A vitruvius report", help="its title (default: %(default)s)")
 
 
 def run_report(options: argparse.Namespace) -> None:
-    """One self-contained page about one or several runs."""
+    """One self-contained page about one or several runs.
+
+    `options` hold what `report_arguments` adds.
+    """
     from vitruvius.report import write_page
 
     runs = [Path(run) for run in options.runs]

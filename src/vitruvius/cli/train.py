@@ -8,6 +8,7 @@ from vitruvius.cli._verb import Verb
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the recipe, overrides and how it is run to `parser`, that of the verb."""
     parser.add_argument("recipe", help="a YAML file, or the name of a recipe from `vitruvius list recipes`")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. train.epochs=20 out=runs/mine")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
@@ -18,7 +19,10 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_train(options: argparse.Namespace) -> None:
-    """Train as a recipe says; writes a run folder, and goes on with it when called again."""
+    """Train as a recipe says; writes a run folder, and goes on with it when called again.
+
+    `options` hold what `train_arguments` adds.
+    """
     from vitruvius.listing import find_recipe
     from vitruvius.training import read_recipe, train
 
@@ -38,6 +42,7 @@ def run_train(options: argparse.Namespace) -> None:
 
 
 def sweep_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the sweep file, overrides and how it is run to `parser`, that of the verb."""
     parser.add_argument("sweep", metavar="SWEEP.yaml", help="a file with recipe:, grid:, list:, evaluate: and out:")
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="for every run; out=… moves the sweep"
@@ -53,7 +58,10 @@ def sweep_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_sweep(options: argparse.Namespace) -> None:
-    """Train a recipe under many settings; goes on where it stopped, and ends with a table."""
+    """Train a recipe under many settings; goes on where it stopped, and ends with a table.
+
+    `options` hold what `sweep_arguments` adds.
+    """
     from vitruvius._errors import RunError
     from vitruvius.listing import find_recipe
     from vitruvius.training.sweep import Sweep

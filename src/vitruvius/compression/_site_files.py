@@ -49,7 +49,10 @@ def check_map(name: str, map_: Tensor, site: Site) -> None:
 
 
 def guess_sites(tensors: Mapping[str, Tensor]) -> dict[str, Site]:
-    """Sites from shapes alone: one class token if that leaves a square of patches, else what is square."""
+    """Sites from shapes alone: one class token if that leaves a square of patches, else what is square.
+
+    `tensors` are maps or masks (H, N, M), by site.
+    """
     return {name: guess_site(name, tensors[name]) for name in sorted(tensors, key=_natural)}
 
 

@@ -32,6 +32,7 @@ class Accelerator:
         return math.ceil(size / (self.bandwidth * share) * self.frequency)
 
     def seconds(self, cycles: float) -> float:
+        """How long so many `cycles` take at the chip's frequency."""
         return cycles / self.frequency
 
 
@@ -73,6 +74,8 @@ def attention_cycles(
 
     Heads run side by side. With `heads="first"` head 0 stands for all, as in the released simulator; with "all" a
     layer takes as long as its slowest head.
+
+    `layers` are the polarised masks, `head_dim` is the width of a head, `chip` by default the published one.
     """
     if not layers:
         raise ConfigError("attention_cycles got no layers.")
@@ -163,7 +166,17 @@ def linear_cycles(
     rounding: Literal["up", "released"] = "up",
     chip: Accelerator | None = None,
 ) -> LinearCycles:
-    """Cycles of everything but attention. `released` rounds down as its simulator does, so that small jobs are free."""
+    """Cycles of everything but attention. `released` rounds down as its simulator does, so that small jobs are free.
+
+    layers: number of blocks.
+    tokens: N, class token included.
+    dim: width of the model.
+    num_heads: of each block.
+    ratio: rank of the auto-encoder over the number of heads; 1 is none.
+    mlp_ratio: width of the MLP over that of the model.
+    rounding: up, or as released.
+    chip: by default the published one.
+    """
     chip = chip or Accelerator()
 
     def over(a: int, b: int) -> int:

@@ -118,7 +118,10 @@ def masks_of_maps(
 
 
 def read_rules(words: str | Sequence[str]) -> Rule | dict[str, Rule]:
-    """`information:mass=0.9` as a rule; `stages.0.*=information:mass=0.46`, several of them, as rules by pattern."""
+    """`information:mass=0.9` as a rule; `stages.0.*=information:mass=0.46`, several of them, as rules by pattern.
+
+    `words` is one such text, or several.
+    """
     if isinstance(words, str):
         words = [words]
     found: dict[str, Rule] = {}
@@ -135,7 +138,10 @@ def read_rules(words: str | Sequence[str]) -> Rule | dict[str, Rule]:
 
 
 def masks_of_arrays(path: str, out: str) -> tuple[Masks, str]:
-    """ViTCoD's mask arrays (a .npy file, or a LeViT's folder) as a file of ours, and what was found."""
+    """ViTCoD's mask arrays (a .npy file, or a LeViT's folder) as a file of ours, and what was found.
+
+    `path` is ViTCoD's, `out` the file to write.
+    """
     if not is_array(path) or not Path(path).exists():
         raise ConfigError(f"{path} is not one of ViTCoD's masks: expected a .npy file, or a folder of mask_*.npy.")
     masks = load_masks(path)

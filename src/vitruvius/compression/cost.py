@@ -70,7 +70,11 @@ class Cost:
 
 @torch.no_grad()
 def account(model: PixelModel, *, measure: int = 0, element_bytes: int = 4) -> Cost:
-    """Cost of one image; with `measure` the median time of that many runs, as the machine is now."""
+    """Cost of one image; with `measure` the median time of that many runs, as the machine is now.
+
+    `model` is a PixelModel, rewired or bare; `measure` 0 (the default) measures no time; `element_bytes` is the size of
+    a number, 4 for float32.
+    """
     root, sites = inner(model), survey(model)
     x = next(root.parameters()).new_zeros(1, *model.data_config["input_size"])
     windows: dict[str, int] = {}

@@ -45,7 +45,15 @@ def cycle_table(
     heads: HeadChoice = "all",
     chip: Accelerator | None = None,
 ) -> CycleTable:
-    """Cycles of several masks of one model, each {site: (H, N, N)}, and of no mask."""
+    """Cycles of several masks of one model, each {site: (H, N, N)}, and of no mask.
+
+    patterns: the masks, True = kept.
+    head_dim: width of a head.
+    ratio: rank of the auto-encoder over the number of heads; 1 is none.
+    threshold: queries that must look at a token to make it global; None: a quarter of the tokens.
+    heads: all, or the first one for all as in the released simulator.
+    chip: by default the published one.
+    """
     if not patterns:
         raise ConfigError("cycle_table got no masks.")
     measured: dict[float, Cycles] = {}

@@ -69,7 +69,10 @@ def export(
 
 @torch.no_grad()
 def prepare(model: PixelModel, *, sparse: bool = False) -> tuple[PixelModel, bool]:
-    """A copy on the CPU in eval mode with folded auto-encoders; and whether there was anything to fold."""
+    """A copy on the CPU in eval mode with folded auto-encoders; and whether there was anything to fold.
+
+    `model` stays as it is; `sparse` also replaces masks by kernels that skip what they remove (default: no).
+    """
     ready = copy.deepcopy(model).cpu().eval()
     folded = False
     if any(isinstance(module, LowRank) for module in ready.modules()):
@@ -84,7 +87,10 @@ def prepare(model: PixelModel, *, sparse: bool = False) -> tuple[PixelModel, boo
 
 
 def load_export(path: str | Path) -> PixelModel:
-    """A model from a safetensors export."""
+    """A model from a safetensors export.
+
+    `path` is that file.
+    """
     return _read_export(*load_tensors(path), path)
 
 

@@ -50,7 +50,10 @@ def save_maps(
 
 
 def load_maps(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Site]]:
-    """Maps and their sites, from our file or from ViTCoD's arrays."""
+    """Maps and their sites, from our file or from ViTCoD's arrays.
+
+    `path` is that file, or a LeViT's folder.
+    """
     if is_array(path):
         maps = read_arrays(path, "attention_score")
         return maps, guess_sites(maps)
@@ -63,7 +66,11 @@ def load_maps(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Site]]:
 def save_masks(
     path: str | Path, masks: Masks, *, polarised: Mapping[str, Polarised] | None = None, **notes: object
 ) -> None:
-    """Masks by site, with rule, protected tokens and sparsity; with the permutations of `polarised` beside them."""
+    """Masks by site, with rule, protected tokens and sparsity; with the permutations of `polarised` beside them.
+
+    `path` is the file; `masks` come with their rule; `notes` are further facts by name, kept as text in the file's
+    head.
+    """
     if is_array(path):
         write_arrays(path, {name: ~keep for name, keep in masks.keep.items()}, "mask")
         return
@@ -78,7 +85,10 @@ def save_masks(
 
 
 def load_masks(path: str | Path) -> Masks:
-    """Masks from our file, or from ViTCoD's arrays, turned over."""
+    """Masks from our file, or from ViTCoD's arrays, turned over.
+
+    `path` is that file, or a LeViT's folder.
+    """
     if is_array(path):
         keep = read_mask_arrays(path)
         sites = guess_sites(keep)
@@ -99,13 +109,19 @@ def load_masks(path: str | Path) -> Masks:
 
 
 def load_orders(path: str | Path) -> dict[str, Tensor]:
-    """The permutations (H, N) that were saved with masks, by site."""
+    """The permutations (H, N) that were saved with masks, by site.
+
+    `path` is the file that `save_masks` wrote with `polarised`.
+    """
     tensors, _ = load_tensors(path)
     return {name.removesuffix(":order"): tensor for name, tensor in tensors.items() if name.endswith(":order")}
 
 
 def write_arrays(path: str | Path, tensors: Mapping[str, Tensor], stem: str) -> None:
-    """The same layout, for somebody else's tools. A folder if the sites are a LeViT's, else one .npy file."""
+    """The same layout, for somebody else's tools. A folder if the sites are a LeViT's, else one .npy file.
+
+    `path` is the file or folder; `tensors` are (H, N, M), by site; `stem` begins the names of files in a folder.
+    """
     path = Path(path)
     if path.suffix == ".npy":
         if len({tensor.shape for tensor in tensors.values()}) != 1:

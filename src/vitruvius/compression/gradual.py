@@ -23,6 +23,8 @@ class GradualMask:
     What is removed in the end leaves in the order of the average `maps`, least attention first, over all sites
     together. The same epoch always gives the same pattern, so a resumed run goes on unharmed. Weights of epochs before
     `finished` were trained with looser masks: they must not be chosen as the best of the run.
+
+    `power` is that of the schedule 1 − (1 − t)^power, above 0: the larger, the more goes early (default 3).
     """
 
     def __init__(

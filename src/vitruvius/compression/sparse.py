@@ -21,6 +21,9 @@ def use_sparse(model: nn.Module, where: Where = "*", *, block: int = 64) -> nn.M
     """Replace `mask → softmax` by `sparse_softmax` at the matching sites that have it; in place.
 
     Every site is checked first. The pattern moves along; a checkpoint saved afterwards names it under the new part.
+
+    `model` is rewired; `where` is a glob over site names, or several (default: all); `block` is the number of queries
+    that are computed together.
     """
     masked = _masked(model)
     sites = survey(model)

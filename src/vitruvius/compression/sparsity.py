@@ -65,12 +65,16 @@ class Sparsity:
 
 
 def count(keep: Mapping[str, Tensor], protected: Mapping[str, Sequence[int]] | None = None) -> Sparsity:
-    """Count the pairs of every head; `protected` names tokens by site."""
+    """Count the pairs of every head; `protected` names tokens by site.
+
+    `keep` are masks (H, N, M) by site, True = kept.
+    """
     tokens = protected or {}
     return Sparsity({name: [_share(head, tokens.get(name, ())) for head in pattern] for name, pattern in keep.items()})
 
 
 def total(shares: Sequence[Share]) -> Share:
+    """The sum of `shares`: pairs kept and pairs in all, with and without protected tokens."""
     return sum(shares, Share(kept=0, pairs=0, kept_inside=0, pairs_inside=0))
 
 

@@ -56,7 +56,10 @@ class Checkpoint:
         return self.state[key].shape
 
     def drop(self, *endings: str, why: str) -> None:
-        """Remove keys that end so, and say it."""
+        """Remove keys that end so, and say it.
+
+        `endings` are those of the keys, `why` the end of the sentence that says so.
+        """
         dropped = [key for key in self.state if key.endswith(endings)]
         for key in dropped:
             del self.state[key]

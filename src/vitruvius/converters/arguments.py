@@ -35,12 +35,18 @@ class Recipe:
     notes: list[str] = field(default_factory=list)
 
     def text(self, origin: str = "") -> str:
-        """The recipe as YAML, its notes in the head."""
+        """The recipe as YAML, its notes in the head.
+
+        `origin` is where the settings come from, for the first line (default: not said).
+        """
         return head_of(f"Settings of {origin}.", origin, self.notes) + dump_yaml(self.sections)
 
 
 def head_of(sentence: str, origin: str, notes: Sequence[str]) -> str:
-    """Comment lines for the head of a YAML file: where it comes from, if that is known, and the notes."""
+    """Comment lines for the head of a YAML file: where it comes from, if that is known, and the notes.
+
+    `sentence` is the first line; `origin` may be empty; `notes` follow, one line each.
+    """
     lines = list(notes)
     if origin:
         lines.insert(0, sentence)

@@ -33,6 +33,9 @@ def kpca(
     """KPCA_code: symmetric and RPC layers (2C-row qkv), scaled attention (`s`), z-scored reconstruction layers.
 
     What is not given is taken from the arguments stored in the checkpoint: robust, num_iter, lambd, layer.
+
+    `checkpoint` is the file as it was read; `model_name` is that of the timm model, `num_heads` of its layers; `robust`
+    says whether keys are cleaned, in so many `iterations` with lambda `sparsity`, from which `layer` on.
     """
     if "blocks.0.attn.s" in checkpoint.state:
         return _scaled(checkpoint, model_name, num_heads)
@@ -51,7 +54,11 @@ def kpca(
 
 
 def reconstruction(checkpoint: Checkpoint, model_name: str | None, num_heads: int | None) -> Converted:
-    """Layers that standardise q and k."""
+    """Layers that standardise q and k.
+
+    `checkpoint` is the file as it was read; `model_name` is that of the timm model and `num_heads` of its layers, None
+    where the shapes are to tell.
+    """
     model = _model(checkpoint, model_name, num_heads, RECONSTRUCTION_HEADS)
     return finish(checkpoint, model, [{"where": "blocks.*.attn", "parts": [{"use": "standardised"}]}])
 

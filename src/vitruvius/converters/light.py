@@ -30,6 +30,8 @@ def light(
 
     `mean` and `std` are those the model was evaluated with; without them, and without stored settings, pixels go in
     as they are.
+
+    `checkpoint` is the file as it was read; `model_name` is that of the model, by default told by its keys and shapes.
     """
     inside = {name: checkpoint.state.pop(f"normalize.{name}", None) for name in ("mean", "std")}
     checkpoint.state = {key.removeprefix("model."): value for key, value in checkpoint.state.items()}

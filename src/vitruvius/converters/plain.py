@@ -11,7 +11,10 @@ from vitruvius.converters._upstream import adapt, class_count, known_name
 
 @converters.register("timm")
 def plain(checkpoint: Checkpoint, *, model_name: str | None = None) -> Converted:
-    """timm: its training checkpoints (state_dict, state_dict_ema, arch, args) and plain weights."""
+    """timm: its training checkpoints (state_dict, state_dict_ema, arch, args) and plain weights.
+
+    `checkpoint` is the file as it was read; `model_name` is that of the timm model, by default the one it names itself.
+    """
     model: dict[str, Any] = {"name": known_name(checkpoint, model_name), **class_count(checkpoint)}
     model |= dict(checkpoint.args.get("model_kwargs") or {})
     model |= {key: tuple(checkpoint.args[key]) for key in ("mean", "std") if checkpoint.args.get(key)}

@@ -25,7 +25,11 @@ RENAMED = {
 def structured(
     checkpoint: Checkpoint, *, model_name: str | None = None, num_heads: int | None = None, img_size: int | None = None
 ) -> Converted:
-    """structured_init: ViTs of its timm fork, with learned or fixed sin-cos positions."""
+    """structured_init: ViTs of its timm fork, with learned or fixed sin-cos positions.
+
+    `checkpoint` is the file as it was read; `model_name` is that of the timm model, `num_heads` of its layers,
+    `img_size` the side of its images in pixels; by default told by shapes and stored arguments.
+    """
     _refuse_convmixer(checkpoint)
     name = known_name(checkpoint, model_name, RENAMED)
     kwargs = checkpoint.args.get("model_kwargs") or {}

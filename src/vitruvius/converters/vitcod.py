@@ -28,7 +28,11 @@ LEVITS = {f"LeViT_{size}": f"levit_{size.lower()}" for size in ("128S", "128", "
 
 @converters.register("vitcod")
 def vitcod(checkpoint: Checkpoint, *, model_name: str | None = None, mask: str | None = None) -> Converted:
-    """ViTCoD: head-mixing auto-encoders (encoder_q …), and its masks: a .npy file, for LeViT a folder of them."""
+    """ViTCoD: head-mixing auto-encoders (encoder_q …), and its masks: a .npy file, for LeViT a folder of them.
+
+    `checkpoint` is the file as it was read; `model_name` is that of the timm model, by default told by its shapes;
+    `mask` is the path of its masks (default: none).
+    """
     checkpoint.drop("attention_sum", "num_attention", why="sums of attention maps, made by --need_weight")
     levit = is_levit(checkpoint)
     if levit:
@@ -116,5 +120,8 @@ def _read(path: Path, depth: int) -> Tensor:
 
 @converters.register(MASKS)
 def read_masks(path: StrPath) -> dict[str, Tensor]:
-    """ViTCoD's mask arrays (info_0.9.npy, or a LeViT's folder), as masks of ours: True = kept."""
+    """ViTCoD's mask arrays (info_0.9.npy, or a LeViT's folder), as masks of ours: True = kept.
+
+    `path` is that file or folder.
+    """
     return read_mask_arrays(path)

@@ -81,8 +81,7 @@ class Corruption(ABC):
         """The corruption itself, float32 in and out, without checks; the caller clips and rounds.
 
         `x` (B, C, H, W) in [0, 1]; `dice` gives random numbers that belong to the images; `constants` are the published
-        ones
-        of this severity.
+        ones of this severity.
         """
 
     def constants(self, x: Tensor) -> tuple[Any, ...]:

@@ -55,8 +55,7 @@ class Snow(Corruption):
         """`mean` and `std` of the noise whose values above `threshold` are flakes; the rest is below.
 
         `zoom` enlarges the flakes; `radius` and `sigma` are those of the motion blur along their track, in pixels;
-        `left` is
-        the share of the image that is not whitened.
+        `left` is the share of the image that is not whitened.
         """
         flakes = clipped_zoom(mean + std * dice.normal("flakes", (1, *x.shape[-2:])), zoom)
         flakes = torch.where(flakes < threshold, 0, flakes).clamp(0, 1)

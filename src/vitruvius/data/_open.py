@@ -101,8 +101,7 @@ def held_out(config: DataConfig, fraction: float, *, seed: int = 0) -> Tensor:
     """Ids of a random part of the training split, sorted: `exclude` for training, `only` for choosing a model.
 
     `config` is the data section of a recipe; `fraction` of its training images, above 0 and below 1; `seed` chooses
-    them
-    (default 0).
+    them (default 0).
     """
     if is_stream(config):
         raise DataError(f"{config.dataset} is a stream; nothing can be held out. Use a split of its own.")

@@ -39,7 +39,10 @@ class NumberedLoader(Protocol):
 
 
 def clean(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The identity threat: images as they are."""
+    """The identity threat: images as they are.
+
+    `x` (B, C, H, W) is returned; `model` and `y` are not looked at.
+    """
     return x
 
 

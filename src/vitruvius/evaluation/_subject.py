@@ -48,14 +48,20 @@ def subject_of(model: nn.Module, loader: Any) -> dict[str, Any]:
 
 
 def data_settings(config: DataConfig) -> dict[str, Any]:
-    """What a recipe says about the images to judge, where it differs from the defaults."""
+    """What a recipe says about the images to judge, where it differs from the defaults.
+
+    `config` is the data section of a target.
+    """
     defaults = DataConfig()
     values = {name: getattr(config, name) for name in JUDGED if getattr(config, name) != getattr(defaults, name)}
     return {f"data.{name}": value for name, value in values.items()}
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A hash of every parameter and buffer (normalisation included) and of the settings of the cores."""
+    """A hash of every parameter and buffer (normalisation included) and of the settings of the cores.
+
+    `model` is any module; equal weights on another device have the same.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(_tensors(model)):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -67,7 +73,10 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def settings_fingerprint(model: nn.Module) -> str:
-    """A hash of the plain attributes (numbers, words, lists of them) of every module, and of their classes."""
+    """A hash of the plain attributes (numbers, words, lists of them) of every module, and of their classes.
+
+    `model` is any module.
+    """
     digest = hashlib.sha256()
     for name, module in model.named_modules():
         own = [(key, value) for key, value in sorted(vars(module).items()) if key not in IGNORED and _is_plain(value)]

@@ -64,7 +64,10 @@ def make_twins(model: nn.Module, input_size: tuple[int, ...] | None = None) -> d
 
 
 def plain_surrogate(model: nn.Module) -> nn.Module | None:
-    """The twin with plain softmax attention; None where no part declares one."""
+    """The twin with plain softmax attention; None where no part declares one.
+
+    `model` is rewired or bare, and stays as it is.
+    """
     return make_twins(model).get("plain")
 
 
@@ -77,12 +80,16 @@ class InFloat32(nn.Module):
         self.training = model.training
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K) for images `x` (B, C, H, W) of any floating-point type."""
         answer: Tensor = self.model(x.float())
         return answer.to(x.dtype)
 
 
 def save_findings(findings: list[Finding], path: str | Path) -> None:
-    """As JSON, one object per check."""
+    """As JSON, one object per check.
+
+    `findings` are those of `Sanity` or an examination; `path` is the file to write.
+    """
     atomic_write_text(path, json.dumps([finding.to_dict() for finding in findings], indent=1) + "\n")
 
 

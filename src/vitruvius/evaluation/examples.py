@@ -174,7 +174,10 @@ def draw_examples(
 
 
 def save_examples(examples: ExampleSet, out: str | Path) -> Path:
-    """A file `*.safetensors` (lossless, read by `dataset: tensors`), else a folder of 8-bit PNGs (`folder`)."""
+    """A file `*.safetensors` (lossless, read by `dataset: tensors`), else a folder of 8-bit PNGs (`folder`).
+
+    `examples` are x' with their labels; `out` is that file or folder. Returns its path.
+    """
     path = Path(out)
     if _is_file(path):
         tensors = {"images": examples.images, "labels": examples.labels, "ids": examples.ids}

@@ -80,7 +80,11 @@ class _Images(NamedTuple):
 
 
 class Ledger:
-    """What every image did under every threat; threats go by their descriptions."""
+    """What every image did under every threat; threats go by their descriptions.
+
+    `folder` is where rows are written as they come, None keeps them in memory; `rank` is that of this process, whose
+    files have names of their own.
+    """
 
     def __init__(self, folder: str | Path | None = None, *, rank: int = 0) -> None:
         if folder is None:
@@ -102,6 +106,8 @@ class Ledger:
 
         A ledger without a single image is a false start and stands in nobody's way. Returns all threats of the ledger,
         earlier ones first. The folder is locked until `release`.
+
+        `subject` says which model and which images, in plain values; `entries` are the threats that are asked for.
         """
         if self.folder is None:
             return list(entries)
@@ -150,7 +156,10 @@ class Ledger:
         self._images = _Images.of(self.columns.get("clean", {}))
 
     def check_images(self, ids: Tensor, x: Tensor, y: Tensor) -> None:
-        """Refuse images (B, …) or labels (B,) that are not those an earlier evaluation has judged under these ids."""
+        """Refuse images (B, …) or labels (B,) that are not those an earlier evaluation has judged under these ids.
+
+        `ids` (B,) int64 are their numbers in the data set; `x` and `y` are a batch.
+        """
         if self._images is None:
             return
         changed = self._images.changed(ids.cpu(), image_ids(x).cpu(), y.cpu())
@@ -176,7 +185,10 @@ class Ledger:
         return torch.empty(0, dtype=torch.int64)
 
     def add(self, threat: str, rows: Columns) -> None:
-        """Rows of one batch, on the CPU; on disk before this returns."""
+        """Rows of one batch, on the CPU; on disk before this returns.
+
+        `threat` is its description; `rows` are columns by name, each (B, …), among them the ids.
+        """
         rows = {name: column.detach().cpu() for name, column in rows.items()}
         self._merge(threat, rows)
         if self.folder is not None:
@@ -186,7 +198,11 @@ class Ledger:
             self._written += 1
 
     def write_note(self, threat: str, stage: str, attempt: int | None, columns: Columns) -> None:
-        """What a stage of an ensemble has decided about some images; on disk before this returns."""
+        """What a stage of an ensemble has decided about some images; on disk before this returns.
+
+        `threat` and `stage` are descriptions; `attempt` is the last one that all these images survived, None where the
+        stage is through with them; `columns` are what it decided, each (B, …).
+        """
         if self.folder is None:
             return
         self._check_place()
@@ -212,7 +228,10 @@ class Ledger:
         self._earlier.append(Note(about["threat"], about["stage"], attempt, _in_order(columns, about)))
 
     def join(self, others: Sequence[dict[str, Columns]]) -> None:
-        """Take in rows from elsewhere; an image counts once."""
+        """Take in rows from elsewhere; an image counts once.
+
+        `others` are the columns of other processes, by threat.
+        """
         for columns in others:
             for threat, rows in columns.items():
                 self._merge(threat, rows)
@@ -302,7 +321,10 @@ def _entries(known: Mapping[str, Any], file: Path) -> list[Entry]:
 
 
 def load_ledger(path: str | Path) -> dict[str, Columns]:
-    """Columns by threat, from the one file `Ledger.save` writes, or from the folder it lies in."""
+    """Columns by threat, from the one file `Ledger.save` writes, or from the folder it lies in.
+
+    `path` is that file or folder.
+    """
     if Path(path).is_dir():
         path = Path(path) / "ledger.safetensors"
     columns: dict[str, Columns] = {}

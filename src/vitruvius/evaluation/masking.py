@@ -83,13 +83,19 @@ class MaskingChecks:
         return list(news.values())
 
     def draws(self, spec: str) -> int:
-        """How often the model is asked about each x' of a threat: several times where it is random."""
+        """How often the model is asked about each x' of a threat: several times where it is random.
+
+        `spec` is the description of the threat.
+        """
         if any(finding.name == RANDOMNESS for finding in self.found.get(spec, [])):
             return DRAWS
         return 1
 
     def say(self, spec: str) -> str:
-        """What is put behind a threat's figure: the names of its findings, or nothing."""
+        """What is put behind a threat's figure: the names of its findings, or nothing.
+
+        `spec` is the description of the threat.
+        """
         names = [finding.name for finding in self.found.get(spec, [])]
         if not names:
             return ""
@@ -332,7 +338,10 @@ def _as_numbers(logits: Tensor) -> Tensor:
 
 
 def calls_autograd(model: nn.Module, x: Tensor) -> bool:
-    """Whether the forward pass asks autograd for gradients, however it came by that function."""
+    """Whether the forward pass asks autograd for gradients, however it came by that function.
+
+    `model` is run once on a few images `x` (B, C, H, W).
+    """
     functions = {torch.autograd.grad.__code__, torch.autograd.backward.__code__}
     called = False
 
@@ -372,7 +381,10 @@ def stage_findings(rows: Columns) -> list[Finding]:
 
 
 def draw_remarks(spec: str, rows: Columns) -> list[str]:
-    """Worst and mean of the draws over which a threat on a random model was judged, from its rows in a ledger."""
+    """Worst and mean of the draws over which a threat on a random model was judged, from its rows in a ledger.
+
+    `spec` is the description of the threat, `rows` its columns.
+    """
     if DRAWS_RIGHT not in rows:
         return []
     worst = float(rows["correct"].double().mean())

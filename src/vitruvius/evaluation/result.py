@@ -120,7 +120,10 @@ class Report:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write the numbers as JSON."""
+        """Write the numbers as JSON.
+
+        `path` is the file.
+        """
         atomic_write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
 
@@ -135,6 +138,8 @@ def summarise(
     """Reduce a ledger to scores: one per threat, and the worst case over all attacks that have seen every image.
 
     `broken`: images that could not be read. `found`: open findings by the descriptions of threats.
+
+    `ledger` holds all rows; `entries` are its threats, clean images among them; `data` is the name of the data set.
     """
     number = len(ledger.done("clean"))
     judged = [entry for entry in entries if len(ledger.done(entry.spec))]

@@ -38,7 +38,10 @@ class Entry:
     remarks: str = ""  # what speaks against believing the figures; empty if nothing does
 
     def save(self, path: str | Path) -> None:
-        """As RobustBench writes it: one flat JSON object of texts."""
+        """As RobustBench writes it: one flat JSON object of texts.
+
+        `path` is the file.
+        """
         atomic_write_text(path, json.dumps(self.__dict__, indent=2) + "\n")
 
 

@@ -90,7 +90,11 @@ class Sanity:
         APGD(eps=self.eps, norm=self.norm)  # refuses a radius that allows every image
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None) -> list[Finding]:
-        """All checks on these images; a few hundred say enough."""
+        """All checks on these images; a few hundred say enough.
+
+        `model` is in eval mode; `x` (B, C, H, W) in [0, 1]; `y` (B,) labels; `ids` (B,) int64 name the images for the
+        dice (default: a hash of their pixels).
+        """
         check_eval_mode(model)
         check_inputs(x, y)
         return _Examination(self, model, x, y, image_ids(x) if ids is None else ids).findings()

@@ -129,7 +129,10 @@ def _check(model: nn.Module, shift: Shift, size: Any) -> None:
 
 
 def check_fit(model: nn.Module, shift: Shift) -> None:
-    """Refuse a model that says that it knows other classes than the set has."""
+    """Refuse a model that says that it knows other classes than the set has.
+
+    `model` is asked for its number of classes, `shift` for its own.
+    """
     if known := getattr(model, "num_classes", None):
         _check_classes(int(known), shift)
 
@@ -181,7 +184,10 @@ def _judge(who: _Examiner, part: Subset) -> Sequence[Remark | str]:
 
 @torch.no_grad()
 def respond(who: _Examiner, x: Tensor, y: Tensor) -> Columns:
-    """What the model says of a batch; where the set has a subset of the classes, only their logits count."""
+    """What the model says of a batch; where the set has a subset of the classes, only their logits count.
+
+    `who` holds the model and what counts of its answers; `x` (B, C, H, W) in [0, 1]; `y` (B,) labels.
+    """
     logits = who.model(x).float()  # (B, K)
     if logits.ndim == 2:
         _check_classes(logits.shape[1], who.shift)
@@ -203,7 +209,15 @@ def _keep(ledger: Ledger, report: ShiftReport, folder: Path) -> None:
 def shift_loader(
     images: Images, ids: Tensor, config: DataConfig, input_size: InputSize, process: Process, *, cropped: bool
 ) -> Loader:
-    """The images `ids`, each once, dealt out to the processes."""
+    """The images `ids`, each once, dealt out to the processes.
+
+    images: those of one part.
+    ids: (n,) numbers of those wanted.
+    config: the data section: batch size, workers, and what overrules the model.
+    input_size: timm's data config of the model, or (channels, height, width).
+    process: this one of several.
+    cropped: whether images are at the crop already, so that they are resized only.
+    """
     if cropped and config.crop_pct is None:
         config = dataclasses.replace(config, crop_pct=1.0)
     return images_loader(
@@ -218,7 +232,10 @@ def shift_loader(
 
 
 def chosen(images: Images, limit: int | None) -> Tensor:
-    """Ids of all images, or of as many as wanted: those with the smallest keys, so the same files in every part."""
+    """Ids of all images, or of as many as wanted: those with the smallest keys, so the same files in every part.
+
+    `images` are those of one part; `limit` is how many, None for all.
+    """
     if limit is None or limit >= len(images):
         return torch.arange(len(images))
     return images.keys.argsort(stable=True)[:limit].sort().values

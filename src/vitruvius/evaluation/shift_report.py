@@ -69,7 +69,10 @@ class ShiftReport:
         return grid
 
     def as_baseline(self, name: str) -> Baseline:
-        """To compare other models with."""
+        """To compare other models with.
+
+        `name` is what tables call it.
+        """
         errors = {group: {s: 1 - a for s, a in row.items()} for group, row in self.accuracies.items()}
         return Baseline(name=name, errors=errors, clean_error=self.clean_error)
 
@@ -81,12 +84,18 @@ class ShiftReport:
         return {**{name: getattr(self, name) for name in names}, "parts": [asdict(part) for part in self.parts]}
 
     def save(self, path: str | Path) -> None:
-        """Write the numbers as JSON."""
+        """Write the numbers as JSON.
+
+        `path` is the file.
+        """
         atomic_write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
 
 def load_shift_report(path: str | Path) -> ShiftReport:
-    """What `save` wrote, without its ledger."""
+    """What `save` wrote, without its ledger.
+
+    `path` is the file.
+    """
     try:
         table = json.loads(read_text(path))
         return ShiftReport(**{**table, "parts": [PartScore(**part) for part in table["parts"]]})
@@ -95,7 +104,10 @@ def load_shift_report(path: str | Path) -> ShiftReport:
 
 
 def corruption_report(report: Report, baseline: Baseline | None = None) -> ShiftReport | None:
-    """What an evaluation under corruptions says beyond accuracies; None where it had none."""
+    """What an evaluation under corruptions says beyond accuracies; None where it had none.
+
+    `report` is that of `evaluate`; `baseline` is what errors are divided by (default: none, so no mCE).
+    """
     graded = [s for s in report.threats if s.severity is not None and s.n == report.num_images]
     if not graded:
         return None
@@ -118,7 +130,15 @@ def summarise_shift(
     clean_error: float | None,
     temperature: float | None,
 ) -> ShiftReport:
-    """Reduce the ledger of a published set."""
+    """Reduce the ledger of a published set.
+
+    ledger: all rows, by part.
+    shift: the set, with its parts.
+    remarks: what was found while its images were read.
+    baseline: what errors are divided by; None: nothing.
+    clean_error: the model's error on images as they are; None where it is not known.
+    temperature: that logits were divided by; None: none.
+    """
     entries = [Entry(spec=p.name, short=p.group, severity=p.severity) for p in shift.parts if len(ledger.done(p.name))]
     outside = {part.name for part in shift.parts if part.outside}
     if not entries:
@@ -142,7 +162,17 @@ def reduce_entries(
     clean_error: float | None = None,
     clean: Columns | None = None,
 ) -> ShiftReport:
-    """Scores of these entries of a ledger, and of all of them together."""
+    """Scores of these entries of a ledger, and of all of them together.
+
+    ledger: all rows, by entry.
+    entries: the parts to be scored.
+    name: of the set.
+    benchmark: corruptions that mCE is the mean of; default: none.
+    outside: entries of images of unknown classes, to be detected; default: none.
+    baseline: what errors are divided by; default: none.
+    clean_error: the model's error on images as they are; default: not known.
+    clean: rows of images as they are, that calibration is compared with; default: none.
+    """
     apart = set(outside)
     rows = {entry.spec: ledger.rows(entry.spec) for entry in entries}
     parts = [_score(entry, rows[entry.spec], outside=entry.spec in apart) for entry in entries]

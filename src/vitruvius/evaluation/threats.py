@@ -59,6 +59,7 @@ def make_threat(spec: Spec | Threat, *, where: str = "threat") -> Threat:
 
 
 def enter(threat: Threat) -> Entry:
+    """The line of a `threat` in a ledger: its description, short name, strength and revision."""
     return Entry(
         spec=describe(threat),
         short=short_name(threat),
@@ -69,7 +70,10 @@ def enter(threat: Threat) -> Entry:
 
 
 def by_spec(threats: Sequence[Threat]) -> dict[str, Threat]:
-    """Threats by their descriptions; the same one twice is an error."""
+    """Threats by their descriptions; the same one twice is an error.
+
+    `threats` come in any order, which is kept.
+    """
     named: dict[str, Threat] = {}
     for threat in threats:
         spec = describe(threat)
@@ -80,7 +84,10 @@ def by_spec(threats: Sequence[Threat]) -> dict[str, Threat]:
 
 
 def name_entries(entries: Iterable[Entry]) -> dict[str, Entry]:
-    """Short names, made different by their settings where the same attack comes twice."""
+    """Short names, made different by their settings where the same attack comes twice.
+
+    `entries` are those of one ledger.
+    """
     named: dict[str, Entry] = {}
     for entry in entries:
         named[entry.spec if entry.short in named else entry.short] = entry
@@ -88,11 +95,15 @@ def name_entries(entries: Iterable[Entry]) -> dict[str, Entry]:
 
 
 def family(entry: Entry) -> str:
-    """A corruption without its severity: `fog`, or `fog(seed=1)` where other settings differ."""
+    """A corruption without its severity: `fog`, or `fog(seed=1)` where other settings differ.
+
+    `entry` is the line of a corruption in a ledger.
+    """
     return re.sub(r"severity=\d+(, )?", "", entry.spec).replace(", )", ")").removesuffix("()")
 
 
 def short_name(threat: Threat) -> str:
+    """What tables call a `threat`: the name of its function or class, in lower case."""
     if isinstance(threat, functools.partial):
         inside = threat.func
     else:
@@ -101,7 +112,10 @@ def short_name(threat: Threat) -> str:
 
 
 def describe(threat: Threat) -> str:
-    """`pgd(eps=4/255, steps=20)`: the settings that differ from the defaults, exactly."""
+    """`pgd(eps=4/255, steps=20)`: the settings that differ from the defaults, exactly.
+
+    `threat` is any; of a plain function the description is its name.
+    """
     if isinstance(threat, functools.partial):
         return f"{short_name(threat)}({', '.join(_bound_settings(threat))})"
     fields: dict[str, dataclasses.Field[Any]] = getattr(threat, "__dataclass_fields__", {})

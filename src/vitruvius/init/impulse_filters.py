@@ -24,8 +24,7 @@ def impulse_filters(
     """Every depth-wise convolution begins with one random tap a channel, no bias; all else stays as it is.
 
     `model` is written to, `generator` draws the taps. `kind` "random" draws all taps as PyTorch does, without a bias:
-    the
-    start to compare with.
+    the start to compare with.
     """
     found = [module for module in model.modules() if isinstance(module, nn.Conv2d) and mixes_space(module)]
     if not found:

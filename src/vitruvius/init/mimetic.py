@@ -43,8 +43,8 @@ def mimetic(
     `alpha` weighs the noise and `beta` the identity of query times key; `value_alpha`, `value_beta` those of
     value times projection. Biases and all else stay as they are.
 
-    `layers` come in the model's order. `variant`: "paper", or "released", which differ in the order of the factors
-    of values and projection. `generator` draws the noise Z.
+    `layers` come in the model's order. `variant`: "paper", or "released", which differ in the order of the factors of
+    values and projection. `generator` draws the noise Z.
     """
     if variant not in ("paper", "released"):
         raise ConfigError(f"variant={variant!r}, expected 'paper' or 'released'.")

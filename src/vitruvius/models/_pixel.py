@@ -39,10 +39,12 @@ class PixelModel(nn.Module):
         self.register_buffer("std", torch.tensor(self.statistics[1]).view(-1, 1, 1), persistent=False)  # (C, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K), or whatever timm's model returns, for pixels `x` (B, C, H, W) in [0, 1]."""
         out: Tensor = self.model((x - self.mean) / self.std)
         return out
 
     def train(self, mode: bool = True) -> PixelModel:
+        """Training mode, or eval mode for a `mode` of False; frozen parts that keep statistics stay in eval mode."""
         super().train(mode)
         for name in self.still:
             self.get_submodule(name).eval()

@@ -17,7 +17,11 @@ from vitruvius.models.wide_resnets import conv, head
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions; where size or width changes, the way around is a 1×1 convolution of relu(norm x)."""
+    """Two 3×3 convolutions; where size or width changes, the way around is a 1×1 convolution of relu(norm x).
+
+    `inputs` and `outputs` are channels; `stride` of the first convolution, 1 or 2; `drop_path` the probability that a
+    sample skips the block in training.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, drop_path: float) -> None:
         super().__init__()
@@ -29,6 +33,7 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
+        """`x` is (B, inputs, H, W)."""
         ready = F.relu(self.bn1(x))
         out = self.conv2(F.relu(self.bn2(self.conv1(ready))))
         if self.shortcut is not None:
@@ -38,7 +43,13 @@ class Block(nn.Module):
 
 
 class PreActResNet(nn.Module):
-    """Four stages of two blocks, with timm's methods."""
+    """Four stages of two blocks, with timm's methods.
+
+    num_classes: of the classifier; 0 leaves it out.
+    in_chans: channels of the images.
+    drop_rate: dropout before the classifier.
+    drop_path_rate: probability that a sample skips a block, the same in all blocks.
+    """
 
     def __init__(
         self, *, num_classes: int = 10, in_chans: int = 3, drop_rate: float = 0.0, drop_path_rate: float = 0.0
@@ -53,11 +64,13 @@ class PreActResNet(nn.Module):
         self.linear = head(512, num_classes)
 
     def forward_features(self, x: Tensor) -> Tensor:
+        """The last feature map (B, 512, h, w) of normalised images `x` (B, C, H, W)."""
         for layer in (self.conv1, self.layer1, self.layer2, self.layer3, self.layer4):
             x = layer(x)  # type: ignore[operator]
         return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits of a feature map `x`; with `pre_logits` (default false) what the classifier would see."""
         x = F.dropout(x.mean((-2, -1)), self.drop_rate, self.training)
         if pre_logits:
             return x
@@ -65,12 +78,14 @@ class PreActResNet(nn.Module):
         return logits
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K) of normalised images `x` (B, C, H, W)."""
         return self.forward_head(self.forward_features(x))
 
     def get_classifier(self) -> nn.Module:
         return self.linear
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new classifier for `num_classes`; `global_pool` is there because timm passes it, and is not looked at."""
         self.num_classes, self.linear = num_classes, head(self.num_features, num_classes)
 
 

@@ -23,7 +23,10 @@ NORMS = 8
 
 
 class GhostNorm(nn.Module):
-    """Training normalises each part of a batch by itself, evaluation all images by the statistics of the first part."""
+    """Training normalises each part of a batch by itself, evaluation all images by the statistics of the first part.
+
+    `num_features` are the channels; `device` and `dtype` where and in which type it is made (default: torch's own).
+    """
 
     def __init__(
         self, num_features: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -33,6 +36,7 @@ class GhostNorm(nn.Module):
         self.proxy_bn = nn.BatchNorm2d(PARTS * num_features, affine=False, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        """`x` (B, C, H, W) normalised; in training B must be a multiple of the parts."""
         if not self.training:
             statistics = (self.proxy_bn.running_mean, self.proxy_bn.running_var)  # (2 · C,) each
             mean, variance = (both[: self.num_features] for both in statistics if both is not None)
@@ -48,7 +52,10 @@ class GhostNorm(nn.Module):
 
 
 class EightNorms(nn.Module):
-    """Eight ghost batch norms, of which the first is used, and one weight and bias for each channel."""
+    """Eight ghost batch norms, of which the first is used, and one weight and bias for each channel.
+
+    `num_features` are the channels; `device` and `dtype` where and in which type it is made (default: torch's own).
+    """
 
     bn0: GhostNorm
 
@@ -69,12 +76,16 @@ class EightNorms(nn.Module):
             nn.init.constant_(parameter, float(name.endswith("weight")))
 
     def forward(self, x: Tensor) -> Tensor:
+        """`x` (B, C, H, W), normalised, scaled and shifted."""
         scaled: Tensor = self.aff(self.bn0(x))
         return scaled
 
 
 def resnet50_gelu_adv(**kwargs: Any) -> nn.Module:
-    """timm's ResNet-50 with these norms; every residual branch begins at its full strength, as in the original."""
+    """timm's ResNet-50 with these norms; every residual branch begins at its full strength, as in the original.
+
+    `kwargs` are those of timm's ResNet: num_classes, in_chans, drop_rate, ….
+    """
     made: nn.Module = timm.create_model("resnet50", act_layer="gelu", norm_layer=EightNorms, **kwargs)
     for module in made.modules():
         if isinstance(module, EightNorms):

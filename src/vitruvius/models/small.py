@@ -39,7 +39,11 @@ def _xcit(patch: int, name: str = "", sizes: dict[str, Any] | None = None) -> An
 def configured(
     model: Any, size: int | tuple[int, int], channels: int, first: str, last: str, **settings: Any
 ) -> nn.Module:
-    """Give a model the preprocessing that timm's resolver reads."""
+    """Give a model the preprocessing that timm's resolver reads.
+
+    `model` is any timm model; `size` of its images in pixels, one side or (rows, columns); `channels` of them; `first`
+    and `last` the names of the first convolution and of the classifier; `settings` whatever else timm's config holds.
+    """
     height, width = to_2tuple(size)
     model.pretrained_cfg = {
         "input_size": (channels, height, width),

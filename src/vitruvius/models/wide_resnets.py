@@ -18,7 +18,11 @@ from vitruvius.models.small import configured
 
 
 class Block(nn.Module):
-    """x + conv(relu(norm(conv(relu(norm x))))); where the width changes, the way around sees relu(norm x) too."""
+    """x + conv(relu(norm(conv(relu(norm x))))); where the width changes, the way around sees relu(norm x) too.
+
+    `inputs` and `outputs` are channels; `stride` of the first convolution, 1 or 2; `drop_path` the probability that a
+    sample skips the block in training.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, drop_path: float) -> None:
         super().__init__()
@@ -39,19 +43,31 @@ class Block(nn.Module):
 
 
 class Group(nn.Module):
-    """Blocks of one width."""
+    """Blocks of one width.
+
+    `blocks` in order, of which the first may change size and width.
+    """
 
     def __init__(self, blocks: list[Block]) -> None:
         super().__init__()
         self.layer = nn.Sequential(*blocks)
 
     def forward(self, x: Tensor) -> Tensor:
+        """`x` (B, C, H, W) through all blocks."""
         out: Tensor = self.layer(x)
         return out
 
 
 class WideResNet(nn.Module):
-    """A wide ResNet with timm's methods."""
+    """A wide ResNet with timm's methods.
+
+    depth: of the network, 6 n + 4: n blocks in each of three groups.
+    width: factor of the channels, 16 in the first convolution.
+    num_classes: of the classifier; 0 leaves it out.
+    in_chans: channels of the images.
+    drop_rate: dropout before the classifier.
+    drop_path_rate: probability that a sample skips a block, the same in all blocks.
+    """
 
     def __init__(
         self,
@@ -75,11 +91,13 @@ class WideResNet(nn.Module):
         self.fc = head(widths[3], num_classes)
 
     def forward_features(self, x: Tensor) -> Tensor:
+        """The last feature map (B, C, h, w) of normalised images `x` (B, 3, H, W)."""
         for layer in (self.conv1, self.block1, self.block2, self.block3, self.bn1):
             x = layer(x)  # type: ignore[operator]
         return F.relu(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits of a feature map `x`; with `pre_logits` (default false) what the classifier would see."""
         x = F.dropout(x.mean((-2, -1)), self.drop_rate, self.training)
         if pre_logits:
             return x
@@ -87,24 +105,32 @@ class WideResNet(nn.Module):
         return logits
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K) of normalised images `x` (B, C, H, W)."""
         return self.forward_head(self.forward_features(x))
 
     def get_classifier(self) -> nn.Module:
         return self.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new classifier for `num_classes`; `global_pool` is there because timm passes it, and is not looked at."""
         self.num_classes, self.fc = num_classes, head(self.num_features, num_classes)
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution without bias that keeps the size up to its stride, with He's start."""
+    """A convolution without bias that keeps the size up to its stride, with He's start.
+
+    `inputs` and `outputs` are channels, `kernel` the side of the filter, `stride` 1 by default.
+    """
     made = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.normal_(made.weight, std=math.sqrt(2 / (kernel**2 * outputs)))
     return made
 
 
 def head(features: int, num_classes: int) -> nn.Module:
-    """A linear classifier with zero bias, or nothing for no classes."""
+    """A linear classifier with zero bias, or nothing for no classes.
+
+    `features` come in; `num_classes` logits go out.
+    """
     if not num_classes:
         return nn.Identity()
     made = nn.Linear(features, num_classes)

@@ -28,6 +28,12 @@ def record_examples(
     A map holds the weights that a core really gives to its values (`Core.map`); a core without one is refused by name.
     Sites whose queries and keys do not lie on one grid (windows, channels, downsampling) have no place here.
     Train or eval mode is the caller's.
+
+    run: the folder in which they are kept.
+    model: rewired or bare, in eval mode as a rule.
+    images: pixels in [0, 1].
+    labels: what is written below each image, names or numbers; default: none.
+    where: a glob over site names; default: all sites.
     """
     sites = survey(model)
     with record(model, where) as seen:
@@ -53,7 +59,10 @@ def record_examples(
 
 
 def save_model_facts(run: str | Path, model: nn.Module) -> None:
-    """Write model.json: parameters of the model, and each attention site with its core."""
+    """Write model.json: parameters of the model, and each attention site with its core.
+
+    `run` is the folder, `model` rewired or bare.
+    """
     try:
         sites = survey(model)
     except NoSiteError:

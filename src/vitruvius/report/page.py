@@ -38,7 +38,7 @@ def write_page(runs: Sequence[str | Path], out: str | Path, *, title: str = "A v
 
 
 def render_page(runs: Sequence[Run], *, title: str) -> str:
-    """The page as text."""
+    """The page as text. `runs` come in the order they are shown in; `title` is that of the page."""
     drawn = [(section, section(runs)) for section in in_order()]
     return (
         _environment()

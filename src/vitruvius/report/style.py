@@ -118,13 +118,19 @@ def figure_style() -> Iterator[None]:
 
 
 def new_axes(width: float = 5.4, height: float = 3.1) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes, without the global state of pyplot. Sizes are inches."""
+    """A figure with one pair of axes, without the global state of pyplot. Sizes are inches.
+
+    `width` is 5.4 and `height` 3.1 by default.
+    """
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:
-    """Write a figure as `.png`, `.pdf` or `.svg` by its suffix; without a suffix as PNG and PDF. Returns the files."""
+    """Write a figure as `.png`, `.pdf` or `.svg` by its suffix; without a suffix as PNG and PDF. Returns the files.
+
+    `path` is that of the file, or both without its suffix.
+    """
     path = Path(path)
     if path.suffix not in ("", ".png", ".pdf", ".svg"):
         raise ConfigError(f"figures are saved as .png, .pdf or .svg, not {path.suffix!r} ({path}).")
@@ -138,7 +144,10 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
 
 
 def encode_figure(figure: Figure, kind: str, **settings: Any) -> bytes:
-    """The bytes of a figure as png, pdf or svg; the same figure gives the same bytes."""
+    """The bytes of a figure as png, pdf or svg; the same figure gives the same bytes.
+
+    `kind` is one of these three; `settings` are those of matplotlib's `savefig`.
+    """
     unstamped = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
     with figure_style(), io.BytesIO() as buffer:
         figure.savefig(buffer, format=kind, metadata=unstamped[kind], **settings)

@@ -24,7 +24,11 @@ CHANNELS = (1, 3)  # grey, colour
 
 
 class ArrayImages:
-    """One severity of one file."""
+    """One severity of one file.
+
+    `labels` (n,) are their classes; `name` is what errors and reports call them; `num_classes` how many classes there
+    are.
+    """
 
     def __init__(self, file: Path, labels: np.ndarray, severity: int, *, name: str, num_classes: int) -> None:
         images = len(labels) // len(SEVERITIES)
@@ -39,12 +43,14 @@ class ArrayImages:
         return len(self.labels)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
+        """The image and its label, by its `index` from 0."""
         pixels = self.pixels[index].movedim(0, -1).numpy()
         if pixels.shape[-1] == 1:
             pixels = pixels.squeeze(-1)
         return Image.fromarray(pixels), int(self.labels[index])
 
     def describe(self, index: int) -> str:
+        """Which image this `index` is, for messages."""
         return f"image {index} of {self.name}"
 
 

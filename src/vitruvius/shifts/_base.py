@@ -16,7 +16,10 @@ from vitruvius.shifts._remarks import Remark
 
 
 class Images(Protocol):
-    """Labelled images by number."""
+    """Labelled images by number.
+
+    `read` decodes the image of an `index` from 0 and gives it with its label; `describe` says where it lies.
+    """
 
     name: str
     num_classes: int

@@ -40,12 +40,14 @@ class Pictures:
         return len(self.files)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
+        """The decoded image and its label, by its `index` from 0."""
         file, label = self.files[index]
         with Image.open(self.folder / file) as image:
             image.load()
         return image, label
 
     def describe(self, index: int) -> str:
+        """The file of this `index`, for messages."""
         return str(self.folder / self.files[index][0])
 
     def _pictures(self, one: str) -> Iterator[str]:

@@ -22,7 +22,10 @@ class Remark:
 
 
 def say_once(name: str, parts: int, remarks: Iterable[Remark | str]) -> list[str]:
-    """Remarks on the `parts` subsets of a shift, a line for each kind; a plain text stays a line of its own."""
+    """Remarks on the `parts` subsets of a shift, a line for each kind; a plain text stays a line of its own.
+
+    `name` is that of the shift; `remarks` come in the order in which they were found.
+    """
     kinds: dict[str, list[Remark]] = {}
     texts: list[str] = []
     for remark in dict.fromkeys(remarks):  # every process has made the same

@@ -10,5 +10,8 @@ from vitruvius.shifts._base import Shift, shifts
 
 @shifts.register("cifar-100-c")
 def cifar_100_c(root: Path) -> Shift:
-    """`<corruption>.npy` with five times 10,000 images, and labels.npy."""
+    """`<corruption>.npy` with five times 10,000 images, and labels.npy.
+
+    `root` is the folder of these files.
+    """
     return array_shift(root, name="cifar-100-c", archive=("CIFAR-100-C",), num_classes=100)

@@ -16,7 +16,10 @@ from vitruvius.shifts._remarks import listed, some
 
 @shifts.register("folder-c")
 def folder_c(root: Path) -> Shift:
-    """`<corruption>/<severity>/<class>/` of any data; classes are numbered in natural order of their names."""
+    """`<corruption>/<severity>/<class>/` of any data; classes are numbered in natural order of their names.
+
+    `root` is the folder above the corruptions.
+    """
     classes = sorted(_classes(root), key=_natural)
     if not classes:
         raise DataError(

@@ -10,5 +10,8 @@ from vitruvius.shifts._pictures import natural_shift
 
 @shifts.register("imagenet-a")
 def imagenet_a(root: Path) -> Shift:
-    """`<wnid>/`, 7,500 pictures; only the logits of its 200 classes count."""
+    """`<wnid>/`, 7,500 pictures; only the logits of its 200 classes count.
+
+    `root` is the folder above the classes.
+    """
     return natural_shift(root, name="imagenet-a", archive=("imagenet-a",), subset="a")

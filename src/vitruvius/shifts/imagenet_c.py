@@ -11,5 +11,8 @@ from vitruvius.shifts._corrupted import corrupted_imagenet
 
 @shifts.register("imagenet-c")
 def imagenet_c(root: Path) -> Shift:
-    """`<corruption>/<severity>/<wnid>/`, also inside noise, blur, weather, digital and extra."""
+    """`<corruption>/<severity>/<wnid>/`, also inside noise, blur, weather, digital and extra.
+
+    `root` is the folder above the corruptions, or above those five.
+    """
     return corrupted_imagenet(root, "imagenet-c", IMAGENET_C, archive=("imagenet-c", "ImageNet-C"), benchmark=BENCHMARK)

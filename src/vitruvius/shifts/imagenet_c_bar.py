@@ -15,5 +15,8 @@ BAR = (
 
 @shifts.register("imagenet-c-bar")
 def imagenet_c_bar(root: Path) -> Shift:
-    """`<corruption>/<severity>/<wnid>/`, ten corruptions of its own."""
+    """`<corruption>/<severity>/<wnid>/`, ten corruptions of its own.
+
+    `root` is the folder above the corruptions.
+    """
     return corrupted_imagenet(root, "imagenet-c-bar", BAR, archive=("imagenet-c-bar", "imagenet_c_bar"))

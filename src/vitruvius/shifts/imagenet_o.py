@@ -17,7 +17,10 @@ INSIDE = "imagenet of the same classes"
 
 @shifts.register("imagenet-o")
 def imagenet_o(root: Path, *, validation: str | None = None) -> Shift:
-    """`<wnid>/`, 2,000 pictures; `validation` is the folder `<wnid>/` of ImageNet that they are told from."""
+    """`<wnid>/`, 2,000 pictures; `validation` is the folder `<wnid>/` of ImageNet that they are told from.
+
+    `root` is the folder above the classes. Without `validation` (the default) nothing is detected.
+    """
     name, labels = "imagenet-o", imagenet_labels("o")
     parts = [pictures_subset(unpacked(root, ("imagenet-o",)), labels, name=name, outside=True)]
     missing: tuple[str, ...] = ()

@@ -10,5 +10,8 @@ from vitruvius.shifts._pictures import natural_shift
 
 @shifts.register("imagenet-r")
 def imagenet_r(root: Path) -> Shift:
-    """`<wnid>/`, 30,000 pictures; only the logits of its 200 classes count."""
+    """`<wnid>/`, 30,000 pictures; only the logits of its 200 classes count.
+
+    `root` is the folder above the classes.
+    """
     return natural_shift(root, name="imagenet-r", archive=("imagenet-r",), subset="r")

@@ -10,5 +10,8 @@ from vitruvius.shifts._pictures import natural_shift
 
 @shifts.register("imagenet-sketch")
 def imagenet_sketch(root: Path) -> Shift:
-    """`sketch/<wnid>/` or `<wnid>/`, 50,889 drawings."""
+    """`sketch/<wnid>/` or `<wnid>/`, 50,889 drawings.
+
+    `root` is the folder above the classes, or above `sketch`.
+    """
     return natural_shift(root, name="imagenet-sketch", archive=("sketch", "imagenet-sketch", "images"))

@@ -23,7 +23,10 @@ VARIANTS = {  # name → how folders of it are called
 
 @shifts.register("imagenet-v2")
 def imagenet_v2(root: Path) -> Shift:
-    """`imagenetv2-<variant>-format-val/<0 … 999>/`, three variants of 10,000 pictures, or the folder of one."""
+    """`imagenetv2-<variant>-format-val/<0 … 999>/`, three variants of 10,000 pictures, or the folder of one.
+
+    `root` is the folder above the variants, or that of one of them.
+    """
     found = _find_variants(root)
     if not found:
         raise DataError(

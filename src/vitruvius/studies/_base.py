@@ -58,6 +58,9 @@ class Study(Protocol):
     """A function of a subject that yields rows; `draw` makes the figure of all rows.
 
     It may also have `finish(rows)`: the rows with columns that only all of them together can tell, for the table.
+
+    `subject` is a model with its images; `done` holds the keys of rows that an interrupted study has already, which are
+    not computed again; `settings` are those of the study.
     """
 
     draw: Callable[[list[Row]], Figure]

@@ -36,7 +36,18 @@ def attack_convergence(
     seed: int | None = None,
     norm: Norm = LINF,
 ) -> Iterator[Row]:
-    """Loss of single, correctly classified points after 0, 1, 2, … steps of PGD; `steps=N` is every step up to N."""
+    """Loss of single, correctly classified points after 0, 1, 2, … steps of PGD; `steps=N` is every step up to N.
+
+    subject: a model and the images it is studied on.
+    done: keys of the rows that are there already.
+    eps: radius of the attack, in pixels of images in [0, 1].
+    steps: numbers of steps that are told, or N for every step up to N.
+    seeds: of the random starts.
+    points: correctly classified images, at most.
+    step_size: in pixels; null: 0.15 eps.
+    seed: one seed instead of `seeds`; null: those.
+    norm: of the ball: linf, l2 or l1.
+    """
     lengths = _lengths(steps)
     if seed is not None:
         seeds = (seed,)
@@ -103,7 +114,10 @@ def _ascend(
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Mean loss against the steps, one line per model: a dark band over seeds, a light one (quartiles) over points."""
+    """Mean loss against the steps, one line per model: a dark band over seeds, a light one (quartiles) over points.
+
+    `rows` are those of all models.
+    """
     with figure_style():
         figure, axes = new_axes()
         for index, model in enumerate(dict.fromkeys(row["model"] for row in rows)):

@@ -34,7 +34,16 @@ def attack_effectiveness(
     epochs: tuple[int, ...] | None = None,
     norm: Norm = LINF,
 ) -> Iterator[Row]:
-    """Accuracy and loss under PGD of growing length, for several seeds and every kept epoch of a run."""
+    """Accuracy and loss under PGD of growing length, for several seeds and every kept epoch of a run.
+
+    subject: a model and the images it is studied on.
+    done: keys of the rows that are there already.
+    eps: radius of the attack, in pixels of images in [0, 1].
+    steps: lengths of the attack.
+    seeds: of the random starts.
+    epochs: kept epochs of a run, counted from 1; null: all of them, or the model as it is.
+    norm: of the ball: linf, l2 or l1.
+    """
     for epoch in _epochs_of(subject, epochs):
         model = subject.model
         if epoch is not None:
@@ -77,7 +86,10 @@ def _epochs_of(subject: Subject, wanted: Sequence[int] | None) -> list[int | Non
 
 
 def add_loss_gap(rows: list[Row]) -> list[Row]:
-    """Rows with `loss_gap`: how far the mean loss is from that of the longest attack, with the same seed and epoch."""
+    """Rows with `loss_gap`: how far the mean loss is from that of the longest attack, with the same seed and epoch.
+
+    `rows` are those of all models; they are not changed.
+    """
     longest = max(int(row["steps"]) for row in rows)
     ends = {_place(row): row["adv_loss"] for row in rows if row["steps"] == longest}
     return [{**row, "loss_gap": _gap(row["adv_loss"], ends.get(_place(row)))} for row in rows]
@@ -94,7 +106,10 @@ def _gap(loss: float, end: float | None) -> float | None:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Loss gap and accuracy: against the epoch with a panel per model as in the paper, else against the steps."""
+    """Loss gap and accuracy: against the epoch with a panel per model as in the paper, else against the steps.
+
+    `rows` are those of all models, with their loss gap.
+    """
     with figure_style():
         if any(row["epoch"] is not None for row in rows):
             return _draw_epochs(rows)

@@ -38,7 +38,16 @@ def eps_sweep(
     space: Space = "pixels",
     seed: int = 0,
 ) -> Iterator[Row]:
-    """Accuracy under an attack of growing strength: `threat` (autoattack, square:…), or the KPCA scripts' PGD."""
+    """Accuracy under an attack of growing strength: `threat` (autoattack, square:…), or the KPCA scripts' PGD.
+
+    subject: a model and the images it is studied on.
+    done: keys of the rows that are there already.
+    eps: radii, in pixels of images in [0, 1].
+    threat: an attack with settings; its eps is each of those in turn; null: the KPCA scripts' PGD.
+    steps: of that PGD; null: 20.
+    space: pixels, or that of normalised images as the KPCA scripts counted.
+    seed: of the attack.
+    """
     _check_threat(threat, steps, space)
     for strength in eps:
         key = f"{space}/{strength:.6g}"
@@ -108,7 +117,10 @@ def _correct_normalised(subject: Subject, attack: Any) -> int:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Accuracy against ε, one line per model and space."""
+    """Accuracy against ε, one line per model and space.
+
+    `rows` are those of all models.
+    """
     with figure_style():
         figure, axes = new_axes()
         for index, kind in enumerate(dict.fromkeys(_kind(row) for row in rows)):

@@ -23,12 +23,10 @@ class Socket:
     `self.core(Heads(…))`, and says in `head_weights` where the projections lie. The methods other
     than `forward` must work on bare upstream modules too, so they use upstream's attributes only.
 
-    `forward` takes what upstream's takes:
-    `x`: tokens (B, N, C), or a feature map where upstream attends over one.
-    `attn_mask`, `is_causal`: which keys a query may see; default all.
-    `mask`: of shifted windows, (W, N, N), added to the scores; default none.
-    `rope`: rotary positions of the patches; default none.
-    `shared_rel_pos`, `shared_rel_pos_bias`: relative positions that all blocks share; default none.
+    `forward` takes what upstream's takes: `x`: tokens (B, N, C), or a feature map where upstream attends over one.
+    `attn_mask`, `is_causal`: which keys a query may see; default all. `mask`: of shifted windows, (W, N, N), added to
+    the scores; default none. `rope`: rotary positions of the patches; default none. `shared_rel_pos`,
+    `shared_rel_pos_bias`: relative positions that all blocks share; default none.
     """
 
     family: ClassVar[str]

@@ -28,8 +28,7 @@ class BlockSocket(Block):
     """A ViT block that gives its core what the block before handed on, and lets it reduce tokens before the MLP.
 
     `x` are tokens (B, N, C), or a `Stream` of them with what the block before handed on; `attn_mask` and `is_causal`
-    say
-    which keys a query may see (default: all).
+    say which keys a query may see (default: all).
     """
 
     passes_on: bool

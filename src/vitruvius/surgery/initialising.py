@@ -59,8 +59,7 @@ def layers(model: nn.Module, where: Where = "*", *, input_size: Size | None = No
     """The attention layers that an init works on, in the model's order, with the positions they see.
 
     `model` may be rewired or bare; `where` is a glob over site names, or several (default: all); `input_size` is that
-    of
-    an image, (channels, rows, columns), for models that do not know it themselves.
+    of an image, (channels, rows, columns), for models that do not know it themselves.
     """
     made: list[Layer] = []
     tables: dict[tuple[int, ...], Tensor] = {}

@@ -70,8 +70,7 @@ def cosine(q: Tensor, k: Tensor, v: Tensor, log_temperature: Tensor) -> tuple[Te
     """Directions of q and k, the temperature of each head (H, 1, 1) put into q.
 
     `q` and `k` are (B, H, N, D); `v` gives the dtype of the result; `log_temperature` is the logarithm of what the
-    cosines
-    are multiplied by, cut at log 100.
+    cosines are multiplied by, cut at log 100.
     """
     temperature = log_temperature.clamp(max=MAX_LOG_TEMPERATURE).exp()
     return (F.normalize(q, dim=-1) * temperature).type_as(v), F.normalize(k, dim=-1).type_as(v)

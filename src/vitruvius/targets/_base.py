@@ -63,7 +63,10 @@ class TargetKind(Protocol):
         ...
 
     def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
-        """The model, opened. `data_needed` says that the caller will read `config.data`."""
+        """The model, opened. `data_needed` says that the caller will read `config.data`.
+
+        `text` is what `accepts` said yes to; `overrides` are settings `section.key=value`, as in `TargetConfig`.
+        """
         ...
 
 
@@ -107,7 +110,7 @@ def load_target_plugins(target: str, overrides: Sequence[str] = (), *, trust_plu
 
 
 def folder_for(name: str) -> Path:
-    """Where results of a model without a run folder go: runs/NAME."""
+    """Where results of a model without a run folder go: runs/NAME. `name` is that of the model."""
     return Path("runs") / name.replace("/", "-")
 
 
@@ -120,7 +123,10 @@ def require_data(target: str, overrides: Sequence[str]) -> None:
 
 
 def limit_images(images: int | None, key: str = "data.val_num_samples") -> list[str]:
-    """The override that `--images N` means: N images of a split (of validation, by default), a fixed random choice."""
+    """The override that `--images N` means: N images of a split (of validation, by default), a fixed random choice.
+
+    `images` is N, None for all; `key` is the setting that holds the number for that split.
+    """
     if images is None:
         return []
     check_count(images, "--images")
@@ -134,7 +140,10 @@ def save_target(config: TargetConfig, folder: Path) -> None:
 
 
 def check_head(target: Target) -> None:
-    """Refuse a model without a head: it returns features, and the largest of them is not a class."""
+    """Refuse a model without a head: it returns features, and the largest of them is not a class.
+
+    `target` has been opened.
+    """
     if getattr(target.model.model, "num_classes", None) == 0:
         raise ConfigError(
             f"{target.text} has no head (num_classes = 0): it returns features, not class scores. Train one first "
@@ -147,6 +156,8 @@ def check_numbering(target: Target, loader: Loader) -> None:
 
     A run with its own data is not refused; its head may be larger than necessary. Arrays and files that say labels and
     no classes are not either.
+
+    `target` has been opened; `loader` brings the images it will answer.
     """
     data = target.config.data
     known = target.model.num_classes

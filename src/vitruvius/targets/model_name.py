@@ -18,10 +18,14 @@ class ModelName:
     order = 100.0  # last: any text may be a model's name
 
     def accepts(self, text: str) -> bool:
+        """Any `text`: this kind is asked last."""
         return True
 
     def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
-        """The model, built as the overrides say (`model.…`, `attention=…`, `seed=…`)."""
+        """The model, built as the overrides say (`model.…`, `attention=…`, `seed=…`).
+
+        `text` is the name; `data_needed` says that images will be read, so `overrides` must name some.
+        """
         if data_needed:
             require_data(text, overrides)
         weights_given = any(setting.startswith("model.weights=") for setting in overrides)

@@ -22,10 +22,15 @@ class PublishedCheckpoint:
     order = 50.0
 
     def accepts(self, text: str) -> bool:
+        """Whether `text` is such a name."""
         return text in published_checkpoints()
 
     def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
-        """The checkpoint, converted; only data, device and the file itself can be said."""
+        """The checkpoint, converted; only data, device and the file itself can be said.
+
+        `text` is the name, `overrides` are settings `section.key=value`; `data_needed` says that images will be read,
+        so they must name some.
+        """
         if data_needed:
             require_data(text, overrides)
         file = None

@@ -22,10 +22,15 @@ class RunFolder:
     order = 10.0
 
     def accepts(self, text: str) -> bool:
+        """Whether `text` is the path of a folder."""
         return Path(text).is_dir()
 
     def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
-        """The trained model; only data and device can be changed, and plugins trusted."""
+        """The trained model; only data and device can be changed, and plugins trusted.
+
+        `text` is the folder, `overrides` are settings `section.key=value`; `data_needed` changes nothing: a run knows
+        its data.
+        """
         folder = Path(text)
         model = load_model(folder)
         for setting in overrides:

@@ -77,14 +77,21 @@ class AdversarialObjective(Objective):
         return self.inner.share
 
     def compile(self, backend: str = "inductor", mode: str | None = None, **settings: Any) -> nn.Module:
-        """torch.compile the passes of the loss, and with `compile_attack` those of the attack."""
+        """torch.compile the passes of the loss, and with `compile_attack` those of the attack.
+
+        `backend` and `mode` are torch.compile's, by default those that torch chooses; `settings` whatever else it
+        takes.
+        """
         passes = self.passes()
         if self.compile_attack:
             self._attacked = (torch.compile(passes.model, backend=backend, mode=mode, **settings),)  # type: ignore[assignment]
         return passes.compile_inside(backend=backend, mode=mode, **settings)
 
     def get_eval_model(self, module: nn.Module | None = None, ema: bool = False) -> nn.Module | None:
-        """The model itself: evaluation knows nothing of passes."""
+        """The model itself: evaluation knows nothing of passes.
+
+        `module` and `ema` are as timm's loop passes them on.
+        """
         found = super().get_eval_model(module=module, ema=ema)
         return None if found is None else unwrap_model(found)
 
@@ -96,7 +103,10 @@ class AdversarialObjective(Objective):
         return found
 
     def disturb(self, x: Tensor, y: Tensor) -> Tensor:
-        """x', by the bare model; parameters ask for no gradient meanwhile."""
+        """x', by the bare model; parameters ask for no gradient meanwhile.
+
+        `x` (B, C, H, W) are clean pixels, `y` (B,) or (B, K) their labels.
+        """
         with self.silence():
             return self.inner(
                 self.passes().model, x, y, called=self._attacked[0], draws=self.draws, from_answer=self.climbs_answers
@@ -107,7 +117,10 @@ class AdversarialObjective(Objective):
         return nullcontext() if self.penalties is None else self.penalties.silent()
 
     def numbers(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """eps; and, if it is logged, how the model does on the images themselves."""
+        """eps; and, if it is logged, how the model does on the images themselves.
+
+        `x` (B, C, H, W) are clean pixels, `y` (B,) or (B, K) their labels.
+        """
         eps = {"eps": x.new_full((), self.inner.eps)}
         if not self.log_clean:
             return eps

@@ -25,6 +25,8 @@ class BatchDraws:
 
     Alone, they come from torch's global generator, which the loop seeds for every batch. Of several processes each
     draws for the whole batch and keeps the rows that are its own: images are dealt out like cards.
+
+    `rank` is this process (default 0) of `world_size` (default 1).
     """
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
@@ -33,12 +35,15 @@ class BatchDraws:
         self._generator: torch.Generator | None = None
 
     def begin(self, seed: int, device: torch.device) -> None:
-        """Before a batch: the seed that a process alone would have."""
+        """Before a batch: the seed that a process alone would have.
+
+        `device` is that of the batch.
+        """
         if self.world_size > 1:
             self._generator = torch.Generator(device).manual_seed(seed)
 
     def keys(self, x: Tensor) -> Tensor:
-        """(B,) a number for each image."""
+        """(B,) a number for each image. `x` is this process's part of the batch, (B, ...)."""
         rows = len(x) * self.world_size
         drawn = torch.randint(2**62, (rows,), device=x.device, generator=self._generator)
         return drawn[self.rank :: self.world_size]
@@ -50,6 +55,14 @@ class Objective(ClassificationTask):
     The loop of a training run looks at three more things, which a task may override: `replays` (how often it is given
     each batch, every time with an update of its own), `threat` (norm and final eps of the attack it trains against, or
     None) and `at` (called before every update with how far the run has come).
+
+    model: what is trained; takes pixels in [0, 1] and returns logits (B, K).
+    criterion: the loss of logits and labels.
+    penalty: weight of the penalties of attention stages such as low_rank; default 0, which does not compute them.
+
+    `forward` takes `input`, pixels (B, C, H, W), and `target`, labels (B,) or distributions (B, K), and returns the
+    loss, the logits that are judged, and numbers for the log. `module` and `ema`, which timm's loop passes on, say
+    whose state is meant: that of the module trained (default), or of its average.
     """
 
     replays: int = 1
@@ -67,10 +80,17 @@ class Objective(ClassificationTask):
             )
 
     def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
-        """Called before every update: epochs done, updates done in the whole run, and updates of an epoch."""
+        """Called before every update: how far the run has come.
+
+        `epoch` counts epochs done, `update` the updates done in the whole run; `updates_per_epoch` is how many an epoch
+        has.
+        """
 
     def call_model(self, *inputs: Tensor) -> tuple[Any, Tensor | None]:
-        """What the trainable module answers, and the penalty of its stages, a mean over the inputs."""
+        """What the trainable module answers, and the penalty of its stages, a mean over the inputs.
+
+        `inputs` are batches (B, C, H, W), one for each pass of the loss.
+        """
         if self.penalties is None:
             return self.trainable_module(*inputs), None
         with self.penalties.collecting() as terms:
@@ -78,7 +98,10 @@ class Objective(ClassificationTask):
         return answer, torch.stack(terms).sum() / len(inputs)
 
     def ask(self, *inputs: Tensor) -> tuple[Any, Tensor | None]:
-        """The old name of `call_model`."""
+        """The old name of `call_model`.
+
+        `inputs` are as for `call_model`.
+        """
         warnings.warn("Objective.ask is now called Objective.call_model.", DeprecationWarning, stacklevel=2)
         return self.call_model(*inputs)
 
@@ -87,7 +110,11 @@ class Objective(ClassificationTask):
         return ()
 
     def total(self, loss: Tensor, output: Tensor, penalty: Tensor | None, **numbers: Tensor) -> dict[str, Tensor]:
-        """What a task returns: the whole loss, the logits that are judged, and numbers for the log."""
+        """What a task returns: the whole loss, the logits that are judged, and numbers for the log.
+
+        `loss` () without the penalty; `output` (B, K) the logits; `penalty` () as `call_model` returned it; `numbers`
+        () by the name they are logged under.
+        """
         if penalty is None:
             return {"loss": loss, "output": output, **numbers}
         return {"loss": loss + self.penalty * penalty, "output": output, "penalty": penalty, **numbers}

@@ -13,7 +13,10 @@ from vitruvius._errors import ConfigError
 
 
 class Criterion(nn.Module):
-    """Cross-entropy, or binary cross-entropy a class, on labels (B) or distributions (B, K)."""
+    """Cross-entropy, or binary cross-entropy a class, on labels (B) or distributions (B, K).
+
+    `smoothing` is the share of label that is spread over all classes (default 0).
+    """
 
     def __init__(self, *, smoothing: float = 0.0, binary: bool = False) -> None:
         super().__init__()
@@ -22,6 +25,7 @@ class Criterion(nn.Module):
         self.smoothing, self.binary = smoothing, binary
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The mean loss () of `logits` (B, K) against `target`, (B,) labels or (B, K) distributions."""
         if not self.binary:
             return F.cross_entropy(logits, target, label_smoothing=self.smoothing if target.dim() == 1 else 0.0)
         if target.dim() == 1:
@@ -42,6 +46,9 @@ def log_probabilities(logits: Tensor) -> Tensor:
 
 
 def accuracy(logits: Tensor, target: Tensor) -> Tensor:
-    """The share of images whose largest logit is the label's; a mixed label counts as its largest part."""
+    """The share of images whose largest logit is the label's; a mixed label counts as its largest part.
+
+    `logits` (B, K); `target` (B,) labels or (B, K) distributions.
+    """
     labels = target.argmax(1) if target.dim() == 2 else target
     return (logits.detach().argmax(1) == labels).float().mean()

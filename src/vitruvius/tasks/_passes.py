@@ -52,7 +52,10 @@ class Passes(nn.Module):
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode inside; outside each in the mode it had, also where they differ."""
+    """Every module in eval mode inside; outside each in the mode it had, also where they differ.
+
+    `model` is any module.
+    """
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -65,7 +68,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def batch_norm_frozen(model: nn.Module) -> Iterator[None]:
-    """Batch norms use the statistics of the batch, as in training, and do not add them to their running ones."""
+    """Batch norms use the statistics of the batch, as in training, and do not add them to their running ones.
+
+    `model` is any module; its other parts keep their mode.
+    """
     tracking = [m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
     for module in tracking:
         module.track_running_stats = False

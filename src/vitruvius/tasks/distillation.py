@@ -69,13 +69,20 @@ class Distillation(Objective):
         return self.total(loss, output, penalty, task_loss=task_loss.detach(), distill_loss=lesson.detach())
 
     def lesson(self, taught: Tensor, x: Tensor) -> Tensor:
-        """How far the student is from the teacher."""
+        """How far the student is from the teacher.
+
+        `taught` is what the student answers, logits or features (B, …); `x` (B, C, H, W) the pixels it answers to.
+        """
         if self.kind == "feature":
             return F.mse_loss(taught.float(), self.teacher.features(x).float())
         return lesson(taught, self.teacher(x), hard=self.kind == "hard", temperature=self.temperature)
 
     def compile(self, backend: str = "inductor", mode: str | None = None, **settings: Any) -> nn.Module:
-        """torch.compile the student and the teacher."""
+        """torch.compile the student and the teacher.
+
+        `backend` and `mode` are torch.compile's, by default those that torch chooses; `settings` whatever else it
+        takes.
+        """
         if self.kind != "feature":
             self.teacher.model.compile(backend=backend, mode=mode, **settings)
         return super().compile(backend=backend, mode=mode, **settings)
@@ -96,6 +103,10 @@ class Distillation(Objective):
     def load_task_state(
         self, state: dict[str, Any] | None, strict: bool = True, module: nn.Module | None = None, ema: bool = False
     ) -> None:
+        """Put back what `get_task_state` returned: `state`, or None for a run that has none.
+
+        `strict` refuses keys that do not fit (default); `module` and `ema` are as timm's loop passes them on.
+        """
         if state:
             self.featured().projection.load_state_dict(state["projection"], strict=strict)
 
@@ -108,21 +119,27 @@ class Distillation(Objective):
 
 
 def lesson(student: Tensor, teacher: Tensor, *, hard: bool, temperature: float) -> Tensor:
-    """T² · mean KL(teacher ‖ student) at temperature T; or cross-entropy with the teacher's decision."""
+    """T² · mean KL(teacher ‖ student) at temperature T; or cross-entropy with the teacher's decision.
+
+    `student` and `teacher` are logits (B, K); `hard` takes that decision; `temperature` is T.
+    """
     if hard:
         return F.cross_entropy(student, teacher.argmax(1))
     return divergence(teacher / temperature, student / temperature).mean() * temperature**2
 
 
 def weights_of(task: float | None, distill: float | None) -> tuple[float, float]:
-    """Weights of labels and teacher, by timm's rule."""
+    """Weights of labels and teacher, by timm's rule.
+
+    `task` and `distill` are those of the recipe, None where it says nothing.
+    """
     if distill is not None:
         return (1.0 if task is None else task), distill
     return (1.0, 1.0) if task is None else (task, 1.0 - task)
 
 
 def check_classes(teacher: PixelModel, student: PixelModel) -> None:
-    """A teacher of other classes has nothing to say about these."""
+    """A teacher of other classes has nothing to say about these. `teacher` and `student` must have as many."""
     if teacher.num_classes != student.num_classes:
         raise ConfigError(
             f"the teacher knows {teacher.num_classes} classes, the student {student.num_classes}; "
@@ -138,7 +155,10 @@ def use_token(student: nn.Module) -> None:
 
 
 class Featured(nn.Module):
-    """x → (logits (B, K), features (B, T)), T the teacher's width; a linear map where the student's differs."""
+    """x → (logits (B, K), features (B, T)), T the teacher's width; a linear map where the student's differs.
+
+    `model` is the student; `width` is T.
+    """
 
     looks_through: ClassVar[bool] = True  # for surgery, checkpoints and evaluation this is the model inside
 
@@ -159,7 +179,7 @@ class Featured(nn.Module):
 
 
 def feature_width(model: PixelModel) -> int:
-    """Channels of what the head sees."""
+    """Channels of what the head sees. `model` has a head of its own."""
     inside: Any = model.model
     width = getattr(inside, "head_hidden_size", None) or getattr(inside, "num_features", None)
     if width is None:

@@ -74,7 +74,10 @@ class Fast(AdversarialObjective):
         return self.total(loss, output, penalty, **numbers)
 
     def gradient_misalignment(self, x: Tensor, y: Tensor) -> Tensor:
-        """How far the gradients at x and at a random point of its ball point apart; 0 where the loss is linear."""
+        """How far the gradients at x and at a random point of its ball point apart; 0 where the loss is linear.
+
+        `x` (B, C, H, W) are clean pixels, `y` (B,) or (B, K) their labels.
+        """
         model = self.passes().model
         with self.inner.model_mode(model), self.silence():
             dice = Dice(self.draws.keys(x), owner="alignment")
@@ -82,7 +85,15 @@ class Fast(AdversarialObjective):
 
 
 def misalignment(model: nn.Module, x: Tensor, y: Tensor, *, norm: Norm, eps: float, dice: Dice) -> Tensor:
-    """Mean over the images, differentiable with respect to the parameters."""
+    """Mean over the images, differentiable with respect to the parameters.
+
+    model: returns logits (B, K); its gradient is taken twice.
+    x: (B, C, H, W), clean pixels.
+    y: (B,) labels, or (B, K) distributions.
+    norm: of the ball.
+    eps: its radius, for pixels in [0, 1].
+    dice: draw the point in the ball.
+    """
     with sdpa_kernel(SDPBackend.MATH):
         here = _gradient(model, x, y)
         there = _gradient(model, (x + norm.random(x, eps, dice)).clamp(0, 1), y)

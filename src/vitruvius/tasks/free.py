@@ -98,5 +98,9 @@ class Free(Objective):
     def load_task_state(
         self, state: dict[str, Any] | None, strict: bool = True, module: nn.Module | None = None, ema: bool = False
     ) -> None:
+        """Put back what `get_task_state` returned: `state`, or None for a run that has none.
+
+        `strict`, `module` and `ema` are as timm's loop passes them on, and change nothing here.
+        """
         if state:
             self.delta = state["delta"].to(device_of(self.trainable_module))

@@ -41,7 +41,10 @@ class Mart(AdversarialObjective):
 
 
 def runner_up(logits: Tensor, target: Tensor) -> Tensor:
-    """−mean log(1 − p) of the likeliest class that is not the label, without ever forming 1 − p."""
+    """−mean log(1 − p) of the likeliest class that is not the label, without ever forming 1 − p.
+
+    `logits` (B, K); `target` (B,) labels, or (B, K) distributions, of which the largest is the label.
+    """
     labels = target.argmax(1) if target.dim() == 2 else target
     logs = log_probabilities(logits)  # (B, K)
     rival = logs.detach().scatter(1, labels[:, None], -torch.inf).argmax(1)
@@ -49,7 +52,10 @@ def runner_up(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def doubt(logits: Tensor, target: Tensor) -> Tensor:
-    """(B,) 1 − the probability of the label; of a mixed one, its expectation."""
+    """(B,) 1 − the probability of the label; of a mixed one, its expectation.
+
+    `logits` (B, K); `target` (B,) labels or (B, K) distributions.
+    """
     probabilities = log_probabilities(logits).exp()
     if target.dim() == 2:
         return 1 - (probabilities * target).sum(1)

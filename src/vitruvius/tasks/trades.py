@@ -50,7 +50,10 @@ class Trades(AdversarialObjective):
 
 
 def climbing_divergence(spec: Spec, *, eps: float, norm: str) -> Spec:
-    """The attack with the loss of TRADES; attacks that aim at labels or classes are refused."""
+    """The attack with the loss of TRADES; attacks that aim at labels or classes are refused.
+
+    `spec` is the recipe's attack; `eps` and `norm` are those of the task.
+    """
     if "loss" in attack_and_settings(spec)[1]:
         raise ConfigError("task.attack.loss is given, but trades climbs the divergence; leave it out.")
     bound = bound_attack(spec, eps=eps, norm=norm)

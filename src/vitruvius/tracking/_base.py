@@ -19,11 +19,14 @@ class Tracker(Protocol):
     """One place where metrics go."""
 
     def open(self, folder: Path, config: dict[str, Any]) -> None:
-        """Begin, or go on; `config` is the resolved recipe without secrets."""
+        """Begin, or go on; `config` is the resolved recipe without secrets.
+
+        `folder` is that of the run.
+        """
         ...
 
     def log(self, rows: Sequence[Row]) -> None:
-        """All rows so far, one an epoch; rows that are there already must not be there twice."""
+        """All `rows` so far, one per epoch; rows that are there already must not be there twice."""
         ...
 
     def close(self) -> None:
@@ -35,7 +38,10 @@ trackers: Registry[Callable[..., Tracker]] = Registry("tracker")
 
 
 class Trackers:
-    """All trackers of a run; without any it does nothing."""
+    """All trackers of a run; without any it does nothing.
+
+    `members` are opened, shown rows and closed in their order.
+    """
 
     def __init__(self, members: Sequence[Tracker] = ()) -> None:
         self.members = list(members)
@@ -47,13 +53,17 @@ class Trackers:
         return cls([trackers.make(spec, where="tracking") for spec in specs])
 
     def open(self, folder: Path, config: dict[str, Any], rows: Sequence[Row]) -> None:
-        """All of them, up to the rows that a resumed run brings."""
+        """All of them, up to the rows that a resumed run brings.
+
+        `folder` is that of the run; `config` the resolved recipe without secrets; `rows` those so far.
+        """
         for member in self.members:
             member.open(folder, config)
             self._opened.append(member)
             member.log(rows)
 
     def log(self, rows: Sequence[Row]) -> None:
+        """Show all `rows` so far to each of them."""
         for member in self._opened:
             member.log(rows)
 

@@ -20,9 +20,11 @@ class CSV:
         self.file = Path()
 
     def open(self, folder: Path, config: dict[str, Any]) -> None:
+        """The file in the `folder` of the run; `config`, the recipe, is not written there."""
         self.file = folder / "metrics.csv"
 
     def log(self, rows: Sequence[Row]) -> None:
+        """Write the file anew, with all `rows` so far."""
         text = io.StringIO()
         columns = list(dict.fromkeys(key for row in rows for key in row))
         writer = csv.DictWriter(text, columns, lineterminator="\n")

@@ -21,9 +21,11 @@ class TensorBoard:
         self.written: list[Row] = []
 
     def open(self, folder: Path, config: dict[str, Any]) -> None:
+        """A place in the `folder` of the run; `config`, the recipe, is not written there."""
         self.folder = folder / "tensorboard"
 
     def log(self, rows: Sequence[Row]) -> None:
+        """Add what is new among all `rows` so far; if rows were taken back, begin the file again."""
         if self.written != list(rows[: len(self.written)]) or self.writer is None:
             self._begin()
         for row in rows[len(self.written) :]:

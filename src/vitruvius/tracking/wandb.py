@@ -44,6 +44,7 @@ class WeightsAndBiases:
         self.id, self.logged = "", 0
 
     def open(self, folder: Path, config: dict[str, Any]) -> None:
+        """Begin or go on in the `folder` of the run; `config`, the recipe without secrets, goes to W&B."""
         wandb: Any = require("wandb", "wandb")
         self.file = folder / FILE
         known = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
@@ -64,7 +65,10 @@ class WeightsAndBiases:
         self._note()
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Epochs that W&B has not seen; it takes steps in their order only, so those it has seen stay as they are."""
+        """Epochs that W&B has not seen; it takes steps in their order only, so those it has seen stay as they are.
+
+        `rows` are all so far.
+        """
         for row in rows:
             if row["epoch"] >= self.logged:
                 self.run.log(scalars(row), step=row["epoch"])

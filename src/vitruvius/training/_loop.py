@@ -27,7 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 class Callback(Protocol):
-    """Told after every epoch, on the first process, when its files are written."""
+    """Told after every epoch, on the first process, when its files are written.
+
+    `epoch` counts from 0; `model` is the one that is evaluated, in eval or train mode.
+    """
 
     def epoch_end(self, epoch: int, model: nn.Module) -> object: ...
 

@@ -160,7 +160,10 @@ FACTORS = ("alarm_gap", "alarm_lr")  # above 0, at most 1
 
 
 def check_train(train: TrainConfig, source: str) -> None:
-    """What types alone cannot say."""
+    """What types alone cannot say.
+
+    `train` is that section; `source` is where it comes from, for an error.
+    """
     check_finite(train, f"{source}: train")
     for name, least in LEAST.items():
         _expect(train, name, lambda value, least=least: value >= least, f"at least {least}", source)  # type: ignore[misc]
@@ -226,7 +229,10 @@ class Config:
 
 
 def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """A recipe file with `section.key=value` overrides applied, checked whole."""
+    """A recipe file with `section.key=value` overrides applied, checked whole.
+
+    `path` is the YAML file, `overrides` are applied in order (default: none).
+    """
     data = override(read_yaml(path), overrides)
     if data.get("out") is None:
         data["out"] = str(Path("runs") / Path(path).stem)
@@ -263,7 +269,10 @@ def as_config(recipe: Recipe, overrides: Iterable[str] = ()) -> Config:
 
 
 def check(config: Config, source: str) -> None:
-    """What types alone cannot say."""
+    """What types alone cannot say.
+
+    `config` is the whole recipe; `source` is where it comes from, for an error.
+    """
     check_train(config.train, source)
     if not -SEEDS <= config.seed < SEEDS:
         raise ConfigError(f"{source}: seed = {config.seed}, expected a number of at most 63 bits.")

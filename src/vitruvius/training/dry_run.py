@@ -89,7 +89,10 @@ def _num_classes(config: Config, loader: Loader | None) -> int:
 
 
 def forward_flops(config: Config) -> int:
-    """Floating-point operations of one image's forward pass, counted on a model without numbers."""
+    """Floating-point operations of one image's forward pass, counted on a model without numbers.
+
+    `config` is the recipe.
+    """
     with torch.device("meta"):
         model = create_model(config.model.name, restride=config.model.restride, **config.model.kwargs)
         channels, height, width = model.data_config["input_size"]
@@ -100,7 +103,10 @@ def forward_flops(config: Config) -> int:
 
 
 def probe_batch(config: Config, process: Process, flops: int) -> int:
-    """Images in a measured step: as many as trained at once, fewer on a processor, none where it would take minutes."""
+    """Images in a measured step: as many as trained at once, fewer on a processor, none where it would take minutes.
+
+    `config` is the recipe; `process` says whether there is a GPU; `flops` are those of one image's forward pass.
+    """
     if process.device.type != "cpu":
         return config.data.batch_size
     images = min(config.data.batch_size, 8)
@@ -110,7 +116,10 @@ def probe_batch(config: Config, process: Process, flops: int) -> int:
 
 
 def pretended(config: Config, images: int) -> Config:
-    """The recipe on random images, without files: a few batches, nothing compiled, no pretrained weights."""
+    """The recipe on random images, without files: a few batches, nothing compiled, no pretrained weights.
+
+    `config` is the recipe as given; `images` of a batch.
+    """
     splits = config.data.aug_splits
     data = replace(
         config.data, dataset="fake", root=None, subset=None, classes=None, class_map=None, mix=None, cache="none",
@@ -123,7 +132,10 @@ def pretended(config: Config, images: int) -> Config:
 
 
 def measure(session: Session) -> Probe:
-    """A few steps as they would be trained, on random images."""
+    """A few steps as they would be trained, on random images.
+
+    `session` was opened on the pretended recipe.
+    """
     saved = SavedTensors(session.model)
     seconds = []
     session.task.train()
@@ -192,7 +204,10 @@ class SavedTensors:
         return _Held(tensor, self, place)
 
     def release(self, tensor: Tensor, place: int) -> None:
-        """One holder of a storage is gone."""
+        """One holder of a storage is gone.
+
+        `tensor` is any view of that storage, `place` its address.
+        """
         self._holders[place] -= 1
         if self._holders[place] == 0:
             self.now -= tensor.untyped_storage().nbytes()

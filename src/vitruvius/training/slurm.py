@@ -27,7 +27,10 @@ REQUEUES = 1000  # a run that times out so often will never end
 
 
 def submit(config: Config, spec: str) -> str:
-    """Submit a recipe as `partition=gpu,nodes=2,gpus_per_node=8,timeout_min=1440` says; one line about the job."""
+    """Submit a recipe as `partition=gpu,nodes=2,gpus_per_node=8,timeout_min=1440` says; one line about the job.
+
+    `config` is the recipe; `spec` holds settings of `launch`.
+    """
     _, settings = parse_spec(f"--slurm:{spec}", where="--slurm")
     job, logs = launch(config, **bind("--slurm", launch, settings))
     return f"job {job.job_id}: {config.out}, logs in {logs}"
@@ -65,6 +68,7 @@ def launch(
     logs: folder of the job's files; null: slurm/ beside the run
     signal_delay_s: seconds before the time limit at which Slurm sends its signal
     cluster: slurm, or local to try it on this machine
+    config: the recipe
     """
     submitit: Any = require("submitit", "slurm")
     if nodes < 1 or gpus_per_node < 0 or timeout_min < 1:

@@ -76,7 +76,11 @@ class Planned:
 
 
 class Sweep:
-    """All runs of a sweep file, every one checked before the first begins."""
+    """All runs of a sweep file, every one checked before the first begins.
+
+    `file` is the YAML file; `overrides` are settings for every run, and `out=…` (default: none); `find` makes a path of
+    the recipe that the file names (default: it is a path).
+    """
 
     def __init__(self, file: str | Path, overrides: Iterable[str] = (), *, find: Find = Path) -> None:
         overrides = list(overrides)
@@ -260,7 +264,10 @@ def _refuse_doubles(names: list[str], source: str) -> None:
 
 
 class Clock:
-    """A time limit, from now on."""
+    """A time limit, from now on.
+
+    `minutes` from now on, above 0; None is no limit.
+    """
 
     def __init__(self, minutes: float | None) -> None:
         if minutes is not None and not minutes > 0:
@@ -273,7 +280,10 @@ class Clock:
 
 
 class SideBySide:
-    """Runs of a sweep in processes of their own; what they print goes to a log each."""
+    """Runs of a sweep in processes of their own; what they print goes to a log each.
+
+    `file` and `overrides` are those of the sweep; `logs` is the folder for what runs print.
+    """
 
     def __init__(self, file: str, overrides: list[str], logs: Path) -> None:
         self.command = [sys.executable, "-m", "vitruvius", "sweep", file, *overrides, "--run"]
@@ -295,7 +305,10 @@ class SideBySide:
         return len(self.children)
 
     def start(self, name: str) -> None:
-        """Begin a run."""
+        """Begin a run.
+
+        `name` is that of the run in the sweep.
+        """
         with (self.logs / f"{name}.txt").open("w", encoding="utf-8") as log:
             child = subprocess.Popen([*self.command, name], stdout=log, stderr=subprocess.STDOUT, text=True)
         self.children[name] = (child, time.monotonic())

@@ -23,7 +23,10 @@ class Rule:
         raise NotImplementedError
 
     def levels(self, map_: Tensor, site: Site) -> Tensor:
-        """The level of every pair of a map (H, N, M) in float64; lower is more worth keeping."""
+        """The level of every pair of a map (H, N, M) in float64; lower is more worth keeping.
+
+        `map_` is average attention, `site` where it was recorded.
+        """
         raise NotImplementedError
 
 

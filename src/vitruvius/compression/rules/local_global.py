@@ -46,7 +46,10 @@ class LocalGlobal(Rule):
 
 
 def distances(site: Site) -> Tensor:
-    """Chebyshev distance of patches in rows and columns, (N, N); prefix tokens are next to everything."""
+    """Chebyshev distance of patches in rows and columns, (N, N); prefix tokens are next to everything.
+
+    `site` says which grid of patches, and how many prefix tokens.
+    """
     if site.grid is None or site.num_queries != site.num_keys:
         raise UnsuitableSite(
             f"'local_global' needs queries and keys on one grid of patches; {site.name!r} attends over {site.attends} "

@@ -42,8 +42,7 @@ def make_mixup(config: DataConfig, num_classes: int, *, seed: int = 0, rank: int
     """The mixer a recipe asks for, or None if it mixes nothing.
 
     `config` holds the recipe's mixup keys; `num_classes` is the width K of soft labels; `seed` and `rank` (default 0)
-    are
-    those of the run and of this process.
+    are those of the run and of this process.
     """
     if config.mixup == 0 and config.cutmix == 0 and config.cutmix_minmax is None:
         return None

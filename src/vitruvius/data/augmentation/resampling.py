@@ -86,8 +86,7 @@ def axis_weights(axis: Axis, filters: Tensor, kinds: list[int], mirrored: Tensor
     """(B, size, pixels): what each new pixel takes of each old one, along one axis; rows add up to 1.
 
     `axis` says what is cut out and to which size; `filters` (B,) are numbers of filters, of which `kinds` occur;
-    `mirrored`
-    (B,) is 1 where the axis is turned round.
+    `mirrored` (B,) is 1 where the axis is turned round.
     """
     start, length, pixels, size, taps = axis
     out = torch.arange(size, device=start.device, dtype=torch.float32) + 0.5

@@ -22,8 +22,8 @@ def fake(config: DataConfig, split: str, size: Size) -> TensorSet:
     `data.num_classes` (default 10) and `data.train_num_samples`, `data.val_num_samples` (default 256) say how many
     there are; `data.root` is not looked at.
 
-    `config` is the data section; `split` its training or validation split by name; `size` (channels, rows,
-    columns) of the images.
+    `config` is the data section; `split` its training or validation split by name; `size` (channels, rows, columns) of
+    the images.
     """
     if split == config.train_split:
         seed = 0

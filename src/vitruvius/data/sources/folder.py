@@ -33,8 +33,7 @@ def open_folder(config: DataConfig, split: str, size: Size) -> FileImages:
     A class map, or `data.classes`, chooses and numbers the classes instead; folders that it does not name are left out.
 
     `config` is the data section, `split` the folder's name below its root or a synonym of it, `size` what the model
-    takes, which is left to
-    the transform.
+    takes, which is left to the transform.
     """
     root = existing_folder(config.root)
     folder = split_folder(root, split)

@@ -26,8 +26,7 @@ def open_npz(config: DataConfig, split: str, size: Size) -> TensorSet:
     """A numpy archive `root`; its arrays are image and label, images and labels, or x_<split> and y_<split>.
 
     `config` is the data section; `split` what the arrays' names end in, or a synonym of it; `size` what the model
-    takes, which is left to the
-    transform.
+    takes, which is left to the transform.
     """
     if config.root is None:
         raise DataError("data.root is not set; it must name the .npz file that holds images and labels.")

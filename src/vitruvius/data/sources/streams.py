@@ -58,8 +58,7 @@ def open_tfds(config: DataConfig, split: str, size: Size) -> StreamOpener:
     """A data set of TensorFlow Datasets, prepared under `root` or downloaded if asked.
 
     `config` is the data section; `split` of the data set, `train[:1000]` too; `size` (channels, rows, columns), of
-    which
-    the channels decide grey or colour.
+    which the channels decide grey or colour.
     """
     require("tensorflow_datasets", "tfds")
 
@@ -93,8 +92,7 @@ def open_streamed_hugging_face(config: DataConfig, split: str, size: Size) -> St
     """A Hugging Face data set that is streamed and never stored.
 
     `config` is the data section; `split` of the data set; `size` (channels, rows, columns), of which the channels
-    decide
-    grey or colour.
+    decide grey or colour.
     """
     require("datasets", "hf")
 

@@ -84,8 +84,7 @@ def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionI
     """A data set of torchvision, e.g. torch/cifar10, from the folder `root`; downloaded only if asked.
 
     `config` is the data section; `split` train or validation, or the data set's own word; `size` what the model takes,
-    which
-    is left to the transform.
+    which is left to the transform.
     """
     name = config.dataset.removeprefix("torch/").lower()
     if name not in _NAMES:

@@ -30,7 +30,11 @@ def bootstrap(
 ) -> Interval:
     """Percentile interval of `statistic(*columns)`.
 
-    Each group is some columns (n, …) of the same images, drawn together; groups are drawn apart from each other.
+    statistic: of all columns of all groups, in order.
+    groups: each some columns (n, …) of the same images, drawn together; groups are drawn apart from each other.
+    replications: how often images are drawn.
+    level: share of the replications inside the interval.
+    seed: of the drawing.
     """
     if not 0 < level < 1 or replications < 2:
         raise ConfigError(f"level {level} with {replications} replications; expected a share, and at least two.")
@@ -44,14 +48,17 @@ def bootstrap(
 
 
 def percentiles(values: Tensor, level: float = 0.95) -> Interval:
-    """The interval of replications (r,)."""
+    """The interval of replications (r,). `values` are those; `level` is the share inside, 0.95 by default."""
     outside = (1 - level) / 2
     low, high = torch.quantile(values, torch.tensor([outside, 1 - outside], dtype=values.dtype)).tolist()
     return Interval(low, high)
 
 
 def multiplicities(n: int, *, replications: int = 200, seed: int = 0) -> Tensor:
-    """(r, n) float32: how often each image is drawn in each replication; means are then products of matrices."""
+    """(r, n) float32: how often each image is drawn in each replication; means are then products of matrices.
+
+    `n` is the number of images, `replications` is r; `seed` is that of the drawing (default 0).
+    """
     generator = torch.Generator().manual_seed(seed)
     rows = [torch.randint(n, (n,), generator=generator).bincount(minlength=n) for _ in range(replications)]
     return torch.stack(rows).float()

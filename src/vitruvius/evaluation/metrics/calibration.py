@@ -48,6 +48,7 @@ class EqualWidth:
             raise ConfigError(f"{self.number} bins; expected at least one.")
 
     def __call__(self, confidence: Tensor, correct: Tensor) -> Bins:
+        """Bins of images by `confidence` (n,) in [0, 1]; `correct` (n,) is 1 where the answer was right."""
         confidence, correct = checked(confidence=confidence, correct=correct)
         if float(confidence.min()) < 0 or float(confidence.max()) > 1:
             raise DataError(
@@ -81,6 +82,7 @@ class EqualMass:
             raise ConfigError("bins of equal mass have a size or a number of at least one.")
 
     def __call__(self, confidence: Tensor, correct: Tensor) -> Bins:
+        """Bins of images by `confidence` (n,) in [0, 1]; `correct` (n,) is 1 where the answer was right."""
         confidence, correct = checked(confidence=confidence, correct=correct)
         order = confidence.argsort(stable=True)
         parts = torch.split(order, self._sizes(len(order)))
@@ -107,18 +109,21 @@ class EqualMass:
 
 
 def as_released(bins: Bins) -> Bins:
-    """Without the last, most confident bin, whose weight is lost: what the released code of the papers sums over."""
+    """Without the last, most confident bin, whose weight is lost: what the released code of the papers sums over.
+
+    `bins` come in order of confidence.
+    """
     columns = {name: getattr(bins, name)[:-1] for name in ("low", "high", "count", "confidence", "accuracy")}
     return Bins(**columns, total=bins.total)
 
 
 def rms_error(bins: Bins) -> float:
-    """√ Σ weight · gap²."""
+    """√ Σ weight · gap². `bins` have a weight, a confidence and an accuracy each."""
     return float((bins.weight * bins.gap.square()).sum().sqrt())
 
 
 def expected_error(bins: Bins) -> float:
-    """ECE: Σ weight · |gap|."""
+    """ECE: Σ weight · |gap|. `bins` have a weight, a confidence and an accuracy each."""
     return float((bins.weight * bins.gap.abs()).sum())
 
 
@@ -130,7 +135,10 @@ def largest_error(bins: Bins) -> float:
 
 
 def soft_f1(confidence: Tensor, correct: Tensor) -> float:
-    """How well doubt finds the wrong answers: 2 Σ (1 − c)(1 − y) / Σ ((1 − c) + (1 − y))."""
+    """How well doubt finds the wrong answers: 2 Σ (1 − c)(1 − y) / Σ ((1 − c) + (1 − y)).
+
+    `confidence` c (n,) in [0, 1]; `correct` y (n,), 1 where the answer was right.
+    """
     doubt, wrong = (1 - column for column in checked(confidence=confidence, correct=correct))
     total = float((doubt + wrong).sum())
     if total:
@@ -143,6 +151,8 @@ def aurra(confidence: Tensor, correct: Tensor) -> float:
 
     The mean over k = 1 … n of the accuracy on the k most confident images: a model that may decline to answer on its
     least confident images answers the others.
+
+    `confidence` (n,) in any unit; `correct` (n,), 1 where the answer was right.
     """
     confidence, correct = checked(confidence=confidence, correct=correct)
     right = correct[confidence.argsort(descending=True, stable=True)].cumsum(0)  # (n,)

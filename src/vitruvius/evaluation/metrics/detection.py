@@ -28,7 +28,10 @@ class Detection:
 
 
 def detect(outside: Tensor, inside: Tensor) -> Detection:
-    """From the scores of images from outside and of known ones; a higher score means outside."""
+    """From the scores of images from outside and of known ones; a higher score means outside.
+
+    `outside` (n,) and `inside` (m,) are those scores.
+    """
     from sklearn.metrics import average_precision_score, roc_auc_score  # here: a second and more at every start
 
     truth, scores = _joined(outside, inside)
@@ -41,13 +44,19 @@ def detect(outside: Tensor, inside: Tensor) -> Detection:
 
 
 def fpr_at_recall(outside: Tensor, inside: Tensor, *, recall: float = 0.95) -> float:
-    """The least share of known images above a threshold that finds at least that share of the outside ones."""
+    """The least share of known images above a threshold that finds at least that share of the outside ones.
+
+    `outside` (n,) and `inside` (m,) are scores, higher for outside; `recall` is that share, 0.95 by default.
+    """
     fpr, tpr = _curve(outside, inside)
     return float(fpr[tpr >= recall - 1e-12].min())
 
 
 def fpr_as_released(outside: Tensor, inside: Tensor, *, recall: float = 0.95) -> float:
-    """The same as the papers' released code has it: at the lowest threshold whose recall is nearest, be it below."""
+    """The same as the papers' released code has it: at the lowest threshold whose recall is nearest, be it below.
+
+    `outside` (n,), `inside` (m,) and `recall` are as for `fpr_at_recall`.
+    """
     fpr, tpr = _curve(outside, inside)
     thresholds = slice(1, int((tpr == 1).argmax()) + 1)  # from the first image to the first that finds all
     distance = np.abs(tpr[thresholds] - recall)

@@ -15,7 +15,14 @@ from vitruvius.evaluation.metrics.bootstrap import Interval, multiplicities, per
 def detection_intervals(
     outside: Tensor, inside: Tensor, *, replications: int = 200, level: float = 0.95, seed: int = 0
 ) -> dict[str, Interval]:
-    """The interval of every number of `Detection`; both kinds of images are drawn apart from each other."""
+    """The interval of every number of `Detection`; both kinds of images are drawn apart from each other.
+
+    outside: (n,) scores of images from outside, where higher means outside.
+    inside: (m,) scores of known images.
+    replications: how often images are drawn.
+    level: share of the replications inside the interval.
+    seed: of the drawing.
+    """
     times = [
         multiplicities(len(scores), replications=replications, seed=seed + place)
         for place, scores in enumerate((outside, inside))
@@ -24,7 +31,10 @@ def detection_intervals(
 
 
 def weighted(outside: Tensor, inside: Tensor, out_times: Tensor, in_times: Tensor) -> dict[str, Tensor]:
-    """(r,) of every number of `Detection`, each image counted (r, n) times."""
+    """(r,) of every number of `Detection`, each image counted (r, n) times.
+
+    `outside` (n,) and `inside` (m,) are scores; `out_times` (r, n) and `in_times` (r, m) how often each image is drawn.
+    """
     (out,), (known,) = checked(outside=outside), checked(inside=inside)
     found, false = _above(out, known, out_times.double(), in_times.double())  # (r, t), thresholds falling
     kept, lost = _above(-known, -out, in_times.double(), out_times.double())  # the other way round

@@ -29,12 +29,16 @@ class Tempered(nn.Module):
         self.register_buffer("temperature", torch.tensor(float(temperature)))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K) of images `x` (B, C, H, W), divided."""
         logits: Tensor = self.model(x) / self.temperature
         return logits
 
 
 def fit_temperature(logits: Tensor, labels: Tensor, *, low: float = 0.2, high: float = 5.0) -> float:
-    """The T in [low, high] of least cross-entropy, by bisection; fit it on images that neither trained nor test."""
+    """The T in [low, high] of least cross-entropy, by bisection; fit it on images that neither trained nor test.
+
+    `logits` (n, K) and `labels` (n,) are of the same images; `low` and `high` are 0.2 and 5 by default.
+    """
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or not len(labels):
         raise DataError(f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}, expected (n, K) and (n).")
     if not torch.isfinite(logits).all():
@@ -53,7 +57,10 @@ def fit_temperature(logits: Tensor, labels: Tensor, *, low: float = 0.2, high: f
 
 @torch.no_grad()
 def collect_logits(model: nn.Module, loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
-    """(logits (n, K), labels (n)) of every image of a loader, on the CPU."""
+    """(logits (n, K), labels (n)) of every image of a loader, on the CPU.
+
+    `model` is in eval mode; `loader` yields (images, labels, …).
+    """
     device = device_of(model)
     rows = [(model(batch[0].to(device)).float().cpu(), batch[1].cpu()) for batch in loader]
     if not rows:

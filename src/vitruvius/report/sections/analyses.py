@@ -32,7 +32,7 @@ EXPLAINED = (
 
 @section("analyses", title="Inside attention", order=55)
 def analyses(runs: Sequence[Run]) -> Sequence[Block]:
-    """Every analysis of every run that has some."""
+    """Every analysis of every run that has some. `runs` are those of the page."""
     shown, notes = _read(runs)
     if not shown:
         return notes

@@ -21,7 +21,10 @@ from vitruvius.report.style import LIGHT, LINES, figure_style, heat, new_axes, s
 
 
 def draw_curves(table: Table, analysis: str, statistic: str, *, xlabel: str, legend: bool = False) -> Figure:
-    """A statistic along its axis in the first, middle and last layer, heads averaged; nulls of the middle dashed."""
+    """A statistic along its axis in the first, middle and last layer, heads averaged; nulls of the middle dashed.
+
+    `table` holds the `analysis` and its `statistic`; `xlabel` names the axis; `legend` adds one (default: no).
+    """
     curves = [c for c in table.curves if c.analysis == analysis and c.statistic == statistic]
     observed = [curve for curve in curves if curve.null == ""]
     chosen = sorted({0, len(observed) // 2, len(observed) - 1})
@@ -60,7 +63,10 @@ def _draw_nulls(axes: Axes, nulls: Sequence[Curve], scale: Scale, *, labelled: b
 
 
 def draw_map(table: Table, analysis: str = "rollout", statistic: str = "map") -> Figure:
-    """A statistic of patches as a picture, averaged over images: bright where attention ends up."""
+    """A statistic of patches as a picture, averaged over images: bright where attention ends up.
+
+    `table` holds the `analysis` and its `statistic`.
+    """
     curve = next(c for c in table.curves if c.analysis == analysis and c.statistic == statistic and not c.null)
     values = curve.mean.mean(0).numpy()
     side = math.isqrt(len(values))
@@ -85,7 +91,15 @@ def draw_training(
     title: str = "",
     legend: bool = True,
 ) -> Figure:
-    """Statistics over epochs, batches by line, one colour each; `shipped` curves of the reproduction in grey beside."""
+    """Statistics over epochs, batches by line, one colour each; `shipped` curves of the reproduction in grey beside.
+
+    rows: of analysis.jsonl.
+    analysis: the one that is drawn.
+    statistics: of it, each a panel.
+    shipped: curves by the name of a statistic; default: none.
+    title: above the figure; default: none.
+    legend: whether there is one; default: yes.
+    """
     lines = _training_lines(rows, analysis, statistics)
     scale = Scale.of([value for _, values, _ in lines for value in values] + _shipped_values(shipped))
     with figure_style():

@@ -30,16 +30,17 @@ class Scale:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Scale:
+        """The scale that suits these `values`."""
         return cls(bool(values) and min(values) > 0 and max(values) / 100 > min(values))
 
     def __call__(self, values: Sequence[float]) -> list[float]:
-        """Where to draw them."""
+        """Where to draw them. `values` are positive on a scale of powers."""
         if self.powers:
             return [math.log10(v) if v > 0 else math.nan for v in values]
         return list(values)
 
     def label(self, axes: Axes) -> None:
-        """Ticks that show the numbers."""
+        """Ticks that show the numbers. `axes` are those of the figure."""
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=self.powers))
         if self.powers:
             axes.yaxis.set_major_formatter(FuncFormatter(lambda power, _: _power_of_ten(power)))
@@ -60,7 +61,10 @@ def alone(table: Table) -> list[Shown]:
 
 
 def draw_bands(shown: Sequence[Shown], analysis: str, statistic: str, *, legend: bool = False) -> Figure:
-    """The mean over heads for each layer, with the range of heads as a band, and every null that can tell."""
+    """The mean over heads for each layer, with the range of heads as a band, and every null that can tell.
+
+    `shown` are runs with their tables; `analysis` and `statistic` say what is drawn; `legend` adds one (default: no).
+    """
     with figure_style():
         figure, axes = new_axes(4.5, 2.9)
         rows = [row for one in shown for row in one.table.select(analysis=analysis, statistic=statistic)]
@@ -77,7 +81,10 @@ def draw_bands(shown: Sequence[Shown], analysis: str, statistic: str, *, legend:
 
 
 def draw_histogram(shown: Sequence[Shown], analysis: str, statistic: str, *, legend: bool = False) -> Figure:
-    """Heads of all layers as bars, their nulls as lines; the outermost bins hold all that lies beyond."""
+    """Heads of all layers as bars, their nulls as lines; the outermost bins hold all that lies beyond.
+
+    `shown` are runs with their tables; `analysis` and `statistic` say what is drawn; `legend` adds one (default: no).
+    """
     tables = [(one, one.table.select(analysis=analysis, statistic=statistic)) for one in shown]
     edges = _histogram_edges([row for _, rows in tables for row in rows])
     with figure_style():
@@ -123,7 +130,10 @@ def _draw_bars(
 
 
 def draw_heads(table: Table, analysis: str, statistic: str) -> Figure:
-    """Two heat maps of one scale, layers down and heads across: what was observed, and the nearest null."""
+    """Two heat maps of one scale, layers down and heads across: what was observed, and the nearest null.
+
+    `table` holds the `analysis` and its `statistic`.
+    """
     rows = table.select(analysis=analysis, statistic=statistic)
     null = _nearest(rows)
     pictures = {words(statistic): _grid(rows, "mean", rows[0].null)}
@@ -148,19 +158,22 @@ def draw_heads(table: Table, analysis: str, statistic: str) -> Figure:
 
 
 def stand_alone(figure: Figure, axes: Axes, title: str) -> None:
-    """Title and legend for a figure outside the page; the legend keeps clear of the data."""
+    """Title and legend for a figure outside the page; the legend keeps clear of the data.
+
+    `figure` with its `axes` is changed; `title` goes above it.
+    """
     axes.set_title(title)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8.5, handlelength=1.8, columnspacing=1.2)
 
 
 def telling_nulls(rows: Sequence[Row]) -> list[str]:
-    """The nulls that do not leave the statistic as it is."""
+    """The nulls that do not leave the statistic as it is. `rows` are those of one statistic."""
     told = {row.null for row in rows if row.claim != "the same by construction"}
     return [null for null in NULLS if null in told]
 
 
 def words(name: str) -> str:
-    """`matched_cosine` → matched cosine."""
+    """The `name` of an analysis or a statistic as one reads it: `matched_cosine` → matched cosine."""
     return (
         name.replace("_", " ")
         .replace("cka", "CKA")

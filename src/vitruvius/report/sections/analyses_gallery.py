@@ -42,7 +42,10 @@ def figures(table: Table) -> Iterator[tuple[str, Figure]]:
 
 
 def further(shown: Sequence[Shown], analysis: str, *, legend: bool) -> Iterator[tuple[str, Figure]]:
-    """Histograms for all runs together; curves and heat maps where there is one run."""
+    """Histograms for all runs together; curves and heat maps where there is one run.
+
+    `shown` are runs with their tables; `analysis` is drawn; `legend` adds one to each figure. Yields names and figures.
+    """
     for statistic in _statistics_in(HISTOGRAMS, analysis):
         if all(one.table.select(analysis=analysis, statistic=statistic) for one in shown):
             yield f"histogram-{statistic}", draw_histogram(shown, analysis, statistic, legend=legend)
@@ -76,10 +79,13 @@ def _plain(analysis: str) -> str:
 
 
 def statistics_of(table: Table, analysis: str) -> list[str]:
-    """In the order in which the analysis gives them: what matters most first."""
+    """In the order in which the analysis gives them: what matters most first.
+
+    `table` holds the `analysis`.
+    """
     return list(dict.fromkeys(row.statistic for row in table.select(analysis=analysis)))
 
 
 def of_model(table: Table, analysis: str) -> bool:
-    """Whether it belongs to no single site."""
+    """Whether it belongs to no single site. `table` holds the `analysis`."""
     return all(row.site == MODEL for row in table.select(analysis=analysis))

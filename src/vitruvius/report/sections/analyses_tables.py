@@ -12,7 +12,7 @@ from vitruvius.report.sections.analyses_gallery import MOST, statistics_of
 
 
 def layer_table(one: Shown, analysis: str) -> Table:
-    """Sites down, the first statistics across."""
+    """Sites down, the first statistics across. `one` is a run with its table, which holds the `analysis`."""
     names = statistics_of(one.table, analysis)[: 2 * MOST]
     layers = layers_of(one.table.select(analysis=analysis))
     sites = list(dict.fromkeys(site for site, _ in layers))
@@ -47,7 +47,10 @@ def _count(own: Sequence[Layer]) -> Cell:
 
 
 def layer_rows(one: Shown, analysis: str) -> list[dict[str, object]]:
-    """By layer, null by null: what the page's CSV files hold."""
+    """By layer, null by null: what the page's CSV files hold.
+
+    `one` is a run with its table, which holds the `analysis`.
+    """
     groups: dict[tuple[str, str, str | None], list[Row]] = {}
     for row in one.table.select(analysis=analysis):
         groups.setdefault((row.site, row.statistic, row.null), []).append(row)
@@ -81,5 +84,5 @@ def _rounded(values: Sequence[float]) -> str:
 
 
 def slug(name: str) -> str:
-    """For names of files and anchors."""
+    """A `name` in small letters and hyphens, for files and anchors."""
     return "".join(letter if letter.isalnum() else "-" for letter in name)

@@ -20,7 +20,7 @@ MOST = 6  # statistics of an analysis that are drawn
 
 @section("analyses_training", title="Inside attention over training", order=22)
 def analyses_training(runs: Sequence[Run]) -> Sequence[Block]:
-    """One group of panels for each run and analysis."""
+    """One group of panels for each run and analysis. `runs` are those of the page."""
     blocks: list[Block] = []
     for run in runs:
         rows = read_rows(run.folder)

@@ -14,7 +14,7 @@ from vitruvius.report._section import section
 
 @section("config", title="Recipe", order=80)
 def config(runs: Sequence[Run]) -> Sequence[Block]:
-    """The resolved recipe of each run, and where they differ."""
+    """The resolved recipe of each run, and where they differ. `runs` are those of the page."""
     differing = compare(runs)
     if differing:
         tables = [_table("differences", "What differs.", runs, differing)]
@@ -30,6 +30,8 @@ def compare(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Dotted key → its value in each run, for keys that are not the same in all; versions and times aside.
 
     A run that lacks a whole section (a model that was never trained has no `train`) does not differ in every key of it.
+
+    `runs` are those of the page.
     """
     skipped = ("versions.", "started", "out")
     return {
@@ -44,7 +46,10 @@ def _owned(runs: Sequence[Run], key: str, values: Sequence[str]) -> list[str]:
 
 
 def flatten(table: Any, prefix: str = "") -> dict[str, str]:
-    """Nested tables and lists as dotted keys, values as text."""
+    """Nested tables and lists as dotted keys, values as text.
+
+    `table` is a mapping, a list or a value; `prefix` is the dotted key it has itself (default: none).
+    """
     items = _items(table)
     if items is None:
         return {prefix: str(table)}

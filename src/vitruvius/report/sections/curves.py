@@ -35,7 +35,7 @@ WORDS = {
 
 @section("curves", title="Training", order=20)
 def curves(runs: Sequence[Run]) -> Sequence[Block]:
-    """Loss, accuracy, learning rate and other metrics over the epochs."""
+    """Loss, accuracy, learning rate and other metrics over the epochs. `runs` are those of the page."""
     panels = group_metrics(runs)
     if not panels:
         return []
@@ -50,7 +50,10 @@ def curves(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def group_metrics(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Panel title → metrics: held-out before training, losses together, accuracies together."""
+    """Panel title → metrics: held-out before training, losses together, accuracies together.
+
+    `runs` are those of the page.
+    """
     keys = {key for run in runs for row in run.epochs for key in _drawn_keys(row)}
     panels: dict[str, list[str]] = {"loss": [], "accuracy": [], "accuracy under attack": [], "learning rate": []}
     for key in sorted(keys, key=_prominence):
@@ -78,7 +81,10 @@ def line_styles(panels: dict[str, list[str]]) -> dict[str, Any]:
 def draw_metrics(
     runs: Sequence[Run], title: str, keys: Sequence[str], lines: dict[str, Any], *, legend: bool = False
 ) -> Figure:
-    """One panel: colours are runs, line styles are metrics; a figure that stands alone wants its `legend`."""
+    """One panel: colours are runs, line styles are metrics; a figure that stands alone wants its `legend`.
+
+    `runs` are those of the page; `title` is that of the panel; `keys` are its metrics; `lines` the line style of each.
+    """
     with figure_style():
         figure, axes = new_axes(4.5, 2.9)
         for run in runs:

@@ -15,7 +15,7 @@ NUMBERS = {"auroc": "AUROC", "aupr_out": "AUPR, outside", "aupr_in": "AUPR, know
 
 @section("detection", title="Detection", order=47)
 def detection(runs: Sequence[Run]) -> Sequence[Block]:
-    """AUROC, AUPR both ways and FPR95 with their intervals."""
+    """AUROC, AUPR both ways and FPR95 with their intervals. `runs` are those of the page."""
     return [_table(runs, name) for name in shift_names(runs) if any(_found(run, name) for run in runs)]
 
 

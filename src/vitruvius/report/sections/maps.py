@@ -44,7 +44,7 @@ class MapGrid(Block):
 
 @section("maps", title="Attention maps", order=50)
 def maps(runs: Sequence[Run]) -> Sequence[Block]:
-    """The average attention map of every head of every site."""
+    """The average attention map of every head of every site. `runs` are those of the page."""
     shown = [run for run in runs if run.maps]
     if not shown:
         return []
@@ -57,12 +57,18 @@ def maps(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def draw_maps(maps: dict[str, np.ndarray]) -> Figure:
-    """The same grid as a figure to save: sites down, heads across."""
+    """The same grid as a figure to save: sites down, heads across.
+
+    `maps` are (H, N, M), by site.
+    """
     return draw_grid({name: [shade(values, values.shape[-1]) for values in heads] for name, heads in maps.items()})
 
 
 def draw_grid(pictures: Mapping[str, Sequence[np.ndarray]], label: Callable[[np.ndarray], str] | None = None) -> Figure:
-    """Pictures of values in [0, 1], one row per site, one column per head; each with a `label` below it."""
+    """Pictures of values in [0, 1], one row per site, one column per head; each with a `label` below it.
+
+    `pictures` are (rows, columns) each, by site; `label` makes a text of one (default: none).
+    """
     columns = max(len(heads) for heads in pictures.values())
     with figure_style():
         figure = Figure(figsize=(1.1 * columns + 1, 1.15 * len(pictures)), layout="constrained")
@@ -82,7 +88,10 @@ def draw_grid(pictures: Mapping[str, Sequence[np.ndarray]], label: Callable[[np.
 
 
 def shrink(maps: dict[str, np.ndarray], max_cells: int) -> tuple[dict[str, np.ndarray], int | None]:
-    """Average maps down until all cells fit; also the largest side then, or None where nothing was done."""
+    """Average maps down until all cells fit; also the largest side then, or None where nothing was done.
+
+    `maps` are (H, N, M), by site; `max_cells` is how many numbers they may have together.
+    """
     if sum(site.size for site in maps.values()) <= max_cells:
         return maps, None
     side = max(8, int((max_cells / sum(len(site) for site in maps.values())) ** 0.5))
@@ -112,7 +121,10 @@ def _grid(run: Run) -> list[Block]:
 
 
 def shade(values: np.ndarray, num_keys: int) -> np.ndarray:
-    """√(a / top), top being the maximum but at least 4 / M: even attention, 1 / M, is at most half."""
+    """√(a / top), top being the maximum but at least 4 / M: even attention, 1 / M, is at most half.
+
+    `values` are attention a; `num_keys` is M before maps were shrunk.
+    """
     top = max(float(values.max()), 4 / num_keys)
     return np.sqrt(np.clip(values / top, 0, 1))
 

@@ -30,7 +30,10 @@ MAX_CELLS = 120_000  # of all masks of a run together; larger ones are averaged 
 
 @section("masks", title="Attention masks", order=52)
 def masks(runs: Sequence[Run]) -> Sequence[Block]:
-    """The pairs of query and key that a run's mask keeps, and how much it removes."""
+    """The pairs of query and key that a run's mask keeps, and how much it removes.
+
+    `runs` are those of the page.
+    """
     blocks = [block for run in runs for block in _grid(run, read_masks(run))]
     text = "Each picture is one head, queries down, keys across; what the mask keeps is dark."
     if blocks:
@@ -53,13 +56,19 @@ def cycle_lines(run: Run) -> list[str]:
 
 
 def draw_masks(keep: Mapping[str, Tensor]) -> Figure:
-    """The same grid as a figure to save: sites down, heads across."""
+    """The same grid as a figure to save: sites down, heads across.
+
+    `keep` are masks (H, N, M) by site, True = kept.
+    """
     patterns = {name: [pattern.float().numpy() for pattern in heads] for name, heads in keep.items()}
     return draw_grid(patterns, label=lambda pattern: f"{1 - pattern.mean():.0%} removed")
 
 
 def draw_accuracy(curves: Mapping[str, Mapping[float, float]], *, dense: float) -> Figure:
-    """Accuracy against the share of pairs removed, one line per way; the dense accuracy beside them."""
+    """Accuracy against the share of pairs removed, one line per way; the dense accuracy beside them.
+
+    `curves` are accuracies by share, by the name of the way; `dense` is the accuracy without a mask.
+    """
     with figure_style():
         figure, axes = new_axes()
         axes.axhline(100 * dense, color="0.5", linewidth=1, linestyle=(0, (4, 3)), label="dense")
@@ -73,7 +82,10 @@ def draw_accuracy(curves: Mapping[str, Mapping[float, float]], *, dense: float) 
 
 
 def draw_cycles(points: Mapping[str, Mapping[float, float]]) -> Figure:
-    """Cycles of the accelerator against the share of pairs removed, one line per part."""
+    """Cycles of the accelerator against the share of pairs removed, one line per part.
+
+    `points` are cycles by share, by the name of the part.
+    """
     with figure_style():
         figure, axes = new_axes()
         for index, (name, cycles) in enumerate(points.items()):

@@ -17,7 +17,7 @@ SITE_COLUMNS = ("name", "family", "attends", "core", "num_heads", "num_queries",
 
 @section("model", title="Model and cost", order=70)
 def model(runs: Sequence[Run]) -> Sequence[Block]:
-    """Parameters, attention cores, sites and training cost of each run."""
+    """Parameters, attention cores, sites and training cost of each run. `runs` are those of the page."""
     sites = [(run, found) for run in runs if (found := _sites(run))]
     return [
         _table(runs),

@@ -22,7 +22,7 @@ Diagram = tuple[Run, Bins]
 
 @section("reliability", title="Calibration", order=46)
 def reliability(runs: Sequence[Run]) -> Sequence[Block]:
-    """Accuracy over confidence, clean and shifted, of every run."""
+    """Accuracy over confidence, clean and shifted, of every run. `runs` are those of the page."""
     diagrams = collect_diagrams(runs)
     if not diagrams:
         return []
@@ -77,7 +77,10 @@ def _clean_bins(run: Run) -> Bins | None:
 
 
 def draw_reliability(diagrams: Sequence[Diagram], title: str) -> Figure:
-    """Above, accuracy over confidence and the diagonal of honesty; below, how many images have which confidence."""
+    """Above, accuracy over confidence and the diagonal of honesty; below, how many images have which confidence.
+
+    `diagrams` are drawn into one figure, a colour each; `title` goes above them.
+    """
     with figure_style():
         figure = Figure(figsize=(4.5, 4.3), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1])
@@ -98,7 +101,7 @@ def draw_reliability(diagrams: Sequence[Diagram], title: str) -> Figure:
 
 
 def bin_error(bins: Bins) -> float:
-    """ECE of a diagram."""
+    """ECE of a diagram. `bins` are its bars."""
     total = sum(b["count"] for b in bins)
     return sum(b["count"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / total
 

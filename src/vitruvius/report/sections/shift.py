@@ -16,7 +16,10 @@ from vitruvius.report.sections.shift_tables import corruption_table, natural_tab
 
 @section("shift", title="Shift", order=45)
 def shift(runs: Sequence[Run]) -> Sequence[Block]:
-    """Heat maps of corruption and severity, accuracy over severity, mCE, and natural shifts."""
+    """Heat maps of corruption and severity, accuracy over severity, mCE, and natural shifts.
+
+    `runs` are those of the page.
+    """
     blocks: list[Block] = []
     for name in shift_names(runs):
         graded = [run for run in runs if name in run.shifts and run.shifts[name].accuracies]

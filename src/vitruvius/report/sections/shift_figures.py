@@ -17,7 +17,10 @@ DARK_INK, LIGHT_INK = "#1b1512", "#fffdf7"  # on the colours of the map, the sam
 
 
 def draw_heat(report: ShiftReport, title: str) -> Figure:
-    """Corruptions down, severities across, accuracy in per cent in every cell; darker is worse."""
+    """Corruptions down, severities across, accuracy in per cent in every cell; darker is worse.
+
+    `report` is that of one run and set; `title` goes above it.
+    """
     grid = report.accuracies
     columns = sorted({severity for row in grid.values() for severity in row})
     with figure_style():
@@ -37,7 +40,10 @@ def draw_heat(report: ShiftReport, title: str) -> Figure:
 
 
 def draw_severities(runs: Sequence[Run], name: str) -> Figure:
-    """One line a run: mean accuracy over corruptions, from clean onwards."""
+    """One line per run: mean accuracy over corruptions, from clean onwards.
+
+    `runs` are those of the page; `name` is that of the set.
+    """
     with figure_style():
         figure, axes = new_axes()
         for run in runs:
@@ -52,7 +58,10 @@ def draw_severities(runs: Sequence[Run], name: str) -> Figure:
 
 
 def mean_by_severity(report: ShiftReport) -> dict[int, float]:
-    """Severity → accuracy averaged over the corruptions that have it; 0 is clean."""
+    """Severity → accuracy averaged over the corruptions that have it; 0 is clean.
+
+    `report` is that of one run and set.
+    """
     columns: dict[int, list[float]] = {}
     if report.clean_error is not None:
         columns[0] = [1 - report.clean_error]

@@ -13,7 +13,10 @@ from vitruvius.report._runs import Run
 
 
 def corruption_table(runs: Sequence[Run], name: str) -> Table:
-    """Mean accuracy, mCE and relative mCE against the evaluation's baseline, and CE against the first run."""
+    """Mean accuracy, mCE and relative mCE against the evaluation's baseline, and CE against the first run.
+
+    `runs` are those of the page, in order; `name` is that of the set.
+    """
     rows = [_numbers(run, name, runs[0]) for run in runs]
     titles = _used(_titles(runs, name), rows)
     cells = []
@@ -44,7 +47,10 @@ def _titles(runs: Sequence[Run], name: str) -> dict[str, str]:
 
 
 def natural_table(runs: Sequence[Run]) -> Table | None:
-    """One line per set and run: accuracy, ECE and AURRA with their intervals."""
+    """One line per set and run: accuracy, ECE and AURRA with their intervals.
+
+    `runs` are those of the page. None where none has such a set.
+    """
     found = [one for run in runs for one in _natural_parts(run)]
     if not found:
         return None
@@ -69,7 +75,10 @@ def _natural(report: ShiftReport) -> list[PartScore]:
 
 
 def compare_to(run: Run, first: Run, name: str) -> CorruptionErrors | None:
-    """CE of a run against the first one, where both have parts in common that the first does not get all right."""
+    """CE of a run against the first one, where both have parts in common that the first does not get all right.
+
+    `name` is that of the set.
+    """
     try:
         theirs = first.shifts[name].as_baseline(first.name)
         ours = run.shifts[name]

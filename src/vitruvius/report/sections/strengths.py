@@ -21,7 +21,7 @@ Curve = list[tuple[float, Threat]]
 
 @section("strengths", title="Strength", order=40)
 def strengths(runs: Sequence[Run]) -> Sequence[Block]:
-    """Accuracy over ε for every attack with at least two strengths."""
+    """Accuracy over ε for every attack with at least two strengths. `runs` are those of the page."""
     attacks = collect_strengths(runs)
     if not attacks:
         return []
@@ -38,7 +38,10 @@ def strengths(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def collect_strengths(runs: Sequence[Run]) -> dict[str, dict[int, Curve]]:
-    """Attack → run index → points (ε, threat) in order; attacks with fewer than two strengths are left out."""
+    """Attack → run index → points (ε, threat) in order; attacks with fewer than two strengths are left out.
+
+    `runs` are those of the page.
+    """
     attacks: dict[str, dict[int, Curve]] = {}
     for index, run in enumerate(runs):
         for eps, threat in _with_radius(run):
@@ -62,7 +65,11 @@ def _begin_with_clean(points: Curve, run: Run) -> None:
 
 
 def draw_strengths(runs: Sequence[Run], name: str, curves: dict[int, Curve]) -> Figure:
-    """One panel: a line per run, a band for the interval."""
+    """One panel: a line per run, a band for the interval.
+
+    `runs` are those of the page; `name` is that of the attack; `curves` are its points, by the place of a run among
+    `runs`.
+    """
     with figure_style():
         figure, axes = new_axes()
         for index, points in curves.items():

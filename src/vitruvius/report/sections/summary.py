@@ -14,7 +14,7 @@ from vitruvius.report._section import section
 
 @section("summary", title="Summary", order=10)
 def summary(runs: Sequence[Run]) -> Sequence[Block]:
-    """Cards with clean and worst-case accuracy of each run."""
+    """Cards with clean and worst-case accuracy of each run. `runs` are those of the page."""
     cards = Cards(cards=[_card(run) for run in runs])
     known = any(threat.low is not None for run in runs for threat in run.threats)
     if known:
@@ -88,5 +88,5 @@ def _last(run: Run, key: str) -> float | None:
 
 @section("remarks", title="Remarks", order=99)
 def remarks(runs: Sequence[Run]) -> Sequence[Block]:
-    """What was missing or damaged in the run folders."""
+    """What was missing or damaged in the run folders. `runs` are those of the page."""
     return [Note(text=f"{run.name}: {remark}") for run in runs for remark in run.remarks]

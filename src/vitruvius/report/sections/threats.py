@@ -19,7 +19,7 @@ from vitruvius.report.style import figure_style, new_axes
 
 @section("threats", title="Threats", order=30)
 def threats(runs: Sequence[Run]) -> Sequence[Block]:
-    """Accuracy under each threat with its interval, as dots and as a table."""
+    """Accuracy under each threat with its interval, as dots and as a table. `runs` are those of the page."""
     labels = label_threats(runs)
     if not labels:
         return []
@@ -36,7 +36,7 @@ def threats(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def draw_threats(runs: Sequence[Run]) -> Figure:
-    """Dots with intervals: one line per threat, one colour per run."""
+    """Dots with intervals: one line per threat, one colour per run. `runs` are those of the page."""
     labels = label_threats(runs)
     with figure_style():
         figure, axes = new_axes(5.4, 0.9 + len(labels) * max(0.32, 0.115 * len(runs)))

@@ -36,7 +36,7 @@ class Viewer(Block):
 
 @section("viewer", title="Attention viewer", order=60)
 def viewer(runs: Sequence[Run]) -> Sequence[Block]:
-    """Hover a patch, see each head's attention for that query."""
+    """Hover a patch, see each head's attention for that query. `runs` are those of the page."""
     shown = [(run, run.examples) for run in runs if run.examples is not None]
     if not shown:
         return []
@@ -51,7 +51,10 @@ def viewer(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def fit(examples: Examples, max_bytes: int) -> tuple[Examples, str]:
-    """Fewer images, then coarser grids, then fewer sites, until the maps fit; and a sentence that says so."""
+    """Fewer images, then coarser grids, then fewer sites, until the maps fit; and a sentence that says so.
+
+    `examples` are images with the maps of each site; `max_bytes` is what the maps may take together.
+    """
     n = len(examples.images)
     sites = examples.sites
     pooled = 1
@@ -90,7 +93,10 @@ def _fewer(sites: list[SiteMaps], max_bytes: int) -> list[SiteMaps]:
 
 
 def pool(site: SiteMaps) -> SiteMaps:
-    """Take 2 × 2 patches together: the mean over queries, the sum over keys; rows still sum to one."""
+    """Take 2 × 2 patches together: the mean over queries, the sum over keys; rows still sum to one.
+
+    `site` holds the maps of one site and their grid.
+    """
     (rows, columns), prefix = site.grid, site.num_prefix_tokens
     half = (rows + 1) // 2, (columns + 1) // 2
     y, x = np.divmod(np.arange(rows * columns), columns)
@@ -102,7 +108,7 @@ def pool(site: SiteMaps) -> SiteMaps:
 
 
 def encode(maps: np.ndarray) -> str:
-    """(n, H, N, N) in [0, 1] → base64 of bytes round(255·√a)."""
+    """(n, H, N, N) in [0, 1] → base64 of bytes round(255·√a). `maps` is that array."""
     levels = (255 * np.sqrt(maps.astype(np.float32).clip(0, 1))).round().astype(np.uint8)
     return base64.b64encode(levels.tobytes()).decode("ascii")
 

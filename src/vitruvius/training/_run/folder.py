@@ -79,7 +79,10 @@ class Run:
         self._begun = False
 
     def begin(self, config: Config) -> None:
-        """Make the folder, or recognise it as this very recipe's; it is ours alone until `release`."""
+        """Make the folder, or recognise it as this very recipe's; it is ours alone until `release`.
+
+        `config` is the whole recipe.
+        """
         self._made = not self.folder.exists()
         self._lock.take()
         try:
@@ -126,6 +129,7 @@ class Run:
         return checkpoint.exists(self.folder)
 
     def save_state(self, state: dict[str, Any]) -> None:
+        """Write the `state`, from which training goes on exactly, in place of the one before."""
         self._check_place()
         checkpoint.save(self.folder, state)
         self.saved_updates = state["updates"]
@@ -156,13 +160,19 @@ class Run:
         return checkpoint.from_bytes(file.read_bytes()) if file.exists() else None
 
     def save_nonfinite(self, note: str, state: dict[str, Any]) -> None:
-        """What is known of a non-finite loss, beside the states that go on."""
+        """What is known of a non-finite loss, beside the states that go on.
+
+        `note` is JSON text; `state` is that before the update.
+        """
         atomic_write_text(self.folder / "nonfinite.json", note)
         atomic_write_bytes(self.folder / "nonfinite.pt", checkpoint.to_bytes(state))
         self.push()
 
     def save_weights(self, name: str, weights: dict[str, Tensor], **notes: Any) -> None:
-        """The inner model's own keys; plain timm can read them after `restore`."""
+        """The inner model's own keys; plain timm can read them after `restore`.
+
+        `name` is that of the file without its ending; `weights` are by key; `notes` go into its head, as JSON.
+        """
         metadata = {key: json.dumps(value) for key, value in {"vitruvius": __version__, **notes}.items()}
         self._check_place()
         file = self.folder / f"{name}.safetensors"
