@@ -144,6 +144,6 @@ def test_a_contestant_trains_and_says_how_long_it_took(
     with contextlib.suppress(SystemExit):
         benchmark.compete(f"deit.{name}", options)
     said = [json.loads(line[1:]) for line in capsys.readouterr().out.splitlines() if line.startswith("#")]
-    assert list(said[0]) == ["first_s"]
+    assert set(said[0]) == {"first_s", "compiling"}
     assert said[1]["images"] == 4
     assert said[1]["seconds"] > 0

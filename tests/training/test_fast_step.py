@@ -49,14 +49,35 @@ def test_recorded_training_is_plain_training(tmp_path: Path, recording: list[Fas
     assert_same_run(plain, fast)
 
 
-def test_the_radius_of_an_attack_that_grows_is_never_frozen(tmp_path: Path, recording: list[FastStep]) -> None:
-    grows = (
-        "task={use: adversarial, eps: 8/255, attack: 'pgd:steps=1', schedule: {use: linear, epochs: 3, per: update}}"
-    )
-    settings = ("train.epochs=3", "train.holdout=0", grows)
+@pytest.mark.parametrize(
+    "task",
+    [
+        "use: adversarial, attack: 'pgd:steps=1'",
+        "use: adversarial, attack: 'pgd:steps=2', norm: l2, coupled: false",
+        "use: trades, attack: 'pgd:steps=1'",
+        "use: fast, align: 0.1",
+    ],
+)
+def test_a_radius_that_grows_with_every_update_is_read_by_one_recording(
+    tmp_path: Path, recording: list[FastStep], task: str
+) -> None:
+    grows = f"task={{{task}, eps: 8/255, schedule: {{use: linear, epochs: 2, per: update}}}}"
+    settings = ("train.epochs=2", "train.holdout=0", grows)
     plain = small_run(tmp_path / "plain", "train.compile=false", *settings)
     fast = small_run(tmp_path / "fast", *settings)
-    assert recording
+    assert len(recording[0].recorder._recordings) == 1
+    (plain / "config.yaml").write_text((fast / "config.yaml").read_text())
+    assert_same_run(plain, fast)
+
+
+def test_an_attack_that_needs_its_radius_as_a_number_is_never_frozen(tmp_path: Path, recording: list[FastStep]) -> None:
+    grows = (
+        "task={use: adversarial, eps: 8/255, attack: 'apgd:steps=2', schedule: {use: linear, epochs: 2, per: update}}"
+    )
+    settings = ("train.epochs=2", "train.holdout=0", grows)
+    plain = small_run(tmp_path / "plain", "train.compile=false", *settings)
+    fast = small_run(tmp_path / "fast", *settings)
+    assert not recording[0].recorder._recordings
     (plain / "config.yaml").write_text((fast / "config.yaml").read_text())
     assert_same_run(plain, fast)
 

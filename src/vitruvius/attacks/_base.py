@@ -122,6 +122,7 @@ class Ball:
 class Attack(Ball, ABC):
     """A search for x', with checks before it."""
 
+    radius_may_be_tensor: ClassVar[bool] = False  # whether a search reads eps in tensor arithmetic alone
     batches_itself: ClassVar[bool] = False  # takes any number of images and has a batch_size of its own
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None) -> Tensor:

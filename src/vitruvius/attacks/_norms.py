@@ -31,7 +31,7 @@ class Norm(ABC):
         """(B,) norms of `delta` (B, ...), in pixels."""
 
     @abstractmethod
-    def random(self, x: Tensor, eps: float, dice: Dice, step: int | Tensor = 0) -> Tensor:
+    def random(self, x: Tensor, eps: float | Tensor, dice: Dice, step: int | Tensor = 0) -> Tensor:
         """A delta of x's shape, uniform in the ball.
 
         `x` are images (B, ...); `eps` is the radius; `dice` gives the numbers; `step` tells draws of one search apart,
@@ -46,7 +46,7 @@ class Norm(ABC):
         """
 
     @abstractmethod
-    def project(self, delta: Tensor, eps: float) -> Tensor:
+    def project(self, delta: Tensor, eps: float | Tensor) -> Tensor:
         """The nearest delta in the ball.
 
         `delta` is (B, ...), of any length; `eps` the radius in pixels.
@@ -74,14 +74,14 @@ class LinfNorm(Norm):
     def length(self, delta: Tensor) -> Tensor:
         return delta.flatten(1).abs().amax(1)
 
-    def random(self, x: Tensor, eps: float, dice: Dice, step: int | Tensor = 0) -> Tensor:
+    def random(self, x: Tensor, eps: float | Tensor, dice: Dice, step: int | Tensor = 0) -> Tensor:
         return eps * (2 * dice.uniform("linf", x.shape[1:], step).to(x.dtype) - 1)
 
     def steepest(self, grad: Tensor) -> Tensor:
         return grad.sign()
 
-    def project(self, delta: Tensor, eps: float) -> Tensor:
-        return delta.clamp(-eps, eps)
+    def project(self, delta: Tensor, eps: float | Tensor) -> Tensor:
+        return delta.clamp(-eps, eps)  # type: ignore[arg-type]  # both numbers, or both tensors
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,7 +98,7 @@ class L2Norm(Norm):
     def length(self, delta: Tensor) -> Tensor:
         return torch.linalg.vector_norm(delta.flatten(1), dim=1)
 
-    def random(self, x: Tensor, eps: float, dice: Dice, step: int | Tensor = 0) -> Tensor:
+    def random(self, x: Tensor, eps: float | Tensor, dice: Dice, step: int | Tensor = 0) -> Tensor:
         radius = dice.uniform("l2/radius", (), step).to(x.dtype) ** (1 / x[0].numel())
         normal = dice.normal("l2", x.shape[1:], step).to(x.dtype)
         return eps * per_image(radius, x) * self.steepest(normal)
@@ -106,9 +106,9 @@ class L2Norm(Norm):
     def steepest(self, grad: Tensor) -> Tensor:
         return grad / per_image(self.length(grad) + self.floor, grad)
 
-    def project(self, delta: Tensor, eps: float) -> Tensor:
+    def project(self, delta: Tensor, eps: float | Tensor) -> Tensor:
         length = self.length(delta)
-        return delta * per_image(torch.where(length > eps, eps / (length + self.slack), 1.0), delta)
+        return delta * per_image(torch.where(length > eps, (length + self.slack).reciprocal() * eps, 1.0), delta)
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,7 +125,7 @@ class L1Norm(Norm):
     def length(self, delta: Tensor) -> Tensor:
         return delta.flatten(1).abs().sum(1)
 
-    def random(self, x: Tensor, eps: float, dice: Dice, step: int | Tensor = 0) -> Tensor:
+    def random(self, x: Tensor, eps: float | Tensor, dice: Dice, step: int | Tensor = 0) -> Tensor:
         shape = (x[0].numel() + 1,)
         uniform = dice.uniform("l1", shape, step).to(x.dtype)
         gaps = -(1 - uniform).log()  # exponential; the last gap is the unused radius
@@ -144,7 +144,7 @@ class L1Norm(Norm):
         stuck = ((point <= low) & (grad < 0)) | ((point >= high) & (grad > 0))
         return torch.where(stuck, 0.0, grad)
 
-    def project(self, delta: Tensor, eps: float) -> Tensor:
+    def project(self, delta: Tensor, eps: float | Tensor) -> Tensor:
         sizes = delta.flatten(1).abs()
         ordered = sizes.sort(dim=1, descending=True).values
         excess = ordered.cumsum(1) - eps  # what the k largest are too long by
@@ -152,7 +152,7 @@ class L1Norm(Norm):
         last = (ordered * count > excess).sum(1, keepdim=True).clamp(min=1)
         threshold = (excess.gather(1, last - 1) / last).clamp(min=0)
         shrunk = (sizes - threshold).clamp(min=0)
-        fit = (eps / shrunk.sum(1, keepdim=True).clamp(min=1e-30)).clamp(max=1)  # 1, except for rounding
+        fit = (shrunk.sum(1, keepdim=True).clamp(min=1e-30).reciprocal() * eps).clamp(max=1)  # 1, except for rounding
         return delta.sign() * (shrunk * fit).view_as(delta)
 
 

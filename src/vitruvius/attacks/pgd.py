@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,8 @@ class PGD(Attack):
     `bounds`: least and largest pixel of the images.
     `compile`: the model by torch.compile; pays off for long runs.
     """
+
+    radius_may_be_tensor: ClassVar[bool] = True
 
     steps: int = 10
     step_size: float | None = None

@@ -73,8 +73,14 @@ class AdversarialObjective(Objective):
         self.inner.at(epoch=epoch, update=update, updates_per_epoch=updates_per_epoch)
 
     def recording_key(self) -> Hashable:
-        """The share of the final radius that the schedule has reached."""
+        """Whether there is an attack at all, where its radius is on the device; else the share that it has reached."""
+        if self.inner.is_on_device:
+            return self.inner.eps == 0
         return self.inner.share
+
+    def read_settings_from(self, device: torch.device) -> None:
+        """The radius of the attack, and its step size."""
+        self.inner.keep_radius_on(device)
 
     def compile(self, backend: str = "inductor", mode: str | None = None, **settings: Any) -> nn.Module:
         """torch.compile the passes of the loss, and with `compile_attack` those of the attack.
@@ -121,7 +127,7 @@ class AdversarialObjective(Objective):
 
         `x` (B, C, H, W) are clean pixels, `y` (B,) or (B, K) their labels.
         """
-        eps = {"eps": x.new_full((), self.inner.eps)}
+        eps = {"eps": self.inner.logged_eps(x)}
         if not self.log_clean:
             return eps
         with torch.no_grad(), frozen(self.passes().model):

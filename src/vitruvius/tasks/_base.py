@@ -109,6 +109,12 @@ class Objective(ClassificationTask):
         """All that decides a step besides its batch and changes as training goes on, such as an attack's radius."""
         return ()
 
+    def read_settings_from(self, device: torch.device) -> None:
+        """Keep what changes with every update in tensors on a device, so that one recording of a step serves them all.
+
+        What cannot be kept there is part of `recording_key`. By default nothing changes.
+        """
+
     def total(self, loss: Tensor, output: Tensor, penalty: Tensor | None, **numbers: Tensor) -> dict[str, Tensor]:
         """What a task returns: the whole loss, the logits that are judged, and numbers for the log.
 

@@ -5,6 +5,7 @@ Nothing here waits for the device: checks that read tensors are made on the firs
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -67,6 +68,7 @@ class Inner:
         self.coupled = coupled
         self.step = self._fixed_step(coupled)
         self.checked = False
+        self._places: Tensor | None = None  # (2,) eps and step size, where a recorded step reads them
         self.share: float | None = None  # of the final eps; not known before `at`
         self.at(epoch=0, update=0, updates_per_epoch=1)
 
@@ -82,6 +84,32 @@ class Inner:
             self.share = share
             self.eps = share * self.final
             self.attack = self._made(share)
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether steps read eps from a tensor, so that one recording serves every radius but 0."""
+        return self._places is not None
+
+    @property
+    def radius(self) -> float | Tensor:
+        """eps as it is now; a tensor where steps read it from the device."""
+        if self._places is None:
+            return self.eps
+        return self._places[0]
+
+    def keep_radius_on(self, device: torch.device) -> None:
+        """From now on steps read eps and the step size from the device, if the attack can; their values stay."""
+        if not getattr(self.attack, "radius_may_be_tensor", False):
+            return
+        self._places = torch.zeros(2, dtype=torch.float64, device=device)
+        assert self.share is not None
+        self.attack = self._made(self.share)
+
+    def logged_eps(self, x: Tensor) -> Tensor:
+        """eps as a number for the log, of x's type and on its device."""
+        if self._places is None:
+            return x.new_full((), self.eps)
+        return self._places[0].to(x.dtype)
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, called: nn.Module, draws: BatchDraws, from_answer: bool = False
@@ -119,6 +147,21 @@ class Inner:
         return CheckedModel(answer, y) if searches(self.attack) else answer
 
     def _made(self, share: float) -> Threat:
+        """The attack at a share of the final eps; its eps and step size are tensors where steps read those."""
+        attack = self._with_numbers(share)
+        if self._places is None:
+            return attack
+        assert isinstance(attack, Attack)
+        moved = copy.copy(attack)
+        step = 0.0
+        if isinstance(attack, PGD):
+            step = attack.step_length()
+            object.__setattr__(moved, "step_size", self._places[1])
+        object.__setattr__(moved, "eps", self._places[0])
+        self._places.copy_(torch.tensor([attack.eps, step], dtype=torch.float64), non_blocking=True)
+        return moved
+
+    def _with_numbers(self, share: float) -> Threat:
         if self.step is None:
             return self.make_attack(eps=self.eps)
         if self.coupled:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,8 @@ METHODS: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True, kw_only=True)
 class NoisyFGSM(Attack):
     """One step from a random start, which may lie outside the ball and stay there: for training alone."""
+
+    radius_may_be_tensor: ClassVar[bool] = True
 
     noise: float = 1.0  # radius of the start, in eps
     step: float = 1.25  # in eps
@@ -81,10 +83,10 @@ class Fast(AdversarialObjective):
         model = self.passes().model
         with self.inner.model_mode(model), self.silence():
             dice = Dice(self.draws.keys(x), owner="alignment")
-            return misalignment(model, x, y, norm=self.inner.norm, eps=self.inner.eps, dice=dice)
+            return misalignment(model, x, y, norm=self.inner.norm, eps=self.inner.radius, dice=dice)
 
 
-def misalignment(model: nn.Module, x: Tensor, y: Tensor, *, norm: Norm, eps: float, dice: Dice) -> Tensor:
+def misalignment(model: nn.Module, x: Tensor, y: Tensor, *, norm: Norm, eps: float | Tensor, dice: Dice) -> Tensor:
     """Mean over the images, differentiable with respect to the parameters.
 
     model: returns logits (B, K); its gradient is taken twice.

@@ -129,6 +129,7 @@ def make_fast_step(session: Session, tell: Callable[[str], None] = logger.info) 
             result = session.task(x, y)
         return result["loss"], _report(result, labels)
 
+    session.task.read_settings_from(session.process.device)
     has_penalties = session.task.penalties is not None  # hooks inside the blocks
     regions = None if has_penalties else Regions(session.model)
     step = SessionStep(session.task, session.optimizer, forward, lambda: _apply(session), regions=regions)
