@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from vitruvius.attacks.pgd import PGD
@@ -17,12 +16,14 @@ from vitruvius.data import eval_loader
 from vitruvius.evaluation import Threat, data_settings, evaluate
 from vitruvius.listing import find_recipe
 from vitruvius.models import load_model
-from vitruvius.report import record_examples, save_model_facts, write_page
+from vitruvius.report import write_page
+from vitruvius.report.command import record_run
 from vitruvius.training import Config, read_recipe, train
 
 RECIPES = {"softmax": "digits/softmax", "rpc": "digits/rpc"}
 STRENGTHS = [4, 8, 16, 32]  # of attacks, in 1/255
 SEVERITIES = [1, 3, 5]  # of corruptions
+DIGITS = 10  # pictures in the viewer, one of each
 
 
 def demo(out: Path, *, overrides: tuple[str, ...] = (), console: Console | None = None) -> Path:
@@ -53,9 +54,6 @@ def look(config: Config, run: Path) -> str:
     attacks = [PGD(eps=strength / 255, steps=10) for strength in STRENGTHS]
     threats: list[Threat] = [*attacks, *corruption_grid(severities=SEVERITIES)]
     report = evaluate(model, loader, threats, folder=run / "evaluation", signature=data_settings(config.data))
-    images, labels = next(iter(loader))
-    first = torch.stack([(labels == digit).nonzero()[0, 0] for digit in labels.unique()])  # one of each
     save_maps(run / "maps.safetensors", average_maps(model, loader), data=loader.name)
-    record_examples(run, model, images[first], labels[first].tolist())
-    save_model_facts(run, model)
+    record_run(run, (), DIGITS, attacks[-1])
     return str(report)

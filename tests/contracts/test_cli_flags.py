@@ -69,7 +69,7 @@ FLAGS = {
         "--figure",
         "--trust-plugins",
     ],
-    "report": ["runs", "--out", "--title"],
+    "report": ["runs", "--images", "--threat", "--out", "--title", "--trust-plugins"],
     "study": ["name", "words", "--images", "--out", "--trust-plugins"],
     "sweep": ["sweep", "overrides", "--dry-run", "--minutes", "--jobs", "--run"],
     "train": ["recipe", "overrides", "--quiet", "--dry-run", "--slurm"],

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from fake_run import write_run
 
+from small_run import small_run
 from vitruvius.report import write_page
+from vitruvius.report.command import ReportOptions, report_runs
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -31,6 +33,17 @@ def test_the_viewer_follows_pointer_and_keys_without_an_error(tmp_path: Path) ->
     assert 'data-selftest="passed"' in root
 
 
+def test_runs_and_views_stand_side_by_side_and_follow_each_other_on_a_telephone_too(tmp_path: Path) -> None:
+    runs = [small_run(tmp_path / name, f"seed={seed}") for seed, name in enumerate(("one", "other"))]
+    page = report_runs([str(run) for run in runs], [], tmp_path / "report.html", ReportOptions(images=2))
+    for width in (1280, 390):
+        root = dump(page, tmp_path, f"--window-size={width},844")
+        assert 'data-errors="0"' in root, root
+        assert 'data-panes="4"' in root, "two runs, each with the clean and the attacked picture"
+        assert 'data-overflow="0"' in root, f"wider than {width} pixels"
+        assert 'data-selftest="passed"' in root
+
+
 def test_an_error_on_the_page_would_be_seen(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", epochs=2, patch=2, images=1)
     page = write_page([run], tmp_path / "report.html")
@@ -41,10 +54,10 @@ def test_an_error_on_the_page_would_be_seen(tmp_path: Path) -> None:
     assert "data-selftest" not in root
 
 
-def dump(page: Path, folder: Path) -> str:
+def dump(page: Path, folder: Path, *flags: str) -> str:
     """The opening tag of the page after its scripts have run."""
     assert CHROMIUM is not None
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", f"{page.as_uri()}#selftest"]
+    command = [CHROMIUM, *FLAGS, *flags, f"--user-data-dir={folder / 'profile'}", f"{page.as_uri()}#selftest"]
     for _ in range(3):  # on a busy machine the browser may write the page down before its scripts have run
         done = subprocess.run(command, capture_output=True, timeout=120, check=True)
         match = re.search(r"<html[^>]*>", done.stdout.decode())

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from families import FAMILIES
-from vitruvius._errors import NoSiteError
+from vitruvius._errors import DataError, NoSiteError
+from vitruvius.analysis.explanations import relevance
 from vitruvius.attention import part
 from vitruvius.report import record_examples, save_model_facts
 from vitruvius.report._examples import read_examples
@@ -43,6 +44,33 @@ def test_recorded_maps_are_the_softmax_of_the_model(tiny_vit: Tiny, tmp_path: Pa
     assert found.predictions == [str(answer) for answer in model(x).argmax(-1).tolist()]
     expected = maps_of_first_block(model, x, symmetric=False)
     torch.testing.assert_close(torch.from_numpy(found.sites[0].maps).float(), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_a_picture_is_kept_clean_and_attacked_with_the_names_of_its_classes(tiny_vit: Tiny, tmp_path: Path) -> None:
+    model, x = tiny_vit
+    names = [f"class {number}" for number in range(1000)]
+    record_examples(tmp_path, model, x, [3, 4], attacked=x.flip(-1), threat="flipped", names=names, pictures=["p", "q"])
+    found = read_examples(tmp_path, remarks := [])
+    assert remarks == []
+    assert found is not None
+    assert found.pictures == ["p", "p", "q", "q"]
+    assert found.threats == ["", "flipped"] * 2
+    assert found.labels == ["class 3", "class 3", "class 4", "class 4"]
+    answers = model(torch.stack([x, x.flip(-1)], 1).flatten(0, 1)).argmax(-1).tolist()
+    assert found.predictions == [f"class {answer}" for answer in answers]
+    maps = maps_of_first_block(model, x.flip(-1), symmetric=False)
+    torch.testing.assert_close(torch.from_numpy(found.sites[0].maps[1::2]).float(), maps, atol=1e-3, rtol=1e-3)
+    views = torch.stack([x[0], x[0].flip(-1)])
+    rests_on = relevance(model, views, model(views).argmax(-1))
+    assert found.relevance is not None
+    torch.testing.assert_close(torch.from_numpy(found.relevance[:2]), rests_on, atol=1e-5, rtol=1e-4)
+
+
+def test_attacked_images_of_another_size_are_refused(tiny_vit: Tiny, tmp_path: Path) -> None:
+    model, x = tiny_vit
+    with pytest.raises(DataError, match="attacked images are"):
+        record_examples(tmp_path, model, x, attacked=x[:1])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_recording_leaves_the_model_alone(tiny_vit: Tiny, tmp_path: Path) -> None:

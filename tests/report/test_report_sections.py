@@ -23,7 +23,7 @@ from vitruvius.report.sections.model import model
 from vitruvius.report.sections.strengths import _ticks, collect_strengths, draw_strengths
 from vitruvius.report.sections.summary import _figures, summary
 from vitruvius.report.sections.threats import draw_threats, threats
-from vitruvius.report.sections.viewer import MAX_IMAGES, encode, fit, pool
+from vitruvius.report.sections.viewer import MAX_PICTURES, encode, fit, pool
 from vitruvius.report.style import HEAT
 
 
@@ -212,7 +212,7 @@ def test_bytes_of_the_viewer_give_attention_back_within_half_a_level() -> None:
     ("grid", "count", "said"),
     [
         ((4, 4), 2, ""),
-        ((4, 4), 12, f"{MAX_IMAGES} of 12 images are shown to keep the page small."),
+        ((4, 4), 30, f"{MAX_PICTURES} of 30 images are shown to keep the page small."),
         ((14, 14), 2, "2 × 2 patches are taken together to keep the page small."),
         ((3, 90), 2, "1 of 2 images are shown, 1 of 4 sites are shown to keep the page small."),
     ],

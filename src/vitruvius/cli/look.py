@@ -91,10 +91,15 @@ def show_row(row: Mapping[str, object]) -> None:
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the runs and the page to `parser`, that of the verb."""
-    parser.add_argument("runs", nargs="+", metavar="RUN")
+    """Add the runs, the viewer's images and the page to `parser`, that of the verb."""
+    parser.add_argument("runs", nargs="+", metavar="RUN|data.key=value", help="run folders, and where their images are")
+    add_images(parser, "show attention on", default="8 where the data can be opened; 0: only what is recorded")
+    parser.add_argument(
+        "--threat", default="pgd:eps=8/255,steps=10", metavar="SPEC", help="attacks those images (default: %(default)s)"
+    )
     parser.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
     parser.add_argument("--title", default="A vitruvius report", help="its title (default: %(default)s)")
+    add_trust(parser)
 
 
 def run_report(options: argparse.Namespace) -> None:
@@ -102,10 +107,23 @@ def run_report(options: argparse.Namespace) -> None:
 
     `options` hold what `report_arguments` adds.
     """
-    from vitruvius.report import write_page
+    from vitruvius.report.command import ReportOptions, report_runs
 
-    runs = [Path(run) for run in options.runs]
-    print(write_page(runs, Path(options.out), title=options.title))
+    runs = [word for word in options.runs if not is_setting(word)]
+    overrides = [word for word in options.runs if is_setting(word)]
+    trust_plugins(options, *runs)
+    wanted = ReportOptions(title=options.title, images=options.images, threat=options.threat)
+    print(report_runs(runs, overrides, options.out, wanted, on_news=show_news))
+
+
+def is_setting(word: str) -> bool:
+    """Whether `word` is `section.key=value` and not a folder."""
+    return "=" in word and not Path(word).exists()
+
+
+def show_news(words: str) -> None:
+    """Print `words` as one line on stderr."""
+    print(words, file=sys.stderr, flush=True)
 
 
 VERBS = (

@@ -13,6 +13,7 @@ from vitruvius.data._preprocessing import InputSize
 from vitruvius.data._subsets import chosen_files, chosen_ids
 from vitruvius.data._tensors import TensorSet
 from vitruvius.data.augmentation.mixup import Mixer, make_mixup
+from vitruvius.data.naming import class_words
 from vitruvius.data.sources import data_source, data_sources, describe_sources, is_stream, open_data
 from vitruvius.data.sources.folder import split_folder
 
@@ -27,6 +28,7 @@ __all__ = [
     "TensorSet",
     "chosen_files",
     "chosen_ids",
+    "class_words",
     "data_source",
     "data_sources",
     "describe_sources",

@@ -6,7 +6,7 @@ ablations (Debenedetti, Sehwag & Mittal 2023, arXiv:2209.07399). Classes are num
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,12 @@ def read_class_map(name: str, root: Path) -> dict[str, int]:
         f"class map {name} is neither {IMAGENET}, {', '.join(PACKAGED_MAPS)} nor a file, nor one in {root}; expected a "
         "text file, one class name per line."
     )
+
+
+def names_by_number(numbers: Mapping[str, int]) -> tuple[str, ...]:
+    """The names of classes in the order of `numbers`, name → number; a number without a name stands for itself."""
+    names = {number: name for name, number in reversed(numbers.items())}
+    return tuple(str(names.get(number, number)) for number in range(max(names, default=-1) + 1))
 
 
 def _packaged_lines(file: str) -> list[str]:

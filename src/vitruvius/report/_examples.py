@@ -2,14 +2,16 @@
 
 The first holds `images` (n, 3, h, w) uint8 and for each site its maps (n, H, N, N) float16; the second `grid`
 [rows, columns], `num_prefix_tokens`, `labels` and `predictions`, and under `sites` the grid and prefix tokens of
-sites that differ.     n images, H heads, N tokens
+sites that differ. Where a picture is shown clean and attacked, `pictures` says which image shows which picture and
+`threats` what was done to it; `relevance` (n, rows, columns) in the first file says what the answers rest on.
+n images, H heads, N tokens
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from torch import Tensor
 from vitruvius._errors import RunError
 from vitruvius._files import atomic_write_text, save_tensors
 from vitruvius.report._readers import natural, read_json, read_tensors
+
+RESERVED = ("images", "relevance")  # names in attention.safetensors that are no sites
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,37 @@ class Examples:
     labels: list[str]
     predictions: list[str]
     sites: list[SiteMaps]
+    pictures: list[str] = field(default_factory=list)  # which picture an image shows; empty: each another
+    threats: list[str] = field(default_factory=list)  # what was done to an image; empty: nothing
+    relevance: np.ndarray | None = None  # (n, rows, columns), what the answers rest on
+
+    def picture(self, place: int) -> str:
+        """The name of the picture that the image at `place` shows; its number where it has none."""
+        if self.pictures:
+            return self.pictures[place]
+        return str(place)
+
+    def threat(self, place: int) -> str:
+        """What was done to the image at `place`; nothing for a clean one."""
+        if self.threats:
+            return self.threats[place]
+        return ""
+
+    def select(self, rows: Sequence[int]) -> Examples:
+        """Only the images at the places `rows`."""
+        kept = list(rows)
+        relevance = self.relevance
+        if relevance is not None:
+            relevance = relevance[kept]
+        return Examples(
+            images=self.images[kept],
+            labels=[self.labels[row] for row in kept],
+            predictions=[self.predictions[row] for row in kept],
+            sites=[replace(site, maps=site.maps[kept]) for site in self.sites],
+            pictures=[self.picture(row) for row in kept],
+            threats=[self.threat(row) for row in kept],
+            relevance=relevance,
+        )
 
 
 def save_examples(
@@ -51,17 +86,24 @@ def save_examples(
     labels: Sequence[str | int] = (),
     predictions: Sequence[str | int] = (),
     sites: Mapping[str, Mapping[str, Any]] | None = None,
+    pictures: Sequence[str] = (),
+    threats: Sequence[str] = (),
+    relevance: Tensor | None = None,
 ) -> None:
     """Write the two files of the viewer into a run folder.
 
     images: (n, 1 or 3, h, w), uint8, or floats in [0, 1]. maps: site → (n, H, N, N), N = prefix tokens + rows·columns.
     grid: rows and columns of patches. num_prefix_tokens: tokens before the patches. labels, predictions: one per image.
     sites: for sites that lie otherwise, {site: {"grid": (rows, columns), "num_prefix_tokens": int}}.
+    pictures: for each image which picture it shows; images of one name are shown side by side. Default: each another.
+    threats: for each image what was done to it, "" for a clean one. Default: all are clean.
+    relevance: (n, rows, columns), how much each place matters for the answer. Default: unknown.
     """
     if images.ndim != 4 or images.shape[1] not in (1, 3):
         raise RunError(f"images of examples have shape (n, 1 or 3, height, width); got {tuple(images.shape)}.")
-    if "images" in maps:
-        raise RunError("no site may be called 'images' in the examples of attention.")
+    for name in RESERVED:
+        if name in maps:
+            raise RunError(f"no site may be called {name!r} in the examples of attention.")
     if images.is_floating_point():
         pixels = (images.float() * 255).round().clamp(0, 255).byte()
     else:
@@ -71,9 +113,13 @@ def save_examples(
         "num_prefix_tokens": num_prefix_tokens,
         "labels": list(labels),
         "predictions": list(predictions),
+        "pictures": list(pictures),
+        "threats": list(threats),
         "sites": {site: dict(placement) for site, placement in (sites or {}).items()},
     }
     tensors = {"images": pixels.expand(-1, 3, -1, -1), **{site: tensor.half() for site, tensor in maps.items()}}
+    if relevance is not None:
+        tensors["relevance"] = relevance.float()
     save_tensors(Path(run) / "attention.safetensors", tensors)
     atomic_write_text(Path(run) / "attention.json", json.dumps(facts, indent=1))
 
@@ -82,11 +128,14 @@ def read_examples(run: Path, remarks: list[str]) -> Examples | None:
     """The examples of a run, or None and a remark."""
     path = run / "attention.safetensors"
     if not path.is_file():
-        remarks.append("no attention.safetensors: the attention viewer is left out.")
+        remarks.append(
+            "no attention.safetensors: the attention viewer is left out; `vitruvius report RUN --images 8` makes it."
+        )
         return None
     facts = read_json(run / "attention.json", remarks, lost="the attention viewer")
     tensors = read_tensors(path, remarks, lost="the attention viewer is left out")
     images = tensors.pop("images", None)
+    relevance = tensors.pop("relevance", None)
     if not facts or images is None:
         return None
     if not _are_pictures(images):
@@ -99,9 +148,33 @@ def read_examples(run: Path, remarks: list[str]) -> Examples | None:
             sites.append(site)
     if not sites:
         return None
-    labels = _texts(facts.get("labels"), len(images))
-    predictions = _texts(facts.get("predictions"), len(images))
-    return Examples(images=images, labels=labels, predictions=predictions, sites=sites)
+    n = len(images)
+    return Examples(
+        images=images,
+        labels=_texts(facts.get("labels"), n),
+        predictions=_texts(facts.get("predictions"), n),
+        sites=sites,
+        pictures=_texts_if_any(facts.get("pictures"), n),
+        threats=_texts_if_any(facts.get("threats"), n),
+        relevance=_relevance(relevance, n, remarks),
+    )
+
+
+def _texts_if_any(values: Any, n: int) -> list[str]:
+    """One text per image, or none at all."""
+    if not isinstance(values, list) or len(values) != n:
+        return []
+    return _texts(values, n)
+
+
+def _relevance(values: np.ndarray | None, n: int, remarks: list[str]) -> np.ndarray | None:
+    """Maps of relevance, if they are such maps; else a remark."""
+    if values is None:
+        return None
+    if values.ndim != 3 or len(values) != n or 0 in values.shape or not np.isfinite(values).all():
+        remarks.append(f"attention.safetensors: relevance has shape {values.shape}, not {n} finite maps; left out.")
+        return None
+    return values.astype(np.float32)
 
 
 def _are_pictures(images: np.ndarray) -> bool:

@@ -76,12 +76,17 @@ class Run:
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Read every run; all must be run folders."""
+    check_runs(folders)
+    named = zip(folders, _names(folders), strict=True)
+    return [read_run(folder, name, index) for index, (folder, name) in enumerate(named)]
+
+
+def check_runs(folders: Sequence[Path]) -> None:
+    """Refuse `folders` that are not run folders, before anything is read or written."""
     if not folders:
         raise RunError("a report needs at least one run folder; none was given.")
     for folder in folders:
         _check(folder)
-    named = zip(folders, _names(folders), strict=True)
-    return [read_run(folder, name, index) for index, (folder, name) in enumerate(named)]
 
 
 def say_doubts(runs: Sequence[Run]) -> str:

@@ -9,6 +9,7 @@ from vitruvius._checks import as_label
 from vitruvius._errors import DataError
 from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
+from vitruvius.data._subsets import names_by_number
 from vitruvius.data.sources._base import Size, check_num_classes, data_source
 
 
@@ -23,6 +24,11 @@ class FileImages:
 
     def __len__(self) -> int:
         return len(self.reader)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes in the order of their numbers; empty where the reader has no names."""
+        return names_by_number(getattr(self.reader, "class_to_idx", None) or {})
 
     def read(self, index: int) -> tuple[Image.Image, int]:
         """The decoded image and its label, by its `index` from 0."""

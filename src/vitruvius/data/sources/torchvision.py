@@ -15,7 +15,7 @@ from vitruvius._checks import as_label
 from vitruvius._errors import DataError, suggest
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_seeds import image_keys
-from vitruvius.data._subsets import class_names, read_class_map, require_classes
+from vitruvius.data._subsets import class_names, names_by_number, read_class_map, require_classes
 from vitruvius.data.sources._base import TRAIN_NAMES, VALIDATION_NAMES, Size, check_num_classes, data_source
 
 _TIMM = ("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist", "inaturalist", "places365", "imagenet")
@@ -66,6 +66,14 @@ class TorchvisionImages:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes in the order of their numbers; empty where torchvision does not name them."""
+        numbers = {name: label for label, name in enumerate(_class_names(self.dataset))}
+        if self.numbers is not None:
+            numbers = {name: self.numbers[label] for name, label in numbers.items() if label in self.numbers}
+        return names_by_number(numbers)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
         """The image and its label, by its `index` among those chosen, from 0."""

@@ -6,8 +6,9 @@ Maps travel as bytes round(255·√a), which keeps small attentions apart.     n
 from __future__ import annotations
 
 import base64
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,51 +19,57 @@ from vitruvius.report._markup import colour_png
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
 
-MAX_BYTES = 1_400_000  # of all maps on the page, before base64
-MAX_IMAGES = 8
+MAX_BYTES = 3_000_000  # of all maps on the page, before base64
+MAX_PICTURES = 24
+FEW = 4  # pictures that should be seen before their maps are made coarser
 
 
 @dataclass(frozen=True, kw_only=True)
 class Viewer(Block):
-    """The viewer's pictures and its data as JSON."""
+    """The viewer's pictures, and its data for the script: images once, and for each run its views of the pictures."""
 
     template: ClassVar[str] = "viewer"
+    images: Sequence[str]  # addresses
+    pictures: Sequence[dict[str, Any]]  # name, label, image: which of the images is shown small
     runs: Sequence[dict[str, Any]]
 
     @property
-    def data(self) -> list[dict[str, Any]]:
-        return [{key: value for key, value in run.items() if key != "pictures"} for run in self.runs]
+    def data(self) -> dict[str, Any]:
+        return {"images": self.images, "pictures": self.pictures, "runs": self.runs}
 
 
 @section("viewer", title="Attention viewer", order=60)
 def viewer(runs: Sequence[Run]) -> Sequence[Block]:
-    """Hover a patch, see each head's attention for that query. `runs` are those of the page."""
+    """Hover a patch, see each head's attention for that query: runs side by side, clean beside attacked.
+
+    `runs` are those of the page.
+    """
     shown = [(run, run.examples) for run in runs if run.examples is not None]
     if not shown:
         return []
+    images: dict[str, int] = {}  # address → place
+    pictures: dict[str, dict[str, Any]] = {}  # name → what is shown small
     entries = []
     notes = []
     for run, examples in shown:
         fitted, note = fit(examples, MAX_BYTES // len(shown))
-        entries.append(_entry(run, fitted))
+        entries.append(_entry(run, fitted, images, pictures))
         if note:
             notes.append(Note(text=f"{run.name}: {note}"))
-    return [Viewer(runs=entries), *notes]
+    return [Viewer(images=list(images), pictures=list(pictures.values()), runs=entries), *notes]
 
 
 def fit(examples: Examples, max_bytes: int) -> tuple[Examples, str]:
-    """Fewer images, then coarser grids, then fewer sites, until the maps fit; and a sentence that says so.
+    """Coarser grids, then fewer sites, then fewer pictures, until the maps fit; and a sentence that says so.
 
     `examples` are images with the maps of each site; `max_bytes` is what the maps may take together.
     """
-    n = len(examples.images)
-    sites = examples.sites
-    pooled = 1
-    while _bytes(sites) * min(n, 2) > max_bytes and all(min(site.grid) >= 4 for site in sites):
-        sites = [pool(site) for site in sites]
-        pooled *= 2
-    sites = _fewer(sites, max_bytes)
-    kept = max(1, min(n, MAX_IMAGES, max_bytes // _bytes(sites)))
+    by_picture = _rows_by_picture(examples)
+    n = len(by_picture)
+    views = max(len(rows) for rows in by_picture.values())
+    sites, pooled = _coarser(examples.sites, max_bytes // (views * min(n, FEW)))
+    sites = _fewer(sites, max_bytes // views)
+    kept = max(1, min(n, MAX_PICTURES, max_bytes // (_bytes(sites) * views)))
     said = []
     if kept < n:
         said.append(f"{kept} of {n} images are shown")
@@ -73,13 +80,27 @@ def fit(examples: Examples, max_bytes: int) -> tuple[Examples, str]:
     sentence = ""
     if said:
         sentence = ", ".join(said) + " to keep the page small."
-    smaller = Examples(
-        images=examples.images[:kept],
-        labels=examples.labels[:kept],
-        predictions=examples.predictions[:kept],
-        sites=[SiteMaps(**{**vars(site), "maps": site.maps[:kept]}) for site in sites],
-    )
-    return smaller, sentence
+    rows = list(itertools.chain(*list(by_picture.values())[:kept]))
+    return replace(examples, sites=sites).select(rows), sentence
+
+
+def _coarser(sites: list[SiteMaps], max_bytes: int) -> tuple[list[SiteMaps], int]:
+    """Patches taken together until one image fits or its grid is too small for that; and how many in a row."""
+    pooled = 1
+    while _bytes(sites) > max_bytes and all(min(site.grid) >= 4 for site in sites):
+        sites = [pool(site) for site in sites]
+        pooled *= 2
+    return sites, pooled
+
+
+def _rows_by_picture(examples: Examples) -> dict[str, list[int]]:
+    """Picture → its images, clean first, in order of appearance."""
+    groups: dict[str, list[int]] = {}
+    for row in range(len(examples.images)):
+        groups.setdefault(examples.picture(row), []).append(row)
+    for rows in groups.values():
+        rows.sort(key=lambda row: bool(examples.threat(row)))
+    return groups
 
 
 def _fewer(sites: list[SiteMaps], max_bytes: int) -> list[SiteMaps]:
@@ -118,14 +139,29 @@ def _bytes(sites: Sequence[SiteMaps]) -> int:
     return sum(site.maps[0].size for site in sites)
 
 
-def _entry(run: Run, examples: Examples) -> dict[str, Any]:
+def _entry(run: Run, examples: Examples, images: dict[str, int], pictures: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the script needs of one run; its images and pictures join those that are known."""
     height, width = examples.images.shape[2:]
-    captions = [_caption(label, said) for label, said in zip(examples.labels, examples.predictions, strict=True)]
+    views = []
+    for row, image in enumerate(examples.images):
+        name = examples.picture(row)
+        label = examples.labels[row]
+        place = images.setdefault(colour_png(image), len(images))
+        pictures.setdefault(name, {"name": name, "label": label, "image": place})
+        views.append(
+            {
+                "picture": name,
+                "image": place,
+                "threat": examples.threat(row),
+                "caption": _caption(label, examples.predictions[row]),
+            }
+        )
     return {
         "name": run.name,
+        "colour": run.look.name,
         "size": [width, height],
-        "captions": captions,
-        "pictures": [colour_png(image) for image in examples.images],
+        "views": views,
+        "relevance": _relevance(examples),
         "sites": [
             {
                 "name": site.name,
@@ -139,11 +175,24 @@ def _entry(run: Run, examples: Examples) -> dict[str, Any]:
     }
 
 
+def _relevance(examples: Examples) -> dict[str, Any] | None:
+    """Relevance as bytes, stretched from each image's own minimum to its own maximum."""
+    maps = examples.relevance
+    if maps is None:
+        return None
+    low = maps.min((1, 2), keepdims=True)
+    height = np.maximum(maps.max((1, 2), keepdims=True) - low, 1e-12)
+    levels = (255 * ((maps - low) / height)).round().astype(np.uint8)
+    return {"grid": list(maps.shape[1:]), "maps": base64.b64encode(levels.tobytes()).decode("ascii")}
+
+
 def _caption(label: str, prediction: str) -> str:
     if not label:
         if prediction:
             return f"predicted {prediction}"
         return ""
-    if not prediction or prediction == label:
-        return f"{label}" + (", predicted right" if prediction else "")
+    if not prediction:
+        return label
+    if prediction == label:
+        return f"{label}, predicted right"
     return f"{label}, predicted {prediction}"
