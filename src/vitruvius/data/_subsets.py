@@ -125,7 +125,9 @@ def read_class_map(name: str, root: Path) -> dict[str, int]:
 
 def names_by_number(numbers: Mapping[str, int]) -> tuple[str, ...]:
     """The names of classes in the order of `numbers`, name → number; a number without a name stands for itself."""
-    names = {number: name for name, number in reversed(numbers.items())}
+    names: dict[int, str] = {}
+    for name, number in numbers.items():
+        names.setdefault(number, name)
     return tuple(str(names.get(number, number)) for number in range(max(names, default=-1) + 1))
 
 
