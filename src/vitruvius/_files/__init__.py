@@ -23,9 +23,12 @@ from vitruvius._files._paths import (
     read_text,
     sweep,
 )
+from vitruvius._files._sealed import PREVIOUS, STATE, seal, unseal
 from vitruvius._files._tensors import load_tensors, pack_tensors, save_tensors, unpack_tensors
 
 __all__ = [
+    "PREVIOUS",
+    "STATE",
     "Lock",
     "MadeFolder",
     "Mirror",
@@ -50,6 +53,8 @@ __all__ = [
     "read_mask_arrays",
     "read_text",
     "save_tensors",
+    "seal",
     "sweep",
     "unpack_tensors",
+    "unseal",
 ]

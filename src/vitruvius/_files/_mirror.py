@@ -1,67 +1,168 @@
-"""A folder here that follows a folder elsewhere: pulled once, pushed file by file as it changes (fsspec URLs)."""
+"""A folder here that follows a folder elsewhere: pulled once, pushed file by file as it changes (fsspec URLs).
+
+Of two copies of a run the newer one wins, by the updates in its state and the state's checksum. An upload that fails
+is made up for by the next one. Which files are the same on both sides is noted beside the folder.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import shutil
 from pathlib import Path
 
 from vitruvius._errors import RunError
-from vitruvius._files._paths import StrPath, atomic_write_bytes, explained, is_url, join, open_url
+from vitruvius._files._paths import StrPath, atomic_write_bytes, atomic_write_text, explained, is_url, join
+from vitruvius._files._sealed import PREVIOUS, STATE, progress_of
+from vitruvius._files._store import list_files, make_folder, open_url, persist
+from vitruvius._secrets import redact_text
+
+STATES = (STATE, PREVIOUS, "state.calm.pt", "nonfinite.pt")  # what only the next half of a run needs
+
+_log = logging.getLogger(__name__)
+Stamp = tuple[int, int]  # bytes, and nanoseconds of the last change
 
 
 class Mirror:
-    """`url` is the truth; `folder` a local copy to work in."""
+    """`url` is where a run belongs; `folder` a local copy to work in."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.url, self.folder = url, folder
-        self._pushed: dict[str, tuple[int, int]] = {}
+        """`url` of the folder elsewhere, `folder` of the copy; what an earlier process knew of both is read."""
+        self.url = url
+        self.folder = folder
+        self._notes = folder.with_name(f".{folder.name}.mirror.json")
+        self._pushed: dict[str, Stamp] = {}  # files that are the same there, and what they were like here
+        self._there: dict[str, str] = {}  # what they were like there when they were pulled
+        self._read_notes()
 
-    def pull(self) -> Path:
-        """Make the local folder what the remote one is."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        with explained(self.url, "read"):
-            filesystem, root = open_url(self.url)
-            found = filesystem.find(root) if filesystem.exists(root) else []
-            for path in found:
-                name = path[len(root) :].lstrip("/")
-                atomic_write_bytes(self.folder / name, filesystem.cat_file(path))
-                self._pushed[name] = self._stamp(name)
+    def pull(self, *, states: bool = True) -> Path:
+        """Take over what is there, unless what is here is newer; the folder.
+
+        states: also the files that only the next half of a run needs; default true.
+        """
+        arriving = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.arriving")
+        try:
+            with explained(self.url, "read"):
+                found = persist(lambda: list_files(self.url))
+                wanted = [name for name in found if states or name not in STATES]
+                self._fetch([name for name in wanted if not self._is_same(name, found[name])], arriving)
+            self._take_over(arriving, {name: found[name] for name in wanted})
+        finally:
+            shutil.rmtree(arriving, ignore_errors=True)
+        self._write_notes()
         return self.folder
 
-    def push(self, *first: str) -> list[str]:
-        """Upload what has changed since it was last here, `first` before all others; the names."""
+    def push(self, *first: str, required: bool = True) -> list[str]:
+        """Upload what has changed since it was last there, `first` before all others; the names.
+
+        required: whether a failure is an error (default); else it is logged, and the next push makes up for it.
+        """
         names = self._names()
         in_turn = [*(name for name in first if name in names), *(name for name in names if name not in first)]
         changed = [name for name in in_turn if self._pushed.get(name) != self._stamp(name)]
+        done = []
         for name in changed:
             stamp = self._stamp(name)
-            self._put(name)
+            try:
+                self._put(name)
+            except RunError as error:
+                if required:
+                    self._write_notes()
+                    raise RunError(f"{error} {self.folder} is whole; the same command uploads it.") from error
+                _log.warning("%s Going on in %s; the next save tries again.", error, self.folder)
+                break
             self._pushed[name] = stamp
-        return changed
+            self._there.pop(name, None)
+            done.append(name)
+        self._write_notes()
+        return done
+
+    def _fetch(self, names: list[str], arriving: Path) -> None:
+        """Download into a folder of its own: what is here is not touched before all has arrived."""
+        filesystem, root = open_url(self.url)
+        for name in names:
+            data = persist(lambda name=name: filesystem.cat_file(f"{root}/{name}"))  # type: ignore[misc]
+            atomic_write_bytes(arriving / name, data)
+
+    def _take_over(self, arriving: Path, found: dict[str, str]) -> None:
+        """Move what has arrived into the folder; of two runs that differ the newer one stays."""
+        here = progress_of(self.folder)
+        there = progress_of(arriving, *([self.folder] if STATE in found and self._unchanged(STATE) else []))
+        local_wins = here is not None and (there is None or here.updates > there.updates or here == there)
+        if local_wins and here != there:
+            _log.warning("%s is newer (update %d) than %s and is uploaded.", self.folder, here.updates, self.url)  # type: ignore[union-attr]
+        if here is not None and there is not None and here.updates == there.updates and here != there:
+            self._set_aside()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, stamp in found.items():
+            if not (arriving / name).exists() or (local_wins and (self.folder / name).exists()):
+                continue
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (arriving / name).replace(self.folder / name)
+            self._pushed[name] = self._stamp(name)
+            self._there[name] = stamp
+
+    def _set_aside(self) -> None:
+        """Keep what is here under another name: it has come as far as what is there, by another way."""
+        number = 1
+        while (aside := self.folder.with_name(f"{self.folder.name}.local-{number}")).exists():
+            number += 1
+        shutil.copytree(self.folder, aside, ignore=shutil.ignore_patterns(".*"))
+        _log.warning("%s differs from %s at the same update; it is kept as %s.", self.folder, self.url, aside)
+
+    def _is_same(self, name: str, stamp: str) -> bool:
+        """Whether a file is the same on both sides since it was last pulled."""
+        return self._there.get(name) == stamp and self._unchanged(name)
+
+    def _unchanged(self, name: str) -> bool:
+        return (self.folder / name).is_file() and self._pushed.get(name) == self._stamp(name)
 
     def _names(self) -> list[str]:
         """Every file of the folder that is not hidden, by its path inside, sorted."""
         files = [path for path in self.folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-        return sorted(str(path.relative_to(self.folder)) for path in files)
+        return sorted(path.relative_to(self.folder).as_posix() for path in files)
 
     def _put(self, name: str) -> None:
         with explained(join(self.url, name), "write"):
             filesystem, path = open_url(str(join(self.url, name)))
-            filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
-            if (twin := self._twin(name)) is not None:  # renamed here: copied over there
-                filesystem.copy(open_url(str(join(self.url, twin)))[1], path)
-            else:
-                filesystem.pipe_file(path, (self.folder / name).read_bytes())
+            twin = self._twin(name)
+            if twin is not None:  # renamed here: copied over there
+                source = open_url(str(join(self.url, twin)))[1]
+                persist(lambda: filesystem.copy(source, path))
+                return
+            data = (self.folder / name).read_bytes()
+            persist(lambda: make_folder(filesystem, path.rpartition("/")[0]))
+            persist(lambda: filesystem.pipe_file(path, data))
 
     def _twin(self, name: str) -> str | None:
         """The name under which these very bytes are there already."""
         stamp = self._stamp(name)
         return next((other for other, pushed in self._pushed.items() if pushed == stamp and other != name), None)
 
-    def _stamp(self, name: str) -> tuple[int, int]:
+    def _stamp(self, name: str) -> Stamp:
         status = (self.folder / name).stat()
         return status.st_size, status.st_mtime_ns
+
+    def _read_notes(self) -> None:
+        try:
+            known = json.loads(self._notes.read_text(encoding="utf-8"))
+            if known["url"] != _plain(self.url):
+                return
+            self._pushed = {name: (int(size), int(time)) for name, (size, time) in known["pushed"].items()}
+            self._there = dict(known["there"])
+        except (OSError, ValueError, KeyError, TypeError):  # none, or cut off: then all is compared anew
+            return
+
+    def _write_notes(self) -> None:
+        notes = {"url": _plain(self.url), "pushed": self._pushed, "there": self._there}
+        atomic_write_text(self._notes, json.dumps(notes))
+
+
+def _plain(url: str) -> str:
+    """A URL without what stands before its host."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def place_of(url: str) -> Path:
@@ -73,10 +174,21 @@ def place_of(url: str) -> Path:
     return Path("runs", "remote", scheme, *parts)
 
 
-def fetch(run: StrPath, folder: Path | None = None) -> Path:
-    """A run folder on this machine: a local one as it is, a remote one as a fresh copy in `folder`."""
+def fetch(run: StrPath, folder: Path | None = None, *, states: bool = True) -> Path:
+    """A run folder on this machine: a local one as it is, a remote one as a copy.
+
+    run: the folder, here or at a URL. folder: where the copy goes, which must be empty; by default runs/remote/…, where
+    only what has changed is downloaded again and a newer copy stays. states: whether the copy can be trained further;
+    else the large files that this needs are left out.
+    """
     if not is_url(run):
         return Path(run)
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise RunError(f"{folder} is not empty; name a new folder for the copy of {run}.")
-    return Mirror(str(run), folder or place_of(str(run))).pull()
+    place = folder or place_of(str(run))
+    if not states:
+        states = (place / STATE).exists()  # trained on this machine: which copy is newer?
+    with explained(str(run), "read"):
+        if not persist(lambda: list_files(str(run))):
+            raise RunError(redact_text(f"there is nothing at {run}; expected a run folder."))
+    return Mirror(str(run), place).pull(states=states)

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
-from vitruvius._errors import MissingExtra, RunError
+from vitruvius._errors import RunError, VitruviusError
 from vitruvius._files import _local
+from vitruvius._files._store import make_folder, open_url, persist, reason_of
 from vitruvius._secrets import redact_text
 
 StrPath = str | Path
@@ -33,11 +32,12 @@ def join(folder: StrPath, *names: str) -> StrPath:
 
 
 def exists(path: StrPath) -> bool:
-    """Whether a file or folder is there."""
+    """Whether a file or folder is there; a store that cannot be asked is a RunError."""
     if not is_url(path):
         return Path(path).exists()
-    filesystem, inner = open_url(path)
-    return bool(filesystem.exists(inner))
+    with explained(path, "read"):
+        filesystem, inner = open_url(str(path))
+        return bool(persist(lambda: filesystem.exists(inner)))
 
 
 def read_bytes(path: StrPath) -> bytes:
@@ -45,8 +45,8 @@ def read_bytes(path: StrPath) -> bytes:
     with explained(path, "read"):
         if not is_url(path):
             return Path(path).read_bytes()
-        filesystem, inner = open_url(path)
-        data: bytes = filesystem.cat_file(inner)
+        filesystem, inner = open_url(str(path))
+        data: bytes = persist(lambda: filesystem.cat_file(inner))
         return data
 
 
@@ -76,8 +76,8 @@ def atomic_write_bytes(path: StrPath, data: bytes, *, workshop: Path | None = No
     """
     with explained(path, "write"):
         if is_url(path):
-            filesystem, inner = open_url(path)
-            filesystem.pipe_file(inner, data)
+            filesystem, inner = open_url(str(path))
+            persist(lambda: filesystem.pipe_file(inner, data))
         else:
             _local.replace(Path(path), data, workshop)
 
@@ -92,9 +92,9 @@ def append_line(path: StrPath, text: str, *, sync: bool = False) -> None:
     line = (redact_text(text).rstrip("\n") + "\n").encode("utf-8")
     with explained(path, "append to"):
         if is_url(path):  # object stores cannot append: the whole object is put again
-            filesystem, inner = open_url(path)
-            before = filesystem.cat_file(inner) if filesystem.exists(inner) else b""
-            filesystem.pipe_file(inner, before + line)
+            filesystem, inner = open_url(str(path))
+            before = persist(lambda: filesystem.cat_file(inner) if filesystem.exists(inner) else b"")
+            persist(lambda: filesystem.pipe_file(inner, before + line))
         else:
             _local.append(Path(path), line, sync)
 
@@ -125,7 +125,8 @@ def ensure_writable(folder: StrPath) -> StrPath:
     """Make the folder if need be and prove that a file can be written there, else RunError."""
     if is_url(folder):
         with explained(folder, "write to"):
-            open_url(folder)[0].makedirs(open_url(folder)[1], exist_ok=True)
+            filesystem, inner = open_url(str(folder))
+            persist(lambda: make_folder(filesystem, inner))
         return folder
     with explained(folder, "write to"):
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -180,27 +181,19 @@ def sweep(folder: StrPath) -> list[str]:
     return [path.name for path in left]
 
 
-def open_url(path: StrPath) -> tuple[Any, str]:
-    """The file system of a URL, and the path inside it."""
-    scheme = str(path).split("://", 1)[0]
-    try:
-        filesystem, inner = fsspec.core.url_to_fs(str(path))
-    except ImportError as error:
-        raise MissingExtra(f"the package for {scheme}:// paths", "cloud") from error
-    except ValueError as error:
-        raise RunError(redact_text(f"cannot open {path}: {error}")) from error
-    return filesystem, inner
-
-
 @contextlib.contextmanager
 def explained(path: StrPath, verb: str) -> Iterator[None]:
-    """Any OSError inside as one RunError that says what to do."""
+    """Any OSError inside, and at a URL any error of its store, as one RunError that says what to do."""
     try:
         yield
-    except RunError:
+    except VitruviusError:
         raise
-    except OSError as error:
-        raise RunError(redact_text(f"cannot {verb} {path}: {_reason(error)}")) from error
+    except Exception as error:
+        if is_url(path):
+            raise RunError(redact_text(f"cannot {verb} {path}: {reason_of(error)}")) from error
+        if isinstance(error, OSError):
+            raise RunError(redact_text(f"cannot {verb} {path}: {_reason(error)}")) from error
+        raise
 
 
 def _reason(error: OSError) -> str:

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vitruvius._errors import VitruviusError
+from vitruvius._errors import ConfigError, VitruviusError
 from vitruvius._registry import first_line
 from vitruvius._secrets import RedactedStream, redact_text
 from vitruvius._signals import answering, goodbye
@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with answering(), contextlib.redirect_stdout(_answer_stream()), warnings.catch_warnings():
             if not options.verbose:
                 warnings.showwarning = Once()
+            _check_out(options)
             verb(options)
     except KeyboardInterrupt as error:
         words, code = goodbye(error)
@@ -64,6 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(redact_text(f"vitruvius: {in_one_line(error)}"), file=sys.stderr)
         return exit_code_of(error)
     return 0
+
+
+def _check_out(options: argparse.Namespace) -> None:
+    """Results are written to this machine; only a training goes elsewhere (`train RECIPE out=s3://…`)."""
+    for name in ("out", "figure"):
+        place = getattr(options, name, None)
+        if isinstance(place, str) and "://" in place:
+            raise ConfigError(
+                f"--{name} {place} is a URL; name a file or folder of this machine, and copy it from there."
+            )
 
 
 def exit_code_of(error: Exception) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from vitruvius.cli._verb import Verb, add_images, add_target, add_trust, trust_plugins
 
@@ -175,7 +174,7 @@ def run_compress(options: argparse.Namespace) -> None:
     folder = compress(
         options.run, asked, options.overrides, out=options.out, tell=lambda text: print(f"{text}\n", flush=True)
     )
-    print(write_page([Path(options.run), folder / "tuned"], folder / "page.html", title="Before and after compression"))
+    print(write_page([options.run, folder / "tuned"], folder / "page.html", title="Before and after compression"))
 
 
 VERBS = (

@@ -25,7 +25,7 @@ from vitruvius.compression.sparse import masks_in
 from vitruvius.data import DataConfig, Loader, eval_loader, train_loader
 from vitruvius.evaluation import fingerprint
 from vitruvius.surgery import survey
-from vitruvius.targets import Target, limit_images, open_target
+from vitruvius.targets import Target, limit_images, local_run, open_target
 
 
 def maps_of_target(
@@ -178,6 +178,7 @@ def _head_dim(widths: set[int], target: str) -> int:
 
 def _masks_of(target: str, overrides: Sequence[str]) -> tuple[Masks, float, Path]:
     """The masks of a file or run, the rank of its auto-encoder over its heads, and where results belong."""
+    target = local_run(target)
     path = Path(target)
     is_run = (path / "config.yaml").is_file()
     if path.suffix in (".safetensors", ".npy") or (path.is_dir() and not is_run):

@@ -14,7 +14,7 @@ from vitruvius.data import DataConfig, eval_loader, held_out, split_folder
 from vitruvius.evaluation.metrics import Baseline, collect_logits, fit_temperature
 from vitruvius.evaluation.shift_report import load_shift_report
 from vitruvius.shifts import Shift, open_shift
-from vitruvius.targets import Target
+from vitruvius.targets import Target, local_run
 
 HELD_OUT = "held-out"
 
@@ -47,6 +47,7 @@ def read_baseline(run: str | None, name: str) -> Baseline | None:
     """The errors of another run under the same shift."""
     if run is None:
         return None
+    run = local_run(run)
     file = Path(run) / "evaluation" / "shifts" / name / "report.json"
     if not file.exists():
         file = Path(run) / "shifts" / name / "report.json"

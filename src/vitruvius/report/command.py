@@ -20,7 +20,15 @@ from vitruvius.models import create_from_config
 from vitruvius.report._record import record_examples, save_model_facts
 from vitruvius.report._runs import check_runs
 from vitruvius.report.page import write_page
-from vitruvius.targets import Target, TargetConfig, check_head, check_numbering, load_target_plugins, open_target
+from vitruvius.targets import (
+    Target,
+    TargetConfig,
+    check_head,
+    check_numbering,
+    load_target_plugins,
+    local_run,
+    open_target,
+)
 
 IMAGES = 8
 THREAT = "pgd:eps=8/255,steps=10"
@@ -47,14 +55,14 @@ def report_runs(
 ) -> Path:
     """Write a page about run folders, with a viewer of their attention; its path.
 
-    runs: run folders, shown side by side.
+    runs: run folders or their URLs, shown side by side.
     overrides: settings of the runs, `data.root=…`, for where their pictures are now.
     out: the file of the page.
     options: title, pictures and their attack. Where a number of pictures is asked for, a run whose data or model
         cannot be opened is an error; by default such a run has no viewer, and a line says why.
     on_news: called with a sentence about each run before it is recorded, and about what could not be.
     """
-    folders = [Path(run) for run in runs]
+    folders = [Path(local_run(run)) for run in runs]
     check_runs(folders)
     threat = make_threat(options.threat, where="--threat")
     if options.images:

@@ -18,6 +18,7 @@ from vitruvius.report._motif import motif
 from vitruvius.report._runs import Run, read_runs
 from vitruvius.report._section import in_order
 from vitruvius.report.style import DARK, HEAT, LIGHT
+from vitruvius.targets import local_run
 
 
 def write_page(runs: Sequence[str | Path], out: str | Path, *, title: str = "A vitruvius report") -> Path:
@@ -25,14 +26,14 @@ def write_page(runs: Sequence[str | Path], out: str | Path, *, title: str = "A v
 
     Pieces that a run does not have are left out and named under Remarks. Nothing is written unless all is well.
 
-    runs: run folders, shown side by side.
+    runs: run folders or their URLs, shown side by side.
     out: the file of the page.
     title: its heading.
     """
     out = Path(out)
     if out.is_dir():
         raise RunError(f"{out} is a folder; name the file of the page, e.g. {out / 'report.html'}.")
-    html = render_page(read_runs([Path(run) for run in runs]), title=title)
+    html = render_page(read_runs([Path(local_run(run)) for run in runs]), title=title)
     atomic_write_text(out, html)
     return out
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from vitruvius._checks import check_count
 from vitruvius._config import override
 from vitruvius._errors import ConfigError
-from vitruvius._files import atomic_write_text
+from vitruvius._files import atomic_write_text, fetch, is_url
 from vitruvius._registry import Registry, load_foreign_plugins, load_plugins
 from vitruvius._secrets import redact
 from vitruvius._yaml import dump_yaml, read_yaml, to_plain
@@ -103,10 +103,20 @@ def load_target_plugins(target: str, overrides: Sequence[str] = (), *, trust_plu
     """
     settings = [setting for setting in overrides if setting.startswith("plugins")]
     load_plugins(override({"plugins": []}, settings)["plugins"])
-    recipe = Path(target) / "config.yaml"
+    recipe = Path(local_run(target)) / "config.yaml"
     if recipe.is_file():
         named = read_yaml(recipe).get("plugins") or []
         load_foreign_plugins(named, source=str(recipe), trust=trust_plugins)
+
+
+def local_run(target: str | Path) -> str:
+    """Where a run can be read on this machine: the copy of a run at a URL, anything else as it is written.
+
+    target: a run folder, its URL, or any other target. Of a copy that is there only what has changed is downloaded.
+    """
+    if isinstance(target, str) and is_url(target):
+        return str(fetch(target, states=False))
+    return str(target)
 
 
 def folder_for(name: str) -> Path:

@@ -83,8 +83,8 @@ def train(
                 raise Preempted(f"{stop.name}: {run.describe_kept()}") from error
             raise
         else:
-            trackers.close()
-            process.on_first(run.push)
+            trackers.close()  # which writes what it still has
+            process.on_first(lambda: run.push(required=True))
         finally:
             trackers.close()
             run.release()

@@ -23,7 +23,7 @@ from vitruvius.attention import Kernel, attentions
 from vitruvius.compression.command import cycles_of, export_target, maps_of_target, masks_of_maps, read_rules
 from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 from vitruvius.evaluation.threats import make_threats
-from vitruvius.targets import load_target_plugins
+from vitruvius.targets import load_target_plugins, local_run
 from vitruvius.training._train import train
 
 SECTIONS = ("model", "attention", "data", "task", "train", "seed", "plugins")  # of the run, for its fine-tuning
@@ -62,7 +62,7 @@ def compress(
     run: the run folder. asked: what is wanted. overrides: settings of fine-tuning and of the data, `data.root=…`,
     `train.epochs=5`. out: the folder; default: RUN_compressed beside the run. tell: called with the text of each step.
     """
-    run = Path(run)
+    run = Path(local_run(run))
     if not (run / "config.yaml").is_file():
         raise RunError(f"{run} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
     load_target_plugins(str(run))  # the recipe of fine-tuning names them too

@@ -23,12 +23,13 @@ from typing import Any, Literal
 
 from vitruvius._config import build
 from vitruvius._errors import ConfigError, Preempted, VitruviusError
-from vitruvius._files import atomic_write_text, exists, join, read_json, read_text
+from vitruvius._files import Mirror, atomic_write_text, exists, is_url, join, place_of, read_json, read_text
 from vitruvius._keys import key, key_from
 from vitruvius._processes import Process, process_group
 from vitruvius._secrets import redact, redact_text
 from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
+from vitruvius.targets import local_run
 from vitruvius.training._run.folder import flatten
 from vitruvius.training._sweep_table import Row, best_of, markdown, plain_text, sorted_by_score, write_tables
 from vitruvius.training._train import train
@@ -236,7 +237,9 @@ class Sweep:
         folder = str(run.config.out)
         for plan in self.settings.evaluate:
             options = EvaluateOptions(threats=plan.threats, images=plan.images)
-            evaluate_target(folder, plan.overrides, options, str(join(folder, plan.out)))
+            evaluate_target(folder, plan.overrides, options, str(join(local_run(folder), plan.out)))
+        if is_url(folder):
+            Mirror(folder, place_of(folder)).push()
 
     def _note(self, run: Planned, status: str, seconds: float) -> None:
         note = {"status": status, "mark": run.mark, "settings": run.settings, "seconds": round(seconds, 1)}

@@ -108,12 +108,15 @@ class Run:
         ensure_writable(self.folder)
         stamped = dataclasses.replace(config, versions=versions(), started=now())
         atomic_write_text(file, dump_yaml(redact(to_plain(stamped))))
-        self.push()
+        self.push(required=True)
 
-    def push(self) -> None:
-        """Upload what has changed: states first, since the other files follow from them, metrics last."""
+    def push(self, *, required: bool = False) -> None:
+        """Upload what has changed: states first, since the other files follow from them, metrics last.
+
+        required: whether a store that fails ends the run; by default the run goes on, and the next save tries again.
+        """
         if self.mirror is not None:
-            self.mirror.push("config.yaml", checkpoint.PREVIOUS, checkpoint.STATE)
+            self.mirror.push("config.yaml", checkpoint.PREVIOUS, checkpoint.STATE, required=required)
 
     def abandon(self) -> None:
         """Take the folder back if nothing has come of it: no state, nothing but the recipe."""

@@ -1,48 +1,21 @@
-"""State files: written whole, with a checksum, and the one before is kept; a damaged one is passed over.
-
-The checksum (sha256 of everything before it) is the comment of the zip file that torch.save makes, so that
-torch.load reads the file as it is.
-"""
+"""State files: written whole, with a checksum, and the one before is kept; a damaged one is passed over."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import logging
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vitruvius._errors import CheckpointError
-from vitruvius._files import atomic_write_bytes
+from vitruvius._files import PREVIOUS, STATE, atomic_write_bytes
+from vitruvius._files import seal as to_bytes
+from vitruvius._files import unseal as from_bytes
 
 logger = logging.getLogger(__name__)
 
-STATE, PREVIOUS, CALM = "state.pt", "state.previous.pt", "state.calm.pt"
-_DIGITS = 64  # of sha256, in hexadecimal
-_LENGTH = _DIGITS.to_bytes(2, "little")  # ends the zip file's last record: how long the comment is
+CALM = "state.calm.pt"
 
-
-def to_bytes(state: dict[str, Any]) -> bytes:
-    """A state as torch.save writes it, sealed."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    data = buffer.getvalue()
-    assert data[-2:] == b"\0\0", "torch.save ends its file with a comment of its own"
-    body = data[:-2] + _LENGTH
-    return body + hashlib.sha256(body).hexdigest().encode()
-
-
-def from_bytes(data: bytes) -> dict[str, Any]:
-    """The state in a sealed file; ValueError says what is wrong with it."""
-    body, seal = data[:-_DIGITS], data[-_DIGITS:]
-    if body[-2:] != _LENGTH:
-        raise ValueError(f"its {len(data)} bytes do not end with a checksum")
-    if hashlib.sha256(body).hexdigest().encode() != seal:
-        raise ValueError("it does not match its checksum")
-    state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    return state
+__all__ = ["CALM", "PREVIOUS", "STATE", "exists", "from_bytes", "load", "save", "to_bytes"]
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
