@@ -21,7 +21,10 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 @dataclass(frozen=True)
 class Dice:
-    """The random numbers of B images. A stream names what they are for; a step counts within a stream."""
+    """The random numbers of B images. A stream names what they are for; a step counts within a stream.
+
+    `stream` is a name, `shape` what is drawn for each image, `step` a number for all images or (B,) (default 0).
+    """
 
     ids: Tensor  # (B,) int64
     seed: int = 0

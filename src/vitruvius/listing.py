@@ -23,7 +23,7 @@ def recipes() -> list[Row]:
 
 
 def registered(room: str, registry: str) -> list[Row]:
-    """The pieces of one registry; only its room is imported."""
+    """The pieces of one `registry`, by its name in a `room`; only that room is imported."""
     rows: list[Row] = getattr(import_module(f"vitruvius.{room}"), registry).describe()
     return rows
 
@@ -34,7 +34,7 @@ def models() -> list[Row]:
 
 
 def told_by(room: str, function: str) -> list[Row]:
-    """What a function of a room lists; only that room is imported."""
+    """What a `function` of a `room` lists; only that room is imported."""
     rows: list[Row] = getattr(import_module(f"vitruvius.{room}"), function)()
     return rows
 
@@ -84,7 +84,7 @@ def listing(kind: str | None = None, section: str | None = None) -> str:
 
 
 def plural_of(kind: str) -> str:
-    """The kind that a singular means: attention → attentions, analysis → analyses; other words as they are."""
+    """The kind that a singular `kind` means: attention → attentions, analysis → analyses; other words as they are."""
     for plural in (*KINDS, "keys"):
         if kind in _singulars(plural):
             return plural

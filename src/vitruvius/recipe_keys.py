@@ -43,7 +43,7 @@ def sections() -> Sections:
 
 
 def chosen_sections(name: str | None) -> Sections:
-    """The section of that name and those inside it; all of them without a name."""
+    """The section of this `name` and those inside it; all of them without a name."""
     known = sections()
     if name is None:
         return known

@@ -79,7 +79,7 @@ class Table:
         return [row for row in self.rows if all(getattr(row, key) == value for key, value in wanted.items())]
 
     def names(self, column: str) -> list[Any]:
-        """The values of a column, each once, in order."""
+        """The values of a `column`, each once, in order."""
         return list(dict.fromkeys(getattr(row, column) for row in self.rows))
 
     def save(self, folder: StrPath) -> None:

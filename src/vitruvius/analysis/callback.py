@@ -77,7 +77,10 @@ class AnalysisCallback:
 
 @torch.no_grad()
 def first_images(loader: Iterable[Any], count: int) -> Tensor:
-    """The first `count` images of a loader (of epoch 0, if it knows epochs), to look at after every epoch."""
+    """The first `count` images of a loader (of epoch 0, if it knows epochs), to look at after every epoch.
+
+    `loader` yields (images, …).
+    """
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(0)
     found: list[Tensor] = []

@@ -40,7 +40,7 @@ class _Side(NamedTuple):
 
 
 def is_explanation(spec: Spec) -> bool:
-    """Whether a description names an explanation, not an analysis: `integrated_gradients:steps=20`."""
+    """Whether `spec` names an explanation, not an analysis: `integrated_gradients:steps=20`."""
     return read_spec(spec, where="analysis")[0] in explanations
 
 
@@ -182,7 +182,7 @@ def _joined(parts: Sequence[Pictures]) -> Pictures:
 
 
 def merge_tables(first: Table | None, second: Table | None) -> Table:
-    """Both tables as one, the facts of the first before those that only the second knows."""
+    """Both tables as one, the facts of `first` before those that only `second` knows."""
     if first is None or second is None:
         only = first or second
         if only is None:

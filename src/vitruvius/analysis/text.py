@@ -55,7 +55,7 @@ def _head(rows: Sequence[Row], facts: dict[str, Any]) -> list[str]:
 
 
 def layer(rows: Sequence[Row]) -> Layer:
-    """The rows of one site and statistic, all heads and nulls, as one number."""
+    """The `rows` of one site and statistic, all heads and nulls, as one number."""
     heads: dict[int | None, list[Row]] = {}
     for row in rows:
         heads.setdefault(row.head, []).append(row)
@@ -132,7 +132,7 @@ def _has_chance(layers: Sequence[Layer]) -> bool:
 
 
 def layers_of(rows: Sequence[Row]) -> dict[tuple[str, str], Layer]:
-    """Every (site, statistic) of these rows as one number, in order of appearance."""
+    """Every (site, statistic) of these `rows` as one number, in order of appearance."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.site, row.statistic), []).append(row)

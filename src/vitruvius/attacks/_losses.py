@@ -25,7 +25,7 @@ class Loss(ABC):
 
     @classmethod
     def parse(cls, text: str) -> Loss:
-        """From a recipe or a command line: `loss=dlr`."""
+        """From the `text` of a recipe or a command line: `loss=dlr`."""
         return as_loss(text)
 
     @abstractmethod
@@ -94,7 +94,7 @@ class TargetedLoss(ABC):
 
     @classmethod
     def parse(cls, text: str) -> TargetedLoss:
-        """From a recipe or a command line: `loss=dlr`."""
+        """From the `text` of a recipe or a command line: `loss=dlr`."""
         return as_targeted_loss(text)
 
     @abstractmethod

@@ -69,7 +69,7 @@ def logits_in_batches(model: Callable[[Tensor], Tensor], x: Tensor, batch_size: 
 
 @contextmanager
 def frozen(model: object) -> Iterator[None]:
-    """Inside, the model's parameters ask for no gradient; afterwards they ask for what they asked before."""
+    """Inside, the parameters of `model` ask for no gradient; afterwards they ask for what they asked before."""
     asking = []
     if isinstance(model, nn.Module):
         asking = [p for p in model.parameters() if p.requires_grad]
@@ -126,6 +126,8 @@ class CheckedModel(ModelWrapper):
     the device in between.
 
     `y` (B,) or (B, K) are the labels of the images that are searched.
+
+    `model` is the one that is searched.
     """
 
     def __init__(self, model: Callable[[Tensor], Tensor], y: Tensor) -> None:
@@ -192,6 +194,8 @@ def check_logits(logits: Tensor, y: Tensor, rows: int) -> None:
     """Refuse logits that are not (rows, K) finite numbers with a class for each label (B,) or (B, K).
 
     `y` are the labels, `rows` the images that were asked about.
+
+    `logits` are what the model answered.
     """
     _checks.check_logits(logits, rows)
     if y.ndim == 1:

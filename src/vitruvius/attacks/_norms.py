@@ -23,7 +23,7 @@ class Norm(ABC):
 
     @classmethod
     def parse(cls, text: str) -> Norm:
-        """From a recipe or a command line: `norm=l2`."""
+        """From the `text` of a recipe or a command line: `norm=l2`."""
         return as_norm(text)
 
     @abstractmethod
@@ -163,7 +163,7 @@ NORMS: dict[str, Norm] = {norm.name: norm for norm in (LINF, L2, L1)}
 
 
 def as_norm(norm: Norm | str) -> Norm:
-    """A norm from its name: linf, l2 or l1."""
+    """A norm from its name: linf, l2 or l1; a `norm` itself stays."""
     if isinstance(norm, Norm):
         return norm
     try:

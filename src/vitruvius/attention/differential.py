@@ -79,7 +79,10 @@ class Differential(Kernel):
 
 
 def halves(heads: Heads) -> tuple[Heads, Heads]:
-    """The heads of the two softmaxes: each has half the width and the scale that goes with it."""
+    """The heads of the two softmaxes: each has half the width and the scale that goes with it.
+
+    `heads` are those that reach the kernel.
+    """
     q_1, q_2 = heads.q.chunk(2, -1)
     k_1, k_2 = heads.k.chunk(2, -1)
     scale = heads.scale * math.sqrt(2)
@@ -87,6 +90,6 @@ def halves(heads: Heads) -> tuple[Heads, Heads]:
 
 
 def depth_of(site: Site) -> int:
-    """The first number in a site's name, `blocks.3.attn` → 3; 0 where it has none."""
+    """The first number in the name of `site`, `blocks.3.attn` → 3; 0 where it has none."""
     found = re.search(r"\d+", site.name)
     return int(found.group()) if found else 0

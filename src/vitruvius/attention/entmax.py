@@ -43,7 +43,10 @@ def entmax(x: Tensor) -> Tensor:
 
 
 def threshold(half: Tensor) -> Tensor:
-    """τ with Σ relu(half − τ)² = 1, (…, 1): of the first k scores in order it is mean − √((1 − k var) / k)."""
+    """τ with Σ relu(half − τ)² = 1, (…, 1): of the first k scores in order it is mean − √((1 − k var) / k).
+
+    `half` (…, M) are scores divided by two.
+    """
     ordered = half.sort(-1, descending=True).values
     count = torch.arange(1, half.shape[-1] + 1, dtype=half.dtype, device=half.device)
     mean = ordered.cumsum(-1) / count

@@ -94,7 +94,7 @@ def _elu(x: Tensor) -> Tensor:
 
 
 def orthogonal_directions(count: int, width: int, generator: torch.Generator) -> Tensor:
-    """(count, width): blocks of orthogonal rows, each as long as a normal vector would be.
+    """(`count`, `width`): blocks of orthogonal rows, each as long as a normal vector would be.
 
     `generator` draws them, on the CPU.
     """

@@ -103,7 +103,7 @@ class RPC(Kernel):
 
 
 def clip(x: Tensor, tau: Tensor | None) -> Tensor:
-    """`x` limited to ±tau. The backward pass needs two bytes an entry instead of x; tau gets its gradient too."""
+    """`x` limited to ±`tau`. The backward pass needs two bytes per entry instead of x; tau gets its gradient too."""
     if tau is None:
         return x
     with torch.no_grad():

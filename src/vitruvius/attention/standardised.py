@@ -34,7 +34,7 @@ class Standardised(Stage):
 
 
 def standardise(x: Tensor) -> Tensor:
-    """(x − mean) / unbiased standard deviation over the last axis; a constant row becomes zeros."""
+    """(x − mean) / unbiased standard deviation over the last axis of `x`; a constant row becomes zeros."""
     wide = x.float() if x.dtype.itemsize < 4 else x
     mean = wide.mean(-1, keepdim=True)
     variance = (wide - mean).square().sum(-1, keepdim=True) / (x.shape[-1] - 1)

@@ -54,7 +54,7 @@ class ToMe(Stage):
 
 
 def merge(tokens: Tensor, sizes: Tensor, keys: Tensor, r: int, prefix: int) -> tuple[Tensor, Tensor]:
-    """Tokens (B, N, C) and sizes (B, N) with `r` fewer, by the similarity of `keys` (B, N, D).
+    """Tokens (B, N, C) and `sizes` (B, N) with `r` fewer, by the similarity of `keys` (B, N, D).
 
     `tokens` come with their `prefix` tokens first, which are left alone.
     """

@@ -26,6 +26,8 @@ class Truncated(Stage):
     that are truncated; in evaluation all are.
 
     `tensors` says which are truncated: "qk", "q" or "k".
+
+    `rank` is 1 to the full one: the head width or the number of keys if that is less, or the number of heads.
     """
 
     twins = LEFT_OUT  # through the principal directions no gradient flows

@@ -85,7 +85,7 @@ def run_study(options: argparse.Namespace) -> None:
 
 
 def show_row(row: Mapping[str, object]) -> None:
-    """One line on stderr for every row of a study, as soon as it is known."""
+    """One line on stderr for every `row` of a study, as soon as it is known."""
     words = [f"{key} {value}" for key, value in row.items() if key != "key"]
     print(", ".join(words), file=sys.stderr, flush=True)
 

@@ -88,7 +88,7 @@ def attention_cycles(
 
 
 def dense_layers(layers: Sequence[Polarised]) -> list[Polarised]:
-    """The same layers with nothing removed: every token is global. The baseline."""
+    """The same `layers` with nothing removed: every token is global. The baseline."""
     return [
         Polarised(
             keep=layer.keep.new_ones(layer.keep.shape),

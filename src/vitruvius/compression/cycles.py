@@ -20,7 +20,7 @@ class CycleTable:
     rows: dict[float, Cycles]
 
     def speed_up(self, sparsity: float) -> float:
-        """Dense cycles over those at this sparsity."""
+        """Dense cycles over those at this `sparsity`, the share of pairs removed."""
         return self.rows[0.0].total / max(self.rows[sparsity].total, 1)
 
     def curves(self) -> dict[str, dict[float, float]]:

@@ -51,7 +51,7 @@ class GradualMask:
         return epoch + 1 >= self.epochs
 
     def patterns(self, fraction: float) -> dict[str, Tensor]:
-        """Masks that remove this fraction of what goes in the end, (H, N, M) by site."""
+        """Masks that remove this `fraction` of what goes in the end, (H, N, M) by site."""
         spared = len(self.attention) - round(fraction * len(self.attention))
         if not spared:
             return dict(self.masks)
@@ -59,13 +59,13 @@ class GradualMask:
         return {name: keep | (self.maps[name] >= least).to(keep.device) for name, keep in self.masks.items()}
 
     def epoch_start(self, epoch: int, model: nn.Module) -> None:
-        """Put the patterns of this epoch into the masks of the model."""
+        """Put the patterns of this `epoch`, from 0, into the masks of `model`."""
         tighten(model, self.patterns(self.fraction(epoch)))
 
 
 @torch.no_grad()
 def tighten(model: nn.Module, patterns: Mapping[str, Tensor]) -> nn.Module:
-    """Write patterns into the `mask` parts of a model, by site; everything is checked first. In place."""
+    """Write `patterns` into the `mask` parts of `model`, by site; everything is checked first. In place."""
     sites = survey(model)
     parts = {name: _mask_of(model, name) for name in patterns}
     for name, keep in patterns.items():

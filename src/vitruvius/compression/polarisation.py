@@ -49,6 +49,8 @@ def polarise(keep: Tensor, *, threshold: int | None = None) -> Polarised:
     """A token is global in a head if more than `threshold` queries keep it as a key.
 
     The published threshold is 50 of 14 × 14 patches and a class token; by default a quarter of the tokens.
+
+    `keep` is a mask (H, N, N), True = kept.
     """
     if keep.ndim != 3 or keep.shape[-2] != keep.shape[-1]:
         raise ConfigError(

@@ -69,7 +69,7 @@ def _sparse_core(core: Core, site: Site, block: int) -> Core:
 
 
 def masks_in(model: nn.Module) -> tuple[dict[str, Tensor], list[float]]:
-    """The patterns that a model's cores hold, by site, and the rank of each auto-encoder over its heads."""
+    """The patterns that the cores of `model` hold, by site, and the rank of each auto-encoder over its heads."""
     keep: dict[str, Tensor] = {}
     ratios: list[float] = []
     for name, core in _cores(model).items():

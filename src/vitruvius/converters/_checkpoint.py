@@ -45,12 +45,12 @@ class Checkpoint:
     notes: list[str] = field(default_factory=list)
 
     def take(self, key: str) -> Tensor:
-        """Remove and return one tensor."""
+        """Remove and return the tensor of this `key`."""
         self.shape_of(key)
         return self.state.pop(key)
 
     def shape_of(self, key: str) -> torch.Size:
-        """The shape of a tensor that must be there."""
+        """The shape of the tensor of this `key`, which must be there."""
         if key not in self.state:
             raise CheckpointError(f"{self.name} lacks {key!r}; it is not a checkpoint of this layout.")
         return self.state[key].shape

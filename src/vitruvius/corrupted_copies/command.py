@@ -57,7 +57,7 @@ def copy_data(data: str, overrides: Sequence[str], out: str, options: CopyOption
 
 
 def chosen_corruptions(options: CopyOptions) -> list[Corruption]:
-    """The corruptions that the options ask for, at each severity, in ImageNet-C's order."""
+    """The corruptions that the `options` ask for, at each severity, in ImageNet-C's order."""
     made: list[Corruption] = []
     for name in _names(options.corruptions):
         settings: dict[str, Any] = {"name": name, "seed": options.seed, "scale": options.scale}

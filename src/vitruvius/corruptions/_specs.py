@@ -75,7 +75,7 @@ def corruption_grid(
 
 
 def is_corruption(name: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a threat's name and settings mean corruptions; `gaussian_noise` with an eps is an attack."""
+    """Whether a threat's `name` and `settings` mean corruptions; `gaussian_noise` with an eps is an attack."""
     if name in ("corrupt", "corruptions") or "severity" in settings:
         return True
     return name in corruptions and "eps" not in settings

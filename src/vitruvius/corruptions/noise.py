@@ -75,10 +75,7 @@ class ShotNoise(Corruption):
 
 
 def poisson(level: Tensor, u: Tensor, photons: int) -> Tensor:
-    """Poisson numbers of mean λ = level / 255 × photons, by inverting the distribution at u in [0, 1).
-
-    The 256 distributions, raised by their level, are one sorted list: one search serves all pixels.
-    """
+    """Poisson numbers of mean λ = `level` / 255 × `photons`, by inverting the distribution at `u` in [0, 1)."""
     most = int(photons + 12 * photons**0.5 + 12)
     count = torch.arange(most, dtype=torch.float64, device=level.device)
     lam = torch.arange(256, dtype=torch.float64, device=level.device)[:, None] * (photons / 255)

@@ -74,7 +74,7 @@ def coloured(layer: Tensor, colour: tuple[float, float, float], x: Tensor) -> Te
 
 
 def relief(drops: Tensor) -> Tensor:
-    """(B, 1, H, W) levels of light on drops, lit from a corner: the slope of the equalised distance to their edges."""
+    """(B, 1, H, W) levels of light on `drops`, lit from a corner: the slope of the equalised distance to their edge."""
     mean = torch.full((3, 3), 1 / 9)
     distance = (stencil(distances(edges(drops)).clamp(max=FAR), mean) + 1e-4).floor()
     lit = stencil(equalised(distance), torch.tensor([[-2.0, -1, 0], [-1, 1, 1], [0, 1, 2]])).clamp(0, 255)
@@ -108,7 +108,7 @@ def edges(x: Tensor) -> Tensor:
 
 
 def distances(edge: Tensor) -> Tensor:
-    """(B, 1, H, W) pixels to the nearest edge, exact up to FAR and larger beyond."""
+    """(B, 1, H, W) pixels to the nearest `edge` (bool), exact up to FAR and larger beyond."""
     squares = torch.where(edge, 0.0, 4.0 * FAR**2)
     for axis in (-1, -2):
         n = squares.shape[axis]

@@ -165,7 +165,10 @@ def _make_all(threats: Spec | Sequence[Spec | Threat]) -> list[Threat]:
 
 
 def numbered(loader: Iterable[Any], process: Process = ALONE) -> Iterator[Batch]:
-    """Batches with ids: the loader's own, else counted in order of arrival, every process for itself."""
+    """Batches with ids: the loader's own, else counted in order of arrival, every process for itself.
+
+    `loader` yields (images, labels) or (images, labels, ids); `process` is this one of several (default: alone).
+    """
     if isinstance(loader, NumberedLoader):
         yield from loader.with_ids()
         return

@@ -41,6 +41,8 @@ def examine(
 
     `eps` is the radius in pixels, in `norm` (linf, l2 or l1); `images` how many are looked at, `seed` that of the
     attacks.
+
+    `model` is in eval mode; `loader` yields (images, labels, …).
     """
     batches = list(_first(loader, images))
     x, y, ids = (torch.cat(column)[:images] for column in zip(*batches, strict=True))
@@ -51,9 +53,10 @@ def examine(
 
 
 def make_twins(model: nn.Module, input_size: tuple[int, ...] | None = None) -> dict[str, nn.Module]:
-    """Copies of the model to attack through, by name; none where its attention declares none.
+    """Copies of `model` to attack through, by name; none where its attention declares none.
 
-    `input_size` is the size of an image, (channels, rows, columns), for models that do not know it themselves.
+    `input_size` is that of an image, (channels, rows, columns), for models that do not know it themselves (default:
+    None).
     """
     cores = _cores(model)
     names = sorted({name for core in cores.values() for part in core.parts.values() for name in _twins_of(part)})
@@ -72,7 +75,10 @@ def plain_surrogate(model: nn.Module) -> nn.Module | None:
 
 
 class InFloat32(nn.Module):
-    """A model in float32 that answers in the precision of its images."""
+    """A model in float32 that answers in the precision of its images.
+
+    `model` is taken as it is.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -155,6 +155,9 @@ def draw_examples(
     """Attack every image that has no picture yet, and write one of each; memory holds a batch at a time.
 
     model, loader, threat, what, progress: as for `make_examples`. pictures: the folder, claimed.
+
+    `model` is in eval mode; `loader` yields (images, labels) or with ids too; `threat` is a function (model, x, y) →
+    x'.
     """
     score = _Score()
     for x, y, ids in numbered(loader):
@@ -196,6 +199,8 @@ class PictureFolder:
 
     examples.json says what they are of, and names all classes, also those without a picture; examples.jsonl has a line
     for every batch that is drawn, so that an interrupted command goes on.
+
+    `num_classes` says how many folders there are.
     """
 
     def __init__(self, folder: Path, num_classes: int) -> None:
@@ -204,7 +209,10 @@ class PictureFolder:
         self.rows: dict[int, Row] = {}  # of the pictures that are there, by their ids
 
     def claim(self, subject: Mapping[str, Any]) -> None:
-        """Make the folder ours: new, or begun for the same subject, whose rows are read."""
+        """Make the folder ours: new, or begun for the same subject, whose rows are read.
+
+        `subject` says which model, images and threat, in plain values.
+        """
         subject = redact({**subject, "classes": self.class_names()})
         file = self.folder / RECORD
         if file.exists():
@@ -228,12 +236,12 @@ class PictureFolder:
         return [f"{number:0{width}d}" for number in range(self.num_classes)]
 
     def write(self, batch: _Attacked) -> None:
-        """The pictures of a batch, then the line that says so."""
+        """The pictures of a `batch`, then the line that says so."""
         self.draw(batch.images, batch.labels, batch.ids)
         append_line(self.folder / ROWS, json.dumps(batch.rows()))
 
     def draw(self, images: Tensor, labels: Tensor, ids: Tensor) -> None:
-        """(n, C, height, width) pixels as pictures."""
+        """Pixels `images` (n, C, height, width) in [0, 1] as pictures, by their `labels` (n,) and `ids` (n,)."""
         names = self.class_names()
         for image, label, number in zip(images, labels.tolist(), ids.tolist(), strict=True):
             file = self.folder / "validation" / names[label] / f"{number:08d}.png"

@@ -179,7 +179,7 @@ class Ledger:
             file.unlink(missing_ok=True)
 
     def done(self, threat: str) -> Tensor:
-        """Ids of the images this threat has already seen."""
+        """Ids of the images that this `threat` has already seen."""
         if threat in self.columns:
             return self.columns[threat]["id"]
         return torch.empty(0, dtype=torch.int64)
@@ -212,7 +212,7 @@ class Ledger:
         self._noted += 1
 
     def notes_of(self, threat: str) -> list[Note]:
-        """What the stages of an ensemble had decided when an earlier evaluation was interrupted."""
+        """What the stages of this `threat`, an ensemble, had decided when an earlier evaluation was interrupted."""
         return [note for note in self._earlier if note.threat == threat]
 
     def _read_note(self, file: Path) -> None:
@@ -237,7 +237,7 @@ class Ledger:
                 self._merge(threat, rows)
 
     def rows(self, threat: str) -> Columns:
-        """Columns of one threat, ordered by image."""
+        """Columns of one `threat`, ordered by image."""
         columns = self.columns[threat]
         order = columns["id"].argsort()
         return {name: column[order] for name, column in columns.items()}

@@ -66,7 +66,7 @@ class MaskingChecks:
             self.images.append((x, y))
 
     def look(self, model: nn.Module) -> list[Finding]:
-        """Check the model on what was collected, unless that was done before. The findings that are new."""
+        """Check `model` on what was collected, unless that was done before. The findings that are new."""
         if not self.waiting or not self.images:
             return []
         x, y = (torch.cat(parts)[:IMAGES] for parts in zip(*self.images, strict=True))
@@ -102,7 +102,10 @@ class MaskingChecks:
         return f", doubtful: {', '.join(names)}"
 
     def gather(self, process: Process) -> dict[str, list[Finding]]:
-        """What all processes have found, of each name the first; kept in one file. Call it on all processes."""
+        """What all processes have found, of each name the first; kept in one file. Call it on all processes.
+
+        `process` is this one of several.
+        """
         every = process.gather(self.found)
         self.found = {}
         self._join(every)
@@ -359,7 +362,7 @@ def calls_autograd(model: nn.Module, x: Tensor) -> bool:
 
 
 def stage_findings(rows: Columns) -> list[Finding]:
-    """What an ensemble's own stages say, from its rows in a ledger: Square breaks what gradients did not."""
+    """What an ensemble's own stages say, from its `rows` in a ledger: Square breaks what gradients did not."""
     stages = {name.removeprefix(AFTER): robust for name, robust in rows.items() if name.startswith(AFTER)}
     number = len(rows["id"])
     broken = 0

@@ -358,6 +358,7 @@ class _Examination:
 
 
 def describe_search(attack: Attack) -> str:
+    """A search without gradients in words: what `attack` does, and how many queries it has."""
     if isinstance(attack, Square):
         return f"a search over squares of {attack.queries} queries"
     return "HopSkipJump, which sees predicted classes alone,"

@@ -42,6 +42,7 @@ class StraightThrough(nn.Module):
         self.replaced = 0
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K) of images `x` (B, C, H, W)."""
         watch = _StraightThroughMode(self.smooth)
         with _passed_through(self.model, self.modules_passed, watch), watch:
             answer: Tensor = self.model(x * 1)  # x itself may be a leaf, which must not be changed in place
@@ -59,6 +60,7 @@ class ZeroGradient(nn.Module):
         self.training = model.training
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K) of images `x` (B, C, H, W)."""
         answer: Tensor = self.model(x)
         if answer.requires_grad or not x.requires_grad:
             return answer
@@ -69,6 +71,8 @@ class InFloat64(nn.Module):
     """A copy of a model in float64, whose gradient is scaled to 1 for each image before it is rounded to float32.
 
     So a gradient of 1e-100, as of a softmax that is all but one-hot, still points somewhere.
+
+    `copied` is that copy, which is changed.
     """
 
     def __init__(self, copied: nn.Module) -> None:
@@ -77,6 +81,7 @@ class InFloat64(nn.Module):
         self.training = copied.training
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K) of images `x` (B, C, H, W), in their precision."""
         answer: Tensor = self.model(_ScaledGradient.apply(x.double()))
         return answer.to(x.dtype)
 

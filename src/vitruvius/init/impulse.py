@@ -159,7 +159,7 @@ class Basis:
 
 
 def bump(grid: Grid, offset: Offset, width: float) -> Tensor:
-    """The impulse, seen through a Gaussian of this width in patches: (N, N); rows without a partner stay zero.
+    """The impulse, seen through a Gaussian of this `width` in patches: (N, N); rows without a partner stay zero.
 
     `grid` is (rows, columns) of patches, `offset` (rows, columns) from a patch to its partner.
     """

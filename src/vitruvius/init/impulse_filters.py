@@ -40,6 +40,6 @@ def impulse_filters(
 
 
 def mixes_space(convolution: nn.Conv2d) -> bool:
-    """Whether a convolution sees one channel at a time and more than one pixel of it."""
+    """Whether a `convolution` sees one channel at a time and more than one pixel of it."""
     rows, columns = convolution.kernel_size
     return 1 < convolution.groups == convolution.in_channels and rows == columns > 1

@@ -34,6 +34,7 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
+        """`x` (B, inputs, H, W) goes in, (B, outputs, h, w) comes out."""
         ready = F.relu(self.bn1(x))
         out = self.conv2(F.relu(self.bn2(self.conv1(ready))))
         if self.convShortcut is not None:

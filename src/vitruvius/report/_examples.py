@@ -90,7 +90,7 @@ def save_examples(
     threats: Sequence[str] = (),
     relevance: Tensor | None = None,
 ) -> None:
-    """Write the two files of the viewer into a run folder.
+    """Write the two files of the viewer into a run folder. `run` is that folder.
 
     images: (n, 1 or 3, h, w), uint8, or floats in [0, 1]. maps: site → (n, H, N, N), N = prefix tokens + rows·columns.
     grid: rows and columns of patches. num_prefix_tokens: tokens before the patches. labels, predictions: one per image.

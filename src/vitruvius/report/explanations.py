@@ -26,6 +26,8 @@ def draw_explanations(
 
     `clean` and `attacked` are the same images (B, 3, h, w) in [0, 1]; `explanation` as in
     `vitruvius.analysis.explanations.explain`; `classes` (B) are those asked about, by default what the model answers.
+
+    `model` is in eval mode.
     """
     if clean.shape != attacked.shape:
         raise DataError(

@@ -130,6 +130,8 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     """Write a figure as `.png`, `.pdf` or `.svg` by its suffix; without a suffix as PNG and PDF. Returns the files.
 
     `path` is that of the file, or both without its suffix.
+
+    `figure` is any of matplotlib's.
     """
     path = Path(path)
     if path.suffix not in ("", ".png", ".pdf", ".svg"):
@@ -144,7 +146,7 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
 
 
 def encode_figure(figure: Figure, kind: str, **settings: Any) -> bytes:
-    """The bytes of a figure as png, pdf or svg; the same figure gives the same bytes.
+    """The bytes of a figure as png, pdf or svg; the same figure gives the same bytes. `figure` is any of matplotlib's.
 
     `kind` is one of these three; `settings` are those of matplotlib's `savefig`.
     """

@@ -28,6 +28,8 @@ class ArrayImages:
 
     `labels` (n,) are their classes; `name` is what errors and reports call them; `num_classes` how many classes there
     are.
+
+    `file` holds five severities one after the other, of which `severity` says which.
     """
 
     def __init__(self, file: Path, labels: np.ndarray, severity: int, *, name: str, num_classes: int) -> None:

@@ -20,7 +20,10 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
 
 
 class Pictures:
-    """The pictures of the classes `labels` below a folder, in order of class and name."""
+    """The pictures of the classes `labels` below a folder, in order of class and name.
+
+    `folder` is above the classes; `name` is what errors and reports call them.
+    """
 
     def __init__(self, folder: Path, labels: Mapping[str, int], *, name: str) -> None:
         known = known_classes(folder, labels, name=name)

@@ -44,7 +44,7 @@ class Subject:
     kept: Mapping[int, Path] = field(default_factory=dict)  # of a run: epochs, counted from 1 → their weights
 
     def model_at(self, epoch: int) -> PixelModel:
-        """The model as it was after a kept epoch, on the same device."""
+        """The model as it was after a kept `epoch`, counted from 1, on the same device."""
         model = copy.deepcopy(self.model)
         load_weights(model, self.kept[epoch])
         return model.eval()
@@ -72,7 +72,7 @@ studies: Registry[Any] = Registry("study", "studies")
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """(targets, settings) of the words of a command: `runs/rpc runs/softmax steps=20 data.root=/imagenet`."""
+    """(targets, settings) of the `words` of a command: `runs/rpc runs/softmax steps=20 data.root=/imagenet`."""
     targets: list[str] = []
     settings: dict[str, Any] = {}
     for word in words:

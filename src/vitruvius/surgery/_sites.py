@@ -68,7 +68,7 @@ def _globs(where: Where) -> list[str]:
 
 
 def abridge(names: Iterable[str]) -> str:
-    """`blocks.0.attn … blocks.11.attn`: names that differ in numbers only, first and last."""
+    """`blocks.0.attn … blocks.11.attn`: of `names` that differ in numbers only, first and last."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         kinds.setdefault(re.sub(r"\d+", "#", name), []).append(name)

@@ -80,7 +80,10 @@ def sockets() -> list[tuple[str, str, str]]:
 
 
 def inner(model: nn.Module) -> nn.Module:
-    """The timm model inside its wrappers: PixelModel, a compiled model, DistributedDataParallel."""
+    """The timm model inside its wrappers: PixelModel, a compiled model, DistributedDataParallel.
+
+    `model` may be that model itself.
+    """
     while (wrapped := _wrapped(model)) is not None:
         model = wrapped
     return model

@@ -48,7 +48,10 @@ class Target:
     own_data: bool = False  # whether `config.data` are the images it was trained for, so that labels mean the same
 
     def save_config(self, folder: Path | None = None) -> None:
-        """Write config.yaml for a model that has no run folder, so that a report reads its results like a run's."""
+        """Write config.yaml for a model that has no run folder, so that a report reads its results like a run's.
+
+        `folder` is where; by default the target's own.
+        """
         if not self.is_run:
             save_target(self.config, folder or self.folder)
 
@@ -59,7 +62,7 @@ class TargetKind(Protocol):
     order: float  # kinds are asked from small to large; a model's name, which accepts any text, is last (100)
 
     def accepts(self, text: str) -> bool:
-        """Whether the text is of this kind. Looks at the text and at local files only; loads nothing."""
+        """Whether `text` is of this kind. Looks at the text and at local files only; loads nothing."""
         ...
 
     def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
@@ -125,7 +128,7 @@ def folder_for(name: str) -> Path:
 
 
 def require_data(target: str, overrides: Sequence[str]) -> None:
-    """Refuse a target that has no images of its own, unless the overrides name some."""
+    """Refuse a `target` that has no images of its own, unless the `overrides` name some."""
     if not any(setting.startswith("data.dataset=") for setting in overrides):
         raise ConfigError(
             f"{target} is not a run folder; for a model by name say which images: data.dataset=… data.root=…"
@@ -144,7 +147,7 @@ def limit_images(images: int | None, key: str = "data.val_num_samples") -> list[
 
 
 def save_target(config: TargetConfig, folder: Path) -> None:
-    """What a model by name was, as config.yaml: so a report reads the folder like that of a run."""
+    """What a model by name was, `config`, as config.yaml in `folder`: so a report reads it like that of a run."""
     versions = {name: version(name) for name in ("vitruvius", "torch", "timm")}
     atomic_write_text(folder / "config.yaml", dump_yaml(redact({**to_plain(config), "versions": versions})))
 

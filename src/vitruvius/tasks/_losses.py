@@ -16,6 +16,8 @@ class Criterion(nn.Module):
     """Cross-entropy, or binary cross-entropy a class, on labels (B) or distributions (B, K).
 
     `smoothing` is the share of label that is spread over all classes (default 0).
+
+    `binary` takes binary cross-entropy for each class instead (default: no).
     """
 
     def __init__(self, *, smoothing: float = 0.0, binary: bool = False) -> None:
@@ -35,7 +37,7 @@ class Criterion(nn.Module):
 
 
 def divergence(logits: Tensor, other: Tensor) -> Tensor:
-    """(B,) KL(softmax(logits) ‖ softmax(other)); gradients flow through both."""
+    """(B,) KL(softmax(`logits`) ‖ softmax(`other`)); gradients flow through both."""
     p, q = log_probabilities(logits), log_probabilities(other)
     return F.kl_div(q, p, reduction="none", log_target=True).sum(1)
 

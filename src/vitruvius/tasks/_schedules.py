@@ -34,7 +34,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def after(self, epochs: float) -> float:
-        """The share after so many epochs, whole or not."""
+        """The share after this number of `epochs`, whole or not."""
 
 
 schedules: Registry[Callable[..., Schedule]] = Registry("eps schedule")

@@ -148,7 +148,7 @@ def check_classes(teacher: PixelModel, student: PixelModel) -> None:
 
 
 def use_token(student: nn.Module) -> None:
-    """Let a student that has a distillation token answer with both of its heads while it trains."""
+    """Let a `student` that has a distillation token answer with both of its heads while it trains."""
     set_training = getattr(inner(student), "set_distilled_training", None)
     if set_training is not None:
         set_training(True)
@@ -174,6 +174,7 @@ class Featured(nn.Module):
         return self.model
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and features of pixels `x` (B, C, H, W)."""
         logits, features = logits_and_features(self.model, x)
         return logits, self.projection(features)
 

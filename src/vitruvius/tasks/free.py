@@ -77,7 +77,10 @@ class Free(Objective):
         return self.total(self.criterion(output, target), output, penalty, eps=input.new_full((), self.eps))
 
     def begun(self, x: Tensor) -> Tensor:
-        """The delta of this replay, in the ball of the present eps; (B, C, H, W)."""
+        """The delta of this replay, in the ball of the present eps; (B, C, H, W).
+
+        `x` are the pixels of the batch.
+        """
         if self.delta is None or len(self.delta) < len(x) or (self.turn == 0 and not self.carry):
             dice = Dice(self.draws.keys(x), owner="free")
             self.delta = self.norm.random(x, self.eps, dice)

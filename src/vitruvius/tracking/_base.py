@@ -49,7 +49,10 @@ class Trackers:
 
     @classmethod
     def of(cls, specs: Sequence[Any]) -> Trackers:
-        """From a recipe: `csv`, `wandb:mode=offline`, `{use: wandb, mode: offline}`; checked before anything begins."""
+        """From a recipe: `csv`, `wandb:mode=offline`, `{use: wandb, mode: offline}`; checked before anything begins.
+
+        `specs` are the entries of its list `tracking:`.
+        """
         return cls([trackers.make(spec, where="tracking") for spec in specs])
 
     def open(self, folder: Path, config: dict[str, Any], rows: Sequence[Row]) -> None:

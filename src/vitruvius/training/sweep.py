@@ -278,7 +278,7 @@ class Clock:
         self.end = None if minutes is None else time.monotonic() + 60 * minutes
 
     def allows(self, seconds: float) -> bool:
-        """Whether work of so many seconds would end in time."""
+        """Whether work of this many `seconds` would end in time."""
         return self.end is None or time.monotonic() + seconds < self.end
 
 
@@ -340,7 +340,10 @@ class SideBySide:
 
 
 def name_of(settings: Settings) -> str:
-    """`train.lr=0.0001,seed=0` as the name of a folder: short, without secrets, other for other settings."""
+    """`train.lr=0.0001,seed=0` as the name of a folder: short, without secrets, other for other settings.
+
+    `settings` are values by their keys.
+    """
     text = ",".join(f"{key}={plain_text(value)}" for key, value in settings.items())
     shown = ",".join(f"{key}={plain_text(value)}" for key, value in redact(settings).items())
     name = re.sub(r"[^\w.=,+-]+", "-", shown)

@@ -40,11 +40,17 @@ class Journal(Protocol):
     """Keeps what the stages of an ensemble decide. Images go by their ids (B,) int64, on the CPU."""
 
     def survivors(self, stage: str, ids: Tensor) -> Tensor:
-        """(B,) bool: images that this stage has failed to break in an earlier run; they are not searched again."""
+        """(B,) bool: images that this stage has failed to break in an earlier run; they are not searched again.
+
+        `stage` is its label, `ids` (B,) theirs.
+        """
         ...
 
     def attempts_made(self, stage: str, ids: Tensor) -> Tensor:
-        """(B,) int64: attempts of this stage that an earlier run has made on each image in vain."""
+        """(B,) int64: attempts of this stage that an earlier run has made on each image in vain.
+
+        `stage` is its label, `ids` (B,) name the images.
+        """
         ...
 
     def settle(self, stage: str, ids: Tensor, x: Tensor, y: Tensor, broken: Tensor) -> None:

@@ -49,7 +49,7 @@ class Outcome:
         return self.broken_by == ROBUST
 
     def robust_after(self, stage: int) -> Tensor:
-        """(B,) bool: not broken by the stage of this index or one before it."""
+        """(B,) bool: not broken by the stage of index `stage` or one before it."""
         return self.robust | (self.broken_by > stage)
 
     def robust_by_stage(self) -> dict[str, Tensor]:

@@ -56,7 +56,7 @@ def colour(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def mean_level(level: Tensor) -> Tensor:
-    """(B, 1, 1, 1): the mean of (B, 1, H, W), rounded to a level."""
+    """(B, 1, 1, 1): the mean of `level` (B, 1, H, W), rounded to a level."""
     pixels = level[0].numel()
     exact = torch.float32 if pixels * 255 < 2**24 else torch.float64  # sums of whole numbers are exact below 2²⁴
     return (level.sum((1, 2, 3), keepdim=True, dtype=exact).double() / pixels + 0.5).floor().to(level.dtype)

@@ -128,7 +128,7 @@ def expected_error(bins: Bins) -> float:
 
 
 def largest_error(bins: Bins) -> float:
-    """MCE: the largest |gap|; 0 without bins."""
+    """MCE: the largest |gap| of the `bins`; 0 without bins."""
     if len(bins.gap):
         return float(bins.gap.abs().max())
     return 0.0

@@ -17,7 +17,10 @@ from vitruvius._errors import DataError
 
 
 class Tempered(nn.Module):
-    """A model whose logits are divided by a temperature: other confidences, the same answers."""
+    """A model whose logits are divided by a temperature: other confidences, the same answers.
+
+    `model` returns logits; `temperature` is above 0.
+    """
 
     temperature: Tensor
 

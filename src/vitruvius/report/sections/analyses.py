@@ -50,7 +50,10 @@ def _asked(shown: Sequence[Shown]) -> list[str]:
 
 
 def read_analysis(folder: Path) -> Table | None:
-    """The table of a run folder, or of a folder that `vitruvius analyse --out` wrote; None if there is none."""
+    """The table of a run folder, or of a folder that `vitruvius analyse --out` wrote; None if there is none.
+
+    `folder` is that folder.
+    """
     places = [place for place in (folder / "analysis", folder) if (place / "table.json").is_file()]
     if places:
         return Table.load(places[0])

@@ -56,7 +56,7 @@ class Shown:
 
 
 def alone(table: Table) -> list[Shown]:
-    """One table, as the only one."""
+    """One `table`, as the only one."""
     return [Shown(name=str(table.facts.get("model", "model")), look=series(0), table=table)]
 
 

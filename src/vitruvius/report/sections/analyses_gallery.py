@@ -26,12 +26,12 @@ HEAT_MAPS = (("value_vectors", "linear_cka"), ("value_vectors", "linear_cka_debi
 
 
 def save_figures(table: Table, folder: Path) -> list[Path]:
-    """Every figure of a table as PNG and PDF in the folder `figures`."""
+    """Every figure of a `table` as PNG and PDF in `figures` below `folder`."""
     return [path for name, figure in figures(table) for path in save_figure(figure, folder / "figures" / name)]
 
 
 def figures(table: Table) -> Iterator[tuple[str, Figure]]:
-    """(name, figure) of a table, each to stand alone."""
+    """(name, figure) of a `table`, each to stand alone."""
     for analysis in table.names("analysis"):
         name = analysis.replace(":", "-").replace("=", "-").replace(",", "-")
         for statistic in statistics_of(table, analysis)[:MOST]:

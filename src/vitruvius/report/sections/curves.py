@@ -73,7 +73,10 @@ def _is_drawn(key: str, value: Any) -> bool:
 
 
 def line_styles(panels: dict[str, list[str]]) -> dict[str, Any]:
-    """A line for each kind of metric (held-out, training, …), the same in all panels that show several."""
+    """A line for each kind of metric (held-out, training, …), the same in all panels that show several.
+
+    `panels` are the metrics of each panel, by its title.
+    """
     stems = [_stem(key) for keys in panels.values() for key in keys if len(keys) > 1]
     return {stem: LINES[place % len(LINES)] for place, stem in enumerate(dict.fromkeys(stems))}
 

@@ -42,7 +42,7 @@ def masks(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def cycle_lines(run: Run) -> list[str]:
-    """What `vitruvius cycles` left in a run, as one sentence; nothing where it has not been asked."""
+    """What `vitruvius cycles` left in a `run`, as one sentence; nothing where it has not been asked."""
     try:
         told = json.loads((run.folder / "cycles.json").read_text(encoding="utf-8"))
         dense, masked = told["rows"][0], told["rows"][-1]

@@ -46,7 +46,10 @@ def reliability(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def collect_diagrams(runs: Sequence[Run]) -> dict[str, list[Diagram]]:
-    """clean, then each shift → the runs that have such a diagram; images from outside have none."""
+    """clean, then each shift → the runs that have such a diagram; images from outside have none.
+
+    `runs` are those of the page.
+    """
     found: dict[str, list[Diagram]] = {}
     for run in runs:
         bins = _clean_bins(run)

@@ -75,7 +75,7 @@ def _natural(report: ShiftReport) -> list[PartScore]:
 
 
 def compare_to(run: Run, first: Run, name: str) -> CorruptionErrors | None:
-    """CE of a run against the first one, where both have parts in common that the first does not get all right.
+    """CE of `run` against `first`, where both have parts in common that the first does not get all right.
 
     `name` is that of the set.
     """

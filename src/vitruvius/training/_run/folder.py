@@ -68,7 +68,10 @@ FREE = {  # what may change between two halves of a run
 
 
 class Run:
-    """One run folder on disk; of a remote one (an fsspec URL) a local mirror, uploaded as the run goes."""
+    """One run folder on disk; of a remote one (an fsspec URL) a local mirror, uploaded as the run goes.
+
+    `folder` is a path, or the URL of a remote folder.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.mirror = Mirror(str(folder), place_of(str(folder))) if is_url(folder) else None
@@ -153,7 +156,7 @@ class Run:
         return "nothing was saved yet; the same command begins anew."
 
     def save_calm(self, state: dict[str, Any]) -> None:
-        """A state to come back to."""
+        """Keep a `state` from a time without an alarm, for a rollback."""
         self._check_place()
         atomic_write_bytes(self.folder / checkpoint.CALM, checkpoint.to_bytes(state))
 
@@ -183,7 +186,7 @@ class Run:
         save_tensors(file, weights, metadata)
 
     def keep_epochs(self, epochs: set[int]) -> None:
-        """Remove kept weights of other epochs, counted from 0."""
+        """Remove kept weights of epochs other than these `epochs`, counted from 0."""
         for epoch, file in kept_weights(self.folder).items():
             if epoch - 1 not in epochs:
                 file.unlink()
@@ -194,7 +197,7 @@ class Run:
         atomic_write_text(self.folder / "metrics.jsonl", _lines(rows))
 
     def has_metrics(self, rows: list[dict[str, Any]]) -> bool:
-        """Whether the metrics are these rows, and so every file is as new as the state."""
+        """Whether the metrics are these `rows`, and so every file is as new as the state."""
         file = self.folder / "metrics.jsonl"
         return file.exists() and read_text(file) == _lines(rows)
 
