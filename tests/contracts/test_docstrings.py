@@ -3,7 +3,8 @@
 Public is what can be reached without an underscore: a function, or a method or constructor of a class, whose name,
 class and module have no leading underscore (`__init__` and `__call__` are how a class is used, and count), and whatever
 a room lists in its `__all__`, wherever it is defined. An argument may be named by the function itself, its class, or
-by the same method of a class that it inherits from in this package; in backticks, or as `name: what it is`.
+by the same method of a class of this package that it inherits from or of a protocol of its room that it fulfils; in
+backticks, or as `name: what it is`.
 """
 
 from __future__ import annotations
@@ -87,13 +88,38 @@ def is_named(argument: str, text: str) -> bool:
 
 
 def texts(function: Callable[..., Any], owner: type | None) -> Iterator[str]:
+    """The docstrings that may name an argument."""
     yield function.__doc__ or ""
-    for base in getattr(owner, "__mro__", ()):
-        if base.__module__.startswith("vitruvius"):
-            yield vars(base).get("__doc__") or ""
-            yield getattr(vars(base).get(function.__name__), "__doc__", None) or ""
+    if owner is None:
+        return
+    bases = [base for base in owner.__mro__ if base.__module__.startswith("vitruvius")]
+    for base in [*bases, *protocols_of(owner)]:
+        yield vars(base).get("__doc__") or ""
+        yield getattr(vars(base).get(function.__name__), "__doc__", None) or ""
 
 
+def protocols_of(owner: type) -> list[type]:
+    """The protocols of its room whose methods the class has."""
+    room = ".".join(owner.__module__.split(".")[:2])
+    return [protocol for protocol in PROTOCOLS if is_in(protocol, room) and methods_in(protocol) <= set(dir(owner))]
+
+
+def is_in(piece: type, room: str) -> bool:
+    return f"{piece.__module__}.".startswith(f"{room}.")
+
+
+def methods_in(protocol: type) -> set[str]:
+    return {name for name, member in vars(protocol).items() if is_public(name) and inspect.isfunction(member)}
+
+
+def every_protocol() -> list[type]:
+    """Protocols with methods of a name, private modules included."""
+    modules = [importlib.import_module(name) for name in module_names()]
+    classes = {piece for module in modules for piece in vars(module).values() if inspect.isclass(piece)}
+    return [one for one in classes if getattr(one, "_is_protocol", False) and methods_in(one)]
+
+
+PROTOCOLS = every_protocol()
 FUNCTIONS = public_functions()
 
 
