@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from torchvision import transforms
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, train_loader
+from vitruvius.data._ahead import batches_in_chunk
 from vitruvius.data._image_loader import ImageLoader
 from vitruvius.data._image_seeds import image_keys, uniform
 from vitruvius.data._preprocessing import resolve
@@ -217,6 +219,38 @@ def test_another_epoch_augments_otherwise_and_the_same_one_again_alike(tmp_path:
         epochs.append(torch.cat([x for x, _, _ in batches])[order])
     assert torch.equal(epochs[0], epochs[2])
     assert not torch.equal(epochs[0], epochs[1])
+
+
+@pytest.mark.parametrize("start", [0, 1, 4])
+def test_batches_augmented_together_are_those_of_a_chunk_wherever_a_run_begins(
+    start: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = stripes(tmp_path)
+    single = train_loader(config_of(folder, aa="rand-m9", batch_size=4), input_size=SIZE, seed=3)
+    expected = list(single.with_ids())
+    monkeypatch.setattr("vitruvius.data._tensors.batches_in_chunk", lambda device, size: 3)
+    together = train_loader(config_of(folder, aa="rand-m9", batch_size=4), input_size=SIZE, seed=3)
+    whole = list(together.with_ids())
+    together.start_batch = start
+    found = list(together.with_ids())
+    assert len(whole) == len(expected) > 4
+    assert len(found) == len(expected) - start
+    for (x, y, ids), (whole_x, _, _), (other, labels, names) in zip(
+        found, whole[start:], expected[start:], strict=True
+    ):
+        assert torch.equal(ids, names)
+        assert torch.equal(y, labels)
+        assert torch.equal(x, whole_x)  # to the bit, wherever the run was taken up
+        torch.testing.assert_close(x, other, atol=1.01 / 255, rtol=0)
+
+
+def test_a_chunk_has_as_many_batches_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert batches_in_chunk(torch.device("cpu"), 1) == 1
+    properties = SimpleNamespace(total_memory=64 * 100)
+    module = SimpleNamespace(stream=None, get_device_properties=lambda device: properties)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    sizes = [batches_in_chunk(torch.device("meta"), size) for size in (1000, 60, 30, 1)]
+    assert sizes == [1, 1, 3, 16]
 
 
 def test_auto_does_in_batches_what_workers_do_one_by_one(tmp_path: Path) -> None:

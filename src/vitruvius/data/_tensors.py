@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from vitruvius._checks import check_labels
+from vitruvius.data._ahead import Ahead, batches_in_chunk
 from vitruvius.data._config import DataConfig
 from vitruvius.data._loader import BatchLoader, BatchWithIds
 from vitruvius.data._order import AnyOrder
@@ -82,28 +84,70 @@ class TensorLoader(BatchLoader):
         self.pad = data.pad if config.pad is None else config.pad
         self.hflip = data.hflip if config.hflip is None else config.hflip
         self.augmentation = augmentation
-        self.splits = max(1, config.aug_splits) if augmentation is not None else 1
+        self.splits = 1
+        if augmentation is not None:
+            self.splits = max(1, config.aug_splits)
+        self.ahead = Ahead(self.device)
 
     def __len__(self) -> int:
         return len(self.order)
 
     def with_ids(self) -> Iterator[BatchWithIds]:
+        if self.augmentation is not None:
+            return self._augmented()
+        return self._plain()
+
+    def _plain(self) -> Iterator[BatchWithIds]:
         size = self.order.batch_size
         ids, keys = self.order.epoch(self.epoch)
-        rows = ids
-        if self.rows is not None:
-            rows = self.rows[ids]
-        rows = rows.to(self.device)
-        if self.augmentation is None:
-            keys = keys.to(self.device)  # once: every copy from the host waits for the device
+        rows = self._rows(ids).to(self.device)
+        keys = keys.to(self.device)  # once: every copy from the host waits for the device
         for start in range(self.start_batch * size, len(ids), size):
             batch = slice(start, start + size)
-            labels = self.labels[rows[batch]].repeat(self.splits)
-            yield self._pixels(rows[batch], keys[batch]), labels, ids[batch].repeat(self.splits)
+            yield self._pixels(rows[batch], keys[batch]), self.labels[rows[batch]], ids[batch]
+
+    def _augmented(self) -> Iterator[BatchWithIds]:
+        size = self.order.batch_size
+        chunk = size * self._batches_in_chunk()
+        ids, keys = self.order.epoch(self.epoch)
+        rows = self._rows(ids).to(self.device)
+        begin = self.start_batch * size
+        names = [(self.epoch, start) for start in range(begin - begin % chunk, len(ids), chunk)]  # also when resumed
+        for number, (epoch, first) in enumerate(names):
+            pixels = self.ahead.take((epoch, first), partial(self._augment, ids, keys, first, chunk))
+            if number + 1 < len(names):
+                following = names[number + 1]
+                self.ahead.prepare(following, partial(self._augment, ids, keys, following[1], chunk))
+            else:
+                self.ahead.prepare((epoch + 1, 0), partial(self._begin, epoch + 1, chunk))
+            for start in range(max(begin, first), min(first + chunk, len(ids)), size):
+                batch = slice(start, min(start + size, len(ids)))
+                part = pixels[(start - first) * self.splits : (batch.stop - first) * self.splits]
+                yield part, self.labels[rows[batch]].repeat(self.splits), ids[batch].repeat(self.splits)
+
+    def _batches_in_chunk(self) -> int:
+        if self.splits > 1:  # a batch's versions stand one below the other
+            return 1
+        channels, height, width = self.pre.size
+        return batches_in_chunk(self.device, 4 * channels * height * width * self.order.batch_size)
+
+    def _begin(self, epoch: int, number: int) -> Tensor:
+        """Pixels of the first images of an epoch."""
+        return self._augment(*self.order.epoch(epoch), 0, number)
+
+    def _augment(self, ids: Tensor, keys: Tensor, start: int, number: int) -> Tensor:
+        """Pixels of `number` images from `start` on, in the order of an epoch."""
+        assert self.augmentation is not None
+        part = slice(start, start + number)
+        images = self.images[self._rows(ids[part]).to(self.device)]
+        return self.augmentation(images, keys[part]).contiguous()
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        if self.rows is None:
+            return ids
+        return self.rows[ids]
 
     def _pixels(self, rows: Tensor, keys: Tensor) -> Tensor:
-        if self.augmentation is not None:
-            return self.augmentation(self.images[rows], keys).contiguous()
         images = to_pixels(self.images[rows])
         augmented = self.order.shuffle and not self.config.no_aug
         if augmented:
