@@ -5,6 +5,9 @@ Letters: H heads, D key width, E value width, C model width.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -67,11 +70,21 @@ def socket_of(module: nn.Module) -> type[Socket] | None:
     kind = type(module)
     if issubclass(kind, Socket):
         return kind
+    if kind.__module__.startswith("transformers.models."):  # which is imported, so its sockets cost nothing
+        load_transformers_sockets()
     return _SOCKETS.get(kind)
 
 
+@functools.cache
+def load_transformers_sockets() -> None:
+    """Make the sockets of transformers' models known; versions that lack one of the classes have none."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("vitruvius.surgery._transformers")
+
+
 def sockets() -> list[tuple[str, str, str]]:
-    """(family, upstream class, first line of the docstring) of every socket, by family."""
+    """(family, upstream class, first line of the docstring) of every socket, by family; transformers' if installed."""
+    load_transformers_sockets()
     rows = [
         (socket.family, f"{upstream.__module__}.{upstream.__qualname__}", first_line(socket))
         for upstream, socket in _SOCKETS.items()

@@ -1,0 +1,168 @@
+"""An image classifier of Hugging Face's transformers, by id or folder: hf:google/vit-base-patch16-224, hf:mine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitruvius._config import build, override
+from vitruvius._errors import CheckpointError, ConfigError
+from vitruvius._registry import require
+from vitruvius.models import PixelModel, wire
+from vitruvius.targets._base import Target, TargetConfig, folder_for, require_data, target_kinds
+
+PREFIX = "hf:"
+SAID = ("data.", "device=", "plugins=", "attention=", "model.mean=", "model.std=", "seed=")
+INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
+
+
+@target_kinds.register("hugging_face")
+class HuggingFaceModel:
+    """An image classifier of transformers: hf:FOLDER or hf:ID (extra `hf`); the code of a repository is never run."""
+
+    order = 5.0
+
+    def accepts(self, text: str) -> bool:
+        return text.startswith(PREFIX)
+
+    def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
+        """The classifier as pixels see it; data, device, attention, mean and std can be said."""
+        if data_needed:
+            require_data(text, overrides)
+        for setting in overrides:
+            if not setting.startswith(SAID):
+                raise ConfigError(f"{setting!r} cannot be changed: {text} is a model of transformers.")
+        config = build(TargetConfig, override({"model": {"name": text}}, overrides), source=text)
+        model = load_classifier(text, mean=config.model.mean, std=config.model.std)
+        wire(model, config.attention)
+        return Target(text=text, model=model, config=config, folder=folder_for(text.replace(":", "-")))
+
+
+class Classifier(nn.Module):
+    """A classifier of transformers as a timm model looks: images in, logits out, and its preprocessing beside it."""
+
+    def __init__(self, network: Any, preprocessing: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.network = network
+        self.num_classes = int(network.config.num_labels)
+        self.num_prefix_tokens = _prefix_tokens(network.config)
+        self.pretrained_cfg = {**preprocessing, "num_classes": self.num_classes}
+        self.default_cfg = self.pretrained_cfg
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.network(pixel_values=x).logits
+        return logits
+
+
+def load_classifier(
+    text: str, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> PixelModel:
+    """The classifier that `hf:FOLDER` or `hf:ID` names, in float32 and eval mode, on pixels in [0, 1].
+
+    text: with its prefix; an id is fetched by transformers, once.
+    mean, std: of the channels; default: what the image processor beside the weights says.
+    """
+    transformers: Any = require("transformers", "hf")
+    name = text.removeprefix(PREFIX)
+    _check_folder(text, name)
+    network = _load_network(transformers, text, name)
+    preprocessing = _preprocessing(transformers, text, name, network.config, given=mean is not None and std is not None)
+    model = PixelModel(Classifier(network.float(), preprocessing), mean=mean, std=std)
+    return model.eval()
+
+
+def _check_folder(text: str, name: str) -> None:
+    """Refuse what can only be a folder and holds no model; everything else may be an id."""
+    folder = Path(name)
+    if name and folder.is_dir() and not (folder / "config.json").is_file():
+        raise CheckpointError(f"{text}: the folder has no config.json. `model.save_pretrained(folder)` writes one.")
+    if not (name and folder.is_dir()) and (name.startswith((".", "/", "~")) or name.count("/") > 1 or not name):
+        raise CheckpointError(f"{text}: there is no such folder, and an id has the form owner/name.")
+
+
+def _load_network(transformers: Any, text: str, name: str) -> Any:
+    """The model with all of its weights; a head that would have to be made up is refused."""
+    try:
+        network, found = transformers.AutoModelForImageClassification.from_pretrained(
+            name, output_loading_info=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{text} cannot be opened as an image classifier: {_first_line(error)}") from error
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise CheckpointError(
+            f"{text} lacks weights of {type(network).__name__}: {', '.join(missing[:4])}"
+            f"{', …' * (len(missing) > 4)}. It was saved without a head, or as another kind of model."
+        )
+    return network
+
+
+def _preprocessing(transformers: Any, text: str, name: str, config: Any, *, given: bool) -> dict[str, Any]:
+    """timm's words for what the image processor says: input_size, mean, std, interpolation, crop_pct, crop_mode."""
+    size = _pair(getattr(config, "image_size", None) or 224)
+    channels = int(getattr(config, "num_channels", 3))
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        if given:
+            return {"input_size": (channels, *size), "mean": (0.5,) * channels, "std": (0.5,) * channels}
+        raise CheckpointError(
+            f"{text} does not say how its images are normalised: {_first_line(error)} Save its image processor into "
+            "the same folder (preprocessor_config.json), or give model.mean=[…] and model.std=[…]."
+        ) from error
+    return {**_statistics(processor, channels), **_sizes(processor, size, channels)}
+
+
+def _statistics(processor: Any, channels: int) -> dict[str, tuple[float, ...]]:
+    if not getattr(processor, "do_normalize", True):
+        return {"mean": (0.0,) * channels, "std": (1.0,) * channels}
+    return {"mean": tuple(processor.image_mean), "std": tuple(processor.image_std)}
+
+
+def _sizes(processor: Any, built: tuple[int, int], channels: int) -> dict[str, Any]:
+    """How images come to the size of the model."""
+    said = dict(getattr(processor, "size", None) or {})
+    resized = _edges(said, built)
+    final = resized
+    if getattr(processor, "do_center_crop", False) and getattr(processor, "crop_size", None):
+        final = _edges(dict(processor.crop_size), built)
+    crop_mode = "center"
+    if final == resized and "shortest_edge" not in said:
+        crop_mode = "squash"  # both edges are brought to their length, whatever the shape of the image
+    code = getattr(processor, "resample", None)
+    if code is None:
+        code = 2
+    return {
+        "input_size": (channels, *final),
+        "interpolation": INTERPOLATIONS[int(code)],
+        "crop_pct": final[0] / resized[0],
+        "crop_mode": crop_mode,
+    }
+
+
+def _edges(said: Mapping[str, Any], built: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of `{height, width}` or `{shortest_edge}`; without either, what the model was built for."""
+    if said.get("height") and said.get("width"):
+        return int(said["height"]), int(said["width"])
+    if said.get("shortest_edge"):
+        return _pair(said["shortest_edge"])
+    return built
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    if isinstance(size, Sequence):
+        return int(size[0]), int(size[1])
+    return int(size), int(size)
+
+
+def _prefix_tokens(config: Any) -> int:
+    """Tokens before the patches: a class token, DeiT's second one, registers."""
+    distilled = int(getattr(config, "model_type", "") == "deit")
+    return 1 + distilled + int(getattr(config, "num_register_tokens", 0) or 0)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
