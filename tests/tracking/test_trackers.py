@@ -5,7 +5,12 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-from collections.abc import Sequence
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +109,71 @@ def test_tensorboard_holds_every_epoch_once(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("val_accuracy")] == [(1, 0.5)]
 
 
+def records(file: Path) -> Iterator[bytes]:
+    """The records of wandb's file: LevelDB's log format (blocks of 32 KiB, 7 bytes before a piece), after a head."""
+    data = file.read_bytes()
+    assert data.startswith(b":W&B")
+    place, whole = 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:  # the rest of a block is filled up
+            place += 32768 - place % 32768
+            continue
+        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # all, or the last piece of it
+            yield whole
+            whole = b""
+
+
+def offline_rows(run: Path) -> list[tuple[int, float]]:
+    """(step, train_loss) of every row in wandb's own offline files, read back; its service may still be writing."""
+    end = time.monotonic() + 20
+    while (rows := rows_now(run)) != [(0, 2.0), (1, 1.0)] and time.monotonic() < end:
+        time.sleep(0.05)
+    return rows
+
+
+def rows_now(run: Path) -> list[tuple[int, float]]:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    rows = []
+    for file in run.glob("wandb/offline-run-*/*.wandb"):
+        for data in records(file):
+            record = Record()
+            record.ParseFromString(data)
+            values = {[item.key, *item.nested_key][-1]: item.value_json for item in record.history.item}
+            if "train_loss" in values:
+                rows.append((int(values["_step"]), json.loads(values["train_loss"])))
+    return sorted(rows)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from vitruvius.tracking import trackers
+tracker = trackers["wandb"](mode="offline", project="tests")
+tracker.open(Path(sys.argv[1]), {})
+tracker.log([{"epoch": 0, "train_loss": 2.0}])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_has_every_row_once_after_a_kill_and_a_resume(tmp_path: Path) -> None:
+    """A true SIGKILL in an epoch; the rows are read back from wandb's own file."""
+    environment = {**os.environ, "WANDB_SILENT": "true"}
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, check=False)
+    assert killed.returncode == -9
+    assert json.loads((tmp_path / "wandb.json").read_text())["logged"] == 1
+    tracker: Any = trackers["wandb"](mode="offline", project="tests")
+    tracker.open(tmp_path, {})
+    tracker.log(ROWS)
+    tracker.close()
+    assert offline_rows(tmp_path) == [(0, 2.0), (1, 1.0)]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
 @pytest.mark.filterwarnings("ignore")
 def test_wandb_works_offline_goes_on_with_the_same_run_and_keeps_no_key(
@@ -121,7 +191,8 @@ def test_wandb_works_offline_goes_on_with_the_same_run_and_keeps_no_key(
         )
         tracker.log(rows)
         tracker.close()
-    assert logged == [0, 1]
+    assert logged == [0, 0, 1]  # the second process logs all rows, into a file of its own
+    assert offline_rows(tmp_path) == [(0, 2.0), (1, 1.0)]
     notes = json.loads((tmp_path / "wandb.json").read_text())
     assert notes["logged"] == 2
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

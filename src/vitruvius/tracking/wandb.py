@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from vitruvius._files import atomic_write_text
+from vitruvius._files import atomic_write_text, read_json
 from vitruvius._registry import require
 from vitruvius.tracking._base import Row, scalars, trackers
 
@@ -18,6 +19,9 @@ FILE = "wandb.json"
 @trackers.register("wandb")
 class WeightsAndBiases:
     """One W&B run for one run folder, also when it goes on; offline files lie in <run>/wandb.
+
+    wandb writes offline files when it likes, and a kill loses what it still had. So a run that goes on offline logs all
+    its rows anew, into a file that takes the place of the earlier ones.
 
     project: name of the W&B project
     name: name of the W&B run; null: that of the run folder
@@ -39,16 +43,20 @@ class WeightsAndBiases:
     ) -> None:
         require("wandb", "wandb")
         self.settings = {"project": project, "name": name, "entity": entity, "group": group, "tags": list(tags)}
-        self.mode, self.file = mode, Path()
+        self.mode = mode
+        self.file = Path()
         self.run: Any = None
-        self.id, self.logged = "", 0
+        self.id = ""
+        self.logged = 0  # epochs that W&B has
 
     def open(self, folder: Path, config: dict[str, Any]) -> None:
         """Begin or go on in the `folder` of the run; `config`, the recipe without secrets, goes to W&B."""
         wandb: Any = require("wandb", "wandb")
         self.file = folder / FILE
-        known = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
-        self.id, self.logged = known.get("id") or uuid.uuid4().hex[:12], known.get("logged", 0)
+        known: dict[str, Any] = {}
+        if self.file.exists():
+            known = read_json(self.file)
+        self.id = known.get("id") or uuid.uuid4().hex[:12]
         quiet = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True, x_disable_meta=True)
         settings = {**self.settings, "name": self.settings["name"] or folder.name, "mode": self.mode}
         self.run = wandb.init(
@@ -60,6 +68,7 @@ class WeightsAndBiases:
             reinit="finish_previous",
             **settings,
         )
+        self.logged = 0
         if self.mode == "online":
             self.logged = int(self.run.step)  # the server knows best
         self._note()
@@ -73,12 +82,21 @@ class WeightsAndBiases:
             if row["epoch"] >= self.logged:
                 self.run.log(scalars(row), step=row["epoch"])
                 self.logged = row["epoch"] + 1
+        if self.mode == "offline":
+            self._remove_earlier_files()
         self._note()
 
     def close(self) -> None:
         if self.run is not None:
             self.run.finish()
             self.run = None
+
+    def _remove_earlier_files(self) -> None:
+        """Offline files of earlier processes, whose rows are all in that of this one."""
+        own = Path(self.run.dir).parent
+        for folder in own.parent.glob(f"offline-run-*-{self.id}"):
+            if folder.resolve() != own.resolve():
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _note(self) -> None:
         atomic_write_text(self.file, json.dumps({"id": self.id, "logged": self.logged}) + "\n")
