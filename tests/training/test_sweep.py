@@ -93,14 +93,39 @@ def test_a_sweep_that_was_stopped_goes_on_with_the_run_at_hand(tmp_path: Path, m
 
 def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, grid={"train.opt": ["addam", "adamw"]})
-    assert main(["sweep", str(file), *COMMON]) == 0
-    said = capsys.readouterr().out
+    assert main(["sweep", str(file), *COMMON]) == 1
+    said, mistake = capsys.readouterr()
     assert "[1/2] train.opt=addam" in said
+    assert mistake.endswith("vitruvius: 1 of 2 runs failed: train.opt=addam.\n")
     assert "failed: train.opt = 'addam' cannot be made" in said
     good, bad = table(tmp_path)
     assert (good["train.opt"], good["status"]) == ("adamw", "finished")
     assert bad["status"].startswith("failed: train.opt = 'addam'")
     assert bad["accuracy"] == ""
+
+
+def test_a_dry_run_finds_what_would_fail_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    faults = [
+        {"train.opt": "addam"},
+        {"model.name": "vitruvius/nothing"},
+        {"data.dataset": "folder", "data.root": str(tmp_path / "missing")},
+        {"attention": [{"parts": ["rcp"]}]},
+        {"tracking": ["cvs"]},
+    ]
+    file = write(tmp_path, list=[{"seed": 1}, *faults])
+    assert main(["sweep", str(file), "--dry-run", *COMMON]) == 1
+    said, mistake = capsys.readouterr()
+    assert mistake.endswith("vitruvius: 5 of 6 runs would fail.\n")
+    assert said.count("would fail: ") == 5
+    assert "did you mean 'rpc'?" in said
+    assert said.splitlines()[1].split() == ["seed=1", "waiting"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_finds_a_misspelt_threat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, grid={"seed": [0]}, evaluate=[{"threats": ["pdg:eps=0.1"]}])
+    assert main(["sweep", str(file), "--dry-run", *COMMON]) == 1
+    assert "would fail: evaluate.threats" in capsys.readouterr().out
 
 
 def test_an_unexpected_error_is_a_failed_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

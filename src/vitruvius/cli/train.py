@@ -47,7 +47,9 @@ def sweep_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="for every run; out=… moves the sweep"
     )
-    parser.add_argument("--dry-run", action="store_true", help="list the runs and how they stand; write nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list the runs, how they stand and what would fail; write nothing"
+    )
     parser.add_argument(
         "--minutes", type=float, metavar="M", help="start no run that would not end in time, by the longest run so far"
     )
@@ -68,7 +70,10 @@ def run_sweep(options: argparse.Namespace) -> None:
 
     sweep = Sweep(options.sweep, options.overrides, find=find_recipe)
     if options.dry_run:
-        print(sweep.listing())
+        faults = sweep.find_faults()
+        print(sweep.listing(faults))
+        if faults:
+            raise RunError(f"{len(faults)} of {len(sweep.runs)} runs would fail.")
     elif options.run is not None:
         outcome = sweep.train_one(options.run)
         if outcome != "finished":
@@ -76,6 +81,9 @@ def run_sweep(options: argparse.Namespace) -> None:
         print(outcome)
     else:
         print(sweep.train(tell=print, minutes=options.minutes, jobs=options.jobs))
+        failed = sweep.failed()
+        if failed:
+            raise RunError(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}.")
 
 
 VERBS = (

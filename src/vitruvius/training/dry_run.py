@@ -22,9 +22,13 @@ from vitruvius._processes import Process, choose_device, process_group
 from vitruvius._registry import load_plugins
 from vitruvius.data import Loader
 from vitruvius.models import create_model
+from vitruvius.tracking import Trackers
 from vitruvius.training import _build as make
 from vitruvius.training._estimates import Findings, describe
+from vitruvius.training._guards.alarm import Alarm
+from vitruvius.training._run.folder import Run
 from vitruvius.training._seeding import preserve_rng
+from vitruvius.training._selection import Selection
 from vitruvius.training._session import Session, open_session
 from vitruvius.training._step import train_batch
 from vitruvius.training.config import Config, check
@@ -79,6 +83,21 @@ def dry_run(config: Config, *, processes: int | None = None) -> str:
         remarks=tuple(remarks),
     )
     return describe(found)
+
+
+def rehearse(config: Config) -> None:
+    """Do all that `train` does before it writes a file, and nothing else: what would fail there fails here.
+
+    config: the recipe.
+    """
+    check(config, "the recipe")
+    load_plugins(config.plugins)
+    Trackers.of(config.tracking)
+    with process_group(config.train.device) as process, preserve_rng(process.device):
+        opened = open_session(replace(config, data=replace(config.data, cache="none")), process)
+        Alarm.of(opened)
+        Selection(opened)
+        Run(config.out or "runs/unnamed").check(replace(opened.config, data=config.data))
 
 
 def _num_classes(config: Config, loader: Loader | None) -> int:

@@ -16,24 +16,26 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from vitruvius._config import build
 from vitruvius._errors import ConfigError, Preempted, VitruviusError
-from vitruvius._files import Mirror, atomic_write_text, exists, is_url, join, place_of, read_json, read_text
+from vitruvius._files import Lock, Mirror, atomic_write_text, exists, is_url, join, place_of, read_json, read_text
 from vitruvius._keys import key, key_from
 from vitruvius._processes import Process, process_group
 from vitruvius._secrets import redact, redact_text
 from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
-from vitruvius.targets import local_run
+from vitruvius.evaluation.threats import make_threats
+from vitruvius.targets import limit_images, local_run
 from vitruvius.training._run.folder import flatten
 from vitruvius.training._sweep_table import Row, best_of, markdown, plain_text, sorted_by_score, write_tables
 from vitruvius.training._train import train
 from vitruvius.training.config import Config, read_recipe
+from vitruvius.training.dry_run import rehearse
 
 Settings = dict[str, Any]
 Find = Callable[[str], Path]
@@ -114,8 +116,12 @@ class Sweep:
         jobs: so many runs at a time, each in a process of its own, on one device.
         """
         clock = Clock(minutes)
-        if jobs > 1:
-            return self._train_side_by_side(clock, jobs, tell)
+        with Lock(self.folder):
+            if jobs > 1:
+                return self._train_side_by_side(clock, jobs, tell)
+            return self._train_in_turn(clock, quiet, tell)
+
+    def _train_in_turn(self, clock: Clock, quiet: bool, tell: Callable[[str], None]) -> str:
         device = self.runs[0].config.train.device
         with process_group(device) as process:  # one group for all runs
             for number, run in enumerate(self.runs, 1):
@@ -146,7 +152,10 @@ class Sweep:
     def _train_side_by_side(self, clock: Clock, jobs: int, tell: Callable[[str], None]) -> str:
         waiting = [run for run in self.runs if self._status(run) != "finished"]
         by_name = {run.name: run for run in self.runs}
-        with SideBySide(self.file, self.overrides, Path(self.folder) / "logs") as children:
+        logs = Path(self.folder) / "logs"
+        if is_url(self.folder):
+            logs = place_of(self.folder) / "logs"
+        with SideBySide(self.file, self.overrides, logs) as children:
             while waiting or children:
                 while waiting and len(children) < jobs:
                     self._begin(waiting.pop(0), children, clock, tell)
@@ -176,10 +185,46 @@ class Sweep:
         write_tables(self.folder, ranked, metric)
         return markdown(ranked, metric)
 
-    def listing(self) -> str:
-        """Every run and how it stands; nothing is written."""
+    def failed(self) -> dict[str, str]:
+        """The runs that have failed, and why."""
+        statuses = {run.name: self._status(run) for run in self.runs}
+        return {name: status for name, status in statuses.items() if status.startswith("failed")}
+
+    def find_faults(self) -> dict[str, str]:
+        """The unfinished runs that would fail, and why: each is opened as for training, and nothing is written."""
+        faults: dict[str, str] = {}
+        for run in self.runs:
+            if self._status(run) == "finished":
+                continue
+            try:
+                rehearse(run.config)
+                self._check_plans()
+            except VitruviusError as error:
+                faults[run.name] = " ".join(str(error).split())
+            except Exception as error:
+                faults[run.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            gc.collect()
+        return faults
+
+    def _check_plans(self) -> None:
+        """A misspelt threat is found before hours of training; plugins may have brought some."""
+        for plan in self.settings.evaluate:
+            limit_images(plan.images)
+            for spec in plan.threats:
+                make_threats(spec, where="evaluate.threats")
+
+    def listing(self, faults: Mapping[str, str] | None = None) -> str:
+        """Every run and how it stands; nothing is written.
+
+        faults: what `find_faults` has found, shown with the runs; default: not looked for.
+        """
         width = max(len(run.name) for run in self.runs)
-        lines = [f"{run.name:<{width}}  {self._status(run)}" for run in self.runs]
+        lines = []
+        for run in self.runs:
+            status = self._status(run)
+            if faults and run.name in faults:
+                status = f"would fail: {redact_text(faults[run.name])}"
+            lines.append(f"{run.name:<{width}}  {status}")
         return "\n".join([f"{self.recipe}: {len(self.runs)} runs in {self.folder}", *lines])
 
     def _plan(self, source: str) -> list[Planned]:

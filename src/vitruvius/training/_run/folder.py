@@ -95,6 +95,15 @@ class Run:
             raise
         self._begun = True
 
+    def check(self, config: Config) -> None:
+        """Refuse a folder on this machine that holds the run of another recipe; nothing is written.
+
+        config: the recipe, resolved.
+        """
+        file = self.folder / "config.yaml"
+        if file.exists():
+            self._recognise(config, file)
+
     def release(self) -> None:
         """Let other processes write to the folder again."""
         self._lock.release()
