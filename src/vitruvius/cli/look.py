@@ -92,7 +92,9 @@ def show_row(row: Mapping[str, object]) -> None:
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the runs, the viewer's images and the page to `parser`, that of the verb."""
-    parser.add_argument("runs", nargs="+", metavar="RUN|data.key=value", help="run folders, and where their images are")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN|data.key=value", help="runs, sweeps or studies, and where images are"
+    )
     add_images(parser, "show attention on", default="8 where the data can be opened; 0: only what is recorded")
     parser.add_argument(
         "--threat", default="pgd:eps=8/255,steps=10", metavar="SPEC", help="attacks those images (default: %(default)s)"
@@ -103,7 +105,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_report(options: argparse.Namespace) -> None:
-    """One self-contained page about one or several runs.
+    """One self-contained page about runs, a sweep or a study.
 
     `options` hold what `report_arguments` adds.
     """

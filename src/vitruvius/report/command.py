@@ -19,6 +19,7 @@ from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.models import create_from_config
 from vitruvius.report._record import record_examples, save_model_facts
 from vitruvius.report._runs import check_runs
+from vitruvius.report.gathering import is_study, is_sweep, runs_in
 from vitruvius.report.page import write_page
 from vitruvius.targets import (
     Target,
@@ -55,7 +56,8 @@ def report_runs(
 ) -> Path:
     """Write a page about run folders, with a viewer of their attention; its path.
 
-    runs: run folders or their URLs, shown side by side.
+    runs: run folders or their URLs, shown side by side, sweeps and studies; runs of the latter get a viewer only if it
+        is asked for.
     overrides: settings of the runs, `data.root=…`, for where their pictures are now.
     out: the file of the page.
     options: title, pictures and their attack. Where a number of pictures is asked for, a run whose data or model
@@ -63,12 +65,15 @@ def report_runs(
     on_news: called with a sentence about each run before it is recorded, and about what could not be.
     """
     folders = [Path(local_run(run)) for run in runs]
-    check_runs(folders)
+    shown = [folder for folder in folders if not is_sweep(folder) and not is_study(folder)]
+    if shown:
+        check_runs(shown)
     threat = make_threat(options.threat, where="--threat")
     if options.images:
         check_count(options.images, "--images")
+        shown = runs_in(folders)
     if options.images != 0:
-        for folder in folders:
+        for folder in shown:
             _record_if_wanted(folder, overrides, options.images, threat, on_news)
     return write_page(folders, out, title=options.title)
 

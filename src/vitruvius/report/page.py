@@ -14,33 +14,47 @@ from markupsafe import Markup
 from vitruvius._errors import RunError
 from vitruvius._files import atomic_write_text
 from vitruvius._version import __version__
+from vitruvius.report._blocks import Block
 from vitruvius.report._motif import motif
 from vitruvius.report._runs import Run, read_runs
-from vitruvius.report._section import in_order
+from vitruvius.report._section import Section, in_order
+from vitruvius.report.gathering import Part, gathered_parts, runs_in
 from vitruvius.report.style import DARK, HEAT, LIGHT
 from vitruvius.targets import local_run
 
 
 def write_page(runs: Sequence[str | Path], out: str | Path, *, title: str = "A vitruvius report") -> Path:
-    """Write one self-contained HTML page about one or several run folders; returns its path.
+    """Write one self-contained HTML page about run folders, sweeps and studies; returns its path.
 
     Pieces that a run does not have are left out and named under Remarks. Nothing is written unless all is well.
 
-    runs: run folders or their URLs, shown side by side.
+    runs: run folders or their URLs, side by side; the folder of a sweep means its runs and a table of them, that of a
+        study its table and figure, and the runs it is about.
     out: the file of the page.
     title: its heading.
     """
     out = Path(out)
     if out.is_dir():
         raise RunError(f"{out} is a folder; name the file of the page, e.g. {out / 'report.html'}.")
-    html = render_page(read_runs([Path(local_run(run)) for run in runs]), title=title)
+    folders = [Path(local_run(run)) for run in runs]
+    own = runs_in(folders)
+    read: list[Run] = []
+    if own or not folders:
+        read = read_runs(own)
+    html = render_page(read, title=title, parts=gathered_parts(folders, read))
     atomic_write_text(out, html)
     return out
 
 
-def render_page(runs: Sequence[Run], *, title: str) -> str:
-    """The page as text. `runs` come in the order they are shown in; `title` is that of the page."""
-    drawn = [(section, section(runs)) for section in in_order()]
+def render_page(runs: Sequence[Run], *, title: str, parts: Sequence[tuple[Part, Sequence[Block]]] = ()) -> str:
+    """The page as text.
+
+    `runs` come in the order they are shown in; `title` is that of the page; `parts` are headings and blocks that come
+    before those of the runs (default: none).
+    """
+    drawn: list[tuple[Part | Section, Sequence[Block]]] = [*parts]
+    if runs:
+        drawn += [(section, section(runs)) for section in in_order()]
     return (
         _environment()
         .get_template("page.html.j2")

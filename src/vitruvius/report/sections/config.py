@@ -11,6 +11,8 @@ from vitruvius.report._numbers import DASH
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
 
+MANY = 5  # runs that stand beside each other in a table; more stand below each other
+
 
 @section("config", title="Recipe", order=80)
 def config(runs: Sequence[Run]) -> Sequence[Block]:
@@ -82,9 +84,17 @@ def _flat_runs(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _table(name: str, caption: str, runs: Sequence[Run], values: dict[str, list[str]]) -> Table:
-    columns = [Column(title="key"), *(Column(title=run.name) for run in runs)]
-    cells = [[Cell(text=key), *(Cell(text=value) for value in row)] for key, row in values.items()]
-    rows = [
-        {"key": key, **{run.name: value for run, value in zip(runs, row, strict=True)}} for key, row in values.items()
-    ]
-    return Table(name=name, columns=columns, cells=cells, rows=rows, caption=caption)
+    """A line per key and a column per run; of many runs a line each, so that the table stays narrow."""
+    names = [run.name for run in runs]
+    lines = [[key, *row] for key, row in values.items()]
+    titles = ["key", *names]
+    if len(runs) > MANY:
+        titles = ["run", *values]
+        lines = [[run, *(row[place] for row in values.values())] for place, run in enumerate(names)]
+    return Table(
+        name=name,
+        columns=[Column(title=title) for title in titles],
+        cells=[[Cell(text=text) for text in line] for line in lines],
+        rows=[dict(zip(titles, line, strict=True)) for line in lines],
+        caption=caption,
+    )
