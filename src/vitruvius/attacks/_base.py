@@ -45,8 +45,9 @@ class Ensemble(Protocol):
     Whatever has these three members is an ensemble, AutoAttack or your own class: an evaluation calls `run` instead of
     the threat itself, hands it several batches at once, and writes down which images were robust after each stage.
     It is also a threat: `__call__(model, x, y, *, ids=None)` returns `run(...).x`. Its `run` may also take `on_event`,
-    called with a `StageEvent` as stages advance, and `journal`, a `Journal` that keeps what they decide: then an
-    evaluation shows how far it is, and loses no more than a batch when it is killed.
+    called with a `StageEvent` as stages advance, and `journal`, a `Journal` that keeps what they decide, the stages
+    under the names that its `stage_labels()` lists: then an evaluation shows how far it is, and loses no more than a
+    batch when it is killed.
     """
 
     @property

@@ -18,6 +18,7 @@ from vitruvius._checks import check_eval_mode
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius._registry import Spec, read_spec
 from vitruvius.attacks._base import (
+    Attack,
     Ball,
     Threat,
     attacks,
@@ -30,7 +31,7 @@ from vitruvius.attacks._base import (
 )
 from vitruvius.attacks._ensemble.cascade import Cascade
 from vitruvius.attacks._ensemble.journal import Journal, OnEvent
-from vitruvius.attacks._ensemble.result import Outcome
+from vitruvius.attacks._ensemble.result import Outcome, stage_label
 from vitruvius.attacks._ensemble.stages import STAGES, VERSIONS, Settings
 from vitruvius.attacks._models import VerifiedView, check_logits, frozen
 from vitruvius.attacks._views.compiled import compile_model
@@ -87,6 +88,17 @@ class AutoAttack(Ball):
             made[name] = threat
         return list(made.items())
 
+    def stage_labels(self) -> list[str]:
+        """What a journal may hear of, in order: the names of the stages; of precision "fast" with their searches."""
+        if self.precision == "exact":
+            return [name for name, _ in self.stages()]
+        labels = [stage_label(name, "fast") for name, _ in self.stages()]
+        for name, threat in self.stages():
+            if isinstance(threat, Attack):
+                labels.append(stage_label(name, "polish"))
+            labels.append(name)
+        return labels
+
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None) -> Tensor:
         """x' of images `x` with labels `y`; `ids` as for `run`.
 
@@ -110,7 +122,7 @@ class AutoAttack(Ball):
         `x` (B, C, H, W) in [0, 1], `y` (B,) labels. `ids` (B,) int64 name the images for the dice; default: a hash of
         their pixels. `batch_size`: images searched at once where the attack itself has none; default all.
         `on_event` is called with a `StageEvent` as stages advance. `journal` keeps what they decide, batch by batch, so
-        that a killed run can go on; of precision "fast" nothing is kept, since its stages depend on all images.
+        that a killed run can go on.
 
         `model` is in eval mode and returns logits (B, K).
         """
@@ -123,8 +135,6 @@ class AutoAttack(Ball):
             x = outside_inference_mode(x)
             y = outside_inference_mode(whole_labels(y))
             check_logits(model(x[:1]), y, len(x[:1]))
-            if self.precision != "exact":
-                journal = None
             plan = [name for name, _ in self.stages()]
             cascade = Cascade(model, x, y, known_ids(x, ids), batch_size, plan=plan, on_event=on_event, journal=journal)
             if batch_size is None:  # what few pixels leave free is used for several targets at once

@@ -46,7 +46,7 @@ def judge(
     keep = new.to(x.device)
     fresh = (x[keep], y[keep], ids[new])
     if isinstance(threat, Ensemble):
-        _judge_ensemble(model, spec, threat, fresh, ledger, batch_size, on_event, draws)
+        _judge_ensemble(model, spec, threat, fresh, ledger, batch_size, on_event, draws, pool=ids)
         return
     x, y, ids = fresh
     begun = time.perf_counter()
@@ -66,8 +66,12 @@ def _judge_ensemble(
     batch_size: int,
     on_event: OnEvent | None,
     draws: int,
+    pool: Tensor,
 ) -> None:
-    """Rows are written as stages decide, where the ensemble keeps a journal; those that are left, at the end."""
+    """Rows are written as stages decide, where the ensemble keeps a journal; those that are left, at the end.
+
+    `batch` is what the ensemble has not yet decided about, of all images of the `pool` (n,).
+    """
     x, y, ids = batch
     size = ensemble.batch_size or batch_size
 
@@ -80,9 +84,8 @@ def _judge_ensemble(
     if "on_event" in taken:
         extras["on_event"] = on_event
     journal = None
-    if "journal" in taken and hasattr(ensemble, "stages"):
-        names = [name for name, _ in ensemble.stages()]
-        journal = LedgerJournal(ledger, spec, names, answers, size)
+    if "journal" in taken and hasattr(ensemble, "stage_labels"):
+        journal = LedgerJournal(ledger, spec, ensemble.stage_labels(), answers, size, pool)
         extras["journal"] = journal
     outcome = ensemble.run(model, x, y, ids=ids, batch_size=size, **extras)
     if journal is not None:

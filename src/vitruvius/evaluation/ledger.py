@@ -3,6 +3,7 @@
 ledger.json            what is judged (data, model, weights), and the threats in order of appearance
 parts/…                the rows of one batch under one threat, written in one step: a kill loses no more than that
 stages/…               of an ensemble, which images have survived which stage, batch by batch
+points/…               of an ensemble that searches on a faster view, the worst points of the pool that is at hand
 ledger.safetensors     all rows, when an evaluation has finished; the parts have gone into it
 """
 
@@ -12,7 +13,7 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from vitruvius._secrets import redact
 from vitruvius.evaluation.threats import Entry
 
 NOTES = "stages"  # folder of what the stages of an ensemble have decided so far
+POINTS = "points"  # folder of the worst points that a search on a faster view has found so far
 PIXELS = "pixels"  # column of clean images: a hash of each, so that other images are noticed
 ANEW = "Choose another folder (--out), or begin anew (--fresh, which deletes that ledger)."
 AFTER = "standing after "  # columns of an ensemble: which images were robust after each of its stages
@@ -96,6 +98,7 @@ class Ledger:
         self._written = 0
         self._noted = 0
         self._earlier: list[Note] = []
+        self._earlier_points: list[Path] = []
         self._images: _Images | None = None  # judged by earlier evaluations
         self._claimed = False
         self._made: MadeFolder | None = None
@@ -136,7 +139,7 @@ class Ledger:
         every = {entry.spec: entry for entry in [*before, *entries]}
         self._made = MadeFolder(folder)
         ensure_writable(folder)
-        for left in (folder, folder / "parts", folder / NOTES):
+        for left in (folder, *self._growing()):
             sweep(left)
         known["threats"] = [dataclasses.asdict(entry) for entry in every.values()]
         atomic_write_text(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
@@ -153,6 +156,9 @@ class Ledger:
             self._read_part(file)
         for file in sorted((self.folder / NOTES).glob("*.safetensors")):
             self._read_note(file)
+        self._earlier_points = sorted((self.folder / POINTS).glob("*.safetensors"))
+        for file in self._earlier_points:
+            self._noted = self._number_after(file, self._noted)
         self._images = _Images.of(self.columns.get("clean", {}))
 
     def check_images(self, ids: Tensor, x: Tensor, y: Tensor) -> None:
@@ -175,7 +181,9 @@ class Ledger:
             return
         files = [self.folder / name for name in ("ledger.json", "ledger.safetensors", "report.json")]
         files += self.folder.glob("findings*.json")
-        for file in [*files, *(self.folder / "parts").glob("*"), *(self.folder / NOTES).glob("*")]:
+        for folder in self._growing():
+            files += folder.glob("*")
+        for file in files:
             file.unlink(missing_ok=True)
 
     def done(self, threat: str) -> Tensor:
@@ -215,10 +223,43 @@ class Ledger:
         """What the stages of this `threat`, an ensemble, had decided when an earlier evaluation was interrupted."""
         return [note for note in self._earlier if note.threat == threat]
 
+    def write_points(self, threat: str, columns: Columns) -> Path | None:
+        """Worst points (B, …) of images; the file, where there is a folder."""
+        if self.folder is None:
+            return None
+        self._check_place()
+        name = f"{_safe(threat)}-{self.rank:05d}-{self._noted:06d}.safetensors"
+        save_tensors(self.folder / POINTS / name, columns, {"threat": threat})
+        self._noted += 1
+        return self.folder / POINTS / name
+
+    def points_of(self, threat: str) -> Iterator[tuple[Path, Columns]]:
+        """What `write_points` has written in an earlier evaluation, one file at a time."""
+        for file in self._earlier_points:
+            if not file.exists():  # its pool is done
+                continue
+            try:
+                columns, about = load_tensors(file)
+            except CheckpointError as error:
+                _log.warning("%s The short search of its images starts from themselves.", error)
+                continue
+            if about["threat"] == threat:
+                yield file, columns
+
+    def _growing(self) -> list[Path]:
+        """Folders of what is written while an evaluation runs."""
+        assert self.folder is not None
+        return [self.folder / name for name in ("parts", NOTES, POINTS)]
+
+    def _number_after(self, file: Path, number: int) -> int:
+        """The next free number of this process, where `number` was free before this file was seen."""
+        rank, taken = map(int, file.stem.rsplit("-", 2)[1:])
+        if rank != self.rank:
+            return number
+        return max(number, taken + 1)
+
     def _read_note(self, file: Path) -> None:
-        rank, number = map(int, file.stem.rsplit("-", 2)[1:])
-        if rank == self.rank:
-            self._noted = max(self._noted, number + 1)
+        self._noted = self._number_after(file, self._noted)
         try:
             columns, about = load_tensors(file)
         except CheckpointError as error:
@@ -248,7 +289,7 @@ class Ledger:
         self._check_place()
         named = {f"{t}/{name}": column for t in self.columns for name, column in self.rows(t).items()}
         save_tensors(self.folder / "ledger.safetensors", named, _notes(named))
-        for folder in (self.folder / "parts", self.folder / NOTES):
+        for folder in self._growing():
             for file in folder.glob("*.safetensors"):
                 file.unlink(missing_ok=True)
 
@@ -280,7 +321,7 @@ class Ledger:
             return False
         if (self.folder / "ledger.safetensors").exists():
             return True
-        return any((self.folder / "parts").glob("*")) or any((self.folder / NOTES).glob("*"))
+        return any(any(folder.glob("*")) for folder in self._growing())
 
     def _compare_revisions(self, known: Sequence[Entry], asked: Sequence[Entry]) -> None:
         revisions = {entry.spec: entry.revision for entry in asked}
@@ -301,9 +342,7 @@ class Ledger:
         self.columns[threat] = {name: torch.cat([known[name], rows[name][new]]) for name in known if name in rows}
 
     def _read_part(self, file: Path) -> None:
-        rank, number = map(int, file.stem.rsplit("-", 2)[1:])
-        if rank == self.rank:
-            self._written = max(self._written, number + 1)
+        self._written = self._number_after(file, self._written)
         try:
             rows, metadata = load_tensors(file)
             self._merge(metadata["threat"], _in_order(rows, metadata))

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from vitruvius._checks import check_logits
 from vitruvius._dice import Dice
 from vitruvius.attacks._base import Attack, Ensemble, Threat, disturb
+from vitruvius.attacks._ensemble.fast_facts import FastFacts
 from vitruvius.attacks._ensemble.journal import Journal, OnEvent, StageEvent, StageWatch
-from vitruvius.attacks._ensemble.result import CLEAN, ROBUST, Outcome, StageResult
+from vitruvius.attacks._ensemble.result import CLEAN, ROBUST, Outcome, StageResult, stage_label
 from vitruvius.attacks._losses import MARGIN
 from vitruvius.attacks._models import CheckedModel, VerifiedView, logits_in_batches, unwrapped
 from vitruvius.attacks._norms import per_image
@@ -32,6 +33,7 @@ CLEAN_ERRORS = 0.05  # share of clean images a view may be wrong about before no
 SURPRISES = 0.01  # share of images the short search may break before the full one must follow
 
 Move = Callable[[Tensor], Tensor]  # rows → x' of these images
+Claims = Callable[[Tensor, Tensor], Tensor]  # x', labels → whether a search may have stopped for the view alone
 
 
 class Cascade:
@@ -67,6 +69,8 @@ class Cascade:
         self.plan = list(plan)
         self.on_event = on_event
         self.journal = journal
+        self.facts = FastFacts(None, ids)  # of a faster view
+        self._claims: Claims | None = None  # of the stage that runs
         begun = time.perf_counter()
         wrong = self._misclassified(x, y)
         self.broken_by = torch.where(wrong, CLEAN, ROBUST)
@@ -110,7 +114,18 @@ class Cascade:
         self._run(name, "exact", self._search(threat, model), self._robust_rows(), threat)
 
     def measure_view(self, view: nn.Module) -> None:
-        """Compare a faster view with the model on clean images: how wrong are its logits, and its labels?"""
+        """Compare a faster view with the model on clean images: how wrong are its logits, and its labels?
+
+        After a kill that is known, as are the worst points and the claims of stages that had run.
+        """
+        self.facts = FastFacts(self.journal, self.ids)
+        known = self.facts.known_view()
+        if known is not None:
+            self.view_error, self.view_trusted = known
+            rows, points = self.facts.known_points()
+            self.found[rows.to(self.x.device)] = points.to(self.x)
+            self.claimed[self.facts.known_claims().to(self.x.device)] = True
+            return
         rows = self._robust_rows()[: self.batch_size]
         if not len(rows):
             return
@@ -119,21 +134,19 @@ class Cascade:
         wrong = (seen.argmax(1) != self.y[rows]).float().mean()
         self.view_error = MARGIN_ERRORS * float((seen - logits).abs().amax(1).mean())
         self.view_trusted = float(wrong) <= CLEAN_ERRORS
+        self.facts.keep_view(self.view_error, trusted=self.view_trusted)
 
     def run_fast(self, name: str, threat: Threat, view: VerifiedView) -> None:
         """Search on a faster view of the model, and note the images it gave up too soon: where only it was fooled."""
-        search = self._search(threat, view)
-        enough = -self.view_error
-        if isinstance(threat, AutoPGD):  # goes on until the model is fooled
-            enough = torch.inf
 
-        def move(rows: Tensor) -> Tensor:
-            moved = search(rows)
+        def claims(moved: Tensor, y: Tensor) -> Tensor:
             logits = logits_in_batches(unwrapped(view), moved, self.batch_size)
-            self.claimed[rows] |= MARGIN(logits, self.y[rows]) > enough
-            return moved
+            return MARGIN(logits, y) > -self.view_error
 
-        self._run(name, "fast", move, self._robust_rows(), threat)
+        if not isinstance(threat, AutoPGD):  # which goes on until the model is fooled
+            self._claims = claims
+        self._run(name, "fast", self._search(threat, view), self._robust_rows(), threat)
+        self._claims = None
 
     def confirm(self, name: str, threat: Threat, model: nn.Module) -> None:
         """After a fast search: shortly, then in full where that search is not to be trusted."""
@@ -159,8 +172,9 @@ class Cascade:
         self._run(name, "polish", move, rows, attack)
         robust = self.broken_by[rows] == ROBUST
         claimed = self.claimed[rows]
-        surprises = int((~robust & ~claimed).sum())
-        if self.view_trusted and surprises <= SURPRISES * int((~claimed).sum()):
+        before = int((~self.facts.broken_before(f"{name} (polish)")).sum())
+        surprises = int((~robust & ~claimed).sum()) + before
+        if self.view_trusted and surprises <= SURPRISES * (int((~claimed).sum()) + before):
             return rows[robust & claimed]
         return rows[robust]
 
@@ -173,14 +187,15 @@ class Cascade:
     def _run(self, name: str, search: str, move: Move, rows: Tensor, threat: Threat) -> None:
         """Move images, all at once if the threat makes batches by itself, and see which ones are broken."""
         begun = time.perf_counter()
+        label = stage_label(name, search)
         if self.journal is not None and len(rows):
-            survived = self.journal.survivors(name, self.ids[rows].cpu())
+            survived = self.journal.survivors(label, self.ids[rows].cpu())
             rows = rows[~survived.to(rows.device)]
         robust = self.count_robust()
         self.tell(self.event(name, to_search=len(rows)))
         for part in rows.split(self._portion(threat)):
             if len(part):
-                watch = StageWatch(self, name, part)
+                watch = StageWatch(self, label, part)
                 with self._watched(threat, watch):
                     moved = move(part)
                 watch.close(moved)
@@ -205,8 +220,21 @@ class Cascade:
         keep = broken | self.is_first_search
         self.found[rows] = torch.where(per_image(keep, moved), moved, self.found[rows])
         self.broken_by[rows[broken]] = len(self.stages)
+        if self._claims is not None:
+            self.claimed[rows] |= self._claims(moved, self.y[rows])
         if self.journal is not None:
+            self._keep_facts(stage, moved, rows, broken)
             self.journal.settle(stage, self.ids[rows].cpu(), moved, self.y[rows], broken)
+
+    def _keep_facts(self, stage: str, moved: Tensor, rows: Tensor, broken: Tensor) -> None:
+        """Before the decision is, so that a kill between the two loses nothing."""
+        ids = self.ids[rows].cpu()
+        if stage.endswith("(fast)"):
+            self.facts.keep_claims(ids[(self.claimed[rows] & ~broken).cpu()])
+            if self.is_first_search:
+                self.facts.keep_points(ids[~broken.cpu()], moved[~broken])
+        elif stage.endswith("(polish)"):
+            self.facts.keep_broken(stage, ids[broken.cpu()], self.claimed[rows[broken]])
 
     def _misclassified(self, x: Tensor, y: Tensor) -> Tensor:
         logits = logits_in_batches(self.model, x, self.batch_size)

@@ -6,7 +6,7 @@ and which have survived it, and it is asked what it knows before a stage begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -65,6 +65,17 @@ class Journal(Protocol):
 
         `stage` is its label, `attempt` the number of the last one made, `ids` (B,) name the images.
         """
+        ...
+
+    def keep(self, kind: str, ids: Tensor, columns: Mapping[str, Tensor]) -> None:
+        """Facts of a search on a faster view, beside what its stages decide: `columns` (B, …) about images `ids` (B,).
+
+        `kind` names them; `points` are images and large.
+        """
+        ...
+
+    def recall(self, kind: str) -> dict[str, Tensor]:
+        """What was kept under this name about images of the pool, `id` among the columns; nothing where nothing was."""
         ...
 
 

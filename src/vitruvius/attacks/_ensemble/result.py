@@ -24,9 +24,7 @@ class StageResult(NamedTuple):
     @property
     def label(self) -> str:
         """The stage's name, with its way to search unless that is exact."""
-        if self.search == "exact":
-            return self.name
-        return f"{self.name} ({self.search})"
+        return stage_label(self.name, self.search)
 
     @property
     def fallen(self) -> int:
@@ -74,6 +72,13 @@ class Outcome:
         """Deprecated: `robust`."""
         _deprecated("Outcome.standing", "robust")
         return self.robust
+
+
+def stage_label(name: str, search: str) -> str:
+    """A stage's name, with its way to search unless that is exact."""
+    if search == "exact":
+        return name
+    return f"{name} ({search})"
 
 
 def _numbered(label: str, known: list[str]) -> str:
