@@ -1,4 +1,5 @@
 import math
+import statistics
 
 import pytest
 import torch
@@ -53,6 +54,8 @@ def test_norms_are_those_of_a_plain_loop():
     }
     for name, value in expected.items():
         assert float(found[name][image, head]) == pytest.approx(value, rel=1e-12), name
+    quarters = statistics.quantiles([math.log10(p) for p in phi2], n=4, method="inclusive")
+    assert found["log10_phi2_quantiles"][image, head, 1:4].tolist() == pytest.approx(quarters, rel=1e-12)
 
 
 def test_released_errors_compare_means_and_exact_ones_tokens():

@@ -15,11 +15,13 @@ from matplotlib.figure import Figure
 
 import vitruvius
 from vitruvius.analysis import AnalysisCallback, Table, analyse
+from vitruvius.analysis.norms import QUANTILES
 from vitruvius.analysis.shipped import ShippedCurve
 from vitruvius.report import write_page
 from vitruvius.report.sections.analyses_curves import draw_curves, draw_training
 from vitruvius.report.sections.analyses_figures import Scale, alone, draw_bands, draw_heads, draw_histogram
 from vitruvius.report.sections.analyses_gallery import figures, save_figures
+from vitruvius.report.sections.analyses_norms import draw_norms
 
 ASKED = ("eigenvalues", "gammas", "value_vectors", "norms", "rollout", "effective_rank")
 
@@ -115,6 +117,17 @@ def test_figures_do_not_vanish_when_an_analysis_has_settings(table: Table) -> No
     names = {name for name, _ in figures(renamed)}
     assert {"gammas-variant-released-relative_by_column", "gammas-variant-released-absolute_by_column"} <= names
     assert "rollout-residual-0.4-map" in names
+
+
+def test_both_norms_are_drawn_together_with_the_spread_of_their_tokens(table: Table) -> None:
+    (axes,) = draw_norms(table).axes
+    labels = [line.get_label() for line in axes.lines]
+    assert labels == ["‖φ(q)‖²", "‖φ(q)‖², chance", "‖h‖²", "‖h‖², chance"]
+    curve = next(c for c in table.curves if c.statistic == "log10_h2_quantiles" and c.site == "blocks.1.attn")
+    assert axes.lines[2].get_ydata()[1] == pytest.approx(float(curve.mean[:, QUANTILES.index(0.5)].mean()), rel=1e-5)
+    assert len(axes.collections) == 4  # half of the tokens, and 90 % of them, of both
+    names = [name for name, _ in figures(some(table, "norms"))]
+    assert {"norms-joint", "norms-error", "norms-relative_to_h", "norms-relative_to_phi"} <= set(names)
 
 
 def test_bands_draw_the_mean_over_heads_their_range_and_the_nulls_that_tell(table: Table) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from vitruvius.attacks.pgd import PGD
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.studies import studies, study
 from vitruvius.studies._base import open_subject
+from vitruvius.studies.attack_convergence import attack_convergence
 
 MODEL = "vitruvius/vit_digits"
 FEW = {"images": 24, "batch_size": 16, "data.dataset": "digits"}
@@ -36,7 +38,9 @@ def test_effectiveness_has_a_row_for_every_length_and_seed(tmp_path: Path) -> No
 def test_effectiveness_agrees_with_a_plain_evaluation(tmp_path: Path) -> None:
     rows = table(study("attack-effectiveness", [MODEL], {**FEW, "steps": [2], "seeds": [3], "eps": 0.1}, tmp_path))
     model = vitruvius.create_model(MODEL)
-    x, y, ids = next(iter(eval_loader(DataConfig(batch_size=24), input_size=model.data_config).with_ids()))
+    x, y, ids = next(
+        iter(eval_loader(DataConfig(batch_size=24, val_num_samples=24), input_size=model.data_config).with_ids())
+    )
     moved = PGD(eps=0.1, steps=2, seed=3)(model, x, y, ids=ids)
     assert float(rows[0]["accuracy"]) == pytest.approx(float((model(moved).argmax(1) == y).float().mean()))
 
@@ -94,9 +98,11 @@ def test_one_number_of_steps_means_every_step_up_to_it(run: Path, tmp_path: Path
     assert [row["steps"] for row in rows] == ["0", "1", "2", "3"]
 
 
-def test_a_model_that_is_never_right_cannot_converge(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="classifies none of 1 images correctly"):
-        study("attack-convergence", [MODEL], {**FEW, "images": 1}, tmp_path)
+def test_a_model_that_is_never_right_cannot_converge() -> None:
+    subject = open_subject(MODEL, ["data.dataset=digits"], 3, 16)
+    wrong = (subject.model(subject.x).argmax(1) + 1) % 10
+    with pytest.raises(DataError, match="classifies none of 3 images correctly"):
+        next(attack_convergence(replace(subject, y=wrong), set()))
 
 
 def test_the_strength_of_any_attack_can_be_swept_autoattack_included(run: Path, tmp_path: Path) -> None:
@@ -158,7 +164,7 @@ def test_mistakes_are_named(
 
 
 def test_every_study_can_draw() -> None:
-    assert set(studies) == {"attack-convergence", "attack-effectiveness", "eps-sweep"}
+    assert set(studies) == {"attack-convergence", "attack-effectiveness", "eps-sweep", "kpca"}
     assert all(callable(studies[name].draw) for name in studies)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +19,13 @@ from vitruvius.models import ModelConfig
 from vitruvius.training import Config, TrainConfig, train
 
 
-def recipe(out: Path, *analyses: str) -> Config:
+def recipe(out: Path, *analyses: str, tracking: Sequence[str] = (), every: int = 1) -> Config:
     return Config(
         model=ModelConfig(name="vitruvius/vit_digits", kwargs={"depth": 1}),
         data=DataConfig(train_num_samples=96, batch_size=32),
         analyses=list(analyses),
-        train=TrainConfig(epochs=2, analyse_images=8, device="cpu"),
+        train=TrainConfig(epochs=2, analyse_images=8, analyse_every=every, device="cpu"),
+        tracking=list(tracking),
         out=str(out),
     )
 
@@ -48,6 +53,47 @@ def test_a_run_that_goes_on_has_every_epoch_once_in_its_curves(tmp_path: Path) -
         (folder / "analysis.jsonl").write_text(found)  # killed before or while the answer was written; an undone epoch
         train(recipe(tmp_path / "run", "entropy"), quiet=True)
         assert (folder / "analysis.jsonl").read_text() == whole
+
+
+class Remembering:
+    """A tracker that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[list[dict[str, Any]]] = []
+
+    def open(self, folder: Path, config: dict[str, Any]) -> None:
+        pass
+
+    def log(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.shown.append([dict(row) for row in rows])
+
+    def close(self) -> None:
+        pass
+
+
+def test_every_tracker_is_shown_the_analyses_of_every_epoch(tmp_path: Path) -> None:
+    remembering = Remembering()
+    config = recipe(tmp_path / "run", "norms:variant=released", tracking=["csv"])
+    folder = train(replace(config, tracking=["csv", remembering]), quiet=True)
+    key = "analysis/norms:variant=released/log10_ratio/validation"
+    values = [row["mean"] for row in read_rows(folder) if row["batch"] == "validation"]
+    ratios = values[:: len(values) // 2]
+    assert [row[key] for row in remembering.shown[-1]] == ratios
+    assert remembering.shown[1][0][key] == ratios[0]  # as soon as the epoch is over
+    with (folder / "metrics.csv").open() as file:
+        assert [float(row[key]) for row in csv.DictReader(file)] == ratios
+    again = Remembering()
+    train(replace(config, tracking=[again]), quiet=True)
+    assert [row[key] for row in again.shown[0]] == ratios  # a run that goes on brings them along
+    assert key not in (folder / "metrics.jsonl").read_text()
+
+
+def test_epochs_without_an_analysis_leave_trackers_a_gap(tmp_path: Path) -> None:
+    folder = train(recipe(tmp_path / "run", "entropy", tracking=["csv"], every=2), quiet=True)
+    with (folder / "metrics.csv").open() as file:
+        cells = [row["analysis/entropy/nats/train"] for row in csv.DictReader(file)]
+    assert cells[0] == ""
+    assert float(cells[1]) > 0
 
 
 def test_an_unknown_analysis_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from vitruvius.analysis._nulls import NULLS
 from vitruvius.analysis._registry import Analysis, ModelAnalysis, Question, analyses, question
 from vitruvius.analysis._run import analyse
 from vitruvius.analysis._table import Curve, Pictures, Row, Table
-from vitruvius.analysis.callback import AnalysisCallback, first_images, read_rows
+from vitruvius.analysis.callback import AnalysisCallback, first_images, read_rows, rows_with_analyses
 from vitruvius.analysis.explaining import explain_images
 from vitruvius.analysis.explanations import explain, explanations
 
@@ -29,6 +29,7 @@ __all__ = [
     "first_images",
     "question",
     "read_rows",
+    "rows_with_analyses",
 ]
 
 load_room(__name__, __path__)

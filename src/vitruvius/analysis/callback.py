@@ -111,6 +111,18 @@ def read_rows(folder: StrPath) -> list[Line]:
     return sorted(rows.values(), key=lambda line: float(line["epoch"]))
 
 
+def rows_with_analyses(rows: Sequence[Mapping[str, Any]], folder: StrPath) -> list[dict[str, Any]]:
+    """`rows` of metrics, one per epoch, with what analysis.jsonl in `folder` knows of their epochs, for trackers.
+
+    The key of a number is `analysis/NAME/statistic/batch`, its value the mean over sites, heads and images.
+    """
+    found: dict[int, dict[str, float]] = {}
+    for line in read_rows(folder):
+        name = f"analysis/{line['analysis']}/{line['statistic']}/{line['batch']}"
+        found.setdefault(line["epoch"], {})[name] = line["mean"]
+    return [{**row, **found.get(row["epoch"], {})} for row in rows]
+
+
 def _means(rows: Sequence[Row]) -> Line:
     sites: dict[str, list[float]] = {}
     for row in rows:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from vitruvius.analysis._attended import Attended
@@ -15,6 +16,7 @@ from vitruvius.analysis._kernel import log_phi2, output, precise
 from vitruvius.analysis._registry import Statistics, analyses
 from vitruvius.heads import Heads, Site
 
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of tokens, in the curves log10_phi2_quantiles and log10_h2_quantiles
 RELEASED_DIVISOR = 8.0  # √64, a literal in the published script whatever the head width
 
 
@@ -47,8 +49,16 @@ def norms(
         "h2": h2.mean(-1),
         "phi2_median": phi2.median(-1).values,
         "h2_median": h2.median(-1).values,
+        "log10_phi2_quantiles": _quantiles(phi2.log10()),
+        "log10_h2_quantiles": _quantiles(h2.log10()),
     }
     return found | (_errors_of_means(found) if variant == "released" else _mean_errors(phi2, h2))
+
+
+def _quantiles(values: Tensor) -> Tensor:
+    """(B, H, N) → (B, H, quantiles)."""
+    levels = torch.tensor(QUANTILES, dtype=values.dtype, device=values.device)
+    return values.quantile(levels, dim=-1).movedim(0, -1)
 
 
 def token_norms(heads: Heads, *, variant: Literal["exact", "released"] = "exact") -> tuple[Tensor, Tensor]:

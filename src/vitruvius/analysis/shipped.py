@@ -8,10 +8,22 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from vitruvius._errors import DataError
 from vitruvius._files import StrPath, read_text
+
+STATISTICS = {  # theirs → ours, of the analysis `reconstruction`
+    "error": "error",
+    "h": "h2",
+    "varphi": "phi2",
+    "rel_error_wrt_h": "relative_to_h",
+    "rel_error_wrt_varphi": "relative_to_phi",
+}
+BATCHES = {"train": "train", "test": "validation"}
+NAME = re.compile(rf"(?P<model>.+)_(?P<batch>{'|'.join(BATCHES)})_(?P<statistic>{'|'.join(STATISTICS)})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +33,14 @@ class ShippedCurve:
     name: str
     epochs: list[int]
     values: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShippedRun:
+    """The curves of one model of the study, by our names of (statistic, batch)."""
+
+    model: str
+    curves: dict[tuple[str, str], ShippedCurve]
 
 
 def read_shipped(path: StrPath) -> ShippedCurve:
@@ -40,6 +60,22 @@ def read_shipped(path: StrPath) -> ShippedCurve:
             epochs.append(epoch)
             values.append(value)
     return ShippedCurve(name=name, epochs=epochs, values=values)
+
+
+def read_shipped_folder(folder: str | Path) -> list[ShippedRun]:
+    """The curves in a `folder` like the study's wandb_data: deit_train_error.csv, vit_test_rel_error_wrt_h.csv, …"""
+    found: dict[str, dict[tuple[str, str], ShippedCurve]] = {}
+    for file in sorted(Path(folder).rglob("*.csv")):
+        named = NAME.fullmatch(file.stem)
+        if named is not None:
+            place = (STATISTICS[named["statistic"]], BATCHES[named["batch"]])
+            found.setdefault(named["model"], {})[place] = read_shipped(file)
+    if not found:
+        raise DataError(
+            f"{folder} holds no curves of the reproduction study; expected files such as deit_train_error.csv and "
+            "deit_test_rel_error_wrt_h.csv, as in its folder scripts/wandb_data."
+        )
+    return [ShippedRun(model=model, curves=curves) for model, curves in found.items()]
 
 
 def _value_column(rows: list[list[str]], path: StrPath) -> tuple[str, int]:

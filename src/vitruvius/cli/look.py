@@ -58,12 +58,12 @@ def run_analyse(options: argparse.Namespace) -> None:
 
 def study_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the study, its subjects and the images to `parser`, that of the verb."""
-    parser.add_argument("name", metavar="STUDY", help="attack-effectiveness, attack-convergence, eps-sweep")
+    parser.add_argument("name", metavar="STUDY", help="attack-effectiveness, attack-convergence, eps-sweep, kpca")
     parser.add_argument(
         "words", nargs="+", metavar="RUN|MODEL|key=value", help="subjects, and settings such as steps=20"
     )
     add_trust(parser)
-    add_images(parser, "study", default="512")
+    add_images(parser, "study", default="512; kpca: 100")
     parser.add_argument("--out", help="folder for table and figure (default: runs/STUDY)")
 
 

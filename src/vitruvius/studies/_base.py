@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -21,7 +22,7 @@ from vitruvius._processes import choose_device
 from vitruvius._registry import Registry
 from vitruvius._secrets import redact, redact_text
 from vitruvius._yaml import parse_value
-from vitruvius.data import eval_loader
+from vitruvius.data import DataConfig, eval_loader
 from vitruvius.evaluation import fingerprint, numbered
 from vitruvius.models import PixelModel, load_weights
 from vitruvius.report import save_figure, write_csv
@@ -29,6 +30,7 @@ from vitruvius.targets import open_target
 from vitruvius.training import kept_weights
 
 Row = dict[str, Any]
+IMAGES = 512  # of a subject, unless a study or the caller says otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Subject:
     ids: Tensor  # (n,)
     batch_size: int
     kept: Mapping[int, Path] = field(default_factory=dict)  # of a run: epochs, counted from 1 → their weights
+    folder: Path = Path()  # for files of its own, in the study's folder
 
     def model_at(self, epoch: int) -> PixelModel:
         """The model as it was after a kept `epoch`, counted from 1, on the same device."""
@@ -57,7 +60,8 @@ class Subject:
 class Study(Protocol):
     """A function of a subject that yields rows; `draw` makes the figure of all rows.
 
-    It may also have `finish(rows)`: the rows with columns that only all of them together can tell, for the table.
+    It may also have `finish(rows)`: the rows with columns that only all of them together can tell, for the table;
+    `further(rows, folder, settings)`: more figures by name; and `images`: how many images it studies by default.
 
     `subject` is a model with its images; `done` holds the keys of rows that an interrupted study has already, which are
     not computed again; `settings` are those of the study.
@@ -98,7 +102,7 @@ def study(
     targets: run folders, model names, or other kinds of target.
     settings: of the study; also `images` (how many, default 512), `batch_size` (default 128), and settings of the data
         as `data.key`; `plugins` names modules of runs to trust.
-    out: the folder for table.csv and the figure.
+    out: the folder for table.csv and the figures.
     on_row: called with every row as soon as it is known.
     """
     maker = studies.get(name)
@@ -121,7 +125,22 @@ def study(
         rows = finish(rows)
         _save_table(folder / "table.csv", rows)
         save_figure(maker.draw(rows), folder / "figure")
+        for stem, figure in _further(maker, rows, folder, settings):
+            save_figure(figure, folder / stem)
     return folder / "table.csv"
+
+
+def _further(maker: Any, rows: list[Row], folder: Path, settings: Mapping[str, Any]) -> Iterable[tuple[str, Figure]]:
+    """The figures that a study has beside its first one."""
+    if not hasattr(maker, "further"):
+        return ()
+    figures: Iterable[tuple[str, Figure]] = maker.further(rows, folder, settings)
+    return figures
+
+
+def folder_of(folder: Path, model: str) -> Path:
+    """Where files about a `model`, by its name, belong in the `folder` of a study."""
+    return folder / re.sub(r"[^\w.-]+", "-", model).strip("-")
 
 
 def _rows_in(folder: Path) -> bool:
@@ -141,7 +160,7 @@ def _ask_all(
     for subject in subjects:
         done = {row["key"] for row in rows if row["model"] == subject.name}
         _claim(folder, subject, resumed=bool(done))
-        for row in plan.run(subject, done):
+        for row in plan.run(replace(subject, folder=folder_of(folder, subject.name)), done):
             rows.append({"model": subject.name, **row})
             append_line(folder / "rows.jsonl", json.dumps(rows[-1]))
             if on_row is not None:
@@ -161,7 +180,7 @@ def _read_settings(name: str, settings: Mapping[str, Any]) -> _Plan:
     of_target = [key for key in settings if key == "plugins" or key.startswith("data.")]
     data = [f"{key}={settings[key]}" for key in of_target]
     own = {key: value for key, value in settings.items() if key not in of_target}
-    images = _whole_number("images", own.pop("images", 512))
+    images = _whole_number("images", own.pop("images", getattr(studies.get(name), "images", IMAGES)))
     batch_size = _whole_number("batch_size", own.pop("batch_size", 128))
     return _Plan(studies.bind({"use": name, **own}, where="study"), data, images, batch_size)
 
@@ -179,12 +198,12 @@ def _save_table(path: Path, rows: Sequence[Row]) -> None:
 
 
 def open_subject(target: str, data: Sequence[str], images: int, batch_size: int) -> Subject:
-    """The first `images` of the data set of a target, in memory."""
+    """A target with `images` of its validation images, a fixed random choice, in memory."""
     opened = open_target(target, data)
     model = opened.model
     device = choose_device(opened.config.device)
     model.to(device).eval()
-    loader = eval_loader(opened.config.data, input_size=model.data_config, device=device)
+    loader = eval_loader(_at_most(opened.config.data, images), input_size=model.data_config, device=device)
     batches = []
     seen = 0
     for batch in numbered(loader):
@@ -202,6 +221,13 @@ def open_subject(target: str, data: Sequence[str], images: int, batch_size: int)
         batch_size=batch_size,
         kept=kept_weights(opened.folder) if opened.is_run else {},
     )
+
+
+def _at_most(data: DataConfig, images: int) -> DataConfig:
+    """The settings of data, for at most so many validation images."""
+    if data.val_num_samples is not None and data.val_num_samples <= images:
+        return data
+    return replace(data, val_num_samples=images)
 
 
 def _claim(folder: Path, subject: Subject, *, resumed: bool) -> None:

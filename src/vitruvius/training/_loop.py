@@ -11,6 +11,7 @@ from torch import nn
 
 from vitruvius._config import bind
 from vitruvius._signals import GRACE, LONGEST, set_patience
+from vitruvius.analysis import rows_with_analyses
 from vitruvius.compression.files import load_maps, load_masks
 from vitruvius.compression.gradual import GradualMask
 from vitruvius.tracking import Trackers
@@ -45,6 +46,7 @@ class Loop:
     selection: Selection
     trackers: Trackers
     bar: Bar
+    analyses: Sequence[Callback] = ()  # asked before the trackers are told, which show their answers
     callbacks: Sequence[Callback] = ()
     tell: Callable[[str], None] = logger.info  # says a line about what is compiled or recorded
 
@@ -102,7 +104,9 @@ class Loop:
         self.bar.epoch(row)
         model = self.session.eval_model()  # every process must ask
         if self.session.process.first:
-            self.trackers.log(self.session.rows)
+            for analysis in self.analyses:
+                analysis.epoch_end(self.session.epoch - 1, model)
+            self.trackers.log(rows_with_analyses(self.session.rows, self.run.folder))
             for callback in self.callbacks:
                 callback.epoch_end(self.session.epoch - 1, model)
             self.run.push()

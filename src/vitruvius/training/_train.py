@@ -16,7 +16,7 @@ from vitruvius._registry import load_plugins
 from vitruvius._secrets import redact
 from vitruvius._signals import keeping
 from vitruvius._yaml import to_plain
-from vitruvius.analysis import AnalysisCallback, first_images
+from vitruvius.analysis import AnalysisCallback, first_images, rows_with_analyses
 from vitruvius.analysis.callback import FILE
 from vitruvius.tracking import Trackers
 from vitruvius.training._guards.alarm import Alarm
@@ -71,11 +71,14 @@ def train(
             resume(session, run)
             if session.updates:
                 tell(f"going on at epoch {session.epoch + 1}, after {session.updates:,} updates")
-            if process.first:
-                trackers.open(run.folder, redact(to_plain(session.config)), session.rows)
             bar = Bar.of(session, shown=shown, console=console)
-            watchers = [*callbacks, *Curves.of(session, run.folder)] if process.first else []
-            Loop(session, run, keeper, selection, trackers, bar, watchers, tell).run_epochs()
+            loop = Loop(session, run, keeper, selection, trackers, bar, tell=tell)
+            if process.first:
+                loop.analyses = Curves.of(session, run.folder)
+                loop.callbacks = callbacks
+                rows = rows_with_analyses(session.rows, run.folder)
+                trackers.open(run.folder, redact(to_plain(session.config)), rows)
+            loop.run_epochs()
         except BaseException as error:
             if process.first:
                 run.abandon()

@@ -21,9 +21,10 @@ from vitruvius.report.style import LIGHT, LINES, figure_style, heat, new_axes, s
 
 
 def draw_curves(table: Table, analysis: str, statistic: str, *, xlabel: str, legend: bool = False) -> Figure:
-    """A statistic along its axis in the first, middle and last layer, heads averaged; nulls of the middle dashed.
+    """A statistic along its axis in the first, middle and last layer: mean over heads ± deviation.
 
-    `table` holds the `analysis` and its `statistic`; `xlabel` names the axis; `legend` adds one (default: no).
+    The nulls of the middle are dashed. `table` holds the `analysis` and its `statistic`; `xlabel` names the axis;
+    `legend` adds one (default: no).
     """
     curves = [c for c in table.curves if c.analysis == analysis and c.statistic == statistic]
     observed = [curve for curve in curves if curve.null == ""]
@@ -33,7 +34,9 @@ def draw_curves(table: Table, analysis: str, statistic: str, *, xlabel: str, leg
     with figure_style():
         figure, axes = new_axes(5.0, 3.1)
         for place in reversed(chosen):
-            _draw_curve(axes, observed[place], scale, color=series(chosen.index(place)).colour, label=f"layer {place}")
+            colour = series(chosen.index(place)).colour
+            _draw_spread(axes, observed[place], scale, colour)
+            _draw_curve(axes, observed[place], scale, color=colour, label=f"layer {place}")
         middle = observed[chosen[len(chosen) // 2]]
         _draw_nulls(axes, _nulls_of(middle, curves, observed), scale, labelled=legend)
         axes.set_title(title)
@@ -146,6 +149,15 @@ def _shipped_values(shipped: Mapping[str, ShippedCurve] | None) -> list[float]:
 def _draw_curve(axes: Axes, curve: Curve, scale: Scale, **look: Any) -> None:
     mean = curve.mean.mean(0).tolist()
     axes.plot(range(1, len(mean) + 1), scale(mean), **look)
+
+
+def _draw_spread(axes: Axes, curve: Curve, scale: Scale, colour: str) -> None:
+    """Mean over heads ± their deviation, as far as an axis of powers of ten can show it."""
+    mean = curve.mean.mean(0)
+    spread = curve.mean.std(0, correction=0)
+    low = scale((mean - spread).tolist())
+    high = scale((mean + spread).tolist())
+    axes.fill_between(range(1, len(low) + 1), low, high, color=colour, alpha=0.12, linewidth=0)
 
 
 def _differs(curve: Curve, observed: Sequence[Curve]) -> bool:

@@ -43,7 +43,7 @@ class Scale:
         """Ticks that show the numbers. `axes` are those of the figure."""
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=self.powers))
         if self.powers:
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda power, _: _power_of_ten(power)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda power, _: power_of_ten(power)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +230,8 @@ def _label(one: Shown, shown: Sequence[Shown]) -> str:
     return "observed"
 
 
-def _power_of_ten(power: float) -> str:
+def power_of_ten(power: float) -> str:
+    """10⁻³, as a tick says the `power` −3."""
     return "10" + f"{power:.0f}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 

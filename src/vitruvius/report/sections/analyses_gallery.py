@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from vitruvius.analysis import Table
 from vitruvius.report.explanations import draw_pictures
 from vitruvius.report.sections.analyses_curves import draw_curves, draw_map
 from vitruvius.report.sections.analyses_figures import Shown, alone, draw_bands, draw_heads, draw_histogram
+from vitruvius.report.sections.analyses_norms import JOINT, draw_norms
 from vitruvius.report.style import save_figure
 
 MOST = 3  # statistics of an analysis that are drawn; the tables hold more, the files all
@@ -22,6 +24,7 @@ CURVES = {
     ("gammas", "alignment_by_column"): "column of V",
 }
 HISTOGRAMS = (("value_vectors", "matched_cosine"), ("value_vectors", "linear_cka_debiased"), ("norms", "log10_ratio"))
+BANDS = (("norms", "error"), ("norms", "relative_to_h"), ("norms", "relative_to_phi"))  # beyond the first ones
 HEAT_MAPS = (("value_vectors", "linear_cka"), ("value_vectors", "linear_cka_debiased"))
 
 
@@ -33,7 +36,7 @@ def save_figures(table: Table, folder: Path) -> list[Path]:
 def figures(table: Table) -> Iterator[tuple[str, Figure]]:
     """(name, figure) of a `table`, each to stand alone."""
     for analysis in table.names("analysis"):
-        name = analysis.replace(":", "-").replace("=", "-").replace(",", "-")
+        name = re.sub(r"[^\w.-]+", "-", analysis)
         for statistic in statistics_of(table, analysis)[:MOST]:
             if not of_model(table, analysis):
                 yield f"{name}-{statistic}", draw_bands(alone(table), analysis, statistic, legend=True)
@@ -42,10 +45,13 @@ def figures(table: Table) -> Iterator[tuple[str, Figure]]:
 
 
 def further(shown: Sequence[Shown], analysis: str, *, legend: bool) -> Iterator[tuple[str, Figure]]:
-    """Histograms for all runs together; curves and heat maps where there is one run.
+    """Further bands and histograms for all runs together; curves and heat maps where there is one run.
 
     `shown` are runs with their tables; `analysis` is drawn; `legend` adds one to each figure. Yields names and figures.
     """
+    for statistic in _statistics_in(BANDS, analysis):
+        if all(one.table.select(analysis=analysis, statistic=statistic) for one in shown):
+            yield statistic, draw_bands(shown, analysis, statistic, legend=legend)
     for statistic in _statistics_in(HISTOGRAMS, analysis):
         if all(one.table.select(analysis=analysis, statistic=statistic) for one in shown):
             yield f"histogram-{statistic}", draw_histogram(shown, analysis, statistic, legend=legend)
@@ -54,7 +60,7 @@ def further(shown: Sequence[Shown], analysis: str, *, legend: bool) -> Iterator[
 
 
 def _of_one_run(table: Table, analysis: str, *, legend: bool) -> Iterator[tuple[str, Figure]]:
-    """Curves, heat maps of heads, the map of rollout, and the pictures of an explanation."""
+    """Curves, the joint norms, heat maps of heads, the map of rollout, and the pictures of an explanation."""
     known = {curve.statistic for curve in table.curves if curve.analysis == analysis}
     for statistic in _statistics_in(CURVES, analysis):
         xlabel = CURVES[_plain(analysis), statistic]
@@ -63,6 +69,8 @@ def _of_one_run(table: Table, analysis: str, *, legend: bool) -> Iterator[tuple[
     for statistic in _statistics_in(HEAT_MAPS, analysis):
         if table.select(analysis=analysis, statistic=statistic):
             yield f"heads-{statistic}", draw_heads(table, analysis, statistic)
+    if set(JOINT) <= known:
+        yield "joint", draw_norms(table, analysis, legend=legend)
     if _plain(analysis) == "rollout" and "map" in known:
         yield "map", draw_map(table, analysis)
     if analysis in table.pictures:
