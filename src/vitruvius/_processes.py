@@ -163,7 +163,8 @@ def choose_device(wanted: str = "auto", local_rank: int = 0) -> torch.device:
 def _numbered(device: torch.device, local_rank: int) -> torch.device:
     """An accelerator without a number is one of several by the rank."""
     number = 1
-    if device.type != "cpu" and device.index is None:
+    index: Any = device.index  # None where no number was given, which torch's types do not say
+    if device.type != "cpu" and index is None:
         number = torch.get_device_module(device).device_count()
     if number == 1:
         return device
