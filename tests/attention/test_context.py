@@ -8,6 +8,7 @@ from attending import make_heads, make_site
 from timm.layers import Attention
 from timm.models.vision_transformer import Block
 from torch import nn
+from torch.autograd import gradcheck
 
 from families import FAMILIES, vit
 from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
@@ -245,3 +246,64 @@ def test_analyses_of_merged_tokens_measure_what_can_be_measured_and_say_the_rest
     table = analyse(model, [torch.rand(3, 3, 8, 8)], "entropy", "distance", "rollout", nulls=False)
     assert {row.analysis for row in table.rows} >= {"entropy"}
     assert any("distance" in remark for remark in table.remarks)
+
+
+def told(name, dtype=torch.float64):
+    """A core, its Heads, and what it is told besides them."""
+    parts = {"value_residual": part("value_residual", learned=True)}
+    core = build_core([parts.get(name, name)], make_site()).double()
+    generator = torch.Generator().manual_seed(2)
+    for parameter in core.parameters():
+        nn.init.uniform_(parameter, 0.2, 0.8, generator=generator)
+    x = torch.randn(2, 7, 12, generator=generator, dtype=torch.float64).to(dtype)
+    before = {"tome": torch.randint(1, 4, (2, 7), generator=generator).to(dtype)}
+    handed = {name: before.get(name, make_heads(seed=8, dtype=dtype).v)}
+    return core.to(dtype), make_heads(dtype=dtype), x, handed
+
+
+@pytest.mark.parametrize("name", ["gated", *TALKING])
+def test_gradients_with_context_are_those_of_the_formula(name):
+    core, heads, x, handed = told(name)
+    names = [key for key, _ in core.named_parameters()]
+
+    def run(q, k, v, x, before, *parameters):
+        own = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(core, own, (heads._replace(q=q, k=k, v=v), x, {name: before}))
+
+    leaves = [y.detach().clone().requires_grad_() for y in (*heads[:3], x, handed[name], *core.parameters())]
+    if name == "elliptical":  # whose M is a constant, as in the authors' code
+        for constant in (leaves[2], leaves[4]):
+            constant.requires_grad_(False)
+    assert gradcheck(run, leaves, atol=1e-5, rtol=1e-3)
+
+
+def test_the_gradient_of_merging_is_that_of_the_formula():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(2, 11, 5, generator=generator, dtype=torch.float64).requires_grad_()
+    sizes = torch.randint(1, 4, (2, 11), generator=generator).double()
+    keys = torch.randn(2, 11, 4, generator=generator, dtype=torch.float64)
+    assert gradcheck(lambda tokens: merge(tokens, sizes, keys, 3, 1)[0], [tokens])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["gated", *TALKING])
+def test_context_in_half_precision_stays_near_float64(name, dtype):
+    (core, *given), (half, *given_half) = told(name), told(name, dtype)
+    out = half(*given_half)
+    assert out.dtype == dtype
+    tolerance = {torch.float16: 3e-2, torch.bfloat16: 2e-1}[dtype]
+    assert (out.double() - core(*given)).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("name", ["gated", *TALKING])
+def test_models_whose_layers_talk_run_in_bfloat16_and_under_autocast(name):
+    model, x = tiny()
+    rewire(model, TALKING.get(name, name))
+    with torch.no_grad():
+        expected = model(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = model(x)
+        half = model.bfloat16()(x.bfloat16())
+    for found in (mixed, half):
+        assert found.isfinite().all()
+        assert (found.float() - expected).norm() < 0.5 * expected.norm()
