@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 from attending import make_site, registered
 
-from vitruvius.attention import build_core, part
+from vitruvius.attention import attentions, build_core, part
 
 PAGE = (Path(__file__).parents[2] / "docs" / "attention.md").read_text()
 
@@ -23,6 +23,10 @@ def test_the_table_has_a_row_for_every_part_of_the_page_and_no_empty_cell():
     assert {row[0].split(",")[0] for row in rows} == described
     assert described == registered() - {"sparse_softmax"}  # what `export` makes of a mask, not a variant
     assert all(len(row) == len(head) and all(row) for row in rows)
+
+
+def test_every_part_says_what_its_map_is():
+    assert [name for name in registered() if not attentions[name].shows] == []
 
 
 def test_where_a_variant_is_accepted_it_trains_and_compiles():

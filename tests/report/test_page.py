@@ -177,3 +177,13 @@ def test_a_folder_is_no_page(run: Path) -> None:
 
 def test_the_parser_of_these_tests_sees_errors() -> None:
     assert Page("<p><b></p>").errors == ["</p> closes nothing at (1, 6)", "<p> is never closed", "<b> is never closed"]
+
+
+def test_the_page_says_what_the_maps_of_each_part_are(tmp_path: Path) -> None:
+    parts = [{"use": "scaled", "form": "alpha"}, {"use": "rpc", "iterations": 2}]
+    run = write_run(tmp_path / "run", epochs=1, patch=2, images=1, parts=parts)
+    page = read_page(write_page([run], tmp_path / "report.html"))
+    for name in ("maps", "viewer"):
+        assert "of scaled A (I − S); weights may be negative; of rpc the softmax of its last" in page.text[name]
+    plain = write_run(tmp_path / "plain", epochs=1, patch=2, images=1)
+    assert "last iteration" not in read_page(write_page([plain], tmp_path / "plain.html")).text["viewer"]

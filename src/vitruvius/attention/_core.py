@@ -45,6 +45,7 @@ class Stage(nn.Module):
     on to the next layer (`hand_on`); a stage that `reduces` changes the number of tokens between attention and MLP.
     `twins` names chains that can stand in for this part when a model is attacked through something whose gradient hides
     nothing (`vitruvius.evaluation.examination`): neutral settings, a smooth or exact form; () leaves the part out.
+    `shows` says in words what the map of a core with this part is, for pages that show one.
 
     Every stage is made for a `site`, its first argument, whose sizes it may read and which it may refuse.
     """
@@ -53,6 +54,7 @@ class Stage(nn.Module):
     discards: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
     twins: Twins = MappingProxyType({})
+    shows: str = ""
     brings_values: bool = False
     reduces: bool = False
 
@@ -87,7 +89,7 @@ class Kernel(nn.Module):
     """A module `Heads → Tensor` of shape (B, H, N, E). `discards`, `needs` ("x" only) and `twins` as in `Stage`.
 
     A kernel that ends in one softmax says which by `last_softmax`; another one defines `map`. A kernel that does
-    neither has no map, and whoever asks for one is told so.
+    neither has no map, and whoever asks for one is told so; `shows` says in words what it is.
 
     Every kernel is made for a `site`, its first argument, whose sizes it may read and which it may refuse.
     """
@@ -96,6 +98,7 @@ class Kernel(nn.Module):
     discards: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
     twins: Twins = MappingProxyType({})
+    shows: str = ""
 
     def forward(self, heads: Heads) -> Tensor:
         """The output (B, H, N, E) for `heads`; a kernel that `needs` "x" also takes `context`."""

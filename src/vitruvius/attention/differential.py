@@ -34,6 +34,7 @@ class Differential(Kernel):
     `seed` draws the four vectors of λ, of deviation 0.1, together with the site's name.
     """
 
+    shows = "A₁ − λA₂ of its two softmaxes, before the norm; weights may be negative"
     lambda_q1: Tensor
     lambda_k1: Tensor
     lambda_q2: Tensor

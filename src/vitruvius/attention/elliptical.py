@@ -20,6 +20,7 @@ from vitruvius.heads import Context, Heads, Site
 class Elliptical(Stage):
     """Stretch q along directions in which values change from layer to layer (Nielsen et al. 2024, arXiv:2406.13770)."""
 
+    shows = "the softmax of q, stretched by how values moved since the layer before, with k"
     needs = frozenset({"before"})
     twins = LEFT_OUT  # no gradient flows through M
 

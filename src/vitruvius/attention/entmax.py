@@ -19,6 +19,7 @@ from vitruvius.heads import Heads, Site
 class Entmax(DenseKernel):
     """Entmax with α = 1.5 in place of softmax: weights of exactly 0 (Peters et al. 2019, arXiv:1905.05702)."""
 
+    shows = "its entmax weights; keys that are not chosen are 0"
     twins = PLAIN  # through weights of 0 no gradient flows
 
     def __init__(self, site: Site) -> None:

@@ -27,6 +27,7 @@ class Gated(Kernel):
     deviation 0.02, together with the site's name.
     """
 
+    shows = "its softmax, before the gate"
     needs = frozenset({"x"})
 
     def __init__(self, site: Site, *, start: float = 0.0, seed: int = 0) -> None:

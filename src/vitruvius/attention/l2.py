@@ -25,6 +25,8 @@ class L2(Stage):
     distance: 1 is the paper's; 0.5 with tied=False is softmax up to the keys' lengths.
     """
 
+    shows = "the softmax of negative squared distances"
+
     def __init__(self, site: Site, *, tied: bool = True, strength: float = 1.0) -> None:
         super().__init__()
         if not strength > 0 or not math.isfinite(strength):

@@ -29,6 +29,7 @@ class Linear(Kernel):
     `seed` and the site's name; the more, the nearer to softmax. It has no pairs, so it refuses a bias and dropout.
     """
 
+    shows = "φ(q) φ(k)ᵀ, each row divided by its sum; written out for looking at only"
     directions: Tensor  # (R, D)
 
     def __init__(

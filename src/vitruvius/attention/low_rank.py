@@ -32,6 +32,8 @@ class LowRank(Stage):
     site's name.
     """
 
+    shows = "the softmax of q and k as the bottleneck leaves them"
+
     def __init__(
         self,
         site: Site,

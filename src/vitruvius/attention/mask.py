@@ -26,6 +26,7 @@ class Mask(Stage):
     checkpoint.
     """
 
+    shows = "the softmax of the pairs that are kept; removed ones are 0"
     keep: Tensor
 
     def __init__(self, site: Site, *, file: StrPath | None = None, keep: Tensor | Literal["all"] | None = None) -> None:

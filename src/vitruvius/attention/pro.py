@@ -32,6 +32,7 @@ class Pro(DenseKernel):
     from vanishing. `iterations` is the number of re-weightings; 0 is softmax.
     """
 
+    shows = "the weights of its last iteration"
     twins = PLAIN  # weights held at epsilon have no gradient
 
     def __init__(

@@ -39,6 +39,8 @@ class RPC(Kernel):
     `iterations` is the number of steps of the pursuit; 1 with an infinite `sparsity` is symmetric softmax.
     """
 
+    shows = "the softmax of its last iteration, over the cleaned keys; q has no say unless asymmetric"
+
     def __init__(
         self,
         site: Site,

@@ -25,6 +25,7 @@ class Scaled(Stage):
     number, shared by the heads, times softmax(k kᵀ · scale + bias); any number of tokens.
     """
 
+    shows = "A (I − S); weights may be negative"
     writes = frozenset({"v"})
     matrix: Tensor  # (H, M, M)
     alpha: Tensor  # (1)

@@ -24,6 +24,7 @@ class Sigmoid(DenseKernel):
     `offset` is added to every score; by default −log(number of keys), so that small scores begin with weights 1/M.
     """
 
+    shows = "its weights, which do not sum to one"
     twins = PLAIN  # a sigmoid saturates
 
     def __init__(self, site: Site, *, offset: float | None = None) -> None:

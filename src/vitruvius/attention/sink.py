@@ -28,6 +28,7 @@ class Sink(Kernel):
     `start` is the logit at the beginning: 0 is softmax-one, −∞ would be softmax. learned=False keeps it.
     """
 
+    shows = "its weights without the sink; rows sum to less than one"
     logit: Tensor  # (H)
 
     def __init__(self, site: Site, *, start: float = 0.0, learned: bool = True) -> None:

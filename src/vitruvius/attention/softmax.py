@@ -21,6 +21,8 @@ WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 class Softmax(Kernel):
     """Plain scaled dot-product attention, what timm's models do (Vaswani et al. 2017, arXiv:1706.03762)."""
 
+    shows = "softmax(q kᵀ)"
+
     def __init__(self, site: Site) -> None:
         super().__init__()
 

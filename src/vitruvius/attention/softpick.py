@@ -21,6 +21,7 @@ TINY = 1e-8  # where every score is exactly 0, as in the published code
 class Softpick(DenseKernel):
     """Rectified softmax: scores below 0 get nothing, a query may look nowhere (Zuhri et al. 2025, arXiv:2504.20966)."""
 
+    shows = "its weights; rows sum to at most one"
     twins = PLAIN  # through scores below 0 no gradient flows
 
     def __init__(self, site: Site) -> None:

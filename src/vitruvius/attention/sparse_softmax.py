@@ -40,6 +40,7 @@ class SparseSoftmax(Kernel):
     `file` and `keep` give the pattern as for `mask`; `block` is the number of queries that are computed together.
     """
 
+    shows = "the softmax of the pairs that are kept; removed ones are 0"
     keep: Tensor
     wide: Tensor
     inverse: Tensor

@@ -18,6 +18,8 @@ from vitruvius.heads import Heads, Site
 class Standardised(Stage):
     """Z-scored q and k, so that q·q = D − 1 for every token (Teo & Nguyen 2024, arXiv:2406.13762)."""
 
+    shows = "the softmax of standardised q and k"
+
     def __init__(self, site: Site) -> None:
         super().__init__()
         site.require("standardised", "tokens", "windows", "class", "downsampled")

@@ -17,6 +17,7 @@ from vitruvius.heads import Heads, HeadWeights, Site
 class Symmetric(Stage):
     """Keys take the place of the queries: symmetric before the softmax (Teo & Nguyen 2024, arXiv:2406.13762)."""
 
+    shows = "softmax(k kᵀ)"
     discards = frozenset({"q"})
 
     def __init__(self, site: Site) -> None:

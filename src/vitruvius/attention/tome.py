@@ -26,6 +26,7 @@ class ToMe(Stage):
     the sizes of tokens out of attention. Prefix tokens (class, distillation, registers) are never merged.
     """
 
+    shows = "the softmax over the tokens that are left, sizes included"
     needs = frozenset({"before"})
     reduces = True
     twins = LEFT_OUT  # which tokens are merged has no gradient

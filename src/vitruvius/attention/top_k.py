@@ -24,6 +24,7 @@ class TopK(Stage):
     are kept is decided anew for every image; through what is hidden no gradient flows.
     """
 
+    shows = "the softmax of the largest scores; other keys are 0"
     twins = LEFT_OUT  # through hidden keys no gradient flows
 
     def __init__(self, site: Site, *, share: float = 0.5) -> None:

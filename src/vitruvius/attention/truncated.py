@@ -30,6 +30,7 @@ class Truncated(Stage):
     `rank` is 1 to the full one: the head width or the number of keys if that is less, or the number of heads.
     """
 
+    shows = "the softmax of q and k of lower rank"
     twins = LEFT_OUT  # through the principal directions no gradient flows
 
     def __init__(

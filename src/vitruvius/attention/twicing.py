@@ -23,6 +23,7 @@ class Twicing(Kernel):
     `strength` multiplies the second pass: 1 is the paper's, 0 is softmax.
     """
 
+    shows = "2A − A²; weights may be negative"
     twins = PLAIN  # one pass of attention
 
     def __init__(self, site: Site, *, strength: float = 1.0) -> None:

@@ -22,6 +22,7 @@ class ValueResidual(Stage):
     each layer learns, beginning there.
     """
 
+    shows = "the softmax, over the mixed values"
     needs = frozenset({"before"})
     brings_values = True
     share: Tensor  # (1)

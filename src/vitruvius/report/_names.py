@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from vitruvius.attention import attentions
 from vitruvius.report._blocks import Key
 from vitruvius.report._numbers import pixels
 from vitruvius.report._runs import Run, Threat
@@ -27,12 +28,40 @@ def describe_attention(run: Run) -> str:
 
 def attention_rules(run: Run) -> list[tuple[str, str]]:
     """(where, chain of parts) of every rule of the recipe."""
+    found = []
+    for rule in _rules(run):
+        chain = " → ".join(_part(part) for part in rule.get("parts") or [])
+        found.append((str(rule.get("where", "*")), chain or "softmax"))
+    return found
+
+
+def say_maps(runs: Sequence[Run]) -> str:
+    """A sentence for a page that shows maps: what the map of each part of the `runs` is; softmax's says itself."""
+    said = {}
+    for run in runs:
+        for rule in _rules(run):
+            for item in rule.get("parts") or []:
+                name = _part_name(item)
+                if name in attentions and name != "softmax":
+                    said[name] = getattr(attentions[name], "shows", "")
+    told = [f"of {name} {words}" for name, words in said.items() if words]
+    if not told:
+        return ""
+    return f"Maps are the weights that the model really gives to its values: {'; '.join(told)}."
+
+
+def _rules(run: Run) -> list[dict[str, Any]]:
     rules = run.config.get("attention")
-    return [
-        (str(rule.get("where", "*")), " → ".join(_part(part) for part in rule.get("parts") or []) or "softmax")
-        for rule in (rules if isinstance(rules, list) else [])
-        if isinstance(rule, dict)
-    ]
+    if not isinstance(rules, list):
+        return []
+    return [rule for rule in rules if isinstance(rule, dict)]
+
+
+def _part_name(item: Any) -> str:
+    """The registered name of one item of a rule: `rpc:iterations=2` or {use: rpc}."""
+    if isinstance(item, dict):
+        return str(item.get("use", ""))
+    return str(item).partition(":")[0]
 
 
 def _part(part: Any) -> str:

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from vitruvius.report._blocks import Block, Note
 from vitruvius.report._markup import Rows, csv_link, grey_png
+from vitruvius.report._names import say_maps
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
 from vitruvius.report.style import figure_style, heat
@@ -53,6 +54,7 @@ def maps(runs: Sequence[Run]) -> Sequence[Block]:
         "Colour is the square root of the average attention, each picture up to its own maximum, "
         "or to four times even attention where it stays below that: even maps look even, not full."
     )
+    text = " ".join(filter(None, [text, say_maps(shown)]))
     return [Note(text=text), *(block for run in shown for block in _grid(run))]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from vitruvius.report._blocks import Block, Note
 from vitruvius.report._examples import Examples, SiteMaps
 from vitruvius.report._markup import colour_png
+from vitruvius.report._names import say_maps
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
 
@@ -56,6 +57,9 @@ def viewer(runs: Sequence[Run]) -> Sequence[Block]:
         entries.append(_entry(run, fitted, images, pictures))
         if note:
             notes.append(Note(text=f"{run.name}: {note}"))
+    words = say_maps([run for run, _ in shown])
+    if words:
+        notes.insert(0, Note(text=words))
     return [Viewer(images=list(images), pictures=list(pictures.values()), runs=entries), *notes]
 
 
