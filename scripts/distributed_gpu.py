@@ -41,7 +41,9 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
 EPOCHS = 4
-VIT = (  # with everything that has a memory
+VIT = (  # with everything that has a memory; AdamW would blow rounding up where a gradient is 0, as at biases of keys
+    "train.opt=sgd",
+    "train.lr=0.01",
     f"train.epochs={EPOCHS}",
     "train.warmup_epochs=1",
     "train.model_ema=true",
