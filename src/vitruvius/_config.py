@@ -53,7 +53,7 @@ def split_use(spec: str | Mapping[str, Any], *, where: str) -> tuple[str, Data]:
 
 
 def parse_spec(text: str, *, where: str = "") -> tuple[str, Data]:
-    """`pgd:eps=4/255,steps=10` → ("pgd", {"eps": 0.0157, "steps": 10}); commas inside [] stay together.
+    """`pgd:eps=4/255,steps=10` → ("pgd", {"eps": 0.0157, "steps": 10}); commas inside [] and {} stay together.
 
     `where` begins an error's sentence.
     """
@@ -62,7 +62,7 @@ def parse_spec(text: str, *, where: str = "") -> tuple[str, Data]:
     if not name.strip():
         raise ConfigError(f"{prefix}{text!r} does not begin with a name; expected e.g. pgd:eps=4/255,steps=10.")
     settings: Data = {}
-    for item in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", rest):
+    for item in re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,\[{])+", rest):
         key, equals, value = item.partition("=")
         key = key.strip()
         if not equals or not key:

@@ -28,6 +28,12 @@ def registered(room: str, registry: str) -> list[Row]:
     return rows
 
 
+def attacks() -> list[Row]:
+    """Attacks that need a model and nothing else, and those of evaluation, which look inside it or at a second one."""
+    import_module("vitruvius.evaluation")
+    return registered("attacks", "attacks")
+
+
 def models() -> list[Row]:
     """The models under vitruvius/; their settings are timm's."""
     return [(name, "", doc) for name, _, doc in registered("models", "models")]
@@ -41,7 +47,7 @@ def told_by(room: str, function: str) -> list[Row]:
 
 KINDS: dict[str, Callable[[], list[Row]]] = {
     "analyses": partial(registered, "analysis", "analyses"),
-    "attacks": partial(registered, "attacks", "attacks"),
+    "attacks": attacks,
     "attentions": partial(registered, "attention", "attentions"),
     "bases": partial(registered, "init", "bases"),
     "checkpoints": partial(told_by, "converters.published", "describe_published"),
@@ -74,13 +80,17 @@ def listing(kind: str | None = None, section: str | None = None) -> str:
         return _keys(section)
     if section is not None:
         raise ConfigError(f"{section!r} after {kind!r}: only `vitruvius list keys` takes a section.")
-    if kind is not None and kind not in KINDS:
+    return "\n\n".join(_section(name.upper(), KINDS[name]()) for name in _chosen_kinds(kind))
+
+
+def _chosen_kinds(kind: str | None) -> list[str]:
+    """One kind, or all."""
+    if not kind:
+        return list(KINDS)
+    if kind not in KINDS:
         known = [*KINDS, "keys"]
         raise UnknownName(f"nothing called {kind!r} to list{suggest(kind, known)} Kinds: {', '.join(known)}.")
-    chosen = list(KINDS)
-    if kind:
-        chosen = [kind]
-    return "\n\n".join(_section(name.upper(), KINDS[name]()) for name in chosen)
+    return [kind]
 
 
 def plural_of(kind: str) -> str:

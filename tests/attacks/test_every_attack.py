@@ -52,8 +52,11 @@ def make(name: str, eps: float, norm: str | None = None, **more: Any) -> Attack:
     return made
 
 
+ELSEWHERE = {"patch_fool", "transfer"}  # of evaluation, which look inside a model or at a second one
+
+
 def test_every_registered_attack_is_tried_here() -> None:
-    assert sorted(SMALL) == list(attacks)
+    assert sorted(SMALL) == [name for name in attacks if name not in ELSEWHERE]
 
 
 @pytest.mark.parametrize(("name", "norm"), PAIRS)

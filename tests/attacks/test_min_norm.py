@@ -35,6 +35,15 @@ def test_carlini_finds_the_exact_distance_to_a_linear_boundary() -> None:
     torch.testing.assert_close(L2.length(moved - x), exact.detach(), rtol=0.03, atol=1e-3)
 
 
+def test_carlini_moves_pixels_that_are_black_or_white() -> None:
+    """Their place in tanh space is beyond the image by rounding, where they once had no gradient and stayed."""
+    net, x, y = digits_cnn()
+    x, y = x[:4], y[:4]
+    moved = Carlini(steps=60, search_steps=4, lr=0.1)(net, x, y)
+    black = x == 0
+    assert float((moved[black] > 0.02).double().mean()) > 0.05
+
+
 def test_carlini_with_confidence_wins_by_that_many_logits() -> None:
     net, x, y, _ = linear_problem()
     moved = Carlini(steps=100, search_steps=5, confidence=0.5, lr=0.05)(net, x, y)

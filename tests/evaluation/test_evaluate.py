@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from vitruvius._errors import ConfigError, UnknownName
 from vitruvius._format import format_number
 from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.ddn import DDN
+from vitruvius.attacks.fab import FAB
 from vitruvius.attacks.fgsm import FGSM
+from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation import describe, evaluate, wilson
 from vitruvius.evaluation._text import shorten_labels
@@ -144,6 +147,13 @@ def test_threats_are_found_by_name_and_by_description() -> None:
 )
 def test_a_description_shows_what_differs_from_the_defaults(threat: Any, text: str) -> None:
     assert describe(threat) == text
+
+
+def test_a_description_names_settings_and_nothing_else() -> None:
+    for threat in (DDN(eps=1.0), HopSkipJump(eps=0.5, steps=3), FAB(eps=0.1)):
+        assert "norms" not in describe(threat)
+        assert "finds_nearest" not in describe(threat)
+    assert describe(HopSkipJump(eps=0.5, steps=3)) == "hopskipjump(eps=0.5, steps=3)"
 
 
 def test_descriptions_never_hide_a_difference() -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvius.attacks import Attack
+from vitruvius.attacks import NORMS, Attack
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.pgd import PGD
@@ -21,6 +21,7 @@ from vitruvius.data import DataConfig, eval_loader
 from vitruvius.evaluation import Ledger, Report, evaluate
 from vitruvius.evaluation.masking import DRAWS, MaskingChecks, calls_autograd, look, stage_findings
 from vitruvius.evaluation.robustbench import benchmark
+from vitruvius.models import create_model
 from vitruvius.report import write_page
 
 EPS = 0.09
@@ -73,6 +74,11 @@ def train(make: Callable[[], nn.Module], *, eps: float = 0.0, epochs: int = 20) 
 @pytest.fixture(scope="session")
 def honest() -> dict[str, nn.Module]:
     return {"mlp": train(mlp), "cnn": train(cnn), "cnn under attack": train(cnn, eps=0.1)}
+
+
+@pytest.fixture(scope="session")
+def honest_vit() -> nn.Module:
+    return train(vit, epochs=12)
 
 
 class Masked(nn.Module):
@@ -177,6 +183,22 @@ def test_an_honestly_trained_model_gets_no_finding(name: str, norm: str, honest:
     x, y = digits(128)
     for eps in (1 / 255, 8 / 255, 0.09, 0.3):
         assert look(honest[name], x, y, eps=eps, norm=AutoAttack(eps=eps, norm=norm).norm) == []  # type: ignore[arg-type]
+
+
+def vit() -> nn.Module:
+    return create_model("vitruvius/vit_digits", depth=2, embed_dim=48)
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.0314), ("linf", 0.09), ("linf", 0.3), ("l2", 0.9)])
+@pytest.mark.parametrize("name", ["cnn", "cnn under attack", "vit"])
+def test_a_shattered_input_is_told_from_an_honest_one_in_each_ball(
+    name: str, norm: str, eps: float, honest: dict[str, nn.Module], honest_vit: nn.Module
+) -> None:
+    x, y = digits(64)
+    net = {**honest, "vit": honest_vit}[name]
+    ball = {"eps": eps, "norm": NORMS[norm]}
+    assert "shattered gradients" not in [finding.name for finding in look(net, x, y, **ball)]  # type: ignore[arg-type]
+    assert "shattered gradients" in [finding.name for finding in look(Masked(sine(net)), x, y, **ball)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "cnn under attack"])

@@ -14,6 +14,8 @@ from vitruvius.attacks._models import (
     frozen,
     full_precision,
     loss_and_grad,
+    note_grad,
+    unwrapped,
 )
 from vitruvius.attacks._norms import L1, L2, LINF, NORMS, L1Norm, L2Norm, LinfNorm, Norm, as_norm
 
@@ -55,6 +57,8 @@ __all__ = [
     "hard_labels",
     "image_ids",
     "loss_and_grad",
+    "note_grad",
+    "unwrapped",
 ]
 
 load_room(__name__, __path__)

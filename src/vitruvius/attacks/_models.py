@@ -163,17 +163,15 @@ class CheckedModel(ModelWrapper):
 
         `moved` (B, C, H, W) is what the search returned.
         """
-        good = moved.isfinite().all()
-        if self.finite is not None:
-            good = good & self.finite
-        if self.nan_grad is not None:
-            good = good & ~self.nan_grad
-        if bool(good):
+        finite = self.finite
+        if finite is None:
+            finite = moved.isfinite().all()
+        nan = self.nan_grad
+        if nan is None:
+            nan = torch.zeros_like(finite)
+        if bool(moved.isfinite().all() & finite & ~nan):
             return
-        logits_alone = self.finite is not None and not bool(self.finite)
-        if self.nan_grad is not None and bool(self.nan_grad):
-            logits_alone = False
-        if logits_alone:
+        if bool(~finite & ~nan):
             raise DataError(
                 "the model returned logits that are not finite during the search, for images near its own; "
                 "check its weights and its precision."

@@ -7,7 +7,7 @@ x' = (tanh w + 1) / 2, and bisect c for each image. B images.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ class Carlini(Attack):
 
     norms = ("l2",)
     finds_nearest = True
+    revision: ClassVar[int] = 2  # in version 0.1 black and white pixels did not move: ledgers of that time differ
 
     eps: float = float("inf")
     norm: Norm = L2
@@ -97,8 +98,8 @@ class Carlini(Attack):
         """Point, squared distance, whether it fools the model, and the gradient of the objective in w."""
         with torch.enable_grad():
             w = w.detach().requires_grad_()
-            point = (w.tanh() / EDGE + 1) / 2
-            point = point.clamp(0, 1)
+            free = (w.tanh() / EDGE + 1) / 2  # beyond the image by rounding, where clamp would have no gradient
+            point = free + (free.clamp(0, 1) - free).detach()
             distance = (point - x).flatten(1).square().sum(1)
             margin = MARGIN(full_precision(model(point)), y)
             (grad,) = torch.autograd.grad((distance - constant * margin.clamp(max=self.confidence)).sum(), w)

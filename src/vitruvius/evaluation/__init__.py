@@ -7,18 +7,22 @@ from typing import Any
 from vitruvius.evaluation._evaluate import clean, evaluate, numbered
 from vitruvius.evaluation._subject import data_settings, fingerprint, settings_fingerprint
 from vitruvius.evaluation.ledger import Ledger, load_ledger
+from vitruvius.evaluation.patch_fool import PatchFool  # registers itself among the attacks, and so does the next
 from vitruvius.evaluation.result import Report, Score, wilson
 from vitruvius.evaluation.shift import evaluate_shift
 from vitruvius.evaluation.shift_report import PartScore, ShiftReport, corruption_report, load_shift_report
 from vitruvius.evaluation.threats import Threat, describe, make_threat, make_threats
+from vitruvius.evaluation.transfer import Transfer
 
 __all__ = [
     "Ledger",
     "PartScore",
+    "PatchFool",
     "Report",
     "Score",
     "ShiftReport",
     "Threat",
+    "Transfer",
     "clean",
     "corruption_report",
     "data_settings",

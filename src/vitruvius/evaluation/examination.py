@@ -58,9 +58,11 @@ def make_twins(model: nn.Module, input_size: tuple[int, ...] | None = None) -> d
     `input_size` is that of an image, (channels, rows, columns), for models that do not know it themselves (default:
     None).
     """
-    cores = _cores(model)
-    names = sorted({name for core in cores.values() for part in core.parts.values() for name in _twins_of(part)})
-    twins = {name: _twin(model, name, input_size) for name in names}
+    names: set[str] = set()
+    for core in _cores(model).values():
+        for part in core.parts.values():
+            names.update(_twins_of(part))
+    twins = {name: _twin(model, name, input_size) for name in sorted(names)}
     if any(p.is_floating_point() and p.dtype.itemsize < torch.float32.itemsize for p in model.parameters()):
         twins["float32"] = InFloat32(copy.deepcopy(model).float())
     return twins

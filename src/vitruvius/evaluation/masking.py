@@ -34,8 +34,9 @@ DRAWS = 10  # answers of a random model to each x'
 VANISHING = 0.01  # of the margin: a gradient that promises less for all pixels moved by 1 has vanished
 STEPS = (0.5, 0.125)  # parts of eps that the gradient's promise is tried at
 PROMISE = 0.3  # part of the gradient's promise that a step must keep
-# Share of images that may withstand a step that does not: 0.3 on an undefended ImageNet model, 0.9 on shattered ones.
-MISLED = 0.6
+# Share of images that may withstand a step that does not. Honest models: 0 on digits (MLP, CNN, ViT, hardened or not),
+# 0.02 to 0.3 on an ImageNet classifier; inputs shattered by a sine, where eps is longer than its wave: 0.55 to 1.
+MISLED = 0.45
 RANDOMNESS = "randomness"
 
 

@@ -146,15 +146,20 @@ def summarise(
     doubts = {entry.spec: _doubts(ledger, entry.spec, found or {}) for entry in judged}
     scores = [_score(ledger, name, entry, doubts[entry.spec]) for name, entry in name_entries(judged).items()]
     attacks = [score.spec for score in scores if score.n == number and score.severity is None]
+    worst = _worst_case(ledger, attacks, doubts)
+    remarks = [*_unfinished(scores, number), *_unreadable(broken), *_doubtful(doubts), *_drawn(ledger, judged)]
+    return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)
+
+
+def _worst_case(ledger: Ledger, attacks: Sequence[str], doubts: Mapping[str, Sequence[Finding]]) -> Score:
+    """Each image under the attack that breaks it."""
     robust = _robust(ledger, attacks)
-    worst = Score(
+    return Score(
         name="worst case",
         spec="worst case of all",
         **_proportion(int(robust.sum()), len(robust)),
         doubts=_names_of(doubts, attacks),
     )
-    remarks = [*_unfinished(scores, number), *_unreadable(broken), *_doubtful(doubts), *_drawn(ledger, judged)]
-    return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)
 
 
 def _unfinished(scores: Sequence[Score], number: int) -> list[str]:

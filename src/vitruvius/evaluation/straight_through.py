@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 FLAT = {"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside", "floor_divide"}
 CUT = {"detach", "data.__get__"}
-CHOSEN = {"gt", "ge", "lt", "le", "__gt__", "__ge__", "__lt__", "__le__", "greater", "less"}
-WHOLE = {"byte", "char", "short", "int", "long", "bool"}
+WHOLE = {"byte", "char", "short", "int", "long", "bool", "to", "type", "one_hot"}  # what makes whole numbers
+WHOLE |= {"gt", "ge", "lt", "le", "__gt__", "__ge__", "__lt__", "__le__", "greater", "less"}
 FLOATS = {"float", "double", "half", "bfloat16"}
 CASTS = {"to", "type", "type_as"}
 ARITHMETIC = {"div", "true_divide", "divide", "mul", "multiply", "add", "sub", "__truediv__", "__mul__", "__rmul__"}
@@ -99,8 +99,16 @@ def modules_without_gradient(model: nn.Module, x: Tensor) -> tuple[str, ...]:
     finally:
         for handle in handles:
             handle.remove()
-    flat = [name for name, (before, after) in seen.items() if _is_flat(before, after)]
-    return tuple(name for name in flat if not any(other.startswith(f"{name}.") for other in flat))
+    return _innermost([name for name, (before, after) in seen.items() if _is_flat(before, after)])
+
+
+def _innermost(names: list[str]) -> tuple[str, ...]:
+    """Without those that hold another one."""
+    inside = []
+    for name in names:
+        if not any(other.startswith(f"{name}.") for other in names):
+            inside.append(name)
+    return tuple(inside)
 
 
 class _PassThrough(torch.autograd.Function):
@@ -147,9 +155,6 @@ class _StraightThroughMode(TorchFunctionMode):
             args = tuple(self.as_float(value) for value in args)
         if not args or not isinstance(args[0], Tensor):
             return func(*args, **settings)
-        if name in CUT and args[0].requires_grad:
-            self.replaced += 1
-            return args[0]
         if _becomes_float(name, args, settings):
             args = (self.as_float(args[0]), *args[1:])
         value = self._call(func, args, settings)
@@ -180,6 +185,9 @@ class _StraightThroughMode(TorchFunctionMode):
     def _passed_on(self, name: str, first: Tensor, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
+        if name in CUT and first.requires_grad:
+            self.replaced += 1
+            return first
         if name in FLAT and first.requires_grad and value.shape == first.shape:
             return self.pass_through(first, value.detach())
         self._remember(name, first, value)
@@ -192,8 +200,7 @@ class _StraightThroughMode(TorchFunctionMode):
         made_of = self.sources.get(id(first), (first, first))[1]
         if not made_of.requires_grad:
             return
-        same_shape = value.shape == made_of.shape
-        if name == "argmax" or (same_shape and (name in CHOSEN or name in WHOLE or name in ("to", "one_hot", "type"))):
+        if name == "argmax" or (name in WHOLE and value.shape == made_of.shape):
             self.sources[id(value)] = (value, made_of)
 
 

@@ -118,12 +118,12 @@ def describe(threat: Threat) -> str:
     """
     if isinstance(threat, functools.partial):
         return f"{short_name(threat)}({', '.join(_bound_settings(threat))})"
-    fields: dict[str, dataclasses.Field[Any]] = getattr(threat, "__dataclass_fields__", {})
-    if not fields:
+    made: Any = threat
+    if not dataclasses.is_dataclass(made):
         return short_name(threat)
     shown = []
-    for field in fields.values():
-        value = getattr(threat, field.name)
+    for field in dataclasses.fields(made):
+        value = getattr(made, field.name)
         if field.init and value != _default_of(field):
             shown.append(f"{field.name}={format_number(value)}")
     return f"{short_name(threat)}({', '.join(shown)})"
