@@ -68,7 +68,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--r", type=int, nargs="+", default=[0, 4, 8, 12, 16, 20], help="tokens merged in each block")
     parser.add_argument("--plain", action="store_true", help="also with proportional=false")
     parser.add_argument("--batch", type=int, help="default: 256 on an accelerator, 16 on a CPU")
-    parser.add_argument("--rounds", type=int, default=7, help="of timing, whose median counts")
+    parser.add_argument("--rounds", type=int, default=5, help="of timing, whose median counts")
     parser.add_argument("--device", help="default: the accelerator, or the CPU without one")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     parser.add_argument("--pack", type=Path, help="write this file and stop")
@@ -246,7 +246,7 @@ def time_all(subject: Subject, rows: list[Row], pixels: Tensor, rounds: int) -> 
 
 @torch.no_grad()
 def _rates(subject: Subject, x: Tensor) -> tuple[float, float]:
-    calls = 1 if x.device.type == "cpu" else 10
+    calls = 1 if x.device.type == "cpu" else 5
     subject.model(x)
     eager = _rate(lambda: subject.model(x), len(x), calls)
     if x.device.type != "cuda":

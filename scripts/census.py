@@ -100,6 +100,7 @@ def page(found: list[Found]) -> str:
     rows = [
         f"| {family} | `{upstream}` | {doc} | {len(models)} | {models[0] if models else ''} |"
         for family, upstream, doc in sockets()
+        if upstream.startswith("timm.")
         for models in [[one.model for one in found if family in one.families]]
     ]
     missing = Counter(name for one in found for name in sorted(one.missing))
