@@ -1,6 +1,7 @@
 """Corruptions on the fly: 15 × 5 on small images with a DeiT-Tiny-sized model, against one process image by image.
 
     python -m benchmarks corruptions [--images 10000] [--loop 6]
+    python -m benchmarks corruptions --against-original 5          224 pixels on one core, by turns with the original
 
 Images are noise-free random scenes of 32 × 32 pixels; the model is DeiT-Tiny's (12 blocks, width 192, 3 heads) on
 patches of 4 with 32-pixel images. One run gives the same corruptions batched and one image at a time on one core, as
@@ -12,6 +13,7 @@ timed. On an accelerator the two may overlap, so that their shares come to more 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable
 
@@ -29,8 +31,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--loop", type=int, default=6, help="images of the loop on one core")
     parser.add_argument("--large", type=int, default=256, help="images of 224 pixels, corrupted only; 0: none")
+    parser.add_argument(
+        "--against-original",
+        type=int,
+        default=0,
+        metavar="ROUNDS",
+        help="only: 15 images of 224 pixels on one core, by turns with imagecorruptions-imaug",
+    )
     parser.add_argument("--without-model", action="store_true", help="corruptions alone")
     options = parser.parse_args()
+    if options.against_original:
+        against_original(options.against_original)
+        return
     device = choose_device()
     small = scenes(options.images, 32, device)
     model = timm.create_model("deit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=10).to(device).eval()
@@ -62,6 +74,37 @@ def compare_with_loops(x: Tensor, alone: float, loop: int) -> None:
         if seconds:
             rate, ratio = passes * len(few) / seconds, len(x) / alone * seconds / len(few)
             print(f"{name:28s}{rate:12,.0f} images/s; in batches {ratio:.1f}×")
+
+
+def against_original(rounds: int, count: int = 15) -> None:
+    """Processor seconds of each corruption at 224 pixels, tensors in and out, by turns with the original's code."""
+    from imagecorruptions import corrupt
+
+    torch.set_num_threads(1)
+    x = scenes(count, 224, torch.device("cpu"))
+    ids = torch.arange(count)
+
+    def original(name: str, severity: int) -> Tensor:
+        pixels = [(image * 255).round().byte().movedim(0, -1).numpy() for image in x]
+        moved = [torch.from_numpy(corrupt(image, severity=severity, corruption_name=name)) for image in pixels]
+        return torch.stack([image.movedim(-1, 0).float() / 255 for image in moved])
+
+    print(f"{'224 × 224, one core':28s}{'ours, ms':>10s}{'original, ms':>14s}{'original / ours':>17s}")
+    for name in BENCHMARK:
+        pairs = []
+        for severity in (1, 3, 5) * rounds:
+            made = corruptions[name](severity=severity)
+            ours = processor_seconds(lambda made=made: made.apply(x, ids=ids))
+            pairs.append((ours, processor_seconds(lambda n=name, s=severity: original(n, s))))
+        ours, theirs = (statistics.median(column) * 1e3 / count for column in zip(*pairs[3:] or pairs, strict=True))
+        ratio = statistics.median(b / a for a, b in pairs[3:] or pairs)
+        print(f"{name:28s}{ours:10.2f}{theirs:14.2f}{ratio:17.2f}", flush=True)
+
+
+def processor_seconds(work: Callable[[], object]) -> float:
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
 
 
 def share_of_time(x: Tensor, model: nn.Module, batch: int, alone: float) -> None:

@@ -19,7 +19,9 @@ from vitruvius.corruptions._filters import correlate, disk, gaussian
 from vitruvius.corruptions._resampling import sample
 from vitruvius.corruptions.elastic_transform import affine_places
 from vitruvius.corruptions.fog import plasma
+from vitruvius.corruptions.frost import cloud, feathers, ice, streaks
 from vitruvius.corruptions.glass_blur import wander
+from vitruvius.corruptions.jpeg_compression import by_arithmetic
 from vitruvius.corruptions.motion_blur import motion
 from vitruvius.corruptions.noise import poisson
 from vitruvius.corruptions.spatter import FAR, distances, equalised
@@ -141,7 +143,9 @@ def test_jpeg_is_libjpegs(severity: int, channels: int, shape: tuple[int, int]) 
     file = io.BytesIO()
     Image.fromarray(levels(x).squeeze()).save(file, "JPEG", quality=quality)
     wanted = np.asarray(Image.open(file)).reshape(*shape, channels)
-    difference = np.abs(result("jpeg_compression", severity, x) - wanted)
+    assert (result("jpeg_compression", severity, x) == wanted).all()
+    arithmetic = by_arithmetic(torch.from_numpy(levels(x)).movedim(-1, 0)[None].float(), quality)
+    difference = np.abs(arithmetic[0].movedim(0, -1).numpy() - wanted)
     assert difference.mean() < 0.7  # a coefficient in a hundred rounds otherwise than libjpeg's whole-number cosines
     assert (difference > 2).mean() < 0.1
 
@@ -222,3 +226,47 @@ def test_distances_are_euclidean_up_to_their_end() -> None:
 def test_equalised_levels_follow_their_rank() -> None:
     x = torch.tensor([0.0, 0, 1, 1, 1, 1, 7, 9]).view(1, 1, 2, 4)
     assert equalised(x).flatten().tolist() == [0, 0, 170, 170, 170, 170, 212, 255]
+
+
+DICE = Dice(torch.arange(3), 0, "frost 1")
+
+
+def test_needles_lie_off_the_axis_of_the_nearest_seed() -> None:
+    wide, size = 5.0, (9, 12)
+    aims, aim, shade = feathers(DICE, size, wide)
+    seeds = DICE.uniform("seeds", (4, 4, 5)).double()
+    for image, h, w in ((0, 0, 0), (1, 8, 11), (2, 4, 7), (0, 3, 10)):
+        here = np.array([h / wide + 1, w / wide + 1])
+        places = [np.array([i, j]) + seeds[image, :2, i, j].numpy() for i in range(4) for j in range(5)]
+        apart = [float(np.linalg.norm(here - place)) for place in places]
+        nearest = int(np.argmin(apart))
+        axis = 2 * math.pi * float(seeds[image, 2].flatten()[nearest])
+        down, right = here - places[nearest]
+        side = math.copysign(1, right * math.sin(axis) - down * math.cos(axis))
+        assert float(aims[aim[image, 0, h, w]]) == pytest.approx(axis - side * math.pi / 3.5, abs=1e-5)
+        light = float(seeds[image, 3].flatten()[nearest])
+        assert float(shade[image, 0, h, w]) == pytest.approx(light - 0.7 * apart[nearest], abs=1e-5)
+
+
+def test_streaks_are_sums_along_a_line_that_goes_on_at_the_other_side() -> None:
+    aims = torch.tensor([0.3, 2.0, 4.5])
+    aim = DICE.integers("aim", 3, (1, 6, 7)).int()
+    found = streaks(DICE, aims, aim, 3)
+    noise = DICE.uniform("needles", (1, 6, 7))
+    for image, h, w in ((0, 0, 0), (1, 5, 6), (2, 3, 2)):
+        angle = float(aims[aim[image, 0, h, w]])
+        steps = [(round(k * math.sin(angle)), round(k * math.cos(angle))) for k in range(-3, 4)]
+        line = [float(noise[image, 0, (h + down) % 6, (w + right) % 7]) for down, right in steps]
+        assert float(found[image, 0, h, w]) == pytest.approx(sum(line), abs=1e-5)
+
+
+def test_clouds_are_a_bicubic_enlargement() -> None:
+    noise = DICE.uniform("clouds", (1, 6, 7))
+    large = torch.nn.functional.interpolate(noise, size=[24, 28], mode="bicubic", align_corners=False)
+    torch.testing.assert_close(cloud(DICE, (10, 14), 4.0), large[..., 4:14, 4:18])
+
+
+def test_images_drawn_few_at_a_time_are_those_drawn_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = ice(DICE, (20, 24), 5)
+    monkeypatch.setattr("vitruvius.corruptions.frost.CACHED", 500)
+    torch.testing.assert_close(ice(DICE, (20, 24), 5), together)

@@ -30,6 +30,10 @@ def test_the_gpu_corrupts_as_the_cpu_does(name, size):
         expected, found = corrupt.apply(x, ids=ids), corrupt.apply(x.cuda(), ids=ids)
         assert found.is_cuda
         levels = 255 * (found.cpu() - expected).abs()
+        if name == "jpeg_compression":  # on the CPU libjpeg's own; now and then a coefficient rounds otherwise
+            assert levels.mean() < 0.5, (severity, levels.mean())
+            assert (levels > 1.5).float().mean() < 0.06, severity
+            continue
         assert levels.mean() < 0.02, (
             severity,
             levels.mean(),

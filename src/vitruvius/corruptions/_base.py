@@ -21,6 +21,7 @@ from vitruvius._registry import Registry
 
 Scale = Literal["auto", "imagenet", "cifar"]
 SMALL = 64  # pixels: the shorter side up to which `auto` takes the constants of CIFAR-10-C
+CACHED = 2**19  # numbers of images corrupted at a time on a CPU, so that what is computed stays in its cache
 SEVERITIES = (1, 2, 3, 4, 5)
 
 corruptions: Registry[Callable[..., Corruption]] = Registry("corruption")
@@ -70,11 +71,21 @@ class Corruption(ABC):
             return x.clone()
         if ids is None:
             ids = image_ids(x)
-        dice = Dice(ids.to(x.device), self.seed, self.label)
-        moved = self.disturb(x.float(), dice, *self.constants(x)).clamp(0, 1)
+        ids = ids.to(x.device)
+        at_once = len(x)
+        if x.device.type == "cpu":
+            at_once = max(1, CACHED // x[0].numel())
+        moved = torch.empty_like(x)
+        for rows in torch.arange(len(x)).split(at_once):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            moved[part] = self._apply(x[part], ids[part])
+        return moved
+
+    def _apply(self, x: Tensor, ids: Tensor) -> Tensor:
+        moved = self.disturb(x.float(), Dice(ids, self.seed, self.label), *self.constants(x)).clamp_(0, 1)
         if self.round8:
-            moved = to_levels(moved) / 255
-        return moved.to(x.dtype)
+            return to_levels(moved).div_(255)
+        return moved
 
     @abstractmethod
     def disturb(self, x: Tensor, dice: Dice, /, *constants: Any) -> Tensor:
@@ -109,7 +120,7 @@ class Corruption(ABC):
 
 def to_levels(x: Tensor) -> Tensor:
     """0 … 255, cut and not rounded as the published code does; the 1/1000 keeps whole numbers from rounding noise."""
-    return (x * 255 + 1e-3).floor()
+    return (x * 255).add_(1e-3).floor_()
 
 
 def check_images(x: Tensor) -> None:

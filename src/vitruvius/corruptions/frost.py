@@ -27,7 +27,6 @@ from torch import Tensor
 from vitruvius._dice import Dice
 from vitruvius._errors import DataError
 from vitruvius.corruptions._base import Corruption, corruptions
-from vitruvius.corruptions._resampling import take
 from vitruvius.corruptions.snow import luminance
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
@@ -35,6 +34,7 @@ TINT = (0.87, 1.02, 1.11)  # red, green, blue of the photographs, against their 
 NEEDLE = 12  # pixels to either side, at the photographs' size
 FEATHER = 55  # pixels between seeds
 CLOUD = 90  # pixels between thick and thin ice
+CACHED = 2**17  # pixels drawn at a time on a CPU
 
 
 @corruptions.register("frost")
@@ -109,10 +109,21 @@ def _read_texture(file: Path, size: tuple[int, int], shrink: int) -> Tensor:
 def ice(dice: Dice, size: tuple[int, int], shrink: int) -> Tensor:
     """(B, 3, H, W) textures in [0, 1]; `shrink` makes every detail that many times smaller.
 
-    `dice` draws one texture per image; `size` is (height, width) in pixels.
+    `dice` draws one texture per image; `size` is (height, width) in pixels. On a CPU a few images are drawn at a time,
+    so that what is computed stays in its cache.
     """
-    direction, shade = feathers(dice, size, FEATHER / shrink)
-    needles = _standard(streaks(dice, direction, max(NEEDLE // shrink, 1)))
+    images = len(dice.ids)
+    if dice.ids.device.type == "cpu":
+        images = max(1, CACHED // math.prod(size))
+    if len(dice.ids) <= images:
+        return _drawn(dice, size, shrink)
+    rows = torch.arange(len(dice.ids), device=dice.ids.device)
+    return torch.cat([_drawn(dice[part], size, shrink) for part in rows.split(images)])
+
+
+def _drawn(dice: Dice, size: tuple[int, int], shrink: int) -> Tensor:
+    aims, aim, shade = feathers(dice, size, FEATHER / shrink)
+    needles = _standard(streaks(dice, aims, aim, max(NEEDLE // shrink, 1)))
     clouds = _standard(cloud(dice, size, CLOUD / shrink))
     relief = _standard(needles + 0.8 * _standard(shade) + 0.8 * clouds)
     mean = 0.38 + 0.42 * dice.uniform("mean", (1, 1, 1))
@@ -120,54 +131,100 @@ def ice(dice: Dice, size: tuple[int, int], shrink: int) -> Tensor:
     return (level * level.new_tensor(TINT)[:, None, None]).clamp(0, 1)
 
 
-def feathers(dice: Dice, size: tuple[int, int], wide: float) -> tuple[Tensor, Tensor]:
-    """Direction of the needles and brightness (B, 1, H, W): off the axis of the nearest seed, to its left or right.
+def feathers(dice: Dice, size: tuple[int, int], wide: float) -> tuple[Tensor, Tensor, Tensor]:
+    """All directions of needles (A); which of them a pixel has, and how bright it is (B, 1, H, W): by its nearest seed.
 
-    `dice` places the seeds; `size` is (height, width) and `wide` the distance of seeds, in pixels.
+    A needle lies off the axis of its seed, to its left or right. `dice` places the seeds; `size` is (height, width) and
+    `wide` the distance of seeds, in pixels.
     """
-    grid = [math.ceil(n / wide) + 2 for n in size]
+    grid = (math.ceil(size[0] / wide) + 2, math.ceil(size[1] / wide) + 2)
     seeds = dice.uniform("seeds", (4, *grid))  # (B, 4, G, G): place in the cell, direction of the axis, brightness
     rows, columns = (torch.arange(n, device=seeds.device) / wide + 1 for n in size)
-    nearest = torch.full((len(seeds), *size), torch.inf, device=seeds.device)
-    direction, shade = torch.zeros_like(nearest), torch.zeros_like(nearest)
-    for i in (-1, 0, 1):
-        for j in (-1, 0, 1):
-            row, column = (rows.long() + i).clamp(0, grid[0] - 1), (columns.long() + j).clamp(0, grid[1] - 1)
-            y, x, turn, light = seeds[:, :, row[:, None], column].unbind(1)  # (B, H, W)
-            down, right = rows[:, None] - row[:, None] - y, columns - column - x
-            axis = 2 * math.pi * turn
-            side = (right * axis.sin() - down * axis.cos()).sign()
-            distance, better = down.hypot(right), down.hypot(right) < nearest
-            nearest = torch.where(better, distance, nearest)
-            direction = torch.where(better, axis - side * math.pi / 3.5, direction)
-            shade = torch.where(better, light - 0.7 * distance, shade)
-    return direction[:, None], shade[:, None]
+    number = _nearest_seed(seeds[:, :2], rows, columns)  # (B, H, W), among the seeds of all images
+    place_y, place_x, turn, light = seeds.transpose(0, 1).flatten(1)  # (B · G · G)
+    axis = 2 * math.pi * turn
+    cell = torch.arange(grid[0] * grid[1], device=seeds.device).repeat(len(seeds))
+    down = rows[:, None] - _of(cell // grid[1] + place_y, number)
+    right = columns - _of(cell % grid[1] + place_x, number)
+    on_right = right * _of(axis.sin(), number) > down * _of(axis.cos(), number)
+    aims = torch.stack([axis + math.pi / 3.5, axis - math.pi / 3.5], 1).flatten()  # left and right of every seed
+    aim = 2 * number + on_right
+    shade = _of(light, number) - 0.7 * down.hypot(right)
+    return aims, aim[:, None], shade[:, None]
+
+
+def _nearest_seed(places: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """(B, H, W) int32: the number of the nearest of all seeds, image by image, row by row.
+
+    `places` (B, 2, G, G) are the seeds' places in their cells, `rows` (H) and `columns` (W) the pixels', in cells,
+    which have neighbours on all sides.
+    """
+    images, _, high, wide = places.shape
+    nearest = places.new_full((images, len(rows), len(columns)), torch.inf)
+    chosen = torch.zeros_like(nearest, dtype=torch.uint8)  # of the nine seeds around, counted by rows
+    for neighbour in range(9):
+        row = rows.long() + (neighbour // 3 - 1)
+        column = columns.long() + (neighbour % 3 - 1)
+        y, x = places.index_select(3, column).unbind(1)  # (B, G, W)
+        across = (columns - column - x).square_()
+        distance = ((rows - row)[:, None] - y.index_select(1, row)).square_().add_(across.index_select(1, row))
+        chosen.masked_fill_(distance < nearest, neighbour)
+        nearest = torch.minimum(nearest, distance)
+    offsets = [(i - 1) * wide + j - 1 for i in range(3) for j in range(3)]
+    cell = (rows.long()[:, None] * wide + columns.long()).int()  # (H, W)
+    first = torch.arange(images, device=places.device, dtype=torch.int32).view(-1, 1, 1) * (high * wide)
+    return _of(cell.new_tensor(offsets), chosen.int()).add_(cell).add_(first)
+
+
+def _of(values: Tensor, number: Tensor) -> Tensor:
+    """Values (N) by number, of any shape."""
+    return values.index_select(0, number.flatten()).view(number.shape)
 
 
 def cloud(dice: Dice, size: tuple[int, int], wide: float) -> Tensor:
     """(B, 1, H, W) smooth noise whose hills are `wide` pixels apart. `dice` draws them; `size` is (height, width)."""
-    cells = [math.ceil(n / wide) + 3 for n in size]
-    noise = dice.uniform("clouds", (1, *cells))
-    fine = F.interpolate(noise, size=[math.ceil(c * wide) for c in cells], mode="bicubic", align_corners=False)
+    rows, columns = (_cubic(n, wide, dice.ids.device) for n in size)
+    noise = dice.uniform("clouds", (1, rows.shape[1], columns.shape[1]))
+    return rows @ noise @ columns.T
+
+
+@functools.lru_cache(maxsize=8)
+def _cubic(n: int, wide: float, device: torch.device) -> Tensor:
+    """(n, cells): what every pixel takes of cells that are `wide` pixels apart, by bicubic interpolation."""
+    cells = math.ceil(n / wide) + 3
+    every = torch.eye(cells, device=device)[None, None]
+    fine = F.interpolate(every, size=(math.ceil(cells * wide), cells), mode="bicubic", align_corners=False)
     start = math.ceil(wide)
-    return fine[..., start : start + size[0], start : start + size[1]]
+    return fine[0, 0, start : start + n].clone()
 
 
-def streaks(dice: Dice, direction: Tensor, length: int) -> Tensor:
+def streaks(dice: Dice, aims: Tensor, aim: Tensor, length: int) -> Tensor:
     """(B, 1, H, W) white noise averaged along a line through each pixel, `length` pixels to either side.
 
-    `dice` draws the noise; `direction` (B, 1, H, W) is the angle of the line at each pixel, in radians.
+    `dice` draws the noise; `aims` (A) are angles in radians, of which `aim` (B, 1, H, W) says each pixel's.
     """
-    height, width = direction.shape[-2:]
-    noise = dice.uniform("needles", (1, height, width))
-    rows, columns = (torch.arange(n, device=direction.device) for n in (height, width))
-    down, right = direction[:, 0].sin(), direction[:, 0].cos()  # (B, H, W)
-    total = torch.zeros_like(noise)
-    for along in range(-length, length + 1):
-        row = (rows[:, None] + along * down).round().long().remainder(height)
-        column = (columns + along * right).round().long().remainder(width)
-        total += take(noise, row * width + column)
+    images, _, height, width = aim.shape
+    noise = _wrapped(dice.uniform("needles", (1, height, width)), length)  # (B, 1, H + 2 length, W + 2 length)
+    every = noise.flatten()
+    wide = noise.shape[-1]
+    rows, columns = (torch.arange(n, device=aim.device, dtype=torch.int32) for n in (height, width))
+    first = torch.arange(images, device=aim.device, dtype=torch.int32).view(-1, 1, 1, 1) * noise[0].numel()
+    here = first + (rows[:, None] + length) * wide + columns + length  # (B, 1, H, W): a pixel's number in `every`
+    total = _of(every, here)
+    for along in range(1, length + 1):
+        away = (along * aims.sin()).round().int() * wide + (along * aims.cos()).round().int()  # (A)
+        there = _of(away, aim)
+        total += _of(every, here + there)
+        total += _of(every, here - there)
     return total
+
+
+def _wrapped(x: Tensor, by: int) -> Tensor:
+    """Images that go on at their other side, `by` pixels beyond each border."""
+    for axis in (-2, -1):
+        n = x.shape[axis]
+        x = x.index_select(axis, torch.arange(-by, n + by, device=x.device).remainder(n))
+    return x
 
 
 def _standard(x: Tensor) -> Tensor:

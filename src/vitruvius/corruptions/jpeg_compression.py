@@ -1,22 +1,29 @@
-"""JPEG: the loss of a compressed file, without writing one. Hendrycks & Dietterich 2019; ITU-T T.81, JFIF.
+"""JPEG: the loss of a compressed file. Hendrycks & Dietterich 2019; ITU-T T.81, JFIF.
 
-Only rounding loses anything in JPEG; the coding of the rounded numbers does not, so it is left out, and a whole batch
-is done at once on any device. Colour is stored at half the width and height (4:2:0) and spread again with weights 3:1,
-as libjpeg does by default. B images (B, C, H, W); blocks of 8 × 8.
+On a CPU the file is made and read again in memory by libjpeg, as in the published sets. Elsewhere no file is needed:
+only rounding loses anything in JPEG, the coding of the rounded numbers does not, so it is left out, and a whole batch
+is done at once. Colour is stored at half the width and height (4:2:0) and spread again with weights 3:1, as libjpeg
+does by default; now and then a coefficient rounds otherwise than by libjpeg's whole-number cosines.
+B images (B, C, H, W); blocks of 8 × 8.
 """
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius.corruptions._base import Corruption, corruptions
 from vitruvius.corruptions._filters import nearest
+
+MODES = {1: "L", 3: "RGB"}  # Pillow's names, by the number of channels
 
 LUMINANCE = (
     (16, 11, 10, 16, 24, 40, 51, 61),
@@ -49,14 +56,34 @@ class JPEGCompression(Corruption):
     def disturb(self, x: Tensor, dice: Dice, /, quality: int) -> Tensor:
         """`quality` of the file, 1 to 100."""
         levels = (x * 255).round()
-        if x.shape[1] == 1:
-            return coded(levels, quality, LUMINANCE) / 255
-        y, cb, cr = to_ycc(levels)
-        y = coded(y, quality, LUMINANCE)
-        colour = coded(halved(_padded(torch.cat((cb, cr), 1), 2, 16)), quality, CHROMINANCE)
-        height, width = x.shape[-2:]
-        colour = colour[..., : (height + 1) // 2, : (width + 1) // 2]  # what was padded is not spread
-        return to_rgb(y, doubled(colour)[..., :height, :width]) / 255
+        if x.device.type == "cpu":
+            return by_libjpeg(levels, quality) / 255
+        return by_arithmetic(levels, quality) / 255
+
+
+def by_libjpeg(levels: Tensor, quality: int) -> Tensor:
+    """What libjpeg leaves of images (B, C, H, W) of levels 0 … 255, on the CPU; `quality` is 1 to 100."""
+    result = torch.empty_like(levels, memory_format=torch.contiguous_format)
+    for image, place in zip(levels.numpy().astype(np.uint8), result, strict=True):
+        picture = Image.merge(MODES[len(image)], [Image.fromarray(plane) for plane in image])
+        with io.BytesIO() as file:
+            picture.save(file, "JPEG", quality=quality)
+            with Image.open(file) as read:
+                decoded = torch.from_numpy(np.array(read))  # (H, W, C), or (H, W)
+        place.copy_(decoded.view(*decoded.shape[:2], -1).movedim(-1, 0))
+    return result
+
+
+def by_arithmetic(levels: Tensor, quality: int) -> Tensor:
+    """What a file of a `quality` from 1 to 100 leaves of images (B, C, H, W) of levels 0 … 255, on any device."""
+    if levels.shape[1] == 1:
+        return coded(levels, quality, LUMINANCE)
+    y, cb, cr = to_ycc(levels)
+    y = coded(y, quality, LUMINANCE)
+    colour = coded(halved(_padded(torch.cat((cb, cr), 1), 2, 16)), quality, CHROMINANCE)
+    height, width = levels.shape[-2:]
+    colour = colour[..., : (height + 1) // 2, : (width + 1) // 2]  # what was padded is not spread
+    return to_rgb(y, doubled(colour)[..., :height, :width])
 
 
 def to_ycc(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
