@@ -8,7 +8,17 @@ from vitruvius.cli import make_parser
 
 COMMON = ["--help", "--verbose", "-h", "-v"]
 FLAGS = {
-    "analyse": ["target", "what", "--attack", "--images", "--seed", "--out", "--trust-plugins"],
+    "analyse": [
+        "target",
+        "what",
+        "--attack",
+        "--images",
+        "--max-length",
+        "--seed",
+        "--text",
+        "--out",
+        "--trust-plugins",
+    ],
     "attack": ["target", "overrides", "--threat", "--what", "--images", "--out", "--trust-plugins"],
     "completion": ["shell"],
     "convert": ["checkpoint", "settings", "--from", "--model", "--ema", "--lenient", "--out"],

@@ -5,7 +5,7 @@ Memory does not grow with the number of images. B images, H heads, K positions o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -57,7 +57,7 @@ class Collector:
         *,
         nulls: Sequence[str] = (),
         seed: int = 0,
-        curves: bool = True,
+        curves: bool | Collection[str] = True,
         threads: Threads | None = None,
     ) -> None:
         self.at_sites = [q for q in questions if not q.of_model]
@@ -168,13 +168,19 @@ class Collector:
 
     def _keep(self, site: str, analysis: str, null: str, answer: Statistics) -> None:
         for name, values in answer.items():
-            if values.dim() == 2 or self.curves:
+            if values.dim() == 2 or self._keeps(name):
                 new = Moments.of(values)
                 key = (site, analysis, name, null)
                 if key in self.sums.moments:
                     self.sums.moments[key] = self.sums.moments[key] + new
                 else:
                     self.sums.moments[key] = new
+
+    def _keeps(self, curve: str) -> bool:
+        """Whether a statistic with one more axis is wanted: all, none, or those named."""
+        if isinstance(self.curves, bool):
+            return self.curves
+        return curve in self.curves
 
     def _compare(self, site: str, null: str, observed: Answers, drawn: Answers) -> None:
         for (analysis, name), values in drawn.items():

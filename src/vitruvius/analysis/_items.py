@@ -66,15 +66,22 @@ def rows_of(heads: Heads, rows: Tensor) -> Heads:
 
 
 def gather_rows(answers: list[tuple[Tensor, Statistics]], batch: int) -> Statistics:
-    """The answers of groups as one batch, NaN in rows nobody answered for; of several groups curves are left out."""
+    """The answers of groups as one batch, NaN in rows nobody answered for.
+
+    answers: rows of the batch, and the statistics of each of them; curves whose length differs from group to group are
+        left out.
+    batch: how many rows there are.
+    """
     if len(answers) == 1 and len(answers[0][0]) == batch:
         return answers[0][1]
     found: Statistics = {}
-    for rows, answer in answers:
-        for name, values in answer.items():
-            if values.dim() == 2:
-                whole = found.setdefault(name, values.new_full((batch, values.shape[1]), torch.nan))
-                whole[rows] = values
+    for name in answers[0][1]:
+        shapes = {tuple(answer[name].shape[1:]) for _, answer in answers}
+        if len(shapes) == 1:
+            whole = answers[0][1][name].new_full((batch, *shapes.pop()), torch.nan)
+            for rows, answer in answers:
+                whole[rows] = answer[name]
+            found[name] = whole
     return found
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import check_eval_mode, device_of
-from vitruvius._errors import ConfigError, DataError, NoSiteError, UnsuitableSite
+from vitruvius._checks import Progress, check_eval_mode, device_of
+from vitruvius._errors import CheckpointError, ConfigError, DataError, NoSiteError, UnsuitableSite
 from vitruvius._processes import Process
 from vitruvius._registry import require
 from vitruvius._version import __version__
@@ -25,8 +26,24 @@ from vitruvius.analysis._table import Table
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
+FIT = "BERT, RoBERTa (also XLM-R and CamemBERT), ELECTRA, DistilBERT, ALBERT, MiniLM and LUKE"
+REASONS = {  # by transformers' model_type: why plain attention is not what it computes
+    "gpt2": "it is a decoder, whose tokens see only those before them",
+    "deberta": "positions enter its scores apart from queries and keys (disentangled attention)",
+    "deberta-v2": "positions enter its scores apart from queries and keys (disentangled attention)",
+    "mpnet": "a bias of relative positions is added to its scores",
+    "t5": "a bias of relative positions is added to its scores",
+    "longformer": "its tokens see a sliding window, not all others",
+    "big_bird": "its tokens see a sparse pattern, not all others",
+    "roformer": "rotary positions turn its queries and keys",
+    "modernbert": "rotary positions turn its queries and keys",
+    "convbert": "convolutions share its heads",
+}
+CURVES = ("log10_phi2_quantiles", "log10_h2_quantiles")  # those whose length does not depend on the sentence
+OUTPUTS = ("out_lin", "dense")  # projections of the output inside the module: DistilBERT, ALBERT
 PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))  # BERT and similar encoders, DistilBERT
 HEAD_COUNTS = ("num_attention_heads", "n_heads")
+PASS = ", pass "
 Tokens = Mapping[str, Tensor]  # input_ids (B, N), attention_mask (B, N), …
 
 
@@ -43,8 +60,14 @@ def load_encoder(name: str) -> Encoder:
     `name` is `bert-base-uncased`, or the path of a folder with a model and its tokenizer.
     """
     transformers: Any = require("transformers", "nlp")
-    model = transformers.AutoModel.from_pretrained(name).eval()
-    return Encoder(model, transformers.AutoTokenizer.from_pretrained(name))
+    try:
+        model = transformers.AutoModel.from_pretrained(name).eval()
+        return Encoder(model, transformers.AutoTokenizer.from_pretrained(name))
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{name!r} cannot be opened as a language model with its tokenizer: {str(error).splitlines()[0]} "
+            "Expected an id on the hub, or a folder that save_pretrained has written."
+        ) from error
 
 
 def encode(
@@ -72,6 +95,8 @@ def analyse_text(
     seed: int = 0,
     nulls: bool | Sequence[str] = True,
     null_images: int = NULL_IMAGES,
+    progress: Progress | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Table:
     """Ask questions of an encoder's attention; a padded token is neither query nor key nor value.
 
@@ -81,6 +106,8 @@ def analyse_text(
     seed: of chance.
     nulls: compare with chance: all kinds (True), none (False), or these.
     null_images: sentences for which chance is drawn; the first ones.
+    progress: called after every batch with the sentences done, how many there are, and a few words.
+    facts: what else the table should say about itself.
     """
     check_eval_mode(model)
     questions, chosen = ask_all(asked or ("norms", "value_vectors")), choose_nulls(nulls)
@@ -88,8 +115,16 @@ def analyse_text(
         raise ConfigError(f"{whole[0]!r} looks at a whole image model; ask sentences about single sites.")
     modules = attention_modules(model)
     sites = {name: _site(name, module) for name, module in modules.items()}
-    collector, done = Collector(questions, sites, nulls=chosen, seed=seed, curves=False), 0
+    collector = Collector(questions, sites, nulls=chosen, seed=seed, curves=CURVES)
     device = device_of(model)
+
+    def see(name: str, heads: Heads) -> None:
+        if name not in sites:  # a module that runs again: layers that share their weights
+            first = name.partition(PASS)[0]
+            sites[name] = replace(sites[first], name=name)
+        collector.see(name, heads)
+
+    done = 0
     for batch in batches:
         tokens = {key: value.to(device) for key, value in batch.items()}
         count = len(tokens["input_ids"])
@@ -97,13 +132,31 @@ def analyse_text(
         if chosen:
             few = min(count, max(0, null_images - done))
         collector.begin(torch.arange(done, done + count), with_nulls=few)
-        with recorded(modules, tokens.get("attention_mask"), collector.see):
+        with _named(model), recorded(modules, tokens.get("attention_mask"), see):
             model(**tokens)
         done += count
+        if progress is not None:
+            progress(done, None, "sentences")
     if not done:
         raise DataError("no sentences were given; nothing to analyse.")
-    facts = {"model": type(model).__name__, "data": "sentences", "seed": seed, "vitruvius": __version__}
-    return summarise(collector.sums, questions, list(sites), chosen, Process(device=device), facts)
+    own = {"model": type(model).__name__, "data": "sentences", "seed": seed, **(facts or {}), "vitruvius": __version__}
+    return summarise(collector.sums, questions, list(sites), chosen, Process(device=device), own)
+
+
+@contextmanager
+def _named(model: nn.Module) -> Iterator[None]:
+    """What does not fit is refused by the name of the architecture, with the reason where it is known."""
+    try:
+        yield
+    except UnsuitableSite as error:
+        raise UnsuitableSite(f"{type(model).__name__} does not fit: {_reason(model)}{error} {FIT} fit.") from error
+
+
+def _reason(model: nn.Module) -> str:
+    kind = getattr(getattr(model, "config", None), "model_type", "")
+    if kind in REASONS:
+        return f"{REASONS[kind]}. "
+    return ""
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -113,9 +166,10 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """
     found = {name: m for name, m in model.named_modules() if _projections(m) is not None}
     if not found:
+        known = " or ".join("/".join(names) for names in PROJECTIONS)
         raise NoSiteError(
-            f"{type(model).__name__} has no attention with the projections {' or '.join(map('/'.join, PROJECTIONS))}; "
-            "BERT, RoBERTa, ELECTRA, DistilBERT and similar encoders do."
+            f"{type(model).__name__} does not fit: {_reason(model)}No attention in it has the projections {known}; "
+            f"{FIT} do."
         )
     return found
 
@@ -128,7 +182,8 @@ def recorded(
 
     modules: by name, as `attention_modules` finds them.
     mask: of the batch that is run next; None if nothing is padded.
-    see: called with the name of a module and its Heads, in the order in which they run.
+    see: called with the name of a module and its Heads, in the order in which they run; of a module that runs again
+        (ALBERT's layers are one) with `NAME, pass 2` and so on.
     """
     handles: list[Any] = []
     try:
@@ -142,6 +197,7 @@ def recorded(
 
 def _watch(name: str, module: nn.Module, mask: Tensor | None, see: Callable[[str, Heads], None]) -> list[Any]:
     seen: dict[str, Tensor] = {}
+    passes: list[str] = []
     names = _projections(module)
     assert names is not None
     keep = [
@@ -157,10 +213,16 @@ def _watch(name: str, module: nn.Module, mask: Tensor | None, see: Callable[[str
         else:
             made = out
         _check(name, heads, mask, seen.get("context", made))
-        see(name, heads)
+        passes.append(name)
+        if len(passes) > 1:
+            see(f"{name}{PASS}{len(passes)}", heads)
+        else:
+            see(name, heads)
 
-    if isinstance(last := getattr(module, "out_lin", None), nn.Module):
-        keep.append(last.register_forward_pre_hook(lambda _, args: seen.__setitem__("context", args[0])))
+    for last in OUTPUTS:
+        if _is_linear(module, last):
+            output = getattr(module, last)
+            keep.append(output.register_forward_pre_hook(lambda _, args: seen.__setitem__("context", args[0])))
     return [*keep, module.register_forward_hook(look)]
 
 
