@@ -29,12 +29,12 @@ def main() -> None:
     photograph = Image.fromarray(load_sample_image("china.jpg")).crop((150, 30, 510, 390))
     pixels = torch.from_numpy(np.array(photograph.resize((out.size, out.size), Image.Resampling.BICUBIC)))
     digit = torch.from_numpy(load_digits().images[3]).float()[None, None] / 16
-    draw(pixels.movedim(-1, 0)[None].float() / 255, out.out / "corruptions.png", out.textures, shown=96, colours=160)
-    draw(digit, out.out / "corruptions_digits.png", None, shown=40, colours=64)
+    draw(pixels.movedim(-1, 0)[None].float() / 255, out.out / "corruptions.png", out.textures, shown=80)
+    draw(digit, out.out / "corruptions_digits.png", None, shown=40)
 
 
-def draw(x: Tensor, file: Path, textures: str | None, *, shown: int, colours: int) -> None:
-    """Rows are corruptions in two blocks of columns, columns are severities; few colours keep the file small."""
+def draw(x: Tensor, file: Path, textures: str | None, *, shown: int) -> None:
+    """Rows are corruptions in two blocks of columns, columns are severities, in full colour."""
     half = -(-len(IMAGENET_C) // 2)
     sheet = np.ones((half * (shown + 2), 2 * (len(SEVERITIES) * (shown + 2)) + 150 * 2, 3))
     for number, name in enumerate(IMAGENET_C):
@@ -53,7 +53,7 @@ def draw(x: Tensor, file: Path, textures: str | None, *, shown: int, colours: in
         figure.text(x0, y0, name.replace("_", " "), ha="right", va="center", fontsize=9.5)
     figure.savefig(file, dpi=100)
     plt.close(figure)
-    Image.open(file).convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(file, optimize=True)
+    Image.open(file).convert("RGB").save(file, optimize=True)
     print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
 
 

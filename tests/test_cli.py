@@ -17,7 +17,7 @@ from small_run import RECIPE, SMALL, small_run
 from vitruvius import __version__
 from vitruvius._errors import UnknownName
 from vitruvius.attacks.pgd import PGD
-from vitruvius.cli import every_verb, main, make_parser
+from vitruvius.cli import every_verb, main, make_parser, read
 
 VERBS = [verb.name for verb in every_verb()]
 
@@ -260,3 +260,11 @@ def test_a_shell_learns_verbs_and_flags(shell: str, capsys: pytest.CaptureFixtur
     script = capsys.readouterr().out
     assert "evaluate" in script
     assert "threat" in script
+
+
+def test_names_and_runs_may_come_after_an_option_too() -> None:
+    options = read(["analyse", "runs/rpc", "norms", "--images", "8", "entropy"])
+    assert options.what == ["norms", "entropy"]
+    assert read(["report", "a", "--out", "page.html", "b"]).runs == ["a", "b"]
+    with pytest.raises(SystemExit):
+        read(["evaluate", "runs/rpc", "--images", "8", "runs/other"])

@@ -55,7 +55,7 @@ def test_the_page_shows_every_analysis_with_its_numbers_and_claims(table: Table,
     page = read_page(write_page([run], tmp_path / "report.html"))
     assert not page.errors
     told = page.text["analyses"]
-    for name in ("value_vectors", "rollout"):
+    for name in ("value_vectors", "rollout", "Values against kernel PCA's prediction", "Attention rollout"):
         assert name in told
     assert "6 images of noise, seed 0" in told
     assert "heads beyond chance" in told
@@ -73,7 +73,7 @@ def test_two_runs_share_panels_and_a_damaged_table_is_told_not_shown(table: Tabl
     (runs[2] / "analysis" / "table.json").write_text("{")
     page = read_page(write_page(runs, tmp_path / "report.html"))
     assert not page.errors
-    assert "norms by layer: other" in page.text["analyses"]
+    assert "Norms of queries and outputs by layer: other" in page.text["analyses"]
     assert "not a table of an analysis" in page.text["analyses"]
 
 
@@ -174,7 +174,7 @@ def test_curves_over_training_are_on_the_page_and_can_be_drawn_beside_shipped_on
     rows = [row for epoch in range(3) for row in callback.epoch_end(epoch, model)]
     page = read_page(write_page([run], tmp_path / "report.html"))
     assert not page.errors
-    assert "reconstruction:variant=reproduction" in page.text["analyses_training"]
+    assert "Reconstruction error (variant reproduction)" in page.text["analyses_training"]
     name = next(name for name in page.downloads() if name.startswith("training-0-reconstruction"))
     assert len(page.downloads()[name]) == len(rows) == 3 * 2 * 6
     shipped = {"published": ShippedCurve(name="deit", epochs=[0, 1], values=[4.9, 4.3])}

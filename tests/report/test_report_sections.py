@@ -81,7 +81,7 @@ def test_curves_pass_through_every_logged_value_and_stop_at_nan(two: list[Run]) 
     rows = [{"epoch": e, "val_loss": v} for e, v in enumerate((3.0, float("nan"), 1.0))] + [{"epoch": 3}]
     run = dataclasses.replace(two[0], epochs=rows)
     (line,) = draw_metrics([run], "loss", ["val_loss"], {}).axes[0].lines
-    np.testing.assert_array_equal(line.get_xdata(), [0, 1, 2])
+    np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3])
     np.testing.assert_array_equal(line.get_ydata(), [3.0, np.nan, 1.0])
 
 

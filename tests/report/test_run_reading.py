@@ -75,7 +75,7 @@ def test_values_that_are_not_finite_are_remarked_and_leave_a_gap(run: Path) -> N
     rows[1]["train_loss"], rows[2]["train_loss"] = float("nan"), float("inf")
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = read(run)
-    expected = "metrics.jsonl: train_loss is not a finite number in 2 of 4 epochs (first: 1); the curve has gaps there."
+    expected = "metrics.jsonl: train_loss is not a finite number in 2 of 4 epochs (first: 2); the curve has gaps there."
     assert expected in found.remarks
     assert write_page([run], run / "report.html").stat().st_size > 10_000
 

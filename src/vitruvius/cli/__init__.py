@@ -161,12 +161,19 @@ def read(arguments: Sequence[str] | None) -> argparse.Namespace:
     """
     parser = make_parser()
     options, late = parser.parse_known_args(arguments)
-    wrong = [word for word in late if word.startswith("-") or "=" not in word or options.several is None]
+    wrong = [word for word in late if not _may_come_late(word, options.several)]
     if wrong:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}{_hint(wrong, options)}")
     if late:
         getattr(options, options.several).extend(late)
     return options
+
+
+def _may_come_late(word: str, several: str | None) -> bool:
+    """Whether a word after an option belongs to the list `several`: a setting, or where any word is meant, any."""
+    if word.startswith("-") or several is None:
+        return False
+    return "=" in word or several != "overrides"
 
 
 def _hint(words: list[str], options: argparse.Namespace) -> str:

@@ -158,7 +158,7 @@ def _not_finite(epochs: list[dict[str, Any]]) -> list[str]:
     for row in epochs:
         for key, value in row.items():
             if isinstance(value, float) and number(value) is None:
-                bad.setdefault(key, []).append(f"{row['epoch']:g}")
+                bad.setdefault(key, []).append(f"{row['epoch'] + 1:g}")
     return [
         f"metrics.jsonl: {key} is not a finite number in {len(at)} of {len(epochs)} epochs (first: {at[0]}); "
         "the curve has gaps there."

@@ -24,7 +24,7 @@ from vitruvius.report._numbers import DASH, duration, number, percent
 from vitruvius.report._readers import natural, read_json
 from vitruvius.report._runs import Run
 from vitruvius.report.sections.config import compare
-from vitruvius.report.style import LIGHT, MARKERS, figure_style, new_axes, series
+from vitruvius.report.style import LIGHT, MARKERS, figure_style, legend_below, new_axes, series
 
 SWEEP = "sweep.json"
 STUDY = "study.json"
@@ -117,7 +117,7 @@ def draw_sweep(runs: Sequence[Run]) -> Figure:
         axes.set_xlim(-0.02, 1.02)
         axes.set_xlabel("accuracy")
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-        figure.legend(loc="outside lower center", ncols=3, fontsize=8.5)
+        legend_below(figure)
     return figure
 
 

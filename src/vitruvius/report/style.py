@@ -126,6 +126,17 @@ def new_axes(width: float = 5.4, height: float = 3.1) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
+def legend_below(figure: Figure, *, columns: int = 3) -> None:
+    """The legend of all axes of `figure` below them, `columns` entries in a row (default 3): it covers nothing."""
+    entries: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if entries:
+        look = {"ncols": columns, "fontsize": 8.5, "handlelength": 1.8, "columnspacing": 1.2}
+        figure.legend(list(entries.values()), list(entries), loc="outside lower center", **look)
+
+
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     """Write a figure as `.png`, `.pdf` or `.svg` by its suffix; without a suffix as PNG and PDF. Returns the files.
 

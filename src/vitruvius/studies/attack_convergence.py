@@ -17,7 +17,7 @@ from torch import Tensor
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.attacks import LINF, Dice, Norm, frozen, full_precision
 from vitruvius.attacks.pgd import PGD
-from vitruvius.report.style import Series, figure_style, new_axes, series
+from vitruvius.report.style import Series, figure_style, legend_below, new_axes, series
 from vitruvius.studies._base import Row, Subject, studies
 
 STEPS = (0, 1, 2, 5, 10, 50, 100, 200, 500)
@@ -128,8 +128,8 @@ def draw(rows: list[Row]) -> Figure:
             axes.set_xticks(steps, [str(step) for step in steps])
             axes.minorticks_off()
         axes.set_xlabel("steps of PGD")
-        axes.set_ylabel("loss")
-        axes.legend()
+        axes.set_ylabel("cross-entropy (nats)")
+        legend_below(figure)
     return figure
 
 

@@ -19,7 +19,7 @@ from vitruvius._errors import ConfigError
 from vitruvius.attacks import LINF, Norm
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation import evaluate, wilson
-from vitruvius.report.style import figure_style, series
+from vitruvius.report.style import figure_style, legend_below, series
 from vitruvius.studies._base import Row, Subject, studies
 
 
@@ -130,6 +130,7 @@ def _draw_epochs(rows: list[Row]) -> Figure:
         panels[1][column].set_xlabel("epoch")
         panels[1][column].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
     _label(panels[0][0], panels[1][0], rows)
+    legend_below(figure, columns=5)
     return figure
 
 
@@ -147,6 +148,7 @@ def _draw_steps(rows: list[Row]) -> Figure:
         axes.minorticks_off()
         axes.set_xlabel("steps of PGD")
     _label(gap, accuracy, rows)
+    legend_below(figure)
     return figure
 
 
@@ -154,7 +156,6 @@ def _label(gap: Axes, accuracy: Axes, rows: list[Row]) -> None:
     longest = max(int(row["steps"]) for row in rows)
     gap.set_ylabel(f"|L_k − L_{longest}| / L_{longest}, %")
     accuracy.set_ylabel("accuracy, %")
-    gap.legend()
 
 
 def _draw_line(axes: Axes, index: int, label: str, rows: list[Row], across: str, column: str) -> None:

@@ -20,7 +20,7 @@ from vitruvius.attacks import attacks
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation import evaluate, wilson
 from vitruvius.evaluation.threats import Threat, describe, make_threat
-from vitruvius.report.style import figure_style, new_axes, series
+from vitruvius.report.style import figure_style, legend_below, new_axes, series
 from vitruvius.studies._base import Row, Subject, studies
 
 Space = Literal["pixels", "normalised"]
@@ -129,7 +129,7 @@ def draw(rows: list[Row]) -> Figure:
             _draw_line(axes, own, series(index), f"{kind[0]} ({kind[1]})")
         axes.set_xlabel("ε × 255")
         axes.set_ylabel("accuracy")
-        axes.legend()
+        legend_below(figure, columns=2)
     return figure
 
 

@@ -17,9 +17,10 @@ from vitruvius.report._markup import inline_svg
 from vitruvius.report._names import run_keys
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
-from vitruvius.report.sections.analyses_figures import DASHES, Shown, draw_bands, telling_nulls, words
+from vitruvius.report.sections.analyses_figures import DASHES, Shown, draw_bands, telling_nulls
 from vitruvius.report.sections.analyses_gallery import MOST, further, of_model, statistics_of
 from vitruvius.report.sections.analyses_tables import layer_rows, layer_table, slug
+from vitruvius.report.sections.analyses_words import heading, words
 
 EXPLAINED = (
     "Lines are means over heads, bands reach from the lowest to the highest head. Dashed lines are chance: heads of "
@@ -78,7 +79,8 @@ def _read(runs: Sequence[Run]) -> tuple[list[Shown], list[Note]]:
 
 def _analysis(shown: Sequence[Shown], name: str, keys: list[Key]) -> list[Block]:
     own = [one for one in shown if one.table.select(analysis=name)]
-    title = Html(markup=Markup(f'<h3 style="margin-top: 2.5rem">{escape(name)}</h3>'))
+    named = f"{escape(heading(name))} <small>{escape(name)}</small>"
+    title = Html(markup=Markup(f'<h3 style="margin-top: 2.5rem">{named}</h3>'))
     drawn = _drawn(own[0].table, name)
     panels = [(words(statistic), draw_bands(own, name, statistic)) for statistic in drawn]
     panels += further(own, name, legend=False)
@@ -91,7 +93,7 @@ def _analysis(shown: Sequence[Shown], name: str, keys: list[Key]) -> list[Block]
             rows=[row for one in own for row in layer_rows(one, name)],
             legend=[*keys, *_null_keys(own, name, drawn)],
         )
-    tables = [Fold(title=f"{name} by layer: {one.name}", inside=[layer_table(one, name)]) for one in own]
+    tables = [Fold(title=f"{heading(name)} by layer: {one.name}", inside=[layer_table(one, name)]) for one in own]
     return [title, picture, *tables]
 
 

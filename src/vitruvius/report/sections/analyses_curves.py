@@ -16,7 +16,8 @@ from matplotlib.ticker import MaxNLocator
 
 from vitruvius.analysis import Curve, Table
 from vitruvius.analysis.shipped import ShippedCurve
-from vitruvius.report.sections.analyses_figures import DASHES, Scale, stand_alone, words
+from vitruvius.report.sections.analyses_figures import DASHES, Scale, stand_alone
+from vitruvius.report.sections.analyses_words import axis_label, heading, words
 from vitruvius.report.style import LIGHT, LINES, figure_style, heat, new_axes, series
 
 
@@ -41,12 +42,13 @@ def draw_curves(table: Table, analysis: str, statistic: str, *, xlabel: str, leg
         _draw_nulls(axes, _nulls_of(middle, curves, observed), scale, labelled=legend)
         axes.set_title(title)
         axes.set_xlabel(xlabel)
+        axes.set_ylabel(axis_label(analysis, statistic))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         scale.label(axes)
         if legend:
-            stand_alone(figure, axes, f"{analysis}: {title}")
-        else:
-            axes.legend(loc="best", fontsize=8.5)  # of layers; the page explains the nulls
+            stand_alone(figure, axes, f"{heading(analysis)}: {title}")
+        else:  # of layers; the page explains the nulls
+            stand_alone(figure, axes, title)
     return figure
 
 
@@ -79,8 +81,8 @@ def draw_map(table: Table, analysis: str = "rollout", statistic: str = "map") ->
         picture = axes.imshow(grid * len(values), cmap=heat(), vmin=0, interpolation="nearest")
         axes.set(xticks=[], yticks=[])
         axes.grid(visible=False)
-        axes.set_title("rollout: share of a patch × patches")
-        bar = figure.colorbar(picture, ax=axes, shrink=0.9)
+        axes.set_title("where attention ends up")
+        bar = figure.colorbar(picture, ax=axes, shrink=0.9, label="share of a patch × number of patches")
         bar.outline.set_visible(False)
     return figure
 
@@ -110,13 +112,20 @@ def draw_training(
         for epochs, values, look in lines:
             axes.plot(epochs, scale(values), **look)
         for name, curve in (shipped or {}).items():
-            axes.plot(curve.epochs, scale(curve.values), color=LIGHT["quiet"], linewidth=1.2, label=name)
-        axes.set_title(title or analysis)
+            axes.plot(
+                [epoch + 1 for epoch in curve.epochs],
+                scale(curve.values),
+                color=LIGHT["quiet"],
+                linewidth=1.2,
+                label=name,
+            )
+        axes.set_title(title or heading(analysis))
         axes.set_xlabel("epoch")
+        axes.set_ylabel(axis_label(analysis, statistics[0]))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         scale.label(axes)
         if legend:
-            stand_alone(figure, axes, title or analysis)
+            stand_alone(figure, axes, title or heading(analysis))
     return figure
 
 
@@ -135,7 +144,7 @@ def _training_lines(
     for place, name in enumerate(statistics):
         for batch, number in batches.items():
             own = groups.get(name, {}).get(batch, [])
-            epochs = [float(row["epoch"]) for row in own]
+            epochs = [float(row["epoch"]) + 1 for row in own]
             values = [float(row["mean"]) for row in own]
             look = {"color": series(place).colour, "linestyle": LINES[number % len(LINES)]}
             lines.append((epochs, values, {**look, "label": f"{words(name)}, {batch}"}))

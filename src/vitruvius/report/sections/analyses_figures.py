@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitruvius.analysis import NULLS, Row, Table
-from vitruvius.report.style import LIGHT, LINES, Series, figure_style, heat, new_axes, series
+from vitruvius.report.sections.analyses_words import axis_label, heading, words
+from vitruvius.report.style import LIGHT, LINES, Series, figure_style, heat, legend_below, new_axes, series
 
 DASHES = dict(zip(NULLS, LINES[1:], strict=False))
 
@@ -73,10 +74,11 @@ def draw_bands(shown: Sequence[Shown], analysis: str, statistic: str, *, legend:
             _draw_layers(axes, one, analysis, statistic, scale, quiet=len(shown) == 1)
         axes.set_title(words(statistic))
         axes.set_xlabel("layer")
+        axes.set_ylabel(axis_label(analysis, statistic))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         scale.label(axes)
         if legend:
-            stand_alone(figure, axes, f"{analysis}: {words(statistic)}")
+            stand_alone(figure, axes, f"{heading(analysis)}: {words(statistic)}")
     return figure
 
 
@@ -95,11 +97,11 @@ def draw_histogram(shown: Sequence[Shown], analysis: str, statistic: str, *, leg
                 null_colour = LIGHT["ink"]
             _draw_bars(axes, one, rows, edges, label=_label(one, shown), null_colour=null_colour)
         axes.set_title(f"heads by {words(statistic)}")
-        axes.set_xlabel(words(statistic))
-        axes.set_ylabel("heads")
+        axes.set_xlabel(axis_label(analysis, statistic))
+        axes.set_ylabel("number of heads")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
         if legend:
-            stand_alone(figure, axes, f"{analysis}: heads by {words(statistic)}")
+            stand_alone(figure, axes, f"{heading(analysis)}: heads by {words(statistic)}")
     return figure
 
 
@@ -152,7 +154,7 @@ def draw_heads(table: Table, analysis: str, statistic: str) -> Figure:
             axes.grid(visible=False)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         panels[0].set_ylabel("layer")
-        bar = figure.colorbar(picture, ax=panels, shrink=0.9)
+        bar = figure.colorbar(picture, ax=panels, shrink=0.9, label=axis_label(analysis, statistic))
         bar.outline.set_visible(False)
     return figure
 
@@ -163,24 +165,13 @@ def stand_alone(figure: Figure, axes: Axes, title: str) -> None:
     `figure` with its `axes` is changed; `title` goes above it.
     """
     axes.set_title(title)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8.5, handlelength=1.8, columnspacing=1.2)
+    legend_below(figure, columns=4)
 
 
 def telling_nulls(rows: Sequence[Row]) -> list[str]:
     """The nulls that do not leave the statistic as it is. `rows` are those of one statistic."""
     told = {row.null for row in rows if row.claim != "the same by construction"}
     return [null for null in NULLS if null in told]
-
-
-def words(name: str) -> str:
-    """The `name` of an analysis or a statistic as one reads it: `matched_cosine` → matched cosine."""
-    return (
-        name.replace("_", " ")
-        .replace("cka", "CKA")
-        .replace("log10", "log₁₀")
-        .replace("phi2", "‖φ(q)‖²")
-        .replace("h2", "‖h‖²")
-    )
 
 
 def _draw_layers(axes: Axes, one: Shown, analysis: str, statistic: str, scale: Scale, *, quiet: bool) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from vitruvius.analysis import Row
 from vitruvius.analysis.text import KEPT, Layer, layers_of, number
 from vitruvius.report._blocks import Cell, Column, Table
-from vitruvius.report.sections.analyses_figures import Shown, words
+from vitruvius.report.sections.analyses_figures import Shown
 from vitruvius.report.sections.analyses_gallery import MOST, statistics_of
+from vitruvius.report.sections.analyses_words import words
 
 
 def layer_table(one: Shown, analysis: str) -> Table:

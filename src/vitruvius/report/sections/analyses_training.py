@@ -11,8 +11,8 @@ from vitruvius.report._markup import inline_svg
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
 from vitruvius.report.sections.analyses_curves import draw_training
-from vitruvius.report.sections.analyses_figures import words
 from vitruvius.report.sections.analyses_tables import slug
+from vitruvius.report.sections.analyses_words import heading, words
 from vitruvius.report.style import LINES, series
 
 MOST = 6  # statistics of an analysis that are drawn
@@ -40,9 +40,15 @@ def _drawing(run: Run, analysis: str, rows: list[dict[str, Any]]) -> Drawing:
         )
         for place, statistic in enumerate(names)
     ]
-    flat = [{"run": run.name, **{key: value for key, value in row.items() if key != "by_site"}} for row in rows]
-    caption = f"{run.name}: {analysis}, mean over layers, heads and the same images after every epoch."
+    flat = [_flat(run, row) for row in rows]
+    caption = f"{run.name}: {heading(analysis)}, mean over layers, heads and the same images after every epoch."
     return Drawing(name=name, panels=panels, caption=caption, rows=flat, legend=_batch_keys(rows))
+
+
+def _flat(run: Run, row: dict[str, Any]) -> dict[str, Any]:
+    """A row for a table: epochs counted from 1, without the numbers of each site."""
+    numbers = {key: value for key, value in row.items() if key != "by_site"}
+    return {"run": run.name, **numbers, "epoch": row["epoch"] + 1}
 
 
 def _batch_keys(rows: Sequence[dict[str, Any]]) -> list[Key]:

@@ -16,7 +16,7 @@ from vitruvius.report._names import run_keys
 from vitruvius.report._numbers import number
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
-from vitruvius.report.style import LINES, figure_style, new_axes
+from vitruvius.report.style import LINES, figure_style, legend_below, new_axes
 
 UNDRAWN = ("epoch", "seconds", "images_per_second")  # cost, shown elsewhere
 EVENTS = ("alarms", "rollbacks", "skipped_updates")  # drawn if there are any
@@ -44,7 +44,7 @@ def curves(runs: Sequence[Run]) -> Sequence[Block]:
         inline_svg(draw_metrics(runs, title, keys, lines), name=f"curves-{place}", alt=_alt(runs, title, keys))
         for place, (title, keys) in enumerate(panels.items())
     ]
-    rows = [{"run": run.name, **row} for run in runs for row in run.epochs]
+    rows = [{"run": run.name, **row, "epoch": row["epoch"] + 1} for run in runs for row in run.epochs]
     legend = run_keys([run for run in runs if run.epochs]) + _line_keys(lines)
     return [Drawing(name="training", panels=drawn, caption="Every epoch of training.", rows=rows, legend=legend)]
 
@@ -95,12 +95,13 @@ def draw_metrics(
                 _draw_line(axes, run, key, lines.get(_stem(key), "-"))
         axes.set_title(title)
         axes.set_xlabel("epoch")
+        axes.set_ylabel(title)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
         if title.startswith("accuracy"):
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
         if legend:
-            axes.legend(loc="best")
+            legend_below(figure, columns=2)
     return figure
 
 
@@ -110,7 +111,7 @@ def _draw_line(axes: Axes, run: Run, key: str, line: Any) -> None:
     for row in run.epochs:
         if key in row:  # not every epoch is validated
             value = number(row[key])
-            epochs.append(row["epoch"])
+            epochs.append(row["epoch"] + 1)
             values.append(math.nan if value is None else value)
     if not epochs:
         return

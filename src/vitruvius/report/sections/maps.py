@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from vitruvius.report._blocks import Block, Note
 from vitruvius.report._markup import Rows, csv_link, grey_png
 from vitruvius.report._names import say_maps
+from vitruvius.report._numbers import percent
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
 from vitruvius.report.style import figure_style, heat
@@ -30,7 +31,7 @@ class MapGrid(Block):
     name: str
     title: str
     colour: str
-    sites: Sequence[tuple[str, Sequence[str]]]  # (site, pictures of its heads)
+    sites: Sequence[tuple[str, Sequence[tuple[str, str]]]]  # (site, (picture, attention where it is darkest) by head)
     rows: Rows
 
     @property
@@ -112,9 +113,10 @@ def _pool(values: np.ndarray, side: int) -> np.ndarray:
 
 def _grid(run: Run) -> list[Block]:
     small, side = shrink(run.maps, MAX_CELLS)
-    sites = [
-        (name, [grey_png(shade(head, run.maps[name].shape[-1])) for head in heads]) for name, heads in small.items()
-    ]
+    sites = []
+    for name, heads in small.items():
+        keys = run.maps[name].shape[-1]
+        sites.append((name, [(grey_png(shade(head, keys)), percent(highest(head, keys))) for head in heads]))
     name = f"maps-{run.index}"
     grid = MapGrid(name=name, title=run.name, colour=run.look.name, sites=sites, rows=_rows(run, small))
     if side is None:
@@ -122,13 +124,20 @@ def _grid(run: Run) -> list[Block]:
     return [grid, Note(text=f"{run.name}: neighbouring tokens are averaged into at most {side} × {side} bins.")]
 
 
+def highest(values: np.ndarray, num_keys: int) -> float:
+    """The attention at the end of a map's scale: its maximum, but at least 4 / M.
+
+    `values` are attention a; `num_keys` is M before maps were shrunk.
+    """
+    return max(float(values.max()), 4 / num_keys)
+
+
 def shade(values: np.ndarray, num_keys: int) -> np.ndarray:
     """√(a / top), top being the maximum but at least 4 / M: even attention, 1 / M, is at most half.
 
     `values` are attention a; `num_keys` is M before maps were shrunk.
     """
-    top = max(float(values.max()), 4 / num_keys)
-    return np.sqrt(np.clip(values / top, 0, 1))
+    return np.sqrt(np.clip(values / highest(values, num_keys), 0, 1))
 
 
 def _rows(run: Run, maps: dict[str, np.ndarray]) -> list[dict[str, object]]:

@@ -22,7 +22,7 @@ from vitruvius.report._readers import natural
 from vitruvius.report._runs import Run
 from vitruvius.report._section import section
 from vitruvius.report.sections.maps import MapGrid, draw_grid, shrink
-from vitruvius.report.style import figure_style, new_axes, series
+from vitruvius.report.style import figure_style, legend_below, new_axes, series
 
 KEYS = (".core.mask.keep", ".core.sparse_softmax.keep")
 MAX_CELLS = 120_000  # of all masks of a run together; larger ones are averaged down to stay a page
@@ -77,7 +77,7 @@ def draw_accuracy(curves: Mapping[str, Mapping[float, float]], *, dense: float) 
             shares, values = [100 * s for s in points], [100 * a for a in points.values()]
             axes.plot(shares, values, color=look.colour, marker=look.marker, label=name)
         axes.set(xlabel="pairs removed, %", ylabel="accuracy, %", title="Accuracy against sparsity")
-        axes.legend(loc="lower left")
+        legend_below(figure)
     return figure
 
 
@@ -94,7 +94,7 @@ def draw_cycles(points: Mapping[str, Mapping[float, float]]) -> Figure:
                 [100 * s for s in cycles], list(cycles.values()), color=look.colour, marker=look.marker, label=name
             )
         axes.set(xlabel="pairs removed, %", ylabel="cycles", title="Cycles against sparsity", yscale="log")
-        axes.legend(loc="lower left")
+        legend_below(figure)
     return figure
 
 

@@ -53,6 +53,7 @@ def draw_severities(runs: Sequence[Run], name: str) -> Figure:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
         axes.set_xticks(sorted({s for run in runs for s in mean_by_severity(run.shifts[name])}))
         axes.set_xlabel("severity")
+        axes.set_ylabel("accuracy")
         axes.set_title("mean over corruptions")
     return figure
 

@@ -78,7 +78,8 @@ def draw_strengths(runs: Sequence[Run], name: str, curves: dict[int, Curve]) -> 
         axes.set_xticks(ticks, [_tick_label(eps) for eps in ticks])
         axes.set_ylim(-0.02, 1.02)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-        axes.set_xlabel("ε")
+        axes.set_xlabel("ε (of pixels from 0 to 1)")
+        axes.set_ylabel("accuracy")
         axes.set_title(name)
     return figure
 

@@ -48,6 +48,7 @@ def draw_threats(runs: Sequence[Run]) -> Figure:
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.set_xlim(-0.02, 1.02)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+        axes.set_xlabel("accuracy")
         axes.grid(axis="y", visible=False)
     return figure
 
