@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -209,3 +210,63 @@ def test_hugging_face_folders_are_read(folder):
     assert sorted(labels.tolist()) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert ids.tolist() == list(range(9))
     assert images.max() <= 1
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    """A data set as the hub keeps it: parquet files with images and named labels, training in two of them."""
+    datasets = pytest.importorskip("datasets", reason="the extra `hf` is not installed: no Hugging Face data sets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])})
+    files = {
+        "train-00000-of-00002": range(5),
+        "train-00001-of-00002": range(5, 10),
+        "validation-00000-of-00001": range(7),
+    }
+    place = tmp_path / "set" / "data"
+    place.mkdir(parents=True)
+    for name, numbers in files.items():
+        columns = {"image": [picture(number) for number in numbers], "label": [number % 3 for number in numbers]}
+        datasets.Dataset.from_dict(columns, features=features).to_parquet(place / f"{name}.parquet")
+    return tmp_path / "set"
+
+
+@pytest.mark.filterwarnings("default")
+def test_streamed_hugging_face_sets_are_read_with_the_current_datasets(parquet):
+    settings = {"dataset": f"hfids/{parquet}", "root": str(parquet / "cache"), "workers": 0, "batch_size": 2}
+    config = DataConfig(**settings, eval_batch_size=4, train_num_samples=10, val_num_samples=7)
+    loader = eval_loader(config, input_size=SIZE)
+    batches = list(loader.with_ids())
+    assert loader.num_classes == 3  # the set names them
+    assert torch.cat([labels for _, labels, _ in batches]).tolist() == [number % 3 for number in range(7)]
+    assert torch.cat([ids for *_, ids in batches]).tolist() == list(range(7))
+    assert torch.equal(batches[0][0][2], torch.from_numpy(np.array(picture(2))).movedim(-1, 0) / 255)
+    training = train_loader(config, input_size=SIZE, seed=0)
+    assert len(training) == 5
+    first = torch.cat([labels for _, labels in training])
+    assert sorted(first.tolist()) == sorted(number % 3 for number in range(10))
+    assert torch.equal(first, torch.cat([labels for _, labels in training]))
+    training.set_epoch(1)
+    assert len(list(training)) == 5
+
+
+@pytest.mark.filterwarnings("default")
+def test_two_processes_share_a_streamed_set_and_its_files_limit_the_workers(parquet):
+    settings = {"dataset": f"hfids/{parquet}", "root": str(parquet / "cache"), "workers": 8, "batch_size": 1}
+    config = DataConfig(**settings, train_num_samples=10, val_num_samples=7)
+    assert train_loader(config, input_size=SIZE, seed=0).workers <= 2
+    assert train_loader(config, input_size=SIZE, seed=0, rank=1, world_size=2).workers == 1
+    alone = replace(config, workers=0)
+    shares = [train_loader(alone, input_size=SIZE, seed=0, rank=rank, world_size=2) for rank in range(2)]
+    images = [image for loader in shares for batch, _ in loader for image in batch]
+    assert len({image.numpy().tobytes() for image in images}) == 10
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_is_wrong_with_a_streamed_set_is_said(parquet):
+    settings = {"dataset": f"hfids/{parquet}", "root": str(parquet / "cache"), "workers": 0}
+    with pytest.raises(DataError, match=r"does not say how many images validation holds; say data\.val_num_samples"):
+        eval_loader(DataConfig(**settings), input_size=SIZE)
+    with pytest.raises(DataError, match=r"cannot open hfids/.* \(tset\)"):
+        eval_loader(DataConfig(**settings, val_num_samples=7), input_size=SIZE, split="tset")
+    with pytest.raises(DataError, match="numbers its classes itself"):
+        eval_loader(DataConfig(**settings, class_map="imagenet-1k"), input_size=SIZE)

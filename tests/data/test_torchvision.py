@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import json
 import pickle
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +15,13 @@ import pytest
 import torch
 import torchvision.datasets
 from pictures import write_image
+from PIL import Image
 
 import vitruvius.data
 from vitruvius._errors import DataError
 from vitruvius.data import DataConfig, eval_loader, train_loader
+from vitruvius.data.sources import torchvision as source
+from vitruvius.data.sources.torchvision import open_torchvision
 
 source_folder = Path(vitruvius.data.__file__).parent
 
@@ -230,30 +237,85 @@ def test_more_sets_of_torchvision_are_read_from_their_folders(name, tmp_path):
     assert train_loader(settings, input_size=SIZE, seed=0).num_images == {"eurosat": 8}.get(name, 10)
 
 
-def test_every_classification_set_of_torchvision_with_colours_has_a_name():
-    from vitruvius.data.sources import torchvision as source
+NOT_REACHED = {
+    "one channel": "EMNIST USPS SEMEION Omniglot MovingMNIST FER2013",
+    "several labels per image, and people of the test split whom training never sees": "CelebA",
+    "two images per label": "LFWPairs PhotoTour",
+    "no classes but texts, boxes or masks": (
+        "SBU Flickr8k Flickr30k CocoCaptions CocoDetection Cityscapes VOCDetection VOCSegmentation SBDataset Kitti "
+        "WIDERFace"
+    ),
+    "videos": "Kinetics HMDB51 UCF101",
+    "depth and motion": "Sintel FlyingChairs FlyingThings3D HD1K KittiFlow",
+    "not a data set of its own": (
+        "DatasetFolder ImageFolder VisionDataset FakeData LSUNClass wrap_dataset_for_transforms_v2"
+    ),
+}
+OF_TIMM = {"CIFAR10", "CIFAR100", "MNIST", "KMNIST", "FashionMNIST", "QMNIST", "INaturalist", "Places365", "ImageNet"}
 
-    others = {  # one channel, several labels, no labels, made up, or no images at all
-        "EMNIST", "MNIST", "KMNIST", "QMNIST", "FashionMNIST", "USPS", "SEMEION", "Omniglot", "MovingMNIST", "FER2013",
-        "CelebA", "CLEVRClassification", "FakeData", "Kinetics", "HMDB51", "UCF101", "DatasetFolder", "ImageFolder",
-        "VisionDataset", "PhotoTour", "SBU", "Flickr8k", "Flickr30k", "CocoCaptions", "CocoDetection", "Cityscapes",
-        "VOCDetection", "VOCSegmentation", "SBDataset", "Kitti", "WIDERFace", "LFWPairs", "INaturalist", "Places365",
-        "ImageNet", "CIFAR10", "CIFAR100", "LSUN", "LSUNClass", "wrap_dataset_for_transforms_v2",
-    }  # fmt: skip
-    optical = {
-        "Sintel",
-        "KittiFlow",
-        "FlyingChairs",
-        "FlyingThings3D",
-        "HD1K",
-        "CREStereo",
-        "InStereo2k",
-        "ETH3DStereo",
-    }
-    stereo = {name for name in torchvision.datasets.__all__ if "Stereo" in name or "Flow" in name}
-    reached = {kind for kind, *_ in source._MORE.values()} | set(source._UNSPLIT.values())
-    left = set(torchvision.datasets.__all__) - others - optical - stereo - reached
-    assert left <= {"FallingThingsStereo", "SceneFlowStereo"}
+
+def test_every_classification_set_of_torchvision_with_colours_has_a_name():
+    reached = {kind for kind, *_ in source._MORE.values()} | set(source._UNSPLIT.values()) | OF_TIMM | {"LSUN"}
+    others = {name for names in NOT_REACHED.values() for name in names.split()}
+    stereo = {name for name in torchvision.datasets.__all__ if "Stereo" in name or name == "InStereo2k"}
+    assert set(torchvision.datasets.__all__) == reached | others | stereo
+    assert not reached & others
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("name", sorted({*source._MORE, *source._UNSPLIT, *source._TIMM}))
+def test_torchvision_s_own_classes_take_what_they_are_given(name, split, tmp_path):
+    with pytest.raises(DataError) as caught:  # no file is there, which is all that may be wrong
+        open_torchvision(config(tmp_path, dataset=f"torch/{name}"), split, (3, 32, 32))
+    cause = caught.value.__cause__
+    assert isinstance(cause, RuntimeError | OSError), cause
+    assert "Unknown value" not in str(cause)
+
+
+def test_clevr_counts_objects_from_three_to_ten(tmp_path):
+    base = tmp_path / "clevr" / "CLEVR_v1.0"
+    for split, counts in (("train", (3, 5)), ("val", (10, 4, 3))):
+        (base / "images" / split).mkdir(parents=True)
+        (base / "scenes").mkdir(exist_ok=True)
+        scenes = []
+        for number, count in enumerate(counts):
+            file = f"CLEVR_{split}_{number:06d}.png"
+            write_image(base / "images" / split / file, number, size=(32, 32))
+            scenes.append({"image_filename": file, "objects": [{}] * count})
+        (base / "scenes" / f"CLEVR_{split}_scenes.json").write_text(json.dumps({"scenes": scenes}))
+    settings = config(tmp_path, dataset="torch/clevr", eval_batch_size=8)
+    loader = eval_loader(settings, input_size=SIZE)
+    assert loader.num_classes == 8
+    assert sorted(loader_labels(settings, "validation")) == [0, 1, 7]
+    assert train_loader(settings, input_size=SIZE, seed=0).num_images == 2
+
+
+def test_lsun_is_opened_by_its_own_words(tmp_path, monkeypatch):
+    signature = inspect.signature(torchvision.datasets.LSUN.__init__)
+    asked = []
+
+    class Scenes:
+        classes = ("bedroom_val", "bridge_val")
+
+        def __init__(self, *args, **kwargs):
+            asked.append(signature.bind(self, *args, **kwargs).arguments["classes"])
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return Image.new("RGB", (32, 32)), index % 2
+
+    monkeypatch.setattr(torchvision.datasets, "LSUN", Scenes)
+    monkeypatch.setitem(sys.modules, "lmdb", types.ModuleType("lmdb"))
+    data = config(tmp_path, dataset="torch/lsun")
+    assert loader_labels(data, "validation") == [0, 1, 0, 1]
+    assert train_loader(data, input_size=SIZE, seed=0).num_classes == 2
+    assert asked == ["val", "train"]
+    with pytest.raises(DataError, match="cannot download LSUN"):
+        loader_labels(config(tmp_path, dataset="torch/lsun", download=True), "validation")
+    with pytest.raises(DataError, match="no split 'trian'"):
+        loader_labels(data, "trian")
 
 
 def test_caltech_is_numbered_as_tensorflow_does_where_a_model_wants_it(caltech):

@@ -26,6 +26,7 @@ from vitruvius.data._image_seeds import seed_of, seeded
 from vitruvius.data._loader import BatchLoader, BatchWithIds
 from vitruvius.data._preprocessing import Transform, to_pixels
 from vitruvius.data.sources._base import Size, check_num_classes, data_source, existing_folder, find_source
+from vitruvius.data.sources._hub_stream import HubStream
 
 logger = logging.getLogger(__name__)
 
@@ -95,9 +96,25 @@ def open_streamed_hugging_face(config: DataConfig, split: str, size: Size) -> St
     decide grey or colour.
     """
     require("datasets", "hf")
+    if config.class_map is not None:
+        raise DataError("hfids numbers its classes itself; data.class_map belongs to folder, torch, hfds and tfds.")
 
     def opened(training: bool, seed: int) -> Stream:
-        return _open_reader(config, split, size, training=training, seed=seed)
+        try:
+            reader = HubStream(
+                config.dataset.removeprefix("hfids/"),
+                root=config.root,
+                split=split,
+                training=training,
+                batch_size=config.batch_size,
+                num_samples=_limit(config, training),
+                seed=seed,
+                mode=pil_mode(size[0]),
+            )
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
+            raise DataError(f"cannot open {config.dataset} ({split}): {error}") from error
+        classes = check_num_classes(config, config.dataset, len(reader.class_to_idx) or None)
+        return Stream(name=f"{config.dataset}/{split}", reader=reader, num_classes=classes)
 
     return opened
 
@@ -184,9 +201,9 @@ class StreamLoader(BatchLoader):
         self.reader, self.share, self.transform, self.config = reader, share, transform, config
         if share.training:
             self.batch_size = config.batch_size
-            self.workers = min(config.workers, usable_cores())
             reader.dist_rank = share.rank
             reader.dist_num_replicas = share.world_size
+            self.workers = min(config.workers, usable_cores(), getattr(reader, "max_workers", config.workers))
         else:
             self.batch_size = config.eval_batch_size or config.batch_size
             self.workers = min(config.workers, 1)  # one worker keeps the order

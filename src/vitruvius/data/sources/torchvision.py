@@ -13,6 +13,7 @@ from timm.data import create_dataset
 
 from vitruvius._checks import as_label
 from vitruvius._errors import DataError, suggest
+from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_seeds import image_keys
 from vitruvius.data._subsets import class_names, names_by_number, read_class_map, require_classes
@@ -22,6 +23,7 @@ _TIMM = ("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist", "i
 _TWO_SPLITS = _TIMM[:6]  # training or test
 _MORE = {  # name: (class, training split, validation split)
     "svhn": ("SVHN", "train", "test"),
+    "clevr": ("CLEVRClassification", "train", "val"),
     "flowers102": ("Flowers102", "train", "val"),
     "food101": ("Food101", "train", "test"),
     "stl10": ("STL10", "train", "test"),
@@ -37,8 +39,10 @@ _MORE = {  # name: (class, training split, validation split)
     "stanford_cars": ("StanfordCars", "train", "test"),
 }
 _UNSPLIT = {"caltech101": "Caltech101", "caltech256": "Caltech256", "eurosat": "EuroSAT", "sun397": "SUN397"}
-_CLASSES = {"svhn": 10, "stl10": 10, "flowers102": 102, "gtsrb": 43, "pcam": 2}
-_NAMES = (*_UNSPLIT, *_TIMM, *_MORE)
+_SCENES = "lsun"  # its argument is called classes, and it cannot be downloaded
+_FEWEST, _MOST = 3, 10  # objects in an image of CLEVR; their number is its class
+_CLASSES = {"clevr": _MOST - _FEWEST + 1, "svhn": 10, "stl10": 10, "flowers102": 102, "gtsrb": 43, "pcam": 2}
+_NAMES = (*_UNSPLIT, *_TIMM, *_MORE, _SCENES)
 _TRAINING: dict[str, float] = {"caltech101": 30, "caltech256": 30, "sun397": 50}  # images of a class, as is usual
 _TRAINING |= {"eurosat": 0.8}  # a share of them; all others are for validation
 
@@ -117,7 +121,11 @@ def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionI
         return _mapped(dataset, place, config, rows)
     if config.classes is not None:
         return _chosen(dataset, place, config, rows)
-    return TorchvisionImages(dataset, place, check_num_classes(config, config.dataset, _found(name, dataset)), rows)
+    numbers = None
+    if name == "clevr":
+        numbers = {count: count - _FEWEST for count in range(_FEWEST, _MOST + 1)}
+    classes = check_num_classes(config, config.dataset, _found(name, dataset))
+    return TorchvisionImages(dataset, place, classes, rows, numbers)
 
 
 def _mapped(dataset: Any, place: str, config: DataConfig, rows: Sequence[int] | None) -> TorchvisionImages:
@@ -134,6 +142,8 @@ def _mapped(dataset: Any, place: str, config: DataConfig, rows: Sequence[int] | 
 def _build(config: DataConfig, name: str, split: str) -> Any:
     if name in _UNSPLIT:
         return getattr(torchvision.datasets, _UNSPLIT[name])(config.root, download=config.download)
+    if name == _SCENES:
+        return _open_scenes(config, split)
     if name in _TIMM:
         dataset = create_dataset(f"torch/{name}", root=config.root, split=split, download=config.download)
         if name == "inaturalist":
@@ -145,6 +155,17 @@ def _build(config: DataConfig, name: str, split: str) -> Any:
     elif split in VALIDATION_NAMES:
         split = validation
     return getattr(torchvision.datasets, kind)(config.root, split=split, download=config.download)
+
+
+def _open_scenes(config: DataConfig, split: str) -> Any:
+    """LSUN: ten scenes, one LMDB file each, for training or validation."""
+    require("lmdb", "lsun")
+    words = {**dict.fromkeys(TRAIN_NAMES, "train"), **dict.fromkeys(VALIDATION_NAMES, "val"), "test": "test"}
+    if split not in words:
+        raise ValueError(f"there is no split {split!r}; choose train, validation or test.")
+    if config.download:
+        raise ValueError("torchvision cannot download LSUN; fetch its LMDB files by hand and unset data.download.")
+    return torchvision.datasets.LSUN(config.root, classes=words[split])
 
 
 def _found(name: str, dataset: Any) -> int | None:
