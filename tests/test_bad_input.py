@@ -81,8 +81,19 @@ def test_an_error_nobody_foresaw_is_one_line_that_says_how_to_see_more(
     said = mistake(capsys, "fail")
     assert words in said
     assert said.endswith("-v shows where.\n")
-    with pytest.raises(type(error)):
-        main(["-v", "fail"])
+    assert main(["-v", "fail"]) == 1
+    seen = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in seen
+    assert "test_bad_input.py" in seen
+    assert words in seen
+
+
+def test_what_shows_where_shows_no_secret(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing_verb(monkeypatch, RuntimeError("cannot read https://me:hunter2@host/data?token=hunter3"))
+    assert main(["-v", "fail"]) == 1
+    seen = capsys.readouterr().err
+    assert "Traceback" in seen
+    assert "hunter" not in seen
 
 
 def test_a_terminal_without_the_character_gets_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,6 +335,8 @@ def test_a_copy_of_broken_images_leaves_no_folder(tmp_path: Path, capsys: pytest
         "data.mixup=.inf",
         "data.hflip=.nan",
         "data.crop_pct=-1",
+        "data.interpolation=nope",
+        "data.train_interpolation=nope",
         "seed=99999999999999999999999",
         "seed=",
     ],

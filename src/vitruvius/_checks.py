@@ -32,6 +32,27 @@ def device_of(model: object) -> torch.device:
     return torch.device("cpu")
 
 
+def check_model(model: object) -> None:
+    """Refuse what is not a model of PyTorch at all."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"{model!r} is not a model; expected a torch.nn.Module, such as vitruvius.create_model(…) returns."
+        )
+
+
+def check_seed(seed: object, where: str = "seed") -> None:
+    """Refuse a seed that is not a whole number; `where` is how the user wrote it."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ConfigError(f"{where} = {seed!r}, expected a whole number.")
+
+
+def check_batch(batch: object) -> None:
+    """Refuse what a loader yields unless it is (images, labels), perhaps with ids, as tensors."""
+    if isinstance(batch, list | tuple) and len(batch) >= 2 and all(isinstance(part, Tensor) for part in batch[:2]):
+        return
+    raise DataError(f"the loader yields {type(batch).__name__}; expected tensors (images, labels), or with ids too.")
+
+
 def check_eval_mode(model: object) -> None:
     """Refuse a model any part of which is in train mode: dropout and batch statistics are not what is judged."""
     if not isinstance(model, nn.Module):

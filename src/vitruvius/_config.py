@@ -27,6 +27,8 @@ def override(data: Mapping[str, Any], settings: Iterable[str]) -> Data:
     """A copy with `section.key=value` settings applied; list items by number, `attention.0.where=…`."""
     result: Data = _copy(data)
     for setting in settings:
+        if not isinstance(setting, str):
+            raise ConfigError(f"override {setting!r} is not text of the form section.key=value, e.g. train.epochs=20.")
         key, equals, text = setting.partition("=")
         if not equals or not key:
             raise ConfigError(f"override {setting!r} is not of the form section.key=value, e.g. train.epochs=20.")

@@ -201,6 +201,8 @@ def _reason(error: OSError) -> str:
         return "the disk is full. What was there before is intact; free some space or choose another folder."
     if error.errno in _FORBIDDEN:
         return "no permission. Choose another folder or change its rights."
+    if error.errno == errno.ENAMETOOLONG:
+        return "the name is too long for the disk. Choose a shorter one."
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return "a part of this path is a file, not a folder. Choose another folder."
     if error.errno == errno.ENOENT or isinstance(error, FileNotFoundError):

@@ -4,7 +4,7 @@ from vitruvius._registry import load_room
 from vitruvius.analysis._attended import Attended
 from vitruvius.analysis._nulls import NULLS
 from vitruvius.analysis._registry import Analysis, ModelAnalysis, Question, analyses, question
-from vitruvius.analysis._run import analyse
+from vitruvius.analysis._run import analyse, ask_all
 from vitruvius.analysis._table import Curve, Pictures, Row, Table
 from vitruvius.analysis.callback import AnalysisCallback, first_images, read_rows, rows_with_analyses
 from vitruvius.analysis.explaining import explain_images
@@ -23,6 +23,7 @@ __all__ = [
     "Table",
     "analyse",
     "analyses",
+    "ask_all",
     "explain",
     "explain_images",
     "explanations",

@@ -54,7 +54,12 @@ def _images_and_ids(batch: Any) -> tuple[Tensor, Tensor]:
     """Of a batch that is images, (images, labels) or (images, labels, ids); ids are a hash where there are none."""
     if isinstance(batch, Tensor):
         return batch, image_ids(batch)
+    if not isinstance(batch, list | tuple) or not batch or not isinstance(batch[0], Tensor):
+        raise DataError(
+            f"the loader yields {type(batch).__name__}; expected images, (images, labels), or with ids too."
+        )
     x, *rest = batch
+    _check_shape(x)
     if len(rest) > 1:
         return x, rest[1]
     return x, image_ids(x)
@@ -66,6 +71,10 @@ def share_of(number: int, process: Process) -> int:
 
 
 def _check_images(x: Tensor) -> None:
+    _check_shape(x)
+    check_pixels(x)
+
+
+def _check_shape(x: Tensor) -> None:
     if x.dim() != 4:
         raise DataError(f"a batch has shape {tuple(x.shape)}; expected images (B, channels, rows, columns).")
-    check_pixels(x)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import Progress, check_eval_mode, device_of
+from vitruvius._checks import Progress, check_eval_mode, check_model, check_seed, device_of
 from vitruvius._errors import ConfigError, DataError, UnsuitableSite
 from vitruvius._processes import Process
 from vitruvius._registry import Spec
@@ -63,7 +63,9 @@ def analyse(
     progress: called after every part of a batch with the images done, how many there are, and a few words.
     facts: what else the table should say about itself.
     """
+    check_model(model)
     check_eval_mode(model)
+    check_seed(seed)
     process = process or Process(device=device_of(model))
     questions = ask_all(asked)
     chosen = choose_nulls(nulls)

@@ -13,6 +13,7 @@ import logging
 import os
 import pkgutil
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with answering(), contextlib.redirect_stdout(_answer_stream()), warnings.catch_warnings():
             if not options.verbose:
                 warnings.showwarning = Once()
-            _check_out(options)
+            _check_words(options)
             verb(options)
     except KeyboardInterrupt as error:
         words, code = goodbye(error)
@@ -61,14 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:
         if options.verbose:
-            raise
+            print(redact_text(traceback.format_exc()), file=sys.stderr, end="")
         print(redact_text(f"vitruvius: {in_one_line(error)}"), file=sys.stderr)
         return exit_code_of(error)
     return 0
 
 
-def _check_out(options: argparse.Namespace) -> None:
-    """Results are written to this machine; only a training goes elsewhere (`train RECIPE out=s3://…`)."""
+def _check_words(options: argparse.Namespace) -> None:
+    """Refuse null bytes, and results elsewhere: only a training goes to a URL (`train RECIPE out=s3://…`)."""
+    for value in vars(options).values():
+        words = [value] if isinstance(value, str) else value
+        if isinstance(words, list) and any(isinstance(word, str) and "\0" in word for word in words):
+            raise ConfigError("a word of the command holds a null byte, which no name or path can.")
     for name in ("out", "figure"):
         place = getattr(options, name, None)
         if isinstance(place, str) and "://" in place:

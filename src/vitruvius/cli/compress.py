@@ -75,7 +75,7 @@ def run_masks(options: argparse.Namespace) -> None:
     from vitruvius.report.sections.masks import draw_masks
     from vitruvius.report.style import save_figure
 
-    if options.of:
+    if options.of is not None:
         trust_plugins(options, options.of)
     masks, text = masks_of_maps(
         options.maps,

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from vitruvius._bar import Bar
+from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError
 from vitruvius._files import Lock, MadeFolder, atomic_write_text, check_new_file, ensure_writable, is_array
 from vitruvius._processes import Process, process_group
@@ -93,9 +94,10 @@ def masks_of_maps(
     of: a run folder; maps that are not of its model are refused.
     threshold: queries that make a token global; default: a quarter of them.
     """
+    _check_threshold(threshold)
     tensors, sites = load_maps(maps)
     known = sites
-    if of:
+    if of is not None:
         known = survey(open_target(of, data_needed=False).model)
     masks = make_masks(tensors, read_rules(rule), sparsity=sparsity, budget=budget, protect=protect, sites=known)
     if out:
@@ -158,6 +160,9 @@ def cycles_of(
     the sites say, else 64. threshold: queries that make a token global. overrides: settings of the run. Written as
     cycles.json beside the masks, or into the run.
     """
+    _check_threshold(threshold)
+    if head_dim is not None:
+        check_count(head_dim, "--head-dim")
     masks, ratio, place = _masks_of(target, overrides)
     square = {name: keep for name, keep in masks.keep.items() if keep.shape[-2] == keep.shape[-1]}
     if not square:
@@ -168,6 +173,11 @@ def cycles_of(
     rows = [{"sparsity": share, **asdict(row), "total": row.total} for share, row in table.rows.items()]
     atomic_write_text(place / "cycles.json", json.dumps({"head_dim": head_dim, "ratio": ratio, "rows": rows}, indent=1))
     return table, place / "cycles.json"
+
+
+def _check_threshold(threshold: int | None) -> None:
+    if threshold is not None and threshold < 0:
+        raise ConfigError(f"--threshold {threshold}: expected a number of queries, 0 or more.")
 
 
 def _head_dim(widths: set[int], target: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import Progress, check_eval_mode, check_pixels, device_of
+from vitruvius._checks import Progress, check_eval_mode, check_model, check_pixels, device_of
 from vitruvius._errors import DataError, RunError
 from vitruvius._files import exists, load_tensors, save_tensors
 from vitruvius._processes import Process
@@ -51,6 +51,7 @@ def average_maps(
         is removed at the end.
     progress: called after every batch with the images done, how many there are, and a few words.
     """
+    check_model(model)
     check_eval_mode(model)
     process = process or Process(device=device_of(model))
     total = _share_of(loader, process)

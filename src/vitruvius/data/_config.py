@@ -47,6 +47,9 @@ BOUNDS: dict[str, tuple[int, int | None]] = {  # smallest and largest value of a
 }
 
 
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")  # timm's names
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """A data set, how it is read, and how training images are augmented. All images are pixels in [0, 1].
@@ -146,6 +149,8 @@ class DataConfig:
         for name, (low, high) in BOUNDS.items():
             self._check(name, low, high)
         self._check_crop()
+        self._check_interpolation("interpolation", INTERPOLATIONS)
+        self._check_interpolation("train_interpolation", ("random", *INTERPOLATIONS))
         if self.classes is not None and self.class_map is not None:
             raise ConfigError("data.classes and data.class_map both choose and number the classes; keep one of them.")
         self._check_splits()
@@ -160,6 +165,11 @@ class DataConfig:
     def _check_crop(self) -> None:
         if self.crop_pct is not None and self.crop_pct <= 0:
             raise ConfigError(f"data.crop_pct is {self.crop_pct}, expected a share above 0.")
+
+    def _check_interpolation(self, name: str, known: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value is not None and value not in known:
+            raise ConfigError(f"data.{name} is {value!r}, expected one of {', '.join(known)}.")
 
     def _check_splits(self) -> None:
         if self.aug_splits == 0:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import Progress, check_eval_mode, device_of
+from vitruvius._checks import Progress, check_batch, check_eval_mode, device_of
 from vitruvius._errors import DataError
 from vitruvius._processes import Process
 from vitruvius._registry import Spec
@@ -173,7 +173,9 @@ def numbered(loader: Iterable[Any], process: Process = ALONE) -> Iterator[Batch]
         yield from loader.with_ids()
         return
     start = 0
-    for x, y, *rest in loader:
+    for batch in loader:
+        check_batch(batch)
+        x, y, *rest = batch
         if rest:
             ids = rest[0]
         else:

@@ -13,6 +13,7 @@ from vitruvius._processes import Process, process_group
 from vitruvius._signals import keeping
 from vitruvius._yaml import parse_value
 from vitruvius.attacks import Norm, as_norm
+from vitruvius.corruptions import corruptions
 from vitruvius.data import Loader, eval_loader
 from vitruvius.evaluation._evaluate import evaluate
 from vitruvius.evaluation._shift_command import open_shifts, read_baseline, temperature_of
@@ -90,6 +91,7 @@ def evaluate_target(
     on_part: called with each part of the evaluation as soon as it is known, on the first process.
     """
     sanity = _read_ball(options.sanity)
+    _refuse_idle_options(options)
     load_target_plugins(target, overrides)
     threats = [threat for spec in options.threats for threat in make_threats(spec, where="--threat")]
     overrides = [*overrides, *limit_images(options.images)]
@@ -122,6 +124,18 @@ def evaluate_target(
         finally:
             lock.release()
     return found
+
+
+def _refuse_idle_options(options: EvaluateOptions) -> None:
+    """Refuse options that would do nothing."""
+    if options.calibrate is not None and not options.shifts:
+        raise ConfigError("--calibrate fits a temperature for shifted images; name them with --shift, or leave it out.")
+    has_corruptions = any(spec.partition(":")[0] in ("corruptions", *corruptions) for spec in options.threats)
+    if options.baseline is not None and not options.shifts and not has_corruptions:
+        raise ConfigError(
+            "--baseline compares errors on shifted images; name some with --shift, or --threat corruptions, or leave "
+            "it out."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +172,7 @@ def _run(job: _Job, threats: Sequence[Threat], shifts: Sequence[Shift], *, with_
     """The parts in turn: temperature, clean images and threats, sanity checks, shifts."""
     options = job.options
     temperature = None
-    if options.calibrate:
+    if options.calibrate is not None:
         temperature = temperature_of(job.target, options.calibrate, job.process)
     report = corruptions = None
     if with_images:

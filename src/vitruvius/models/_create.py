@@ -13,6 +13,7 @@ from timm.layers import to_2tuple
 from timm.models import is_model, list_models, parse_model_name, split_model_name_tag
 from torch import nn
 
+from vitruvius._checks import check_seed
 from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, RunError, UnknownName, suggest
 from vitruvius._files import StrPath, exists, is_url, join, read_text
@@ -80,6 +81,9 @@ def create_model(
     `mean` and `std` normalise the channels (default: what timm resolves for the model). `timm_kwargs` go to the
     model's constructor: num_classes, img_size, drop_path_rate, …
     """
+    if not isinstance(name, str):
+        raise ConfigError(f"a model's name is text such as 'deit_tiny_patch16_224', not {name!r}.")
+    check_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = _make(name, pretrained, timm_kwargs)
@@ -197,10 +201,16 @@ def _sized(model: Any, timm_kwargs: Mapping[str, Any]) -> nn.Module:
 def _built(name: str, build: Callable[[], nn.Module], kwargs: Mapping[str, Any]) -> nn.Module:
     try:
         return build()
-    except (TypeError, AssertionError, ValueError) as error:
-        if not kwargs or isinstance(error, UnknownName):
+    except (TypeError, AssertionError, ValueError, RuntimeError) as error:
+        if not kwargs or isinstance(error, UnknownName) or _is_download(error):
             raise
         raise ConfigError(f"{name!r} cannot be made with {dict(kwargs)}: {error}") from error
+
+
+def _is_download(error: Exception) -> bool:
+    """Whether weights could not be fetched, which is not the settings' fault; timm says so by a RuntimeError."""
+    words = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word in words for word in ("download", "url", "hub", "connection"))
 
 
 def _check_known(name: str) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from vitruvius._checks import check_count
 from vitruvius._config import build, override
 from vitruvius._errors import DataError, VitruviusError
+from vitruvius._files import check_new_file
 from vitruvius._processes import choose_device
 from vitruvius._yaml import read_yaml
 from vitruvius.data import DataConfig, Loader, class_words, eval_loader, is_stream
@@ -65,6 +66,7 @@ def report_runs(
     on_news: called with a sentence about each run before it is recorded, and about what could not be.
     """
     folders = [Path(local_run(run)) for run in runs]
+    check_new_file(out, "report.html")
     shown = [folder for folder in folders if not is_sweep(folder) and not is_study(folder)]
     if shown:
         check_runs(shown)

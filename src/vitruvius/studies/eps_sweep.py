@@ -53,7 +53,7 @@ def eps_sweep(
         key = f"{space}/{strength:.6g}"
         if key in done:
             continue
-        attack = _make(threat, strength, steps or STEPS, space, seed)
+        attack = _make(threat, strength, steps, space, seed)
         if space == "normalised":
             correct = _correct_normalised(subject, attack)
             loss = None
@@ -90,8 +90,10 @@ def _check_threat(threat: str | None, steps: int | None, space: Space) -> None:
         raise ConfigError("space=normalised means the KPCA scripts' PGD; leave threat out, or use space=pixels.")
 
 
-def _make(threat: str | None, eps: float, steps: int, space: Space, seed: int) -> Threat:
+def _make(threat: str | None, eps: float, steps: int | None, space: Space, seed: int) -> Threat:
     """The attack of one strength."""
+    if steps is None:
+        steps = STEPS
     if threat is not None:
         name, settings = read_spec(threat, where="threat")
         if seed:

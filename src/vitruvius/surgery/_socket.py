@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from vitruvius._checks import check_model
 from vitruvius._errors import UnsuitableSite
 from vitruvius._registry import first_line
 from vitruvius.heads import Attends, HeadWeights
@@ -97,6 +98,7 @@ def inner(model: nn.Module) -> nn.Module:
 
     `model` may be that model itself.
     """
+    check_model(model)
     while (wrapped := _wrapped(model)) is not None:
         model = wrapped
     return model

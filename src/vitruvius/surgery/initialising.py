@@ -45,6 +45,8 @@ def initialise(
     """
     if generator is None:
         raise ConfigError("initialise needs its randomness given: generator=torch.Generator().manual_seed(0).")
+    if not isinstance(generator, torch.Generator):
+        raise ConfigError(f"generator = {generator!r}, expected a torch.Generator: torch.Generator().manual_seed(0).")
     refuse_compiled(model)
     plan = _plan(init, where, base, settings)
     with _all_or_nothing(model):

@@ -8,6 +8,7 @@ from typing import Any, cast
 from timm.layers import register_notrace_module
 from torch import nn
 
+from vitruvius._checks import check_model
 from vitruvius._errors import SurgeryError, UnsuitableSite
 from vitruvius.attention import Core, PartSpec, build_core, part
 from vitruvius.heads import HeadWeights, Site
@@ -91,6 +92,7 @@ def refuse_compiled(model: nn.Module) -> None:
 
     `model` is refused if it, or a part of it, is compiled or wrapped for several GPUs.
     """
+    check_model(model)
     for module in model.modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             raise SurgeryError(

@@ -25,8 +25,11 @@ from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 from vitruvius.evaluation.threats import make_threats
 from vitruvius.targets import load_target_plugins, local_run
 from vitruvius.training._train import train
+from vitruvius.training.config import as_config
+from vitruvius.training.dry_run import rehearse
 
 SECTIONS = ("model", "attention", "data", "task", "train", "seed", "plugins")  # of the run, for its fine-tuning
+TUNED = ("train.", "data.", "task", "seed=", "tracking", "analyses")  # settings of fine-tuning that may be said
 Tell = Callable[[str], None]
 
 
@@ -67,6 +70,7 @@ def compress(
         raise RunError(f"{run} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
     load_target_plugins(str(run))  # the recipe of fine-tuning names them too
     _check_names(asked)
+    _check_tuning(run, asked, overrides)
     folder = Path(out or run.with_name(f"{run.name}_compressed"))
     with Lock(folder):
         _claim(folder, run, asked, overrides)
@@ -103,6 +107,18 @@ def _check_names(asked: Compression) -> None:
         make_threats(threat, where="--threat")
 
 
+def _check_tuning(run: Path, asked: Compression, overrides: Sequence[str]) -> None:
+    """Refuse settings of fine-tuning that would fail, before hours go into what comes first; masks come later."""
+    for setting in overrides:
+        if not setting.startswith(TUNED):
+            raise ConfigError(
+                f"{setting!r} cannot be changed: a compression fine-tunes the model of {run}. Settings of the training "
+                "and its data can: train.epochs=5, data.root=…."
+            )
+    old = read_yaml(run / "config.yaml").get("attention") or []
+    rehearse(as_config({**_tuning(run, asked), "attention": old, "out": None}, overrides))
+
+
 def _claim(folder: Path, run: Path, asked: Compression, overrides: Sequence[str]) -> None:
     """Remember what the folder is for; another wish needs another folder."""
     wishes = {"run": str(run), **asdict(asked), "overrides": list(overrides)}
@@ -119,6 +135,12 @@ def _claim(folder: Path, run: Path, asked: Compression, overrides: Sequence[str]
 
 def _recipe(run: Path, masks: Path, asked: Compression, tuned: Path) -> dict[str, Any]:
     """The run's recipe, from its own weights, with the new stages and a smaller rate."""
+    old = read_yaml(run / "config.yaml").get("attention") or []
+    return _tuning(run, asked) | {"attention": _rules(old, masks, asked.rank), "out": str(tuned)}
+
+
+def _tuning(run: Path, asked: Compression) -> dict[str, Any]:
+    """The run's recipe, from its own weights, with a smaller rate."""
     old = read_yaml(run / "config.yaml")
     recipe = {key: old[key] for key in SECTIONS if key in old}
     recipe["model"] |= {"weights": str(run), "pretrained": False, "reset_head": False}
@@ -127,8 +149,7 @@ def _recipe(run: Path, masks: Path, asked: Compression, tuned: Path) -> dict[str
     rate = asked.rate * float(train_section.get("lr") or 1e-3)
     train_section |= {"lr": rate, "lr_base": None, "min_lr": rate / 10, "warmup_epochs": 0, "cooldown_epochs": 0}
     recipe["train"] = {**train_section, "epochs": epochs}
-    recipe["attention"] = _rules(old.get("attention") or [], masks, asked.rank)
-    return recipe | {"out": str(tuned)}
+    return recipe
 
 
 def _rules(old: Sequence[dict[str, Any]], masks: Path, rank: int | None) -> list[dict[str, Any]]:

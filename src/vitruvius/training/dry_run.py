@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process, choose_device, process_group
 from vitruvius._registry import load_plugins
+from vitruvius.analysis import ask_all
 from vitruvius.data import Loader
 from vitruvius.models import create_model
 from vitruvius.tracking import Trackers
@@ -93,6 +94,7 @@ def rehearse(config: Config) -> None:
     check(config, "the recipe")
     load_plugins(config.plugins)
     Trackers.of(config.tracking)
+    ask_all(config.analyses)
     with process_group(config.train.device) as process, preserve_rng(process.device):
         opened = open_session(replace(config, data=replace(config.data, cache="none")), process)
         Alarm.of(opened)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from vitruvius._checks import check_count
 from vitruvius._config import build
 from vitruvius._errors import ConfigError, Preempted, VitruviusError
 from vitruvius._files import Lock, Mirror, atomic_write_text, exists, is_url, join, place_of, read_json, read_text
@@ -115,6 +116,7 @@ class Sweep:
         minutes: start no run that would not end within so many minutes, going by the longest run so far.
         jobs: so many runs at a time, each in a process of its own, on one device.
         """
+        check_count(jobs, "--jobs")
         clock = Clock(minutes)
         with Lock(self.folder):
             if jobs > 1:

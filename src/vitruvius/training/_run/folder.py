@@ -34,6 +34,7 @@ from vitruvius._files import (
     atomic_write_bytes,
     atomic_write_text,
     ensure_writable,
+    explained,
     is_lock,
     is_url,
     place_of,
@@ -141,7 +142,8 @@ class Run:
                 self.folder.rmdir()
 
     def has_state(self) -> bool:
-        return checkpoint.exists(self.folder)
+        with explained(self.folder, "read"):
+            return checkpoint.exists(self.folder)
 
     def save_state(self, state: dict[str, Any]) -> None:
         """Write the `state`, from which training goes on exactly, in place of the one before."""
