@@ -17,7 +17,7 @@ from vitruvius._files import load_tensors
 from vitruvius._processes import Process
 from vitruvius.attention import part
 from vitruvius.compression import average_maps, save_maps
-from vitruvius.data import DataConfig, Loader, eval_loader
+from vitruvius.data import DataConfig, Loader, TensorSet, eval_loader, images_loader
 
 
 def small(**kwargs: object) -> torch.nn.Module:
@@ -107,6 +107,24 @@ def test_sums_of_another_model_are_not_taken_up(tmp_path: Path, monkeypatch: pyt
         average_maps(small(), digit_loader(), partial=tmp_path / "p", progress=stop)
     with pytest.raises(RunError, match="sums of another model"):
         average_maps(small(seed=1), digit_loader(), partial=tmp_path / "p")
+
+
+def test_sums_of_other_images_are_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitruvius.compression.maps.SAVE_EVERY", 0.0)
+    images = torch.rand(12, 3, 8, 8)
+
+    def loader() -> Loader:
+        shown = TensorSet(name="shown", images=images, labels=torch.arange(12) % 10, num_classes=10)
+        return images_loader(shown, DataConfig(batch_size=4), input_size=(3, 8, 8))
+
+    def stop(images: int, total: int | None, /, words: str = "") -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        average_maps(small(), loader(), partial=tmp_path / "p", progress=stop)
+    images[11] = 1 - images[11]
+    with pytest.raises(RunError, match="sums of another content of the images"):
+        average_maps(small(), loader(), partial=tmp_path / "p")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

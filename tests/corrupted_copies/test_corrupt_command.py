@@ -152,6 +152,7 @@ def test_a_killed_copy_leaves_no_temporary_files_among_the_classes(
         patch.setattr(Path, "unlink", lambda *_, **__: None)
         patch.setattr(os, "replace", killed)
         patch.setattr(folders_module, "claim", lambda out, _: (out / "corrupt.json").write_text("{}"))
+        patch.setattr(folders_module, "claim_files", lambda *_: None)
         with pytest.raises(KeyboardInterrupt):
             copy_folder(folder, out, PAIR[:1], size=24)
     assert [path.parent.name for path in out.rglob("*.tmp")] == [".parts"]
@@ -183,6 +184,40 @@ def test_other_settings_in_the_same_folder_are_refused(small: tuple[Any, Any], t
         copy_arrays(*small, tmp_path / "out", [corruptions["fog"](severity=s, seed=3) for s in (1, 2, 3, 4, 5)])
     with pytest.raises(ConfigError, match="sha256 was"):
         copy_arrays(small[0] // 2, small[1], tmp_path / "out", PAIR[:5])
+
+
+def test_other_labels_or_places_of_the_images_are_refused(small: tuple[Any, Any], tmp_path: Path) -> None:
+    images, labels = small
+    copy_arrays(images, labels, tmp_path / "out", PAIR[:5])
+    with pytest.raises(ConfigError, match=r"made otherwise \(labels was"):
+        copy_arrays(images, labels[::-1], tmp_path / "out", PAIR)
+    with pytest.raises(ConfigError, match=r"made otherwise \(ids was"):
+        copy_arrays(images, labels, tmp_path / "out", PAIR, ids=np.arange(7) + 1)
+
+
+@pytest.mark.parametrize("kind", ["size", "content"])
+def test_images_that_changed_between_two_halves_of_a_copy_are_refused(kind: str, folder: Path, tmp_path: Path) -> None:
+    copy_folder(folder, tmp_path / "out", PAIR[:1], size=24)
+    file = folder / "cat" / "two.png"
+    data = bytearray(file.read_bytes())
+    if kind == "size":
+        data += b"x"
+    else:
+        data[-20] ^= 1
+    file.write_bytes(data)
+    before = files_below(tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"1 file\(s\) have changed since, among them cat/two\.png\. Choose another"):
+        copy_folder(folder, tmp_path / "out", PAIR[:2], size=24)
+    assert {name for name in before if name != "corrupt.json"} == {
+        name for name in files_below(tmp_path / "out") if name != "corrupt.json"
+    }
+
+
+def test_images_that_came_later_are_copied_too(folder: Path, tmp_path: Path) -> None:
+    copy_folder(folder, tmp_path / "out", PAIR[:1], size=24)
+    (folder / "dog" / "new.png").write_bytes((folder / "cat" / "two.png").read_bytes())
+    assert copy_folder(folder, tmp_path / "out", PAIR[:1], size=24) == 4
+    assert (tmp_path / "out" / "contrast" / "1" / "dog" / "new.jpeg").exists()
 
 
 def test_a_folder_of_somebody_else_is_not_written_into(small: tuple[Any, Any], tmp_path: Path) -> None:

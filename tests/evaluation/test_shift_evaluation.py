@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,18 @@ def test_the_ledger_of_another_evaluation_is_refused(
 ) -> None:
     with pytest.raises(RunError, match=f"holds the ledger of another evaluation: .*{letter}"):
         evaluate_shift(net, f"folder-c:{digits_c}", folder=undisturbed, **{"data": DATA, **settings})
+
+
+def test_images_that_changed_between_two_halves_are_refused(digits_c: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(digits_c, tmp_path / "c")
+    shift = open_shift(f"folder-c:{copy}")
+    evaluate_shift(model(), replace(shift, parts=shift.parts[:1]), data=DATA, folder=tmp_path / "out")
+    file = next(path for path in sorted((copy / "fog" / "1").rglob("*")) if path.is_file())
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(RunError, match="holds rows of other images of fog 1: contents were"):
+        evaluate_shift(model(), open_shift(f"folder-c:{copy}"), data=DATA, folder=tmp_path / "out")
 
 
 def test_a_temperature_adds_confidences_of_its_own(digits_c: Path) -> None:

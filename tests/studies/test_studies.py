@@ -178,3 +178,24 @@ def test_rows_of_another_model_under_the_same_name_are_refused(tmp_path: Path) -
     (tmp_path / "subjects.json").write_text(known.replace('"weights": "', '"weights": "0'))
     with pytest.raises(RunError, match=r"with other weights \(0.*Choose another folder"):
         study("eps-sweep", [MODEL], settings, tmp_path)
+
+
+@pytest.mark.parametrize("change", ["images", "labels", "settings"])
+def test_rows_of_other_images_labels_or_settings_are_refused(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**FEW, "eps": [0.01], "steps": 1}
+    study("eps-sweep", [MODEL], settings, tmp_path)
+
+    def opened(*arguments: Any, **more: Any) -> Any:
+        subject = open_subject(*arguments, **more)
+        if change == "images":
+            return replace(subject, x=subject.x.flip(0))  # the same sum
+        if change == "labels":
+            return replace(subject, y=subject.y.flip(0))
+        subject.model.a_plain_attribute = 2.0
+        return subject
+
+    monkeypatch.setattr("vitruvius.studies._base.open_subject", opened)
+    with pytest.raises(RunError, match=f"with other {change} "):
+        study("eps-sweep", [MODEL], settings, tmp_path)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
 from small_run import assert_same_run, rows_of, small_run, state_of
 from vitruvius._errors import RunError
+from vitruvius._files import save_tensors
 from vitruvius.training import _epoch, _step
 from vitruvius.training._run import state_file
 from vitruvius.training._run.folder import Run
@@ -120,3 +124,79 @@ def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path: Path) -
     state_file.save(run, {**state_of(run), "processes": 4})
     with pytest.raises(RunError, match=r"was trained by 4 process\(es\) and cannot go on with 1"):
         small_run(run)
+
+
+def half_done(run: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(patch, _epoch, "train_batch", 6)
+        with pytest.raises(Stop):
+            small_run(run, *settings)
+
+
+def digits_on_disk(file: Path, *, brighter: float = 0.0, swapped: bool = False) -> tuple[str, ...]:
+    """A few digits in a file, one of them brighter, or two with each other's label."""
+    images = torch.rand(48, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 0.9
+    images[7, 0, 0, 0] += brighter
+    labels = torch.arange(48) % 10
+    if swapped:
+        labels[[3, 4]] = labels[[4, 3]]
+    save_tensors(file, {"images": images, "labels": labels})
+    return ("data.dataset=tensors", f"data.root={file}", "data.val_num_samples=null")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [({"brighter": 1e-3}, "contents were"), ({"swapped": True}, "labels were")], ids=str
+)
+def test_data_that_changed_between_two_halves_is_noticed_and_said(
+    change: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = tmp_path / "run"
+    settings = digits_on_disk(tmp_path / "digits.safetensors")
+    half_done(run, monkeypatch, *settings)
+    before = state_of(run)
+    digits_on_disk(tmp_path / "digits.safetensors", **change)
+    letter = rf"images have changed since the run stopped: .*{said} .*\. Put them back, .* data\.changed=warn"
+    with pytest.raises(RunError, match=letter):
+        small_run(run, *settings)
+    assert state_of(run)["updates"] == before["updates"]
+    small_run(run, *settings, "data.changed=warn")
+    assert "The run goes on with them" in caplog.text
+    assert len(rows_of(run)) == 2
+
+
+def test_data_that_has_moved_and_states_that_say_nothing_of_theirs_are_no_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    half_done(run, monkeypatch, *digits_on_disk(tmp_path / "digits.safetensors"))
+    state = state_of(run)
+    del state["data"]  # as an earlier release has saved it
+    state_file.save(run, state)
+    small_run(run, *digits_on_disk(tmp_path / "elsewhere.safetensors"))
+    assert len(rows_of(run)) == 2
+    assert not caplog.records
+
+
+def test_files_with_other_times_alone_are_mentioned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = (
+        "data.dataset=folder",
+        f"data.root={tmp_path / 'data'}",
+        "data.val_num_samples=null",
+        "data.workers=0",
+    )
+    for split in ("train", "val"):
+        for number in range(48):
+            file = tmp_path / "data" / split / f"c{number % 10}" / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(file)
+    half_done(tmp_path / "run", monkeypatch, *settings)
+    os.utime(file)
+    os.utime(tmp_path / "data" / "train" / "c0" / "0.png")
+    small_run(tmp_path / "run", *settings)
+    assert "have other times than before" in caplog.text

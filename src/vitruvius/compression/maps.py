@@ -19,6 +19,7 @@ from vitruvius._files import exists, load_tensors, save_tensors
 from vitruvius._processes import Process
 from vitruvius._secrets import redact
 from vitruvius.compression.files import save_maps
+from vitruvius.data.identity import digest_of, identity_of
 from vitruvius.evaluation import fingerprint, numbered, settings_fingerprint
 from vitruvius.heads import Heads
 from vitruvius.surgery import record
@@ -156,4 +157,5 @@ def _subject(model: nn.Module, loader: Any) -> dict[str, str]:
         "settings of the model": settings_fingerprint(model),
         "data": str(loader.name),
         "number of images": str(loader.num_images),
+        "content of the images": digest_of(identity_of(loader)),
     }

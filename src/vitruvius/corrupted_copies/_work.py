@@ -20,9 +20,11 @@ from vitruvius._files import atomic_write_text, ensure_writable, is_lock, read_j
 from vitruvius._secrets import redact
 from vitruvius._version import __version__
 from vitruvius.corruptions import Corruption
+from vitruvius.data.identity import LOOKED_AT, SAMPLE, hash_file, spread
 
 T = TypeVar("T")
 RECORD = "corrupt.json"
+FILES = "files"  # in it: sizes and contents of the images of a folder
 WORKSHOP = ".parts"  # folder inside the copy of what is not finished
 
 
@@ -44,6 +46,36 @@ def claim(out: Path, settings: Mapping[str, Any]) -> None:
     sweep(out)
     sweep(out / WORKSHOP)
     atomic_write_text(record, json.dumps({**known, **settings}, indent=2) + "\n")
+
+
+def claim_files(out: Path, source: Path, files: Sequence[str]) -> None:
+    """Refuse to go on where images have changed since their copies were made, perhaps; new ones may have come.
+
+    out: the folder of the copy. source: the folder of the images. files: `class/file` of each. Noted are the sizes of
+    50,000 files at most and the contents of 64; another size or content is refused.
+    """
+    now = {"sizes": _sizes(source, files), "contents": _contents(source, files)}
+    record = read_json(out / RECORD)
+    for aspect, values in record.get(FILES, {}).items():
+        found = now[aspect]
+        if aspect == "contents":  # the sample of more files may be another one
+            found = _contents(source, [file for file in values if (source / file).exists()])
+        changed = [file for file, value in values.items() if found.get(file, value) != value]
+        if changed:
+            raise ConfigError(
+                f"{out} holds copies of {source}, of which {len(changed)} file(s) have changed since, among them "
+                f"{changed[0]}. Choose another folder, or delete this one."
+            )
+        now[aspect] = {**values, **now[aspect]}
+    atomic_write_text(out / RECORD, json.dumps({**record, FILES: now}, indent=2) + "\n")
+
+
+def _sizes(source: Path, files: Sequence[str]) -> dict[str, Any]:
+    return {files[place]: (source / files[place]).stat().st_size for place in spread(len(files), LOOKED_AT)}
+
+
+def _contents(source: Path, files: Sequence[str]) -> dict[str, Any]:
+    return {files[place]: hash_file(source / files[place]) for place in spread(len(files), SAMPLE)}
 
 
 def _is_bare(out: Path) -> bool:

@@ -53,7 +53,8 @@ def copy_arrays(
     out = Path(out).expanduser()
     grid = by_name(corruptions)
     digest = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
-    settings = {"layout": "arrays", "images": list(images.shape), "sha256": digest} | settings_of(corruptions)
+    settings = {"layout": "arrays", "images": list(images.shape), "sha256": digest, "labels": _digest(labels)}
+    settings |= {"ids": _digest(ids)} | settings_of(corruptions)
     with Lock(out):
         made = MadeFolder(out)
         try:
@@ -66,6 +67,11 @@ def copy_arrays(
             _join(out, name, parts)
         _clear(out / WORKSHOP)
     return len(grid)
+
+
+def _digest(numbers: Array) -> str:
+    """A hash of labels or ids, whatever whole numbers they are kept in."""
+    return hashlib.sha256(np.ascontiguousarray(numbers, dtype=np.int64).data).hexdigest()
 
 
 def _copy(

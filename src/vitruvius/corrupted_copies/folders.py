@@ -22,7 +22,7 @@ from torch import Tensor
 from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import Lock, MadeFolder, atomic_write_bytes
-from vitruvius.corrupted_copies._work import RECORD, WORKSHOP, claim, settings_of, share
+from vitruvius.corrupted_copies._work import RECORD, WORKSHOP, claim, claim_files, settings_of, share
 from vitruvius.corruptions import Corruption
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
@@ -98,6 +98,7 @@ def copy_folder(
         made = MadeFolder(out)
         try:
             claim(out, settings)
+            claim_files(out, source, files)
             share(functools.partial(copy_files, job), chunks, workers=workers, progress=progress)
         except BaseException:
             made.take_back(RECORD)

@@ -9,7 +9,7 @@ from vitruvius.data._config import DataConfig, Mix
 from vitruvius.data._image_loader import ImageSet
 from vitruvius.data._loader import Loader
 from vitruvius.data._open import eval_loader, held_out, images_loader, train_loader
-from vitruvius.data._preprocessing import InputSize
+from vitruvius.data._preprocessing import InputSize, resolve
 from vitruvius.data._subsets import chosen_files, chosen_ids
 from vitruvius.data._tensors import TensorSet
 from vitruvius.data.augmentation.mixup import Mixer, make_mixup
@@ -38,6 +38,7 @@ __all__ = [
     "is_stream",
     "make_mixup",
     "open_data",
+    "resolve",
     "split_folder",
     "train_loader",
 ]

@@ -95,6 +95,9 @@ class DataConfig:
     broken: Literal["error", "skip"] = key(
         "error", "what images that cannot be decoded do: raise an error, or be left out"
     )
+    changed: Literal["error", "warn"] = key(
+        "error", "images that are not those a run began with: an error when it is resumed, or a warning"
+    )
 
     no_aug: bool = key(False, "no augmentation of training images")
     train_crop_mode: Literal["rrc", "rkrc", "rkrr"] | None = key(

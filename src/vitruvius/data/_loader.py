@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -44,6 +44,14 @@ class BatchLoader(ABC):
         self.device = torch.device(device)
         self.broken: list[str] = []
         self.epoch = self.start_batch = 0
+        self.preprocessing: object = None
+        self.sources: tuple[tuple[Any, Tensor], ...] = ()  # sets of images and the ids that are used, for `identity_of`
+
+    def came_from(self, preprocessing: object, *sources: tuple[Any, Tensor]) -> Self:
+        """Note what the loader was made of: how images are prepared, and the sets with the ids that are used."""
+        self.preprocessing = preprocessing
+        self.sources = sources
+        return self
 
     def __iter__(self) -> Iterator[Batch]:
         for images, labels, _ in self.with_ids():

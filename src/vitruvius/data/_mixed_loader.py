@@ -35,6 +35,7 @@ def mixed_loader(
     offset = len(data)
     other = open_second(config, mix, data, pre)
     other_ids = chosen_ids(other, mix.num_samples)
+    sources = ((data, ids), (other, other_ids))
     data, ids, other, other_ids, config = _cached_alike(data, ids, other, other_ids, pre, config)
     counts = counts_of(config.batch_size, mix.fraction)
     batches = (mix.epoch_images or len(ids)) // (config.batch_size * part["world_size"])
@@ -49,7 +50,8 @@ def mixed_loader(
         for some, seed, count in zip((ids, other_ids), seeds, counts, strict=True)
     ]
     first, second = training_loaders((data, other), orders, pre, config, device)
-    return MixedLoader(first, second, offset=offset, seed=part["seed"], splits=max(1, config.aug_splits))
+    mixed = MixedLoader(first, second, offset=offset, seed=part["seed"], splits=max(1, config.aug_splits))
+    return mixed.came_from(pre, *sources)
 
 
 def counts_of(batch_size: int, fraction: float) -> tuple[int, int]:

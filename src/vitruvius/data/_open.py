@@ -11,7 +11,7 @@ from vitruvius._errors import DataError
 from vitruvius.data._cache import cached
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_loader import ImageLoader, ImageSet
-from vitruvius.data._loader import Loader
+from vitruvius.data._loader import BatchLoader, Loader
 from vitruvius.data._mixed_loader import mixed_loader
 from vitruvius.data._order import Order
 from vitruvius.data._preprocessing import InputSize, eval_transform, resolve, train_transform
@@ -55,10 +55,11 @@ def train_loader(
     ids = chosen_ids(data, config.train_num_samples, without=exclude)
     if config.mixing is not None:
         return mixed_loader(config, data, ids, pre, device, part)
+    source = (data, ids)
     data, ids = cached(data, ids, pre, config, training=True)
     order = Order(ids, batch_size=config.batch_size, shuffle=True, repeats=config.aug_repeats, **part)
     (loader,) = training_loaders([data], [order], pre, config, device)
-    return loader
+    return loader.came_from(pre, source)
 
 
 def eval_loader(
@@ -92,9 +93,10 @@ def eval_loader(
     if config.subset is not None and only is None and split == config.val_split:
         only = subset_ids(config.subset, data)
     ids = chosen_ids(data, config.val_num_samples if split == config.val_split else None, only=only)
+    source = (data, ids)
     data, ids = cached(data, ids, pre, config, training=False)
     part: dict[str, Any] = {"rank": rank, "world_size": world_size, "device": device}
-    return images_loader(data, config, input_size=input_size, only=ids, **part)
+    return _images_loader(data, config, input_size=input_size, only=ids, **part).came_from(pre, source)
 
 
 def held_out(config: DataConfig, fraction: float, *, seed: int = 0) -> Tensor:
@@ -132,12 +134,29 @@ def images_loader(
     `rank` of `world_size` processes gets its share of the images (default: all); batches go to `device` (default: the
     CPU).
     """
+    part: dict[str, Any] = {"rank": rank, "world_size": world_size, "device": device}
+    return _images_loader(images, config, input_size=input_size, only=only, **part)
+
+
+def _images_loader(
+    images: ImageSet | TensorSet,
+    config: DataConfig,
+    *,
+    input_size: InputSize,
+    rank: int,
+    world_size: int,
+    device: torch.device | str,
+    only: Tensor | None,
+) -> BatchLoader:
     pre, ids = resolve(config, input_size), chosen_ids(images, None, only=only)
     size = config.eval_batch_size or config.batch_size
     order = Order(ids, batch_size=size, shuffle=False, rank=rank, world_size=world_size)
+    loader: BatchLoader
     if isinstance(images, TensorSet):
-        return TensorLoader(images, order, pre, config, device)
-    return ImageLoader(images, order, eval_transform(pre), config, channels=pre.size[0], device=device)
+        loader = TensorLoader(images, order, pre, config, device)
+    else:
+        loader = ImageLoader(images, order, eval_transform(pre), config, channels=pre.size[0], device=device)
+    return loader.came_from(pre, (images, ids))
 
 
 def _refuse_ids(config: DataConfig, ids: Tensor | None) -> None:

@@ -2,6 +2,7 @@
 
 ledger.json            what is judged (data, model, weights), and the threats in order of appearance
 parts/…                the rows of one batch under one threat, written in one step: a kill loses no more than that
+images.json            of a published set, names, sizes and hashes of the images of each part
 stages/…               of an ensemble, which images have survived which stage, batch by batch
 points/…               of an ensemble that searches on a faster view, the worst points of the pool that is at hand
 ledger.safetensors     all rows, when an evaluation has finished; the parts have gone into it
@@ -33,10 +34,12 @@ from vitruvius._files import (
     sweep,
 )
 from vitruvius._secrets import redact
+from vitruvius.data.identity import changes
 from vitruvius.evaluation.threats import Entry
 
 NOTES = "stages"  # folder of what the stages of an ensemble have decided so far
 POINTS = "points"  # folder of the worst points that a search on a faster view has found so far
+IMAGES = "images.json"  # of published sets: what the images of each part are
 PIXELS = "pixels"  # column of clean images: a hash of each, so that other images are noticed
 ANEW = "Choose another folder (--out), or begin anew (--fresh, which deletes that ledger)."
 AFTER = "standing after "  # columns of an ensemble: which images were robust after each of its stages
@@ -75,7 +78,7 @@ class _Images(NamedTuple):
 
     def changed(self, ids: Tensor, pixels: Tensor, labels: Tensor) -> Tensor:
         """Ids of images that are known as others."""
-        place = torch.searchsorted(self.ids, ids).clamp(max=len(self.ids) - 1)
+        place = torch.searchsorted(self.ids, ids.contiguous()).clamp(max=len(self.ids) - 1)
         known = self.ids[place] == ids
         differs = (self.pixels[place] != pixels) | (self.labels[place] != labels)
         return ids[known & differs]
@@ -175,11 +178,28 @@ class Ledger:
                 f"label than when it was judged. {ANEW}"
             )
 
+    def check_part(self, part: str, identity: Mapping[str, str]) -> None:
+        """Refuse a part of a published set whose images are not those that the ledger has judged; note what they are.
+
+        `part` is its name; `identity` what its images are.
+        """
+        if self.folder is None:
+            return
+        file = self.folder / IMAGES
+        known: dict[str, Any] = {}
+        if file.exists():
+            known = read_json(file)
+        said = changes(known.get(part, {}), identity)
+        if said and len(self.done(part)):
+            raise RunError(f"{self.folder} holds rows of other images of {part}: {said[0]}. {ANEW}")
+        if known.get(part) != identity:
+            atomic_write_text(file, json.dumps({**known, part: identity}, indent=1) + "\n")
+
     def clear(self) -> None:
         """Delete whatever an earlier evaluation has left in the folder."""
         if self.folder is None:
             return
-        files = [self.folder / name for name in ("ledger.json", "ledger.safetensors", "report.json")]
+        files = [self.folder / name for name in ("ledger.json", "ledger.safetensors", "report.json", IMAGES)]
         files += self.folder.glob("findings*.json")
         for folder in self._growing():
             files += folder.glob("*")
@@ -296,7 +316,7 @@ class Ledger:
     def abandon(self) -> None:
         """Take the folder back if it was made for an evaluation that has judged nothing."""
         if self._made is not None and not self._holds_rows():
-            self._made.take_back("ledger.json")
+            self._made.take_back("ledger.json", IMAGES)
 
     def _check_place(self) -> None:
         """Refuse to go on in a folder that was moved or deleted since this evaluation began in it."""

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from vitruvius._checks import Progress, check_eval_mode, check_labels, check_logits, device_of
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
-from vitruvius.data import DataConfig, InputSize, Loader, TensorSet, images_loader
+from vitruvius.data import DataConfig, InputSize, Loader, TensorSet, images_loader, resolve
+from vitruvius.data.identity import identify
 from vitruvius.evaluation._judging import read_logits
 from vitruvius.evaluation._subject import data_settings, subject_of
 from vitruvius.evaluation.ledger import Columns, Ledger
@@ -28,6 +29,7 @@ from vitruvius.evaluation.shift_report import ShiftReport, summarise_shift
 from vitruvius.evaluation.threats import Entry
 from vitruvius.shifts import ArrayImages, Images, Remark, Shift, Subset, open_shift, say_once
 
+LOOKED_AT = 512  # files of a part whose sizes are compared: there may be a hundred parts
 UNRELATED = ("data.root", "data.val_split", "data.class_map")  # of the data a run was trained on
 
 
@@ -115,7 +117,7 @@ def _begin(who: _Examiner) -> None:
     ledger = who.ledger
     subject: dict[str, Any] = {}
     if ledger.folder is not None:
-        subject = _subject(who.model, who.shift, who.data, who.temperature)
+        subject = _subject(who.model, who.shift, who.data, who.input_size, who.temperature)
     who.process.on_first(lambda: ledger.claim(subject, [_enter(part) for part in who.shift.parts]))
     ledger.read()
     who.process.gather(None)  # all must agree on what is left
@@ -150,10 +152,13 @@ def _check_classes(known: int, shift: Shift) -> None:
         )
 
 
-def _subject(model: nn.Module, shift: Shift, data: DataConfig, temperature: float | None) -> dict[str, Any]:
+def _subject(model: nn.Module, shift: Shift, data: DataConfig, size: Any, temperature: float | None) -> dict[str, Any]:
     about = {key: value for key, value in subject_of(model, None).items() if key not in ("data", "images")}
     settings = {key: value for key, value in data_settings(data).items() if key not in UNRELATED}
-    return {"data": shift.name, **about, **settings, **({} if temperature is None else {"temperature": temperature})}
+    prepared = {"preprocessing": str(resolve(data, size))}
+    if temperature is not None:
+        settings["temperature"] = temperature
+    return {"data": shift.name, **about, **settings, **prepared}
 
 
 def _enter(part: Subset) -> Entry:
@@ -164,6 +169,7 @@ def _judge(who: _Examiner, part: Subset) -> Sequence[Remark | str]:
     """Every image of a part that the ledger lacks; what was remarkable about the part."""
     images = part.open()
     ids = chosen(images, who.data.val_num_samples)
+    who.process.on_first(lambda: who.ledger.check_part(part.name, identify(images, ids, looked_at=LOOKED_AT)))
     ids = ids[~torch.isin(images.keys[ids], who.ledger.done(part.name))]
     if not len(ids):
         return images.remarks

@@ -23,7 +23,8 @@ from vitruvius._registry import Registry
 from vitruvius._secrets import redact, redact_text
 from vitruvius._yaml import parse_value
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.evaluation import fingerprint, numbered
+from vitruvius.data.identity import hash_tensors
+from vitruvius.evaluation import fingerprint, numbered, settings_fingerprint
 from vitruvius.models import PixelModel, load_weights
 from vitruvius.report import save_figure, write_csv
 from vitruvius.targets import open_target
@@ -236,14 +237,19 @@ def _claim(folder: Path, subject: Subject, *, resumed: bool) -> None:
     known: dict[str, Any] = {}
     if file.exists():
         known = read_json(file)
-    pixels = int(image_ids(subject.x).sum()) ^ int(subject.y.sum())
-    own = {"weights": fingerprint(subject.model), "images": f"{len(subject.y)} with hash {pixels & (2**64 - 1):016x}"}
+    own = {
+        "weights": fingerprint(subject.model),
+        "settings": settings_fingerprint(subject.model),
+        "images": f"{len(subject.y)} with hash {hash_tensors(image_ids(subject.x), subject.ids)}",
+        "labels": f"{len(subject.y)} with hash {hash_tensors(subject.y)}",
+    }
     before = known.get(subject.name, own)
-    differing = [key for key in own if before[key] != own[key]]
+    differing = [key for key in own if before.get(key) != own[key]]
     if resumed and differing:
+        aspect = differing[0]
         raise RunError(
-            f"{folder} holds rows of {subject.name} with other {differing[0]} ({before[differing[0]]}, now "
-            f"{own[differing[0]]}). Choose another folder with --out, or delete it."
+            f"{folder} holds rows of {subject.name} with other {aspect} ({before.get(aspect, 'not noted')}, now "
+            f"{own[aspect]}). Choose another folder with --out, or delete it."
         )
     atomic_write_text(file, json.dumps({**known, subject.name: own}, indent=1))
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitruvius._errors import ConfigError
 from vitruvius._processes import Process
 from vitruvius.data import Loader, Mixer, make_mixup
+from vitruvius.data.identity import Identity, identity_of
 from vitruvius.models import PixelModel
 from vitruvius.surgery import inner
 from vitruvius.tasks import BatchDraws, Objective
@@ -68,6 +69,7 @@ class Session(Counters):
     updates_per_epoch: int
     means: Means
     fast_step: FastStep | None  # by compiled blocks and recorded steps, where that is safe
+    data_identity: dict[str, Identity] = field(default_factory=dict)  # of the images trained on, and of those held out
     replica: Replica | None  # where weights are shared out among processes: a whole copy to look at
 
     @property
@@ -151,8 +153,16 @@ def open_session(
         updates_per_epoch=updates,
         means=Means(process),
         fast_step=None,
+        data_identity=process.on_first(lambda: _identify(config, loaders)),
         replica=replica,
     )
+
+
+def _identify(config: Config, loaders: tuple[Loader, Loader]) -> dict[str, Identity]:
+    role = "validation images"
+    if config.train.holdout:
+        role = "held-out images"
+    return {"training images": identity_of(loaders[0]), role: identity_of(loaders[1])}
 
 
 def _describe_data(config: Config, loaders: tuple[Loader, Loader]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torchvision.datasets
 from PIL import Image
@@ -85,6 +86,22 @@ class TorchvisionImages:
         if self.numbers is not None:
             return image, self.numbers[as_label(label)]
         return image, as_label(label)
+
+    @property
+    def labels(self) -> Any:
+        """(n,) as the data set numbers them; None where it does not say without reading the images."""
+        known = np.asarray(_labels(self.dataset))
+        if known.ndim != 1 or known.dtype.kind not in "iu":
+            return None
+        return known[list(self.rows)]
+
+    @property
+    def pixels(self) -> Any:
+        """(n, …) where the data set holds all its images as one array and all are used; else None."""
+        held = getattr(self.dataset, "data", None)
+        if not isinstance(held, np.ndarray | torch.Tensor) or len(self.rows) != len(held):
+            return None
+        return held
 
     def describe(self, index: int) -> str:
         """Which image of the data set has this `index`, for an error."""

@@ -59,6 +59,7 @@ FREE = {  # what may change between two halves of a run
     "data.mix.root",
     "data.mix.download",
     "data.workers",
+    "data.changed",
     "data.eval_batch_size",
     "train.device",
     "train.save_every",

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from vitruvius._errors import Preempted
+from vitruvius._errors import Preempted, RunError
 from vitruvius._signals import saving, set_patience
+from vitruvius.data.identity import Identity, changes, touched
 from vitruvius.training._guards.alarm import Alarm, Reading, logger
 from vitruvius.training._guards.nonfinite import LossWatch, as_json, error_for
 from vitruvius.training._guards.preemption import Stop
@@ -172,6 +173,7 @@ def resume(session: Session, run: Run) -> None:
     state = session.process.on_first(run.load_state)
     if state is None:
         return
+    session.process.on_first(lambda: check_data(session, state.get("data", {}), str(run.folder)))
     apply(session, state, str(run.folder))
     if session.process.on_first(lambda: run.has_metrics(session.rows)):
         return
@@ -179,6 +181,26 @@ def resume(session: Session, run: Run) -> None:
     if session.batch == 0:  # in an epoch the weights are not those of its start
         files = collect(session)
     session.process.on_first(lambda: publish(session, run, files))
+
+
+def check_data(session: Session, before: dict[str, Identity], source: str) -> None:
+    """Refuse, or mention, images that are not those the state was trained on; older states say nothing of theirs."""
+    for role, identity in before.items():
+        now = session.data_identity.get(role, {})
+        if touched(identity, now):
+            logger.warning(
+                "%s: files of the %s have other times than before; their names and sizes, and a sample of their "
+                "contents, are the same, so the run goes on.",
+                source,
+                role,
+            )
+        said = changes(identity, now)
+        if not said:
+            continue
+        text = f"{source}: the {role} have changed since the run stopped: {'; '.join(said[:3])}."
+        if session.config.data.changed == "error":
+            raise RunError(f"{text} Put them back, choose another folder with out=…, or go on with data.changed=warn.")
+        logger.warning("%s The run goes on with them (data.changed=warn).", text)
 
 
 Files = dict[str, tuple[dict[str, Tensor], dict[str, Any]]]  # name → weights and notes

@@ -38,6 +38,7 @@ def capture(session: Session) -> dict[str, Any]:
         "plateau": _plateau_state(session),
         "task": session.process.gather(_on_cpu(session.task.get_task_state())),
         "rows": list(session.rows),
+        "data": session.data_identity,
     }
     if session.task.has_ema():
         state["ema"] = session.weights(ema=True)
