@@ -54,20 +54,23 @@ def claim_files(out: Path, source: Path, files: Sequence[str]) -> None:
     out: the folder of the copy. source: the folder of the images. files: `class/file` of each. Noted are the sizes of
     50,000 files at most and the contents of 64; another size or content is refused.
     """
-    now = {"sizes": _sizes(source, files), "contents": _contents(source, files)}
     record = read_json(out / RECORD)
-    for aspect, values in record.get(FILES, {}).items():
-        found = now[aspect]
-        if aspect == "contents":  # the sample of more files may be another one
-            found = _contents(source, [file for file in values if (source / file).exists()])
-        changed = [file for file, value in values.items() if found.get(file, value) != value]
-        if changed:
-            raise ConfigError(
-                f"{out} holds copies of {source}, of which {len(changed)} file(s) have changed since, among them "
-                f"{changed[0]}. Choose another folder, or delete this one."
-            )
-        now[aspect] = {**values, **now[aspect]}
-    atomic_write_text(out / RECORD, json.dumps({**record, FILES: now}, indent=2) + "\n")
+    known = record.get(FILES, {"sizes": {}, "contents": {}})
+    present = [file for file in known["contents"] if (source / file).exists()]
+    sizes = _sizes(source, files)
+    _refuse_changed(out, source, known["sizes"], sizes)
+    _refuse_changed(out, source, known["contents"], _contents(source, present))  # a larger set has another sample
+    noted = {"sizes": {**known["sizes"], **sizes}, "contents": {**known["contents"], **_contents(source, files)}}
+    atomic_write_text(out / RECORD, json.dumps({**record, FILES: noted}, indent=2) + "\n")
+
+
+def _refuse_changed(out: Path, source: Path, known: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = [file for file, value in known.items() if now.get(file, value) != value]
+    if changed:
+        raise ConfigError(
+            f"{out} holds copies of {source}, of which {len(changed)} file(s) have changed since, among them "
+            f"{changed[0]}. Choose another folder, or delete this one."
+        )
 
 
 def _sizes(source: Path, files: Sequence[str]) -> dict[str, Any]:
