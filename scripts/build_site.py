@@ -10,6 +10,7 @@ package is imported: the reference is read from the source.
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -53,6 +54,8 @@ def main() -> None:
         write_page(ROOT / name, PAGES / name)
     for page in sorted((ROOT / "docs").glob("*.md")):
         write_page(page, PAGES / page.name)
+    for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        (PAGES / "notebooks" / f"{notebook.stem}.md").write_text(notebook_page(notebook), encoding="utf-8")
     (PAGES / "gallery.md").write_text(gallery(), encoding="utf-8")
     write_reference()
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
@@ -117,6 +120,18 @@ def place_in_site(named: Path) -> Path:
     if inside.suffix in (".py", ".yaml", ".cff"):
         return Path("files", f"{inside}.txt")
     return inside
+
+
+def notebook_page(notebook: Path) -> str:
+    """A notebook to read: its text, and its code as blocks; the file itself is linked to."""
+    pieces = []
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            text = f"```python\n{text}\n```"
+        pieces.append(text)
+    link = f"[The notebook itself]({notebook.name}), for Jupyter; the tests run it."
+    return "\n\n".join([pieces[0], link, *pieces[1:]]) + "\n"
 
 
 def gallery() -> str:

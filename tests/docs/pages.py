@@ -11,6 +11,7 @@ already; other commands run in bash. A YAML block with a title, ```yaml title="m
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import re
@@ -66,6 +67,18 @@ def read_blocks(page: Path) -> list[Block]:
                 how=found["how"] or "",
             )
         )
+    return blocks
+
+
+def read_notebook(notebook: Path) -> list[Block]:
+    """The code cells of a notebook as blocks, in order; a line on the page is a line of the cells together."""
+    blocks = []
+    line = 1
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"]) + "\n"
+        if cell["cell_type"] == "code":
+            blocks.append(Block(language="python", text=text, line=line))
+        line += text.count("\n")
     return blocks
 
 

@@ -1,0 +1,49 @@
+"""The notebooks run from top to bottom, and are kept without outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from pages import read_notebook
+from test_pages import pages_in, run_page
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+NAMES = {"attack_and_harden_a_vit", "what_does_attention_see", "prune_its_attention"}
+
+
+def test_there_are_three_notebooks_and_the_site_names_them() -> None:
+    assert {notebook.stem for notebook in NOTEBOOKS} == NAMES
+    named = set(pages_in(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert {f"notebooks/{name}.md" for name in NAMES} <= named
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_clean(notebook: Path) -> None:
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    assert set(content["metadata"]) == {"kernelspec", "language_info"}
+    for cell in content["cells"]:
+        assert cell["metadata"] == {}
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            assert cell["execution_count"] is None
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_cells_of_a_notebook_run_in_order(notebook: Path, tmp_path: Path) -> None:
+    run_page(notebook, read_notebook(notebook), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_jupyter_runs_the_notebook(notebook: Path, tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    content = nbformat.read(notebook, as_version=4)
+    nbformat.validate(content)
+    nbclient.NotebookClient(content, timeout=1200, resources={"metadata": {"path": str(tmp_path)}}).execute()
