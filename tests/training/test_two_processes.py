@@ -27,6 +27,14 @@ def _train(rank: int, out: str, *overrides: str) -> None:
     train(small_config(Path(out), "data.batch_size=4", *SETTINGS, *overrides), quiet=True)
 
 
+def assert_close_runs(run: Path, other: Path) -> None:
+    """Rows, weights and their average to 1e-6."""
+    for ours, theirs in zip(rows_of(run), rows_of(other), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
+    for key in ("model", "ema"):
+        torch.testing.assert_close(state_of(run)[key], state_of(other)[key], rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_two_processes_reproduce_one_with_the_same_global_batch(accumulate: int, tmp_path: Path) -> None:
     more = f"train.grad_accum_steps={accumulate}"
@@ -136,12 +144,28 @@ def test_statistics_are_the_mean_over_the_processes(tmp_path: Path) -> None:
         assert torch.equal(one, other)
 
 
+GENTLE = "train.lr=0.001"  # at which rounding does not grow from update to update
+
+
 def test_synchronised_batch_norms_train_as_one_process_does(tmp_path: Path) -> None:
-    one = small_run(tmp_path / "one", *SETTINGS, *CONVOLUTIONS)
-    in_two_processes(_train, str(tmp_path / "two"), *CONVOLUTIONS, "train.sync_bn=true")
-    assert rows_of(tmp_path / "two")[0]["train_loss"] == pytest.approx(rows_of(one)[0]["train_loss"], rel=1e-4)
-    for key in ("model", "ema"):
-        torch.testing.assert_close(state_of(tmp_path / "two")[key], state_of(one)[key], rtol=1e-3, atol=1e-5)
+    one = small_run(tmp_path / "one", *SETTINGS, *CONVOLUTIONS, GENTLE)
+    in_two_processes(_train, str(tmp_path / "two"), *CONVOLUTIONS, GENTLE, "train.sync_bn=true")
+    assert_close_runs(tmp_path / "two", one)
+
+
+def test_cait_trains_in_two_processes_as_in_one(tmp_path: Path) -> None:
+    """Rewired and under plain DDP; its mixing of heads once got no gradient for a bias."""
+    settings = (
+        "model.name=cait_xxs24_224",
+        "model.kwargs={img_size: 16, patch_size: 4, embed_dim: 24, depth: 2, depth_token_only: 1, num_heads: 2}",
+        "attention=[{parts: [softmax]}]",
+        "data.image_size=16",
+        "train.epochs=1",
+        GENTLE,
+    )
+    one = small_run(tmp_path / "one", *SETTINGS, *settings)
+    in_two_processes(_train, str(tmp_path / "two"), *settings)
+    assert_close_runs(tmp_path / "two", one)
 
 
 def test_batch_norms_go_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
@@ -164,11 +188,10 @@ def test_batch_norms_go_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     "task", ["{use: adversarial, eps: 0.05, attack: {use: pgd, steps: 2}}", "{use: fast, eps: 0.05, align: 0.2}"]
 )
 def test_adversarial_training_does_not_depend_on_the_number_of_processes(task: str, tmp_path: Path) -> None:
-    settings = (f"task={task}", "train.alarm=none", "train.select=clean", "train.epochs=1")
+    settings = (f"task={task}", "train.alarm=none", "train.select=clean", "train.epochs=1", GENTLE)
     one = small_run(tmp_path / "one", *SETTINGS, *settings)
     in_two_processes(_train, str(tmp_path / "two"), *settings)
-    for key in ("model", "ema"):
-        torch.testing.assert_close(state_of(tmp_path / "two")[key], state_of(one)[key], rtol=1e-4, atol=1e-6)
+    assert_close_runs(tmp_path / "two", one)
 
 
 def test_weights_that_no_core_looks_at_do_not_stop_two_processes(tmp_path: Path) -> None:
