@@ -20,12 +20,12 @@ from torchvision import transforms
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, train_loader
-from vitruvius.data._ahead import batches_in_chunk
 from vitruvius.data._image_loader import ImageLoader
 from vitruvius.data._image_seeds import image_keys, uniform
 from vitruvius.data._preprocessing import resolve
 from vitruvius.data._tensors import TensorLoader
 from vitruvius.data.augmentation import pipeline, policies
+from vitruvius.data.augmentation._ahead import batches_in_chunk
 
 SIZE = (3, 16, 16)
 POLICIES = [

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from vitruvius._errors import RunError
@@ -58,11 +59,8 @@ class Mirror:
 
         required: whether a failure is an error (default); else it is logged, and the next push makes up for it.
         """
-        names = self._names()
-        in_turn = [*(name for name in first if name in names), *(name for name in names if name not in first)]
-        changed = [name for name in in_turn if self._pushed.get(name) != self._stamp(name)]
         done = []
-        for name in changed:
+        for name in self._changed(first):
             stamp = self._stamp(name)
             try:
                 self._put(name)
@@ -78,6 +76,12 @@ class Mirror:
         self._write_notes()
         return done
 
+    def _changed(self, first: Sequence[str]) -> list[str]:
+        """Files that are not there as they are here, in the order in which they are uploaded."""
+        names = self._names()
+        in_turn = [*(name for name in first if name in names), *(name for name in names if name not in first)]
+        return [name for name in in_turn if self._pushed.get(name) != self._stamp(name)]
+
     def _fetch(self, names: list[str], arriving: Path) -> None:
         """Download into a folder of its own: what is here is not touched before all has arrived."""
         filesystem, root = open_url(self.url)
@@ -87,13 +91,7 @@ class Mirror:
 
     def _take_over(self, arriving: Path, found: dict[str, str]) -> None:
         """Move what has arrived into the folder; of two runs that differ the newer one stays."""
-        here = progress_of(self.folder)
-        there = progress_of(arriving, *([self.folder] if STATE in found and self._unchanged(STATE) else []))
-        local_wins = here is not None and (there is None or here.updates > there.updates or here == there)
-        if local_wins and here != there:
-            _log.warning("%s is newer (update %d) than %s and is uploaded.", self.folder, here.updates, self.url)  # type: ignore[union-attr]
-        if here is not None and there is not None and here.updates == there.updates and here != there:
-            self._set_aside()
+        local_wins = self._local_wins(arriving, found)
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, stamp in found.items():
             if not (arriving / name).exists() or (local_wins and (self.folder / name).exists()):
@@ -102,6 +100,22 @@ class Mirror:
             (arriving / name).replace(self.folder / name)
             self._pushed[name] = self._stamp(name)
             self._there[name] = stamp
+
+    def _local_wins(self, arriving: Path, found: dict[str, str]) -> bool:
+        """Whether what is here stays: it has come farther, or as far by the same way; what differs is set aside."""
+        places = [arriving]
+        if STATE in found and self._unchanged(STATE):
+            places.append(self.folder)
+        here = progress_of(self.folder)
+        there = progress_of(*places)
+        if here is None:
+            return False
+        if there is None or here.updates > there.updates:
+            _log.warning("%s is newer (update %d) than %s and is uploaded.", self.folder, here.updates, self.url)
+            return True
+        if here.updates == there.updates and here != there:
+            self._set_aside()
+        return here == there
 
     def _set_aside(self) -> None:
         """Keep what is here under another name: it has come as far as what is there, by another way."""
@@ -183,7 +197,7 @@ def fetch(run: StrPath, folder: Path | None = None, *, states: bool = True) -> P
     """
     if not is_url(run):
         return Path(run)
-    if folder is not None and folder.exists() and any(folder.iterdir()):
+    if folder is not None and _holds_something(folder):
         raise RunError(f"{folder} is not empty; name a new folder for the copy of {run}.")
     place = folder or place_of(str(run))
     if not states:
@@ -192,3 +206,7 @@ def fetch(run: StrPath, folder: Path | None = None, *, states: bool = True) -> P
         if not persist(lambda: list_files(str(run))):
             raise RunError(redact_text(f"there is nothing at {run}; expected a run folder."))
     return Mirror(str(run), place).pull(states=states)
+
+
+def _holds_something(folder: Path) -> bool:
+    return folder.exists() and any(folder.iterdir())

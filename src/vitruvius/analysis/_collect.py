@@ -151,7 +151,7 @@ class Collector:
         if null == OBSERVED and len(finite) == len(self.broken):
             self.broken |= ~finite.cpu()
         if not finite.all():
-            heads = heads._replace(**{n: getattr(heads, n).nan_to_num(0.0, 0.0, 0.0) for n in ("q", "k", "v")})
+            heads = _with_zeros(heads)
         rows = torch.arange(len(heads.q), device=heads.q.device)
         attended = teller.about(heads, rows, observed=null == OBSERVED)
         for q in self.of_model:
@@ -194,3 +194,8 @@ class Collector:
         if windows > 1:
             return (ids[:, None] * windows + torch.arange(windows)).flatten()
         return ids
+
+
+def _with_zeros(heads: Heads) -> Heads:
+    """The same, with zeros in place of numbers that are not finite."""
+    return heads._replace(**{name: getattr(heads, name).nan_to_num(0.0, 0.0, 0.0) for name in ("q", "k", "v")})

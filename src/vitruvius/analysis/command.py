@@ -79,10 +79,14 @@ def analyse_target(
 
 def _told_apart(names: Sequence[str]) -> tuple[list[Question], list[str]]:
     """Analyses and explanations, checked; all analyses if nothing is named."""
-    explained = [name for name in names if is_explanation(name)]
-    for name in explained:
-        explanations.bind(name, where="explanation")
-    asked = [name for name in names if name not in explained]
+    explained = []
+    asked = []
+    for name in names:
+        if is_explanation(name):
+            explanations.bind(name, where="explanation")
+            explained.append(name)
+        else:
+            asked.append(name)
     if explained and not asked:
         return [], explained
     return ask_all(asked), explained

@@ -153,17 +153,22 @@ class _Explainer:
             kept[f"{side.name}_map"] = found[: self.shown].float().cpu()
         self.pictures[name].append(Pictures(**kept))
 
+    def _all_pictures(self, process: Process) -> dict[str, Pictures]:
+        """Of all processes, by explanation."""
+        gathered = process.gather(self.pictures)
+        found = {}
+        for name in self.names:
+            own = [some for part in gathered for some in part[name]]
+            if own:
+                found[name] = _joined(own)
+        return found
+
     def table(self, process: Process, facts: dict[str, Any]) -> Table:
         """What all processes have seen."""
         whole = Sums()
         for part in process.gather(self.sums):
             whole.add(part)
-        gathered = process.gather(self.pictures)
-        pictures = {}
-        for name in self.names:
-            own = [some for part in gathered for some in part[name]]
-            if own:
-                pictures[name] = _joined(own)
+        pictures = self._all_pictures(process)
         questions = [Question(name=name, make=explanations.bind(name, where="explanation")) for name in self.names]
         rows = make_rows(whole, questions, [], [CHANCE])
         if not rows:

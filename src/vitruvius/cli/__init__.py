@@ -164,11 +164,14 @@ def read(arguments: Sequence[str] | None) -> argparse.Namespace:
 
     `arguments` are the words behind `vitruvius`; None takes those of the process.
     """
+    words = sys.argv[1:]
+    if arguments is not None:
+        words = list(arguments)
     parser = make_parser()
-    options, late = parser.parse_known_args(arguments)
+    options, late = parser.parse_known_args(words)
     wrong = [word for word in late if not _may_come_late(word, options.several)]
     if wrong:
-        parser.error(f"unrecognized arguments: {' '.join(wrong)}{_hint(wrong, options)}")
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}{_hint(wrong[0], words, options)}")
     if late:
         getattr(options, options.several).extend(late)
     return options
@@ -181,9 +184,9 @@ def _may_come_late(word: str, several: str | None) -> bool:
     return "=" in word or several != "overrides"
 
 
-def _hint(words: list[str], options: argparse.Namespace) -> str:
-    """How a flag that is a key of the recipe is written: `--epochs 3` → `train.epochs=3`."""
-    flag, _, value = words[0].partition("=")
+def _hint(wrong: str, words: list[str], options: argparse.Namespace) -> str:
+    """How a flag that is a key of the recipe is written: `--epochs 3` → `train.epochs=3`; `words` are the command's."""
+    flag, _, value = wrong.partition("=")
     if not flag.startswith("--") or options.several != "overrides":
         return ""
     from vitruvius.recipe_keys import find_key
@@ -192,9 +195,15 @@ def _hint(words: list[str], options: argparse.Namespace) -> str:
     key = find_key(flag[2:], sections)
     if key is None:
         return ""
-    if not value:
-        value = words[1] if len(words) > 1 else "…"
-    return f"; write {key}={value}"
+    return f"; write {key}={value or _word_after(wrong, words)}"
+
+
+def _word_after(flag: str, words: list[str]) -> str:
+    """The value of an unknown flag; Python 3.13's argparse takes it for one of the overrides."""
+    after = words[words.index(flag) + 1 :]
+    if after and not after[0].startswith("-") and "=" not in after[0]:
+        return after[0]
+    return "…"
 
 
 def make_parser() -> argparse.ArgumentParser:

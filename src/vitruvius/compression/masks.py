@@ -170,7 +170,8 @@ def _groups(levels: Mapping[str, Tensor], budget: Budget) -> dict[str, list[tupl
     if budget == "layer":
         return {name: [(name, slice(None))] for name in levels}
     if budget == "head":
-        return {f"{name} head {head}": [(name, head)] for name in levels for head in range(len(levels[name]))}
+        heads = [(name, head) for name in levels for head in range(len(levels[name]))]
+        return {f"{name} head {head}": [(name, head)] for name, head in heads}
     raise ConfigError(f"budget = {budget!r}, expected global, layer or head.")
 
 

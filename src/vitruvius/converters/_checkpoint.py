@@ -143,13 +143,17 @@ def _note_rest(checkpoint: Checkpoint, loaded: Mapping[str, Any], key: str) -> N
 
 def _checked(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with its prefixes taken off, if it holds finite tensors and nothing else."""
-    strange = [key for key, value in checkpoint.state.items() if not isinstance(value, Tensor)]
-    if strange or not checkpoint.state:
-        raise CheckpointError(f"{checkpoint.name} holds no plain state dict: {_names(strange) or 'it is empty'}.")
+    _refuse_strange(checkpoint)
     while prefix := _common_prefix(checkpoint):
         checkpoint.state = {key.removeprefix(prefix): value for key, value in checkpoint.state.items()}
     _refuse_not_finite(checkpoint)
     return checkpoint
+
+
+def _refuse_strange(checkpoint: Checkpoint) -> None:
+    strange = [key for key, value in checkpoint.state.items() if not isinstance(value, Tensor)]
+    if strange or not checkpoint.state:
+        raise CheckpointError(f"{checkpoint.name} holds no plain state dict: {_names(strange) or 'it is empty'}.")
 
 
 def _refuse_not_finite(checkpoint: Checkpoint) -> None:

@@ -14,11 +14,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvius._checks import check_labels
-from vitruvius.data._ahead import Ahead, batches_in_chunk
 from vitruvius.data._config import DataConfig
 from vitruvius.data._loader import BatchLoader, BatchWithIds
 from vitruvius.data._order import AnyOrder
 from vitruvius.data._preprocessing import Preprocessing, resize_pixels, to_pixels
+from vitruvius.data.augmentation._ahead import Ahead, batches_in_chunk
 from vitruvius.data.augmentation.colour import grey
 from vitruvius.data.augmentation.erasing import erase, flip, shift
 

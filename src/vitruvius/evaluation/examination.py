@@ -63,7 +63,7 @@ def make_twins(model: nn.Module, input_size: tuple[int, ...] | None = None) -> d
         for part in core.parts.values():
             names.update(_twins_of(part))
     twins = {name: _twin(model, name, input_size) for name in sorted(names)}
-    if any(p.is_floating_point() and p.dtype.itemsize < torch.float32.itemsize for p in model.parameters()):
+    if any(map(_is_half, model.parameters())):
         twins["float32"] = InFloat32(copy.deepcopy(model).float())
     return twins
 
@@ -132,3 +132,8 @@ def _first(loader: Iterable[Any], images: int) -> Iterable[tuple[torch.Tensor, t
         seen += len(batch[1])
         if seen >= images:
             return
+
+
+def _is_half(parameter: Tensor) -> bool:
+    """Whether it has fewer bits than float32."""
+    return parameter.is_floating_point() and parameter.dtype.itemsize < torch.float32.itemsize

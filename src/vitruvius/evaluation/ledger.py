@@ -244,7 +244,10 @@ class Ledger:
         return [note for note in self._earlier if note.threat == threat]
 
     def write_points(self, threat: str, columns: Columns) -> Path | None:
-        """Worst points (B, …) of images; the file, where there is a folder."""
+        """Worst points (B, …) of images; the file, where there is a folder.
+
+        `threat` is its description; `columns` are the points and the ids of their images.
+        """
         if self.folder is None:
             return None
         self._check_place()

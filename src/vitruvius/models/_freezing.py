@@ -29,8 +29,13 @@ def freeze(model: PixelModel, globs: Sequence[str]) -> PixelModel:
         raise ConfigError(f"model.freeze = {list(globs)} leaves nothing to train. Thaw something, e.g. with '!head'.")
     for name in frozen:
         parameters[name].requires_grad_(False)
-    model.still = tuple(f"model.{name}" for name, norm in _batch_norms(root) if _is_frozen(name, norm, frozen, globs))
+    model.still = _frozen_norms(root, frozen, globs)
     return model.train(model.training)
+
+
+def _frozen_norms(root: nn.Module, frozen: set[str], globs: Sequence[str]) -> tuple[str, ...]:
+    """Names of the batch norms inside a PixelModel that stay as they are."""
+    return tuple(f"model.{name}" for name, norm in _batch_norms(root) if _is_frozen(name, norm, frozen, globs))
 
 
 def _batch_norms(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -6,7 +6,7 @@ A sweep has sweep.json beside its runs, as `vitruvius sweep` writes it; a study 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,12 +54,16 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for folder in folders:
         if is_sweep(folder):
-            found += [run for run in _runs_of_sweep(folder) if run not in found]
+            _add_new(found, _runs_of_sweep(folder))
         elif is_study(folder):
-            found += [run for run in _runs_of_study(folder) if run not in found]
+            _add_new(found, _runs_of_study(folder))
         else:
             found.append(folder)
     return found
+
+
+def _add_new(found: list[Path], runs: Sequence[Path]) -> None:
+    found += [run for run in runs if run not in found]
 
 
 def gathered_parts(folders: Sequence[Path], runs: Sequence[Run]) -> list[tuple[Part, Sequence[Block]]]:
@@ -86,11 +90,17 @@ def sweep_blocks(folder: Path, runs: Sequence[Run], name: str) -> list[Block]:
     blocks: list[Block] = []
     if ranked:
         blocks += [_sweep_drawing(ranked, name), _sweep_table(ranked, notes, name)]
-    waiting = [run for run in notes if run not in {one.folder.name for one in runs}]
+    begun = {run.folder.name for run in runs}
+    return [*blocks, *(Note(text=text) for text in [*_remarks_on(notes, begun), *remarks])]
+
+
+def _remarks_on(notes: Mapping[str, Any], begun: set[str]) -> list[str]:
+    """Runs of a sweep that have not begun, and those that have failed."""
+    found = []
+    waiting = [run for run in notes if run not in begun]
     if waiting:
-        blocks.append(Note(text=f"Without a folder: {', '.join(waiting)}."))
-    failed = [f"{run}: {note.get('status')}" for run, note in notes.items() if _has_failed(note)]
-    return [*blocks, *(Note(text=text) for text in [*failed, *remarks])]
+        found.append(f"Without a folder: {', '.join(waiting)}.")
+    return [*found, *(f"{run}: {note.get('status')}" for run, note in notes.items() if _has_failed(note))]
 
 
 def best_accuracy(run: Run) -> float | None:
@@ -215,12 +225,13 @@ def _sweep_cells(
 def _csv_table(rows: list[dict[str, str]], name: str) -> Table:
     """The rows of a file as they are; a column of numbers is one that holds nothing else."""
     titles = list(rows[0]) if rows else []
-    columns = []
-    for title in titles:
-        values = [row[title] for row in rows if row[title]]
-        columns.append(Column(title=title, numeric=all(_as_number(value) is not None for value in values)))
+    columns = [Column(title=title, numeric=_is_numeric(rows, title)) for title in titles]
     cells = [[_csv_cell(row[title]) for title in titles] for row in rows]
     return Table(name=f"{name}-table", columns=columns, cells=cells, rows=rows)
+
+
+def _is_numeric(rows: list[dict[str, str]], title: str) -> bool:
+    return all(_as_number(row[title]) is not None for row in rows if row[title])
 
 
 def _csv_cell(text: str) -> Cell:

@@ -138,14 +138,15 @@ def _draw_model(axes: Axes, look: Series, model: str, rows: list[Row]) -> None:
     by_seed = [_means_by(rows, "seed", step) for step in steps]
     by_point = [_means_by(rows, "point", step) for step in steps]
     means = [statistics.mean(values) for values in by_seed]
-    quarters = [_quartiles(values) for values in by_point]
     axes.plot(steps, means, marker=look.marker, color=look.colour, label=model)
-    lows = [min(values) for values in by_seed]
-    highs = [max(values) for values in by_seed]
-    axes.fill_between(steps, lows, highs, color=look.colour, alpha=0.4, linewidth=0)
-    bottom = [low for low, _ in quarters]
-    top = [high for _, high in quarters]
-    axes.fill_between(steps, bottom, top, color=look.colour, alpha=0.12, linewidth=0)
+    _draw_band(axes, steps, [(min(values), max(values)) for values in by_seed], look, alpha=0.4)
+    _draw_band(axes, steps, [_quartiles(values) for values in by_point], look, alpha=0.12)
+
+
+def _draw_band(axes: Axes, steps: list[int], ends: list[tuple[float, float]], look: Series, *, alpha: float) -> None:
+    lows = [low for low, _ in ends]
+    highs = [high for _, high in ends]
+    axes.fill_between(steps, lows, highs, color=look.colour, alpha=alpha, linewidth=0)
 
 
 def _means_by(rows: list[Row], column: str, step: int) -> list[float]:

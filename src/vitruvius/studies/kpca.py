@@ -87,23 +87,25 @@ def _summary(table: Table) -> Iterator[Row]:
     """One row per analysis and statistic: all heads of all layers together."""
     for analysis in table.names("analysis"):
         for statistic in dict.fromkeys(row.statistic for row in table.select(analysis=analysis)):
-            numbers = table.select(analysis=analysis, statistic=statistic)
-            layers = layers_of(numbers).values()
-            means = [row.mean for row in _once(numbers)]
-            yield {
-                "key": f"{analysis}/{statistic}",
-                "analysis": analysis,
-                "statistic": statistic,
-                "mean": statistics.fmean(means),
-                "std_over_heads": statistics.pstdev(means),
-                "min": min(means),
-                "max": max(means),
-                **{f"chance_{null}": _chance(numbers, null) for null in NULLS},
-                "heads_beyond_chance": sum(layer.beyond for layer in layers),
-                "heads_judged": sum(layer.judged for layer in layers),
-                "heads": len(means),
-                "images": numbers[0].n,
-            }
+            key = {"key": f"{analysis}/{statistic}", "analysis": analysis, "statistic": statistic}
+            yield {**key, **_over_heads(table.select(analysis=analysis, statistic=statistic))}
+
+
+def _over_heads(numbers: Sequence[Number]) -> Row:
+    """What the rows of one statistic say, all heads of all layers together."""
+    layers = layers_of(numbers).values()
+    means = [row.mean for row in _once(numbers)]
+    return {
+        "mean": statistics.fmean(means),
+        "std_over_heads": statistics.pstdev(means),
+        "min": min(means),
+        "max": max(means),
+        **{f"chance_{null}": _chance(numbers, null) for null in NULLS},
+        "heads_beyond_chance": sum(layer.beyond for layer in layers),
+        "heads_judged": sum(layer.judged for layer in layers),
+        "heads": len(means),
+        "images": numbers[0].n,
+    }
 
 
 def _once(numbers: Sequence[Number]) -> list[Number]:
@@ -136,6 +138,12 @@ def draw(rows: list[Row]) -> Figure:
     return figure
 
 
+def _shipped_runs(settings: Mapping[str, Any]) -> list[ShippedRun]:
+    if settings.get("shipped") is None:
+        return []
+    return read_shipped_folder(settings["shipped"])
+
+
 def _rows_of(rows: Sequence[Row], analysis: str, statistic: str) -> list[Row]:
     return [row for row in rows if (row["analysis"], row["statistic"]) == (analysis, statistic)]
 
@@ -150,13 +158,17 @@ def _draw_headline(axes: Axes, models: Sequence[str], rows: Sequence[Row]) -> No
     axes.errorbar(means, places, xerr=[low, high], label="observed, range of heads", **look)
     for index, null in enumerate(NULLS):
         chance = [(row[f"chance_{null}"], place) for row, place in zip(rows, places, strict=True)]
-        known = [(value, place) for value, place in chance if value is not None]
-        if known:
-            values, at = zip(*known, strict=True)
-            axes.plot(values, at, "|", markersize=13, markeredgewidth=2, color=series(index + 1).colour, label=null)
+        _draw_chance(axes, chance, colour=series(index + 1).colour, label=null)
     axes.set_yticks(range(len(models)), [Path(model).name for model in models])
     axes.set_ylim(len(models) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+
+
+def _draw_chance(axes: Axes, chance: Sequence[tuple[float | None, int]], *, colour: str, label: str) -> None:
+    known = [(value, place) for value, place in chance if value is not None]
+    if known:
+        values, places = zip(*known, strict=True)
+        axes.plot(values, places, "|", markersize=13, markeredgewidth=2, color=colour, label=label)
 
 
 def further(rows: list[Row], folder: Path, settings: Mapping[str, Any]) -> Iterable[tuple[str, Figure]]:
@@ -170,10 +182,7 @@ def further(rows: list[Row], folder: Path, settings: Mapping[str, Any]) -> Itera
     with_norms = {model: table for model, table in tables.items() if _has_norms(table)}
     if with_norms:
         yield "norms", draw_all_norms(with_norms)
-    shipped: list[ShippedRun] = []
-    if settings.get("shipped") is not None:
-        shipped = read_shipped_folder(settings["shipped"])
-    lines = [*_own_lines(models), *_published_lines(shipped)]
+    lines = [*_own_lines(models), *_published_lines(_shipped_runs(settings))]
     if lines:
         yield "reconstruction", draw_reconstruction(lines)
 

@@ -141,8 +141,7 @@ def _watch(
     """What leaves each stage on one image of noise; with `folded`, what enters it, the stage being passed by."""
     root = inner(model)
     size = input_size or guess_input_size(root)
-    weight = next(p for p in root.parameters() if p.is_floating_point())
-    image = torch.randn(1, *size, generator=torch.Generator().manual_seed(0)).to(weight)
+    image = _noise(root, size)
     hooks = []
     if folded:
         hooks = [stage.register_forward_hook(_pass_by) for stage in stages.values()]
@@ -155,6 +154,12 @@ def _watch(
     if folded:
         return seen
     return {name: stage(seen[name]) for name, stage in stages.items()}
+
+
+def _noise(root: nn.Module, size: Size) -> Tensor:
+    """One image where the model's weights are, in their precision."""
+    weight = next(p for p in root.parameters() if p.is_floating_point())
+    return torch.randn(1, *size, generator=torch.Generator().manual_seed(0)).to(weight)
 
 
 def _pass_by(_: nn.Module, args: tuple[Heads], __: Heads) -> Heads:

@@ -42,7 +42,11 @@ class HuggingFaceModel:
 
 
 class Classifier(nn.Module):
-    """A classifier of transformers as a timm model looks: images in, logits out, and its preprocessing beside it."""
+    """A classifier of transformers as a timm model looks: images in, logits out, and its preprocessing beside it.
+
+    `network` is the classifier of transformers, `preprocessing` what timm's resolver reads: size, mean, standard
+    deviation.
+    """
 
     def __init__(self, network: Any, preprocessing: Mapping[str, Any]) -> None:
         super().__init__()
@@ -53,6 +57,7 @@ class Classifier(nn.Module):
         self.default_cfg = self.pretrained_cfg
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K) of normalised images `x` (B, C, H, W)."""
         logits: Tensor = self.network(pixel_values=x).logits
         return logits
 
@@ -76,11 +81,15 @@ def load_classifier(
 
 def _check_folder(text: str, name: str) -> None:
     """Refuse what can only be a folder and holds no model; everything else may be an id."""
-    folder = Path(name)
-    if name and folder.is_dir() and not (folder / "config.json").is_file():
-        raise CheckpointError(f"{text}: the folder has no config.json. `model.save_pretrained(folder)` writes one.")
-    if not (name and folder.is_dir()) and (name.startswith((".", "/", "~")) or name.count("/") > 1 or not name):
+    if name and Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise CheckpointError(f"{text}: the folder has no config.json. `model.save_pretrained(folder)` writes one.")
+    elif not _may_be_id(name):
         raise CheckpointError(f"{text}: there is no such folder, and an id has the form owner/name.")
+
+
+def _may_be_id(name: str) -> bool:
+    return bool(name) and not name.startswith((".", "/", "~")) and name.count("/") <= 1
 
 
 def _load_network(transformers: Any, text: str, name: str) -> Any:

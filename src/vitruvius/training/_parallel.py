@@ -205,14 +205,18 @@ def agree_on_statistics(model: nn.Module, how: str, process: Process) -> None:
     statistics = [buffer for buffer in statistics_of(model) if buffer.is_floating_point()]
     if how == "none" or not process.grouped or not statistics:
         return
-    flat = torch.cat([buffer.flatten().double() for buffer in statistics])
-    if how == "reduce":
-        flat = process.total(flat) / process.world_size
-    else:
-        torch.distributed.broadcast(flat, src=0)
+    flat = _agreed(torch.cat([buffer.flatten().double() for buffer in statistics]), how, process)
     parts = flat.split([buffer.numel() for buffer in statistics])
     for buffer, part in zip(statistics, parts, strict=True):
         buffer.copy_(part.view_as(buffer))
+
+
+def _agreed(flat: Tensor, how: str, process: Process) -> Tensor:
+    """The mean over the processes, or the first one's."""
+    if how == "reduce":
+        return process.total(flat) / process.world_size
+    torch.distributed.broadcast(flat, src=0)
+    return flat
 
 
 def _shard(model: nn.Module, process: Process) -> None:

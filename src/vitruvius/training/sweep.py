@@ -154,10 +154,7 @@ class Sweep:
     def _train_side_by_side(self, clock: Clock, jobs: int, tell: Callable[[str], None]) -> str:
         waiting = [run for run in self.runs if self._status(run) != "finished"]
         by_name = {run.name: run for run in self.runs}
-        logs = Path(self.folder) / "logs"
-        if is_url(self.folder):
-            logs = place_of(self.folder) / "logs"
-        with SideBySide(self.file, self.overrides, logs) as children:
+        with SideBySide(self.file, self.overrides, self._logs()) as children:
             while waiting or children:
                 while waiting and len(children) < jobs:
                     self._begin(waiting.pop(0), children, clock, tell)
@@ -165,6 +162,12 @@ class Sweep:
                     self._note(by_name[name], outcome, seconds)
                     tell(f"{name}: {outcome} after {seconds:.0f} s")
         return self.summarise()
+
+    def _logs(self) -> Path:
+        """The folder of the logs, on this machine also where the sweep is elsewhere."""
+        if is_url(self.folder):
+            return place_of(self.folder) / "logs"
+        return Path(self.folder) / "logs"
 
     def _begin(self, run: Planned, children: SideBySide, clock: Clock, tell: Callable[[str], None]) -> None:
         if clock.allows(self._longest()):

@@ -75,7 +75,7 @@ class Journal(Protocol):
         ...
 
     def recall(self, kind: str) -> dict[str, Tensor]:
-        """What was kept under this name about images of the pool, `id` among the columns; nothing where nothing was."""
+        """What was kept as this `kind` about images of the pool, `id` among the columns; nothing where nothing was."""
         ...
 
 

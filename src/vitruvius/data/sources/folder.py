@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from timm.data import create_dataset
@@ -82,16 +83,20 @@ def leaf_classes(folder: Path) -> list[str]:
 
 def _classes(config: DataConfig, root: Path, folder: Path) -> dict[str, int]:
     if config.classes is not None:
-        return {name: number for number, name in enumerate(class_names(config.classes))}
+        return _numbered(class_names(config.classes))
     if config.class_map is not None:
         return read_class_map(config.class_map, root)
     if (root / EXAMPLES).is_file():
-        return {str(name): number for number, name in enumerate(read_json(root / EXAMPLES).get("classes") or ())}
+        return _numbered(map(str, read_json(root / EXAMPLES).get("classes") or ()))
     try:
         source = split_folder(root, config.train_split)
     except DataError:
         source = folder  # evaluation data alone
-    return {name: number for number, name in enumerate(leaf_classes(source))}
+    return _numbered(leaf_classes(source))
+
+
+def _numbered(names: Iterable[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(names)}
 
 
 def _collect(folder: Path, names: set[str], depth: int) -> None:

@@ -49,12 +49,11 @@ def further(shown: Sequence[Shown], analysis: str, *, legend: bool) -> Iterator[
 
     `shown` are runs with their tables; `analysis` is drawn; `legend` adds one to each figure. Yields names and figures.
     """
-    for statistic in _statistics_in(BANDS, analysis):
-        if all(one.table.select(analysis=analysis, statistic=statistic) for one in shown):
-            yield statistic, draw_bands(shown, analysis, statistic, legend=legend)
-    for statistic in _statistics_in(HISTOGRAMS, analysis):
-        if all(one.table.select(analysis=analysis, statistic=statistic) for one in shown):
-            yield f"histogram-{statistic}", draw_histogram(shown, analysis, statistic, legend=legend)
+    tables = [one.table for one in shown]
+    for statistic in _statistics_in(BANDS, analysis, tables):
+        yield statistic, draw_bands(shown, analysis, statistic, legend=legend)
+    for statistic in _statistics_in(HISTOGRAMS, analysis, tables):
+        yield f"histogram-{statistic}", draw_histogram(shown, analysis, statistic, legend=legend)
     if len(shown) == 1:
         yield from _of_one_run(shown[0].table, analysis, legend=legend)
 
@@ -62,13 +61,17 @@ def further(shown: Sequence[Shown], analysis: str, *, legend: bool) -> Iterator[
 def _of_one_run(table: Table, analysis: str, *, legend: bool) -> Iterator[tuple[str, Figure]]:
     """Curves, the joint norms, heat maps of heads, the map of rollout, and the pictures of an explanation."""
     known = {curve.statistic for curve in table.curves if curve.analysis == analysis}
-    for statistic in _statistics_in(CURVES, analysis):
-        xlabel = CURVES[_plain(analysis), statistic]
+    for statistic in _named_in(CURVES, analysis):
         if statistic in known:
+            xlabel = CURVES[_plain(analysis), statistic]
             yield statistic, draw_curves(table, analysis, statistic, xlabel=xlabel, legend=legend)
-    for statistic in _statistics_in(HEAT_MAPS, analysis):
-        if table.select(analysis=analysis, statistic=statistic):
-            yield f"heads-{statistic}", draw_heads(table, analysis, statistic)
+    for statistic in _statistics_in(HEAT_MAPS, analysis, [table]):
+        yield f"heads-{statistic}", draw_heads(table, analysis, statistic)
+    yield from _whole_figures(table, analysis, known, legend=legend)
+
+
+def _whole_figures(table: Table, analysis: str, known: set[str], *, legend: bool) -> Iterator[tuple[str, Figure]]:
+    """Figures that are not of one statistic; `known` are the curves there are."""
     if set(JOINT) <= known:
         yield "joint", draw_norms(table, analysis, legend=legend)
     if _plain(analysis) == "rollout" and "map" in known:
@@ -77,8 +80,17 @@ def _of_one_run(table: Table, analysis: str, *, legend: bool) -> Iterator[tuple[
         yield "pictures", draw_pictures(table.pictures[analysis])
 
 
-def _statistics_in(pairs: Iterable[tuple[str, str]], analysis: str) -> list[str]:
+def _statistics_in(pairs: Iterable[tuple[str, str]], analysis: str, tables: Sequence[Table]) -> list[str]:
+    """Those of the pairs that every table has rows of."""
+    return [statistic for statistic in _named_in(pairs, analysis) if _all_have(tables, analysis, statistic)]
+
+
+def _named_in(pairs: Iterable[tuple[str, str]], analysis: str) -> list[str]:
     return [statistic for name, statistic in pairs if name == _plain(analysis)]
+
+
+def _all_have(tables: Sequence[Table], analysis: str, statistic: str) -> bool:
+    return all(table.select(analysis=analysis, statistic=statistic) for table in tables)
 
 
 def _plain(analysis: str) -> str:

@@ -85,12 +85,9 @@ def _flat_runs(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 def _table(name: str, caption: str, runs: Sequence[Run], values: dict[str, list[str]]) -> Table:
     """A line per key and a column per run; of many runs a line each, so that the table stays narrow."""
-    names = [run.name for run in runs]
-    lines = [[key, *row] for key, row in values.items()]
-    titles = ["key", *names]
+    titles, lines = _key_lines(runs, values)
     if len(runs) > MANY:
-        titles = ["run", *values]
-        lines = [[run, *(row[place] for row in values.values())] for place, run in enumerate(names)]
+        titles, lines = _run_lines(runs, values)
     return Table(
         name=name,
         columns=[Column(title=title) for title in titles],
@@ -98,3 +95,12 @@ def _table(name: str, caption: str, runs: Sequence[Run], values: dict[str, list[
         rows=[dict(zip(titles, line, strict=True)) for line in lines],
         caption=caption,
     )
+
+
+def _key_lines(runs: Sequence[Run], values: dict[str, list[str]]) -> tuple[list[str], list[list[str]]]:
+    return ["key", *(run.name for run in runs)], [[key, *row] for key, row in values.items()]
+
+
+def _run_lines(runs: Sequence[Run], values: dict[str, list[str]]) -> tuple[list[str], list[list[str]]]:
+    lines = [[run.name, *(row[place] for row in values.values())] for place, run in enumerate(runs)]
+    return ["run", *values], lines

@@ -143,18 +143,24 @@ def _differing_drops(blocks: list[nn.Module]) -> list[_Drop]:
     for kind in {type(block) for block in blocks}:
         alike = [block for block in blocks if type(block) is kind]
         for path in _drop_paths(alike):
-            if len({_rate(block.get_submodule(path)) for block in alike}) > 1:
+            if _rates_differ(alike, path):
                 found += [_Drop(block, path) for block in alike]
     return found
+
+
+def _rates_differ(blocks: list[nn.Module], path: str) -> bool:
+    return len({_rate(block.get_submodule(path)) for block in blocks}) > 1
 
 
 def _drop_paths(blocks: list[nn.Module]) -> list[str]:
     """Names under which some of the blocks have a DropPath and all others one too, or an identity."""
     named = [dict(block.named_modules()) for block in blocks]
     paths = {path for modules in named for path, module in modules.items() if type(module) is DropPath}
-    return sorted(
-        path for path in paths if all(type(modules.get(path)) in (DropPath, nn.Identity) for modules in named)
-    )
+    return sorted(path for path in paths if _all_have_drop(named, path))
+
+
+def _all_have_drop(named: list[dict[str, nn.Module]], path: str) -> bool:
+    return all(type(modules.get(path)) in (DropPath, nn.Identity) for modules in named)
 
 
 def _rate(module: nn.Module) -> float:
