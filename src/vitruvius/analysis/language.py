@@ -21,6 +21,7 @@ from vitruvius._processes import Process
 from vitruvius._registry import require
 from vitruvius._version import __version__
 from vitruvius.analysis._collect import Collector
+from vitruvius.analysis._registry import Question
 from vitruvius.analysis._run import NULL_IMAGES, Asked, ask_all, choose_nulls, summarise
 from vitruvius.analysis._table import Table
 from vitruvius.attention.softmax import attend
@@ -110,9 +111,8 @@ def analyse_text(
     facts: what else the table should say about itself.
     """
     check_eval_mode(model)
-    questions, chosen = ask_all(asked or ("norms", "value_vectors")), choose_nulls(nulls)
-    if whole := [q.name for q in questions if q.of_model]:
-        raise ConfigError(f"{whole[0]!r} looks at a whole image model; ask sentences about single sites.")
+    questions = _site_questions(asked)
+    chosen = choose_nulls(nulls)
     modules = attention_modules(model)
     sites = {name: _site(name, module) for name, module in modules.items()}
     collector = Collector(questions, sites, nulls=chosen, seed=seed, curves=CURVES)
@@ -141,6 +141,15 @@ def analyse_text(
         raise DataError("no sentences were given; nothing to analyse.")
     own = {"model": type(model).__name__, "data": "sentences", "seed": seed, **(facts or {}), "vitruvius": __version__}
     return summarise(collector.sums, questions, list(sites), chosen, Process(device=device), own)
+
+
+def _site_questions(asked: Sequence[Asked]) -> list[Question]:
+    """Questions about single sites; norms and value vectors if none is asked."""
+    questions = ask_all(asked or ("norms", "value_vectors"))
+    for question in questions:
+        if question.of_model:
+            raise ConfigError(f"{question.name!r} looks at a whole image model; ask sentences about single sites.")
+    return questions
 
 
 @contextmanager

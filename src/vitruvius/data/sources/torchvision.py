@@ -123,13 +123,7 @@ def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionI
         raise DataError(f"data.root is not set; it must name the folder of {config.dataset}.")
     if name in (*_TWO_SPLITS, *_UNSPLIT) and split not in (*TRAIN_NAMES, *VALIDATION_NAMES, "test"):
         raise DataError(f"{config.dataset} has no split {split!r}; choose train or test.")
-    try:
-        dataset = _build(config, name, split)
-    except (RuntimeError, OSError, ValueError) as error:
-        said = f"cannot open {config.dataset} ({split}) in {config.root}: {error}"
-        if not config.download:
-            said += " Set data.root to its folder, or data.download=true."
-        raise DataError(said) from error
+    dataset = _opened(config, name, split)
     rows = None
     if name in _UNSPLIT:
         rows = _split_rows(dataset, _TRAINING[name], training=split in TRAIN_NAMES)
@@ -143,6 +137,17 @@ def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionI
         numbers = {count: count - _FEWEST for count in range(_FEWEST, _MOST + 1)}
     classes = check_num_classes(config, config.dataset, _found(name, dataset))
     return TorchvisionImages(dataset, place, classes, rows, numbers)
+
+
+def _opened(config: DataConfig, name: str, split: str) -> Any:
+    """torchvision's data set, or an error that says where it was looked for."""
+    try:
+        return _build(config, name, split)
+    except (RuntimeError, OSError, ValueError) as error:
+        said = f"cannot open {config.dataset} ({split}) in {config.root}: {error}"
+        if not config.download:
+            said += " Set data.root to its folder, or data.download=true."
+        raise DataError(said) from error
 
 
 def _mapped(dataset: Any, place: str, config: DataConfig, rows: Sequence[int] | None) -> TorchvisionImages:
