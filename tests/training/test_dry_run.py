@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import vitruvius.training.dry_run as room
 from small_run import RECIPE, SMALL, small_config
 from vitruvius.cli import main
 from vitruvius.data import DataConfig
 from vitruvius.models import create_model
 from vitruvius.training import read_recipe
 from vitruvius.training._estimates import format_bytes, format_time
-from vitruvius.training.dry_run import SavedTensors, dry_run, forward_flops, probe_batch
+from vitruvius.training.dry_run import SavedTensors, dry_run, forward_flops, probe_plan
 
 
 def numbers(text: str, name: str) -> list[str]:
@@ -59,13 +61,65 @@ def test_data_that_are_not_here_are_a_note(tmp_path: Path) -> None:
     assert "an epoch" not in said
 
 
-def test_a_device_that_is_not_here_leaves_the_time_out(tmp_path: Path) -> None:
+def test_a_device_that_is_not_here_leaves_the_time_out_and_nothing_else(tmp_path: Path) -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is one")
     said = dry_run(small_config(tmp_path / "run", "train.device=cuda"))
     assert "time: not measured here; " in said
     assert "note: device 'cuda' cannot be used here" in said
-    assert "not measured" in numbers(said, "optimiser")[0]
+    here = dry_run(small_config(tmp_path / "run"))
+    for part in ("optimiser", "activations of 8 images"):
+        assert numbers(said, part) == numbers(here, part)
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ([], (1, 1)),
+        (["task={use: adversarial, eps: 0.1, attack: {use: pgd, steps: 5}}"], (6, 6)),
+        (["task={use: adversarial, eps: 0.1, attack: {use: pgd, steps: 2}}", "data.batch_size=5"], (3, 3)),
+        (
+            [
+                "task={use: adversarial, eps: 0.1, attack: {use: pgd, steps: 3}, schedule: {use: linear, epochs: 10}}",
+                "train.epochs=20",
+            ],
+            (4, 4),
+        ),
+    ],
+    ids=["supervised", "five steps", "two steps", "growing"],
+)
+def test_the_passes_of_an_attack_are_counted(settings: list[str], passes: tuple[int, int], tmp_path: Path) -> None:
+    said = dry_run(small_config(tmp_path / "run", *settings))
+    forwards, backwards = passes
+    assert f"a step makes {forwards} forward and {backwards} backward passes of each image" in said
+
+
+def test_memory_without_numbers_is_that_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = dry_run(small_config(tmp_path / "run"))
+    monkeypatch.setattr(room, "probe_plan", lambda *_: (0, 0))
+    without = dry_run(small_config(tmp_path / "run"))
+    assert "measured without numbers" in without
+    assert "time: not measured here" in without
+    for part in ("parameters", "gradients", "optimiser"):
+        assert numbers(without, part) == numbers(said, part)
+    (kept,), (there,) = (numbers(text, "activations of 8 images") for text in (without, said))
+    assert kept.split()[1] == there.split()[1]
+    assert float(kept.split()[0]) == pytest.approx(float(there.split()[0]), rel=0.25)  # attention keeps more there
+
+
+def test_a_step_that_does_not_fit_is_tried_with_fewer_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lack of memory is simulated."""
+    measure = room.measure
+
+    def small(session: Any) -> Any:
+        if session.config.data.batch_size > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return measure(session)
+
+    monkeypatch.setattr(room, "measure", small)
+    said = dry_run(small_config(tmp_path / "run"))
+    assert "note: a step with 8 images does not fit into the memory of this device." in said
+    assert "measured with 2 images" in said
 
 
 def test_splits_of_augmix_count_as_images(tmp_path: Path) -> None:
@@ -76,9 +130,10 @@ def test_splits_of_augmix_count_as_images(tmp_path: Path) -> None:
 def test_models_that_are_too_slow_to_try_are_not_tried(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run")
     process = type("Process", (), {"device": torch.device("cpu")})()
-    assert probe_batch(config, process, flops=1000) == 8
-    assert probe_batch(config, process, flops=10**9) == 2
-    assert probe_batch(config, process, flops=10**12) == 0
+    assert probe_plan(config, process, flops=1000) == (8, 3)
+    assert probe_plan(config, process, flops=10**9) == (2, 3)
+    assert probe_plan(config, process, flops=10**10) == (2, 1)
+    assert probe_plan(config, process, flops=10**12) == (0, 0)
 
 
 def test_operations_are_counted_as_by_hand() -> None:

@@ -25,6 +25,9 @@ class Findings:
     seconds: float | None  # a step
     activations: int | None  # bytes an image
     optimizer: int | None  # bytes
+    forwards: float | None = None  # passes of an image through the model in a step, those of an attack included
+    backwards: float | None = None
+    how: str = ""  # on what memory was measured
     remarks: tuple[str, ...] = ()
 
 
@@ -98,8 +101,8 @@ def _memory(found: Findings) -> str:
     parts = _memory_parts(found)
     known = sum(size or 0 for size in parts.values())
     how = "nothing was run"
-    if found.images:
-        how = f"optimiser and activations measured with {_images(found.images)}"
+    if found.how:
+        how = f"optimiser and activations {found.how}"
     lines = [f"memory of a process: about {format_bytes(known)} ({how}; buffers of kernels come on top)"]
     for name, size in parts.items():
         text = "not measured" if size is None else format_bytes(size)
@@ -123,17 +126,20 @@ def _memory_parts(found: Findings) -> dict[str, int | None]:
         "gradients": sum(p.nbytes for p in parameters if p.requires_grad),
         "optimiser": found.optimizer,
         "average": average,
-        f"activations of {_images(batch)}": activations,
+        f"activations of {images_in_words(batch)}": activations,
     }
 
 
 def _time(found: Findings) -> str:
     work = f"{found.flops / 1e9:.2f} GFLOP per image and forward pass"
+    if found.forwards is not None and found.backwards is not None:
+        work += f"; a step makes {found.forwards:.3g} forward and {found.backwards:.3g} backward passes of each image"
+        work += f", {found.flops * (found.forwards + 2 * found.backwards) / 1e9:,.2f} GFLOP"
     if found.seconds is None:
         return f"time: not measured here; {work}"
     device = found.session.process.device.type
     rate = found.images / found.seconds
-    text = f"time: {rate:,.1f} images/s on one {device}, measured with {_images(found.images)} a step; {work}"
+    text = f"time: {rate:,.1f} images/s on one {device}, measured with {images_in_words(found.images)} a step; {work}"
     compile = found.config.train.compile
     if compile and (compile != "auto" or device != "cpu"):
         text += "; measured before compiling"
@@ -144,7 +150,8 @@ def _time(found: Findings) -> str:
     return f"{text}\n  an epoch {format_time(epoch)}, {epochs} epochs {format_time(epoch * epochs)}, without evaluation"
 
 
-def _images(number: int) -> str:
+def images_in_words(number: int) -> str:
+    """`1 image`, `1,024 images`; `number` of them."""
     return f"{number:,} image{'' if number == 1 else 's'}"
 
 

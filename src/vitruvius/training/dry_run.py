@@ -1,12 +1,14 @@
 """A dry run: what a recipe would do, how large it is and how long it takes, without writing anything.
 
-Parameters are counted. The optimiser's memory, activations (what autograd keeps) and the time of a step are measured on
-random images, a few steps in a small batch, on the device that would train. Where that would take minutes, or the
-device is not here, the time is left out and the operations of a forward pass are given instead.
+Parameters are counted. The optimiser's memory, activations (what autograd keeps), the passes that an attack makes and
+the time of a step are measured on random images, a few steps in a small batch, on the device that would train. Where
+that device is not here, all but the time is measured on the CPU. Where a step would take minutes, memory is measured on
+tensors without numbers (PyTorch's meta device), and the rest is left out.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -25,7 +27,7 @@ from vitruvius.data import Loader
 from vitruvius.models import create_model
 from vitruvius.tracking import Trackers
 from vitruvius.training import _build as make
-from vitruvius.training._estimates import Findings, describe
+from vitruvius.training._estimates import Findings, describe, images_in_words
 from vitruvius.training._guards.alarm import Alarm
 from vitruvius.training._run.folder import Run
 from vitruvius.training._seeding import preserve_rng
@@ -36,7 +38,8 @@ from vitruvius.training.config import Config, check
 
 STEPS = 3  # the first warms up
 SLOW = 1e10  # floating-point operations a second that any processor can do
-PATIENCE = 10.0  # seconds
+PATIENCE = 10.0  # seconds for a few steps
+LONGEST = 120.0  # seconds for one step, at that speed; most processors are ten times as fast
 PASSES = 12  # forward passes' worth of work in a step of adversarial training with a few steps
 
 
@@ -48,6 +51,9 @@ class Probe:
     seconds: float | None = None  # per step
     activations: int | None = None  # bytes per image
     optimizer: int | None = None  # bytes of its state
+    forwards: float | None = None  # passes of an image through the model in a step, those of an attack included
+    backwards: float | None = None
+    how: str = ""  # on what it was measured
 
 
 def dry_run(config: Config, *, processes: int | None = None) -> str:
@@ -62,13 +68,9 @@ def dry_run(config: Config, *, processes: int | None = None) -> str:
         loader = _training_images(config, process, remarks)
         config = make.with_classes(config, _num_classes(config, loader))
         flops = forward_flops(config)
-        images = 0
-        if device == config.train.device:
-            images = probe_batch(config, process, flops)
-        session = open_session(pretended(config, max(1, images)), process)
-        probe = Probe()
-        if images:
-            probe = measure(session)
+        session, probe = _probe(config, process, flops, remarks)
+    if device != config.train.device:
+        probe = replace(probe, seconds=None)
     known = session.config.model
     config = replace(config, model=replace(config.model, mean=known.mean, std=known.std))
     found = Findings(
@@ -81,6 +83,9 @@ def dry_run(config: Config, *, processes: int | None = None) -> str:
         seconds=probe.seconds,
         activations=probe.activations,
         optimizer=probe.optimizer,
+        forwards=probe.forwards,
+        backwards=probe.backwards,
+        how=probe.how,
         remarks=tuple(remarks),
     )
     return describe(found)
@@ -123,29 +128,55 @@ def forward_flops(config: Config) -> int:
     return int(counter.get_total_flops())
 
 
-def probe_batch(config: Config, process: Process, flops: int) -> int:
-    """Images in a measured step: as many as trained at once, fewer on a processor, none where it would take minutes.
+def _probe(config: Config, process: Process, flops: int, remarks: list[str]) -> tuple[Session, Probe]:
+    """A session on random images and what its steps have shown; on a device that is too small, with fewer images."""
+    images, steps = probe_plan(config, process, flops)
+    if not images:
+        session = open_session(pretended(config, _fewest(config), 1), process)
+        return session, measure_without_numbers(session)
+    while True:
+        session = open_session(pretended(config, images, steps), process)
+        try:
+            return session, measure(session)
+        except torch.OutOfMemoryError:
+            remarks.append(f"a step with {images_in_words(images)} does not fit into the memory of this device.")
+            if images == 1:
+                return session, Probe()
+            images //= 2
+
+
+def probe_plan(config: Config, process: Process, flops: int) -> tuple[int, int]:
+    """Images in a measured step, and steps: as many as trained at once; few on a processor; 0 if that takes minutes.
 
     `config` is the recipe; `process` says whether there is a GPU; `flops` are those of one image's forward pass.
     """
     if process.device.type != "cpu":
-        return config.data.batch_size
+        return config.data.batch_size, STEPS
     images = min(config.data.batch_size, 8)
-    while images > 1 and STEPS * PASSES * images * flops / SLOW > PATIENCE:
+    while images > _fewest(config) and STEPS * PASSES * images * flops / SLOW > PATIENCE:
         images //= 2
-    return images if STEPS * PASSES * images * flops / SLOW <= PATIENCE else 0
+    if STEPS * PASSES * images * flops / SLOW <= PATIENCE:
+        return images, STEPS
+    if PASSES * images * flops / SLOW <= LONGEST:
+        return images, 1
+    return 0, 0
 
 
-def pretended(config: Config, images: int) -> Config:
+def _fewest(config: Config) -> int:
+    """Images that a step needs: batch norms of a head need two."""
+    return min(config.data.batch_size, 2)
+
+
+def pretended(config: Config, images: int, steps: int = STEPS) -> Config:
     """The recipe on random images, without files: a few batches, nothing compiled, no pretrained weights.
 
-    `config` is the recipe as given; `images` of a batch.
+    `config` is the recipe as given; `images` of a batch; `steps` are how many batches there are.
     """
     splits = config.data.aug_splits
     data = replace(
         config.data, dataset="fake", root=None, subset=None, classes=None, class_map=None, mix=None, cache="none",
         num_classes=config.model.kwargs["num_classes"], no_aug=splits == 0, aug_repeats=0, workers=0, batch_size=images,
-        train_num_samples=STEPS * images, val_num_samples=1, eval_batch_size=1,
+        train_num_samples=steps * images, val_num_samples=1, eval_batch_size=1,
     )  # fmt: skip
     train = replace(config.train, holdout=0.0, compile=False, grad_accum_steps=1)
     model = replace(config.model, weights=None, pretrained=False)
@@ -158,18 +189,51 @@ def measure(session: Session) -> Probe:
     `session` was opened on the pretended recipe.
     """
     saved = SavedTensors(session.model)
+    passes = CountedPasses(session.model)
     seconds = []
+    session.epoch = session.num_epochs - 1  # when an attack has grown to its full strength
+    session.updates = session.epoch * session.updates_per_epoch
     session.task.train()
     for number, (x, y) in enumerate(session.train_loader):
         begun = time.perf_counter()
-        with saved if number == 0 else torch.enable_grad():
+        with saved if number == 0 else torch.enable_grad(), passes:
             train_batch(session, x, y, number, len(session.train_loader))
         if session.process.device.type != "cpu":
             torch.accelerator.synchronize()
         seconds.append(time.perf_counter() - begun)
     images = session.config.data.batch_size
-    memory = _optimizer_bytes(session.optimizer)
-    return Probe(images=images, seconds=min(seconds[1:]), activations=saved.peak // images, optimizer=memory)
+    shown = images * len(seconds) * max(1, session.config.data.aug_splits)
+    return Probe(
+        images=images,
+        seconds=min(seconds[1:] or seconds),
+        activations=saved.peak // images,
+        optimizer=_optimizer_bytes(session.optimizer),
+        forwards=passes.forwards / shown,
+        backwards=passes.backwards / shown,
+        how=f"measured with {images_in_words(images)}",
+    )
+
+
+def measure_without_numbers(session: Session) -> Probe:
+    """Memory alone, of one pass there and back on the meta device.
+
+    `session` was opened on the pretended recipe.
+    """
+    images = session.config.data.batch_size
+    model = copy.deepcopy(session.model).to("meta").train()
+    channels, height, width = session.model.data_config["input_size"]
+    side = session.config.data.image_size
+    saved = SavedTensors(model)
+    with saved:
+        model(torch.empty(images, channels, side or height, side or width, device="meta")).float().sum().backward()
+    config = replace(session.config, train=replace(session.config.train, opt_kwargs={}))
+    optimizer = make.optimizer(config, model, session.task)
+    optimizer.step()
+    return Probe(
+        activations=saved.peak // images,
+        optimizer=_optimizer_bytes(optimizer),
+        how="measured without numbers, of one pass there and back",
+    )
 
 
 def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -251,4 +315,33 @@ def _unpack(held: Any) -> Tensor:
 
 
 def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return tensor.untyped_storage()._cdata  # also of a tensor without numbers, whose address is 0
+
+
+class CountedPasses:
+    """`with CountedPasses(model) as passes: step()`; then how many images went through it, forward and backward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.forwards = 0
+        self.backwards = 0
+        self._model = model
+        self._handle: Any = None
+
+    def __enter__(self) -> CountedPasses:
+        self._handle = self._model.register_forward_hook(self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def _count(self, model: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+        images = len(inputs[0])
+        self.forwards += images
+        first = output
+        if isinstance(output, tuple):
+            first = output[0]
+        if isinstance(first, Tensor) and first.requires_grad:
+            first.register_hook(lambda _: self._count_back(images))
+
+    def _count_back(self, images: int) -> None:
+        self.backwards += images
