@@ -21,7 +21,7 @@ from vitruvius._registry import Registry
 
 Scale = Literal["auto", "imagenet", "cifar"]
 SMALL = 64  # pixels: the shorter side up to which `auto` takes the constants of CIFAR-10-C
-CACHED = 2**19  # numbers of images corrupted at a time on a CPU, so that what is computed stays in its cache
+CACHED = 2**20  # numbers of images corrupted at a time on a CPU, so that what is computed stays in its cache
 SEVERITIES = (1, 2, 3, 4, 5)
 
 corruptions: Registry[Callable[..., Corruption]] = Registry("corruption")
@@ -37,6 +37,7 @@ class Corruption(ABC):
     """
 
     name: ClassVar[str]
+    gives_levels: ClassVar[bool] = False  # whether what it gives has the 256 levels already
     imagenet: ClassVar[tuple[Any, ...]]  # one entry per severity
     cifar: ClassVar[tuple[Any, ...]]
 
@@ -82,7 +83,10 @@ class Corruption(ABC):
         return moved
 
     def _apply(self, x: Tensor, ids: Tensor) -> Tensor:
-        moved = self.disturb(x.float(), Dice(ids, self.seed, self.label), *self.constants(x)).clamp_(0, 1)
+        moved = self.disturb(x.float(), Dice(ids, self.seed, self.label), *self.constants(x))
+        if self.gives_levels:
+            return moved
+        moved = moved.clamp_(0, 1)
         if self.round8:
             return to_levels(moved).div_(255)
         return moved

@@ -34,7 +34,7 @@ TINT = (0.87, 1.02, 1.11)  # red, green, blue of the photographs, against their 
 NEEDLE = 12  # pixels to either side, at the photographs' size
 FEATHER = 55  # pixels between seeds
 CLOUD = 90  # pixels between thick and thin ice
-CACHED = 2**17  # pixels drawn at a time on a CPU
+CACHED = 2**18  # pixels drawn at a time on a CPU
 
 
 @corruptions.register("frost")

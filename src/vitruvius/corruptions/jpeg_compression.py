@@ -50,6 +50,7 @@ class JPEGCompression(Corruption):
     """The loss of a JPEG file of low quality."""
 
     name: ClassVar[str] = "jpeg_compression"
+    gives_levels: ClassVar[bool] = True
     imagenet: ClassVar = (25, 18, 15, 10, 7)  # quality, of 100
     cifar: ClassVar = (80, 65, 58, 50, 40)
 
@@ -57,7 +58,7 @@ class JPEGCompression(Corruption):
         """`quality` of the file, 1 to 100."""
         levels = (x * 255).round()
         if x.device.type == "cpu":
-            return by_libjpeg(levels, quality) / 255
+            return by_libjpeg(levels, quality).div_(255)
         return by_arithmetic(levels, quality) / 255
 
 
