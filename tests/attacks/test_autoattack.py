@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from attacked import digits_cnn, digits_vit, golden, labels_of, small_net, some_images
@@ -9,7 +11,8 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, DataError, UnknownName
 from vitruvius.attacks import CE, DLR, Dice, Outcome, StageResult, attacks
-from vitruvius.attacks._models import SurrogateGradient
+from vitruvius.attacks._ensemble.cascade import Cascade
+from vitruvius.attacks._models import SurrogateGradient, frozen
 from vitruvius.attacks._views.compiled import compile_model
 from vitruvius.attacks._views.lower_precision import Autocast, Bfloat16Copy, bfloat16_view
 from vitruvius.attacks.apgd import APGD
@@ -153,6 +156,28 @@ def test_the_fast_figure_is_not_above_the_exact_one() -> None:
         figures[precision] = int(outcome.robust.sum())
         assert torch.equal(net(outcome.x).argmax(1) == y[:30], outcome.robust)
     assert figures["fast"] <= figures["exact"]
+
+
+def test_auto_is_exact_on_a_cpu() -> None:
+    net, x, y = digits_cnn()
+    settings: dict[str, Any] = {"eps": 0.15, "version": "custom", "attacks": (APGD(eps=0.15, steps=5),)}
+    exact = AutoAttack(**settings).run(net, x[:10], y[:10])
+    chosen = AutoAttack(precision="auto", **settings).run(net, x[:10], y[:10])
+    assert [stage.label for stage in chosen.stages] == ["clean", "apgd"]
+    assert torch.equal(chosen.x, exact.x)
+
+
+@pytest.mark.parametrize(("pays", "labels"), [(True, ["apgd (fast)", "apgd (polish)"]), (False, ["apgd"])])
+def test_auto_searches_in_bfloat16_where_that_pays(
+    pays: bool, labels: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, x, y = digits_cnn()
+    monkeypatch.setattr("vitruvius.attacks.autoattack.bfloat16_pays", lambda *_: pays)
+    attack = AutoAttack(eps=0.01, precision="auto", batch_size=10, version="custom", attacks=(APGD(eps=0.01, steps=5),))
+    cascade = Cascade(net, x[:10], y[:10], torch.arange(10), 10)
+    with torch.no_grad(), frozen(net):
+        attack._run_fast(cascade, net, x[:10], 10)  # as on a GPU
+    assert [stage.label for stage in cascade.outcome().stages[1:]][: len(labels)] == labels
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from vitruvius.attacks._models import VerifiedView, unwrapped, verifier_of
 from vitruvius.attacks._search.auto_pgd import AutoPGD
 from vitruvius.attacks._search.auto_pgd_step import Ascent, take_step
 from vitruvius.attacks._search.best_so_far import BestSoFar, take_chunk
+from vitruvius.attacks._views import choice
 from vitruvius.attacks._views.compiled import CompiledModel, CompiledStep, compile_model
 from vitruvius.attacks._views.lower_precision import Bfloat16Copy, first_layer_of
 from vitruvius.attacks.apgd import APGD
@@ -183,3 +185,31 @@ def test_the_fast_figure_is_not_above_the_exact_one_on_the_golden_models(load: A
     fast, exact = (AutoAttack(precision=p, **settings).run(net, x, y) for p in ("fast", "exact"))
     assert float(fast.robust.double().mean()) <= float(exact.robust.double().mean()) + 0.005
     assert torch.equal(net(fast.x).argmax(1) == y, fast.robust)
+
+
+class Slow(nn.Module):
+    """Answers after so many ticks of a clock."""
+
+    def __init__(self, clock: list[float], ticks: float) -> None:
+        super().__init__()
+        self.clock, self.ticks = clock, ticks
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock[0] += self.ticks
+        return x.flatten(1)[:, :3]
+
+
+@pytest.mark.parametrize(("ticks", "pays"), [(0.4, True), (0.6, False)])
+def test_bfloat16_pays_where_its_passes_take_less_than_half_the_time(
+    ticks: float, pays: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(choice, "pass_seconds", functools.partial(choice.pass_seconds, clock=lambda: clock[0]))
+    exact, view = Slow(clock, 1.0), Slow(clock, ticks)
+    x, y = torch.rand(2, 3, 4, 4), torch.tensor([0, 1])
+    with caplog.at_level("INFO"):
+        assert choice.bfloat16_pays(exact, exact, view, x, y) == pays
+    assert f"takes 1000.00 ms in float32, {1000 * ticks:.2f} in bfloat16" in caplog.text
+    spent = clock[0]
+    assert choice.bfloat16_pays(exact, exact, view, x, y) == pays
+    assert clock[0] == spent  # a model is measured once

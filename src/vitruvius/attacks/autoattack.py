@@ -34,11 +34,12 @@ from vitruvius.attacks._ensemble.journal import Journal, OnEvent
 from vitruvius.attacks._ensemble.result import Outcome, stage_label
 from vitruvius.attacks._ensemble.stages import STAGES, VERSIONS, Settings
 from vitruvius.attacks._models import VerifiedView, check_logits, frozen
+from vitruvius.attacks._views.choice import bfloat16_pays
 from vitruvius.attacks._views.compiled import compile_model
 from vitruvius.attacks._views.cuda_graphs import with_cuda_graphs
 from vitruvius.attacks._views.lower_precision import bfloat16_view
 
-PRECISIONS = ("exact", "fast")
+PRECISIONS = ("exact", "fast", "auto")
 SMALL_BATCH = 2**16  # pixels: a batch of so many costs hardly more than one image, so digits are searched by hundreds
 
 
@@ -53,7 +54,8 @@ class AutoAttack(Ball):
     `attacks`: of a custom version, in order: names of stages (apgd-ce, apgd-dlr, apgd-t, apgd-malt, fab, fab-t,
     square), attacks by name with settings (`"pgd:steps=20"`, `{use: pgd, steps: 20}`; eps, norm and seed are the
     ensemble's unless given), or any threats.
-    `precision`: exact, or fast: search in bfloat16 first, then in float32 what is left.
+    `precision`: exact; fast: search in bfloat16 first, then in float32 what is left; auto: fast where a pass in
+    bfloat16 takes less than half the time on this machine, else exact (always on a CPU).
     `batch_size`: images searched at once; default all that are given.
     `compile`: torch.compile what is searched (fast: the bfloat16 view) and the bookkeeping.
     """
@@ -89,7 +91,7 @@ class AutoAttack(Ball):
         return list(made.items())
 
     def stage_labels(self) -> list[str]:
-        """What a journal may hear of, in order: the names of the stages; of precision "fast" with their searches."""
+        """What a journal may hear of, in order: the names of the stages; but for "exact" with their searches."""
         if self.precision == "exact":
             return [name for name, _ in self.stages()]
         labels = [stage_label(name, "fast") for name, _ in self.stages()]
@@ -140,7 +142,7 @@ class AutoAttack(Ball):
             if batch_size is None:  # what few pixels leave free is used for several targets at once
                 batch_size = max(len(x), SMALL_BATCH // max(x[:1].numel(), 1), 1)
             sized = replace(self, batch_size=batch_size)
-            if self.precision == "exact":
+            if self.precision == "exact" or (self.precision == "auto" and x.device.type == "cpu"):
                 sized._run_exact(cascade, model, x, batch_size)
             else:
                 sized._run_fast(cascade, model, x, batch_size)
@@ -162,6 +164,10 @@ class AutoAttack(Ball):
         """All stages in bfloat16, then again in float32; what is left to do there does not pay for compiling it."""
         exact = with_cuda_graphs(model, x, batch_size)
         view = with_cuda_graphs(self._compiled(bfloat16_view(model, x), x), x, batch_size)
+        few = slice(batch_size)
+        if self.precision == "auto" and not bfloat16_pays(model, exact, view, x[few], cascade.y[few]):
+            self._run_exact(cascade, model, x, batch_size)
+            return
         cascade.measure_view(view)
         for name, threat in self.stages():
             cascade.run_fast(name, threat, VerifiedView(view, exact))
