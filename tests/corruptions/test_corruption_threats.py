@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import vitruvius
 from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.attacks import Attack
+from vitruvius.cli import main
 from vitruvius.corruptions import BENCHMARK, EXTRA, corruption_grid, corruptions
-from vitruvius.evaluation import describe, make_threat, make_threats
+from vitruvius.data import DataConfig, eval_loader
+from vitruvius.evaluation import (
+    Report,
+    ShiftReport,
+    describe,
+    evaluate,
+    evaluate_shift,
+    load_shift_report,
+    make_threat,
+    make_threats,
+)
+from vitruvius.report import write_page
+from vitruvius.shifts import open_shift
 
 
 def test_a_corruption_is_asked_for_by_its_name_or_as_corrupt() -> None:
@@ -73,3 +88,71 @@ def test_an_evaluation_under_corruptions_does_not_depend_on_batches(tmp_path: Pa
     assert list(answers[0]) == ["clean", *map(describe, threats)]
     for spec, losses in answers[0].items():
         torch.testing.assert_close(answers[1][spec], losses)
+
+
+def judged(tmp_path: Path, *threats: str) -> tuple[Report, ShiftReport]:
+    loader = eval_loader(DataConfig(val_num_samples=12, batch_size=6), input_size=(3, 8, 8))
+    report = evaluate(vitruvius.create_model("vitruvius/vit_digits", depth=1).eval(), loader, threats, folder=tmp_path)
+    return report, load_shift_report(tmp_path / "shifts" / "corruptions" / "report.json")
+
+
+def test_drawn_frost_says_so_wherever_its_figures_stand(tmp_path: Path) -> None:
+    report, kept = judged(tmp_path / "evaluation", "frost:severity=3", "fog:severity=3")
+    table = str(report).splitlines()
+    assert any(line.startswith("frost (drawn) ") for line in table)
+    assert any(line.startswith("fog ") for line in table)
+    assert [line for line in table if line.startswith("note: frost is drawn")]
+    saved = json.loads((tmp_path / "evaluation" / "report.json").read_text())
+    assert [score["drawn"] for score in saved["threats"]] == [False, True, False]
+    assert any(remark.startswith("frost is drawn") for remark in saved["remarks"])
+    assert kept.drawn == ["frost"]
+    assert "frost (drawn)" in str(kept)
+    assert any(remark.startswith("frost is drawn") for remark in kept.remarks)
+    (tmp_path / "config.yaml").write_text("model: {name: vitruvius/vit_digits}\n")
+    page = write_page([tmp_path], tmp_path / "page.html").read_text()
+    assert "frost (drawn)" in page
+    assert "Drawn: in place of the photographs" in page
+
+
+def test_photographed_frost_is_not_called_drawn(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (60, 60), (200, 210, 250)).save(tmp_path / "photos" / "frost1.png")
+    report, kept = judged(tmp_path / "out", f"frost:severity=3,textures={tmp_path / 'photos'}")
+    assert "drawn" not in str(report)
+    assert kept.drawn == []
+    assert report.remarks == []
+
+
+@pytest.mark.parametrize("photographs", [False, True])
+def test_a_copy_that_is_read_back_knows_how_its_frost_was_made(tmp_path: Path, photographs: bool) -> None:
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (60, 60), (200, 210, 250)).save(tmp_path / "photos" / "frost1.png")
+    textures = ["--textures", str(tmp_path / "photos")] if photographs else []
+    words = ["corrupt", "digits", "--corruptions", "frost,fog", "--images", "4", "--workers", "1", *textures]
+    assert main([*words, "--out", str(tmp_path / "copy")]) == 0
+    shift = open_shift(f"cifar-10-c:{tmp_path / 'copy'}")
+    assert shift.drawn == (() if photographs else ("frost",))
+    model = vitruvius.create_model("vitruvius/vit_digits", depth=1).eval()
+    text = str(evaluate_shift(model, shift, data=DataConfig(batch_size=4)))
+    assert ("frost (drawn)" in text) == (not photographs)
+    assert ("note: frost is drawn" in text) == (not photographs)
+
+
+def test_a_copy_without_frost_and_a_published_set_are_not_drawn(tmp_path: Path) -> None:
+    words = [
+        "corrupt",
+        "digits",
+        "--corruptions",
+        "fog",
+        "--images",
+        "4",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path / "a"),
+    ]
+    assert main(words) == 0
+    assert open_shift(f"cifar-10-c:{tmp_path / 'a'}").drawn == ()
+    assert main([word.replace("fog", "frost") for word in words[:-1]] + [str(tmp_path / "b")]) == 0
+    (tmp_path / "b" / "corrupt.json").unlink()  # as a published set, which has none
+    assert open_shift(f"cifar-10-c:{tmp_path / 'b'}").drawn == ()

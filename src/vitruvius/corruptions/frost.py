@@ -29,6 +29,11 @@ from vitruvius._errors import DataError
 from vitruvius.corruptions._base import Corruption, corruptions
 from vitruvius.corruptions.snow import luminance
 
+DRAWN = (
+    "frost is drawn, not cut from the photographs of the published sets, and an ImageNet classifier does 10 to 20 "
+    "points worse on it: compare its figures, and means that hold them, with drawn frost only. textures=FOLDER "
+    "(corrupt: --textures FOLDER) takes photographs."
+)  # what stands beside every figure of drawn frost
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 TINT = (0.87, 1.02, 1.11)  # red, green, blue of the photographs, against their mean
 NEEDLE = 12  # pixels to either side, at the photographs' size
@@ -59,6 +64,11 @@ class Frost(Corruption):
         if x.shape[1] == 1:
             layer = luminance(layer)
         return image * x + share * layer
+
+
+def is_drawn(description: str) -> bool:
+    """Whether a threat's description, `frost(severity=3)`, means drawn frost."""
+    return description.startswith("frost(") and "textures=" not in description
 
 
 def cut(textures: tuple[Tensor, ...], dice: Dice, size: tuple[int, int]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitruvius.evaluation._shift_numbers import BIN_NUMBER, BIN_SIZE
@@ -30,6 +30,13 @@ def format_grid(title: str, grid: Grid, extra: Mapping[str, Mapping[str, float]]
     if len(grid) > 1:
         lines.append(_line_of("mean", _means(grid, severities, more), width))
     return lines
+
+
+def label_drawn(name: str, drawn: Container[str]) -> str:
+    """The name of a corruption in tables: one that stands in for photographs says so, `frost (drawn)`."""
+    if name in drawn:
+        return f"{name} (drawn)"
+    return name
 
 
 def shorten_labels(labels: Sequence[str], width: int = LABEL_WIDTH) -> list[str]:
@@ -96,8 +103,8 @@ def _corruption_lines(report: ShiftReport) -> list[str]:
         return []
     extra = None
     if "ce" in report.corruption:
-        extra = {"CE": report.corruption["ce"]}
-    return format_grid(report.name, grid, extra)
+        extra = {"CE": {report.label(name): error for name, error in report.corruption["ce"].items()}}
+    return format_grid(report.name, {report.label(name): row for name, row in grid.items()}, extra)
 
 
 def _plain_lines(report: ShiftReport) -> list[str]:

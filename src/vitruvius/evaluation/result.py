@@ -14,7 +14,8 @@ from torch import Tensor
 
 from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
-from vitruvius.evaluation._text import format_grid, shorten_labels
+from vitruvius.corruptions.frost import DRAWN, is_drawn
+from vitruvius.evaluation._text import format_grid, label_drawn, shorten_labels
 from vitruvius.evaluation.findings import Finding
 from vitruvius.evaluation.ledger import AFTER, Ledger
 from vitruvius.evaluation.masking import draw_remarks, stage_findings
@@ -37,6 +38,7 @@ class Score:
     eps: float | None = None
     severity: int | None = None  # of a corruption
     family: str = ""  # a corruption without its severity
+    drawn: bool = False  # stands in for published photographs: drawn frost
     seconds: float | None = None  # for all images together
     stages: dict[str, float] = field(default_factory=dict)  # of an ensemble: accuracy after each of its attacks
     doubts: list[str] = field(default_factory=list)  # names of open findings; the report's remarks say what they mean
@@ -97,7 +99,7 @@ class Report:
         for row, label in zip(rows, labels, strict=True):
             lines += row.lines(width, label)
         if self.accuracies:
-            lines += ["", *format_grid("corruption", self.accuracies)]
+            lines += ["", *format_grid("corruption", self.labelled())]
         lines += [f"note: {remark}" for remark in self.remarks]
         return "\n".join(lines)
 
@@ -109,6 +111,11 @@ class Report:
             if score.severity is not None:
                 grid.setdefault(score.family, {})[score.severity] = score.accuracy
         return grid
+
+    def labelled(self) -> dict[str, dict[int, float]]:
+        """`accuracies` under the names of tables: `frost (drawn)`."""
+        drawn = {score.family for score in self.threats if score.drawn}
+        return {label_drawn(name, drawn): row for name, row in self.accuracies.items()}
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -147,7 +154,9 @@ def summarise(
     scores = [_score(ledger, name, entry, doubts[entry.spec]) for name, entry in name_entries(judged).items()]
     attacks = [score.spec for score in scores if score.n == number and score.severity is None]
     worst = _worst_case(ledger, attacks, doubts)
-    remarks = [*_unfinished(scores, number), *_unreadable(broken), *_doubtful(doubts), *_drawn(ledger, judged)]
+    remarks = [*_unfinished(scores, number), *_unreadable(broken), *_doubtful(doubts), *_said_of_draws(ledger, judged)]
+    if any(score.drawn for score in scores):
+        remarks.append(DRAWN)
     return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)
 
 
@@ -180,7 +189,7 @@ def _names_of(doubts: Mapping[str, Sequence[Finding]], specs: Sequence[str]) -> 
     return list(dict.fromkeys(finding.name for spec in specs for finding in doubts[spec]))
 
 
-def _drawn(ledger: Ledger, entries: Sequence[Entry]) -> list[str]:
+def _said_of_draws(ledger: Ledger, entries: Sequence[Entry]) -> list[str]:
     return [remark for entry in entries for remark in draw_remarks(entry.spec, ledger.rows(entry.spec))]
 
 
@@ -213,6 +222,7 @@ def _score(ledger: Ledger, name: str, entry: Entry, doubts: Sequence[Finding]) -
         eps=entry.eps,
         severity=entry.severity,
         family="" if entry.severity is None else family(entry),
+        drawn=is_drawn(entry.spec),
         seconds=float(rows["seconds"].double().sum()),
         stages={
             column.removeprefix(AFTER): float(robust.double().mean())

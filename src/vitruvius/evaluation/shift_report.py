@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vitruvius._errors import DataError
 from vitruvius._files import atomic_write_text, read_text
+from vitruvius.corruptions.frost import DRAWN
 from vitruvius.evaluation._shift_numbers import (
     calibration_of,
     corruption_of,
@@ -17,7 +18,7 @@ from vitruvius.evaluation._shift_numbers import (
     intervals_of,
     reliability_of,
 )
-from vitruvius.evaluation._text import few_images, format_shift
+from vitruvius.evaluation._text import few_images, format_shift, label_drawn
 from vitruvius.evaluation.ledger import Columns, Ledger
 from vitruvius.evaluation.metrics import Baseline, aurra
 from vitruvius.evaluation.result import Report, wilson
@@ -51,6 +52,7 @@ class ShiftReport:
     name: str
     parts: list[PartScore]
     missing: list[str] = field(default_factory=list)
+    drawn: list[str] = field(default_factory=list)  # corruptions that stand in for published photographs
     remarks: list[str] = field(default_factory=list)
     clean_error: float | None = None
     temperature: float | None = None
@@ -67,6 +69,10 @@ class ShiftReport:
             if part.severity is not None and part.accuracy is not None:
                 grid.setdefault(part.group, {})[part.severity] = part.accuracy
         return grid
+
+    def label(self, group: str) -> str:
+        """The name of a corruption in tables and figures: `frost (drawn)` where it stands in for photographs."""
+        return label_drawn(group, self.drawn)
 
     def as_baseline(self, name: str) -> Baseline:
         """To compare other models with.
@@ -112,7 +118,7 @@ def corruption_report(report: Report, baseline: Baseline | None = None) -> Shift
     if not graded:
         return None
     ledger = report.ledger
-    return reduce_entries(
+    found = reduce_entries(
         ledger,
         [Entry(spec=score.spec, short=score.family, severity=score.severity) for score in graded],
         name="corruptions",
@@ -120,6 +126,7 @@ def corruption_report(report: Report, baseline: Baseline | None = None) -> Shift
         clean_error=1 - report["clean"].accuracy,
         clean=ledger.rows("clean"),
     )
+    return _with_drawn(found, sorted({score.family for score in graded if score.drawn}))
 
 
 def summarise_shift(
@@ -148,7 +155,14 @@ def summarise_shift(
         clean_error=clean_error,
     )  # fmt: skip
     facts = {"missing": list(shift.missing), "remarks": [*report.remarks, *remarks], "temperature": temperature}
-    return ShiftReport(**{**vars(report), **facts})
+    return _with_drawn(ShiftReport(**{**vars(report), **facts}), shift.drawn)
+
+
+def _with_drawn(report: ShiftReport, drawn: Sequence[str]) -> ShiftReport:
+    """The report, which says what of it stands in for photographs."""
+    if not drawn:
+        return report
+    return replace(report, drawn=list(drawn), remarks=[*report.remarks, DRAWN])
 
 
 def reduce_entries(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,8 +12,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, DataError
+from vitruvius._files import read_text
 from vitruvius._registry import Registry, read_spec
 from vitruvius.shifts._remarks import Remark
+
+RECORD = "corrupt.json"  # what `vitruvius corrupt` writes beside a copy
 
 
 class Images(Protocol):
@@ -60,6 +64,7 @@ class Shift:
     cropped: bool = False  # images are at the crop already: they are resized to the model's size, not cropped again
     benchmark: tuple[str, ...] = ()  # corruptions that mCE is the mean of
     missing: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()  # corruptions that stand in for published photographs: frost of our own copies
     remarks: tuple[str, ...] = ()
 
 
@@ -85,4 +90,19 @@ def open_shift(spec: str, **settings: Any) -> Shift:
     if not root.is_dir():
         raise DataError(f"the folder {root} of {name} does not exist; name the folder that holds its images.")
     shift: Shift = reader(root)
-    return shift
+    return replace(shift, drawn=_drawn(root, shift))
+
+
+def _drawn(root: Path, shift: Shift) -> tuple[str, ...]:
+    """Frost, where the folder is a copy of `vitruvius corrupt` that was made without photographs."""
+    record = root / RECORD
+    if not record.is_file() or all(part.group != "frost" for part in shift.parts):
+        return ()
+    try:
+        settings = json.loads(read_text(record))
+        photographs = settings.get("textures")
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{record} is damaged ({error}); make the copy again, or delete this file.") from error
+    if photographs is None:
+        return ("frost",)
+    return ()

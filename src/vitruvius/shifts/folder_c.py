@@ -9,7 +9,7 @@ from pathlib import Path
 from vitruvius._errors import DataError
 from vitruvius._files import read_text
 from vitruvius.corruptions import BENCHMARK, IMAGENET_C, corruption_names
-from vitruvius.shifts._base import Shift, shifts
+from vitruvius.shifts._base import RECORD, Shift, shifts
 from vitruvius.shifts._corrupted import corrupted_parts, find_corruption
 from vitruvius.shifts._remarks import listed, some
 
@@ -64,7 +64,7 @@ def _found(root: Path) -> str:
 
 def _cropped(root: Path) -> bool:
     """Whether the copy was cropped before it was corrupted, as it says itself; a copy that says nothing was not."""
-    record = root / "corrupt.json"
+    record = root / RECORD
     try:
         if not record.is_file():
             return False

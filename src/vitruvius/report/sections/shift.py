@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vitruvius.evaluation import PartScore, ShiftReport
 from vitruvius.report._blocks import Block, Drawing
 from vitruvius.report._markup import inline_svg
 from vitruvius.report._names import run_keys, shift_names
@@ -36,15 +37,29 @@ def _heat(runs: Sequence[Run], name: str) -> Drawing:
         inline_svg(draw_heat(run.shifts[name], run.name), name=f"heat-{name}-{run.index}", alt=_alt(run, name))
         for run in runs
     ]
-    rows = [
-        {"run": run.name, "corruption": part.group, "severity": part.severity, "accuracy": part.accuracy}
-        | {"low": part.low, "high": part.high, "n": part.n, "ece": part.calibration.get("ece"), "aurra": part.aurra}
-        for run in runs
-        for part in run.shifts[name].parts
-        if part.severity is not None
-    ]
+    rows = []
+    for run in runs:
+        report = run.shifts[name]
+        rows += [_row(run, report, part) for part in report.parts if part.severity is not None]
     caption = f"{name}: accuracy in per cent, corruptions down and severities across; the darker, the more errors."
+    if any(run.shifts[name].drawn for run in runs):
+        caption += " Drawn: in place of the photographs of the published sets, and harder."
     return Drawing(name=f"{name}-accuracy", panels=panels, caption=caption, rows=rows)
+
+
+def _row(run: Run, report: ShiftReport, part: PartScore) -> dict[str, object]:
+    """One cell of the heat map, as the file of its numbers has it."""
+    return {
+        "run": run.name,
+        "corruption": report.label(part.group),
+        "severity": part.severity,
+        "accuracy": part.accuracy,
+        "low": part.low,
+        "high": part.high,
+        "n": part.n,
+        "ece": part.calibration.get("ece"),
+        "aurra": part.aurra,
+    }
 
 
 def _severities(runs: Sequence[Run], name: str) -> Drawing:
@@ -60,5 +75,6 @@ def _severities(runs: Sequence[Run], name: str) -> Drawing:
 
 
 def _alt(run: Run, name: str) -> str:
-    means = [f"{one} {percent(sum(row.values()) / len(row))}" for one, row in run.shifts[name].accuracies.items()]
+    report = run.shifts[name]
+    means = [f"{report.label(one)} {percent(sum(row.values()) / len(row))}" for one, row in report.accuracies.items()]
     return f"Heat map of accuracy by corruption and severity, {run.name}. Means: {', '.join(means)}."

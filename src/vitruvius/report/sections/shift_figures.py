@@ -29,7 +29,7 @@ def draw_heat(report: ShiftReport, title: str) -> Figure:
             for severity, accuracy in row.items():
                 _draw_cell(axes, columns.index(severity), y, accuracy)
         axes.set_xticks(range(len(columns)), [str(severity) for severity in columns])
-        axes.set_yticks(range(len(grid)), [name.replace("_", " ") for name in grid])
+        axes.set_yticks(range(len(grid)), [report.label(name).replace("_", " ") for name in grid])
         axes.set_xlim(-0.5, len(columns) - 0.5)
         axes.set_ylim(len(grid) - 0.5, -0.5)
         axes.grid(visible=False)
