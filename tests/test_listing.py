@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
-from vitruvius.listing import KINDS, find_recipe, listing, plural_of, recipes
+from vitruvius.listing import KINDS, find_recipe, listing, plural_of, recipes, remembered_listing
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -80,3 +81,42 @@ def test_a_kind_may_be_named_in_the_singular(singular: str, plural: str) -> None
 def test_every_kind_is_known_without_its_last_letter() -> None:
     assert [plural_of(kind.removesuffix("s")) for kind in KINDS] == list(KINDS)
     assert listing("tracker") == listing("trackers")
+
+
+COUNT_TORCH = """
+import sys
+from vitruvius.cli import main
+sys.exit(main(["list", *sys.argv[1:]]) or "torch" in sys.modules)
+"""
+
+
+def list_in_shell(home: Path, *words: str) -> tuple[str, bool]:
+    """What `vitruvius list` prints in a process of its own, and whether it imported PyTorch."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(home)}
+    command = [sys.executable, "-c", COUNT_TORCH, *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    return done.stdout, bool(done.returncode)
+
+
+def test_what_was_listed_once_needs_no_pytorch_the_second_time(tmp_path: Path) -> None:
+    old = tmp_path / "vitruvius" / "listing-0123-rules-all.txt"
+    old.parent.mkdir()
+    old.write_text("of other sources")
+    first, imported = list_in_shell(tmp_path, "rules")
+    assert imported
+    assert list_in_shell(tmp_path, "rules") == (first, False)
+    assert first.rstrip("\n") == listing("rules")
+    assert len(list(old.parent.iterdir())) == 1
+    assert not old.exists()
+
+
+def test_where_nothing_can_be_remembered_the_list_is_printed_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "vitruvius").write_text("a file where the folder should be")
+    assert "digits/softmax" in list_in_shell(tmp_path, "recipes")[0]
+
+
+def test_pieces_registered_in_this_process_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert remembered_listing("rules") == listing("rules")
+    assert list(tmp_path.iterdir()) == [], "PyTorch is imported here: nothing is remembered"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import sys
 import textwrap
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius._keys import Key
 from vitruvius._recipes import find_recipe, recipe_files, recipes_folder
 
-__all__ = ["KINDS", "find_recipe", "listing", "recipes", "recipes_folder"]
+__all__ = ["KINDS", "find_recipe", "listing", "recipes", "recipes_folder", "remembered_listing"]
 
 Row = tuple[str, str, str]  # name, settings, one line
 
@@ -81,6 +86,59 @@ def listing(kind: str | None = None, section: str | None = None) -> str:
     if section is not None:
         raise ConfigError(f"{section!r} after {kind!r}: only `vitruvius list keys` takes a section.")
     return "\n\n".join(_section(name.upper(), KINDS[name]()) for name in _chosen_kinds(kind))
+
+
+def remembered_listing(kind: str | None = None, section: str | None = None) -> str:
+    """As `listing`, but what was listed once is read from a file, so that PyTorch is not imported to print names.
+
+    The file lies in the user's cache folder under a name made of the size and time of every source file and recipe.
+    Nothing is remembered in a process that has imported PyTorch already, where plugins may have registered pieces, nor
+    where installed plugins bring some.
+
+    kind, section: as for `listing`.
+    """
+    if "torch" in sys.modules or _has_plugins():
+        return listing(kind, section)
+    file = _cache_folder() / f"listing-{_fingerprint()}-{kind or 'all'}-{section or 'all'}.txt"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return file.read_text(encoding="utf-8")
+    text = listing(kind, section)
+    if "torch" in sys.modules:  # else it was quick anyway
+        with contextlib.suppress(OSError):  # a home that cannot be written to
+            _remember(file, text)
+    return text
+
+
+def _remember(file: Path, text: str) -> None:
+    """Write a list; those of earlier sources go."""
+    from vitruvius._files import atomic_write_text  # which imports PyTorch
+
+    for old in file.parent.glob("listing-*.txt"):
+        if _fingerprint() not in old.name:
+            old.unlink()
+    atomic_write_text(file, text)
+
+
+def _has_plugins() -> bool:
+    """Whether an installed distribution brings pieces by entry points."""
+    return any(group.startswith("vitruvius.") for group in entry_points().groups)
+
+
+def _cache_folder() -> Path:
+    """Where a user's caches lie: XDG_CACHE_HOME, by default ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitruvius"
+
+
+def _fingerprint() -> str:
+    """Of the sources, the recipes, and the versions that names may come from."""
+    facts = [sys.version]
+    for name in ("torch", "timm"):
+        with contextlib.suppress(PackageNotFoundError):
+            facts.append(version(name))
+    for file in [*sorted(Path(__file__).parent.rglob("*.py")), *recipe_files().values()]:
+        found = file.stat()
+        facts.append(f"{file} {found.st_size} {found.st_mtime_ns}")
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
 def _chosen_kinds(kind: str | None) -> list[str]:
