@@ -112,7 +112,7 @@ class ModelWrapper:
 
 
 def unwrapped(model: Any) -> Callable[[Tensor], Tensor]:
-    """The model inside all wrappers."""
+    """The model inside all wrappers. `model` may be none of them."""
     while isinstance(model, ModelWrapper):
         model = model.inner
     return model

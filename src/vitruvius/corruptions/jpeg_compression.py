@@ -63,7 +63,10 @@ class JPEGCompression(Corruption):
 
 
 def by_libjpeg(levels: Tensor, quality: int) -> Tensor:
-    """What libjpeg leaves of images (B, C, H, W) of levels 0 … 255, on the CPU; `quality` is 1 to 100."""
+    """What libjpeg leaves of images (B, C, H, W) of levels 0 … 255, on the CPU; `quality` is 1 to 100.
+
+    `levels` are those images.
+    """
     result = torch.empty_like(levels, memory_format=torch.contiguous_format)
     for image, place in zip(levels.numpy().astype(np.uint8), result, strict=True):
         picture = Image.merge(MODES[len(image)], [Image.fromarray(plane) for plane in image])
@@ -76,7 +79,10 @@ def by_libjpeg(levels: Tensor, quality: int) -> Tensor:
 
 
 def by_arithmetic(levels: Tensor, quality: int) -> Tensor:
-    """What a file of a `quality` from 1 to 100 leaves of images (B, C, H, W) of levels 0 … 255, on any device."""
+    """What a file of a `quality` from 1 to 100 leaves of images (B, C, H, W) of levels 0 … 255, on any device.
+
+    `levels` are those images.
+    """
     if levels.shape[1] == 1:
         return coded(levels, quality, LUMINANCE)
     y, cb, cr = to_ycc(levels)

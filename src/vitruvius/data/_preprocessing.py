@@ -35,7 +35,10 @@ class Preprocessing:
 
 
 def resolve(config: DataConfig, input_size: InputSize) -> Preprocessing:
-    """From timm's resolved data config of the model, or from (channels, height, width) alone."""
+    """From timm's resolved data config of the model, or from (channels, height, width) alone.
+
+    `config` is the data section, which overrules the model; `input_size` is what the model says.
+    """
     model = _model_settings(input_size)
     channels, height, width = model["input_size"]
     if config.image_size is not None:

@@ -50,6 +50,8 @@ def identity_of(loader: Any) -> Identity:
     """The same of all images that a loader of this room gives out, in all processes together.
 
     Of a stream only the number is known; of a loader of another make, nothing.
+
+    `loader` is asked before any image is read.
     """
     sources: Sequence[tuple[TensorSet | ImageSet, Tensor]] = getattr(loader, "sources", ())
     if not sources:
@@ -63,7 +65,10 @@ def identity_of(loader: Any) -> Identity:
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs between two identities, apart from times: `images were 1437, are 1436`; aspects of both count."""
+    """What differs between two identities, apart from times: `images were 1437, are 1436`; aspects of both count.
+
+    `before` and `now` are values by aspect, as `identify` makes them.
+    """
     said = []
     for aspect in before:
         if aspect != TIMES and aspect in now and now[aspect] != before[aspect]:
@@ -72,13 +77,13 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def touched(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Whether files have other times, though all else is as it was."""
+    """Whether files have other times, though all else is as it was. `before` and `now` are identities."""
     times = before.get(TIMES)
     return times is not None and now.get(TIMES, times) != times and not changes(before, now)
 
 
 def digest_of(identity: Mapping[str, str]) -> str:
-    """One hash for all that counts."""
+    """One hash for all that counts of an `identity`: everything but times."""
     return hash_text(*(f"{aspect} {value}" for aspect, value in sorted(identity.items()) if aspect != TIMES))
 
 
@@ -88,7 +93,7 @@ def hash_tensors(*tensors: Tensor) -> str:
 
 
 def hash_text(*texts: str) -> str:
-    """A short hash of some words."""
+    """A short hash of some `texts`, in their order."""
     return hashlib.blake2b("\n".join(texts).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
@@ -100,7 +105,7 @@ def spread(number: int, wanted: int) -> list[int]:
 
 
 def hash_file(path: str | os.PathLike[str]) -> str:
-    """A short hash of the bytes of a file; a word where it cannot be read."""
+    """A short hash of the bytes of the file at `path`; a word where it cannot be read."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 (many)
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()

@@ -144,6 +144,8 @@ def token_sites(model: Any, x: Tensor) -> dict[str, Site]:
     """Sites of a model that attend from all tokens to all, over a grid of patches, in order.
 
     `x` are images (B, C, H, W), for models that do not know their size.
+
+    `model` may be rewired or bare.
     """
     try:
         sites = survey(model, input_size=_size(x))
@@ -164,7 +166,10 @@ def _is_over_patches(site: Site) -> bool:
 
 
 def patch_mask(chosen: Tensor, grid: tuple[int, int], x: Tensor) -> Tensor:
-    """(B, 1, H, W) bool: the pixels of the chosen patches (B, P) of a grid of rows and columns."""
+    """(B, 1, H, W) bool: the pixels of the patches `chosen` (B, P) of a `grid` of rows and columns.
+
+    `x` (B, C, H, W) gives the size and the device.
+    """
     rows, columns = grid
     marked = torch.zeros(len(chosen), rows * columns, dtype=torch.bool, device=x.device).scatter(1, chosen, True)
     coarse = marked.view(-1, 1, rows, columns)
@@ -172,7 +177,7 @@ def patch_mask(chosen: Tensor, grid: tuple[int, int], x: Tensor) -> Tensor:
 
 
 def attacked_layers(names: Sequence[str]) -> Sequence[str]:
-    """The first half of the layers without the very first, as released."""
+    """The first half of the layers `names` without the very first, as released."""
     return names[1 : max(len(names) // 2, 2)]
 
 

@@ -105,7 +105,10 @@ class Transfer:
 
 
 class Source:
-    """A model that attacks are made on: it prints as its name and a hash of its weights, which ledgers keep."""
+    """A model that attacks are made on: it prints as its name and a hash of its weights, which ledgers keep.
+
+    `model` is put into eval mode; `name` is what it was opened as.
+    """
 
     def __init__(self, model: nn.Module, name: str) -> None:
         self.model = model.eval()
@@ -123,7 +126,7 @@ class Source:
         return hash(self.name)
 
     def on(self, x: Tensor) -> nn.Module:
-        """The model where the images are; it sees them in its own size."""
+        """The model where the images `x` (B, C, H, W) are; it sees them in its own size."""
         self.model.to(x.device)
         known = getattr(self.model, "data_config", None)
         if known is None or tuple(known["input_size"][1:]) == tuple(x.shape[2:]):
@@ -132,7 +135,10 @@ class Source:
 
 
 class Resized(nn.Module):
-    """A model that sees images of any size in its own, by bilinear interpolation; gradients pass."""
+    """A model that sees images of any size in its own, by bilinear interpolation; gradients pass.
+
+    `model` is that model, `size` (height, width) in pixels.
+    """
 
     def __init__(self, model: nn.Module, size: tuple[int, ...]) -> None:
         super().__init__()
@@ -141,6 +147,7 @@ class Resized(nn.Module):
         self.training = model.training
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K) of images `x` (B, C, H, W)."""
         small = F.interpolate(x, size=self.size, mode="bilinear", align_corners=False, antialias=True)
         answer: Tensor = self.model(small.clamp(0, 1))
         return answer
