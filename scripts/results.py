@@ -75,17 +75,17 @@ def read_threats(folder: Path) -> Run:
     """Accuracy, interval, stages and the images of every threat."""
     from vitruvius.evaluation import load_ledger
 
-    ledger = load_ledger(folder)
+    ledger = None
+    if (folder / "ledger.safetensors").exists():
+        ledger = load_ledger(folder)
     found = {}
     for threat in json.loads((folder / "report.json").read_text())["threats"]:
-        rows = ledger[threat["spec"]]
-        order = rows["id"].argsort()
-        bits = np.packbits(rows["correct"][order].numpy())
         kept = ("accuracy", "low", "high", "n", "loss", "seconds", "stages", "severity", "family")
-        found[f"{folder.name}/{threat['spec']}"] = {
-            **{key: threat[key] for key in kept},
-            "correct": base64.b64encode(bits.tobytes()).decode(),
-        }
+        found[f"{folder.name}/{threat['spec']}"] = {key: threat[key] for key in kept}
+        if ledger is not None:
+            rows = ledger[threat["spec"]]
+            bits = np.packbits(rows["correct"][rows["id"].argsort()].numpy())
+            found[f"{folder.name}/{threat['spec']}"]["correct"] = base64.b64encode(bits.tobytes()).decode()
     return found
 
 
@@ -211,7 +211,11 @@ def against(run: Run, reference: Run, *words: str) -> str:
     """Difference to a reference on the same images, in points, with its p value; nothing for the reference itself."""
     if run["name"] == reference["name"]:
         return ""
-    difference, p = paired(find(run, *words), find(reference, *words))
+    one, other = find(run, *words), find(reference, *words)
+    if "correct" in one and "correct" in other:
+        difference, p = paired(one, other)
+    else:
+        difference, p = unpaired(one, other)
     return f"{100 * difference:+.1f} ({p:.2g})"
 
 
@@ -238,6 +242,16 @@ def paired(one: Run, other: Run) -> tuple[float, float]:
     number = better + worse
     tail = sum(math.comb(number, k) for k in range(min(better, worse) + 1)) / 2**number
     return (better - worse) / one["n"], min(1.0, 2 * tail)
+
+
+def unpaired(one: Run, other: Run) -> tuple[float, float]:
+    """Difference of accuracies where the answers to single images were not kept, and the two-sided p of a z-test."""
+    difference = one["accuracy"] - other["accuracy"]
+    pooled = (one["accuracy"] * one["n"] + other["accuracy"] * other["n"]) / (one["n"] + other["n"])
+    deviation = math.sqrt(pooled * (1 - pooled) * (1 / one["n"] + 1 / other["n"]))
+    if deviation == 0:
+        return difference, 1.0
+    return difference, math.erfc(abs(difference) / deviation / math.sqrt(2))
 
 
 TABLES = {

@@ -27,3 +27,11 @@ def test_runs_are_compared_image_by_image() -> None:
     assert difference == 5 / 9
     assert p == 2 / 2**5  # five discordant images, all on one side
     assert SCRIPT["paired"](one, one) == (0.0, 1.0)
+
+
+def test_runs_without_single_answers_are_compared_by_their_accuracies() -> None:
+    one, other = {"accuracy": 0.8, "n": 100}, {"accuracy": 0.6, "n": 100}
+    difference, p = SCRIPT["unpaired"](one, other)
+    assert round(difference, 12) == 0.2
+    assert abs(p - 0.00203) < 5e-5  # z = 0.2 / sqrt(0.7 · 0.3 · 2 / 100) = 3.086
+    assert SCRIPT["unpaired"](one, one)[1] == 1.0

@@ -12,6 +12,7 @@ from small_run import assert_same_run, small_config, small_run
 from vitruvius._processes import Process
 from vitruvius.tasks import Objective
 from vitruvius.training import _step, train
+from vitruvius.training._build import can_fuse
 from vitruvius.training._fast import session_step
 from vitruvius.training._fast.regions import Regions
 from vitruvius.training._fast.session_step import FastStep, is_capturable, obstacle
@@ -113,6 +114,13 @@ def test_what_stands_in_the_way_is_named(tmp_path: Path, setting: str, reason: s
     assert reason in said
     assert bool(said) == bool(reason)
     assert "cpu" in obstacle(config, Process(device=torch.device("cpu")), task)
+
+
+def test_weights_that_are_split_over_processes_are_fused_by_adam_alone() -> None:
+    assert can_fuse(torch.optim.SGD, sharded=False)
+    assert not can_fuse(torch.optim.SGD, sharded=True)  # the fused kernel of SGD knows no DTensor
+    assert can_fuse(torch.optim.AdamW, sharded=True)
+    assert not can_fuse(torch.optim.LBFGS, sharded=False)
 
 
 def test_only_pytorchs_own_fused_updates_are_recorded() -> None:

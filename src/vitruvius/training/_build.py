@@ -13,6 +13,7 @@ from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from timm.scheduler import create_scheduler_v2
 from timm.task import TrainingTask
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from vitruvius._checks import device_of
 from vitruvius._errors import ConfigError
@@ -203,9 +204,21 @@ def _in_one_kernel(name: str, asked: dict[str, Any], model: nn.Module) -> dict[s
     if name not in list_optimizers():
         return {}
     made = get_optimizer_info(name).opt_class
-    if made.__module__.startswith("torch.") and "fused" in inspect.signature(made).parameters:
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    if can_fuse(made, sharded=sharded):
         return {"fused": True}
     return {}
+
+
+def can_fuse(made: Any, *, sharded: bool) -> bool:
+    """Whether an optimiser has one kernel for all weights.
+
+    made: its class.
+    sharded: whether the weights are split over processes (FSDP2); PyTorch can then fuse Adam and AdamW alone.
+    """
+    if sharded and made not in (torch.optim.Adam, torch.optim.AdamW):
+        return False
+    return made.__module__.startswith("torch.") and "fused" in inspect.signature(made).parameters
 
 
 def _of_the_task(model: nn.Module, task: TrainingTask) -> list[nn.Parameter]:
