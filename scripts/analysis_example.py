@@ -23,12 +23,14 @@ from vitruvius._processes import Process
 from vitruvius._yaml import dump_yaml
 from vitruvius.analysis import analyse
 from vitruvius.analysis.command import open_images
-from vitruvius.data import DataConfig
+from vitruvius.data import DataConfig, class_words
 from vitruvius.models import PixelModel
-from vitruvius.report import save_model_facts, write_page
+from vitruvius.report import record_examples, save_model_facts, write_page
+from vitruvius.report.command import choose_pictures
 from vitruvius.report.sections.analyses_gallery import save_figures
 
 NAME, SIZE = "vit_small_patch14_dinov2", 224
+PICTURES = 6  # photographs in the viewer
 
 
 def load(weights: Path) -> PixelModel:
@@ -61,6 +63,9 @@ def main() -> None:
     atomic_write_text(run / "config.yaml", dump_yaml({**config, "data": {"dataset": "folder", "val_split": "val"}}))
     table.save(run / "analysis")
     save_model_facts(run, model)
+    x, y, ids = choose_pictures(loader, PICTURES)
+    names = [str(number) for number in ids.tolist()]
+    record_examples(run, model, x, y.tolist(), names=class_words(data), pictures=names)
     save_figures(table, run / "analysis")
     print(write_page([run], options.out / "analysis.html", title="Inside a pretrained vision transformer"))
 

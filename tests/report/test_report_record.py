@@ -11,6 +11,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+import vitruvius
 from families import FAMILIES
 from vitruvius._errors import DataError, NoSiteError
 from vitruvius.analysis.explanations import relevance
@@ -64,6 +65,16 @@ def test_a_picture_is_kept_clean_and_attacked_with_the_names_of_its_classes(tiny
     rests_on = relevance(model, views, model(views).argmax(-1))
     assert found.relevance is not None
     torch.testing.assert_close(torch.from_numpy(found.relevance[:2]), rests_on, atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_without_a_head_has_maps_and_no_predictions(tmp_path: Path) -> None:
+    model = vitruvius.create_model("vitruvius/vit_digits", num_classes=0, depth=1)
+    record_examples(tmp_path, model, torch.rand(2, 3, 8, 8), ["cat", "dog"])
+    found = read_examples(tmp_path, [])
+    assert found is not None
+    assert found.predictions == ["", ""]
+    assert found.labels == ["cat", "dog"]
+    assert found.relevance is None
 
 
 def test_attacked_images_of_another_size_are_refused(tiny_vit: Tiny, tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def record_examples(
     examples = Examples(
         images=_pixels(torch.cat(views)),
         labels=_named(labels, names, otherwise=[""] * len(images)) * len(views),
-        predictions=_named([answer for look in looks for answer in look.predictions], names),
+        predictions=_named(
+            [answer for look in looks for answer in look.predictions], names, otherwise=[""] * len(images) * len(views)
+        ),
         sites=_joined(looks),
         pictures=_named(pictures, (), otherwise=[str(place) for place in range(len(images))]) * len(views),
         threats=[""] * len(images) + [threat] * len(images) * (len(views) - 1),
@@ -70,7 +72,7 @@ def record_examples(
 class _Look(NamedTuple):
     """What a model answers to some images, and its maps by site."""
 
-    predictions: list[int]
+    predictions: list[int]  # none of a model without a head
     maps: dict[str, Tensor]  # (n, H, N, N)
     sites: list[Site]
 
@@ -80,6 +82,8 @@ def _look(model: nn.Module, images: Tensor, where: str) -> _Look:
     sites = survey(model)
     with record(model, where) as seen:
         predictions = model(images).argmax(-1).tolist()
+    if getattr(inner(model), "num_classes", None) == 0:  # features, of which the largest is not a class
+        predictions = []
     shown = [site for name in seen if _lies_on_grid(site := sites[name])]
     if not shown:
         raise NoSiteError(f"none of the {len(sites)} attention sites attends over a grid of patches; nothing to view.")
@@ -99,7 +103,7 @@ def _joined(looks: Sequence[_Look]) -> list[SiteMaps]:
 
 def _relevance(model: nn.Module, views: Sequence[Tensor], looks: Sequence[_Look]) -> np.ndarray | None:
     """What the answers rest on, (n, rows, columns); None where it cannot be followed through the model."""
-    if model.training:
+    if model.training or not looks[0].predictions:
         return None
     maps = []
     try:
