@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,27 @@ def test_a_dry_run_finds_what_would_fail_and_writes_nothing(tmp_path: Path, caps
     assert "did you mean 'rpc'?" in said
     assert said.splitlines()[1].split() == ["seed=1", "waiting"]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_does_not_wait_for_an_init_that_is_optimised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def optimise(
+        inputs: Any, targets: Any, q: Any, k: Any, *, steps: int, **settings: Any
+    ) -> tuple[Any, Any, list[float]]:
+        asked.append(steps)
+        return q, k, [0.0]
+
+    monkeypatch.setattr("vitruvius.init.impulse_optimised.optimise", optimise)
+    file = write(tmp_path, grid={"init": ["impulse_optimised:kernel=3"]})
+    assert main(["sweep", str(file), "--dry-run", *COMMON]) == 0
+    assert asked
+    assert set(asked) == {1}
+    wrong = write(tmp_path, grid={"init": ["impulse_optimised:steps=0"]})
+    assert main(["sweep", str(wrong), "--dry-run", *COMMON]) == 1
+    assert "steps=0" in capsys.readouterr().out
 
 
 def test_a_dry_run_finds_a_misspelt_threat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

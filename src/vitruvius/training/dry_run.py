@@ -9,6 +9,7 @@ tensors without numbers (PyTorch's meta device), and the rest is left out.
 from __future__ import annotations
 
 import copy
+import inspect
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -21,9 +22,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process, choose_device, process_group
-from vitruvius._registry import load_plugins
+from vitruvius._registry import load_plugins, read_spec
 from vitruvius.analysis import ask_all
 from vitruvius.data import Loader
+from vitruvius.init import inits
 from vitruvius.models import create_model
 from vitruvius.tracking import Trackers
 from vitruvius.training import _build as make
@@ -94,6 +96,8 @@ def dry_run(config: Config, *, processes: int | None = None) -> str:
 def rehearse(config: Config) -> None:
     """Do all that `train` does before it writes a file, and nothing else: what would fail there fails here.
 
+    An init that is optimised takes one step, since only its settings and its sites are of interest.
+
     config: the recipe.
     """
     check(config, "the recipe")
@@ -101,10 +105,24 @@ def rehearse(config: Config) -> None:
     Trackers.of(config.tracking)
     ask_all(config.analyses)
     with process_group(config.train.device) as process, preserve_rng(process.device):
-        opened = open_session(replace(config, data=replace(config.data, cache="none")), process)
+        quick = replace(config, data=replace(config.data, cache="none"), init=_one_step(config.init))
+        opened = open_session(quick, process)
         Alarm.of(opened)
         Selection(opened)
-        Run(config.out or "runs/unnamed").check(replace(opened.config, data=config.data))
+        Run(config.out or "runs/unnamed").check(replace(opened.config, data=config.data, init=config.init))
+
+
+def _one_step(init: Any) -> Any:
+    """An init that makes a number of `steps`, with one of them; any other as it is."""
+    if not init:
+        return init
+    name, settings = read_spec(init, where="init")
+    if name not in inits or "steps" not in inspect.signature(inits.get(name, where="init")).parameters:
+        return init
+    asked = settings.get("steps", 1)
+    if not isinstance(asked, int) or asked < 1:
+        return init  # refused, as it will be
+    return {"use": name, **settings, "steps": 1}
 
 
 def _num_classes(config: Config, loader: Loader | None) -> int:
