@@ -11,6 +11,7 @@ from attacked import digits_cnn, digits_vit
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
+from vitruvius.attacks import as_norm
 from vitruvius.evaluation.masking import look as look_for_masks
 from vitruvius.evaluation.sanity import Finding, Sanity
 
@@ -142,3 +143,54 @@ def test_the_worst_case_names_the_twin_that_found_it() -> None:
     assert "(honest)" in worst.sentence
     assert worst.numbers["accuracy"] < worst.numbers["white-box accuracy"]
     assert worst.numbers["accuracy"] <= findings["adaptive (honest)"].numbers["its accuracy"]
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.1), ("l2", 1.0), ("l1", 6.0)])
+@pytest.mark.parametrize("make", [digits_cnn, digits_vit])
+def test_honest_models_pass_in_every_norm(
+    make: Callable[[], tuple[nn.Module, Tensor, Tensor]], norm: str, eps: float
+) -> None:
+    net, x, y = make()
+    plan = Sanity(eps=eps, norm=as_norm(norm), steps=12, queries=20, long_queries=40, hops=1)
+    findings = plan(net, x[:12], y[:12])
+    assert [str(finding) for finding in findings if not finding.passed] == []
+
+
+def one_step(net: nn.Module) -> Callable[[Tensor], Tensor]:
+    def answer(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            start = x.detach().requires_grad_()
+            (grad,) = torch.autograd.grad(net(start).logsumexp(1).sum(), start)
+        return net((x + 0.1 * grad.sign()).clamp(0, 1))
+
+    return answer
+
+
+MORE_MASKS: dict[str, tuple[Callable[[nn.Module], Callable[[Tensor], Tensor]], str]] = {
+    "one-hot": (
+        lambda net: lambda x: nn.functional.one_hot(net(x).argmax(1), 10).float() + 0 * x.sum(),
+        "(smooth)",
+    ),
+    "quantised": (lambda net: lambda x: net((3 * x).round() / 3), "(straight-through)"),
+    "no gradient at all": (lambda net: lambda x: net(x).detach(), "(straight-through)"),
+    "a gradient step in the forward pass": (one_step, ""),
+    "a sine": (lambda net: lambda x: net(x + 0.03 * torch.sin(300 * x)), "black box"),
+}
+
+
+@pytest.mark.parametrize("name", MORE_MASKS)
+def test_a_mask_is_found_and_its_worst_case_names_who_saw_through_it(name: str) -> None:
+    mask, who = MORE_MASKS[name]
+    net = digits_cnn()[0]
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return mask(net)(x)
+
+    findings = look(Model(), steps=10, queries=60, long_queries=150)
+    assert not all(finding.passed for finding in findings.values())
+    worst = findings["worst case"]
+    assert who in worst.sentence
+    if "(" in who:
+        assert worst.numbers["accuracy"] <= 0.3  # of 1 that gradients leave; the model behind the mask has 0.125
+        assert worst.numbers["white-box accuracy"] > 0.9
