@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitruvius
+from families import FAMILIES, Family
 from vitruvius._errors import ConfigError, DataError, UnsuitableSite
 from vitruvius.attacks import Dice, attacks
 from vitruvius.evaluation import PatchFool, evaluate, make_threat
@@ -211,3 +212,16 @@ def test_it_is_a_threat_like_any_other() -> None:
     assert threat == PatchFool(patches=2, steps=2)
     report = evaluate(model(), [(x, y)], [threat])
     assert report.threats[-1].spec == "patchfool(patches=2, steps=2)"
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_every_family_is_attacked_or_refused_in_a_sentence(family: Family) -> None:
+    net, x = family.randomised()
+    x = x.sigmoid()
+    y = torch.zeros(len(x), dtype=torch.long)
+    if family.name.startswith(("swin", "xcit", "levit", "crossvit", "maxvit")):
+        with pytest.raises(UnsuitableSite, match="patch_fool needs attention over one grid of patches"):
+            PatchFool(steps=1)(net.eval(), x, y)
+        return
+    moved = PatchFool(steps=1)(net.eval(), x, y)
+    assert 0 < float((moved != x).any(1).double().mean()) <= 0.1
