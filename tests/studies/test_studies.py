@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import vitruvius
+from shift_layouts import write_pictures
 from small_run import small_run
 from vitruvius._errors import ConfigError, DataError, RunError, UnknownName
 from vitruvius.attacks.pgd import PGD
@@ -134,6 +135,15 @@ def test_a_killed_study_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     lines = (tmp_path / "broken" / "rows.jsonl").read_text().splitlines()
     (tmp_path / "broken" / "rows.jsonl").write_text(lines[0] + "\n" + lines[1][:10])
     assert study("eps-sweep", [MODEL], settings, tmp_path / "broken").read_text() == whole
+
+
+def test_classes_that_need_not_mean_the_same_are_refused(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "data" / "val", ["cat", "dog"])
+    settings = {"data.dataset": "folder", "data.root": str(tmp_path / "data"), "data.val_split": "val", "images": 2}
+    with pytest.raises(ConfigError, match="has 2 classes, numbered 0 … 1 by their names, and the model knows 10"):
+        study("eps-sweep", [MODEL], settings, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert len(open_subject(MODEL, [f"{key}={settings[key]}" for key in settings if "." in key], 2, 2, labels=False).y)
 
 
 def test_another_study_in_the_same_folder_is_refused(tmp_path: Path) -> None:

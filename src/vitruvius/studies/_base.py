@@ -27,7 +27,7 @@ from vitruvius.data.identity import hash_tensors
 from vitruvius.evaluation import fingerprint, numbered, settings_fingerprint
 from vitruvius.models import PixelModel, load_weights
 from vitruvius.report import save_figure, write_csv
-from vitruvius.targets import open_target
+from vitruvius.targets import check_head, check_numbering, open_target
 from vitruvius.training import kept_weights
 
 Row = dict[str, Any]
@@ -62,7 +62,8 @@ class Study(Protocol):
     """A function of a subject that yields rows; `draw` makes the figure of all rows.
 
     It may also have `finish(rows)`: the rows with columns that only all of them together can tell, for the table;
-    `further(rows, folder, settings)`: more figures by name; and `images`: how many images it studies by default.
+    `further(rows, folder, settings)`: more figures by name; `images`: how many images it studies by default; and
+    `labels`: whether it needs them (default: yes).
 
     `subject` is a model with its images; `done` holds the keys of rows that an interrupted study has already, which are
     not computed again; `settings` are those of the study.
@@ -110,7 +111,10 @@ def study(
     plan = _read_settings(name, settings)
     if not targets:
         raise ConfigError(f"study {name!r} needs at least one run folder or model name.")
-    subjects = (open_subject(target, plan.data, plan.images, plan.batch_size) for target in targets)  # one at a time
+    subjects = (
+        open_subject(target, plan.data, plan.images, plan.batch_size, labels=getattr(maker, "labels", True))
+        for target in targets  # one at a time
+    )
     first = next(subjects)  # what is wrong with it is said before a file is written
     with Lock(out):
         made = MadeFolder(out)
@@ -198,13 +202,24 @@ def _save_table(path: Path, rows: Sequence[Row]) -> None:
     atomic_write_text(path, write_csv(shown))
 
 
-def open_subject(target: str, data: Sequence[str], images: int, batch_size: int) -> Subject:
-    """A target with `images` of its validation images, a fixed random choice, in memory."""
+def open_subject(target: str, data: Sequence[str], images: int, batch_size: int, *, labels: bool = True) -> Subject:
+    """A target with some of its validation images, a fixed random choice, in memory.
+
+    target: a run folder, a model's name, or another kind of target.
+    data: settings of it, `data.root=…`.
+    images: how many, at most.
+    batch_size: images that are looked at together.
+    labels: whether the study compares answers with them, so that the model must number its classes as the data do.
+    """
     opened = open_target(target, data)
+    if labels:
+        check_head(opened)
     model = opened.model
     device = choose_device(opened.config.device)
     model.to(device).eval()
     loader = eval_loader(_at_most(opened.config.data, images), input_size=model.data_config, device=device)
+    if labels:
+        check_numbering(opened, loader)
     batches = []
     seen = 0
     for batch in numbered(loader):

@@ -81,6 +81,7 @@ def kpca(
 
 
 kpca.images = 100
+kpca.labels = False
 
 
 def _summary(table: Table) -> Iterator[Row]:
