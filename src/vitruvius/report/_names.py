@@ -37,17 +37,23 @@ def attention_rules(run: Run) -> list[tuple[str, str]]:
 
 def say_maps(runs: Sequence[Run]) -> str:
     """A sentence for a page that shows maps: what the map of each part of the `runs` is; softmax's says itself."""
-    said = {}
-    for run in runs:
-        for rule in _rules(run):
-            for item in rule.get("parts") or []:
-                name = _part_name(item)
-                if name in attentions and name != "softmax":
-                    said[name] = getattr(attentions[name], "shows", "")
-    told = [f"of {name} {words}" for name, words in said.items() if words]
+    told = []
+    for name in dict.fromkeys(name for run in runs for name in _part_names(run)):
+        words = getattr(attentions[name], "shows", "")
+        if words:
+            told.append(f"of {name} {words}")
     if not told:
         return ""
     return f"Maps are the weights that the model really gives to its values: {'; '.join(told)}."
+
+
+def _part_names(run: Run) -> list[str]:
+    """The registered parts of a run's rules, in order, plain softmax apart."""
+    names = []
+    for rule in _rules(run):
+        for item in rule.get("parts") or []:
+            names.append(_part_name(item))
+    return [name for name in names if name != "softmax" and name in attentions]
 
 
 def _rules(run: Run) -> list[dict[str, Any]]:
