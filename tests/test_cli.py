@@ -16,7 +16,7 @@ from torch import Tensor
 from small_run import RECIPE, SMALL, small_run
 from vitruvius import __version__
 from vitruvius.attacks.pgd import PGD
-from vitruvius.cli import every_verb, main, make_parser, read
+from vitruvius.cli import every_verb, main, make_parser, read, run_and_exit
 
 VERBS = [verb.name for verb in every_verb()]
 
@@ -269,3 +269,22 @@ def test_names_and_runs_may_come_after_an_option_too() -> None:
     assert read(["report", "a", "--out", "page.html", "b"]).runs == ["a", "b"]
     with pytest.raises(SystemExit):
         read(["evaluate", "runs/rpc", "--images", "8", "runs/other"])
+
+
+@pytest.mark.parametrize(
+    ("code", "left"), [(75, "at once 75"), (130, "at once 130"), (1, "in order 1"), (0, "in order 0")]
+)
+def test_an_interrupted_command_does_not_wait_for_the_interpreter_to_be_torn_down(
+    code: int, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(code: int) -> None:
+        raise AssertionError(f"at once {code}")
+
+    monkeypatch.setattr("vitruvius.cli.main", lambda: code)
+    monkeypatch.setattr("os._exit", leave)
+    try:
+        run_and_exit()
+    except (AssertionError, SystemExit) as end:
+        words = str(end)
+    assert words.removeprefix("at once ") == str(code)
+    assert words.startswith("at once") == left.startswith("at once")

@@ -1,7 +1,5 @@
 """`python -m vitruvius`."""
 
-import sys
+from vitruvius.cli import run_and_exit
 
-from vitruvius.cli import main
-
-sys.exit(main())
+run_and_exit()

@@ -16,12 +16,12 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from vitruvius._errors import ConfigError, VitruviusError
 from vitruvius._registry import first_line
 from vitruvius._secrets import RedactedStream, redact_text
-from vitruvius._signals import answering, goodbye
+from vitruvius._signals import CODES, answering, goodbye
 from vitruvius._version import __version__
 from vitruvius.cli._verb import Verb
 
@@ -80,6 +80,20 @@ def _check_words(options: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--{name} {place} is a URL; name a file or folder of this machine, and copy it from there."
             )
+
+
+def run_and_exit() -> NoReturn:
+    """The command of a shell: run one verb and leave the process.
+
+    After a signal it leaves at once: everything is kept and said by then, and PyTorch takes seconds to be torn down.
+    """
+    code = main()
+    if code in CODES.values():
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def exit_code_of(error: Exception) -> int:
