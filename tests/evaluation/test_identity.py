@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from judging import loader, model
 from torch import Tensor, nn
 
+import vitruvius
+from families import FAMILIES
 from small_run import small_run
 from vitruvius._errors import RunError
 from vitruvius.cli import main
-from vitruvius.evaluation import evaluate
+from vitruvius.evaluation import evaluate, settings_fingerprint
 
 FGSM = "fgsm:eps=4/255"
 
@@ -87,6 +91,59 @@ def test_a_model_that_differs_in_a_plain_attribute_is_refused(tmp_path: Path) ->
     assert evaluate(Scaled(1.0), Shown(), folder=tmp_path)["clean"].n == 22
     with pytest.raises(RunError, match=r"holds the ledger of another evaluation: settings was \w+, now \w+\. Choose"):
         evaluate(Scaled(2.0), Shown(), folder=tmp_path)
+
+
+class Squashed(nn.Module):
+    """A model whose answer depends on attributes of every plain kind."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__()
+        self.inside = model()
+        self.squash = torch.tanh
+        self.settings = {"temperature": 1.0}
+        self.shift = torch.zeros(10)
+        self.scales = [1.0, np.float32(1.0)]
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.squash(self.inside(x)) / self.settings["temperature"] + self.shift
+        return answer * float(self.scales[1])
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        {"squash": torch.relu},
+        {"settings": {"temperature": 2.0}},
+        {"shift": torch.arange(10.0)},
+        {"scales": [1.0, np.float32(2.0)]},
+    ],
+    ids=lambda attribute: next(iter(attribute)),
+)
+def test_functions_dictionaries_and_tensors_are_plain_attributes_too(attribute: dict[str, Any], tmp_path: Path) -> None:
+    evaluate(Squashed(), Shown(), folder=tmp_path)
+    assert evaluate(Squashed(), Shown(), folder=tmp_path)["clean"].n == 22
+    with pytest.raises(RunError, match="settings was"):
+        evaluate(Squashed(**attribute), Shown(), folder=tmp_path)
+
+
+def test_a_pass_makes_no_other_model_of_one_that_keeps_a_cache() -> None:
+    levit = next(family for family in FAMILIES if family.name == "levit")
+    net, x = levit.randomised()
+    before = settings_fingerprint(net)
+    net(x)
+    assert settings_fingerprint(net) == before
+
+
+def test_the_version_is_noted_and_not_part_of_the_identity(tmp_path: Path) -> None:
+    evaluate(model(), Shown(), folder=tmp_path)
+    file = tmp_path / "ledger.json"
+    known = json.loads(file.read_text())
+    assert known["version"] == vitruvius.__version__
+    file.write_text(json.dumps({**known, "version": "0.0.1"}))
+    assert evaluate(model(), Shown(), folder=tmp_path)["clean"].n == 22
 
 
 def test_other_weights_are_refused(tmp_path: Path) -> None:

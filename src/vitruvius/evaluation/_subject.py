@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitruvius.attention import Core
 from vitruvius.data import DataConfig
+from vitruvius.data.identity import hash_tensors
 from vitruvius.surgery import inner
 
 JUDGED = (
@@ -28,7 +31,13 @@ JUDGED = (
 )  # settings of data that change what is judged
 
 
-IGNORED = {*vars(nn.Module()), "fused_attn", "grad_checkpointing"}  # attributes that change no answer
+IGNORED = {  # attributes that change no answer
+    *vars(nn.Module()),
+    "fused_attn",
+    "grad_checkpointing",
+    "pretrained_cfg",
+    "default_cfg",
+}
 
 
 def subject_of(model: nn.Module, loader: Any) -> dict[str, Any]:
@@ -73,13 +82,18 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def settings_fingerprint(model: nn.Module) -> str:
-    """A hash of the plain attributes (numbers, words, lists of them) of every module, and of their classes.
+    """A hash of the plain attributes of every module, and of their classes.
+
+    Plain are numbers, words, functions by their names, tensors that are no buffers, and lists and dictionaries of them.
 
     `model` is any module.
     """
     digest = hashlib.sha256()
     for name, module in model.named_modules():
-        own = [(key, value) for key, value in sorted(vars(module).items()) if key not in IGNORED and _is_plain(value)]
+        own = []
+        for key, value in sorted(vars(module).items()):
+            if key not in IGNORED and "cache" not in key and _is_plain(value):  # a pass fills a cache, as LeViT's
+                own.append((key, _described(value)))
         digest.update(repr((name, type(module).__name__, own)).encode())
     return digest.hexdigest()[:16]
 
@@ -87,7 +101,26 @@ def settings_fingerprint(model: nn.Module) -> str:
 def _is_plain(value: object) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value, *value.values()]))
+    return value is None or isinstance(value, bool | int | float | str | Tensor | np.generic) or _is_function(value)
+
+
+def _is_function(value: object) -> bool:
+    return inspect.isfunction(value) or inspect.isbuiltin(value) or inspect.isclass(value)
+
+
+def _described(value: Any) -> object:
+    """What prints alike in every process."""
+    if isinstance(value, tuple | list):
+        return [_described(item) for item in value]
+    if isinstance(value, dict):
+        return [(_described(key), _described(item)) for key, item in value.items()]
+    if isinstance(value, Tensor):
+        return hash_tensors(value)
+    if _is_function(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return value
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -1,6 +1,7 @@
 """The ledger: one row per image, one group of columns per threat; written as it grows, resumed where it stopped.
 
-ledger.json            what is judged (data, model, weights), and the threats in order of appearance
+ledger.json            what is judged (data, model, weights), and the threats in order of appearance; also by which
+                       version of vitruvius, which may change
 parts/…                the rows of one batch under one threat, written in one step: a kill loses no more than that
 images.json            of a published set, names, sizes and hashes of the images of each part
 stages/…               of an ensemble, which images have survived which stage, batch by batch
@@ -34,6 +35,7 @@ from vitruvius._files import (
     sweep,
 )
 from vitruvius._secrets import redact
+from vitruvius._version import __version__
 from vitruvius.data.identity import changes
 from vitruvius.evaluation.threats import Entry
 
@@ -133,7 +135,7 @@ class Ledger:
     def _claim(self, folder: Path, subject: Mapping[str, object], entries: Sequence[Entry]) -> list[Entry]:
         subject = redact(dict(subject))
         file = folder / "ledger.json"
-        known: dict[str, Any] = {"subject": subject, "threats": []}
+        known: dict[str, Any] = {"subject": subject, "version": __version__, "threats": []}
         if file.exists() and self._holds_rows():
             known = read_json(file)
         before = _entries(known, file)

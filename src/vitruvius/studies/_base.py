@@ -21,6 +21,7 @@ from vitruvius._files import Lock, MadeFolder, append_line, atomic_write_text, e
 from vitruvius._processes import choose_device
 from vitruvius._registry import Registry
 from vitruvius._secrets import redact, redact_text
+from vitruvius._version import __version__
 from vitruvius._yaml import parse_value
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.data.identity import hash_tensors
@@ -266,7 +267,8 @@ def _claim(folder: Path, subject: Subject, *, resumed: bool) -> None:
             f"{folder} holds rows of {subject.name} with other {aspect} ({before.get(aspect, 'not noted')}, now "
             f"{own[aspect]}). Choose another folder with --out, or delete it."
         )
-    atomic_write_text(file, json.dumps({**known, subject.name: own}, indent=1))
+    noted = {**own, "version": __version__}  # which may change
+    atomic_write_text(file, json.dumps({**known, subject.name: noted}, indent=1))
 
 
 def _resume(folder: Path, signature: dict[str, Any]) -> list[Row]:
