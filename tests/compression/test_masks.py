@@ -16,11 +16,13 @@ from torch import Tensor
 import vitruvius
 from vitruvius._errors import CheckpointError, ConfigError, DataError, UnsuitableSite
 from vitruvius.attention import part
+from vitruvius.attention.sparse_softmax import tile_order
 from vitruvius.compression.files import load_maps, load_masks, load_orders, save_maps, save_masks
 from vitruvius.compression.masks import make_masks
 from vitruvius.compression.polarisation import polarise_all
 from vitruvius.compression.rules import Rule, rules
 from vitruvius.compression.sparsity import count
+from vitruvius.heads import Site
 
 METHODS = {
     "info": lambda value: (rules["information"](mass=value, variant="released"), (0,)),
@@ -254,3 +256,50 @@ def test_other_bad_input_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "flat.npy", np.zeros((3, 4)))
     with pytest.raises(CheckpointError, match=r"expected \(layers, heads, queries, keys\)"):
         load_masks(tmp_path / "flat.npy")
+
+
+def tile_site() -> dict[str, Site]:
+    """Two sites of 1 + 6 × 6 tokens."""
+    return {
+        name: Site(
+            name=name, family="vit", attends="tokens", num_heads=2, num_queries=37, num_keys=37, key_dim=4, value_dim=4,
+            dim=8, num_prefix_tokens=1, grid=(6, 6),
+        )
+        for name in ("blocks.0.attn", "blocks.1.attn")
+    }  # fmt: skip
+
+
+def tile_maps() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return {name: torch.rand(2, 37, 37, generator=generator).softmax(-1) for name in tile_site()}
+
+
+@pytest.mark.parametrize("budget", ["global", "layer", "head"])
+@pytest.mark.parametrize("rule", ["information", "ratio", "deviation", "random", "local_global"])
+def test_whole_tiles_go_for_an_exact_share_by_any_rule(rule: str, budget: str) -> None:
+    masks = make_masks(tile_maps(), rule, sparsity=0.6, budget=budget, sites=tile_site(), tiles=4)  # type: ignore[arg-type]
+    pairs = sum(keep.numel() for keep in masks.keep.values())
+    kept = sum(int(keep.sum()) for keep in masks.keep.values())
+    assert pairs - kept == pytest.approx(0.6 * pairs, abs=4)  # rounded in each group
+    order = tile_order(37, (6, 6), 1, 4)[1:]
+    cut = 0
+    for keep in masks.keep.values():
+        assert bool(keep[:, 0].all())
+        assert bool(keep[:, :, 0].all())
+        tiles = keep[:, order][:, :, order].view(2, 9, 4, 9, 4).float().mean((2, 4))  # (heads, rows, columns) of tiles
+        assert bool((tiles == 1).any(-1).all())  # no query is without a tile
+        cut += int(((tiles > 0) & (tiles < 1)).sum())
+    assert cut <= {"global": 1, "layer": 2, "head": 4}[budget]
+
+
+def test_tiles_by_a_rules_own_limit_are_whole() -> None:
+    masks = make_masks(tile_maps(), "ratio:ratio=0.5", sites=tile_site(), tiles=4)
+    order = tile_order(37, (6, 6), 1, 4)[1:]
+    for keep in masks.keep.values():
+        tiles = keep[:, order][:, :, order].view(2, 9, 4, 9, 4).float().mean((2, 4))
+        assert set(tiles.unique().tolist()) <= {0.0, 1.0}
+
+
+def test_tiles_that_are_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="tiles = 1, expected the number of queries and keys"):
+        make_masks(tile_maps(), "ratio", sites=tile_site(), tiles=1)

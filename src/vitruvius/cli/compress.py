@@ -57,6 +57,12 @@ def masks_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--protect", type=int, nargs="*", help="tokens whose rows and columns stay (default: class and registers)"
     )
+    parser.add_argument(
+        "--tiles",
+        type=int,
+        metavar="SIZE",
+        help="choose whole tiles of so many queries and keys, e.g. 16: kernels skip them",
+    )
     parser.add_argument("--threshold", type=int, help="queries that make a token global (default: a quarter of them)")
     parser.add_argument("--of", metavar="RUN", help="refuse maps that are not of this run's model")
     add_trust(parser)
@@ -86,6 +92,7 @@ def run_masks(options: argparse.Namespace) -> None:
         protect=options.protect,
         of=options.of,
         threshold=options.threshold,
+        tiles=options.tiles,
     )
     if options.figure:
         save_figure(draw_masks(masks.keep), options.figure)

@@ -84,13 +84,14 @@ def masks_of_maps(
     protect: Sequence[int] | None = None,
     of: str | None = None,
     threshold: int | None = None,
+    tiles: int | None = None,
 ) -> tuple[Masks, str]:
     """Masks of a file of maps, written with their permutations; and what a person wants to know about them.
 
     maps: the file of maps.
     rule: one rule, `information:mass=0.9`, or several as `PATTERN=RULE`, one per pattern of site names.
     out: the file of masks; default: masks.safetensors beside the maps.
-    sparsity, budget, protect: as for `make_masks`.
+    sparsity, budget, protect, tiles: as for `make_masks`.
     of: a run folder; maps that are not of its model are refused.
     threshold: queries that make a token global; default: a quarter of them.
     """
@@ -99,7 +100,9 @@ def masks_of_maps(
     known = sites
     if of is not None:
         known = survey(open_target(of, data_needed=False).model)
-    masks = make_masks(tensors, read_rules(rule), sparsity=sparsity, budget=budget, protect=protect, sites=known)
+    masks = make_masks(
+        tensors, read_rules(rule), sparsity=sparsity, budget=budget, protect=protect, sites=known, tiles=tiles
+    )
     if out:
         path = Path(out)
     else:

@@ -18,6 +18,7 @@ from vitruvius._registry import Spec
 from vitruvius.compression._site_files import check_maps, guess_sites
 from vitruvius.compression.rules import Rule, rules
 from vitruvius.compression.sparsity import Sparsity, count
+from vitruvius.compression.tiles import Tiling, best_tiles, rank_tiles
 from vitruvius.heads import Site
 
 Budget = Literal["global", "layer", "head"]
@@ -47,6 +48,7 @@ def make_masks(
     budget: Budget = "global",
     protect: Sequence[int] | None = None,
     sites: Mapping[str, Site] | None = None,
+    tiles: int | None = None,
 ) -> Masks:
     """Masks of average maps. No query ever loses its best key.
 
@@ -58,6 +60,9 @@ def make_masks(
     budget: what shares that limit: all sites together (global), every site (layer), or every head (head).
     protect: tokens whose rows and columns stay whole; default: class, distillation and register tokens.
     sites: those of the maps, as from `survey(model)`; default: guessed from the shapes.
+    tiles: choose whole tiles of so many queries and keys, such as 16, by the mean level of their pairs, so that kernels
+        can skip what is removed; every query keeps its best tile. An exact sparsity cuts through one tile of a group.
+        Default: single pairs.
     """
     if sites is None:
         sites = guess_sites(maps)
@@ -68,13 +73,34 @@ def make_masks(
     protected = {name: _protected(sites[name], protect) for name in maps}
     of_site = {name: made for names, made in chosen.values() for name in names}
     levels = {name: of_site[name].levels(map_.double().cpu(), sites[name]) for name, map_ in maps.items()}
-    forced = {name: _forced(levels[name], maps[name].cpu(), protected[name], sites[name]) for name in maps}
+    own = {name: levels[name] < of_site[name].limit for name in maps}
+    if tiles is None:
+        forced = {name: _forced(levels[name], maps[name].cpu(), protected[name], sites[name]) for name in maps}
+    else:
+        limit = {name: of_site[name].limit for name in maps}
+        levels, forced, own = _by_tiles(levels, limit, protected, sites, tiles)
     limits: dict[str, float] = {}
     if sparsity is None:
-        keep = {name: forced[name] | (levels[name] < of_site[name].limit) for name in maps}
+        keep = {name: forced[name] | own[name] for name in maps}
     else:
         keep, limits = _search(levels, maps, forced, sparsity, budget)
     return Masks(keep=keep, protected=protected, sites=sites, rule=_describe(chosen), limits=limits)
+
+
+def _by_tiles(
+    levels: Mapping[str, Tensor],
+    limits: Mapping[str, float],
+    protected: Mapping[str, tuple[int, ...]],
+    sites: Mapping[str, Site],
+    size: int,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Levels, what must stay, and what the rule's own limit keeps, all the same for the pairs of a tile."""
+    tilings = {name: Tiling.of(sites[name], protected[name], size) for name in levels}
+    means = {name: tiling.means(levels[name]) for name, tiling in tilings.items()}
+    ranks = {name: tilings[name].spread(rank, -1.0) for name, rank in rank_tiles(means).items()}
+    forced = {name: tiling.spread(best_tiles(means[name]), True) for name, tiling in tilings.items()}
+    own = {name: tiling.spread(means[name] < limits[name], True) for name, tiling in tilings.items()}
+    return ranks, forced, own
 
 
 def _refuse_several(chosen: Mapping[str, object], sparsity: float) -> None:
