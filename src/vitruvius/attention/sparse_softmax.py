@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, SurgeryError
@@ -23,6 +24,8 @@ from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
 NAMES = ("queries", "keys", "bias")
+BLOCKS = (64, 32, 16)  # queries computed together, unless a number is asked for
+BUCKET = 4096  # pairs that take about as long as the calls for one more bucket
 
 
 class Bucket(NamedTuple):
@@ -37,7 +40,8 @@ class Bucket(NamedTuple):
 class SparseSoftmax(Kernel):
     """Softmax over a fixed pattern without computing what it removes, for inference (ViTCoD, arXiv:2210.09573).
 
-    `file` and `keep` give the pattern as for `mask`; `block` is the number of queries that are computed together.
+    `file` and `keep` give the pattern as for `mask`; `block` is the number of queries that are computed together, by
+    default the one of 16, 32 and 64 that computes least.
     """
 
     shows = "the softmax of the pairs that are kept; removed ones are 0"
@@ -51,13 +55,14 @@ class SparseSoftmax(Kernel):
         *,
         file: StrPath | None = None,
         keep: Tensor | Literal["all"] | None = None,
-        block: int = 64,
+        block: int | None = None,
     ) -> None:
         super().__init__()
-        if block < 1:
+        if block is not None and block < 1:
             raise ConfigError(f"sparse_softmax.block = {block}, expected the number of queries computed together.")
         self.site_name, self.block, self.grid, self.num_buckets = site.name, block, site.grid, 0
         self.num_prefix_tokens, self.num_lists = site.num_prefix_tokens, 0
+        self.wide_is_whole = False
         self.register_buffer("keep", Mask(site, file=file, keep=keep).keep)
         self._plan()
 
@@ -107,15 +112,20 @@ class SparseSoftmax(Kernel):
             heads.scale,
             heads.dropout,
         )
+        if given is None:
+            return attend_few(few).flatten(1, 2)
         return attend(few).flatten(1, 2)
 
     def _attend_densely(self, heads: Heads, given: Tensor | None) -> Tensor:
         """The queries that keep most keys, (B, H·W, E)."""
-        kept = self.keep[:, self.wide]  # (H, W, M)
-        bias = heads.q.new_zeros(kept.shape).masked_fill(~kept, -torch.inf)
+        bias: Tensor | None = None
+        if not self.wide_is_whole:
+            kept = self.keep[:, self.wide]  # (H, W, M)
+            bias = heads.q.new_zeros(kept.shape).masked_fill(~kept, -torch.inf)
         if given is not None:
-            bias = bias + given[..., self.wide, :]
-        return attend(heads._replace(q=heads.q[:, :, self.wide], bias=bias)).flatten(1, 2)
+            shown = given[..., self.wide, :]
+            bias = shown if bias is None else bias + shown
+        return attend(heads._replace(q=heads.q.index_select(2, self.wide), bias=bias)).flatten(1, 2)
 
     def _buckets(self) -> Iterator[Bucket]:
         for i in range(self.num_buckets):
@@ -129,8 +139,7 @@ class SparseSoftmax(Kernel):
         keep, device = self.keep.cpu(), self.keep.device
         H, N, M = keep.shape
         wide = (keep.sum(-1) > M / 2).any(0)  # (N)
-        order = tile_order(N, self.grid if N == M else None, self.num_prefix_tokens, self.block)
-        buckets = make_buckets(keep, order[~wide[order]], self.block)
+        buckets = self._best_buckets(keep, wide)
         self.num_buckets = len(buckets)
         for i, bucket in enumerate(buckets):
             for name, tensor in zip(NAMES, bucket, strict=True):
@@ -140,11 +149,21 @@ class SparseSoftmax(Kernel):
         for i, tensor in enumerate(lists):
             self.register_buffer(f"list_{i}", tensor.to(device), persistent=False)
         chosen = wide.nonzero().flatten()
+        self.wide_is_whole = bool(keep[:, chosen].all())
         dense = (torch.arange(H)[:, None] * N + chosen).flatten()
         places = torch.cat([*(bucket.queries.flatten() for bucket in buckets), dense])
         inverse = torch.empty(H * N, dtype=torch.long).scatter_(0, places, torch.arange(len(places)))
         self.register_buffer("wide", chosen.to(device), persistent=False)
         self.register_buffer("inverse", inverse.to(device), persistent=False)
+
+    def _best_buckets(self, keep: Tensor, wide: Tensor) -> list[Bucket]:
+        """Blocks of the number of queries asked for, or of the one that computes least."""
+        sizes = BLOCKS if self.block is None else (self.block,)
+        _, N, M = keep.shape
+        grid = self.grid if N == M else None
+        orders = {size: tile_order(N, grid, self.num_prefix_tokens, size) for size in sizes}
+        plans = [make_buckets(keep, order[~wide[order]], size) for size, order in orders.items()]
+        return min(plans, key=lambda plan: sum(bucket.bias.numel() + BUCKET for bucket in plan))
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -153,6 +172,22 @@ class SparseSoftmax(Kernel):
     def extra_repr(self) -> str:
         pairs = sum(bucket.bias.numel() for bucket in self._buckets()) + len(self.wide) * self.keep[:, 0].numel()
         return f"{tuple(self.keep.shape)}, computes {pairs / self.keep.numel():.1%} of the pairs"
+
+
+def attend_few(heads: Heads) -> Tensor:
+    """Softmax attention of blocks (B, S, T, D) with a few keys (B, S, U, D) each, (B, S, T, E).
+
+    `heads` have a bias (S, T, U) that leaves every query a key. On a CPU it is written out: PyTorch's attention with a
+    bias looks for queries without keys, which takes longer than the rest of a small block.
+    """
+    q, k, v, bias, scale, dropout = heads
+    if q.device.type != "cpu" or dropout or bias is None:
+        return attend(heads)
+    if len(q) == 1:
+        scores = torch.baddbmm(bias, q[0], k[0].transpose(-2, -1), alpha=scale)  # (S, T, U)
+        return torch.bmm(scores.softmax(-1), v[0])[None]
+    scores = torch.matmul(q * scale, k.transpose(-2, -1)) + bias
+    return torch.matmul(scores.softmax(-1), v)
 
 
 def tile_order(num_queries: int, grid: tuple[int, int] | None, prefix: int, block: int) -> Tensor:
@@ -175,7 +210,7 @@ def make_buckets(keep: Tensor, order: Tensor, block: int) -> list[Bucket]:
     `keep` is the mask (H, N, M), True = kept; `order` (N) lists the queries.
     """
     H, N, M = keep.shape
-    groups: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    groups: dict[int, list[Block]] = {}
     block = min(block, len(order))
     for queries in order.split(block) if block else ():
         padded = torch.cat([queries, queries[-1:].expand(block - len(queries))])  # (T)
@@ -188,10 +223,34 @@ def make_buckets(keep: Tensor, order: Tensor, block: int) -> list[Bucket]:
             kept[:, len(keys) :] = False
             groups.setdefault(size, []).append((head * N + padded, head * M + filled, kept))
     buckets = []
-    for _, members in sorted(groups.items()):
+    for members in _merged(groups):
         queries, keys, kept = (torch.stack(column) for column in zip(*members, strict=True))
         buckets.append(Bucket(queries, keys, torch.zeros(kept.shape).masked_fill(~kept, -torch.inf)))
     return buckets
+
+
+Block = tuple[Tensor, Tensor, Tensor]  # queries (T), keys (U), kept (T, U)
+
+
+def _merged(groups: dict[int, list[Block]]) -> list[list[Block]]:
+    """Blocks by their number of keys; few blocks are padded to the next larger number rather than computed apart."""
+    merged: list[list[Block]] = []
+    waiting: list[Block] = []
+    sizes = sorted(groups)
+    for place, size in enumerate(sizes):
+        waiting = [_padded(block, size) for block in waiting] + groups[size]
+        last = place == len(sizes) - 1
+        if last or len(waiting) * len(waiting[0][0]) * (sizes[place + 1] - size) >= BUCKET:
+            merged.append(waiting)
+            waiting = []
+    return merged
+
+
+def _padded(block: Block, size: int) -> Block:
+    """A block with its last key repeated, and removed."""
+    queries, keys, kept = block
+    missing = size - len(keys)
+    return queries, torch.cat([keys, keys[-1:].expand(missing)]), F.pad(kept, (0, missing))
 
 
 def _round_up(number: int) -> int:
