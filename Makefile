@@ -6,7 +6,7 @@ DOCS_READY := .venv/.docs-ready
 JOBS ?= auto
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-long mistakes docs docs-long check format bench clean
+.PHONY: demo test test-long mistakes mutants docs docs-long check format bench clean
 
 demo: $(READY)  ## train, attack and look inside on the embedded digits; ends with the path of a page
 	$(BIN)/vitruvius demo
@@ -19,6 +19,9 @@ test-long: $(READY)  ## the tests that take minutes each
 
 mistakes: $(READY)  ## every generated mistake over all verbs; `make test` tries some of them
 	EVERY_MISTAKE=1 $(BIN)/pytest -n $(JOBS) tests/test_generated_mistakes.py tests/test_generated_calls.py
+
+mutants: $(READY)  ## break every guard on purpose, one by one; the tests must notice (minutes)
+	$(BIN)/python scripts/mutants.py
 
 docs: $(DOCS_READY)  ## the site, with every warning an error and all links checked; ends with the path of its first page
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python scripts/build_site.py
