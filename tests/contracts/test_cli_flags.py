@@ -45,6 +45,7 @@ FLAGS = {
         "--rule",
         "--epochs",
         "--threat",
+        "--images",
         "--out",
         "--trust-plugins",
     ],

@@ -109,7 +109,10 @@ def _total(loader: Any, limit: int | None, process: Process) -> int | None:
 
 
 def ask_all(asked: Sequence[Asked]) -> list[Question]:
-    """The questions, each once; all that are registered if none is named."""
+    """The questions, each once; all that are registered if none is named.
+
+    `asked` are specs, functions or classes, in the order in which they are answered.
+    """
     questions = [question(each) for each in asked or list(analyses)]
     names = [q.name for q in questions]
     if doubled := sorted({name for name in names if names.count(name) > 1}):

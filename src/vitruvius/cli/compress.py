@@ -153,12 +153,13 @@ def compress_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="of fine-tuning, e.g. train.epochs=5")
     add_trust(parser)
     parser.add_argument("--sparsity", type=float, default=0.9, help="share of pairs to remove (default: %(default)s)")
-    parser.add_argument("--rank", type=int, help="also squeeze q and k through so many heads (default: not)")
+    parser.add_argument("--rank", type=int, help="also squeeze q and k through this many heads (default: all)")
     parser.add_argument("--rule", default="information", help="which pairs go first (default: %(default)s)")
     parser.add_argument("--epochs", type=int, help="of fine-tuning (default: a third of the run's)")
     parser.add_argument(
         "--threat", action="append", default=[], metavar="NAME:key=value,…", help="judged besides clean"
     )
+    add_images(parser, "average maps over, and judge,")
     parser.add_argument("--out", help="folder of all artefacts (default: RUN_compressed)")
 
 
@@ -177,6 +178,7 @@ def run_compress(options: argparse.Namespace) -> None:
         rule=options.rule,
         epochs=options.epochs,
         threats=tuple(options.threat),
+        images=options.images,
     )
     folder = compress(
         options.run, asked, options.overrides, out=options.out, tell=lambda text: print(f"{text}\n", flush=True)

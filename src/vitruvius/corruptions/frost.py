@@ -67,7 +67,10 @@ class Frost(Corruption):
 
 
 def is_drawn(description: str) -> bool:
-    """Whether a threat's description, `frost(severity=3)`, means drawn frost."""
+    """Whether a threat's description, `frost(severity=3)`, means drawn frost.
+
+    `description` is that of a threat in a ledger.
+    """
     return description.startswith("frost(") and "textures=" not in description
 
 

@@ -71,7 +71,10 @@ class ShiftReport:
         return grid
 
     def label(self, group: str) -> str:
-        """The name of a corruption in tables and figures: `frost (drawn)` where it stands in for photographs."""
+        """The name of a corruption in tables and figures: `frost (drawn)` where it stands in for photographs.
+
+        `group` is the name of a corruption.
+        """
         return label_drawn(group, self.drawn)
 
     def as_baseline(self, name: str) -> Baseline:

@@ -38,13 +38,14 @@ def initialise(
     `"mimetic:alpha=0.6"`, `{"use": "mimetic", "alpha": 0.6}`, or a function of layers. `settings` are further
     settings of it.
 
-    All randomness comes from `generator`: the same state gives the same weights, and one on the CPU gives them on
-    every device. `where` is a glob over site names, or several (default: every site). `base` is a base init for the
-    whole model, applied first; without it all other weights stay as they are. `input_size` is the size of an image,
-    (channels, rows, columns), for models that do not know it themselves. A refusal leaves the model as it was.
+    All randomness comes from `generator` (default: one of seed 0): the same state gives the same weights, and one
+    on the CPU gives them on every device. `where` is a glob over site names, or several (default: every site).
+    `base` is a base init for the whole model, applied first; without it all other weights stay as they are.
+    `input_size` is the size of an image, (channels, rows, columns), for models that do not know it themselves. A
+    refusal leaves the model as it was.
     """
     if generator is None:
-        raise ConfigError("initialise needs its randomness given: generator=torch.Generator().manual_seed(0).")
+        generator = torch.Generator().manual_seed(0)
     if not isinstance(generator, torch.Generator):
         raise ConfigError(f"generator = {generator!r}, expected a torch.Generator: torch.Generator().manual_seed(0).")
     refuse_compiled(model)

@@ -43,11 +43,12 @@ class Compression:
     epochs: int | None = None  # of fine-tuning; None: a third of the run's
     rate: float = 0.1  # of the run's learning rate
     threats: tuple[str, ...] = ()  # judged besides clean images
+    images: int | None = None  # of the training split for the maps, of the validation split for judging; None: all
 
     def __post_init__(self) -> None:
         if not 0 <= self.sparsity < 1:
             raise ConfigError(f"sparsity = {self.sparsity}, expected a share of pairs from 0 to below 1.")
-        for count, name in ((self.rank, "--rank"), (self.epochs, "--epochs")):
+        for count, name in ((self.rank, "--rank"), (self.epochs, "--epochs"), (self.images, "--images")):
             if count is not None:
                 check_count(count, name)
 
@@ -83,7 +84,7 @@ def _take_steps(run: Path, asked: Compression, overrides: Sequence[str], folder:
     data = [setting for setting in overrides if setting.startswith("data.")]
     maps, masks, tuned = folder / "maps.safetensors", folder / "masks.safetensors", folder / "tuned"
     if not maps.is_file():
-        maps_of_target(str(run), data, str(maps))
+        maps_of_target(str(run), data, str(maps), images=asked.images)
     tell(f"maps: {maps}")
     if not masks.is_file():
         _, text = masks_of_maps(str(maps), asked.rule, str(masks), sparsity=asked.sparsity, of=str(run))
@@ -179,7 +180,7 @@ def _is_kernel(piece: object) -> bool:
 
 def _judge(run: Path, tuned: Path, folder: Path, data: Sequence[str], asked: Compression, tell: Tell) -> None:
     """Both models on the same images and threats."""
-    options = EvaluateOptions(threats=asked.threats)
+    options = EvaluateOptions(threats=asked.threats, images=asked.images)
     for name, target in (("before", run), ("compressed", tuned)):
         found = evaluate_target(str(target), data, options, str(folder / f"evaluation_{name}"))
         tell(f"{name}:\n{found.report}")
