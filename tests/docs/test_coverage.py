@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from vitruvius._config import parse_spec
 from vitruvius._keys import Key
-from vitruvius._registry import Registry, parse_spec, signature_of
+from vitruvius._registry import Registry, signature_of
 from vitruvius.analysis import analyses
 from vitruvius.attacks import attacks
 from vitruvius.attention import attentions

@@ -24,10 +24,11 @@ from vitruvius.analysis import Row as Number
 from vitruvius.analysis.shipped import ShippedRun, read_shipped_folder
 from vitruvius.analysis.text import layers_of
 from vitruvius.report import write_csv
-from vitruvius.report.sections.analyses_figures import Scale, Shown, words
+from vitruvius.report.sections.analyses_figures import Scale, Shown
 from vitruvius.report.sections.analyses_gallery import save_figures
 from vitruvius.report.sections.analyses_norms import JOINT, draw_norms_on
 from vitruvius.report.sections.analyses_tables import layer_rows
+from vitruvius.report.sections.analyses_words import words
 from vitruvius.report.style import LIGHT, LINES, figure_style, series
 from vitruvius.studies._base import Row, Subject, folder_of, studies
 
