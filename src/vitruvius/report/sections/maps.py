@@ -31,8 +31,10 @@ class MapGrid(Block):
     name: str
     title: str
     colour: str
-    sites: Sequence[tuple[str, Sequence[tuple[str, str]]]]  # (site, (picture, attention where it is darkest) by head)
+    sites: Sequence[tuple[str, Sequence[tuple[str, str]]]]  # (site, (picture, what is written below it) by head)
     rows: Rows
+    low: str = "0"  # what stands before the scale of colours, and behind it
+    high: str = "the share of attention written below each map, by its square root."
 
     @property
     def narrow(self) -> bool:

@@ -124,8 +124,19 @@ def _grid(run: Run, found: Masks | None) -> list[Block]:
     if found is None:
         return []
     small, side = shrink({name: keep.float().numpy() for name, keep in found.keep.items()}, MAX_CELLS)
-    sites = [(name, [grey_png(head) for head in heads]) for name, heads in small.items()]
-    grid = MapGrid(name=f"masks-{run.index}", title=run.name, colour=run.look.name, sites=sites, rows=_rows(run, found))
+    sites = []
+    for name, heads in small.items():
+        kept = [f"{keep.float().mean():.0%} kept" for keep in found.keep[name]]
+        sites.append((name, [(grey_png(head), words) for head, words in zip(heads, kept, strict=True)]))
+    grid = MapGrid(
+        name=f"masks-{run.index}",
+        title=run.name,
+        colour=run.look.name,
+        sites=sites,
+        rows=_rows(run, found),
+        low="removed",
+        high="kept.",
+    )
     share = found.sparsity.total
     text = (
         f"{run.name}: {share.sparsity:.2%} of all pairs removed, {share.sparsity_inside:.2%} without protected tokens"
