@@ -37,8 +37,10 @@ def test_threats_that_are_corruptions_print_as_a_grid_and_are_saved_whole(
     grid = lines[8:24]
     assert grid[0].startswith("gaussian_noise")
     assert grid[-1].startswith("mean")
-    assert lines[24].startswith("mean accuracy")
-    assert len(lines) == 25  # and not one line for each of thirty
+    assert any(line.startswith("frost (drawn) ") for line in grid)
+    assert lines[24].startswith("note: frost is drawn")
+    assert lines[25].startswith("mean accuracy")
+    assert len(lines) == 26  # and not one line for each of thirty
     saved = json.loads((tmp_path / "report.json").read_text())
     assert len(saved["threats"]) == 32
     fog = next(threat for threat in saved["threats"] if threat["spec"] == "fog(severity=5)")

@@ -155,8 +155,7 @@ def summarise(
     attacks = [score.spec for score in scores if score.n == number and score.severity is None]
     worst = _worst_case(ledger, attacks, doubts)
     remarks = [*_unfinished(scores, number), *_unreadable(broken), *_doubtful(doubts), *_said_of_draws(ledger, judged)]
-    if any(score.drawn for score in scores):
-        remarks.append(DRAWN)
+    remarks += _said_of_drawn(scores)
     return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)
 
 
@@ -187,6 +186,13 @@ def _doubts(ledger: Ledger, spec: str, found: Mapping[str, Sequence[Finding]]) -
 def _names_of(doubts: Mapping[str, Sequence[Finding]], specs: Sequence[str]) -> list[str]:
     """Names of the open findings about some threats, each once."""
     return list(dict.fromkeys(finding.name for spec in specs for finding in doubts[spec]))
+
+
+def _said_of_drawn(scores: Sequence[Score]) -> list[str]:
+    """That some figures stand in for those of published photographs, where they do."""
+    if any(score.drawn for score in scores):
+        return [DRAWN]
+    return []
 
 
 def _said_of_draws(ledger: Ledger, entries: Sequence[Entry]) -> list[str]:
