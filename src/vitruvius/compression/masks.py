@@ -64,14 +64,12 @@ def make_masks(
         can skip what is removed; every query keeps its best tile. An exact sparsity cuts through one tile of a group.
         Default: single pairs.
     """
-    if sites is None:
-        sites = guess_sites(maps)
-    sites = check_maps(maps, sites)
+    sites = check_maps(maps, guess_sites(maps) if sites is None else sites)
     chosen = _make_rules(rule, maps)
     if sparsity is not None:
         _refuse_several(chosen, sparsity)
     protected = {name: _protected(sites[name], protect) for name in maps}
-    of_site = {name: made for names, made in chosen.values() for name in names}
+    of_site = _by_site(chosen)
     levels = {name: of_site[name].levels(map_.double().cpu(), sites[name]) for name, map_ in maps.items()}
     own = {name: levels[name] < of_site[name].limit for name in maps}
     if tiles is None:
@@ -79,12 +77,22 @@ def make_masks(
     else:
         limit = {name: of_site[name].limit for name in maps}
         levels, forced, own = _by_tiles(levels, limit, protected, sites, tiles)
-    limits: dict[str, float] = {}
     if sparsity is None:
-        keep = {name: forced[name] | own[name] for name in maps}
+        keep, limits = _within_limits(forced, own)
     else:
         keep, limits = _search(levels, maps, forced, sparsity, budget)
     return Masks(keep=keep, protected=protected, sites=sites, rule=_describe(chosen), limits=limits)
+
+
+def _within_limits(
+    forced: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """What is forced, and what lies within the rule's own limit; there is no other."""
+    return {name: forced[name] | own[name] for name in own}, {}
+
+
+def _by_site(chosen: Mapping[str, tuple[list[str], Rule]]) -> dict[str, Rule]:
+    return {name: made for names, made in chosen.values() for name in names}
 
 
 def _by_tiles(
