@@ -14,7 +14,7 @@ from judging import loader, model
 from torch import Tensor, nn
 
 import vitruvius
-from families import FAMILIES
+from families import FAMILIES, Family
 from small_run import small_run
 from vitruvius._errors import RunError
 from vitruvius.cli import main
@@ -129,9 +129,9 @@ def test_functions_dictionaries_and_tensors_are_plain_attributes_too(attribute: 
         evaluate(Squashed(**attribute), Shown(), folder=tmp_path)
 
 
-def test_a_pass_makes_no_other_model_of_one_that_keeps_a_cache() -> None:
-    levit = next(family for family in FAMILIES if family.name == "levit")
-    net, x = levit.randomised()
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_a_pass_makes_no_other_model_of_one_that_keeps_a_cache(family: Family) -> None:
+    net, x = family.randomised()
     before = settings_fingerprint(net)
     net(x)
     assert settings_fingerprint(net) == before
