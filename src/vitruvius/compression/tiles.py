@@ -55,6 +55,8 @@ def rank_tiles(means: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Mean levels of tiles by site → their places among all tiles, from 0; ties in order of sites, heads and places.
 
     No two tiles share a place, so an exact number of pairs cuts through one tile at most.
+
+    `means` are levels of tiles by site, as `Tiling.means` gives them.
     """
     order = torch.cat([mean.flatten() for mean in means.values()]).argsort(stable=True)
     places = torch.empty(len(order), dtype=torch.float64).scatter_(0, order, torch.arange(len(order)).double())
@@ -63,7 +65,10 @@ def rank_tiles(means: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def best_tiles(means: Tensor) -> Tensor:
-    """(H, R, C) bool: the tile of the lowest mean level in each row of tiles, so that no query is left without keys."""
+    """(H, R, C) bool: the tile of the lowest mean level in each row of tiles, so that no query is left without keys.
+
+    `means` are levels of the tiles of one site, as `Tiling.means` gives them.
+    """
     best = means.argmin(-1, keepdim=True)
     return torch.zeros(means.shape, dtype=torch.bool).scatter_(-1, best, True)
 
