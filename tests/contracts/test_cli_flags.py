@@ -78,6 +78,7 @@ FLAGS = {
         "--of",
         "--out",
         "--figure",
+        "--tiles",
         "--trust-plugins",
     ],
     "report": ["runs", "--images", "--threat", "--out", "--title", "--trust-plugins"],
