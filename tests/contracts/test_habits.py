@@ -27,6 +27,13 @@ def test_ci_checks_every_python_that_the_package_names() -> None:
     assert any(step.get("run", "").startswith("make check") for step in job["steps"])
 
 
+def test_every_step_of_ci_is_a_target_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    steps = [step["run"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "run" in step]
+    assert [step.split()[:2] for step in steps] == [["make", "check"], ["make", "test-long"], ["make", "docs"]]
+    assert {step.split()[1] for step in steps} <= targets
+
+
 def test_check_is_format_lint_types_storeys_tests() -> None:
     done = subprocess.run(["make", "-n", "check"], cwd=ROOT, capture_output=True, text=True, check=True)
     places = [done.stdout.index(f".venv/bin/{check}") for check in CHECKS]

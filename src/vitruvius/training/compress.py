@@ -121,9 +121,9 @@ def _check_tuning(run: Path, asked: Compression, overrides: Sequence[str]) -> No
 
 
 def _claim(folder: Path, run: Path, asked: Compression, overrides: Sequence[str]) -> None:
-    """Remember what the folder is for; another wish needs another folder."""
-    wishes = {"run": str(run), **asdict(asked), "overrides": list(overrides)}
-    wanted = redact_text(json.dumps(wishes, indent=1))
+    """Remember what the folder is for; other settings need another folder."""
+    settings = {"run": str(run), **asdict(asked), "overrides": list(overrides)}
+    wanted = redact_text(json.dumps(settings, indent=1))
     known = folder / "compress.json"
     if known.is_file() and known.read_text(encoding="utf-8") != wanted:
         raise ConfigError(
