@@ -159,12 +159,6 @@ def summarise(
     return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)
 
 
-def _said_of_drawn(scores: Sequence[Score]) -> list[str]:
-    if any(score.drawn for score in scores):
-        return [DRAWN]
-    return []
-
-
 def _worst_case(ledger: Ledger, attacks: Sequence[str], doubts: Mapping[str, Sequence[Finding]]) -> Score:
     """Each image under the attack that breaks it."""
     robust = _robust(ledger, attacks)
