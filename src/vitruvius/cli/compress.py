@@ -61,7 +61,7 @@ def masks_arguments(parser: argparse.ArgumentParser) -> None:
         "--tiles",
         type=int,
         metavar="SIZE",
-        help="choose whole tiles of so many queries and keys, e.g. 16: kernels skip them",
+        help="choose whole tiles of this many queries and keys, e.g. 16: kernels skip them",
     )
     parser.add_argument("--threshold", type=int, help="queries that make a token global (default: a quarter of them)")
     parser.add_argument("--of", metavar="RUN", help="refuse maps that are not of this run's model")

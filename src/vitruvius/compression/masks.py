@@ -60,7 +60,7 @@ def make_masks(
     budget: what shares that limit: all sites together (global), every site (layer), or every head (head).
     protect: tokens whose rows and columns stay whole; default: class, distillation and register tokens.
     sites: those of the maps, as from `survey(model)`; default: guessed from the shapes.
-    tiles: choose whole tiles of so many queries and keys, such as 16, by the mean level of their pairs, so that kernels
+    tiles: choose whole tiles of this many queries and keys, e.g. 16, by the mean level of their pairs, so that kernels
         can skip what is removed; every query keeps its best tile. An exact sparsity cuts through one tile of a group.
         Default: single pairs.
     """

@@ -48,7 +48,9 @@ class ModelConfig:
         "upstream", "position embeddings: the model's own, or a fixed sine-cosine table"
     )
     reset_head: bool = key(False, "take no head from the weights: for other classes than theirs")
-    restride: int | None = key(None, "XCiT: patches of so many pixels, made from the weights for 16; null: as they are")
+    restride: int | None = key(
+        None, "XCiT: patches of this many pixels, made from the weights for 16; null: as they are"
+    )
     freeze: tuple[str, ...] = key(
         (), "globs over parameters and modules, e.g. [patch_embed, 'blocks.[0-5]']; a glob that begins with ! thaws"
     )

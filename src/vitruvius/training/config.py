@@ -23,8 +23,8 @@ __all__ = ["Config", "Keep", "Recipe", "TrainConfig", "as_config", "check", "rea
 class Keep:
     """Which epochs' weights stay in the run folder, as kept/epoch_0010.safetensors, counted from 1."""
 
-    every: int = key(0, "those of every so many epochs; 0: none")
-    best: int = key(0, "those of so many epochs that did best on the held-out images; 0: none")
+    every: int = key(0, "those of every Nth epoch; 0: none")
+    best: int = key(0, "those of the N epochs that did best on the held-out images; 0: none")
 
     def __post_init__(self) -> None:
         for name in ("every", "best"):
@@ -106,8 +106,8 @@ class TrainConfig:
     nonfinite: Literal["stop", "skip"] = key(
         "stop", "what a loss that is not finite does: end the run, or leave that update out"
     )
-    save_every: int = key(0, "save the state every so many updates; 0: after epochs only")
-    save_minutes: float = key(0.0, "and every so many minutes; 0: not by the clock")
+    save_every: int = key(0, "save the state every N updates; 0: after epochs only")
+    save_minutes: float = key(0.0, "and every N minutes; 0: not by the clock")
     keep: Keep = key_from(Keep, "weights of more epochs than the best and the last: {every: 10, best: 3}")
     holdout: float = key(
         0.1, "share of the training images that chooses the best weights; 0: the validation split does"

@@ -113,8 +113,8 @@ class Sweep:
 
         quiet: no progress bars.
         tell: told which run begins, and what went wrong with one.
-        minutes: start no run that would not end within so many minutes, going by the longest run so far.
-        jobs: so many runs at a time, each in a process of its own, on one device.
+        minutes: start no run that would not end within this many minutes, going by the longest run so far.
+        jobs: runs trained at a time, each in a process of its own, on one device.
         """
         check_count(jobs, "--jobs")
         clock = Clock(minutes)
