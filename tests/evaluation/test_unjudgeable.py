@@ -13,7 +13,6 @@ from judging import THREATS, loader, model, rows
 from torch import Tensor, nn
 
 from failing_disk import fill_the_disk
-from small_run import contents
 from vitruvius._errors import ConfigError, DataError, RunError
 from vitruvius.evaluation import evaluate
 
@@ -92,7 +91,7 @@ def test_no_permission_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     fill_the_disk(monkeypatch, after=0, number=errno.EACCES)
     with pytest.raises(RunError, match=r"cannot write to .*: no permission"):
         evaluate(model(), loader(), folder=tmp_path / "evaluation")
-    assert not contents(tmp_path / "evaluation")
+    assert not (tmp_path / "evaluation").exists()
 
 
 @pytest.mark.parametrize("files", [2, 5, 14, 15])

@@ -69,7 +69,7 @@ class Session(Counters):
     updates_per_epoch: int
     means: Means
     fast_step: FastStep | None  # by compiled blocks and recorded steps, where that is safe
-    data_identity: dict[str, Identity] = field(default_factory=dict)  # of the images trained on, and of those held out
+    data_identity: dict[str, Identity]  # of the images trained on, and of those held out
     replica: Replica | None  # where weights are shared out among processes: a whole copy to look at
 
     @property
