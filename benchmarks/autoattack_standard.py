@@ -140,7 +140,8 @@ def right_and_wrong(problem: Problem, data: Path | None, like: Tensor) -> tuple[
     """Test images (B, C, H, W) in [0, 1] at the model's size, and their labels."""
     if data is None:
         channels = like.shape[1] if like.ndim == 4 else 3
-        x = torch.rand(problem.images, channels, problem.size, problem.size, device=like.device)
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(problem.images, channels, problem.size, problem.size, generator=generator).to(like.device)
         return x, torch.arange(problem.images, device=like.device) % 10
     with np.load(data) as arrays:
         pixels = torch.from_numpy(arrays["x_test"][: problem.images]).movedim(-1, 1).to(like.device) / 255
