@@ -40,7 +40,7 @@ from vitruvius.attacks._views.cuda_graphs import with_cuda_graphs
 from vitruvius.attacks._views.lower_precision import bfloat16_view
 
 PRECISIONS = ("exact", "fast", "auto")
-SMALL_BATCH = 2**16  # pixels: a batch of so many costs hardly more than one image, so digits are searched by hundreds
+SMALL_BATCH = 2**16  # pixels: a batch of this many costs hardly more than one image, so digits are searched by hundreds
 
 
 @attacks.register("autoattack")

@@ -130,7 +130,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _short(words: str, most: int = 300) -> str:
-    """At most so many characters, ending like a sentence."""
+    """At most this many characters, ending like a sentence."""
     if len(words) > most:
         words = f"{words[:most]}…"
     if not words.endswith((".", "…", "!", "?")):

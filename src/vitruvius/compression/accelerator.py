@@ -32,7 +32,7 @@ class Accelerator:
         return math.ceil(size / (self.bandwidth * share) * self.frequency)
 
     def seconds(self, cycles: float) -> float:
-        """How long so many `cycles` take at the chip's frequency."""
+        """How long this many `cycles` take at the chip's frequency."""
         return cycles / self.frequency
 
 

@@ -35,7 +35,7 @@ def kpca(
     What is not given is taken from the arguments stored in the checkpoint: robust, num_iter, lambd, layer.
 
     `checkpoint` is the file as it was read; `model_name` is that of the timm model, `num_heads` of its layers; `robust`
-    says whether keys are cleaned, in so many `iterations` with lambda `sparsity`, from which `layer` on.
+    says whether keys are cleaned, in how many `iterations` with lambda `sparsity`, from which `layer` on.
     """
     if "blocks.0.attn.s" in checkpoint.state:
         return _scaled(checkpoint, model_name, num_heads)

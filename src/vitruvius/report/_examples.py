@@ -202,7 +202,7 @@ def _place(site: str, facts: dict[str, Any], maps: np.ndarray, n: int, remarks: 
 
 
 def _fits(maps: np.ndarray, n: int, tokens: int) -> bool:
-    """Whether these are finite maps of so many tokens for every image."""
+    """Whether these are finite maps of this many tokens for every image."""
     if maps.ndim != 4 or maps.shape[0] != n or maps.shape[2:] != (tokens, tokens):
         return False
     return bool(np.isfinite(maps).all())

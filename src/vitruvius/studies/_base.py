@@ -241,7 +241,7 @@ def open_subject(target: str, data: Sequence[str], images: int, batch_size: int,
 
 
 def _at_most(data: DataConfig, images: int) -> DataConfig:
-    """The settings of data, for at most so many validation images."""
+    """The settings of data, for at most this many validation images."""
     if data.val_num_samples is not None and data.val_num_samples <= images:
         return data
     return replace(data, val_num_samples=images)

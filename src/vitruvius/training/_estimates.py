@@ -40,7 +40,7 @@ def describe(found: Findings) -> str:
 
 
 def schedule(config: Config, processes: int) -> str:
-    """Epochs that run, peak rate and global batch, with so many processes."""
+    """Epochs that run, peak rate and global batch, with this number of processes."""
     train = with_rate(config, processes).train
     epochs = train.epochs
     if train.sched in ("cosine", "tanh", "poly"):

@@ -105,7 +105,7 @@ class Selection:
 
 
 def choosing_loader(session: Session, images: int | None, *, whole: bool = False) -> Loader:
-    """At most so many of the images that choose, a fixed random choice; `whole`: all of them on every process."""
+    """At most this many of the images that choose, a fixed random choice; `whole`: all of them on every process."""
     config = session.config
     process = session.process
     shares: dict[str, Any] = {"input_size": preprocessing(config), "device": process.device}

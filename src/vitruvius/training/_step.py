@@ -1,6 +1,6 @@
 """One batch: forward through the task, backward, and an update when enough gradients have gathered.
 
-A task with `replays` is given the same batch so many times in a row, each an update of its own (free adversarial
+A task with `replays` is given the same batch that many times in a row, each an update of its own (free adversarial
 training); one with `at(epoch=, update=, updates_per_epoch=)` is told before every update how far the run has come.
 """
 

@@ -65,7 +65,7 @@ class BestSoFar:
 
 
 def take_chunk(attempts: list[T], room: int, images: int) -> tuple[list[T], list[T]]:
-    """As many attempts on so many images as fit into `room` rows, one at least; and the rest of the attempts."""
+    """As many attempts on this many images as fit into `room` rows, one at least; and the rest of the attempts."""
     count = max(room // images, 1)
     return attempts[:count], attempts[count:]
 

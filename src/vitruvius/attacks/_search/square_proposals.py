@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitruvius._dice import Dice
 
-HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # after so many of 10,000 queries the area is halved
+HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # after this many of 10,000 queries the area is halved
 
 
 class SquareProposals(NamedTuple):

@@ -17,7 +17,7 @@ class SearchWatch:
     """Sees a search and notes nothing; watches override what they want to know."""
 
     def begin(self, attempt: int, attempts: int, images: int) -> None:
-        """An attempt (from 0) of so many begins on that many images."""
+        """Attempt number `attempt` (from 0) of `attempts` begins on this many `images`."""
 
     def searched(self, images: int, fooled: int) -> None:
         """More images have been searched in this attempt, some of which are fooled."""

@@ -174,7 +174,7 @@ class _PlainCrop(_Front):
 
 
 class _Rotation:
-    """torchvision's RandomRotation: up to so many degrees either way, nearest pixels, black outside."""
+    """torchvision's RandomRotation: up to this many degrees either way, nearest pixels, black outside."""
 
     def __init__(self, degrees: float) -> None:
         self.degrees = degrees

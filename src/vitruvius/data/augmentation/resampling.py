@@ -251,7 +251,7 @@ def _add(total: Tensor | None, values: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def _first(place: Tensor, taps: int, pixels: int) -> Tensor:
-    """The first of so many pixels around a place; a place far outside is moved to the edge."""
+    """The first of this many pixels around a place; a place far outside is moved to the edge."""
     if taps == 1:
         return place.floor().clamp_(0, pixels - 1)
     return (place - 0.5).floor_().clamp_(-1, pixels - 1) - (taps // 2 - 1)

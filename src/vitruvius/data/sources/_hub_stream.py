@@ -28,7 +28,7 @@ class HubStream:
     split: of the set.
     training: shuffle, and give every worker the same number of images.
     batch_size: images of a worker are a multiple of it in training.
-    num_samples: how many images there are, or at most so many; None: what the set says of itself.
+    num_samples: how many images there are, or an upper limit; None: what the set says of itself.
     seed: of the shuffling.
     mode: PIL's mode of the images, RGB or L.
     """

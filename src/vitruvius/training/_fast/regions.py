@@ -18,7 +18,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-FEW = 4  # kinds with so many times fewer blocks than the most frequent one are not worth a graph
+FEW = 4  # kinds with this many times fewer blocks than the most frequent one are not worth a graph
 
 
 class Regions:

@@ -159,7 +159,7 @@ def start_apart(rows, program, delay, processors, PROGRAMS: gl.constexpr):
 
 @gluon.jit
 def wait(cycles):
-    """0, after so many cycles of the clock."""
+    """0, after this many clock cycles."""
     return gl.inline_asm_elementwise(
         """{ .reg .u64 end, now, length; .reg .pred early;
         mov.u64 end, %clock64; cvt.u64.u32 length, $1; add.u64 end, end, length;
