@@ -127,7 +127,7 @@ SIZES = {
     "resnet50": ("model.kwargs.layers=[1, 1, 1, 1]", "data.image_size=32"),
     "cait": TINY,
     "convnext": ("model.kwargs.depths=[1, 1, 1, 1]", "model.kwargs.dims=[8, 8, 8, 8]", "data.image_size=32"),
-    "poolformer": ("model.kwargs.layers=[1, 1, 1, 1]", "data.image_size=64"),
+    "poolformer": ("model.kwargs.depths=[1, 1, 1, 1]", "data.image_size=64"),
     "levit": (
         "model.kwargs.depth=[1, 1, 1]",
         "model.kwargs.key_dim=8",
