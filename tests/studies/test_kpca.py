@@ -82,6 +82,13 @@ def test_every_statistic_of_every_model_has_its_chance_beside_it(studied: Path, 
     assert int(row["heads"]) == len(numbers)
 
 
+def test_the_bar_is_told_how_many_images_there_are(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    totals: set[int | None] = set()
+    monkeypatch.setattr(kpca.Bar, "__call__", lambda self, done, total, *words, **numbers: totals.add(total))
+    study("kpca", [str(run)], {**FEW, "analyses": ("norms",)}, tmp_path)
+    assert totals == {3}
+
+
 def test_layers_and_heads_and_the_figures_of_each_model_are_kept(studied: Path, run: Path) -> None:
     layers = read(studied / "layers.csv")
     assert {row["null"] for row in layers} == set(NULLS)

@@ -15,6 +15,7 @@ from shift_layouts import write_pictures
 from small_run import small_run
 from vitruvius._errors import ConfigError, DataError, RunError, UnknownName
 from vitruvius.attacks.pgd import PGD
+from vitruvius.cli.look import show_row
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.studies import studies, study
 from vitruvius.studies._base import open_subject
@@ -144,6 +145,21 @@ def test_classes_that_need_not_mean_the_same_are_refused(tmp_path: Path) -> None
         study("eps-sweep", [MODEL], settings, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert len(open_subject(MODEL, [f"{key}={settings[key]}" for key in settings if "." in key], 2, 2, labels=False).y)
+
+
+def test_a_model_by_name_takes_the_settings_that_other_verbs_take(run: Path, tmp_path: Path) -> None:
+    settings = {**FEW, "data.root": None, "eps": [0.0], "steps": 1}
+    settings |= {"model.weights": str(run), "model.kwargs": {"depth": 1, "embed_dim": 24}}
+    rows = table(study("eps-sweep", [MODEL], settings, tmp_path / "by_name"))
+    of_the_run = table(study("eps-sweep", [str(run)], {"images": 24, "eps": [0.0], "steps": 1}, tmp_path / "run"))
+    assert rows[0]["accuracy"] == of_the_run[0]["accuracy"]
+    rewired = open_subject(MODEL, ["data.dataset=digits", "attention=[{parts: [twicing]}]"], 2, 2)
+    assert "twicing" in rewired.model.model.blocks[0].attn.core.parts
+
+
+def test_a_line_shows_four_digits_of_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    show_row({"key": "a/b", "model": "run", "accuracy": 0.123456789, "steps": 20})
+    assert capsys.readouterr().err == "model run, accuracy 0.1235, steps 20\n"
 
 
 def test_another_study_in_the_same_folder_is_refused(tmp_path: Path) -> None:

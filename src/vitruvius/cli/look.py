@@ -110,8 +110,15 @@ def run_study(options: argparse.Namespace) -> None:
 
 def show_row(row: Mapping[str, object]) -> None:
     """One line on stderr for every `row` of a study, as soon as it is known."""
-    words = [f"{key} {value}" for key, value in row.items() if key != "key"]
+    words = [f"{key} {_short(value)}" for key, value in row.items() if key != "key"]
     print(", ".join(words), file=sys.stderr, flush=True)
+
+
+def _short(value: object) -> object:
+    """A measured number with four digits, which is what a line can show; the table has all of them."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:

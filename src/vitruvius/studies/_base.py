@@ -33,6 +33,7 @@ from vitruvius.training import kept_weights
 
 Row = dict[str, Any]
 IMAGES = 512  # of a subject, unless a study or the caller says otherwise
+OF_TARGET = ("attention", "device", "plugins")  # settings of the models, beside data.… and model.…; never of a study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +104,9 @@ def study(
 
     name: of the study; `vitruvius list studies` names them.
     targets: run folders, model names, or other kinds of target.
-    settings: of the study; also `images` (how many, default 512), `batch_size` (default 128), and settings of the data
-        as `data.key`; `plugins` names modules of runs to trust.
+    settings: of the study; also `images` (how many, default 512), `batch_size` (default 128), and settings of the
+        models and their data, as other verbs take them: `data.key`, `model.key`, `attention`, `device`; `plugins`
+        names modules of runs to trust.
     out: the folder for table.csv and the figures.
     on_row: called with every row as soon as it is known.
     """
@@ -113,7 +115,7 @@ def study(
     if not targets:
         raise ConfigError(f"study {name!r} needs at least one run folder or model name.")
     subjects = (
-        open_subject(target, plan.data, plan.images, plan.batch_size, labels=getattr(maker, "labels", True))
+        open_subject(target, plan.overrides, plan.images, plan.batch_size, labels=getattr(maker, "labels", True))
         for target in targets  # one at a time
     )
     first = next(subjects)  # what is wrong with it is said before a file is written
@@ -177,18 +179,25 @@ class _Plan(NamedTuple):
     """A study with its settings bound, and what it is run on."""
 
     run: Callable[[Subject, set[str]], Iterator[Row]]
-    data: list[str]  # overrides
+    overrides: list[str]  # of the targets
     images: int
     batch_size: int
 
 
 def _read_settings(name: str, settings: Mapping[str, Any]) -> _Plan:
-    of_target = [key for key in settings if key == "plugins" or key.startswith("data.")]
-    data = [f"{key}={settings[key]}" for key in of_target]
+    of_target = [key for key in settings if key in OF_TARGET or key.startswith(("data.", "model."))]
+    overrides = [f"{key}={_written(settings[key])}" for key in of_target]
     own = {key: value for key, value in settings.items() if key not in of_target}
     images = _whole_number("images", own.pop("images", getattr(studies.get(name), "images", IMAGES)))
     batch_size = _whole_number("batch_size", own.pop("batch_size", 128))
-    return _Plan(studies.bind({"use": name, **own}, where="study"), data, images, batch_size)
+    return _Plan(studies.bind({"use": name, **own}, where="study"), overrides, images, batch_size)
+
+
+def _written(value: Any) -> str:
+    """A value as a command line says it, which may have been read already (`null`, a list)."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def _whole_number(key: str, value: Any) -> int:
@@ -203,16 +212,18 @@ def _save_table(path: Path, rows: Sequence[Row]) -> None:
     atomic_write_text(path, write_csv(shown))
 
 
-def open_subject(target: str, data: Sequence[str], images: int, batch_size: int, *, labels: bool = True) -> Subject:
+def open_subject(
+    target: str, overrides: Sequence[str], images: int, batch_size: int, *, labels: bool = True
+) -> Subject:
     """A target with some of its validation images, a fixed random choice, in memory.
 
     target: a run folder, a model's name, or another kind of target.
-    data: settings of it, `data.root=…`.
+    overrides: settings of it, `data.root=…`, `model.weights=…`.
     images: how many, at most.
     batch_size: images that are looked at together.
     labels: whether the study compares answers with them, so that the model must number its classes as the data do.
     """
-    opened = open_target(target, data)
+    opened = open_target(target, overrides)
     if labels:
         check_head(opened)
     model = opened.model

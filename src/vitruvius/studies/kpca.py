@@ -70,6 +70,7 @@ def kpca(
                 subject.model,
                 list(subject.batches()),
                 *analyses,
+                images=len(subject.y),
                 seed=seed,
                 progress=bar,
                 facts={"model": subject.name},
