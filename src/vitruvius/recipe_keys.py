@@ -15,7 +15,7 @@ from vitruvius.tracking import trackers
 from vitruvius.training import Config, TrainConfig, open_gradual
 from vitruvius.training.config import Keep
 from vitruvius.training.slurm import launch
-from vitruvius.training.sweep import SweepConfig
+from vitruvius.training.sweep import EvaluationPlan, MapsPlan, MaskPlan, SweepConfig
 
 Sections = dict[str, tuple[str, list[Key]]]  # name → one line about it, and its keys
 
@@ -28,6 +28,9 @@ CLASSES = {
     "train": TrainConfig,
     "train.keep": Keep,
     "sweep": SweepConfig,
+    "sweep.evaluate": EvaluationPlan,
+    "sweep.maps": MapsPlan,
+    "sweep.masks": MaskPlan,
 }
 FUNCTIONS: dict[str, Callable[..., object]] = {"gradual": open_gradual, "slurm": launch}
 

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from small_run import RECIPE, SMALL, assert_same_run, small_run
 from two_processes import in_two_processes
-from vitruvius._errors import ConfigError, Preempted
+from vitruvius._errors import ConfigError, Preempted, VitruviusError
 from vitruvius._yaml import dump_yaml
 from vitruvius.cli import main
+from vitruvius.evaluation import load_ledger
+from vitruvius.models import load_model
 from vitruvius.training import sweep as room
 from vitruvius.training.sweep import Sweep, name_of
 
@@ -271,3 +274,148 @@ def test_a_run_of_a_sweep_may_have_a_recipe_of_its_own(tmp_path: Path) -> None:
     assert [run.name for run in sweep.runs] == ["a", "b"]
     assert sweep.runs[0].config.train.lr == 0.1
     assert sweep.runs[1].config.train.lr != 0.1
+
+
+def test_a_plan_may_be_for_some_runs_and_may_look_for_masked_gradients_and_speed(tmp_path: Path) -> None:
+    plans = [
+        {"threats": [], "images": 6, "sanity": "4/255", "runs": ["a*"], "out": "checked"},
+        {"threats": [], "images": 6, "speed": 2},
+    ]
+    file = write(tmp_path, list=[{"name": "apple", "seed": 3}, {"name": "berry", "seed": 4}], evaluate=plans)
+    Sweep(file, COMMON).train()
+    apple, berry = tmp_path / "out" / "apple", tmp_path / "out" / "berry"
+    findings = json.loads((apple / "checked" / "sanity.json").read_text())
+    assert "worst case" in [finding["name"] for finding in findings]
+    assert not (berry / "checked").exists()
+    for run in (apple, berry):
+        speeds = json.loads((run / "evaluation" / "speed.json").read_text())
+        assert [speed["precision"] for speed in speeds] == ["float32", "bfloat16"]
+        for speed in speeds:
+            assert speed["images_per_second"] == pytest.approx(2 / (speed["milliseconds"] / 1000))
+
+
+def test_a_check_for_masked_gradients_is_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = {"threats": ["fgsm:eps=4/255"], "images": 6, "sanity": "4/255"}
+    file = write(tmp_path, list=[{"name": "a", "seed": 3}], evaluate=[plan])
+    Sweep(file, COMMON).train()
+    sweep = tmp_path / "out" / "sweep.json"
+    sweep.unlink()  # as after a kill between the checks and the note
+    monkeypatch.setattr("vitruvius.evaluation.command.examine", lambda *_, **__: pytest.fail("made again"))
+    Sweep(file, COMMON).train()
+    assert json.loads(sweep.read_text())["a"]["status"] == "finished"
+
+
+def test_seconds_of_training_and_judging_are_kept_apart_and_add_up_over_calls(tmp_path: Path) -> None:
+    file = write(tmp_path, list=[{"name": "a", "seed": 3}], evaluate=[{"threats": [], "images": 6}])
+    Sweep(file, COMMON).train()
+    kept = tmp_path / "out" / "seconds" / "a.json"
+    first = json.loads(kept.read_text())
+    assert set(first) == {"train", "judge"}
+    assert 0 < first["train"] < 60
+    (tmp_path / "out" / "sweep.json").unlink()
+    Sweep(file, COMMON).train()
+    assert json.loads(kept.read_text())["train"] >= first["train"]
+    notes = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert notes["a"]["status"] == "finished"
+
+
+def test_masks_are_made_of_another_run_and_judged_before_and_after_training(tmp_path: Path) -> None:
+    dense = small_run(tmp_path / "dense", "train.epochs=1")
+    masks = {name: str(tmp_path / "masks" / f"{name}.safetensors") for name in ("information", "random")}
+    runs = [
+        {"name": name, "model.weights": str(dense), "attention": [{"parts": [{"use": "mask", "file": file}]}]}
+        for name, file in masks.items()
+    ]
+    file = write(
+        tmp_path,
+        list=runs,
+        maps={"of": str(dense), "file": str(tmp_path / "masks" / "maps.safetensors"), "images": 8},
+        masks=[{"file": made, "rule": rule, "sparsity": 0.5} for rule, made in masks.items()],
+        evaluate=[
+            {"threats": [], "images": 12, "start": True},
+            {"threats": [], "images": 12, "cycles": True},
+        ],
+    )
+    overrides = [*COMMON, "train.lr=0.1"]
+    said: list[str] = []
+    Sweep(file, overrides).train(tell=said.append)
+    assert [line for line in said if line.startswith("ma")] == [
+        f"maps of {dense}",
+        *(f"masks {made}" for made in masks.values()),
+    ]
+    weights = {}
+    for name in masks:
+        run = tmp_path / "out" / name
+        assert json.loads((run / "cycles.json").read_text())["rows"]
+        for folder in (run, run / "start"):
+            rows = load_ledger(folder / "evaluation")["clean"]
+            answers = json.loads((folder / "evaluation" / "report.json").read_text())["threats"][0]
+            assert int(rows["correct"].sum()) == answers["correct"]
+            weights[name, folder.name] = load_model(folder).state_dict()
+        begun = weights[name, "start"]["model.blocks.0.attn.qkv.weight"]
+        assert torch.equal(begun, load_model(dense).state_dict()["model.blocks.0.attn.qkv.weight"])
+        assert not torch.equal(begun, weights[name, name]["model.blocks.0.attn.qkv.weight"])
+    keeps = [key for key in weights["random", "start"] if "mask" in key]
+    assert keeps
+    assert any(not torch.equal(weights["random", "start"][k], weights["information", "start"][k]) for k in keeps)
+    said.clear()
+    Sweep(file, overrides).train(tell=said.append)
+    assert not said
+
+
+def test_a_start_is_that_of_the_very_training(tmp_path: Path) -> None:
+    plan = {"threats": [], "images": 6, "start": True}
+    Sweep(write(tmp_path, list=[{"name": "a", "seed": 3}], evaluate=[plan]), COMMON).train()
+    expected = small_run(tmp_path / "alone", "train.epochs=1", "seed=3")
+    alone, kept = load_model(expected).state_dict(), load_model(tmp_path / "out" / "a").state_dict()
+    assert all(torch.equal(alone[key], kept[key]) for key in alone)
+
+
+def test_masks_of_a_run_that_is_not_there_are_said_by_a_dry_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = str(tmp_path / "masks.safetensors")
+    settings: dict[str, Any] = {
+        "list": [{"name": "masked", "attention": [{"parts": [{"use": "mask", "file": made}]}]}],
+        "maps": {"of": "runs/nowhere", "file": "maps.safetensors"},
+        "masks": [{"file": made, "sparsity": 0.5}],
+    }
+    assert main(["sweep", str(write(tmp_path, **settings)), "--dry-run", *COMMON]) == 1
+    said = capsys.readouterr().out
+    assert "would fail: the masks of this sweep are made of the run runs/nowhere, which is not there" in said
+    settings["maps"]["of"] = str(small_run(tmp_path / "dense", "train.epochs=1"))
+    assert main(["sweep", str(write(tmp_path, **settings)), "--dry-run", *COMMON]) == 0
+    assert not Path(made).exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"evaluate": [{"threats": [], "runs": ["b*"]}]}, r"evaluate\.runs: 'b\*' fits no run; there are seed=0"),
+        ({"masks": [{"file": "m.safetensors"}]}, "maps and masks belong together"),
+        (
+            {
+                "masks": [{"file": "m.safetensors", "rule": "informaton"}],
+                "maps": {"of": "a", "file": "b.safetensors"},
+            },
+            "did you mean 'information'",
+        ),
+    ],
+)
+def test_plans_that_cannot_be_are_refused_at_once(tmp_path: Path, settings: Any, message: str) -> None:
+    with pytest.raises(VitruviusError, match=message):
+        Sweep(write(tmp_path, grid={"seed": [0]}, **settings), COMMON)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"threats": ["pdg:eps=0.1"]}, "did you mean 'pgd'"),
+        ({"threats": [], "sanity": "hard"}, "is not a number"),
+        ({"threats": [], "speed": -1}, r"evaluate\.speed = -1"),
+    ],
+)
+def test_a_plan_that_would_fail_is_refused_before_a_run_is_trained(tmp_path: Path, plan: Any, message: str) -> None:
+    with pytest.raises(VitruviusError, match=message):
+        Sweep(write(tmp_path, grid={"seed": [0]}, evaluate=[plan]), COMMON).train()
+    assert not (tmp_path / "out").exists()

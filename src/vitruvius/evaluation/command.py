@@ -90,7 +90,7 @@ def evaluate_target(
     out: the folder for ledgers and reports; by default `evaluation` in the run, or in runs/NAME.
     on_part: called with each part of the evaluation as soon as it is known, on the first process.
     """
-    sanity = _read_ball(options.sanity)
+    sanity = read_ball(options.sanity)
     _refuse_idle_options(options)
     load_target_plugins(target, overrides)
     threats = [threat for spec in options.threats for threat in make_threats(spec, where="--threat")]
@@ -203,8 +203,8 @@ def _clear(folder: Path) -> None:
         Ledger(one).clear()
 
 
-def _read_ball(text: str | float | None) -> tuple[Norm, float] | None:
-    """Norm and radius as a command writes them: 8/255 in linf, l2:0.5, l1:12."""
+def read_ball(text: str | float | None) -> tuple[Norm, float] | None:
+    """Norm and radius as a command writes them: 8/255 in linf, l2:0.5, l1:12; None for a `text` of None."""
     if text is None:
         return None
     norm, colon, radius = str(text).rpartition(":")

@@ -1,22 +1,22 @@
 """Sweep: one recipe trained under many settings, with a table at the end; called again it goes on where it stopped.
 
 A sweep file: `recipe`, `grid` (every combination of the values), `list` (sets of overrides, a run each; `name` names
-its folder, `recipe` replaces the common one), `evaluate` (threats that judge each run when it is trained), `out`. A run
-that fails is reported and the others go on. With a time limit no run is started that would not end in time, and several
-runs may share one device. Under torchrun all processes work on one run after the other.
+its folder, `recipe` replaces the common one), `maps` and `masks` (made of another run before the first begins),
+`evaluate` (how each run is judged when it is trained), `out`. A run that fails is reported and the others go on. With a
+time limit no run is started that would not end in time, and several runs may share one device. Under torchrun all
+processes work on one run after the other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import itertools
 import json
 import re
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,32 +24,33 @@ from typing import Any, Literal
 from vitruvius._checks import check_count
 from vitruvius._config import build
 from vitruvius._errors import ConfigError, Preempted, VitruviusError
-from vitruvius._files import Lock, Mirror, atomic_write_text, exists, is_url, join, place_of, read_json, read_text
+from vitruvius._files import Lock, atomic_write_text, exists, is_url, join, place_of, read_json, read_text
 from vitruvius._keys import key, key_from
 from vitruvius._processes import Process, process_group
+from vitruvius._registry import load_plugins
 from vitruvius._secrets import redact, redact_text
 from vitruvius._yaml import read_yaml, to_plain
-from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
-from vitruvius.evaluation.threats import make_threats
-from vitruvius.targets import limit_images, local_run
 from vitruvius.training._run.folder import flatten
-from vitruvius.training._sweep_table import Row, best_of, markdown, plain_text, sorted_by_score, write_tables
+from vitruvius.training._seeding import preserve_rng
+from vitruvius.training._sweep.judging import EvaluationPlan, check_names, check_plans, judge, keep_start
+from vitruvius.training._sweep.masks import (
+    MapsPlan,
+    MaskPlan,
+    check_masks,
+    check_trained,
+    make_missing,
+    missing_masks,
+)
+from vitruvius.training._sweep.side_by_side import SideBySide
+from vitruvius.training._sweep.table import Row, best_of, markdown, plain_text, sorted_by_score, write_tables
 from vitruvius.training._train import train
 from vitruvius.training.config import Config, read_recipe
 from vitruvius.training.dry_run import rehearse
 
+__all__ = ["Clock", "EvaluationPlan", "MapsPlan", "MaskPlan", "Planned", "Sweep", "SweepConfig", "name_of"]
+
 Settings = dict[str, Any]
 Find = Callable[[str], Path]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationPlan:
-    """How each run is judged when it is trained, as by `vitruvius evaluate`."""
-
-    threats: tuple[str, ...] = field(metadata={"help": "as `vitruvius evaluate --threat` takes them: pgd:eps=4/255"})
-    images: int | None = key(None, "how many images, a fixed random choice; null: all")
-    overrides: tuple[str, ...] = key((), "settings such as data.dataset=…, for other images than the run's own")
-    out: str = key("evaluation", "folder inside the run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,8 @@ class SweepConfig:
     metric: str | None = key(None, "a column of metrics.jsonl; null: what chooses the best weights")
     order: Literal["max", "min"] = key("max", "whether a larger or a smaller metric is better")
     evaluate: tuple[EvaluationPlan, ...] = key((), "how each run is judged after training, in order")
+    maps: MapsPlan | None = key(None, "attention maps of another run, for masks; null: none")
+    masks: tuple[MaskPlan, ...] = key((), "files of masks, made of those maps before the first run begins")
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,8 @@ class Sweep:
         self.recipe = find(self.settings.recipe)
         self._ledger = join(self.folder, "sweep.json")
         self.runs = self._plan(str(file))
+        check_names(self.settings.evaluate, [run.name for run in self.runs], str(file))
+        check_masks(self.settings.maps, self.settings.masks, str(file))
 
     def train(
         self,
@@ -118,7 +123,10 @@ class Sweep:
         """
         check_count(jobs, "--jobs")
         clock = Clock(minutes)
+        self._check_plans()
         with Lock(self.folder):
+            if self._waiting():
+                make_missing(self.settings.maps, self.settings.masks, self._of_other_runs(), tell)
             if jobs > 1:
                 return self._train_side_by_side(clock, jobs, tell)
             return self._train_in_turn(clock, quiet, tell)
@@ -151,8 +159,16 @@ class Sweep:
             f"{self.folder} has no run named {name!r}; it has {', '.join(run.name for run in self.runs)}."
         )
 
+    def _waiting(self) -> list[Planned]:
+        return [run for run in self.runs if self._status(run) != "finished"]
+
+    def _of_other_runs(self) -> list[str]:
+        """The overrides that a run folder takes: its data, and the device."""
+        data = [text for text in self.common if text.startswith("data.")]
+        return [*data, f"device={self.runs[0].config.train.device}"]
+
     def _train_side_by_side(self, clock: Clock, jobs: int, tell: Callable[[str], None]) -> str:
-        waiting = [run for run in self.runs if self._status(run) != "finished"]
+        waiting = self._waiting()
         by_name = {run.name: run for run in self.runs}
         with SideBySide(self.file, self.overrides, self._logs()) as children:
             while waiting or children:
@@ -202,8 +218,11 @@ class Sweep:
             if self._status(run) == "finished":
                 continue
             try:
-                rehearse(run.config)
                 self._check_plans()
+                if self.settings.maps is not None and missing_masks(run.config, self.settings.masks):
+                    check_trained(self.settings.maps)  # the rest is known when the masks are made
+                else:
+                    rehearse(run.config)
             except VitruviusError as error:
                 faults[run.name] = " ".join(str(error).split())
             except Exception as error:
@@ -212,11 +231,10 @@ class Sweep:
         return faults
 
     def _check_plans(self) -> None:
-        """A misspelt threat is found before hours of training; plugins may have brought some."""
-        for plan in self.settings.evaluate:
-            limit_images(plan.images)
-            for spec in plan.threats:
-                make_threats(spec, where="evaluate.threats")
+        """Find a misspelt threat before hours of training, with the plugins that may have brought some."""
+        for run in self.runs:
+            load_plugins(run.config.plugins)
+        check_plans(self.settings.evaluate)
 
     def listing(self, faults: Mapping[str, str] | None = None) -> str:
         """Every run and how it stands; nothing is written.
@@ -269,8 +287,13 @@ class Sweep:
     def _train(self, run: Planned, process: Process, quiet: bool) -> str:
         """`finished`, or what went wrong, the same on every process."""
         try:
-            train(run.config, quiet=quiet)
-            self._judge(run)
+            plans = self._plans_of(run)
+            with preserve_rng(process.device):
+                keep_start(run.config, plans, process)
+            with self._timed(run, "train", process):
+                train(run.config, quiet=quiet)
+            with self._timed(run, "judge", process):
+                judge(run.config, plans, process)
             outcome = "finished"
         except Preempted:
             raise
@@ -283,13 +306,19 @@ class Sweep:
         gc.collect()
         return next((said for said in process.gather(outcome) if said != "finished"), outcome)
 
-    def _judge(self, run: Planned) -> None:
-        folder = str(run.config.out)
-        for plan in self.settings.evaluate:
-            options = EvaluateOptions(threats=plan.threats, images=plan.images)
-            evaluate_target(folder, plan.overrides, options, str(join(local_run(folder), plan.out)))
-        if is_url(folder):
-            Mirror(folder, place_of(folder)).push()
+    def _plans_of(self, run: Planned) -> list[EvaluationPlan]:
+        return [plan for plan in self.settings.evaluate if plan.is_for(run.name)]
+
+    @contextlib.contextmanager
+    def _timed(self, run: Planned, part: str, process: Process) -> Iterator[None]:
+        """Add the seconds of a part of a run to what earlier calls have spent on it, in seconds/NAME.json."""
+        begun = time.monotonic()
+        yield
+        file = join(self.folder, "seconds", f"{run.name}.json")
+        if process.first:
+            known: dict[str, float] = read_json(file) if exists(file) else {}
+            spent = known.get(part, 0.0) + time.monotonic() - begun
+            atomic_write_text(file, json.dumps({**known, part: round(spent, 2)}) + "\n")
 
     def _note(self, run: Planned, status: str, seconds: float) -> None:
         note = {"status": status, "mark": run.mark, "settings": run.settings, "seconds": round(seconds, 1)}
@@ -330,63 +359,6 @@ class Clock:
     def allows(self, seconds: float) -> bool:
         """Whether work of this many `seconds` would end in time."""
         return self.end is None or time.monotonic() + seconds < self.end
-
-
-class SideBySide:
-    """Runs of a sweep in processes of their own; what they print goes to a log each.
-
-    `file` and `overrides` are those of the sweep; `logs` is the folder for what runs print.
-    """
-
-    def __init__(self, file: str, overrides: list[str], logs: Path) -> None:
-        self.command = [sys.executable, "-m", "vitruvius", "sweep", file, *overrides, "--run"]
-        self.logs = logs
-        self.children: dict[str, tuple[subprocess.Popen[str], float]] = {}
-
-    def __enter__(self) -> SideBySide:
-        self.logs.mkdir(parents=True, exist_ok=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """What still runs is asked to stop, so that it saves its state."""
-        for child, _begun in self.children.values():
-            child.terminate()
-        for child, _begun in self.children.values():
-            child.wait()
-
-    def __len__(self) -> int:
-        return len(self.children)
-
-    def start(self, name: str) -> None:
-        """Begin a run.
-
-        `name` is that of the run in the sweep.
-        """
-        with (self.logs / f"{name}.txt").open("w", encoding="utf-8") as log:
-            child = subprocess.Popen([*self.command, name], stdout=log, stderr=subprocess.STDOUT, text=True)
-        self.children[name] = (child, time.monotonic())
-
-    def wait(self) -> list[tuple[str, str, float]]:
-        """(name, outcome, seconds) of the runs that have ended; at least one, if any is under way."""
-        while self.children:
-            ended = [name for name, (child, _) in self.children.items() if child.poll() is not None]
-            if ended:
-                return [self._outcome(name) for name in ended]
-            time.sleep(0.2)
-        return []
-
-    def _outcome(self, name: str) -> tuple[str, str, float]:
-        child, begun = self.children.pop(name)
-        seconds = time.monotonic() - begun
-        log = self.logs / f"{name}.txt"
-        text = log.read_text(encoding="utf-8")
-        if redact_text(text) != text:  # of a library that printed by itself, or of a traceback
-            atomic_write_text(log, text)
-        lines = redact_text(text).split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "nothing printed")
-        if child.returncode == 0:
-            return name, "finished", seconds
-        return name, f"failed: {last.removeprefix('failed: ')}", seconds
 
 
 def name_of(settings: Settings) -> str:

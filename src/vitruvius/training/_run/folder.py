@@ -79,7 +79,7 @@ class Run:
         self.mirror = Mirror(str(folder), place_of(str(folder))) if is_url(folder) else None
         self.folder = Path(folder) if self.mirror is None else self.mirror.folder
         self.saved_updates: int | None = None  # of the newest state that this process knows
-        self._lock = Lock(self.folder)
+        self._locks = [Lock(place) for place in dict.fromkeys([self.folder, folder])]  # here, and elsewhere
         self._made = False
         self._begun = False
 
@@ -89,8 +89,9 @@ class Run:
         `config` is the whole recipe.
         """
         self._made = not self.folder.exists()
-        self._lock.take()
         try:
+            for lock in self._locks:
+                lock.take()
             self._make_or_recognise(config)
         except BaseException:
             self.release()
@@ -108,7 +109,8 @@ class Run:
 
     def release(self) -> None:
         """Let other processes write to the folder again."""
-        self._lock.release()
+        for lock in reversed(self._locks):
+            lock.release()
 
     def _make_or_recognise(self, config: Config) -> None:
         if self.mirror is not None:
@@ -130,6 +132,7 @@ class Run:
         required: whether a store that fails ends the run; by default the run goes on, and the next save tries again.
         """
         if self.mirror is not None:
+            self._locks[-1].check()
             self.mirror.push("config.yaml", checkpoint.PREVIOUS, checkpoint.STATE, required=required)
 
     def abandon(self) -> None:
@@ -220,7 +223,7 @@ class Run:
                 f"{self.folder} was moved or deleted while the run was writing to it: config.yaml is gone. Move it "
                 "back and call the same command again; it goes on from the last state in it."
             )
-        self._lock.check()
+        self._locks[0].check()
 
     def _recognise(self, config: Config, file: Path) -> None:
         known = flatten(redact(to_plain(build(Config, read_yaml(file), source=str(file)))))

@@ -1,0 +1,74 @@
+"""Masks that the runs of a sweep share: made from the maps of another run before the first of them begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vitruvius._errors import ConfigError
+from vitruvius._keys import key
+from vitruvius.compression.command import maps_of_target, masks_of_maps, read_rules
+from vitruvius.training.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapsPlan:
+    """Average attention maps of a trained run, as `vitruvius maps` makes them."""
+
+    of: str = field(metadata={"help": "the run folder whose attention is averaged"})
+    file: str = field(metadata={"help": "where the maps go; made once"})
+    images: int | None = key(None, "how many training images, a fixed random choice; null: all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskPlan:
+    """One file of masks, as `vitruvius masks` makes it of the sweep's maps."""
+
+    file: str = field(metadata={"help": "where the masks go, and what runs name under `file`; made once"})
+    rule: str = key("information", "which pairs stay: information, random, ratio:…")
+    sparsity: float | None = key(None, "share of all pairs that is removed; null: as the rule says")
+    tiles: int | None = key(None, "remove whole tiles of this many queries and keys; null: single pairs")
+
+
+def check_masks(maps: MapsPlan | None, masks: Sequence[MaskPlan], source: str) -> None:
+    """Refuse masks without maps, maps without masks, and rules that are not known.
+
+    `maps` and `masks` are those of a sweep; `source` is the file that says so.
+    """
+    if bool(masks) != (maps is not None):
+        raise ConfigError(f"{source}: maps and masks belong together; there is only one of them.")
+    for plan in masks:
+        read_rules(plan.rule)
+
+
+def missing_masks(config: Config, masks: Sequence[MaskPlan]) -> list[str]:
+    """Files of the sweep's `masks` that a run, by its `config`, needs and that are not made yet."""
+    parts = [part for rule in config.attention for part in rule.parts if isinstance(part, dict)]
+    needed = {str(part.get("file")) for part in parts}
+    return [plan.file for plan in masks if plan.file in needed and not Path(plan.file).is_file()]
+
+
+def make_missing(
+    maps: MapsPlan | None, masks: Sequence[MaskPlan], overrides: Sequence[str], tell: Callable[[str], None]
+) -> None:
+    """Maps and masks that are not there yet.
+
+    `maps` and `masks` are those of the sweep; `overrides` are settings of the maps' run, `data.root=…`; `tell` hears
+    of every file.
+    """
+    for plan in masks:
+        if maps is None or Path(plan.file).is_file():
+            continue
+        check_trained(maps)
+        if not Path(maps.file).is_file():
+            tell(f"maps of {maps.of}")
+            maps_of_target(maps.of, overrides, maps.file, images=maps.images)
+        tell(f"masks {plan.file}")
+        masks_of_maps(maps.file, plan.rule, plan.file, sparsity=plan.sparsity, of=maps.of, tiles=plan.tiles)
+
+
+def check_trained(maps: MapsPlan) -> None:
+    """Refuse `maps` of a run that is not there."""
+    if not (Path(maps.of) / "config.yaml").is_file():
+        raise ConfigError(f"the masks of this sweep are made of the run {maps.of}, which is not there: train it first.")
