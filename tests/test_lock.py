@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,15 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from other_machines import Machine, require_names
 from small_run import RECIPE, SMALL, small_run
 from vitruvius._errors import RunError
-from vitruvius._files import Lock, MadeFolder, _lock
+from vitruvius._files import Lock, MadeFolder, _lock, _owners
 from vitruvius.cli import main
 from vitruvius.corrupted_copies.arrays import copy_arrays
 from vitruvius.corruptions import corruptions
 
 CONTRAST = [corruptions["contrast"](severity=severity) for severity in (1, 2, 3, 4, 5)]
-needs_proc = pytest.mark.skipif(_lock._system() is None, reason="this system has no /proc to know processes by")
+needs_proc = pytest.mark.skipif(_owners.system() is None, reason="this system has no /proc to know processes by")
 
 
 @pytest.fixture
@@ -35,8 +37,8 @@ def somebody() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def lock_of(process: subprocess.Popen[bytes], **other: Any) -> dict[str, Any]:
-    mine = _lock._myself()
-    return {**mine, "pid": process.pid, "started": _lock._started(process.pid), "since": "noon", **other}
+    mine = _owners.myself()
+    return {**mine, "pid": process.pid, "started": _owners.started(process.pid), "since": "noon", **other}
 
 
 def leave_lock(folder: Path, note: dict[str, Any], name: str = ".lock") -> Path:
@@ -97,7 +99,8 @@ def test_a_number_that_another_process_has_got_since_is_not_the_owner(
 def test_of_a_process_elsewhere_the_heartbeat_tells(
     tmp_path: Path, somebody: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_lock, "BEAT", 0.04)
+    """The other machine is simulated; the test after this one has a true one."""
+    monkeypatch.setattr(_owners, "BEAT", 0.04)
     lock = leave_lock(tmp_path / "run", lock_of(somebody, host="far-away"))
     over = threading.Event()
 
@@ -117,8 +120,26 @@ def test_of_a_process_elsewhere_the_heartbeat_tells(
         assert json.loads(lock.read_text())["host"] != "far-away"
 
 
+def test_a_process_on_a_machine_with_another_name_is_told_by_its_heart_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A true host name, in a UTS namespace of its own, and a true SIGKILL: its number is not looked up here."""
+    require_names()
+    monkeypatch.setattr(_owners, "BEAT", 0.2)
+    other = Machine(tmp_path / "run", tmp_path / "other", name="far-away")
+    try:
+        other.takes_it()
+        with pytest.raises(RunError, match=f"is being written by process {other.process.pid} on far-away"):
+            Lock(tmp_path / "run").take()
+    finally:
+        other.dies()
+    assert json.loads((tmp_path / "run" / ".lock").read_text())["host"] == "far-away"
+    with Lock(tmp_path / "run"):
+        assert json.loads((tmp_path / "run" / ".lock").read_text())["pid"] == os.getpid()
+
+
 def test_the_owner_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_lock, "BEAT", 0.02)
+    monkeypatch.setattr(_owners, "BEAT", 0.02)
     with Lock(tmp_path):
         first = (tmp_path / ".lock").stat().st_mtime_ns
         end = time.monotonic() + 5
@@ -165,6 +186,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["corrupt", "digits", "--workers", "1", "--images", "4", "--out", "{out}"], ".lock"),
         (["compress", "{run}", "--out", "{out}"], ".lock"),
         (["maps", "{run}", "--images", "4", "--out", "{out}/a.safetensors"], "file"),
+        (["report", "{run}", "--images", "0", "--out", "{out}/a.safetensors"], "file"),
         (["export", "{run}", "--format", "safetensors", "--out", "{out}/a.safetensors"], "file"),
     ],
     ids=lambda words: words[0] if isinstance(words, list) else words,
@@ -219,3 +241,18 @@ def test_a_lock_on_a_full_or_read_only_disk_is_one_clear_error(tmp_path: Path, m
         with pytest.raises(RunError, match="the disk is full"):
             Lock(tmp_path / "new").take()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_being_written_has_a_page_without_a_viewer(
+    run: Path, tmp_path: Path, somebody: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    leave_lock(copy, lock_of(somebody))
+    before = sorted(path.name for path in copy.iterdir())
+    assert main(["report", str(copy), "--images", "2", "--out", str(tmp_path / "page.html")]) == 1
+    assert f"is being written by process {somebody.pid}" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+    assert main(["report", str(copy), "--out", str(tmp_path / "page.html")]) == 0
+    assert f"no attention viewer: {copy} is being written by process {somebody.pid}" in capsys.readouterr().err
+    assert sorted(path.name for path in copy.iterdir()) == before

@@ -16,7 +16,6 @@ from vitruvius._files._paths import (
     ensure_writable,
     exists,
     explained,
-    is_lock,
     is_url,
     join,
     read_bytes,
@@ -25,6 +24,7 @@ from vitruvius._files._paths import (
     sweep,
 )
 from vitruvius._files._sealed import PREVIOUS, STATE, seal, unseal
+from vitruvius._files._store import is_lock
 from vitruvius._files._tensors import load_tensors, pack_tensors, save_tensors, unpack_tensors
 
 __all__ = [

@@ -12,11 +12,10 @@ from typing import Any
 
 from vitruvius._errors import RunError, VitruviusError
 from vitruvius._files import _local
-from vitruvius._files._store import make_folder, open_url, persist, reason_of
+from vitruvius._files._store import is_lock, make_folder, open_url, persist, reason_of
 from vitruvius._secrets import redact_text
 
 StrPath = str | Path
-LOCK = ".lock"  # file that says who writes a folder (`vitruvius._files.Lock`)
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -139,11 +138,6 @@ def ensure_writable(folder: StrPath) -> StrPath:
 
 
 made_for_locks: set[Path] = set()  # folders that were made to be locked: they go with the lock if they stay empty
-
-
-def is_lock(path: Path) -> bool:
-    """Whether a file says who writes a folder or file."""
-    return path.name.startswith(".") and path.name.endswith(LOCK)
 
 
 class MadeFolder:

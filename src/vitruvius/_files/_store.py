@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import PurePath, PurePosixPath
 from typing import Any, TypeVar
 
 import fsspec
@@ -15,6 +17,7 @@ from vitruvius._errors import MissingExtra, RunError
 from vitruvius._secrets import redact_text
 
 T = TypeVar("T")
+LOCK = ".lock"  # end of the names of files that say who writes a folder (`vitruvius._files.Lock`)
 DELAYS = (0.5, 1.0, 2.0, 4.0)  # seconds before each further attempt
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "r2"}  # they have buckets
 _TALKATIVE = (
@@ -55,17 +58,19 @@ def persist(work: Callable[[], T]) -> T:
     """`work()`, again after a while where it fails for a reason that may pass; the last error is raised."""
     for delay in DELAYS:
         try:
-            return _quietly(work)
+            return quietly(work)
         except Exception as error:
             if not may_pass(error):
                 raise
             time.sleep(delay)
-    return _quietly(work)
+    return quietly(work)
 
 
 def may_pass(error: Exception) -> bool:
     """Whether trying again may help: not where something is missing, forbidden or misspelt."""
-    if isinstance(error, FileNotFoundError | PermissionError | RunError | MissingExtra | ValueError | TypeError):
+    if isinstance(
+        error, FileNotFoundError | FileExistsError | PermissionError | RunError | MissingExtra | ValueError | TypeError
+    ):
         return False
     return not _says(error, _CREDENTIALS) and not _says(error, _NO_BUCKET)
 
@@ -84,8 +89,16 @@ def make_folder(filesystem: Any, folder: str) -> None:
         filesystem.makedirs(folder, exist_ok=True)
 
 
+def is_lock(path: PurePath) -> bool:
+    """Whether a file says who writes a folder or file."""
+    return path.name.startswith(".") and path.name.endswith(LOCK)
+
+
 def list_files(url: str) -> dict[str, str]:
-    """Every file below a URL by its path inside, with a stamp that changes with it; RunError for a missing bucket."""
+    """Every file below a URL by its path inside, with a stamp that changes with it, locks left out.
+
+    RunError for a missing bucket.
+    """
     filesystem, root = open_url(url)
     filesystem.invalidate_cache()
     if not has_buckets(filesystem) and not filesystem.exists(root):
@@ -102,7 +115,8 @@ def list_files(url: str) -> dict[str, str]:
                 "never created here."
             )
         ) from error
-    return {path[len(root) :].lstrip("/"): _stamp(facts) for path, facts in found.items()}
+    files = {path[len(root) :].lstrip("/"): _stamp(facts) for path, facts in found.items()}
+    return {name: stamp for name, stamp in files.items() if not is_lock(PurePosixPath(name))}
 
 
 def reason_of(error: BaseException) -> str:
@@ -133,7 +147,7 @@ def _stamp(facts: dict[str, Any]) -> str:
     return f"{facts.get('size')} {next((value for value in known if value is not None), '')}"
 
 
-def _quietly(work: Callable[[], T]) -> T:
+def quietly(work: Callable[[], T]) -> T:
     """`work()` while the stores' packages log nothing: what fails in the end is said once, by us."""
     with _silence():
         return work()
@@ -141,12 +155,24 @@ def _quietly(work: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
+    """Several threads may be in here at once: the first one notes the levels, the last one puts them back."""
+    with _counting:
+        if not _levels:
+            for name in _TALKATIVE:
+                _levels[name] = logging.getLogger(name).level
+                logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        _inside.append(None)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        with _counting:
+            _inside.pop()
+            if not _inside:
+                for name, level in _levels.items():
+                    logging.getLogger(name).setLevel(level)
+                _levels.clear()
+
+
+_counting = threading.Lock()
+_inside: list[None] = []
+_levels: dict[str, int] = {}

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitruvius._checks import check_count
 from vitruvius._config import build, override
 from vitruvius._errors import DataError, VitruviusError
-from vitruvius._files import check_new_file
+from vitruvius._files import Lock, check_new_file
 from vitruvius._processes import choose_device
 from vitruvius._yaml import read_yaml
 from vitruvius.data import DataConfig, Loader, class_words, eval_loader, is_stream
@@ -77,7 +77,8 @@ def report_runs(
     if options.images != 0:
         for folder in shown:
             _record_if_wanted(folder, overrides, options.images, threat, on_news)
-    return write_page(folders, out, title=options.title)
+    with Lock(out, file=True):
+        return write_page(folders, out, title=options.title)
 
 
 def _record_if_wanted(
@@ -92,7 +93,8 @@ def _record_if_wanted(
     count = images or IMAGES
     on_news(f"{folder}: recording attention on {count} pictures, clean and under {describe(threat)}")
     try:
-        record_run(folder, overrides, count, threat)
+        with Lock(folder):
+            record_run(folder, overrides, count, threat)
     except ASIDE as error:
         if images is not None:
             raise
