@@ -232,3 +232,16 @@ def test_verbs_that_refuse_a_run_say_so_of_a_url_too(
     assert main(["evaluate", remote, "--out", "s3://bucket/out"]) == 1
     assert "--out s3://bucket/out is a URL; name a file or folder of this machine" in capsys.readouterr().err
     assert not Path("s3:").exists()
+
+
+def test_a_remote_run_of_which_nothing_came_leaves_nothing_there(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopping(*_: Any) -> Any:
+        raise Stop
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(_epoch, "train_batch", stopping)
+        small_run(url)  # type: ignore[arg-type]
+    filesystem, root = fsspec.core.url_to_fs(url)
+    assert not filesystem.exists(root) or filesystem.find(root) == []
+    assert not [path for path in Path().rglob("*") if path.is_file()]
+    small_run(url, "seed=3")  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ is made up for by the next one. Which files are the same on both sides is noted 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from vitruvius._errors import RunError
 from vitruvius._files._paths import StrPath, atomic_write_bytes, atomic_write_text, explained, is_url, join
 from vitruvius._files._sealed import PREVIOUS, STATE, progress_of
-from vitruvius._files._store import list_files, make_folder, open_url, persist
+from vitruvius._files._store import list_files, make_folder, open_url, persist, quietly
 from vitruvius._secrets import redact_text
 
 STATES = (STATE, PREVIOUS, "state.calm.pt", "nonfinite.pt")  # what only the next half of a run needs
@@ -75,6 +76,13 @@ class Mirror:
             done.append(name)
         self._write_notes()
         return done
+
+    def forget(self, name: str) -> None:
+        """Remove the only file there, `name`, and what is known of it; a store that cannot be reached keeps it."""
+        with contextlib.suppress(Exception):
+            filesystem, path = open_url(str(join(self.url, name)))
+            quietly(lambda: filesystem.rm_file(path))
+        self._notes.unlink(missing_ok=True)
 
     def _changed(self, first: Sequence[str]) -> list[str]:
         """Files that are not there as they are here, in the order in which they are uploaded."""

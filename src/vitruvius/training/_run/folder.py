@@ -141,6 +141,8 @@ class Run:
             return
         if [path.name for path in self.folder.iterdir() if not is_lock(path)] == ["config.yaml"]:
             (self.folder / "config.yaml").unlink(missing_ok=True)
+            if self.mirror is not None:
+                self.mirror.forget("config.yaml")
             self.release()
             with contextlib.suppress(OSError):  # somebody has put a file there
                 self.folder.rmdir()
