@@ -181,6 +181,15 @@ def test_out_moves_the_sweep(tmp_path: Path) -> None:
     assert sweep.runs[0].config.out == str(Path("elsewhere") / "train.lr=0.001,seed=0")
 
 
+def test_what_the_sweep_file_says_can_be_overridden_too(tmp_path: Path) -> None:
+    file = write(tmp_path, grid=GRID, evaluate=[{"threats": ["pgd:eps=8/255"], "images": 500}])
+    sweep = Sweep(file, [*COMMON, "evaluate.0.images=8", "evaluate.0.threats=[]", "metric=train_loss", "order=min"])
+    assert [(plan.images, plan.threats) for plan in sweep.settings.evaluate] == [(8, ())]
+    assert (sweep.settings.metric, sweep.settings.order) == ("train_loss", "min")
+    with pytest.raises(ConfigError, match=r"unknown key 'evaluate\.0\.image'"):
+        Sweep(file, [*COMMON, "evaluate.0.image=8"])
+
+
 def test_another_metric_sorts_the_other_way(tmp_path: Path) -> None:
     text = Sweep(write(tmp_path, grid={"train.lr": [1e-2, 1e-5]}, metric="train_loss", order="min"), COMMON).train()
     losses = [float(row["train_loss"]) for row in table(tmp_path)]

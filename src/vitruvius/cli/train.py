@@ -45,7 +45,10 @@ def sweep_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sweep file, overrides and how it is run to `parser`, that of the verb."""
     parser.add_argument("sweep", metavar="SWEEP.yaml", help="a file with recipe:, grid:, list:, evaluate: and out:")
     parser.add_argument(
-        "overrides", nargs="*", metavar="section.key=value", help="for every run; out=… moves the sweep"
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="for every run; out=… moves the sweep, evaluate.0.images=8 changes how runs are judged",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="list the runs, how they stand and what would fail; write nothing"

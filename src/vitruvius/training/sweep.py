@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitruvius._checks import check_count
-from vitruvius._config import build
+from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, Preempted, VitruviusError
 from vitruvius._files import Lock, atomic_write_text, exists, is_url, join, place_of, read_json, read_text
 from vitruvius._keys import key, key_from
@@ -49,6 +49,7 @@ from vitruvius.training.dry_run import rehearse
 
 __all__ = ["Clock", "EvaluationPlan", "MapsPlan", "MaskPlan", "Planned", "Sweep", "SweepConfig", "name_of"]
 
+OWN = ("out=", "metric=", "order=", "evaluate=", "evaluate.", "maps=", "maps.", "masks=", "masks.")  # no recipe's keys
 Settings = dict[str, Any]
 Find = Callable[[str], Path]
 
@@ -85,20 +86,19 @@ class Planned:
 class Sweep:
     """All runs of a sweep file, every one checked before the first begins.
 
-    `file` is the YAML file; `overrides` are settings for every run, and `out=…` (default: none); `find` makes a path of
-    the recipe that the file names (default: it is a path).
+    `file` is the YAML file; `overrides` are settings for every run, and of the sweep itself, `out=…`,
+    `evaluate.0.images=8` (default: none); `find` makes a path of the recipe that the file names (default: it is a
+    path).
     """
 
     def __init__(self, file: str | Path, overrides: Iterable[str] = (), *, find: Find = Path) -> None:
         overrides = list(overrides)
         self.file = str(file)
         self.overrides = overrides
-        self.settings: SweepConfig = build(SweepConfig, read_yaml(file), source=str(file))
+        own = [text for text in overrides if text.startswith(OWN)]
+        self.common = [text for text in overrides if text not in own]
+        self.settings: SweepConfig = build(SweepConfig, override(read_yaml(file), own), source=str(file))
         self.folder = self.settings.out or str(Path("runs") / "sweeps" / Path(file).stem)
-        for text in overrides:
-            if text.startswith("out="):
-                self.folder = text.partition("=")[2]
-        self.common = [text for text in overrides if not text.startswith("out=")]
         self.find = find
         self.recipe = find(self.settings.recipe)
         self._ledger = join(self.folder, "sweep.json")
