@@ -372,6 +372,24 @@ def test_masks_are_made_of_another_run_and_judged_before_and_after_training(tmp_
     assert not said
 
 
+def test_masks_that_cannot_be_made_fail_only_the_runs_that_need_them(tmp_path: Path) -> None:
+    dense = small_run(tmp_path / "dense", "train.epochs=1")
+    made = str(tmp_path / "masks" / "tiles.safetensors")
+    file = write(
+        tmp_path,
+        list=[{"name": "masked", "attention": [{"parts": [{"use": "mask", "file": made}]}]}, {"name": "dense"}],
+        maps={"of": str(dense), "file": str(tmp_path / "masks" / "maps.safetensors"), "images": 8},
+        masks=[{"file": made, "sparsity": 0.95, "tiles": 8}],
+    )
+    said: list[str] = []
+    Sweep(file, COMMON).train(tell=said.append)
+    assert any(line.startswith("    failed: sparsity 0.95 cannot be reached") for line in said)
+    statuses = {row["name"]: row["status"] for row in table(tmp_path)}
+    assert statuses["dense"] == "finished"
+    assert statuses["masked"].startswith("failed: ")
+    assert "tiles.safetensors" in statuses["masked"]
+
+
 def test_a_start_is_that_of_the_very_training(tmp_path: Path) -> None:
     plan = {"threats": [], "images": 6, "start": True}
     Sweep(write(tmp_path, list=[{"name": "a", "seed": 3}], evaluate=[plan]), COMMON).train()

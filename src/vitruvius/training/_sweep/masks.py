@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitruvius._errors import ConfigError
+from vitruvius._errors import ConfigError, VitruviusError
 from vitruvius._keys import key
 from vitruvius.compression.command import maps_of_target, masks_of_maps, read_rules
 from vitruvius.training.config import Config
@@ -52,20 +52,24 @@ def missing_masks(config: Config, masks: Sequence[MaskPlan]) -> list[str]:
 def make_missing(
     maps: MapsPlan | None, masks: Sequence[MaskPlan], overrides: Sequence[str], tell: Callable[[str], None]
 ) -> None:
-    """Maps and masks that are not there yet.
+    """Maps and masks that are not there yet. Masks that cannot be made are told, and only runs that need them fail.
 
     `maps` and `masks` are those of the sweep; `overrides` are settings of the maps' run, `data.root=…`; `tell` hears
     of every file.
     """
-    for plan in masks:
-        if maps is None or Path(plan.file).is_file():
-            continue
-        check_trained(maps)
-        if not Path(maps.file).is_file():
-            tell(f"maps of {maps.of}")
-            maps_of_target(maps.of, overrides, maps.file, images=maps.images)
+    missing = [plan for plan in masks if not Path(plan.file).is_file()]
+    if maps is None or not missing:
+        return
+    check_trained(maps)
+    if not Path(maps.file).is_file():
+        tell(f"maps of {maps.of}")
+        maps_of_target(maps.of, overrides, maps.file, images=maps.images)
+    for plan in missing:
         tell(f"masks {plan.file}")
-        masks_of_maps(maps.file, plan.rule, plan.file, sparsity=plan.sparsity, of=maps.of, tiles=plan.tiles)
+        try:
+            masks_of_maps(maps.file, plan.rule, plan.file, sparsity=plan.sparsity, of=maps.of, tiles=plan.tiles)
+        except VitruviusError as error:
+            tell(f"    failed: {' '.join(str(error).split())}")
 
 
 def check_trained(maps: MapsPlan) -> None:
