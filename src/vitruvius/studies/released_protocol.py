@@ -13,7 +13,7 @@ from itertools import product
 
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius._files import save_tensors
@@ -88,7 +88,8 @@ def _bounds(space: str) -> tuple[float, float]:
 def _answer(subject: Subject, attack: PGD, space: str, told: str, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
     """(B,) classes of the attacked images, on the CPU."""
     pixels = subject.model
-    model, images = pixels, x
+    model: nn.Module = pixels
+    images = x
     if space == "normalised":
         model, images = pixels.model, (x - pixels.mean) / pixels.std
     with torch.no_grad():
