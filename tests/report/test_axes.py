@@ -38,6 +38,7 @@ def test_axes_have_units_where_there_are_some() -> None:
     assert axis_label("entropy", "nats") == "entropy (nats)"
     assert axis_label("distance", "patches") == "mean distance (patches)"
     assert axis_label("gammas:variant=released", "alignment_by_column") == "|cos(K a, a)|"
+    assert axis_label("value_vectors", "principal_angle") == "mean principal angle (degrees)"
     assert axis_label("my_own", "some_number") == "some number"
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from small_run import small_run
 from vitruvius._errors import DataError
@@ -98,12 +102,41 @@ def test_layers_and_heads_and_the_figures_of_each_model_are_kept(studied: Path, 
     assert (folder_of(studied, str(run)) / "figures").is_dir()
 
 
+def test_no_label_of_a_figure_covers_another_or_is_cut_off(studied: Path) -> None:
+    rows = [
+        {**row, "model": "a_model_with_a_rather_long_name_224"} for row in _rows(studied) if "other" in row["model"]
+    ]
+    figure = kpca.draw(rows)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for axes in figure.axes:
+        ticks = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+        shown = [box for box in ticks if axes.bbox.x0 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1]
+        assert all(one.x1 < other.x0 for one, other in pairwise(shown))
+        assert axes.title.get_window_extent().x1 <= figure.bbox.x1
+    (legend,) = figure.legends
+    assert legend.get_window_extent().x0 >= 0
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+
+
+def test_two_ways_to_look_at_reconstruction_are_two_curves_over_epochs_from_1(tmp_path: Path) -> None:
+    analyses = "analyses=[reconstruction, 'reconstruction:variant=reproduction']"
+    run = small_run(tmp_path / "both", analyses, "train.analyse_images=4")
+    lines = [line for line in _own_lines([str(run)]) if (line.statistic, line.batch) == ("error", "validation")]
+    assert [line.model for line in lines] == ["both", "both, variant=reproduction"]
+    assert all(line.epochs == [1, 2] for line in lines)
+
+
 def test_published_curves_are_drawn_beside_those_of_the_run(run: Path, shipped: Path) -> None:
     lines = [*_own_lines([str(run)]), *_published_lines(read_shipped_folder(shipped))]
     axes = draw_reconstruction(lines).axes[0]
     drawn = {str(line.get_label()): line.get_ydata() for line in axes.lines}
     ours = [row["mean"] for row in read_rows(run) if (row["statistic"], row["batch"]) == ("error", "validation")]
-    assert list(drawn["run, validation"]) == pytest.approx(ours)
+    assert list(drawn["run, variant=reproduction, validation"]) == pytest.approx(ours)
     assert list(drawn["deit, published, train"]) == [4.9, 2.5]
     assert len(drawn) == 6
 

@@ -190,7 +190,7 @@ def test_mistakes_are_named(
 
 
 def test_every_study_can_draw() -> None:
-    assert set(studies) == {"attack-convergence", "attack-effectiveness", "eps-sweep", "kpca"}
+    assert set(studies) == {"attack-convergence", "attack-effectiveness", "eps-sweep", "kpca", "released-protocol"}
     assert all(callable(studies[name].draw) for name in studies)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitruvius._bar import Bar
 from vitruvius._files import atomic_write_text
@@ -28,19 +28,19 @@ from vitruvius.report.sections.analyses_figures import Scale, Shown
 from vitruvius.report.sections.analyses_gallery import save_figures
 from vitruvius.report.sections.analyses_norms import JOINT, draw_norms_on
 from vitruvius.report.sections.analyses_tables import layer_rows
-from vitruvius.report.sections.analyses_words import words
-from vitruvius.report.style import LIGHT, LINES, figure_style, series
+from vitruvius.report.sections.analyses_words import axis_label
+from vitruvius.report.style import LIGHT, LINES, figure_style, legend_below, series
 from vitruvius.studies._base import Row, Subject, folder_of, studies
 
 ANALYSES = ("eigenvalues", "eigenvalues_by_rank", "norms", "gammas", "gammas:variant=released", "value_vectors")
-HEADLINES = (  # analysis, statistic: the panels of the first figure
-    ("value_vectors", "matched_cosine"),
-    ("value_vectors", "linear_cka"),
-    ("value_vectors", "kernel_cka"),
-    ("norms", "log10_ratio"),
-    ("gammas", "relative"),
-    ("eigenvalues", "max"),
-)
+HEADLINES = {  # analysis, statistic: the panels of the first figure
+    ("value_vectors", "matched_cosine"): "values: matched cosine",
+    ("value_vectors", "linear_cka"): "values: linear CKA",
+    ("value_vectors", "kernel_cka"): "values: kernel CKA",
+    ("norms", "log10_ratio"): "log₁₀(‖φ(q)‖² / ‖h‖²)",
+    ("gammas", "relative"): "relative difference of gammas",
+    ("eigenvalues", "max"): "largest eigenvalue",
+}
 CURVES = ("error", "h2", "phi2", "relative_to_h", "relative_to_phi")  # of `reconstruction`, over epochs
 
 
@@ -129,15 +129,14 @@ def draw(rows: list[Row]) -> Figure:
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     shown = [place for place in HEADLINES if _rows_of(rows, *place)]
     with figure_style():
-        figure = Figure(figsize=(10.5, 1.1 + 2 * (0.7 + 0.34 * len(models))), layout="constrained")
-        panels = figure.subplots(2, 3, squeeze=False).flatten()
-        for axes, (analysis, statistic) in zip(panels, shown, strict=False):
-            _draw_headline(axes, models, _rows_of(rows, analysis, statistic))
-            axes.set_title(f"{analysis}: {words(statistic)}")
+        figure = Figure(figsize=(10.5, 1.6 + 2 * (0.7 + 0.34 * len(models))), layout="constrained")
+        panels = figure.subplots(2, 3, squeeze=False, sharey=True).flatten()  # the names of models stand once per row
+        for axes, place in zip(panels, shown, strict=False):
+            _draw_headline(axes, models, _rows_of(rows, *place))
+            axes.set_title(HEADLINES[place], fontsize=10)
         for axes in panels[len(shown) :]:
             axes.set_visible(False)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=5)
+        legend_below(figure, columns=4)
     return figure
 
 
@@ -164,7 +163,8 @@ def _draw_headline(axes: Axes, models: Sequence[str], rows: Sequence[Row]) -> No
         _draw_chance(axes, chance, colour=series(index + 1).colour, label=null)
     axes.set_yticks(range(len(models)), [Path(model).name for model in models])
     axes.set_ylim(len(models) - 0.5, -0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
 
 
 def _draw_chance(axes: Axes, chance: Sequence[tuple[float | None, int]], *, colour: str, label: str) -> None:
@@ -210,15 +210,14 @@ def draw_all_norms(tables: Mapping[str, Table]) -> Figure:
     columns = min(3, len(tables))
     lines = -(-len(tables) // columns)
     with figure_style():
-        figure = Figure(figsize=(0.8 + 3.6 * columns, 0.9 + 2.6 * lines), layout="constrained")
+        figure = Figure(figsize=(0.8 + 3.6 * columns, 1.2 + 2.6 * lines), layout="constrained")
         panels = figure.subplots(lines, columns, squeeze=False, sharey=True).flatten()
         for axes, (model, table) in zip(panels, tables.items(), strict=False):
             draw_norms_on(axes, table, "norms")
             axes.set_title(Path(model).name)
         for axes in panels[len(tables) :]:
             axes.set_visible(False)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        legend_below(figure, columns=2 * columns)
     return figure
 
 
@@ -228,14 +227,14 @@ class _Line(NamedTuple):
     model: str
     statistic: str
     batch: str
-    epochs: list[float]
+    epochs: list[int]  # counted from 1
     values: list[float]
     published: bool
 
 
 def _published_lines(shipped: Sequence[ShippedRun]) -> list[_Line]:
     return [
-        _Line(f"{run.model}, published", statistic, batch, [*map(float, curve.epochs)], curve.values, True)
+        _Line(f"{run.model}, published", statistic, batch, [epoch + 1 for epoch in curve.epochs], curve.values, True)
         for run in shipped
         for (statistic, batch), curve in run.curves.items()
     ]
@@ -246,9 +245,11 @@ def _own_lines(models: Sequence[str]) -> list[_Line]:
     found: dict[tuple[str, str, str], _Line] = {}
     for model in models:
         for row in _recorded(model):
-            place = (model, row["statistic"], row["batch"])
-            line = found.setdefault(place, _Line(Path(model).name, row["statistic"], row["batch"], [], [], False))
-            line.epochs.append(float(row["epoch"]))
+            _, _, variant = str(row["analysis"]).partition(":")  # a run may have looked by several
+            name = ", ".join(filter(None, (Path(model).name, variant)))
+            place = (f"{model} {variant}", row["statistic"], row["batch"])
+            line = found.setdefault(place, _Line(name, row["statistic"], row["batch"], [], [], False))
+            line.epochs.append(int(row["epoch"]) + 1)
             line.values.append(float(row["mean"]))
     return list(found.values())
 
@@ -267,13 +268,12 @@ def draw_reconstruction(lines: Sequence[_Line]) -> Figure:
         panels = figure.subplots(-(-len(drawn) // 3), min(3, len(drawn)), squeeze=False).flatten()
         for axes, statistic in zip(panels, drawn, strict=False):
             _draw_statistic(axes, [line for line in lines if line.statistic == statistic], lines)
-            axes.set_title(words(statistic))
+            axes.set_title(axis_label("reconstruction", statistic))
             axes.set_xlabel("epoch")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         for axes in panels[len(drawn) :]:
             axes.set_visible(False)
-        found = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
-        figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=3, fontsize=8.5)
+        legend_below(figure, columns=min(3, len(drawn)))
     return figure
 
 

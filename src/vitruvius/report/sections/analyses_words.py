@@ -76,7 +76,7 @@ LABELS = {  # analysis → statistic → label of its axis; a name without one i
         "linear_cka_debiased": "linear CKA, debiased",
         "subspace_overlap": "overlap of subspaces (share)",
         "procrustes": "cosine after the best rotation",
-        "principal_angle": "principal angle (radians)",
+        "principal_angle": "mean principal angle (degrees)",
         "cosine": "cosine",
     },
 }
