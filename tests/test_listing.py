@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -12,7 +13,18 @@ import pytest
 from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
-from vitruvius.listing import KINDS, find_recipe, listing, plural_of, recipes, remembered_listing
+from vitruvius.listing import (
+    INDEX,
+    KINDS,
+    Index,
+    Registries,
+    find_recipe,
+    listing,
+    piece_files,
+    plural_of,
+    recipes,
+    source_of_pieces,
+)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -90,33 +102,65 @@ sys.exit(main(["list", *sys.argv[1:]]) or "torch" in sys.modules)
 """
 
 
-def list_in_shell(home: Path, *words: str) -> tuple[str, bool]:
+def list_in_shell(*words: str, folder: Path | None = None) -> tuple[str, bool]:
     """What `vitruvius list` prints in a process of its own, and whether it imported PyTorch."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(home)}
+    environment = dict(os.environ)
+    if folder is not None:
+        environment["PYTHONPATH"] = str(folder)
     command = [sys.executable, "-c", COUNT_TORCH, *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return done.stdout, bool(done.returncode)
 
 
-def test_what_was_listed_once_needs_no_pytorch_the_second_time(tmp_path: Path) -> None:
-    old = tmp_path / "vitruvius" / "listing-0123-rules-all.txt"
-    old.parent.mkdir()
-    old.write_text("of other sources")
-    first, imported = list_in_shell(tmp_path, "rules")
+def test_a_list_needs_no_pytorch_from_the_first_call_on() -> None:
+    text, imported = list_in_shell()
+    assert not imported
+    assert all(kind.upper() in text.splitlines() for kind in KINDS)
+    text, imported = list_in_shell("keys", "train")
+    assert not imported
+    assert text.startswith("train: ")
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_the_index_says_what_the_pieces_say(kind: str) -> None:
+    """Else: `python scripts/listing_index.py`."""
+    shipped = Index(INDEX.read_text(encoding="utf-8")).rows(kind)
+    live = Registries().rows(kind)
+    if kind == "sockets":  # whose modules move with timm's versions; those of transformers are there if it is
+        shipped = [(name, "", line) for name, _, line in shipped]
+        live = [(name, "", line) for name, _, line in live]
+        if importlib.util.find_spec("transformers") is None:
+            shipped = [row for row in shipped if not row[0].startswith("transformers")]
+    assert shipped == live
+
+
+def test_the_index_knows_every_key_and_every_file_of_pieces() -> None:
+    """Else: `python scripts/listing_index.py`."""
+    index = Index(INDEX.read_text(encoding="utf-8"))
+    assert index.keys() == Registries().keys()
+    assert index.known["files"] == piece_files()
+
+
+def test_a_file_dropped_into_a_room_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")  # as in a process that has just begun
+    assert isinstance(source_of_pieces(), Index)
+    monkeypatch.setattr("vitruvius.listing.piece_files", lambda: [*piece_files(), "attention/mine.py"])
+    assert isinstance(source_of_pieces(), Registries)
+
+
+def test_pieces_of_an_installed_plugin_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "some_plugin.py").write_text(
+        'def keep_half(sums):\n    """Keep every second pair."""\n    return sums\n'
+    )
+    facts = tmp_path / "some_plugin-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: some-plugin\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[vitruvius.rules]\nhalf = some_plugin:keep_half\n")
+    text, imported = list_in_shell("rules", folder=tmp_path)
     assert imported
-    assert list_in_shell(tmp_path, "rules") == (first, False)
-    assert first.rstrip("\n") == listing("rules")
-    assert len(list(old.parent.iterdir())) == 1
-    assert not old.exists()
+    assert "Keep every second pair." in text
 
 
-def test_where_nothing_can_be_remembered_the_list_is_printed_all_the_same(tmp_path: Path) -> None:
-    (tmp_path / "vitruvius").write_text("a file where the folder should be")
-    assert "digits/softmax" in list_in_shell(tmp_path, "recipes")[0]
-
-
-def test_pieces_registered_in_this_process_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert remembered_listing("rules") == listing("rules")
-    assert list(tmp_path.iterdir()) == [], "PyTorch is imported here: nothing is remembered"
+def test_what_this_process_has_registered_is_listed() -> None:
+    assert isinstance(source_of_pieces(), Registries), "PyTorch is imported here"

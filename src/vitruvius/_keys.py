@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
 from vitruvius._config import hints_of, type_in_words
+from vitruvius._errors import UnknownName, suggest
 from vitruvius._yaml import to_plain
 
 T = TypeVar("T")
@@ -62,6 +63,18 @@ def settings_of(piece: Callable[..., Any]) -> list[Key]:
         for p in parameters
         if p.name != "generator"
     ]
+
+
+def choose_sections(known: Mapping[str, T], name: str | None) -> dict[str, T]:
+    """Of the `known` sections by title, the one of this `name` and those inside it; all of them without a name."""
+    if name is None:
+        return dict(known)
+    titles = {title: re.split(r"[ :]", title)[0] for title in known}  # `task.schedule linear: …` → `task.schedule`
+    chosen = {title: section for title, section in known.items() if name in (titles[title], title.partition(":")[0])}
+    if not chosen:
+        names = list(dict.fromkeys(titles.values()))
+        raise UnknownName(f"a recipe has no section {name!r}{suggest(name, names)} Sections: {', '.join(names)}.")
+    return chosen
 
 
 def _helps_of(piece: Callable[..., Any]) -> dict[str, str]:

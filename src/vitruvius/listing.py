@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
+import json
 import sys
 import textwrap
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from vitruvius._errors import ConfigError, UnknownName, suggest
-from vitruvius._keys import Key
+from vitruvius._keys import Key, choose_sections
 from vitruvius._recipes import find_recipe, recipe_files, recipes_folder
 
-__all__ = ["KINDS", "find_recipe", "listing", "recipes", "recipes_folder", "remembered_listing"]
+__all__ = ["KINDS", "find_recipe", "listing", "recipes", "recipes_folder", "write_index"]
 
 Row = tuple[str, str, str]  # name, settings, one line
 
@@ -71,6 +70,99 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "tasks": partial(registered, "tasks", "tasks"),
     "trackers": partial(registered, "tracking", "trackers"),
 }
+LIVE = ("recipes",)  # files that are read as they are now, without PyTorch
+
+
+ROOMS = (  # whose public files register what is listed
+    "analysis",
+    "attacks",
+    "attention",
+    "compression/rules",
+    "converters",
+    "corruptions",
+    "data/sources",
+    "evaluation",
+    "init",
+    "models",
+    "shifts",
+    "studies",
+    "surgery",
+    "targets",
+    "tasks",
+    "tracking",
+)
+INDEX = Path(__file__).with_name("listing.json")  # written by scripts/listing_index.py
+
+
+class Registries:
+    """What the pieces say themselves; everything is imported."""
+
+    def rows(self, kind: str) -> list[Row]:
+        """The pieces of one `kind`."""
+        return KINDS[kind]()
+
+    def keys(self) -> dict[str, list[Row]]:
+        """The keys of a recipe, by the title of their section."""
+        from vitruvius.recipe_keys import sections  # which imports every section's room
+
+        return {
+            f"{name}: {about}": [(key.name, _type_and_default(key), key.help) for key in keys]
+            for name, (about, keys) in sections().items()
+        }
+
+
+class Index:
+    """What the pieces of the package say, as it was written down when it was released: nothing is imported.
+
+    A test compares it with the registries.
+
+    `text` is the JSON of the file.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.known: dict[str, Any] = json.loads(text)
+
+    def rows(self, kind: str) -> list[Row]:
+        """The pieces of one `kind`; recipes are read as they are now."""
+        if kind in LIVE:
+            return KINDS[kind]()
+        return [(name, settings, line) for name, settings, line in self.known["kinds"][kind]]
+
+    def keys(self) -> dict[str, list[Row]]:
+        """The keys of a recipe, by the title of their section."""
+        return {
+            title: [(name, default, line) for name, default, line in rows] for title, rows in self.known["keys"].items()
+        }
+
+
+def write_index() -> str:
+    """The text of the index, from the registries."""
+    live = Registries()
+    kinds = {kind: live.rows(kind) for kind in KINDS if kind not in LIVE}
+    known = {"files": piece_files(), "kinds": kinds, "keys": live.keys()}
+    return json.dumps(known, indent=0, ensure_ascii=False) + "\n"
+
+
+def piece_files() -> list[str]:
+    """The public files of the rooms that pieces are dropped into."""
+    package = Path(__file__).parent
+    found = [file.relative_to(package) for room in ROOMS for file in (package / room).glob("[!_]*.py")]
+    return sorted(file.as_posix() for file in found)
+
+
+def source_of_pieces() -> Registries | Index:
+    """The index, unless there may be pieces that it does not know.
+
+    Those are a file that was dropped into a room, a plugin that is installed, and what a process that has imported
+    PyTorch already may have registered.
+    """
+    live = Registries()
+    if "torch" in sys.modules or _has_plugins() or not INDEX.is_file():
+        return live
+    index = Index(INDEX.read_text(encoding="utf-8"))
+    if index.known["files"] != piece_files():
+        return live
+    return index
 
 
 def listing(kind: str | None = None, section: str | None = None) -> str:
@@ -81,64 +173,18 @@ def listing(kind: str | None = None, section: str | None = None) -> str:
     """
     if kind is not None:
         kind = plural_of(kind)
+    pieces = source_of_pieces()
     if kind == "keys":
-        return _keys(section)
+        sections = choose_sections(pieces.keys(), section)
+        return "\n\n".join(_section(title, rows) for title, rows in sections.items())
     if section is not None:
         raise ConfigError(f"{section!r} after {kind!r}: only `vitruvius list keys` takes a section.")
-    return "\n\n".join(_section(name.upper(), KINDS[name]()) for name in _chosen_kinds(kind))
-
-
-def remembered_listing(kind: str | None = None, section: str | None = None) -> str:
-    """As `listing`, but what was listed once is read from a file, so that PyTorch is not imported to print names.
-
-    The file lies in the user's cache folder under a name made of the size and time of every source file and recipe.
-    Nothing is remembered in a process that has imported PyTorch already, where plugins may have registered pieces, nor
-    where installed plugins bring some.
-
-    kind, section: as for `listing`.
-    """
-    if "torch" in sys.modules or _has_plugins():
-        return listing(kind, section)
-    file = _cache_folder() / f"listing-{_fingerprint()}-{kind or 'all'}-{section or 'all'}.txt"
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return file.read_text(encoding="utf-8")
-    text = listing(kind, section)
-    if "torch" in sys.modules:  # else it was quick anyway
-        with contextlib.suppress(OSError):  # a home that cannot be written to
-            _remember(file, text)
-    return text
-
-
-def _remember(file: Path, text: str) -> None:
-    """Write a list; those of earlier sources go."""
-    from vitruvius._files import atomic_write_text  # which imports PyTorch
-
-    for old in file.parent.glob("listing-*.txt"):
-        if _fingerprint() not in old.name:
-            old.unlink()
-    atomic_write_text(file, text)
+    return "\n\n".join(_section(name.upper(), pieces.rows(name)) for name in _chosen_kinds(kind))
 
 
 def _has_plugins() -> bool:
     """Whether an installed distribution brings pieces by entry points."""
     return any(group.startswith("vitruvius.") for group in entry_points().groups)
-
-
-def _cache_folder() -> Path:
-    """Where a user's caches lie: XDG_CACHE_HOME, by default ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitruvius"
-
-
-def _fingerprint() -> str:
-    """Of the sources, the recipes, and the versions that names may come from."""
-    facts = [sys.version]
-    for name in ("torch", "timm"):
-        with contextlib.suppress(PackageNotFoundError):
-            facts.append(version(name))
-    for file in [*sorted(Path(__file__).parent.rglob("*.py")), *recipe_files().values()]:
-        found = file.stat()
-        facts.append(f"{file} {found.st_size} {found.st_mtime_ns}")
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
 def _chosen_kinds(kind: str | None) -> list[str]:
@@ -173,17 +219,6 @@ def _head(file: Path) -> str:
     """The first comment line of a recipe."""
     comments = (line[1:].strip() for line in file.read_text().splitlines() if line.startswith("#"))
     return next(comments, "")
-
-
-def _keys(section: str | None) -> str:
-    """Sections of a recipe: every key with what it does, its type and its default."""
-    from vitruvius.recipe_keys import chosen_sections  # which imports every section's room
-
-    texts = []
-    for name, (about, keys) in chosen_sections(section).items():
-        rows = [(key.name, _type_and_default(key), key.help) for key in keys]
-        texts.append(_section(f"{name}: {about}", rows))
-    return "\n\n".join(texts)
 
 
 def _type_and_default(key: Key) -> str:

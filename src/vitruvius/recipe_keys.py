@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from vitruvius._errors import UnknownName, suggest
 from vitruvius._keys import Key, keys_of, settings_of
 from vitruvius._registry import Registry, first_line
 from vitruvius.data import DataConfig, Mix
@@ -43,18 +42,6 @@ def sections() -> Sections:
     found |= _pieces("task.schedule", schedules)
     found |= _pieces("tracking", trackers)
     return found
-
-
-def chosen_sections(name: str | None) -> Sections:
-    """The section of this `name` and those inside it; all of them without a name."""
-    known = sections()
-    if name is None:
-        return known
-    chosen = {title: section for title, section in known.items() if title == name or title.startswith(f"{name} ")}
-    if not chosen:
-        names = list(dict.fromkeys(title.partition(" ")[0] for title in known))
-        raise UnknownName(f"a recipe has no section {name!r}{suggest(name, names)} Sections: {', '.join(names)}.")
-    return chosen
 
 
 def find_key(name: str, among: Iterable[str] = ("train", "data", "model", "recipe")) -> str | None:

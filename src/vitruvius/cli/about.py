@@ -48,9 +48,9 @@ def run_list(options: argparse.Namespace) -> None:
 
     `options` hold what `list_arguments` adds.
     """
-    from vitruvius.listing import remembered_listing
+    from vitruvius.listing import listing
 
-    print(remembered_listing(options.kind, options.section))
+    print(listing(options.kind, options.section))
 
 
 def completion_arguments(parser: argparse.ArgumentParser) -> None:
