@@ -187,6 +187,53 @@ def speedruns(runs: list[Run]) -> str:
     return table("run", sorted(runs, key=lambda run: run["name"]), columns)
 
 
+def attention_digits(runs: list[Run]) -> str:
+    """Clean and attacked digits of adversarially trained models; each against softmax, on the same images."""
+    columns = {
+        "clean": lambda run: percent(find(run, "evaluation/clean")),
+        "PGD-20 0.1": lambda run: percent(find(run, "pgd")),
+        "APGD-CE, APGD-T, Square 0.1": lambda run: with_interval(find(run, "autoattack")),
+        "against softmax (p)": lambda run: against(run, named(runs, "softmax"), "autoattack"),
+        "ECE": calibration,
+    }
+    return table("attention", by_threat(runs, "autoattack"), columns)
+
+
+KPCA = {  # analysis, statistic: what is claimed about it, in a reader's words
+    ("value_vectors", "matched_cosine"): "cosine of v and its prediction, tokens matched",
+    ("value_vectors", "linear_cka_debiased"): "linear CKA of the two, debiased",
+    ("value_vectors", "kernel_cka"): "kernel CKA, biased as published",
+    ("value_vectors", "kernel_cka_debiased"): "kernel CKA, debiased",
+    ("value_vectors", "subspace_overlap"): "overlap of their subspaces",
+    ("gammas", "relative"): "relative difference of gammas (equal gammas: 0)",
+    ("norms", "log10_ratio"): "log₁₀(‖φ(q)‖² / ‖h‖²) (equal norms: 0)",
+    ("eigenvalues", "max"): "largest eigenvalue",
+}
+
+
+def kpca(runs: list[Run]) -> str:
+    """What a study of kernel PCA found of every model, beside chance of three kinds."""
+    head = ("model", "statistic", "mean over heads", "lowest, highest head", "chance: gaussian", "spectrum", "permuted")
+    lines = [cells(*head, "heads beyond chance"), "|---|---|" + "---:|" * 6]
+    for row in (row for run in runs for row in run["rows"]):
+        if (words := KPCA.get((row["analysis"], row["statistic"]))) is None:
+            continue
+        chance = [short(row[f"chance_{null}"]) for null in ("gaussian", "spectrum", "permuted")]
+        beyond = f"{row['heads_beyond_chance']} of {row['heads_judged']}"
+        spread = f"{short(row['min'])}, {short(row['max'])}"
+        lines.append(cells(f"`{row['model']}`", words, f"**{short(row['mean'])}**", spread, *chance, beyond))
+    return "\n".join(lines)
+
+
+def short(value: float | None) -> str:
+    """Two digits, or three where the number is large."""
+    if value is None:
+        return ""
+    if abs(value) >= 10:
+        return f"{value:.3g}"
+    return f"{value:.2g}"
+
+
 def table(first: str, runs: Sequence[Run], columns: dict[str, Callable[[Run], str]]) -> str:
     """One line per run."""
     lines = [cells(first, *columns), "|---|" + "---:|" * len(columns)]
@@ -395,5 +442,9 @@ TABLES: dict[str, Callable[[list[Run]], str]] = {
     "imagenette_released_protocol": released_protocol,
     "vitcod": vitcod,
     "speedruns": speedruns,
+    "attention_digits": attention_digits,
+    "kpca_pretrained": kpca,
+    "kpca_random": kpca,
+    "kpca_digits": kpca,
 }
-STUDIES = ("imagenette_released_protocol",)
+STUDIES = ("imagenette_released_protocol", "kpca_pretrained", "kpca_random", "kpca_digits")

@@ -4,6 +4,7 @@
     python scripts/results.py unpack out/attention_pgd.tar.gz.00 runs/campaigns
     python scripts/results.py collect runs/campaigns/attention_pgd           # → results/attention_pgd/*.json
     python scripts/results.py tables                                         # results/ → docs/RESULTS.md
+    python scripts/results.py figures                                        # results/ → docs/figures/results_*.png
     python scripts/results.py heads                                          # results/ → heads of campaigns and recipes
 
 A pack holds a campaign but its weights and the states of its optimisers, unfinished runs too; `--weights RUN` takes
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import datetime
 import io
 import json
 import sys
@@ -68,6 +70,8 @@ def make_parser() -> argparse.ArgumentParser:
     tables.add_argument("campaign", nargs="?")
     tables.add_argument("--results", type=Path, default=RESULTS)
     tables.set_defaults(run=make_tables)
+    figures = verbs.add_parser("figures", help="draw the figures of docs/RESULTS.md anew")
+    figures.set_defaults(run=make_figures)
     heads = verbs.add_parser("heads", help="say in the heads of campaigns and recipes what was measured")
     heads.set_defaults(run=write_heads)
     return parser
@@ -81,6 +85,12 @@ def make_tables(options: argparse.Namespace) -> None:
 
 
 # ---------------------------------------------------------------- packs
+
+
+def make_figures(_: argparse.Namespace) -> None:
+    from result_figures import write_figures
+
+    print(*write_figures(), sep="\n")
 
 
 def pack(folder: Path, out: Path, *, weights: list[str], piece: int = PIECE) -> list[str]:
@@ -244,7 +254,23 @@ def read_study(folder: Path) -> Run:
         for row in rows:
             if row["key"] == about["key"] and file.parents[1].name.endswith(row["model"]):
                 row["correct"] = bits(columns["correct"][columns["id"].argsort()].numpy())
-    return {**json.loads((folder / "study.json").read_text()), "rows": rows}
+    about = json.loads((folder / "study.json").read_text())
+    subjects = json.loads((folder / "subjects.json").read_text())
+    finished = datetime.date.fromtimestamp((folder / "table.csv").stat().st_mtime)
+    return {
+        **about,
+        "settings": {key: without_folders(key, value) for key, value in about["settings"].items()},
+        "versions": {Path(name).name: subject["versions"] for name, subject in subjects.items()},
+        "finished": finished.isoformat(),
+        "rows": rows,
+    }
+
+
+def without_folders(key: str, value: Any) -> Any:
+    """A setting without the folders of the machine that it was used on."""
+    if key in ("data.root", "model.weights", "shipped") and value is not None:
+        return Path(value).name
+    return value
 
 
 # ---------------------------------------------------------------- heads

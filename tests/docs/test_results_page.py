@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "result_tables.py"))
 sys.path.insert(0, str(ROOT / "scripts"))
 MAKER = runpy.run_path(str(ROOT / "scripts" / "results.py"))
+DRAWER = runpy.run_path(str(ROOT / "scripts" / "result_figures.py"))
 sys.path.remove(str(ROOT / "scripts"))
 
 
@@ -26,6 +28,29 @@ def threat(bits: list[int]) -> dict[str, object]:
 def test_every_table_is_made_from_the_results() -> None:
     page = (ROOT / "docs" / "RESULTS.md").read_text()
     assert SCRIPT["with_tables"](page) == page
+
+
+def test_every_figure_of_the_page_is_drawn_from_the_results(tmp_path: Path) -> None:
+    """`python scripts/results.py figures` writes them."""
+    drawn = {file.name for file in DRAWER["write_figures"](figures=tmp_path)}
+    shown = set(re.findall(r"figures/(results_\w+\.png)", (ROOT / "docs" / "RESULTS.md").read_text()))
+    assert drawn == shown
+    assert all((ROOT / "docs" / "figures" / name).is_file() for name in shown)
+
+
+def test_a_study_is_kept_without_the_folders_of_its_machine(tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    study.mkdir()
+    settings = {"data.root": "/somewhere/images", "images": 2}
+    versions = {"model.safetensors": {"versions": {"torch": "2.15"}}}
+    for name, content in (("study.json", {"study": "kpca", "settings": settings}), ("subjects.json", versions)):
+        (study / name).write_text(json.dumps(content))
+    (study / "rows.jsonl").write_text(json.dumps({"model": "/somewhere/runs/a", "key": "k"}) + "\n")
+    (study / "table.csv").touch()
+    kept = MAKER["read_study"](study)
+    assert kept["settings"] == {"data.root": "images", "images": 2}
+    assert kept["rows"] == [{"model": "a", "key": "k"}]
+    assert "somewhere" not in json.dumps(kept)
 
 
 def test_runs_are_compared_image_by_image() -> None:

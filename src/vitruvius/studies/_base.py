@@ -21,7 +21,6 @@ from vitruvius._files import Lock, MadeFolder, append_line, atomic_write_text, e
 from vitruvius._processes import choose_device
 from vitruvius._registry import Registry
 from vitruvius._secrets import redact, redact_text
-from vitruvius._version import __version__
 from vitruvius._yaml import parse_value
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.data.identity import hash_tensors
@@ -29,7 +28,7 @@ from vitruvius.evaluation import fingerprint, numbered, settings_fingerprint
 from vitruvius.models import PixelModel, load_weights
 from vitruvius.report import save_figure, write_csv
 from vitruvius.targets import check_head, check_numbering, open_target
-from vitruvius.training import kept_weights
+from vitruvius.training import kept_weights, versions
 
 Row = dict[str, Any]
 IMAGES = 512  # of a subject, unless a study or the caller says otherwise
@@ -190,7 +189,15 @@ def _read_settings(name: str, settings: Mapping[str, Any]) -> _Plan:
     own = {key: value for key, value in settings.items() if key not in of_target}
     images = _whole_number("images", own.pop("images", getattr(studies.get(name), "images", IMAGES)))
     batch_size = _whole_number("batch_size", own.pop("batch_size", 128))
-    return _Plan(studies.bind({"use": name, **own}, where="study"), overrides, images, batch_size)
+    return _Plan(bind_study({"use": name, **own}), overrides, images, batch_size)
+
+
+def bind_study(spec: Mapping[str, Any]) -> Callable[[Subject, set[str]], Iterator[Row]]:
+    """A study with its settings, by `spec`; one with an empty list of something would have nothing to do."""
+    for key, value in spec.items():
+        if isinstance(value, list | tuple) and not value:
+            raise ConfigError(f"study: {key} = [] leaves nothing to do; give one value or more.")
+    return studies.bind(spec, where="study")
 
 
 def _written(value: Any) -> str:
@@ -278,7 +285,7 @@ def _claim(folder: Path, subject: Subject, *, resumed: bool) -> None:
             f"{folder} holds rows of {subject.name} with other {aspect} ({before.get(aspect, 'not noted')}, now "
             f"{own[aspect]}). Choose another folder with --out, or delete it."
         )
-    noted = {**own, "version": __version__}  # which may change
+    noted = {**own, "versions": versions()}  # which may change
     atomic_write_text(file, json.dumps({**known, subject.name: noted}, indent=1))
 
 

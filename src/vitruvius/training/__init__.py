@@ -3,7 +3,7 @@
 from vitruvius._errors import Diverged, Overfitted, Preempted
 from vitruvius._files import fetch
 from vitruvius.training._loop import Callback, open_gradual
-from vitruvius.training._run.folder import Run, kept_weights
+from vitruvius.training._run.folder import Run, kept_weights, versions
 from vitruvius.training._train import train
 from vitruvius.training.config import Config, Recipe, TrainConfig, as_config, read_recipe
 
@@ -22,4 +22,5 @@ __all__ = [
     "open_gradual",
     "read_recipe",
     "train",
+    "versions",
 ]
