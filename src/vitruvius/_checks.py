@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,13 @@ class Progress(Protocol):
     """How long work tells how far it is: images (or updates) done, how many there are, and a few words about now."""
 
     def __call__(self, done: int, total: int | None, /, words: str = "") -> None: ...
+
+
+@runtime_checkable
+class PacedProgress(Progress, Protocol):
+    """One that is also told rate and time left, in words, where the images done do not tell them."""
+
+    def pace(self, text: str, /) -> None: ...
 
 
 def device_of(model: object) -> torch.device:
@@ -124,6 +131,12 @@ def check_count(count: int, flag: str) -> None:
     """Refuse a number of things that leaves nothing to do; `flag` is how the user wrote it: `--images`."""
     if count < 1:
         raise ConfigError(f"{flag} {count} leaves nothing to do; give 1 or more.")
+
+
+def check_weight(weight: float | None, where: str) -> None:
+    """Refuse a weight of something that is negative, infinite or NaN; `where` is how the user wrote it. None passes."""
+    if weight is not None and not (math.isfinite(weight) and weight >= 0):
+        raise ConfigError(f"{where} = {weight}, expected a finite number, 0 or more.")
 
 
 def check_finite(section: Any, where: str) -> None:

@@ -10,3 +10,20 @@ def format_number(value: Any) -> str:
     if isinstance(value, float) and (pixels := round(value * 255, 2)) / 255 == value:
         return min(f"{pixels:g}/255", str(value), key=len)
     return str(value)
+
+
+def format_duration(seconds: float) -> str:
+    """45 → `45 s`, 130 → `2 min 10 s`, 5000 → `1 h 23 min`."""
+    whole = max(round(seconds), 0)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def format_rate(rate: float) -> str:
+    """0.0234 → `0.023`, 2.13 → `2.1`, 1234.5 → `1,234`."""
+    if rate < 10:
+        return f"{rate:.2g}"
+    return f"{rate:,.0f}"

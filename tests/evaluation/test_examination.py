@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import vitruvius
+from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError
 from vitruvius.attention import part
 from vitruvius.cli import main
-from vitruvius.evaluation.examination import make_twins, plain_surrogate
+from vitruvius.data import DataConfig, eval_loader
+from vitruvius.evaluation import _progress
+from vitruvius.evaluation.examination import examine, make_twins, plain_surrogate
 from vitruvius.evaluation.sanity import Sanity
 
 NAME = "vitruvius/vit_digits"
@@ -146,3 +152,28 @@ def test_a_model_in_half_precision_is_attacked_through_float32() -> None:
     assert list(twins) == ["float32"]
     x = torch.rand(2, 3, 8, 8)
     assert twins["float32"](x).dtype == torch.float32
+
+
+@pytest.mark.usefixtures("no_long_search")
+def test_whoever_waits_hears_which_check_is_made_how_far_it_is_and_what_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_progress, "PAUSE", 0.0)
+    console = Console(file=io.StringIO(), force_terminal=False, width=160)
+    told: list[str] = []
+    with Bar("checking", console=console) as bar:
+
+        def progress(done: int, total: int | None, /, words: str = "") -> None:
+            bar(done, total, words)
+            told.append(bar.sentence())
+
+        progress.pace = bar.pace  # type: ignore[attr-defined]
+        net = vitruvius.create_model(NAME, depth=1).eval()
+        data = DataConfig(val_num_samples=16, batch_size=8)
+        loader = eval_loader(data, input_size=net.data_config)
+        examine(net, loader, 8 / 255, images=16, progress=progress)
+    pattern = r"checking: \d+/1\d, more steps, batch 2 of 2, step \d+ of \d+, \d+ of 16 images robust .+ left"
+    assert any(re.fullmatch(pattern, line) for line in told), told[:40]
+    names = dict.fromkeys(line.split(", ")[1] for line in told)
+    assert list(names)[:2] == ["white box", "first look"]
+    assert {"black box", "longer black box", "decision based"} <= set(names)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +19,19 @@ from judging import rows
 from rich.console import Console
 from torch import Tensor, nn
 
+from vitruvius import _bar
 from vitruvius._bar import Bar
 from vitruvius.attacks import StageEvent
+from vitruvius.attacks._ensemble import journal
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.apgd_targeted import APGDTargeted
 from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.fab_targeted import FABTargeted
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.square import Square
+from vitruvius.cli import main
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.evaluation import evaluate
+from vitruvius.evaluation import _progress, evaluate
 from vitruvius.evaluation.ledger import NOTES, POINTS
 
 EPS = 4 / 255
@@ -209,6 +214,51 @@ def test_events_name_stage_attempt_and_what_is_still_robust() -> None:
     assert all(event.images == len(x) for event in events)
 
 
+L1 = AutoAttack(
+    eps=1.0,
+    norm="l1",
+    version="custom",
+    attacks=(
+        APGD(eps=1.0, norm="l1", steps=9, restarts=2, batch_size=BATCH),
+        APGDTargeted(eps=1.0, norm="l1", steps=9, targets=3, batch_size=BATCH),
+        Square(eps=1.0, norm="l1", queries=50, batch_size=BATCH),
+    ),
+)
+
+
+@pytest.mark.parametrize("batch_size", [3, BATCH, 64])
+@pytest.mark.parametrize("ensemble", [ENSEMBLE, FAST, L1], ids=["exact", "fast", "l1"])
+def test_no_more_is_left_than_was_said_at_any_step(
+    ensemble: AutoAttack, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "PAUSE", 0.0)
+    stages = tuple(
+        replace(stage, batch_size=batch_size) if stage.batches_itself else stage for stage in ensemble.attacks
+    )
+    x, y, _ = (torch.cat(column) for column in zip(*digits().with_ids(), strict=True))
+    events: list[StageEvent] = []
+    replace(ensemble, attacks=stages).run(model(), x, y, batch_size=batch_size, on_event=events.append)
+    spent = [event.spent for event in events]
+    assert spent == sorted(spent)
+    assert len(set(spent)) > 15
+    assert events[-1].left == 0 or ensemble is FAST  # whose last stage may have nothing to do
+    for event in events:
+        assert event.left is not None
+        assert spent[-1] - event.spent <= event.left
+        assert event.number <= event.stages
+
+
+def test_every_step_of_a_stage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "PAUSE", 0.0)
+    x, y, _ = (torch.cat(column) for column in zip(*digits().with_ids(), strict=True))
+    events: list[StageEvent] = []
+    ENSEMBLE.run(model(), x, y, batch_size=len(x), on_event=events.append)
+    for stage in ("apgdtargeted", "pgd", "square"):
+        steps = [event.step for event in events if event.stage == stage and event.attempt == 1]
+        assert {1} < set(steps) or stage == "square", stage
+        assert all(event.step <= event.steps for event in events)
+
+
 def test_news_come_while_the_evaluation_runs(tmp_path: Path) -> None:
     news: list[tuple[str, bool]] = []
     threats = [ENSEMBLE, "fgsm:eps=2/255"]
@@ -226,6 +276,13 @@ def test_news_come_while_the_evaluation_runs(tmp_path: Path) -> None:
     assert "autoattack: apgd done (1 of 5), " in texts[2]
     assert texts[2].endswith("of 32 still robust")
     assert texts[-1].startswith("autoattack(")
+
+
+def test_a_corruption_is_one_line_of_news_for_all_its_severities() -> None:
+    news: list[str] = []
+    evaluate(model(), digits(), ["contrast:severity=1", "contrast:severity=4", "fog:severity=2"], on_news=news.append)
+    assert re.fullmatch(r"contrast at severities 1, 4: [\d.]+, [\d.]+ %", news[1])
+    assert re.fullmatch(r"fog\(severity=2\) [\d.]+ % \(\d+ of 32 images\)", news[2])
 
 
 class Terminal:
@@ -279,3 +336,73 @@ def test_without_a_terminal_plain_lines_say_the_same() -> None:
         f"autoattack: {stage}" for stage in ("apgd", "apgdtargeted", "fabtargeted", "pgd", "square")
     ]
     assert not any("\x1b" in line for line in lines)
+
+
+class Slow(nn.Module):
+    """A model that takes its time, so that lines are written while a stage runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = model()
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.004)
+        answer: Tensor = self.inside(x)
+        return answer
+
+
+def test_lines_within_a_stage_advance_with_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bar, "EVERY", 0.05)
+    monkeypatch.setattr(journal, "PAUSE", 0.0)
+    console = Console(file=io.StringIO(), force_terminal=False, width=160)
+    ensemble = replace(ENSEMBLE, attacks=(APGDTargeted(eps=1 / 255, steps=30, targets=3),))
+    with Bar("evaluating", console=console) as bar:
+        evaluate(Slow(), digits(), [ensemble], progress=bar, on_news=bar.line)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = re.findall(
+        r"evaluating: \d+/32, round 2 of 2, autoattack: apgdtargeted \(1 of 1\), (.+), step (\d+) of 31, "
+        r"\d+ of 32 still robust, [\d.,]+ steps/s, at most \d+ s left",
+        text,
+    )
+    assert len(set(lines)) > 3, text
+
+
+def test_lines_within_one_batch_of_a_plain_attack_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bar, "EVERY", 0.05)
+    monkeypatch.setattr(_progress, "PAUSE", 0.0)
+    console = Console(file=io.StringIO(), force_terminal=False, width=160)
+    with Bar("evaluating", console=console) as bar:
+        evaluate(Slow(), digits(), ["pgd:eps=1/255,steps=30,restarts=2"], progress=bar)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = re.findall(r"/32, round 2 of 2, pgd\(.+\), run (\d) of 2, step (\d+) of 30, .+ images/s, .+ left", text)
+    assert len(set(lines)) > 3, text
+
+
+COMMAND = (
+    "evaluate vitruvius/vit_digits data.dataset=digits model.kwargs.depth=1 device=cpu "
+    "--images 24 --threat autoattack:eps=0.5 --out"
+)
+
+
+def test_the_command_writes_stages_and_robust_images_to_a_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMAND.split(), str(tmp_path)]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    stages = [line for line in lines if "still robust" in line]
+    assert [line.split()[1] for line in stages] == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert all(re.search(r"done \(\d of 4\), \d+ of \d+ still robust$", line) for line in stages)
+    assert lines.index(stages[-1]) < len(lines) - 1, "the last line is the ensemble's accuracy"
+
+
+def test_the_command_draws_a_live_display_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal.file)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main([*COMMAND.split(), str(tmp_path)]) == 0
+    monkeypatch.undo()
+    shown = terminal.close()
+    assert "\x1b[" in shown
+    assert "evaluating" in shown
+    assert "autoattack: apgd-ce done (1 of 4)" in shown

@@ -2,7 +2,18 @@
 
 from vitruvius._dice import Dice, image_ids
 from vitruvius._registry import load_room
-from vitruvius.attacks._base import Attack, Ensemble, Model, Threat, attacks, check_eps, check_inputs, disturb
+from vitruvius.attacks._base import (
+    Attack,
+    Ensemble,
+    Model,
+    Threat,
+    Work,
+    attacks,
+    check_eps,
+    check_inputs,
+    disturb,
+    work_of,
+)
 from vitruvius.attacks._ensemble.journal import Journal, StageEvent
 from vitruvius.attacks._ensemble.result import Outcome, StageResult
 from vitruvius.attacks._losses import CE, DLR, KL, LOSSES, MARGIN, Loss, hard_labels
@@ -18,6 +29,7 @@ from vitruvius.attacks._models import (
     unwrapped,
 )
 from vitruvius.attacks._norms import L1, L2, LINF, NORMS, L1Norm, L2Norm, LinfNorm, Norm, as_norm
+from vitruvius.attacks._search.watch import SearchWatch, watched_by, watched_range
 
 __all__ = [
     "CE",
@@ -42,10 +54,12 @@ __all__ = [
     "Model",
     "Norm",
     "Outcome",
+    "SearchWatch",
     "StageEvent",
     "StageResult",
     "SurrogateGradient",
     "Threat",
+    "Work",
     "as_norm",
     "attacks",
     "check_eps",
@@ -59,6 +73,9 @@ __all__ = [
     "loss_and_grad",
     "note_grad",
     "unwrapped",
+    "watched_by",
+    "watched_range",
+    "work_of",
 ]
 
 load_room(__name__, __path__)

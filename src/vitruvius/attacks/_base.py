@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,34 @@ class Ensemble(Protocol):
         `ids` (B,) int64 name the images for the random numbers; `batch_size` is used where the ensemble has none.
         """
         ...
+
+
+class Work(NamedTuple):
+    """At most what an attack spends on an image: runs (restarts, targets), steps of each, passes of the model in each.
+
+    A pass with its gradient counts as three.
+    """
+
+    runs: int = 1
+    steps: int = 1
+    passes: float = 3.0
+
+    @property
+    def total(self) -> float:
+        """Passes of the model."""
+        return self.runs * self.steps * self.passes
+
+
+def work_of(threat: object) -> Work:
+    """What a threat spends on an image: as an attack of ours says, else one pass.
+
+    `threat` is any threat; of an ensemble, whose stages depend on what is left, endless passes are told.
+    """
+    if isinstance(threat, Attack):
+        return threat.work()
+    if isinstance(threat, Ensemble):
+        return Work(passes=math.inf)
+    return Work(passes=1.0)
 
 
 attacks: Registry[Callable[..., Threat]] = Registry("attack")
@@ -167,6 +195,12 @@ class Attack(Ball, ABC):
         `model`, `x`, `y` and `dice` are as for `search`.
         """
         return self.search(model, x, y, dice)
+
+    def work(self) -> Work:
+        """At most what an image takes, for the time left: by the settings that say how long our attacks search."""
+        counts = {name: int(getattr(self, name, 1)) for name in ("restarts", "targets", "search_steps", "steps")}
+        runs = counts["restarts"] * counts["targets"] * counts["search_steps"]
+        return Work(runs, counts["steps"], 3.0 * getattr(self, "eot_iterations", 1))
 
     def tag(self) -> str:
         """Whose dice these are."""

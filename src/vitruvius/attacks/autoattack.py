@@ -7,6 +7,7 @@ On an NVIDIA GPU passes of the model are recorded and replayed (`_views/cuda_gra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from vitruvius.attacks._base import (
     Attack,
     Ball,
     Threat,
+    Work,
     attacks,
     check_hard_labels,
     check_inputs,
@@ -28,6 +30,7 @@ from vitruvius.attacks._base import (
     known_ids,
     outside_inference_mode,
     whole_labels,
+    work_of,
 )
 from vitruvius.attacks._ensemble.cascade import Cascade
 from vitruvius.attacks._ensemble.journal import Journal, OnEvent
@@ -40,6 +43,7 @@ from vitruvius.attacks._views.cuda_graphs import with_cuda_graphs
 from vitruvius.attacks._views.lower_precision import bfloat16_view
 
 PRECISIONS = ("exact", "fast", "auto")
+SHORTEST = 6  # steps of a short search, its start included
 SMALL_BATCH = 2**16  # pixels: a batch of this many costs hardly more than one image, so digits are searched by hundreds
 
 
@@ -137,8 +141,7 @@ class AutoAttack(Ball):
             x = outside_inference_mode(x)
             y = outside_inference_mode(whole_labels(y))
             check_logits(model(x[:1]), y, len(x[:1]))
-            plan = [name for name, _ in self.stages()]
-            cascade = Cascade(model, x, y, known_ids(x, ids), batch_size, plan=plan, on_event=on_event, journal=journal)
+            cascade = Cascade(model, x, y, known_ids(x, ids), batch_size, on_event=on_event, journal=journal)
             if batch_size is None:  # what few pixels leave free is used for several targets at once
                 batch_size = max(len(x), SMALL_BATCH // max(x[:1].numel(), 1), 1)
             sized = replace(self, batch_size=batch_size)
@@ -156,6 +159,7 @@ class AutoAttack(Ball):
         return 1
 
     def _run_exact(self, cascade: Cascade, model: nn.Module, x: Tensor, batch_size: int) -> None:
+        cascade.plan = {name: work_of(threat) for name, threat in self.stages()}
         view = with_cuda_graphs(self._compiled(model, x), x, batch_size)
         for name, threat in self.stages():
             cascade.run(name, threat, view)
@@ -168,11 +172,22 @@ class AutoAttack(Ball):
         if self.precision == "auto" and not bfloat16_pays(model, exact, view, x[few], cascade.y[few]):
             self._run_exact(cascade, model, x, batch_size)
             return
+        cascade.plan = self._plan_fast()
         cascade.measure_view(view)
         for name, threat in self.stages():
             cascade.run_fast(name, threat, VerifiedView(view, exact))
         for name, threat in replace(self, compile=False).stages():
             cascade.confirm(name, threat, exact)
+
+    def _plan_fast(self) -> dict[str, Work]:
+        """All stages fast, then each shortly and in full; by label."""
+        works = {name: work_of(threat) for name, threat in self.stages()}
+        plan = {stage_label(name, "fast"): work for name, work in works.items()}
+        for name, threat in self.stages():
+            if isinstance(threat, Attack):
+                plan[stage_label(name, "polish")] = _short(threat)
+            plan[name] = works[name]
+        return plan
 
     def _compiled(self, model: nn.Module, x: Tensor) -> nn.Module:
         if self.compile:
@@ -192,6 +207,14 @@ class AutoAttack(Ball):
 
     def _ball(self) -> Settings:
         return {"eps": self.eps, "norm": self.norm, "seed": self.seed}
+
+
+def _short(attack: Attack) -> Work:
+    """What the short search after a fast one takes at most: a tenth of the steps, or all where there is none."""
+    work = attack.work()
+    if type(attack).polish is Attack.polish:
+        return work
+    return work._replace(steps=max(math.ceil(work.steps / 10), SHORTEST))
 
 
 def _check_known(what: str, name: str, known: Iterable[Any]) -> None:

@@ -17,6 +17,7 @@ from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, chec
 from vitruvius.attacks._losses import MARGIN, hard_labels
 from vitruvius.attacks._models import full_precision, note_grad
 from vitruvius.attacks._norms import L2, Norm, per_image
+from vitruvius.attacks._search.watch import current_watch, watched_range
 
 EDGE = 1 - 1e-6  # pixels of exactly 0 and 1 have no finite w
 
@@ -71,7 +72,8 @@ class Carlini(Attack):
         low = torch.zeros_like(high)
         constant = torch.full_like(high, self.first_constant)
         closest = Closest(x, high)
-        for _ in range(self.search_steps):
+        for number in range(self.search_steps):
+            current_watch().begin(number, self.search_steps, len(x))
             found = self._descend(model, x, y, constant)
             worked = found.distance < torch.inf
             closest = closest.or_nearer(*found, worked)
@@ -86,7 +88,7 @@ class Carlini(Attack):
         mean = torch.zeros_like(w)
         square = torch.zeros_like(w)
         closest = Closest(x, x.new_full((len(x),), torch.inf))
-        for step in range(1, self.steps + 1):
+        for step in watched_range(1, self.steps + 1):
             point, distance, fooled, grad = self._look(model, x, y, w, constant)
             closest = closest.or_nearer(point, distance.sqrt(), fooled)
             mean = mean.lerp(grad, 0.1)

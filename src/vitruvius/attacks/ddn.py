@@ -17,6 +17,7 @@ from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, chec
 from vitruvius.attacks._losses import CE, hard_labels
 from vitruvius.attacks._models import loss_and_grad
 from vitruvius.attacks._norms import L2, Norm, per_image
+from vitruvius.attacks._search.watch import watched_range
 
 LAST_STEP = 0.01  # length that the steps fall to, from 1, by a cosine
 
@@ -56,7 +57,7 @@ class DDN(Attack):
         farthest = L2.length(torch.maximum(x, 1 - x))  # no change within the image is longer
         nearest = torch.zeros_like(x)
         distance = x.new_full((len(x),), torch.inf)
-        for step in range(self.steps):
+        for step in watched_range(self.steps):
             here = loss_and_grad(model, x + delta, lambda logits: CE(logits, y))
             fooled = here.logits.argmax(1) != y
             nearer = fooled & (L2.length(delta) < distance)

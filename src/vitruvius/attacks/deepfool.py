@@ -18,6 +18,7 @@ from vitruvius.attacks._models import full_precision
 from vitruvius.attacks._norms import L2, Norm, per_image
 from vitruvius.attacks._search.fab_step import boundaries, dual_length
 from vitruvius.attacks._search.targets import likeliest_classes
+from vitruvius.attacks._search.watch import watched_range
 
 BEYOND = 1e-4  # length added to each step, so that one that ends on the boundary crosses it
 
@@ -56,7 +57,7 @@ class DeepFool(Attack):
         candidates = likeliest_classes(logits, y, self.candidates)  # (B, C)
         point = x
         total = torch.zeros_like(x)
-        for _ in range(self.steps):
+        for _ in watched_range(self.steps):
             fooled = logits.argmax(1) != y
             if bool(fooled.all()):
                 break

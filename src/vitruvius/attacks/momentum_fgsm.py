@@ -17,6 +17,7 @@ from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, chec
 from vitruvius.attacks._losses import CE, Loss, as_loss
 from vitruvius.attacks._models import loss_and_grad
 from vitruvius.attacks._norms import per_image
+from vitruvius.attacks._search.watch import watched_range
 
 
 @attacks.register("mi_fgsm")
@@ -51,7 +52,7 @@ class MIFGSM(Attack):
             step = self.eps / self.steps
         point = x
         velocity = torch.zeros_like(x)
-        for _ in range(self.steps):
+        for _ in watched_range(self.steps):
             seen = self.look_ahead(point, step, velocity)
             grad = loss_and_grad(model, seen, lambda logits: self.loss(logits, y)).grad
             size = grad.flatten(1).abs().mean(1).clamp(min=1e-12)

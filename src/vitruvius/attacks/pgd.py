@@ -20,6 +20,7 @@ from vitruvius.attacks._losses import CE, Loss, as_loss, hard_labels
 from vitruvius.attacks._models import LossAndGrad, full_precision, loss_and_grad
 from vitruvius.attacks._norms import L1, per_image
 from vitruvius.attacks._search.best_so_far import BestSoFar
+from vitruvius.attacks._search.watch import current_watch, watched_range
 from vitruvius.attacks._views.compiled import compile_model
 
 
@@ -69,6 +70,7 @@ class PGD(Attack):
             return self._last_iterate(model, x, y, self.start(x, dice))
         found = BestSoFar(x)
         for restart in range(self.restarts):
+            current_watch().begin(restart, self.restarts, len(x))
             for point, here in self.ascend(model, x, y, self.start(x, dice, restart)):
                 if here is None:
                     self._offer(found, point, full_precision(model(point)), y)
@@ -102,7 +104,7 @@ class PGD(Attack):
         step = self.step_length()
         point = start
         velocity = torch.zeros_like(x)
-        for _ in range(self.steps):
+        for _ in watched_range(self.steps):
             here = loss_and_grad(model, point, lambda logits: self.objective(logits, y))
             yield point, here
             velocity = self._accumulate(velocity, here.grad)

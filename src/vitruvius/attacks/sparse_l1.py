@@ -12,6 +12,7 @@ from vitruvius.attacks._losses import CE, Loss, as_loss
 from vitruvius.attacks._models import loss_and_grad
 from vitruvius.attacks._norms import L1, Norm, per_image
 from vitruvius.attacks._search.auto_pgd_step_l1 import largest, project_l1_box, safe_radius
+from vitruvius.attacks._search.watch import watched_range
 
 
 @attacks.register("sparse_l1")
@@ -47,7 +48,7 @@ class SparseL1(Attack):
             step = 2 * self.eps / self.steps
         point = x
         share = x.new_full((len(x),), self.share)
-        for _ in range(self.steps):
+        for _ in watched_range(self.steps):
             grad = loss_and_grad(model, point, lambda logits: self.loss(logits, y)).grad
             signs = largest(L1.usable(grad, point, 0.0, 1.0), share)
             stride = per_image(step / signs.flatten(1).abs().sum(1).clamp(min=1), x)

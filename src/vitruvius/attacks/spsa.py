@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, check_positive
+from vitruvius.attacks._base import Attack, Model, Work, attacks, check_at_least, check_positive
 from vitruvius.attacks._losses import MARGIN, Loss, as_loss
 from vitruvius.attacks._models import full_precision
+from vitruvius.attacks._search.watch import watched_range
 
 
 @attacks.register("spsa")
@@ -47,13 +48,16 @@ class SPSA(Attack):
         delta = torch.zeros_like(x)
         mean = torch.zeros_like(x)
         square = torch.zeros_like(x)
-        for step in range(1, self.steps + 1):
+        for step in watched_range(1, self.steps + 1):
             grad = self.estimate(model, x + delta, y, dice, step)
             mean = mean.lerp(grad, 0.1)
             square = square.lerp(grad * grad, 0.001)
             rise = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
             delta = (x + self.norm.project(delta + self.lr * rise, self.eps)).clamp(0, 1) - x
         return (x + self.norm.project(delta, self.eps)).clamp(0, 1)
+
+    def work(self) -> Work:
+        return Work(1, self.steps, 2 * self.samples)
 
     def estimate(self, model: Model, point: Tensor, y: Tensor, dice: Dice, step: int) -> Tensor:
         """The mean over S random signs v of (loss(point + width v) − loss(point − width v)) / (2 width) · v.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
-from vitruvius.attacks._base import Attack, Model, attacks, check_at_least
+from vitruvius.attacks._base import Attack, Model, Work, attacks, check_at_least
 from vitruvius.attacks._losses import MARGIN, hard_labels
 from vitruvius.attacks._models import full_precision
 from vitruvius.attacks._norms import per_image
@@ -91,12 +92,17 @@ class Square(Attack):
             watch.searched(len(rows), int((end.margin > 0).sum()))
             watch.settled(rows, end.best)
 
-        search_in_batches(torch.arange(len(x), device=x.device), begin, advance, finish, self.batch_size)
+        steps = math.ceil(self.queries / BLOCK)
+        every = torch.arange(len(x), device=x.device)
+        search_in_batches(every, begin, advance, finish, self.batch_size, steps=steps)
         return found
 
     def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
         """A tenth of the queries, and other squares."""
         return replace(self, queries=max(self.queries // 10, 50)).search(model, x, y, replace(dice, owner="polish"))
+
+    def work(self) -> Work:
+        return Work(1, math.ceil(self.queries / BLOCK), BLOCK)
 
     def judge(self, model: Model, s: SquareState) -> SquareState:
         """Ask the model, and keep what is better; who is done stays as it is.

@@ -6,7 +6,7 @@ B images in a batch, K classes.
 from __future__ import annotations
 
 import itertools
-import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,9 @@ from vitruvius._checks import Progress, check_batch, check_eval_mode, device_of
 from vitruvius._errors import DataError
 from vitruvius._processes import Process
 from vitruvius._registry import Spec
-from vitruvius.attacks import Ensemble, StageEvent, check_inputs
+from vitruvius.attacks import Ensemble, StageEvent, check_inputs, watched_by, work_of
 from vitruvius.evaluation._judging import Batch, judge
+from vitruvius.evaluation._progress import RoundProgress, step_progress
 from vitruvius.evaluation._subject import subject_of
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.masking import MaskingChecks
@@ -143,18 +144,11 @@ class _Job:
         return all(len(self.ledger.done(spec)) == number for spec in threats)
 
 
-def _cost(threat: Any) -> float:
+def _cost(threat: object) -> float:
     """Roughly how many passes of the model an image takes; 0 for clean images and corruptions."""
     if threat is clean or getattr(threat, "severity", None) is not None:
         return 0.0
-    if isinstance(threat, Ensemble):
-        return math.inf
-    passes = 1.0
-    for name in ("steps", "queries", "restarts", "targets", "eot_iterations"):
-        value = getattr(threat, name, None)
-        if isinstance(value, int):
-            passes *= max(value, 1)
-    return passes
+    return work_of(threat).total
 
 
 def _make_all(threats: Spec | Sequence[Spec | Threat]) -> list[Threat]:
@@ -208,34 +202,62 @@ def _judge_or_abandon(job: _Job) -> None:
 
 def _judge_all(job: _Job) -> None:
     """Round after round over the images, cheap threats first; what is known after each is told at once."""
-    for threats in job.rounds():
-        if job.is_done(threats):
-            continue
-        _judge_round(job, threats)
+    rounds = [threats for threats in job.rounds() if not job.is_done(threats)]
+    for number, threats in enumerate(rounds, 1):
+        place = ""
+        if len(rounds) > 1:
+            place = f"round {number} of {len(rounds)}, "
+        _judge_round(job, threats, RoundProgress(job.progress, job.total, place))
         if job.on_news is not None:
-            for spec in threats:
-                job.on_news(_accuracy(job.ledger, spec) + job.checks.say(spec))
+            for line in _news(job, threats):
+                job.on_news(line)
 
 
-def _judge_round(job: _Job, threats: Mapping[str, Threat]) -> None:
+def _judge_round(job: _Job, threats: Mapping[str, Threat], round: RoundProgress) -> None:
     """Some threats on all images, batch by batch; an ensemble is given several batches at once."""
     ensembles = _ensembles(threats)
     size = max((ensemble.pool_batches for ensemble in ensembles.values()), default=1)
-    done = 0
+    round.at(0, _in_words(job, threats, 0))
     for pool in _batched(numbered(job.loader, job.process), size):
         checked = [_checked(batch, job.process) for batch in pool]
         _prepare(job, checked, attacked=bool(ensembles))
-        for spec, threat in threats.items():
-            on_event = _teller(job, spec, done)
+        images = sum(len(y) for _, y, _ in checked)
+        for place, (spec, threat) in enumerate(threats.items()):
+            words = _in_words(job, threats, place)
+            round.at(round.done + images * place / len(threats), words)
             batches = checked
             if spec in ensembles:
                 batches = [_joined(checked)]
-            for batch in batches:
-                judge(job.model, spec, threat, batch, job.ledger, len(checked[0][1]), on_event, job.checks.draws(spec))
-        done += sum(len(y) for _, y, _ in checked)
-        if job.progress is not None:
-            job.progress(done, job.total, words=_accuracy(job.ledger, list(threats)[-1]))
+            with watched_by(step_progress(round, images, words)):
+                for batch in batches:
+                    _judge(job, spec, threat, batch, len(checked[0][1]), round)
+        round.end_pool(images)
+        round.at(round.done, _in_words(job, threats, len(threats) - 1))
     _check_model(job)
+
+
+def _judge(job: _Job, spec: str, threat: Threat, batch: Batch, batch_size: int, round: RoundProgress) -> None:
+    """One threat on one batch; the events of an ensemble are progress, and the end of each of its stages is news."""
+    name = spec.partition("(")[0]
+
+    def tell(event: StageEvent) -> None:
+        if event.finished and job.on_news is not None:
+            robust = f"{event.robust} of {event.images} still robust"
+            job.on_news(f"{name}: {event.stage} done ({event.number} of {event.stages}), {robust}")
+        round.event(name, event, len(batch[1]))
+
+    judge(job.model, spec, threat, batch, job.ledger, batch_size, tell, job.checks.draws(spec))
+
+
+def _in_words(job: _Job, threats: Mapping[str, Threat], place: int) -> str:
+    """A threat of a round, which of them it is, and its accuracy as far as that is known."""
+    spec = list(threats)[place]
+    words = spec
+    if len(job.ledger.columns.get(spec, {}).get("correct", ())):
+        words = _accuracy(job.ledger, spec)
+    if len(threats) > 1:
+        words = f"threat {place + 1} of {len(threats)}: {words}"
+    return words
 
 
 def _prepare(job: _Job, pool: Sequence[Batch], *, attacked: bool) -> None:
@@ -254,22 +276,19 @@ def _check_model(job: _Job) -> None:
             job.on_news(f"doubtful: {finding.name}: {finding.sentence}")
 
 
-def _teller(job: _Job, spec: str, done: int) -> Callable[[StageEvent], None]:
-    """Events of an ensemble as progress, and the end of each of its stages as news."""
-    name = spec.partition("(")[0]
-
-    def tell(event: StageEvent) -> None:
-        robust = f"{event.robust} of {event.images} still robust"
-        if event.finished and job.on_news is not None:
-            job.on_news(f"{name}: {event.stage} done ({event.number} of {event.stages}), {robust}")
-        if job.progress is None:
-            return
-        where = f"{name}: {event.stage} ({event.number} of {event.stages})"
-        if event.attempts > 1:
-            where += f", run {event.attempt} of {event.attempts}"
-        job.progress(done, job.total, words=f"{where}, {event.searched} of {event.to_search} searched, {robust}")
-
-    return tell
+def _news(job: _Job, threats: Mapping[str, Threat]) -> Iterator[str]:
+    """A line for each threat of a round; a corruption at several severities gets one for all of them."""
+    families: dict[str, list[str]] = {}
+    for spec in threats:
+        families.setdefault(re.sub(r"severity=\d+", "severity", spec), []).append(spec)
+    for specs in families.values():
+        if len(specs) == 1:
+            yield _accuracy(job.ledger, specs[0]) + job.checks.say(specs[0])
+            continue
+        severities = [str(getattr(threats[spec], "severity", "")) for spec in specs]
+        shares = [100 * float(job.ledger.columns[spec]["correct"].float().mean()) for spec in specs]
+        name = specs[0].partition("(")[0]
+        yield f"{name} at severities {', '.join(severities)}: {', '.join(f'{share:.1f}' for share in shares)} %"
 
 
 def _accuracy(ledger: Ledger, spec: str) -> str:

@@ -264,7 +264,8 @@ def _summarise_corruptions(job: _Job, report: Report, threats: Sequence[Threat])
 
 
 def _examine(job: _Job, norm: Norm, eps: float) -> list[Finding]:
-    findings = examine(job.target.model, job.loader(), eps, norm=norm)
+    with Bar("checking", shown=job.process.first) as bar:
+        findings = examine(job.target.model, job.loader(), eps, norm=norm, progress=bar)
     save_findings(findings, job.folder / "sanity.json")
     return findings
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import device_of
+from vitruvius._checks import Progress, device_of
 from vitruvius._files import atomic_write_text
 from vitruvius.attacks import LINF, Norm, as_norm
 from vitruvius.attention import Core, build_twin
@@ -36,11 +36,12 @@ def examine(
     norm: Norm | str = LINF,
     images: int = 256,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> list[Finding]:
     """Every check on the first images of a loader, through the twins of the model's attention too.
 
     `eps` is the radius in pixels, in `norm` (linf, l2 or l1); `images` how many are looked at, `seed` that of the
-    attacks.
+    attacks. `progress` is told which check is being made.
 
     `model` is in eval mode; `loader` yields (images, labels, …).
     """
@@ -49,7 +50,7 @@ def examine(
     device = device_of(model)
     twins = make_twins(model, tuple(x.shape[1:]))
     checks = Sanity(eps=eps, norm=as_norm(norm), seed=seed, twins=twins, batch_size=len(batches[0][1]))
-    return checks(model, x.to(device), y.to(device), ids=ids)
+    return checks(model, x.to(device), y.to(device), ids=ids, progress=progress)
 
 
 def make_twins(model: nn.Module, input_size: tuple[int, ...] | None = None) -> dict[str, nn.Module]:

@@ -40,6 +40,7 @@ from vitruvius._secrets import redact
 from vitruvius.data import eval_loader
 from vitruvius.evaluation._evaluate import numbered
 from vitruvius.evaluation._judging import answer
+from vitruvius.evaluation._progress import RoundProgress, disturb_with_progress
 from vitruvius.evaluation._subject import subject_of
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.targets import check_head, check_numbering, limit_images, load_target_plugins, open_target
@@ -126,10 +127,11 @@ def make_examples(
     _check_what(threat, what)
     score = _Score()
     batches: list[_Attacked] = []
+    round = RoundProgress(progress, getattr(loader, "num_images", None))
     for x, y, ids in numbered(loader):
-        batches.append(_attack(model, threat, x, y, ids, what))
+        batches.append(_attack(model, threat, x, y, ids, what, round, score))
         score.add(batches[-1].rows())
-        score.tell(progress, loader)
+        score.tell(round)
     labels = torch.cat([batch.labels for batch in batches])
     known = int(getattr(model, "num_classes", 0))
     return ExampleSet(
@@ -160,14 +162,15 @@ def draw_examples(
     x'.
     """
     score = _Score()
+    round = RoundProgress(progress, getattr(loader, "num_images", None))
     for x, y, ids in numbered(loader):
         rows = [pictures.rows[number] for number in ids.tolist() if number in pictures.rows]
         if len(rows) < len(ids):  # also of a batch that was interrupted all images: the same ones are attacked together
-            batch = _attack(model, threat, x, y, ids, what)
+            batch = _attack(model, threat, x, y, ids, what, round, score)
             rows = batch.rows()
             pictures.write(batch)
         score.add(rows)
-        score.tell(progress, loader)
+        score.tell(round)
     return ExampleScores(
         accuracy=score.accuracy,
         accuracy_8bit=score.accuracy_8bit,
@@ -278,10 +281,9 @@ class _Score:
     def accuracy_8bit(self) -> float:
         return self.right_8bit / max(self.done, 1)
 
-    def tell(self, progress: Progress | None, loader: object) -> None:
-        if progress is not None:
-            total = getattr(loader, "num_images", None)
-            progress(self.done, total, words=f"{100 * self.accuracy:.1f} % still right")
+    def tell(self, round: RoundProgress) -> None:
+        round.end_pool(self.done - round.done)
+        round.at(self.done, f"{100 * self.accuracy:.1f} % still right")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,10 +301,17 @@ class _Attacked:
         return [{"id": a, "right": int(b), "right_8bit": int(c)} for a, b, c in zip(*columns, strict=True)]
 
 
-def _attack(model: nn.Module, threat: Threat, x: Tensor, y: Tensor, ids: Tensor, what: What) -> _Attacked:
+def _attack(
+    model: nn.Module, threat: Threat, x: Tensor, y: Tensor, ids: Tensor, what: What, round: RoundProgress, score: _Score
+) -> _Attacked:
     device = device_of(model)
     x, y = x.to(device), y.to(device)
-    moved = threat(model, x, y, ids=ids)  # type: ignore[call-arg]
+    name = describe(threat)
+    so_far = name
+    if score.done:
+        so_far = f"{name} {100 * score.accuracy:.1f} % still right"
+    round.at(round.done, so_far)
+    moved = disturb_with_progress(threat, model, x, y, ids, round=round, name=name.partition("(")[0], so_far=so_far)
     kept = moved
     if what == "perturbations":
         eps = float(threat.eps)  # type: ignore[attr-defined]

@@ -17,7 +17,17 @@ from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError, NoSiteError, UnsuitableSite
-from vitruvius.attacks import CE, Attack, Model, attacks, full_precision, hard_labels, note_grad, unwrapped
+from vitruvius.attacks import (
+    CE,
+    Attack,
+    Model,
+    attacks,
+    full_precision,
+    hard_labels,
+    note_grad,
+    unwrapped,
+    watched_range,
+)
 from vitruvius.heads import Heads, Site
 from vitruvius.surgery import record, survey
 from vitruvius.surgery.recording import map_of
@@ -69,7 +79,7 @@ class PatchFool(Attack):
             point = torch.where(mask, self._start(x, dice), x)
             look = _Look(model, network, seen, sites, chosen)
             moments = (torch.zeros_like(x), torch.zeros_like(x))
-            for step in range(1, self.steps + 1):
+            for step in watched_range(1, self.steps + 1):
                 grad, fooled = self._ascent(look, point, y, mask)
                 if bool(fooled.all()):
                     break

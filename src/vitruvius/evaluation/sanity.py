@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import check_count, check_eval_mode
+from vitruvius._checks import Progress, check_count, check_eval_mode
 from vitruvius._errors import ConfigError
 from vitruvius._format import format_number
 from vitruvius.attacks import (
@@ -31,10 +31,12 @@ from vitruvius.attacks import (
     frozen,
     image_ids,
     loss_and_grad,
+    watched_by,
 )
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.square import Square
+from vitruvius.evaluation._progress import CheckProgress
 from vitruvius.evaluation.findings import SLACK, Finding
 from vitruvius.evaluation.masking import DRAWS, IMAGES, RANDOMNESS, look
 from vitruvius.evaluation.straight_through import (
@@ -46,6 +48,7 @@ from vitruvius.evaluation.straight_through import (
 
 __all__ = ["Finding", "Sanity"]
 
+GRADIENT = 3  # passes that a gradient takes
 SAMPLE = 8  # images of an unsuspicious model that long black-box searches are tried on
 MOST = 64  # of a suspicious one
 T = TypeVar("T")
@@ -89,21 +92,26 @@ class Sanity:
                 check_count(count, name)
         APGD(eps=self.eps, norm=self.norm)  # refuses a radius that allows every image
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None) -> list[Finding]:
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None, progress: Progress | None = None
+    ) -> list[Finding]:
         """All checks on these images; a few hundred say enough.
 
         `model` is in eval mode; `x` (B, C, H, W) in [0, 1]; `y` (B,) labels; `ids` (B,) int64 name the images for the
-        dice (default: a hash of their pixels).
+        dice (default: a hash of their pixels). `progress` is called with the checks done, how many there are, and what
+        is being done now (default: nobody is told).
         """
         check_eval_mode(model)
         check_inputs(x, y)
-        return _Examination(self, model, x, y, image_ids(x) if ids is None else ids).findings()
+        return _Examination(self, model, x, y, image_ids(x) if ids is None else ids, progress).findings()
 
 
 class _Examination:
     """One model on one set of images."""
 
-    def __init__(self, plan: Sanity, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> None:
+    def __init__(
+        self, plan: Sanity, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, progress: Progress | None = None
+    ) -> None:
         self.plan = plan
         self.model = model
         self.attacked = ZeroGradient(model)  # so that a model without any gradient is a finding and not an error
@@ -112,6 +120,7 @@ class _Examination:
         self.ids = ids.to(y.device)
         self.batch_size = plan.batch_size or len(y)
         self.batches = self._split(torch.arange(len(y), device=y.device))
+        self.checks = CheckProgress(progress, len(y), self._planned_passes())
         self.known: dict[
             tuple[Threat, nn.Module], Tensor
         ] = {}  # which images are robust to an attack: some are asked for twice
@@ -124,15 +133,49 @@ class _Examination:
             self.draws = DRAWS
 
     def findings(self) -> list[Finding]:
+        begin = self.checks.begin
+        begin("white box")
         white = self._robust(self._apgd(self.plan.eps)) & self._robust(self._apgd(self.plan.eps, loss=MARGIN))
-        checks: list[Callable[[Tensor], Finding]] = [self._randomness, self._zero_gradients, self._steps, self._radius]
-        checks += [self._unbounded, self._black_box]
+        self.checks.robust = int(white.sum())
+        begin("first look")
         found = self._first_look()
-        found += [check(white) for check in checks]
-        for suffix, twin in self._twins().items():
-            found += [self._transfer(white, suffix, twin), self._adaptive(white, suffix, twin)]
+        checks: dict[str, Callable[[Tensor], Finding]] = {
+            "randomness": self._randomness,
+            "zero gradients": self._zero_gradients,
+            "more steps": self._steps,
+            "larger radius": self._radius,
+            "unbounded": self._unbounded,
+            "black box": self._black_box,
+        }
+        for name, check in checks.items():
+            begin(name)
+            found.append(check(white))
+        twins = self._twins()
+        for suffix, twin in twins.items():
+            begin(f"transfer{suffix}", GRADIENT * self.plan.steps)
+            found.append(self._transfer(white, suffix, twin))
+            begin(f"adaptive{suffix}", 2 * GRADIENT * self.plan.steps)
+            found.append(self._adaptive(white, suffix, twin))
         found += self._long_searches(white, suspicious=not all(finding.passed for finding in found))
         return [*found, self._worst_case(white)]
+
+    def _planned_passes(self) -> dict[str, float]:
+        """The checks of every model, and roughly how many passes of an image each takes."""
+        ascent = GRADIENT * self.plan.steps
+        return {
+            "white box": 2 * ascent,
+            "first look": GRADIENT,
+            "randomness": 1,
+            "zero gradients": GRADIENT,
+            "more steps": ascent / 2,
+            "larger radius": 2 * ascent,
+            "unbounded": 2 * ascent,
+            "black box": self.plan.queries,
+            **{
+                name: attack.work().total * SAMPLE / max(len(self.y), SAMPLE)
+                for name, attack in self._searches().items()
+            },
+        }
 
     def _first_look(self) -> list[Finding]:
         """What the checks inside every evaluation find, but for what is looked at here at greater length."""
@@ -233,6 +276,10 @@ class _Examination:
 
     def _long_searches(self, white: Tensor, *, suspicious: bool) -> list[Finding]:
         """What takes long and needs no gradient: of images that nothing has broken, a few or more."""
+        return [self._search_long(name, attack, white, suspicious) for name, attack in self._searches().items()]
+
+    def _searches(self) -> dict[str, Attack]:
+        """By the name of the check."""
         searches: dict[str, Attack] = {}
         plan = self.plan
         together = max(self.batch_size // max(MOST, 1), 1)  # queries of an image at once
@@ -244,9 +291,10 @@ class _Examination:
             searches["decision based"] = HopSkipJump(
                 eps=plan.eps, norm=plan.norm, steps=plan.hops, first_queries=40, group=together, seed=plan.seed
             )
-        return [self._search_long(name, attack, white, suspicious) for name, attack in searches.items()]
+        return searches
 
     def _search_long(self, name: str, attack: Attack, white: Tensor, suspicious: bool) -> Finding:
+        self.checks.begin(name)
         left = white.clone()
         for robust in self.others.values():
             left &= robust
@@ -332,7 +380,11 @@ class _Examination:
 
     def _over(self, judge: Callable[[Tensor, Tensor, Tensor], Tensor], batches: Sequence[Batch] = ()) -> Tensor:
         """One answer per image, batch by batch; of all images unless some batches are given."""
-        return torch.cat([judge(*batch) for batch in batches or self.batches])
+        answers = []
+        for number, batch in enumerate(batches or self.batches, 1):
+            with watched_by(self.checks.of_batch(number, len(batches or self.batches))):
+                answers.append(judge(*batch))
+        return torch.cat(answers)
 
     def _split(self, rows: Tensor) -> list[Batch]:
         """Some images in batches, with their labels and ids."""

@@ -8,9 +8,9 @@ to be trusted: it is wrong about clean images, or the short search has broken mo
 
 from __future__ import annotations
 
-import contextlib
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from vitruvius._checks import check_logits
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Ensemble, Threat, disturb
+from vitruvius.attacks._base import Attack, Ensemble, Threat, Work, disturb
 from vitruvius.attacks._ensemble.fast_facts import FastFacts
-from vitruvius.attacks._ensemble.journal import Journal, OnEvent, StageEvent, StageWatch
+from vitruvius.attacks._ensemble.journal import Journal, OnEvent, StageEvent, StageWatch, StepWatch
 from vitruvius.attacks._ensemble.result import CLEAN, ROBUST, Outcome, StageResult, stage_label
 from vitruvius.attacks._losses import MARGIN
 from vitruvius.attacks._models import CheckedModel, VerifiedView, logits_in_batches, unwrapped
@@ -40,8 +40,8 @@ class Cascade:
     """The images, which of them are broken, and what has been tried.
 
     `model` judges images `x` (B, C, H, W) with labels `y` (B,) and `ids` (B,), `batch_size` at a time; default all.
-    `plan` names the stages that will run, for events; `on_event` is told how far they are; `journal` keeps what they
-    decide and knows what they decided before.
+    `on_event` is told how far the stages of `plan` are; `journal` keeps what they decide and knows what they decided
+    before.
     """
 
     def __init__(
@@ -52,7 +52,6 @@ class Cascade:
         ids: Tensor,
         batch_size: int | None,
         *,
-        plan: Sequence[str] = (),
         on_event: OnEvent | None = None,
         journal: Journal | None = None,
     ) -> None:
@@ -66,7 +65,8 @@ class Cascade:
         self.view_error = 0.0  # of a faster view's logits
         self.view_trusted = True
         self.stages: list[StageResult] = []
-        self.plan = list(plan)
+        self.plan: dict[str, Work] = {}  # the stages that may run, by label, and what each spends on an image
+        self.spent = 0.0  # passes of a batch through the model
         self.on_event = on_event
         self.journal = journal
         self.facts = FastFacts(None, ids)  # of a faster view
@@ -87,23 +87,50 @@ class Cascade:
         return int((self.broken_by == ROBUST).sum())
 
     def event(self, stage: str, *, to_search: int, finished: bool = False) -> StageEvent:
-        """How far the cascade is as a stage begins or ends."""
-        number = len(self.stages)
+        """How far the cascade is as a stage, by its label, begins or ends."""
+        number = self._number(stage)
+        robust = self.count_robust()
         searched = 0
+        left = self.passes_left(stage, 0, robust)
         if finished:
             searched = to_search
+        else:
+            left += self._at_most(stage, robust)
         return StageEvent(
             stage=stage,
             number=number,
             stages=max(len(self.plan), number),
+            spent=self.spent,
+            left=left,
             attempt=1,
             attempts=1,
             searched=searched,
             to_search=to_search,
-            robust=self.count_robust(),
+            robust=robust,
             images=len(self.x),
             finished=finished,
         )
+
+    def count_step(self, stage: str) -> None:
+        """A batch has made one more step in a stage."""
+        self.spent += self.plan.get(stage, Work()).passes
+
+    def passes_left(self, stage: str, steps: int, robust: int) -> float:
+        """Passes of a batch that follow at most: `steps` of this stage, then all later ones on the `robust` images."""
+        later = sum(self._at_most(label, robust) for label in list(self.plan)[self._number(stage) :])
+        return steps * self.plan.get(stage, Work()).passes + later
+
+    def _number(self, stage: str) -> int:
+        """Of a stage, from 1."""
+        if stage in self.plan:
+            return list(self.plan).index(stage) + 1
+        return len(self.stages)
+
+    def _at_most(self, stage: str, robust: int) -> float:
+        """How many passes of a batch a stage takes on the images that are robust now; attempts may run side by side."""
+        if not robust:
+            return 0.0
+        return self.plan.get(stage, Work()).total * math.ceil(robust / self.batch_size)
 
     def tell(self, event: StageEvent) -> None:
         if self.on_event is not None:
@@ -192,21 +219,21 @@ class Cascade:
             survived = self.journal.survivors(label, self.ids[rows].cpu())
             rows = rows[~survived.to(rows.device)]
         robust = self.count_robust()
-        self.tell(self.event(name, to_search=len(rows)))
-        for part in rows.split(self._portion(threat)):
-            if len(part):
-                watch = StageWatch(self, label, part)
-                with self._watched(threat, watch):
-                    moved = move(part)
-                watch.close(moved)
-        self.tell(self.event(name, to_search=len(rows), finished=True))
+        self.tell(self.event(label, to_search=len(rows)))
+        portions = [part for part in rows.split(self._portion(threat)) if len(part)]
+        for number, part in enumerate(portions, 1):
+            watch = StageWatch(self, label, part, len(portions) - number)
+            with self._watched(threat, watch):
+                moved = move(part)
+            watch.close(moved)
+        self.tell(self.event(label, to_search=len(rows), finished=True))
         self._record(name, search, len(rows), robust - self.count_robust(), begun)
 
     def _watched(self, threat: Threat, watch: StageWatch) -> AbstractContextManager[None]:
-        """Our own searches are watched; what others call inside may be about other images."""
+        """Our own searches are watched; of others only steps, since what they call may be about other images."""
         if _batches_itself(threat):
             return watched_by(watch)
-        return contextlib.nullcontext()
+        return watched_by(StepWatch(watch))
 
     def _portion(self, threat: Threat) -> int:
         """Images given to a threat at once: all if it makes batches by itself."""

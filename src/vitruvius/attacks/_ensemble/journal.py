@@ -6,6 +6,8 @@ and which have survived it, and it is asked what it knows before a stage begins.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -16,6 +18,9 @@ from vitruvius.attacks._search.watch import SearchWatch
 
 if TYPE_CHECKING:
     from vitruvius.attacks._ensemble.cascade import Cascade
+
+
+PAUSE = 0.1  # seconds at least between two events about the steps of a search
 
 
 class StageEvent(NamedTuple):
@@ -31,6 +36,11 @@ class StageEvent(NamedTuple):
     robust: int  # images that nothing has broken so far
     images: int  # all of them
     finished: bool = False  # whether the stage has ended
+    together: int = 1  # attempts that run side by side, from `attempt` on
+    step: int = 0  # steps made in this attempt
+    steps: int = 0  # at most
+    spent: float = 0.0  # passes of a batch through the model so far, in all stages; a gradient counts as three
+    left: float | None = None  # of them at most, in this stage and all later ones; None: not known
 
 
 OnEvent = Callable[[StageEvent], object]
@@ -79,20 +89,53 @@ class Journal(Protocol):
         ...
 
 
-class StageWatch(SearchWatch):
-    """Watches the search of one stage on some rows of a cascade; hands on what is decided, a batch at a time."""
+class StepWatch(SearchWatch):
+    """Sees only the steps of a search and hands them on to `watch`: what is inside may be about other images."""
 
-    def __init__(self, cascade: Cascade, stage: str, rows: Tensor) -> None:
+    def __init__(self, watch: SearchWatch) -> None:
+        self.watch = watch
+
+    def begin(self, attempt: int, attempts: int, images: int, together: int = 1) -> None:
+        self.watch.begin(attempt, attempts, images, together)
+
+    def stepped(self, left: int, steps: int) -> None:
+        self.watch.stepped(left, steps)
+
+
+class StageWatch(SearchWatch):
+    """Watches the search of one stage on some rows of a cascade; hands on what is decided, a batch at a time.
+
+    `portions_left` more portions of rows are searched after this one.
+    """
+
+    def __init__(self, cascade: Cascade, stage: str, rows: Tensor, portions_left: int = 0) -> None:
         self.cascade = cascade
         self.stage = stage
         self.rows = rows
+        self.portions_left = portions_left
         self.open = torch.ones_like(rows, dtype=torch.bool)  # rows that nothing has been decided about
         self.robust = cascade.count_robust()
         self.event = cascade.event(stage, to_search=len(rows))
         self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._told_at = -math.inf
 
-    def begin(self, attempt: int, attempts: int, images: int) -> None:
-        self.event = self.event._replace(attempt=attempt + 1, attempts=attempts, searched=0, to_search=images)
+    def begin(self, attempt: int, attempts: int, images: int, together: int = 1) -> None:
+        self.event = self.event._replace(
+            attempt=attempt + 1, attempts=attempts, together=together, searched=0, to_search=images, step=0, steps=0
+        )
+        self.cascade.tell(self.event)
+
+    def stepped(self, left: int, steps: int) -> None:
+        """Told on a few times a second."""
+        self.cascade.count_step(self.stage)
+        if time.monotonic() - self._told_at < PAUSE:
+            return
+        self._told_at = time.monotonic()
+        event = self.event
+        attempts_left = event.attempts - event.attempt + 1 - event.together
+        further = math.ceil(attempts_left / event.together) + self.portions_left * event.attempts
+        ahead = self.cascade.passes_left(self.stage, left + further * steps, event.robust)
+        self.event = event._replace(step=steps - left, steps=steps, spent=self.cascade.spent, left=ahead)
         self.cascade.tell(self.event)
 
     def searched(self, images: int, fooled: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, check_at_least
+from vitruvius.attacks._base import Attack, Model, Work, check_at_least
 from vitruvius.attacks._losses import hard_labels
 from vitruvius.attacks._models import full_precision, verifier_of
 from vitruvius.attacks._norms import per_image
@@ -106,6 +106,14 @@ class AutoPGD(Attack):
             watch.end(best)
         return best.x
 
+    def work(self) -> Work:
+        """The start of every ascent is looked at too; in L1 an attempt has three."""
+        starts = 1
+        if self.norm.name == "l1":
+            starts = 3
+        work = super().work()
+        return work._replace(steps=work.steps + starts)
+
     def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
         """A tenth of the steps, once per target, all from the worst point known."""
         return replace(self, steps=max(self.steps // 10, 5), restarts=1).search(model, x, y, dice, start)
@@ -126,12 +134,15 @@ class AutoPGD(Attack):
             rules = Ascent(self.norm, self.eps, self.steps, self.objective, self.eot_iterations, compiled=self.compile)
             starts = _starts(rules, x, dice, number, start)
             return run_ascents(model, rules, x, y, target, starts, self.batch_size, on_finish)
-        for sparse in self._sparse_ascents(warm=start is not None):
+        ascents = list(self._sparse_ascents(warm=start is not None))
+        lengths = [sparse.steps + 1 for sparse in ascents]
+        for place, sparse in enumerate(ascents):
+            around = (sum(lengths[:place]), sum(lengths[place + 1 :]))
             starts = _starts(sparse, x, dice, number, start)
             last = None
             if sparse.stops:
                 last = on_finish
-            found = run_ascents(model, sparse, x, y, target, starts, self.batch_size, last)
+            found = run_ascents(model, sparse, x, y, target, starts, self.batch_size, last, around)
             start = found.best
         return found
 
@@ -199,8 +210,12 @@ def run_ascents(
     start: Callable[[Tensor], Tensor],
     batch_size: int | None,
     on_finish: OnFinish | None = None,
+    around: tuple[int, int] = (0, 0),
 ) -> Found:
-    """Ascend from `start(rows)` for all N images, at most `batch_size` at once; `on_finish` hears who is done."""
+    """Ascend from `start(rows)` for all N images, at most `batch_size` at once; `on_finish` hears who is done.
+
+    `around`: steps of the ascents that each image makes before and after this one.
+    """
     found = Found(x.clone(), x.clone(), x.new_zeros(len(x)), y.new_zeros(len(x), dtype=torch.bool))
     verifier = verifier_of(model)
     confirm = None
@@ -222,7 +237,8 @@ def run_ascents(
             on_finish(rows, found.point[rows], fooled)
 
     every = torch.arange(len(x), device=x.device)
-    search_in_batches(every, begin, partial(rules.advance, model), finish, batch_size, confirm)
+    advance = partial(rules.advance, model)
+    search_in_batches(every, begin, advance, finish, batch_size, confirm, steps=rules.steps + 1, around=around)
     return found
 
 

@@ -6,11 +6,14 @@ advance it by one query of the model. Every image keeps its own count of steps, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from vitruvius.attacks._search.watch import current_watch
 
 
 class State(Protocol):
@@ -30,14 +33,20 @@ def search_in_batches(
     finish: Callable[[Tensor, S], None],
     batch_size: int | None = None,
     confirm: Callable[[S], Tensor] | None = None,
+    *,
+    steps: int,
+    around: tuple[int, int] = (0, 0),
 ) -> None:
     """Search for every image, at most `batch_size` of them at once; default all.
 
     `images` are the indices of the images; `begin` makes the state of some of them, `advance` makes one step, `finish`
     gets those that are done. The device is read once per step, to learn who is done: a few microseconds against a pass
     of the model. `confirm` says (B,) who really is done, asked where somebody claims to be; the others go on.
+    `steps` is at most how many an image takes here, `around` how many it takes in searches before and after this one
+    that belong to the same attempt: whoever watches is told how many are left.
     """
     room = batch_size or max(len(images), 1)
+    countdown = Countdown(len(images), room, steps, around)
     active = images[:room]
     waiting = images[room:]
     if not len(active):
@@ -45,6 +54,7 @@ def search_in_batches(
     state = begin(active)
     while len(active):
         state = advance(state)
+        countdown.step()
         done = _who_is_done(state, confirm)
         if not done.any():
             continue
@@ -55,9 +65,44 @@ def search_in_batches(
         state = take(state, staying)
         arriving = waiting[: room - len(active)]
         waiting = waiting[len(arriving) :]
+        countdown.exchange(~done, len(arriving))
         if len(arriving):
             active = torch.cat([active, arriving])
             state = join(state, begin(arriving))
+
+
+class Countdown:
+    """At most how many steps a batch of `room` still takes until all `images` are searched, with `steps` for each.
+
+    `around`: steps of each image before and after this search.
+    """
+
+    def __init__(self, images: int, room: int, steps: int, around: tuple[int, int] = (0, 0)) -> None:
+        self.room = room
+        self.steps = steps
+        turns = math.ceil(images / room)
+        self.later = turns * around[1]
+        self.waiting = max(images - room, 0)
+        self.left = torch.full((min(images, room),), steps)  # for each image of the batch, on the CPU
+        self.most = turns * sum(around) + turns * steps
+        self.watch = current_watch()
+
+    def remaining(self) -> int:
+        """Until the last image of the batch is through, and then those that wait, a batch at a time."""
+        now = 0
+        if len(self.left):
+            now = int(self.left.max())
+        return now + math.ceil(self.waiting / self.room) * self.steps + self.later
+
+    def step(self) -> None:
+        """All images of the batch have made a step."""
+        self.left = (self.left - 1).clamp(min=0)
+        self.watch.stepped(self.remaining(), self.most)
+
+    def exchange(self, staying: Tensor, arriving: int) -> None:
+        """Only images that are `staying` (B,) are left, and others take the free places."""
+        self.waiting -= arriving
+        self.left = torch.cat([self.left[staying], torch.full((arriving,), self.steps)])
 
 
 def _who_is_done(state: S, confirm: Callable[[S], Tensor] | None) -> Tensor:

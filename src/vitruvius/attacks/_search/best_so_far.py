@@ -91,7 +91,7 @@ class AttemptWatch:
     def begin(self, chunk: list[N], rows: Tensor) -> None:
         self.numbers = [attempt.number for attempt in chunk]
         self.rows = rows
-        self.watch.begin(self.numbers[0], self.attempts, len(rows) * len(chunk))
+        self.watch.begin(self.numbers[0], self.attempts, len(rows) * len(chunk), len(chunk))
 
     def finished(self, places: Tensor, points: Tensor, fooled: Tensor) -> None:
         """Searches at these places of the chunk have ended; of several side by side only the end decides."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, check_at_least
+from vitruvius.attacks._base import Attack, Model, Work, check_at_least
 from vitruvius.attacks._losses import hard_labels
 from vitruvius.attacks._models import logits_in_batches
 from vitruvius.attacks._norms import per_image
@@ -108,6 +108,9 @@ class FastAdaptiveBoundary(Attack):
         """No radius: the nearest point is sought, not any within the ball."""
         return math.isinf(self.eps)
 
+    def work(self) -> Work:
+        return super().work()._replace(passes=4.0)  # a gradient, and a look at where it led
+
     def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
         """A tenth of the steps, once per target, from the images themselves."""
         return replace(self, steps=max(self.steps // 10, 5), restarts=1).search(model, x, y, dice)
@@ -148,7 +151,7 @@ class FastAdaptiveBoundary(Attack):
             on_finish(rows, self._within(x[rows], end.nearest, end.distance), self._fools(end.distance))
 
         every = torch.arange(len(x), device=x.device)
-        search_in_batches(every, begin, partial(rules.advance, model), finish, self.batch_size)
+        search_in_batches(every, begin, partial(rules.advance, model), finish, self.batch_size, steps=self.steps)
         return nearest, distance
 
     def _fools(self, distance: Tensor) -> Tensor:

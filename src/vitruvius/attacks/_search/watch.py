@@ -16,8 +16,11 @@ from torch import Tensor
 class SearchWatch:
     """Sees a search and notes nothing; watches override what they want to know."""
 
-    def begin(self, attempt: int, attempts: int, images: int) -> None:
-        """Attempt number `attempt` (from 0) of `attempts` begins on this many `images`."""
+    def begin(self, attempt: int, attempts: int, images: int, together: int = 1) -> None:
+        """Attempt number `attempt` (from 0) of `attempts` begins on this many `images`, `together` of them at once."""
+
+    def stepped(self, left: int, steps: int) -> None:
+        """One more step is made; at most `left` follow in what has begun, which takes at most `steps` in all."""
 
     def searched(self, images: int, fooled: int) -> None:
         """More images have been searched in this attempt, some of which are fooled."""
@@ -50,3 +53,12 @@ def watched_by(watch: SearchWatch) -> Iterator[None]:
         yield
     finally:
         _watch.reset(token)
+
+
+def watched_range(*ends: int) -> Iterator[int]:
+    """`range`, every step of which is seen by whoever watches the search."""
+    steps = range(*ends)
+    watch = current_watch()
+    for made, step in enumerate(steps, 1):
+        yield step
+        watch.stepped(len(steps) - made, len(steps))
