@@ -120,6 +120,13 @@ def test_the_strength_of_any_attack_can_be_swept_autoattack_included(run: Path, 
     assert rows[1]["threat"] == "fgsm(eps=0.3, norm=l2, seed=2)"
 
 
+def test_a_few_steps_are_long_enough_to_cross_the_ball(tmp_path: Path) -> None:
+    few = table(study("eps-sweep", [MODEL], {**FEW, "eps": [0.1], "steps": 5}, tmp_path / "few"))
+    assert few[0]["threat"] == "pgd(eps=0.1, steps=5)"
+    many = table(study("eps-sweep", [MODEL], {**FEW, "eps": [0.1], "steps": 12}, tmp_path / "many"))
+    assert many[0]["threat"] == "pgd(eps=0.1, steps=12, step_size=0.015)"
+
+
 def test_normalised_epsilons_are_standard_deviations(tmp_path: Path) -> None:
     study("eps-sweep", [MODEL], {**FEW, "eps": [0.0, 0.2], "space": "normalised", "steps": 3}, tmp_path)
     rows = table(tmp_path / "table.csv")

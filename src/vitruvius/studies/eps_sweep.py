@@ -25,6 +25,7 @@ from vitruvius.studies._base import Row, Subject, studies
 
 Space = Literal["pixels", "normalised"]
 STEPS = 20
+CROSSING = 10  # with fewer of the scripts' steps an attack could not cross the ball and would flatter the model
 
 
 @studies.register("eps-sweep")
@@ -44,7 +45,7 @@ def eps_sweep(
     done: keys of the rows that are there already.
     eps: radii, in pixels of images in [0, 1].
     threat: an attack with settings; its eps is each of those in turn; null: the KPCA scripts' PGD.
-    steps: of that PGD; null: 20.
+    steps: of that PGD; null: 20. Fewer than ten take PGD's own, longer step.
     space: pixels, or that of normalised images as the KPCA scripts counted.
     seed: of the attack.
     """
@@ -99,7 +100,9 @@ def _make(threat: str | None, eps: float, steps: int | None, space: Space, seed:
         if seed:
             settings = {"seed": seed, **settings}
         return make_threat({"use": name, **settings, "eps": eps}, where="threat")
-    step = 0.15 * eps  # the KPCA scripts' step
+    step: float | None = None
+    if steps >= CROSSING:
+        step = 0.15 * eps  # the KPCA scripts' step
     bounds = (0.0, 1.0)
     if space == "normalised":
         bounds = (-torch.inf, torch.inf)
