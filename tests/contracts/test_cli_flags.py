@@ -83,7 +83,7 @@ FLAGS = {
     ],
     "report": ["runs", "--images", "--threat", "--out", "--title", "--trust-plugins"],
     "study": ["name", "words", "--images", "--out", "--trust-plugins"],
-    "sweep": ["sweep", "overrides", "--dry-run", "--minutes", "--jobs", "--run"],
+    "sweep": ["sweep", "overrides", "--dry-run", "--minutes", "--jobs", "--only", "--run"],
     "train": ["recipe", "overrides", "--quiet", "--dry-run", "--slurm"],
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from vitruvius.cli import main
 from vitruvius.evaluation import load_ledger
 from vitruvius.models import load_model
 from vitruvius.training import sweep as room
+from vitruvius.training._sweep import side_by_side
+from vitruvius.training._sweep.side_by_side import SideBySide
 from vitruvius.training.sweep import Sweep, name_of
 
 COMMON = [*SMALL, "train.epochs=1"]
@@ -190,6 +194,19 @@ def test_what_the_sweep_file_says_can_be_overridden_too(tmp_path: Path) -> None:
         Sweep(file, [*COMMON, "evaluate.0.image=8"])
 
 
+def test_only_the_runs_that_are_asked_for_are_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(write(tmp_path, list=[{"name": name, "seed": seed} for seed, name in enumerate(("a", "b", "b_again"))]))
+    assert main(["sweep", file, *COMMON, "--only", "b*"]) == 0
+    assert {row["name"]: row["status"] for row in table(tmp_path)} == {
+        "a": "waiting",
+        "b": "finished",
+        "b_again": "finished",
+    }
+    assert "[2/2] b_again" in capsys.readouterr().out
+    assert main(["sweep", file, *COMMON, "--only", "c"]) == 1
+    assert "--only c: no run has such a name; there are a, b, b_again." in capsys.readouterr().err
+
+
 def test_another_metric_sorts_the_other_way(tmp_path: Path) -> None:
     text = Sweep(write(tmp_path, grid={"train.lr": [1e-2, 1e-5]}, metric="train_loss", order="min"), COMMON).train()
     losses = [float(row["train_loss"]) for row in table(tmp_path)]
@@ -274,6 +291,27 @@ def test_runs_side_by_side_are_those_of_one_after_the_other(tmp_path: Path) -> N
     alone = small_run(tmp_path / "alone", "train.epochs=1", "seed=0")
     (alone / "config.yaml").write_text((tmp_path / "out" / "good" / "config.yaml").read_text())
     assert_same_run(alone, tmp_path / "out" / "good")
+
+
+def test_a_sweep_says_what_its_runs_are_doing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SideBySide("sweep.yaml", [], tmp_path / "logs") as children:
+        children.command = [
+            sys.executable,
+            "-c",
+            "import time; print('epoch 3/10  loss 0.4', flush=True); time.sleep(1)",
+        ]
+        monkeypatch.setattr(side_by_side, "LOOK_EVERY", 0.1)
+        children.start("a")
+        seen: list[str] = []
+        ended = children.wait(lambda: seen.append(children.in_words()))
+    assert [(name, outcome) for name, outcome, _ in ended] == [("a", "finished")]
+    assert seen[0] == "a: nothing printed"
+    assert seen[-1] == "a: epoch 3/10  loss 0.4"
+    file = write(tmp_path, list=[{"name": "good", "seed": 0}])
+    Sweep(file, COMMON).train(quiet=False)
+    assert re.search(r"epoch 1/1  loss ", capsys.readouterr().err)
 
 
 def test_a_run_of_a_sweep_may_have_a_recipe_of_its_own(tmp_path: Path) -> None:

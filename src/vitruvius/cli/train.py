@@ -59,6 +59,9 @@ def sweep_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="runs at a time, each in a process of its own (default 1)"
     )
+    parser.add_argument(
+        "--only", action="append", metavar="PATTERN", help="runs whose names fit, e.g. '*_seed1'; may come again"
+    )
     parser.add_argument("--run", metavar="NAME", help="train and judge this run alone")
 
 
@@ -72,6 +75,8 @@ def run_sweep(options: argparse.Namespace) -> None:
     from vitruvius.training.sweep import Sweep
 
     sweep = Sweep(options.sweep, options.overrides, find=find_recipe)
+    if options.only:
+        sweep.choose(options.only)
     if options.dry_run:
         faults = sweep.find_faults()
         print(sweep.listing(faults))

@@ -16,8 +16,9 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,8 +104,17 @@ class Sweep:
         self.recipe = find(self.settings.recipe)
         self._ledger = join(self.folder, "sweep.json")
         self.runs = self._plan(str(file))
+        self.chosen = self.runs
         check_names(self.settings.evaluate, [run.name for run in self.runs], str(file))
         check_masks(self.settings.maps, self.settings.masks, str(file))
+
+    def choose(self, patterns: Sequence[str]) -> None:
+        """Train only the runs whose names fit one of these `patterns`, such as `*_seed1`."""
+        names = [run.name for run in self.runs]
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigError(f"--only {pattern}: no run has such a name; there are {', '.join(names)}.")
+        self.chosen = [run for run in self.runs if any(fnmatchcase(run.name, pattern) for pattern in patterns)]
 
     def train(
         self,
@@ -134,13 +144,13 @@ class Sweep:
     def _train_in_turn(self, clock: Clock, quiet: bool, tell: Callable[[str], None]) -> str:
         device = self.runs[0].config.train.device
         with process_group(device) as process:  # one group for all runs
-            for number, run in enumerate(self.runs, 1):
+            for number, run in enumerate(self.chosen, 1):
                 if process.broadcast(self._status(run)) == "finished":
                     continue
                 if process.broadcast(not clock.allows(self._longest())):
-                    tell(f"[{number}/{len(self.runs)}] {run.name}: no time left, not started")
+                    tell(f"[{number}/{len(self.chosen)}] {run.name}: no time left, not started")
                     continue
-                tell(f"[{number}/{len(self.runs)}] {run.name}")
+                tell(f"[{number}/{len(self.chosen)}] {run.name}")
                 begun = time.monotonic()
                 outcome = self._train(run, process, quiet)
                 seconds = time.monotonic() - begun
@@ -160,7 +170,7 @@ class Sweep:
         )
 
     def _waiting(self) -> list[Planned]:
-        return [run for run in self.runs if self._status(run) != "finished"]
+        return [run for run in self.chosen if self._status(run) != "finished"]
 
     def _of_other_runs(self) -> list[str]:
         """The overrides that a run folder takes: its data, and the device."""
