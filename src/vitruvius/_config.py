@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 import types
 from argparse import ArgumentError
@@ -169,7 +170,19 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return value
     if _is_stray(value, members):
         raise ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)}.")
-    return _parsed(hint, value, where)
+    found = _parsed(hint, value, where)
+    if _is_no_number(found):
+        raise ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)} between -2^63 and 2^63.")
+    return found
+
+
+def _is_no_number(value: Any) -> bool:
+    """Whether a value is NaN, or a whole number that no tensor can hold; in lists too."""
+    if isinstance(value, list | tuple):
+        return any(_is_no_number(item) for item in value)
+    if isinstance(value, float):
+        return math.isnan(value)
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def _is_stray(value: Any, members: tuple[Any, ...]) -> bool:

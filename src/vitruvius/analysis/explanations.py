@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvius._checks import check_eval_mode, check_pixels
+from vitruvius._checks import check_count, check_eval_mode, check_pixels
 from vitruvius._errors import ConfigError, UnsuitableSite
 from vitruvius._registry import Registry, require
 from vitruvius.attention import Kernel
@@ -100,6 +100,7 @@ def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, *, s
     classes: (B,) whose logits are explained.
     steps: points on the way from black to the image, of which each costs a forward and a backward pass.
     """
+    check_count(steps, "'integrated_gradients' got steps")
     captum: Any = require("captum.attr", "explain")
     found: Tensor = captum.IntegratedGradients(model).attribute(images, target=classes, n_steps=steps)
     return found.sum(1).abs().detach()
@@ -176,6 +177,7 @@ def score(model: nn.Module, images: Tensor, maps: Tensor, *, classes: Tensor | N
     steps: parts in which patches go and come; each costs two forward passes.
     """
     check_eval_mode(model)
+    check_count(steps, "steps")
     if classes is None:
         classes = model(images).argmax(-1)
     plain = images.mean((-2, -1), keepdim=True).expand_as(images)

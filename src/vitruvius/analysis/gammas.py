@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vitruvius._checks import check_weight
 from vitruvius.analysis._kernel import Gram, key_gram, precise
 from vitruvius.analysis._registry import Statistics, analyses
 from vitruvius.heads import Heads
@@ -32,6 +33,7 @@ def gammas(
     noise: of `released` only: strength of what disturbs the eigenvectors, in units of their entries.
     seed: of that noise; the same for every image.
     """
+    check_weight(noise, "'gammas' got noise")
     heads = precise(heads)
     gram = key_gram(heads, standardise=standardise, released=variant != "paper")
     columns = _columns(heads, gram, variant, noise, seed)  # (B, H, N, K)

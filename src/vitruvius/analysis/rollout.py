@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from vitruvius._errors import UnsuitableSite
+from vitruvius._errors import ConfigError, UnsuitableSite
 from vitruvius.analysis._attended import Attended
 from vitruvius.analysis._kernel import precise
 from vitruvius.analysis._registry import analyses
@@ -22,6 +22,8 @@ class Rollout:
     """Where the class token (or the average of tokens) looks in the end; `residual` is the share that stays."""
 
     def __init__(self, *, residual: float = 0.5) -> None:
+        if not 0 <= residual <= 1:
+            raise ConfigError(f"'rollout' got residual={residual}; expected a share, from 0 to 1.")
         self.residual = residual
         self.flow: Tensor | None = None  # (B, N, N)
         self.prefix = 0

@@ -9,6 +9,7 @@ B batch, H heads, N queries, M keys, E value width
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -49,8 +50,8 @@ class Pro(DenseKernel):
         if iterations < 0:
             raise ConfigError(f"'pro' got iterations={iterations}; expected 0 (softmax) or more.")
         for name, value in (("gamma", gamma), ("delta", delta), ("epsilon", epsilon)):
-            if not value > 0:
-                raise ConfigError(f"'pro' got {name}={value}; it must be above 0.")
+            if not 0 < value < math.inf:
+                raise ConfigError(f"'pro' got {name}={value}; it must be above 0, and finite.")
         if penalty == "huber_mcp" and not gamma > delta:
             raise ConfigError(f"'pro' with penalty='huber_mcp' got gamma={gamma}, delta={delta}; gamma must be larger.")
         self.penalty, self.gamma, self.delta = penalty, gamma, delta

@@ -6,6 +6,7 @@ Each function makes F filters of K×K taps, (F, K, K), on the generator's device
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -61,7 +62,7 @@ def gauss(count: int, size: int, *, variance: float, generator: torch.Generator)
 
     `variance` of the bump is in taps squared, above 0; `count`, `size` and `generator` are as in `random`.
     """
-    if variance <= 0:
+    if not 0 < variance < math.inf:
         raise ConfigError(f"variance={variance}, expected a positive number, in taps squared.")
     middle = torch.randint(size, (count, 2, 1), generator=generator, device=generator.device)
     away = (torch.arange(size, device=generator.device) - middle).square()  # (F, 2, K)

@@ -12,6 +12,7 @@ Letters: H heads, D key width, E value width, C model width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -48,6 +49,9 @@ def mimetic(
     """
     if variant not in ("paper", "released"):
         raise ConfigError(f"variant={variant!r}, expected 'paper' or 'released'.")
+    for name, weight in (("alpha", alpha), ("beta", beta), ("value_alpha", value_alpha), ("value_beta", value_beta)):
+        if not math.isfinite(weight):
+            raise ConfigError(f"'mimetic' got {name}={weight}; expected a finite number.")
 
     def noise(dim: int) -> Tensor:
         like = torch.empty(dim, dim, dtype=torch.float64)

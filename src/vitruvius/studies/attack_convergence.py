@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.attacks import LINF, Dice, Norm, frozen, full_precision
 from vitruvius.attacks.pgd import PGD
@@ -53,6 +54,7 @@ def attack_convergence(
         seeds = (seed,)
     if step_size is None:
         step_size = 0.15 * eps
+    check_count(points, "points")
     chosen = _correct_points(subject, points)
     for one in seeds:
         keys = {f"{one}/{length}/{int(point)}" for length in lengths for point in chosen}

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError
 from vitruvius.attacks import LINF, Norm
 from vitruvius.attacks.pgd import PGD
@@ -44,6 +45,8 @@ def attack_effectiveness(
     epochs: kept epochs of a run, counted from 1; null: all of them, or the model as it is.
     norm: of the ball: linf, l2 or l1.
     """
+    for length in steps:
+        check_count(length, "steps")
     for epoch in _epochs_of(subject, epochs):
         model = subject.model
         if epoch is not None:
@@ -54,7 +57,7 @@ def attack_effectiveness(
                 if key in done:
                     continue
                 attack = PGD(eps=eps, steps=length, step_size=1.5 * eps / length, seed=seed, norm=norm)  # the paper's
-                report = evaluate(model, list(subject.batches()), [attack])
+                report = evaluate(model, list(subject.batches()), [attack], progress=subject.progress)
                 score = report.threats[-1]
                 low, high = wilson(score.correct, score.n)
                 yield {

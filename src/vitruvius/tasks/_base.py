@@ -14,6 +14,7 @@ import torch
 from timm.task import ClassificationTask
 from torch import Tensor, nn
 
+from vitruvius._checks import check_weight
 from vitruvius._errors import ConfigError
 from vitruvius._registry import Registry
 
@@ -69,6 +70,7 @@ class Objective(ClassificationTask):
     threat: tuple[str, float] | None = None  # what the best weights must withstand
 
     def __init__(self, model: nn.Module, criterion: nn.Module, *, penalty: float = 0.0) -> None:
+        check_weight(penalty, "task.penalty")
         super().__init__(model, criterion, verbose=False)
         self.draws = BatchDraws()
         self.penalty = penalty

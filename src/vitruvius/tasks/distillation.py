@@ -6,12 +6,14 @@ are those of timm's distillation tasks, which want normalised images; ours go th
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from timm.utils import unwrap_model
 from torch import Tensor, nn
 
+from vitruvius._checks import check_weight
 from vitruvius._errors import ConfigError
 from vitruvius.models import PixelModel
 from vitruvius.surgery import inner
@@ -53,6 +55,7 @@ class Distillation(Objective):
     ) -> None:
         super().__init__(model, Criterion(smoothing=smoothing, binary=binary), penalty=penalty)
         self.teacher = load_teacher(teacher, weights=teacher_weights, classes=model.num_classes)
+        check_temperature(temperature)
         self.weights = weights_of(task_loss_weight, distill_loss_weight)
         self.kind, self.temperature = kind, temperature
         if kind == "feature":
@@ -133,9 +136,20 @@ def weights_of(task: float | None, distill: float | None) -> tuple[float, float]
 
     `task` and `distill` are those of the recipe, None where it says nothing.
     """
+    weights = (1.0, 1.0)
     if distill is not None:
-        return (1.0 if task is None else task), distill
-    return (1.0, 1.0) if task is None else (task, 1.0 - task)
+        weights = (1.0 if task is None else task), distill
+    elif task is not None:
+        weights = (task, 1.0 - task)
+    check_weight(weights[0], "task.task_loss_weight")
+    check_weight(weights[1], "task.distill_loss_weight")
+    return weights
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse a `temperature` by which no logits can be divided."""
+    if not 0 < temperature < math.inf:
+        raise ConfigError(f"task.temperature = {temperature}, expected a finite number above 0.")
 
 
 def check_classes(teacher: PixelModel, student: PixelModel) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from timm.loss import JsdCrossEntropy
 from torch import Tensor, nn
 
+from vitruvius._checks import check_weight
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.tasks._base import Objective, tasks
 from vitruvius.tasks._losses import Criterion
@@ -38,6 +39,7 @@ class JSD(Objective):
     ) -> None:
         if splits < 2:
             raise ConfigError(f"task.splits = {splits}, expected at least 2: the images and an augmented version.")
+        check_weight(alpha, "task.alpha")
         criterion = JsdCrossEntropy(num_splits=splits, alpha=alpha, smoothing=0.0)
         criterion.cross_entropy_loss = Criterion(smoothing=smoothing, binary=binary)  # soft labels too
         super().__init__(model, criterion, penalty=penalty)

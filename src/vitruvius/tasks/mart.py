@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitruvius._checks import check_weight
 from vitruvius._keys import key
 from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
 from vitruvius.tasks._base import tasks
@@ -27,6 +28,10 @@ class Mart(AdversarialObjective):
     statistics: Statistics = key(("clean", "adversarial"), "passes that add to the running statistics of batch norms")
     log_clean: bool = field(default=False, init=False)  # the loss has the clean answer anyway
     binary: bool = field(default=False, init=False)  # equation 11 has a form of its own
+
+    def __post_init__(self, model: nn.Module) -> None:
+        check_weight(self.beta, "task.beta")
+        super().__post_init__(model)
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         numbers = self.numbers(input, target)

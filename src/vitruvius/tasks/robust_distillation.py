@@ -13,7 +13,7 @@ from vitruvius.models import PixelModel
 from vitruvius.tasks._adversarial import AdversarialObjective
 from vitruvius.tasks._base import tasks
 from vitruvius.tasks._teacher import load_teacher
-from vitruvius.tasks.distillation import check_classes, lesson, weights_of
+from vitruvius.tasks.distillation import check_classes, check_temperature, lesson, weights_of
 
 
 @tasks.register("robust_distillation")
@@ -33,6 +33,7 @@ class RobustDistillation(AdversarialObjective):
         super().__post_init__(model)
         self.frozen_teacher = load_teacher(self.teacher, weights=self.teacher_weights, classes=model.num_classes)
         check_classes(self.frozen_teacher.model, model)
+        check_temperature(self.temperature)
         self.weights = weights_of(self.task_loss_weight, self.distill_loss_weight)
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:

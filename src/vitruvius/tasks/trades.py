@@ -10,6 +10,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from vitruvius._checks import check_weight
 from vitruvius._errors import ConfigError
 from vitruvius._keys import key
 from vitruvius.attacks import KL
@@ -34,6 +35,7 @@ class Trades(AdversarialObjective):
     log_clean: bool = field(default=False, init=False)  # the loss has the clean answer anyway
 
     def __post_init__(self, model: nn.Module) -> None:
+        check_weight(self.beta, "task.beta")
         self.attack = climbing_divergence(self.attack, eps=self.eps, norm=self.norm)
         super().__post_init__(model)
 
