@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import timm
@@ -14,6 +15,7 @@ import vitruvius
 from families import FAMILIES
 from vitruvius._errors import ConfigError, SurgeryError
 from vitruvius.attention import build_core, part
+from vitruvius.attention.sparse_softmax import BUCKET, KEY, make_buckets, tile_order
 from vitruvius.compression.rules.local_global import LocalGlobal
 from vitruvius.compression.sparse import use_sparse
 from vitruvius.heads import Heads, Site
@@ -24,9 +26,9 @@ GRID = Site(
 )  # fmt: skip
 
 
-def some_heads(site: Site = GRID, *, bias: bool = False, seed: int = 0) -> Heads:
+def some_heads(site: Site = GRID, *, bias: bool = False, seed: int = 0, batch: int = 2) -> Heads:
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(2, site.num_heads, site.num_keys, 8, generator=generator).double() for _ in range(3))
+    q, k, v = (torch.randn(batch, site.num_heads, site.num_keys, 8, generator=generator).double() for _ in range(3))
     extra = torch.randn(site.num_heads, site.num_queries, site.num_keys, generator=generator).double() if bias else None
     return Heads(q[:, :, : site.num_queries], k, v, extra, 0.3)
 
@@ -54,6 +56,61 @@ def test_it_equals_the_masked_dense_result(name: str, bias: bool, block: int) ->
     dense = build_core([part("mask", keep=keep)], GRID).double()
     sparse = build_core([part("sparse_softmax", keep=keep, block=block)], GRID).double()
     torch.testing.assert_close(sparse(heads), dense(heads), atol=1e-12, rtol=1e-12)
+
+
+def side_by_side(heads: Heads) -> Heads:
+    """The same numbers as one projection leaves them: q, k and v of a token beside each other, head by head."""
+    qkv = torch.stack(heads[:3]).permute(1, 3, 0, 2, 4).contiguous()  # (B, N, 3, H, D)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    return heads._replace(q=q, k=k, v=v)
+
+
+@pytest.mark.parametrize("name", list(patterns()))
+@pytest.mark.parametrize("batch", [1, 2, 300])
+def test_rows_read_where_the_projection_left_them_give_the_masked_dense_result(name: str, batch: int) -> None:
+    keep, heads = patterns()[name], some_heads(batch=batch)
+    fused = side_by_side(heads)
+    assert fused.k.stride() == (3 * 3 * 8 * 101, 8, 3 * 3 * 8, 1)
+    dense = build_core([part("mask", keep=keep)], GRID).double()(heads)
+    sparse = build_core([part("sparse_softmax", keep=keep)], GRID).double()
+    for given in (heads, fused):
+        torch.testing.assert_close(sparse(given), dense, atol=1e-12, rtol=1e-12)
+
+
+def test_without_a_gradient_nothing_is_computed_by_the_differentiable_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = build_core([part("sparse_softmax", keep=patterns()["local and global"])], GRID).double()
+    expected = core(some_heads())
+    monkeypatch.setattr(type(core.kernel), "_attend", lambda *_: pytest.fail("the slower way"))
+    torch.testing.assert_close(core(some_heads()), expected)
+    leaf = some_heads().q.requires_grad_()
+    with torch.no_grad():
+        core(some_heads()._replace(q=leaf))
+    with pytest.raises(pytest.fail.Exception):
+        core(some_heads()._replace(q=leaf))
+
+
+def test_heads_come_out_so_that_they_are_joined_without_a_copy() -> None:
+    core = build_core([part("sparse_softmax", keep=patterns()["local and global"])], GRID).double()
+    assert core(some_heads()).transpose(1, 2).is_contiguous()
+
+
+def test_buckets_cost_no_more_than_any_other_way_to_gather_the_blocks() -> None:
+    keep = patterns()["local and global"]
+    order = tile_order(101, (10, 10), 1, 4)
+    buckets = make_buckets(keep, order, 4)
+    widths = sorted(width for bucket in buckets for width in (bucket.bias > -torch.inf).any(1).sum(-1).tolist())
+    spent = sum(bucket.bias.shape[0] * bucket.bias.shape[2] * (4 + KEY) + BUCKET for bucket in buckets)
+    sizes = sorted(set(widths))
+    assert 2 < len(sizes) < 12
+    cheapest = min(
+        sum(
+            sum(low < width <= high for width in widths) * high * (4 + KEY) + BUCKET
+            for low, high in itertools.pairwise((0, *chosen, sizes[-1]))
+        )
+        for number in range(len(sizes))
+        for chosen in itertools.combinations(sizes[:-1], number)
+    )
+    assert spent == cheapest
 
 
 def test_fewer_queries_than_keys_are_fine() -> None:

@@ -7,6 +7,7 @@ B batch, H heads, N queries, M keys, E value width; S blocks of a bucket, T quer
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from vitruvius._errors import ConfigError, SurgeryError
 from vitruvius._files import StrPath
 from vitruvius.attention._core import Kernel, attentions
+from vitruvius.attention._sparse_rows import FETCHED, SparseRows, fits
 from vitruvius.attention.fused import can_run, wanted
 from vitruvius.attention.fused.masked import attend_kept, make_pattern
 from vitruvius.attention.mask import Mask
@@ -26,6 +28,7 @@ from vitruvius.heads import Heads, Site
 NAMES = ("queries", "keys", "bias")
 BLOCKS = (64, 32, 16)  # queries computed together, unless a number is asked for
 BUCKET = 4096  # pairs that take about as long as the calls for one more bucket
+KEY = 4  # pairs that take about as long as fetching a key and its value
 
 
 class Bucket(NamedTuple):
@@ -62,6 +65,7 @@ class SparseSoftmax(Kernel):
             raise ConfigError(f"sparse_softmax.block = {block}, expected the number of queries computed together.")
         self.site_name, self.block, self.grid, self.num_buckets = site.name, block, site.grid, 0
         self.num_prefix_tokens, self.num_lists = site.num_prefix_tokens, 0
+        self.num_wide, self.num_wide_first = 0, 0
         self.wide_is_whole = False
         self.register_buffer("keep", Mask(site, file=file, keep=keep).keep)
         self._plan()
@@ -71,12 +75,15 @@ class SparseSoftmax(Kernel):
         self._require_size(heads)
         if self.num_lists and heads.bias is None and wanted(heads, part="sparse_softmax"):
             return attend_kept(heads, [self.get_buffer(f"list_{i}") for i in range(self.num_lists)])
+        if fits(heads):
+            done = [self._put_back(self._attend_group(group)) for group in self.rows.groups(heads)]
+            return done[0] if len(done) == 1 else torch.cat(done)
         q, k, v = (x.flatten(1, 2) for x in heads[:3])  # (B, H·N, D), (B, H·M, D), (B, H·M, E)
         given = None if heads.bias is None else heads.bias.expand(*heads.bias.shape[:-3], H, N, M)
         done = [self._attend(q, k, v, given, heads, bucket) for bucket in self._buckets()]
-        if len(self.wide):
+        if self.num_wide:
             done.append(self._attend_densely(heads, given))
-        return torch.cat(done, 1).index_select(1, self.inverse).unflatten(1, (H, N))
+        return self._put_back(done)
 
     def last_softmax(self, heads: Heads) -> Heads:
         """The same with everything that the pattern removes hidden by the bias.
@@ -94,6 +101,18 @@ class SparseSoftmax(Kernel):
                 f"'sparse_softmax' at {self.site_name!r} is for {N} queries and {M} keys and met "
                 f"{heads.q.shape[-2]} and {heads.k.shape[-2]}. Resample it with vitruvius.attention.interpolate."
             )
+
+    def _attend_group(self, heads: Heads) -> list[Tensor]:
+        """The buckets' outputs (G, S·T, E), then those of queries that keep most keys."""
+        done: list[Tensor] = self.rows(heads)
+        if self.num_wide:
+            done.append(self._attend_densely(heads, None))
+        return done
+
+    def _put_back(self, done: list[Tensor]) -> Tensor:
+        """(B, H, N, E) of the parts' outputs; in memory (B, N, H, E), so that heads are joined without a copy."""
+        H, N, _ = self.keep.shape
+        return torch.cat(done, 1).index_select(1, self.inverse).unflatten(1, (N, H)).transpose(1, 2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, given: Tensor | None, heads: Heads, bucket: Bucket) -> Tensor:
         """One bucket, (B, S·T, E)."""
@@ -125,7 +144,11 @@ class SparseSoftmax(Kernel):
         if given is not None:
             shown = given[..., self.wide, :]
             bias = shown if bias is None else bias + shown
-        return attend(heads._replace(q=heads.q.index_select(2, self.wide), bias=bias)).flatten(1, 2)
+        if self.num_wide_first:
+            asking = heads.q[:, :, : self.num_wide_first]
+        else:
+            asking = heads.q.index_select(2, self.wide)
+        return attend(heads._replace(q=asking, bias=bias)).flatten(1, 2)
 
     def _buckets(self) -> Iterator[Bucket]:
         for i in range(self.num_buckets):
@@ -144,14 +167,17 @@ class SparseSoftmax(Kernel):
         for i, bucket in enumerate(buckets):
             for name, tensor in zip(NAMES, bucket, strict=True):
                 self.register_buffer(f"{name}_{i}", tensor.to(device), persistent=False)
+        self.rows = SparseRows(buckets, (H, N, M)).to(device)
         lists = make_pattern(keep) if can_run() else []
         self.num_lists = len(lists)
         for i, tensor in enumerate(lists):
             self.register_buffer(f"list_{i}", tensor.to(device), persistent=False)
         chosen = wide.nonzero().flatten()
-        self.wide_is_whole = bool(keep[:, chosen].all())
+        self.num_wide, self.wide_is_whole = len(chosen), bool(keep[:, chosen].all())
+        self.num_wide_first = self.num_wide if torch.equal(chosen, torch.arange(self.num_wide)) else 0
         dense = (torch.arange(H)[:, None] * N + chosen).flatten()
-        places = torch.cat([*(bucket.queries.flatten() for bucket in buckets), dense])
+        by_head = torch.cat([*(bucket.queries.flatten() for bucket in buckets), dense])
+        places = by_head % N * H + by_head // N  # in N·H
         inverse = torch.empty(H * N, dtype=torch.long).scatter_(0, places, torch.arange(len(places)))
         self.register_buffer("wide", chosen.to(device), persistent=False)
         self.register_buffer("inverse", inverse.to(device), persistent=False)
@@ -163,7 +189,7 @@ class SparseSoftmax(Kernel):
         grid = self.grid if N == M else None
         orders = {size: tile_order(N, grid, self.num_prefix_tokens, size) for size in sizes}
         plans = [make_buckets(keep, order[~wide[order]], size) for size, order in orders.items()]
-        return min(plans, key=lambda plan: sum(bucket.bias.numel() + BUCKET for bucket in plan))
+        return min(plans, key=lambda plan: sum(_cost(*bucket.bias.shape) for bucket in plan))
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -183,7 +209,7 @@ def attend_few(heads: Heads) -> Tensor:
     q, k, v, bias, scale, dropout = heads
     if q.device.type != "cpu" or dropout or bias is None:
         return attend(heads)
-    if len(q) == 1:
+    if not torch.compiler.is_compiling() and len(q) == 1:  # which would fix the number of images of an export
         scores = torch.baddbmm(bias, q[0], k[0].transpose(-2, -1), alpha=scale)  # (S, T, U)
         return torch.bmm(scores.softmax(-1), v[0])[None]
     scores = torch.matmul(q * scale, k.transpose(-2, -1)) + bias
@@ -210,40 +236,26 @@ def make_buckets(keep: Tensor, order: Tensor, block: int) -> list[Bucket]:
     `keep` is the mask (H, N, M), True = kept; `order` (N) lists the queries.
     """
     H, N, M = keep.shape
-    groups: dict[int, list[Block]] = {}
+    blocks: list[Block] = []
     block = min(block, len(order))
     for queries in order.split(block) if block else ():
         padded = torch.cat([queries, queries[-1:].expand(block - len(queries))])  # (T)
         for head in range(H):
             rows = keep[head, padded]  # (T, M)
             keys = rows.any(0).nonzero().flatten()
-            size = min(_round_up(len(keys)), M)
-            filled = torch.cat([keys, keys[-1:].expand(size - len(keys))])
-            kept = rows[:, filled]
-            kept[:, len(keys) :] = False
-            groups.setdefault(size, []).append((head * N + padded, head * M + filled, kept))
-    buckets = []
-    for members in _merged(groups):
-        queries, keys, kept = (torch.stack(column) for column in zip(*members, strict=True))
-        buckets.append(Bucket(queries, keys, torch.zeros(kept.shape).masked_fill(~kept, -torch.inf)))
-    return buckets
+            blocks.append((head * N + padded, head * M + keys, rows[:, keys]))
+    return [_bucket(members) for members in _gathered(blocks)]
 
 
 Block = tuple[Tensor, Tensor, Tensor]  # queries (T), keys (U), kept (T, U)
 
 
-def _merged(groups: dict[int, list[Block]]) -> list[list[Block]]:
-    """Blocks by their number of keys; few blocks are padded to the next larger number rather than computed apart."""
-    merged: list[list[Block]] = []
-    waiting: list[Block] = []
-    sizes = sorted(groups)
-    for place, size in enumerate(sizes):
-        waiting = [_padded(block, size) for block in waiting] + groups[size]
-        last = place == len(sizes) - 1
-        if last or len(waiting) * len(waiting[0][0]) * (sizes[place + 1] - size) >= BUCKET:
-            merged.append(waiting)
-            waiting = []
-    return merged
+def _bucket(members: list[Block]) -> Bucket:
+    """Blocks with as many keys as the widest of them."""
+    most = max(len(keys) for _, keys, _ in members)
+    filled = [_padded(block, most) for block in members]
+    queries, keys, kept = (torch.stack(column) for column in zip(*filled, strict=True))
+    return Bucket(queries, keys, torch.zeros(kept.shape).masked_fill(~kept, -torch.inf))
 
 
 def _padded(block: Block, size: int) -> Block:
@@ -253,7 +265,26 @@ def _padded(block: Block, size: int) -> Block:
     return queries, torch.cat([keys, keys[-1:].expand(missing)]), F.pad(kept, (0, missing))
 
 
-def _round_up(number: int) -> int:
-    """To a multiple of a quarter of the power of two below: at most a quarter of the keys of a block is padding."""
-    step = max(16, 2 ** (number.bit_length() - 3))
-    return -(-number // step) * step
+def _gathered(blocks: list[Block]) -> list[list[Block]]:
+    """Blocks in buckets, narrow ones first, so that padding and calls together cost least."""
+    blocks = sorted(blocks, key=lambda block: len(block[1]))
+    sizes = [len(keys) for _, keys, _ in blocks]
+    ends = [end for end in range(1, len(sizes) + 1) if end == len(sizes) or sizes[end] > sizes[end - 1]]
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [0])}  # of the blocks before: cost, and where buckets end
+    for end in ends:
+        T, U = blocks[end - 1][2].shape
+        best[end] = min((cost + _cost(end - start, T, U), [*cuts, end]) for start, (cost, cuts) in best.items())
+    _, cuts = best[len(blocks)]
+    return [part for start, end in itertools.pairwise(cuts) for part in _split(blocks[start:end])]
+
+
+def _cost(S: int, T: int, U: int) -> int:
+    """Of a bucket, in pairs."""
+    return S * U * (T + KEY) + BUCKET
+
+
+def _split(blocks: list[Block]) -> list[list[Block]]:
+    """Parts of about the same size that fetch no more keys each than the cache takes."""
+    fetched = len(blocks) * len(blocks[-1][1])
+    size = -(-len(blocks) // -(-fetched // FETCHED))
+    return [blocks[start : start + size] for start in range(0, len(blocks), size)]
