@@ -1,11 +1,15 @@
-"""The recipes that come with the package: where they lie, and how one is found by its name."""
+"""The recipes and checkpoints that come with the package: where they lie, and how one is found by its name."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from pathlib import Path
 
 from vitruvius._errors import ConfigError, suggest
+
+ZOO = "VITRUVIUS_ZOO"  # the environment variable that names another folder of checkpoints
 
 
 def recipes_folder() -> Path:
@@ -37,6 +41,30 @@ def find_recipe(name: str | Path) -> Path:
         return packaged
     hint = suggest(str(name), recipe_files())
     raise ConfigError(f"no recipe at {name}{hint} `vitruvius list recipes` shows what comes with it.")
+
+
+def zoo_folder() -> Path:
+    """Where checkpoints lie: $VITRUVIUS_ZOO, by default zoo/ at the root of a checkout."""
+    named = os.environ.get(ZOO)
+    if named:
+        return Path(named)
+    return Path(__file__).parents[2] / "zoo"
+
+
+def zoo_cards() -> dict[str, Path]:
+    """The card of every checkpoint by its name."""
+    return {file.parent.name: file for file in sorted(zoo_folder().glob("*/card.json"))}
+
+
+def describe_zoo() -> list[tuple[str, str, str]]:
+    """Name, data and model, and what was measured, of every checkpoint of the zoo."""
+    rows = []
+    for name, file in zoo_cards().items():
+        card = json.loads(file.read_text(encoding="utf-8"))
+        figures = ", ".join(f"{row['label']} {100 * row['accuracy']:.1f} %" for row in card["figures"])
+        about, _, _ = card["about"].partition(". ")
+        rows.append((f"zoo/{name}", f"{card['model']} on {card['data']['name']}: {figures}", f"{about.rstrip('.')}."))
+    return rows
 
 
 def processes_of(recipe: Path) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius._keys import Key, choose_sections
-from vitruvius._recipes import find_recipe, recipe_files, recipes_folder
+from vitruvius._recipes import describe_zoo, find_recipe, recipe_files, recipes_folder
 
 __all__ = ["KINDS", "find_recipe", "listing", "recipes", "recipes_folder", "write_index"]
 
@@ -69,8 +69,9 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "targets": partial(registered, "targets", "target_kinds"),
     "tasks": partial(registered, "tasks", "tasks"),
     "trackers": partial(registered, "tracking", "trackers"),
+    "zoo": describe_zoo,
 }
-LIVE = ("recipes",)  # files that are read as they are now, without PyTorch
+LIVE = ("recipes", "zoo")  # files that are read as they are now, without PyTorch
 
 
 ROOMS = (  # whose public files register what is listed
@@ -123,7 +124,7 @@ class Index:
         self.known: dict[str, Any] = json.loads(text)
 
     def rows(self, kind: str) -> list[Row]:
-        """The pieces of one `kind`; recipes are read as they are now."""
+        """The pieces of one `kind`; recipes and checkpoints of the zoo are read as they are now."""
         if kind in LIVE:
             return KINDS[kind]()
         return [(name, settings, line) for name, settings, line in self.known["kinds"][kind]]

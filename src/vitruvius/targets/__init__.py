@@ -17,6 +17,7 @@ from vitruvius.targets._base import (
     target_kinds,
 )
 from vitruvius.targets.published import load_model
+from vitruvius.targets.zoo import find_checkpoint, hash_file, read_card
 
 __all__ = [
     "Target",
@@ -24,12 +25,15 @@ __all__ = [
     "TargetKind",
     "check_head",
     "check_numbering",
+    "find_checkpoint",
     "folder_for",
+    "hash_file",
     "limit_images",
     "load_model",
     "load_target_plugins",
     "local_run",
     "open_target",
+    "read_card",
     "require_data",
     "save_target",
     "target_kinds",
