@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "RESULTS.md"
 PIECE = 15  # MiB of one file of a pack
 WEIGHTS = ("best.safetensors", "last.safetensors")
-HEAVY = (*WEIGHTS, "state.pt", "maps.safetensors")  # left out of a pack
+HEAVY = ("maps.safetensors", "maps.partial")  # left out of a pack, as weights and states are
 HEAD = "# Measured: "
 
 
@@ -95,9 +95,6 @@ def make_figures(_: argparse.Namespace) -> None:
 
 def pack(folder: Path, out: Path, *, weights: list[str], piece: int = PIECE) -> list[str]:
     """Write a campaign as NAME.tar.gz in pieces; what was written, with sizes."""
-    missing = [name for name in weights if not any((folder / name / file).is_file() for file in WEIGHTS)]
-    if missing:
-        raise SystemExit(f"{folder} has no weights of {', '.join(missing)}.")
     if not folder.is_dir():
         raise SystemExit(f"{folder} is not a folder; expected that of a sweep or a study.")
     buffer = io.BytesIO()
@@ -117,12 +114,26 @@ def pack(folder: Path, out: Path, *, weights: list[str], piece: int = PIECE) -> 
 
 
 def packed_files(folder: Path, weights: list[str]) -> Iterator[Path]:
+    """What a pack holds of a campaign: everything but locks, states, maps and weights, but for those asked for."""
+    wanted = {weights_of(folder / name) for name in weights}
     for file in sorted(folder.rglob("*")):
-        if not file.is_file() or file.is_symlink() or file.name.endswith(".lock"):
-            continue
-        run = file.relative_to(folder).parts[0]
-        if file.name not in HEAVY or (run in weights and file.name in WEIGHTS and file.parent == folder / run):
+        is_plain = file.is_file() and not file.is_symlink() and ".lock" not in file.name
+        if is_plain and (file in wanted or not is_heavy(file)):
             yield file
+
+
+def is_heavy(file: Path) -> bool:
+    """Maps, states, and weights: of the best and the last epoch, of averages, and kept ones."""
+    of_run = file.suffix == ".safetensors" and (file.parent / "config.yaml").is_file()
+    return of_run or file.suffix == ".pt" or file.name in HEAVY or file.parent.name == "kept"
+
+
+def weights_of(run: Path) -> Path:
+    """The best weights of a run, else its last ones."""
+    for name in WEIGHTS:
+        if (run / name).is_file():
+            return run / name
+    raise SystemExit(f"{run.parent} has no weights of {run.name}.")
 
 
 def unpack(piece: Path, folder: Path) -> Path:
@@ -260,7 +271,7 @@ def read_study(folder: Path) -> Run:
     return {
         **about,
         "settings": {key: without_folders(key, value) for key, value in about["settings"].items()},
-        "versions": {Path(name).name: subject["versions"] for name, subject in subjects.items()},
+        "versions": {Path(name).name: subject.get("versions", {}) for name, subject in subjects.items()},
         "finished": finished.isoformat(),
         "rows": rows,
     }

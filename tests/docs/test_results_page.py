@@ -123,7 +123,7 @@ def test_a_pack_leaves_weights_out_unless_they_are_asked_for(tmp_path: Path) -> 
     sweep = tmp_path / "light"
     for name in ("a", "b"):
         run = write_run(sweep, name)
-        for heavy in ("best.safetensors", "state.pt"):
+        for heavy in ("best.safetensors", "last.safetensors", "last_ema.safetensors", "state.pt", "state.previous.pt"):
             (run / heavy).write_bytes(b"heavy")
         (run / "evaluation").mkdir()
         (run / "evaluation" / "ledger.safetensors").write_bytes(b"rows")
@@ -132,7 +132,7 @@ def test_a_pack_leaves_weights_out_unless_they_are_asked_for(tmp_path: Path) -> 
     home = MAKER["unpack"](tmp_path / "out" / "light.tar.gz.00", tmp_path / "home")
     files = {file.relative_to(home).as_posix() for file in home.rglob("*") if file.is_file()}
     assert "b/best.safetensors" in files
-    assert not {"a/best.safetensors", "a/state.pt", "b/state.pt"} & files
+    assert [file for file in files if "best" in file or "last" in file or "state" in file] == ["b/best.safetensors"]
     assert {"sweep.json", "a/evaluation/ledger.safetensors", "a/metrics.jsonl", "a/config.yaml"} <= files
     with pytest.raises(SystemExit, match="has no weights of c"):
         MAKER["pack"](sweep, tmp_path / "out", weights=["c"])
