@@ -15,10 +15,10 @@ from rich.console import Console
 import vitruvius
 from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError
+from vitruvius.attacks._search import watch
 from vitruvius.attention import part
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.evaluation import _progress
 from vitruvius.evaluation.examination import examine, make_twins, plain_surrogate
 from vitruvius.evaluation.sanity import Sanity
 
@@ -158,7 +158,7 @@ def test_a_model_in_half_precision_is_attacked_through_float32() -> None:
 def test_whoever_waits_hears_which_check_is_made_how_far_it_is_and_what_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_progress, "PAUSE", 0.0)
+    monkeypatch.setattr(watch, "PAUSE", 0.0)
     console = Console(file=io.StringIO(), force_terminal=False, width=160)
     told: list[str] = []
     with Bar("checking", console=console) as bar:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from vitruvius import _bar
 from vitruvius._bar import Bar
 from vitruvius.attacks import StageEvent
-from vitruvius.attacks._ensemble import journal
+from vitruvius.attacks._search import watch
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.apgd_targeted import APGDTargeted
 from vitruvius.attacks.autoattack import AutoAttack
@@ -31,7 +31,7 @@ from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.square import Square
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.evaluation import _progress, evaluate
+from vitruvius.evaluation import evaluate
 from vitruvius.evaluation.ledger import NOTES, POINTS
 
 EPS = 4 / 255
@@ -231,7 +231,7 @@ L1 = AutoAttack(
 def test_no_more_is_left_than_was_said_at_any_step(
     ensemble: AutoAttack, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "PAUSE", 0.0)
+    monkeypatch.setattr(watch, "PAUSE", 0.0)
     stages = tuple(
         replace(stage, batch_size=batch_size) if stage.batches_itself else stage for stage in ensemble.attacks
     )
@@ -249,7 +249,7 @@ def test_no_more_is_left_than_was_said_at_any_step(
 
 
 def test_every_step_of_a_stage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "PAUSE", 0.0)
+    monkeypatch.setattr(watch, "PAUSE", 0.0)
     x, y, _ = (torch.cat(column) for column in zip(*digits().with_ids(), strict=True))
     events: list[StageEvent] = []
     ENSEMBLE.run(model(), x, y, batch_size=len(x), on_event=events.append)
@@ -354,7 +354,7 @@ class Slow(nn.Module):
 
 def test_lines_within_a_stage_advance_with_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_bar, "EVERY", 0.05)
-    monkeypatch.setattr(journal, "PAUSE", 0.0)
+    monkeypatch.setattr(watch, "PAUSE", 0.0)
     console = Console(file=io.StringIO(), force_terminal=False, width=160)
     ensemble = replace(ENSEMBLE, attacks=(APGDTargeted(eps=1 / 255, steps=30, targets=3),))
     with Bar("evaluating", console=console) as bar:
@@ -370,7 +370,7 @@ def test_lines_within_a_stage_advance_with_rate_and_time_left(monkeypatch: pytes
 
 def test_lines_within_one_batch_of_a_plain_attack_advance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_bar, "EVERY", 0.05)
-    monkeypatch.setattr(_progress, "PAUSE", 0.0)
+    monkeypatch.setattr(watch, "PAUSE", 0.0)
     console = Console(file=io.StringIO(), force_terminal=False, width=160)
     with Bar("evaluating", console=console) as bar:
         evaluate(Slow(), digits(), ["pgd:eps=1/255,steps=30,restarts=2"], progress=bar)

@@ -14,6 +14,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from small_run import small_run
+from vitruvius._bar import Bar
 from vitruvius._errors import DataError
 from vitruvius.analysis import NULLS, Table, read_rows
 from vitruvius.analysis.shipped import read_shipped_folder
@@ -88,7 +89,7 @@ def test_every_statistic_of_every_model_has_its_chance_beside_it(studied: Path, 
 
 def test_the_bar_is_told_how_many_images_there_are(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     totals: set[int | None] = set()
-    monkeypatch.setattr(kpca.Bar, "__call__", lambda self, done, total, *words, **numbers: totals.add(total))
+    monkeypatch.setattr(Bar, "__call__", lambda self, done, total, *words, **numbers: totals.add(total))
     study("kpca", [str(run)], {**FEW, "analyses": ("norms",)}, tmp_path)
     assert totals == {3}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 import vitruvius
 from shift_layouts import write_pictures
 from small_run import small_run
+from vitruvius import _bar
 from vitruvius._errors import ConfigError, DataError, RunError, UnknownName
+from vitruvius.attacks._search import watch
 from vitruvius.attacks.pgd import PGD
 from vitruvius.cli.look import show_row
 from vitruvius.data import DataConfig, eval_loader
@@ -232,3 +235,28 @@ def test_rows_of_other_images_labels_or_settings_are_refused(
     monkeypatch.setattr("vitruvius.studies._base.open_subject", opened)
     with pytest.raises(RunError, match=f"with other {change} "):
         study("eps-sweep", [MODEL], settings, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("attack-convergence", {"steps": [0, 60], "seeds": [0], "points": 4}, r"\d+/100, row 1, step \d+ of 60"),
+        (
+            "eps-sweep",
+            {"eps": [0.1], "threat": "pgd:steps=60"},
+            r"\d+/24, row 1, round 2 of 2, pgd\(.+\), step \d+ of 60",
+        ),
+    ],
+)
+def test_whoever_waits_hears_how_far_a_study_is(
+    name: str,
+    settings: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_bar, "EVERY", 0.02)
+    monkeypatch.setattr(watch, "PAUSE", 0.0)
+    study(name, [MODEL], {**FEW, **settings}, tmp_path)
+    assert re.search(rf"studying {MODEL}: {said}, .+ left", capsys.readouterr().err)

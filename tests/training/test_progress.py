@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from small_run import small_config
-from vitruvius.training import _build, train
+from vitruvius.training import _build, _progress_bar, train
 from vitruvius.training._progress_bar import Bar, FirstBatch, line
 
 LINE = r"epoch {}/2  loss \d\.\d{{3}}  accuracy +\d+\.\d %  held-out +\d+\.\d %  EMA +\d+\.\d %  [\d,]+ images/s"
@@ -82,14 +82,25 @@ def test_a_compiled_run_announces_the_compiler(tmp_path: Path, monkeypatch: pyte
     assert re.search(r"first batch: \d+\.\d s, compiling included\n", out.getvalue())
 
 
-def test_a_long_epoch_writes_a_plain_line_every_half_minute() -> None:
+def test_a_long_epoch_writes_a_plain_line_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_progress_bar, "EVERY", 0.1)
     out = io.StringIO()
     numbers = {"loss": 0.25, "accuracy": 0.5, "images": 640.0, "seconds": 2.0}
     with Bar(epochs=3, start=0, batches=5000, shown=True, console=Console(file=out, width=120)) as bar:
         bar.start(0)
         bar.batch(10, numbers)
-        bar.said_at -= 31
         bar.batch(20, numbers)
-        bar.batch(30, numbers)
-    said = "epoch 1/3  batch 20 of 5,000  loss 0.250  accuracy  50.0 %  320 images/s"
-    assert out.getvalue().splitlines() == [said]
+        time.sleep(0.3)
+        bar.looking("held-out")
+        time.sleep(0.3)
+    lines = out.getvalue().splitlines()
+    begins = "epoch 1/3  batch 20 of 5,000  loss 0.250  accuracy  50.0 %  320 images/s  "
+    assert re.fullmatch(re.escape(begins) + r"\d+ s left", lines[0])
+    assert re.fullmatch(r"epoch 1/3  judging the held-out images  \d+ s left", lines[-1]), "also while no batch comes"
+    assert len(lines) >= 3
+
+
+def test_short_epochs_are_followed_by_their_own_lines_alone(tmp_path: Path) -> None:
+    out = io.StringIO()
+    train(small_config(tmp_path / "run"), console=Console(file=out, width=120))
+    assert not re.search(r"  batch \d| left$", out.getvalue())

@@ -29,7 +29,7 @@ from vitruvius.attacks._models import (
     unwrapped,
 )
 from vitruvius.attacks._norms import L1, L2, LINF, NORMS, L1Norm, L2Norm, LinfNorm, Norm, as_norm
-from vitruvius.attacks._search.watch import SearchWatch, watched_by, watched_range
+from vitruvius.attacks._search.watch import SearchWatch, StepProgress, watched_by, watched_range
 
 __all__ = [
     "CE",
@@ -57,6 +57,7 @@ __all__ = [
     "SearchWatch",
     "StageEvent",
     "StageResult",
+    "StepProgress",
     "SurrogateGradient",
     "Threat",
     "Work",

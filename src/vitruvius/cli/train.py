@@ -88,7 +88,7 @@ def run_sweep(options: argparse.Namespace) -> None:
             raise RunError(outcome)
         print(outcome)
     else:
-        print(sweep.train(tell=print, minutes=options.minutes, jobs=options.jobs))
+        print(sweep.train(quiet=False, tell=print, minutes=options.minutes, jobs=options.jobs))
         failed = sweep.failed()
         if failed:
             raise RunError(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}.")

@@ -117,9 +117,11 @@ class _Job:
     def total(self) -> int | None:
         """Images of this process, where the loader knows how many there are."""
         number = getattr(self.loader, "num_images", None)
-        if number is None:
-            return None
-        return len(range(self.process.rank, number, self.process.world_size))
+        if number is not None:
+            return len(range(self.process.rank, number, self.process.world_size))
+        if isinstance(self.loader, list | tuple):
+            return sum(len(batch[1]) for batch in self.loader)
+        return None
 
     def rounds(self) -> list[dict[str, Threat]]:
         """Clean images and corruptions in one round over the images, then every attack in one of its own, cheap first.

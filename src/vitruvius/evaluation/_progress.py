@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from vitruvius._bar import PAUSE, Pace
+from vitruvius._bar import Pace
 from vitruvius._checks import PacedProgress, Progress
 from vitruvius._format import format_rate
-from vitruvius.attacks import Ensemble, SearchWatch, StageEvent, disturb, watched_by
+from vitruvius.attacks import Ensemble, StageEvent, StepProgress, disturb, watched_by
 
 
 class RoundProgress:
@@ -95,33 +94,6 @@ def _attempt_in_words(event: StageEvent) -> str:
     if event.together > 1:
         return f", runs {event.attempt} to {event.attempt + event.together - 1} of {event.attempts} side by side"
     return f", run {event.attempt} of {event.attempts}"
-
-
-class StepProgress(SearchWatch):
-    """The steps of an attack on one batch, as progress.
-
-    tell: called a few times a second with the share of the batch's work that is done, and the step in words.
-    """
-
-    def __init__(self, tell: Callable[[float, str], object]) -> None:
-        self.tell = tell
-        self.attempt = 0
-        self.attempts = 1
-        self.together = 1
-        self._told_at = time.monotonic()
-
-    def begin(self, attempt: int, attempts: int, images: int, together: int = 1) -> None:
-        self.attempt, self.attempts, self.together = attempt, attempts, together
-
-    def stepped(self, left: int, steps: int) -> None:
-        if time.monotonic() - self._told_at < PAUSE:
-            return
-        self._told_at = time.monotonic()
-        share = (self.attempt + self.together * (1 - left / max(steps, 1))) / self.attempts
-        words = f"step {steps - left} of {steps}"
-        if self.attempts > 1:
-            words = f"run {self.attempt + 1} of {self.attempts}, {words}"
-        self.tell(share, words)
 
 
 def disturb_with_progress(

@@ -9,12 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vitruvius._bar import Bar
 from vitruvius._checks import check_count
 from vitruvius._config import build, override
 from vitruvius._errors import DataError, VitruviusError
 from vitruvius._files import Lock, check_new_file
 from vitruvius._processes import choose_device
 from vitruvius._yaml import read_yaml
+from vitruvius.attacks import StepProgress, watched_by
 from vitruvius.data import DataConfig, Loader, class_words, eval_loader, is_stream
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.models import create_from_config
@@ -117,7 +119,10 @@ def record_run(folder: str | Path, overrides: Sequence[str], images: int, threat
     loader = eval_loader(data, input_size=model.data_config, device=device)
     check_numbering(target, loader)
     x, y, ids = choose_pictures(loader, images)
-    attacked = threat(model, x, y, ids=ids)  # type: ignore[call-arg]
+    with Bar(f"attacking the pictures of {folder}") as bar:
+        tell = StepProgress(lambda share, words: bar(int(len(x) * share), len(x), f"{describe(threat)}, {words}"))
+        with watched_by(tell):
+            attacked = threat(model, x, y, ids=ids)  # type: ignore[call-arg]
     record_examples(
         folder,
         model,

@@ -59,7 +59,7 @@ def eps_sweep(
             correct = _correct_normalised(subject, attack)
             loss = None
         else:
-            score = evaluate(subject.model, list(subject.batches()), [attack]).threats[-1]
+            score = evaluate(subject.model, list(subject.batches()), [attack], progress=subject.progress).threats[-1]
             correct = score.correct
             loss = score.loss
         n = len(subject.y)

@@ -17,7 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from vitruvius._bar import Bar
 from vitruvius._files import atomic_write_text
 from vitruvius.analysis import NULLS, Table, analyse, read_rows
 from vitruvius.analysis import Row as Number
@@ -65,16 +64,15 @@ def kpca(
     if done:
         table = Table.load(subject.folder)
     else:
-        with Bar(f"analysing {subject.name}") as bar:
-            table = analyse(
-                subject.model,
-                list(subject.batches()),
-                *analyses,
-                images=len(subject.y),
-                seed=seed,
-                progress=bar,
-                facts={"model": subject.name},
-            )
+        table = analyse(
+            subject.model,
+            list(subject.batches()),
+            *analyses,
+            images=len(subject.y),
+            seed=seed,
+            progress=subject.progress,
+            facts={"model": subject.name},
+        )
         table.save(subject.folder)
         save_figures(table, subject.folder)
     for row in _summary(table):

@@ -54,7 +54,7 @@ class Loop:
         """Until the last epoch is done."""
         session, gradual = self.session, gradual_of(self.session)
         session.fast_step = make_fast_step(session, self.tell)
-        self.first_batch = FirstBatch(self.tell, compiles=compiles(session))
+        self.first_batch = FirstBatch(self.bar.noting(self.tell), compiles=compiles(session))
         with self.bar:
             while session.epoch < session.num_epochs:
                 self.bar.start(session.epoch, done=session.batch)
@@ -81,6 +81,7 @@ class Loop:
             row |= self.keeper.watch().row() | {"alarms": session.alarms, "rollbacks": session.rollbacks}
         last = session.epoch + 1 == session.num_epochs
         if last or (session.epoch + 1) % session.config.train.evaluate_every == 0:
+            self.bar.looking(self.bar.held)
             row |= self.selection.look(self.keeper.leave_while_looking)
         return row
 

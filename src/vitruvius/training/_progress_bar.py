@@ -13,12 +13,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from vitruvius._bar import Pace
 from vitruvius.training._session import Session
 
 logger = logging.getLogger(__name__)
 
-EVERY = 60.0  # seconds between two lines about something slow
-EVERY_PLAIN = 30.0  # seconds between two lines about an epoch, without a terminal
+EVERY = 30.0  # seconds between two lines about something slow, and about an epoch without a terminal
 
 
 def make_teller(console: Console | None, *, shown: bool) -> Callable[[str], None]:
@@ -99,6 +99,11 @@ class Bar:
         self.current = start
         self.live = shown and self.console.is_terminal
         self.said_at = time.monotonic()
+        self.doing = ""  # what is done now, for a plain line
+        self.pace = Pace()  # of batches
+        self.left = float(epochs * batches - start * batches)
+        self._stopped = threading.Event()
+        self._log = threading.Thread(target=self._write, daemon=True)
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
@@ -114,16 +119,23 @@ class Bar:
 
     def __enter__(self) -> Bar:
         self.progress.start()
+        if self.shown and not self.live:
+            self._log.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stopped.set()
+        if self._log.is_alive():
+            self._log.join()
         self.progress.stop()
 
     def start(self, epoch: int, done: int = 0) -> None:
         """Before an epoch, of which some batches may be `done`."""
         self.current = epoch
+        self.doing = f"epoch {epoch + 1}/{self.epochs}  batch {done:,} of {self.batches:,}"
+        self._count(done)
         self.progress.update(self.bar, completed=epoch * self.batches + done)
 
     def batch(self, done: int, numbers: dict[str, float], /) -> None:
@@ -136,13 +148,38 @@ class Bar:
             description=f"epoch {self.current + 1}/{self.epochs}",
             numbers=text,
         )
-        if self.shown and not self.live and time.monotonic() - self.said_at >= EVERY_PLAIN:
-            self._say(f"epoch {self.current + 1}/{self.epochs}  batch {done:,} of {self.batches:,}  {text}")
+        self.doing = f"epoch {self.current + 1}/{self.epochs}  batch {done:,} of {self.batches:,}  {text}"
+        self._count(done)
+
+    def looking(self, what: str) -> None:
+        """After the batches of an epoch: the model is judged on images, `what` they are."""
+        self.doing = f"epoch {self.current + 1}/{self.epochs}  judging the {what} images"
+        self.progress.update(self.bar, numbers=f"judging the {what} images")
 
     def epoch(self, row: dict[str, Any]) -> None:
         """After an epoch: one line that stays."""
         if self.shown:
             self._say(line(row, self.epochs, self.held))
+
+    def noting(self, tell: Callable[[str], None]) -> Callable[[str], None]:
+        """What says a line by `tell`, so that the bar knows that something was said."""
+
+        def say(text: str) -> None:
+            self.said_at = time.monotonic()
+            tell(text)
+
+        return say
+
+    def _count(self, done: int) -> None:
+        batches = self.current * self.batches + done
+        self.pace.note(batches)
+        self.left = float(self.epochs * self.batches - batches)
+
+    def _write(self) -> None:
+        """Where the run is, if nothing has been said about it for half a minute, whatever takes so long."""
+        while not self._stopped.wait(min(1.0, EVERY / 2)):
+            if time.monotonic() - self.said_at >= EVERY:
+                self._say("  ".join(part for part in (self.doing, *self.pace.time_left(self.left)) if part))
 
     def _say(self, text: str) -> None:
         self.said_at = time.monotonic()

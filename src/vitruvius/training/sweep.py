@@ -19,9 +19,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from vitruvius._bar import Bar
 from vitruvius._checks import check_count
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, Preempted, VitruviusError
@@ -164,7 +166,7 @@ class Sweep:
         for run in self.runs:
             if run.name == name:
                 with process_group(run.config.train.device) as process:
-                    return self._train(run, process, quiet=True)
+                    return self._train(run, process, quiet=False)
         raise ConfigError(
             f"{self.folder} has no run named {name!r}; it has {', '.join(run.name for run in self.runs)}."
         )
@@ -180,14 +182,21 @@ class Sweep:
     def _train_side_by_side(self, clock: Clock, jobs: int, tell: Callable[[str], None]) -> str:
         waiting = self._waiting()
         by_name = {run.name: run for run in self.runs}
-        with SideBySide(self.file, self.overrides, self._logs()) as children:
+        done = len(self.chosen) - len(waiting)
+        with Bar("sweep") as bar, SideBySide(self.file, self.overrides, self._logs()) as children:
             while waiting or children:
                 while waiting and len(children) < jobs:
                     self._begin(waiting.pop(0), children, clock, tell)
-                for name, outcome, seconds in children.wait():
+                show = partial(self._show, bar, done, children)
+                show()
+                for name, outcome, seconds in children.wait(show):
+                    done += 1
                     self._note(by_name[name], outcome, seconds)
                     tell(f"{name}: {outcome} after {seconds:.0f} s")
         return self.summarise()
+
+    def _show(self, bar: Bar, done: int, children: SideBySide) -> None:
+        bar(done, len(self.chosen), children.in_words())
 
     def _logs(self) -> Path:
         """The folder of the logs, on this machine also where the sweep is elsewhere."""

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from vitruvius.attacks._search import watch as _watch
 from vitruvius.attacks._search.watch import SearchWatch
 
 if TYPE_CHECKING:
     from vitruvius.attacks._ensemble.cascade import Cascade
-
-
-PAUSE = 0.1  # seconds at least between two events about the steps of a search
 
 
 class StageEvent(NamedTuple):
@@ -128,7 +126,7 @@ class StageWatch(SearchWatch):
     def stepped(self, left: int, steps: int) -> None:
         """Told on a few times a second."""
         self.cascade.count_step(self.stage)
-        if time.monotonic() - self._told_at < PAUSE:
+        if time.monotonic() - self._told_at < _watch.PAUSE:
             return
         self._told_at = time.monotonic()
         event = self.event

@@ -7,10 +7,13 @@ Without a watch nothing is noted. Rows are indices into the images that were giv
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 from torch import Tensor
+
+PAUSE = 0.1  # seconds at least between two words about the steps of a search
 
 
 class SearchWatch:
@@ -34,6 +37,33 @@ class SearchWatch:
     def attempts_made(self) -> Tensor | None:
         """(B,) attempts that an earlier, interrupted search has made on each image in vain; None: there was none."""
         return None
+
+
+class StepProgress(SearchWatch):
+    """The steps of an attack on one batch, as progress.
+
+    tell: called a few times a second with the share of the batch's work that is done, and the step in words.
+    """
+
+    def __init__(self, tell: Callable[[float, str], object]) -> None:
+        self.tell = tell
+        self.attempt = 0
+        self.attempts = 1
+        self.together = 1
+        self._told_at = time.monotonic()
+
+    def begin(self, attempt: int, attempts: int, images: int, together: int = 1) -> None:
+        self.attempt, self.attempts, self.together = attempt, attempts, together
+
+    def stepped(self, left: int, steps: int) -> None:
+        if time.monotonic() - self._told_at < PAUSE:
+            return
+        self._told_at = time.monotonic()
+        share = (self.attempt + self.together * (1 - left / max(steps, 1))) / self.attempts
+        words = f"step {steps - left} of {steps}"
+        if self.attempts > 1:
+            words = f"run {self.attempt + 1} of {self.attempts}, {words}"
+        self.tell(share, words)
 
 
 UNWATCHED = SearchWatch()

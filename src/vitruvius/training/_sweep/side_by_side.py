@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from vitruvius._files import atomic_write_text
 from vitruvius._secrets import redact_text
+
+LOOK_EVERY = 2.0  # seconds between two looks at what runs have said
 
 
 class SideBySide:
@@ -45,12 +48,23 @@ class SideBySide:
             child = subprocess.Popen([*self.command, name], stdout=log, stderr=subprocess.STDOUT, text=True)
         self.children[name] = (child, time.monotonic())
 
-    def wait(self) -> list[tuple[str, str, float]]:
-        """(name, outcome, seconds) of the runs that have ended; at least one, if any is under way."""
+    def in_words(self) -> str:
+        """Every run that is under way, with the last line of its log."""
+        return "; ".join(f"{name}: {self._last_line(name)}" for name in self.children)
+
+    def wait(self, meanwhile: Callable[[], object] = lambda: None) -> list[tuple[str, str, float]]:
+        """(name, outcome, seconds) of the runs that have ended; at least one, if any is under way.
+
+        `meanwhile` is called every few seconds as long as none has.
+        """
+        asked = time.monotonic()
         while self.children:
             ended = [name for name, (child, _) in self.children.items() if child.poll() is not None]
             if ended:
                 return [self._outcome(name) for name in ended]
+            if time.monotonic() - asked >= LOOK_EVERY:
+                asked = time.monotonic()
+                meanwhile()
             time.sleep(0.2)
         return []
 
@@ -61,8 +75,13 @@ class SideBySide:
         text = log.read_text(encoding="utf-8")
         if redact_text(text) != text:  # of a library that printed by itself, or of a traceback
             atomic_write_text(log, text)
-        lines = redact_text(text).split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "nothing printed")
+        last = self._last_line(name)
         if child.returncode == 0:
             return name, "finished", seconds
         return name, f"failed: {last.removeprefix('failed: ')}", seconds
+
+    def _last_line(self, name: str) -> str:
+        """What a run has said last."""
+        log = self.logs / f"{name}.txt"
+        lines = redact_text(log.read_text(encoding="utf-8", errors="replace")).split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing printed")
