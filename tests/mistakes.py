@@ -25,7 +25,8 @@ OUT, MAPS, MASKS, SWEEP, NEW_FILE = (
 )
 NO_MODEL = ["nope_model", "", "\0", "vitruvius/nope", "light/nope"]
 NO_RUN = [MISSING, TEXT, EMPTY, DAMAGED, "nothing://bucket/run", "memory://no-bucket/no-run", *NO_MODEL]
-NO_COUNT = ["0", "-3", "x", "1.5", "", ".nan", "1e99"]
+HUGE = "9" * 26  # more than 64 bits hold
+NO_COUNT = ["0", "-3", "x", "1.5", "", ".nan", "1e99", HUGE]
 NO_FOLDER = [f"{TEXT}/inside", "s3://bucket/out", "{place}/" + 300 * "x", "\0"]
 NO_FILE = [f"{TEXT}/inside.safetensors", "s3://bucket/a.safetensors", "{place}/" + 300 * "x" + ".safetensors"]
 NO_NUMBER = ["x", "", ".nan", "[1]"]
@@ -62,7 +63,8 @@ BAD: dict[str, Sequence[str]] = {  # kind of word → what it cannot be
         MISSING, TEXT, EMPTY, "nope/nope", "", "\0", "{place}/bad.yaml", "{place}/bomb.yaml", "{place}/empty.yaml",
     ],
     "sweep": [MISSING, TEXT, EMPTY, "\0", "{place}/bad.yaml", "{place}/bomb.yaml", "{place}/no_sweep.yaml"],
-    "maps": [MISSING, TEXT, EMPTY, RUN, "", "\0", "{place}/damaged.safetensors", "{place}/damaged.npy"],
+    "maps": [MISSING, TEXT, EMPTY, RUN, "", "\0", "{place}/damaged.safetensors", "{place}/damaged.npy",
+             "{place}/empty.npy", "/dev/null"],
     "masks": [MISSING, TEXT, EMPTY, MAPS, "", "\0", "{place}/damaged.npy"],
     "checkpoint": [MISSING, TEXT, EMPTY, RUN, "", "\0", "{place}/hostile.pth", "{place}/empty.pth"],
     "layout": ["nope", "", "deit "],
@@ -83,7 +85,9 @@ BAD: dict[str, Sequence[str]] = {  # kind of word → what it cannot be
     "choice": ["nope"],
     "page": [EMPTY, f"{TEXT}/page.html", "s3://bucket/page.html", "\0"],
     "slurm": ["nope=1", "nodes=0", "x"],
-    "threshold": ["-1", "x", "1.5"],
+    "threshold": ["-1", "x", "1.5", HUGE],
+    "seed": ["x", "1.5", HUGE],
+    "rank": ["0", "-1", "x", "1000", HUGE],
 }  # fmt: skip
 
 
@@ -128,7 +132,7 @@ COMMANDS: dict[str, list[Word]] = {
     ],
     "analyse": [
         TARGET, Word("analyses", "norms"), _settings(), Word("count", "4", "--images"), Word("folder", OUT, "--out"),
-        Word("choice", flag="--seed"),
+        Word("seed", flag="--seed"), Word("count", flag="--max-length"),
     ],
     "study": [
         Word("study", "eps-sweep"), TARGET, _settings("study settings"), Word("count", "4", "--images"),
@@ -139,13 +143,13 @@ COMMANDS: dict[str, list[Word]] = {
     "masks": [
         Word("maps", MAPS), Word("rule", flag="--rule"), Word("share", flag="--sparsity"),
         Word("choice", flag="--budget"), Word("tokens", flag="--protect"),
-        Word("threshold", flag="--threshold"), Word("run", flag="--of"),
+        Word("threshold", flag="--threshold"), Word("run", flag="--of"), Word("count", flag="--tiles"),
         Word("file", NEW_FILE, "--out"),
     ],
     "cycles": [Word("masks", MASKS), Word("count", flag="--head-dim"), Word("threshold", flag="--threshold")],
     "export": [Word("any run", RUN), Word("choice", "safetensors", "--format"), Word("file", NEW_FILE, "--out")],
     "compress": [
-        Word("run", RUN), _settings("recipe settings"), Word("share", flag="--sparsity"), Word("count", flag="--rank"),
+        Word("run", RUN), _settings("recipe settings"), Word("share", flag="--sparsity"), Word("rank", flag="--rank"),
         Word("rule", flag="--rule"), Word("count", flag="--epochs"), Word("threat", flag="--threat"),
         Word("folder", OUT, "--out"),
     ],

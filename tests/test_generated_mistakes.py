@@ -54,6 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save({"model": {"head.weight": torch.zeros(2, 3)}}, place / "weights.pth")
     (place / "hostile.pth").write_bytes(pickle.dumps(Bomb()))
     (place / "empty.pth").touch()
+    (place / "empty.npy").touch()
     (place / "damaged.npy").write_bytes(b"\x93NUMPY")
     (place / "damaged.safetensors").write_bytes(b"0123456789")
     np.save(place / "flat.npy", np.zeros(3))

@@ -30,6 +30,8 @@ URL = "https://me:pla/nted-1@host/data?token=planted-2"
         ("https://me:pla@n/ted@host/x", "https://***@host/x"),
         ("https://me:pla'n(ted@host/x", "https://***@host/x"),
         ("s3://planted:planted@bucket/a", "s3://***@bucket/a"),
+        ("https:/me:pla/nted@host/x", "https:/***@host/x"),  # as a Path merges its slashes
+        ("s3:/planted@bucket/a", "s3:/***@bucket/a"),
         ("scp me:planted@host.org:a", "scp ***@host.org:a"),
         ("https://host/x?a=1&token=planted&b=2", "https://host/x?a=1&token=***&b=2"),
         ("https://host/x?X-Amz-Signature=planted", "https://host/x?X-Amz-Signature=***"),
@@ -60,6 +62,8 @@ def test_the_usual_forms_are_hidden_wherever_they_stand(text: str, shown: str) -
         "the class token: it attends to all",
         "write to me@host.org",
         "a/b:c@d",
+        "C:/me@home/run",
+        "imagenet-c:/data/me@home",
     ],
 )
 def test_other_words_stay(text: str) -> None:
@@ -187,6 +191,37 @@ def test_errors_and_logs_hide_them(capfd: pytest.CaptureFixture[str], tmp_path: 
     said = capfd.readouterr()
     assert "nted-" not in said.out + said.err
     assert_nothing_leaked(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [URL],
+        ["evaluate", "run", f"--nope={URL}"],
+        ["evaluate", "run", "--images", URL],
+        ["completion", URL],
+        ["bench", URL],
+        ["masks", URL],
+        ["sweep", URL],
+        ["evaluate", "run", "--shift", f"imagenet-c:{URL}"],
+        ["list", URL],
+        ["study", URL, "run"],
+        ["convert", URL, "--from", "deit"],
+        ["cycles", URL],
+        ["compress", URL],
+    ],
+    ids=lambda words: words[0],
+)
+def test_no_refusal_shows_a_secret_not_even_one_of_the_words_of_a_command(
+    words: list[str], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(words)
+    except SystemExit as end:  # what argparse itself refuses
+        code = int(end.code or 0)
+    assert code != 0
+    said = capfd.readouterr()
+    assert "nted-" not in said.out + said.err
 
 
 def assert_nothing_leaked(folder: Path) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 from urllib.parse import quote
 
 HIDDEN = "***"
-_SCHEME = r"(\b[a-z][\w+.-]{0,20}://)"
+_MERGED = r"(?:https?|s3a?|gcs|gs|s?ftp|ssh|abfss?|az|oss|r2|hf|hdfs|wss?|git|webdav):/"  # by Path, from two slashes
+_SCHEME = rf"(\b(?:[a-z][\w+.-]{{0,20}}://|{_MERGED}(?!/)))"
 _PASSWORD = re.compile(_SCHEME + r'[^\s/@:"<>]*:[^\s"<>]*@', re.I)  # up to the last @
 _BEFORE_HOST = re.compile(_SCHEME + r'[^\s/?#"<>]*@', re.I)
 _NO_SCHEME = re.compile(r'(?<![\w/.+-])[\w.+-]{1,64}:[^\s:@/="<>]{1,200}@(?=[\w-]+\.\w)')  # me:password@host.org

@@ -53,7 +53,7 @@ def _read(path: Path) -> Tensor:
     """(L, H, N, M)."""
     try:
         array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise CheckpointError(f"{path} is not one of ViTCoD's arrays: {error}") from error
     if array.ndim != 4:
         raise CheckpointError(f"{path} has shape {array.shape}; expected (layers, heads, queries, keys).")

@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     `arguments` are the words behind `vitruvius`; by default those of the process.
     """
     _print_what_cannot_be_encoded()
-    options = read(arguments)
+    with contextlib.redirect_stderr(RedactedStream(sys.stderr)):  # argparse repeats what it refuses
+        options = read(arguments)
     _start_log(verbose=options.verbose)
     verb: Callable[[argparse.Namespace], None] = options.verb
     try:
@@ -69,8 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_words(options: argparse.Namespace) -> None:
-    """Refuse null bytes, and results elsewhere: only a training goes to a URL (`train RECIPE out=s3://…`)."""
+    """Refuse null bytes, numbers beyond 64 bits, and results elsewhere: only a training goes to a URL (`train RECIPE out=s3://…`)."""
     for value in vars(options).values():
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ConfigError(f"{value} is too large a number for anything here.")
         words = [value] if isinstance(value, str) else value
         if isinstance(words, list) and any(isinstance(word, str) and "\0" in word for word in words):
             raise ConfigError("a word of the command holds a null byte, which no name or path can.")

@@ -43,11 +43,13 @@ def run_analyse(options: argparse.Namespace) -> None:
 
     `options` hold what `analyse_arguments` adds.
     """
+    from vitruvius._checks import check_count
     from vitruvius.analysis.command import analyse_target, split_arguments
     from vitruvius.analysis.language_command import analyse_text_target
     from vitruvius.report.sections.analyses_gallery import save_figures
 
     names, overrides = split_arguments(options.what)
+    check_count(options.max_length, "--max-length")
     if options.text is not None:
         print(
             analyse_text_target(

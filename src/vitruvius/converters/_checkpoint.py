@@ -102,6 +102,8 @@ def _weights_key(path: StrPath, loaded: Mapping[str, Any], weights: str) -> str 
 
 def _load(path: StrPath) -> Any:
     source: Any = Path(path)
+    if not is_url(path) and source.is_dir():
+        raise CheckpointError(f"{str(path)!r} is a folder; name the checkpoint file, e.g. {source / 'checkpoint.pth'}.")
     if is_url(path):
         source = io.BytesIO(read_bytes(path))
     try:

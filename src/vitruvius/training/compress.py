@@ -23,6 +23,8 @@ from vitruvius.attention import Kernel, attentions
 from vitruvius.compression.command import cycles_of, export_target, maps_of_target, masks_of_maps, read_rules
 from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 from vitruvius.evaluation.threats import make_threats
+from vitruvius.models import load_model
+from vitruvius.surgery import survey
 from vitruvius.targets import load_target_plugins, local_run
 from vitruvius.training._train import train
 from vitruvius.training.config import as_config
@@ -118,6 +120,15 @@ def _check_tuning(run: Path, asked: Compression, overrides: Sequence[str]) -> No
             )
     old = read_yaml(run / "config.yaml").get("attention") or []
     rehearse(as_config({**_tuning(run, asked), "attention": old, "out": None}, overrides))
+    if asked.rank is not None:
+        _check_rank(run, asked.rank)
+
+
+def _check_rank(run: Path, rank: int) -> None:
+    """Refuse to squeeze heads through more heads than there are, before maps are made."""
+    for site in survey(load_model(run)).values():
+        if site.attends == "tokens" and rank > site.num_heads:
+            raise ConfigError(f"--rank {rank}, but {site.name!r} has {site.num_heads} heads; 1 … {site.num_heads} fit.")
 
 
 def _claim(folder: Path, run: Path, asked: Compression, overrides: Sequence[str]) -> None:
