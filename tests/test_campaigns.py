@@ -82,12 +82,16 @@ def test_the_recipe_of_a_campaign_reads_and_says_its_command_and_data(file: Path
     assert any(line.startswith("# Data: ") for line in head)
 
 
-def write_data(folder: Path) -> None:
-    """A CIFAR-10 of 48 and 8 images, an Imagenette of 40 and 10."""
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (56, 32, 32, 3), dtype=np.uint8)
+def write_cifar(folder: Path) -> None:
+    """A CIFAR-10 of 48 and 8 images."""
+    x = np.random.default_rng(0).integers(0, 256, (56, 32, 32, 3), dtype=np.uint8)
     y = np.arange(56) % 10
     np.savez(folder / "cifar10.npz", x_train=x[:48], y_train=y[:48], x_test=x[48:], y_test=y[48:])
+
+
+def write_imagenette(folder: Path) -> None:
+    """An Imagenette of 40 and 10 images."""
+    rng = np.random.default_rng(0)
     for split, each in (("train", 4), ("val", 1)):
         for number in range(10):
             place = folder / "imagenette" / split / f"n{number:08d}"
@@ -133,14 +137,16 @@ def words_of(name: str) -> list[str]:
     return [root, *SMALL, *VIT]
 
 
-def go(name: str, folder: Path, rows: tuple[str, ...], *flags: str) -> int:
-    return main(["sweep", str(miniature(name, folder, rows)), *words_of(name), *flags])
+def go(name: str, folder: Path, rows: tuple[str, ...]) -> int:
+    if name == "imagenette":
+        write_imagenette(folder)
+    return main(["sweep", str(miniature(name, folder, rows)), *words_of(name)])
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with data and campaigns in it, as commands are given in a checkout."""
-    write_data(tmp_path)
+    write_cifar(tmp_path)
     (tmp_path / "campaigns").symlink_to(FOLDER)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -158,9 +164,9 @@ def check_home(name: str, folder: Path, script: dict[str, Any]) -> str:
 
 
 def test_a_campaign_goes_from_its_command_into_its_table(here: Path, script: dict[str, Any]) -> None:
-    assert go("structured", here, ROWS["structured"]) == 0
+    assert go("structured", here, ("timm",)) == 0
     text = check_home("structured", here, script)
-    assert [line.split("`")[1] for line in text.splitlines()[2:]].count("timm") == 1
+    assert [line.split("`")[1] for line in text.splitlines()[2:]] == ["timm"]
     kept = json.loads((here / "results" / "structured" / "timm.json").read_text())
     clean = kept["threats"]["evaluation/clean"]
     assert clean["n"] == 4
@@ -171,7 +177,7 @@ def test_a_campaign_goes_from_its_command_into_its_table(here: Path, script: dic
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(set(ROWS) - {"structured", "vitcod"}))
+@pytest.mark.parametrize("name", sorted(set(ROWS) - {"vitcod"}))
 def test_every_campaign_goes_from_its_command_into_its_table(name: str, here: Path, script: dict[str, Any]) -> None:
     assert go(name, here, ROWS[name]) == 0
     text = check_home(name, here, script)
