@@ -103,6 +103,12 @@ def test_one_number_of_steps_means_every_step_up_to_it(run: Path, tmp_path: Path
     assert [row["steps"] for row in rows] == ["0", "1", "2", "3"]
 
 
+def test_every_step_of_a_run_is_drawn_on_an_even_axis_and_a_list_of_steps_on_a_logarithmic_one() -> None:
+    for steps, scale in ((range(11), "linear"), ((0, 1, 5, 50), "symlog")):
+        rows = [{"model": "a", "seed": 0, "point": 0, "steps": step, "loss": float(step)} for step in steps]
+        assert attack_convergence.draw(rows).axes[0].get_xscale() == scale
+
+
 def test_a_model_that_is_never_right_cannot_converge() -> None:
     subject = open_subject(MODEL, ["data.dataset=digits"], 3, 16)
     wrong = (subject.model(subject.x).argmax(1) + 1) % 10

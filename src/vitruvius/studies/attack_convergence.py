@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from vitruvius._checks import check_count
@@ -125,7 +126,8 @@ def draw(rows: list[Row]) -> Figure:
         for index, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
             _draw_model(axes, series(index), model, [row for row in rows if row["model"] == model])
         steps = sorted({row["steps"] for row in rows})
-        if len(steps) <= 12:  # a list of steps, spread over orders of magnitude; else every step of one run
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if len(steps) <= 12 and steps != list(range(len(steps))):  # a list, spread over orders of magnitude
             axes.set_xscale("symlog", linthresh=1)
             axes.set_xticks(steps, [str(step) for step in steps])
             axes.minorticks_off()
