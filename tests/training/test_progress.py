@@ -54,6 +54,18 @@ def test_a_line_leaves_out_what_was_not_looked_at() -> None:
     assert line(row, 10) == "epoch  5/10  loss 0.412  accuracy  91.2 %  1,204 images/s"
 
 
+def test_an_alarm_is_told_in_its_own_epoch_only() -> None:
+    out = io.StringIO()
+    row = {"train_loss": 0.4, "train_accuracy": 0.9, "images_per_second": 12.0}
+    looks = {"single_step_accuracy": 0.6, "multi_step_accuracy": 0.2}
+    with Bar(epochs=3, start=0, batches=5, shown=True, console=Console(file=out, width=160)) as bar:
+        for epoch, alarms in enumerate((0, 1, 1)):
+            bar.epoch({"epoch": epoch, "alarms": alarms, **row, **looks})
+    quiet, alarmed, after = out.getvalue().splitlines()
+    assert "ALARM 1 (one step 60.0 %, several 20.0 %)" in alarmed
+    assert "ALARM" not in quiet + after
+
+
 def test_a_run_that_goes_on_says_from_where(tmp_path: Path) -> None:
     out = io.StringIO()
     train(small_config(tmp_path / "run"), quiet=True)

@@ -99,6 +99,7 @@ class Bar:
         self.current = start
         self.live = shown and self.console.is_terminal
         self.said_at = time.monotonic()
+        self.alarms = 0  # so far
         self.doing = ""  # what is done now, for a plain line
         self.pace = Pace()  # of batches
         self.left = float(epochs * batches - start * batches)
@@ -159,7 +160,8 @@ class Bar:
     def epoch(self, row: dict[str, Any]) -> None:
         """After an epoch: one line that stays."""
         if self.shown:
-            self._say(line(row, self.epochs, self.held))
+            self._say(line(row, self.epochs, self.held, alarms_before=self.alarms))
+        self.alarms = row.get("alarms", 0)
 
     def noting(self, tell: Callable[[str], None]) -> Callable[[str], None]:
         """What says a line by `tell`, so that the bar knows that something was said."""
@@ -186,8 +188,11 @@ class Bar:
         self.console.print(text, highlight=False, soft_wrap=True)
 
 
-def line(row: dict[str, Any], epochs: int, held: str = "held-out") -> str:
-    """`epoch 3/10  loss 0.412  accuracy 91.2 %  held-out 93.1 % (robust 41.0 %)  1,204 images/s`."""
+def line(row: dict[str, Any], epochs: int, held: str = "held-out", *, alarms_before: int = 0) -> str:
+    """`epoch 3/10  loss 0.412  accuracy 91.2 %  held-out 93.1 % (robust 41.0 %)  1,204 images/s`.
+
+    Alarms are counted over the run; those of this epoch are told.
+    """
     text = (
         f"epoch {row['epoch'] + 1:>{len(str(epochs))}}/{epochs}  loss {row['train_loss']:.3f}  "
         f"accuracy {100 * row['train_accuracy']:5.1f} %"
@@ -199,7 +204,7 @@ def line(row: dict[str, Any], epochs: int, held: str = "held-out") -> str:
             text += f" (robust {100 * row[f'{key}_robust_accuracy']:4.1f} %)"
     if row.get("skipped_updates"):
         text += f"  {row['skipped_updates']} update(s) skipped"
-    if row.get("alarms"):
+    if row.get("alarms", 0) > alarms_before:
         single, multi = 100 * row["single_step_accuracy"], 100 * row["multi_step_accuracy"]
         text += f"  ALARM {row['alarms']} (one step {single:.1f} %, several {multi:.1f} %)"
     return f"{text}  {row['images_per_second']:,.0f} images/s"

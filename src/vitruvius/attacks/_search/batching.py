@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from vitruvius.attacks._search.watch import current_watch
+from vitruvius.attacks._search.watch import UNWATCHED, current_watch
 
 
 class State(Protocol):
@@ -97,7 +97,8 @@ class Countdown:
     def step(self) -> None:
         """All images of the batch have made a step."""
         self.left = (self.left - 1).clamp(min=0)
-        self.watch.stepped(self.remaining(), self.most)
+        if self.watch is not UNWATCHED:
+            self.watch.stepped(self.remaining(), self.most)
 
     def exchange(self, staying: Tensor, arriving: int) -> None:
         """Only images that are `staying` (B,) are left, and others take the free places."""

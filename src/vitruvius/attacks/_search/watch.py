@@ -26,13 +26,13 @@ class SearchWatch:
         """One more step is made; at most `left` follow in what has begun, which takes at most `steps` in all."""
 
     def searched(self, images: int, fooled: int) -> None:
-        """More images have been searched in this attempt, some of which are fooled."""
+        """This many more `images` have been searched in this attempt, of which the model is wrong about `fooled`."""
 
     def settled(self, rows: Tensor, points: Tensor) -> None:
         """The search is through with these rows: `points` are what it will return for them."""
 
     def attempted(self, attempt: int, rows: Tensor) -> None:
-        """These rows are through with all attempts up to this one, and not fooled."""
+        """These `rows` are through with all attempts up to number `attempt`, and not fooled."""
 
     def attempts_made(self) -> Tensor | None:
         """(B,) attempts that an earlier, interrupted search has made on each image in vain; None: there was none."""
@@ -77,7 +77,7 @@ def current_watch() -> SearchWatch:
 
 @contextlib.contextmanager
 def watched_by(watch: SearchWatch) -> Iterator[None]:
-    """Searches inside are seen by this watch."""
+    """Searches inside are seen by this `watch`."""
     token = _watch.set(watch)
     try:
         yield
@@ -86,7 +86,7 @@ def watched_by(watch: SearchWatch) -> Iterator[None]:
 
 
 def watched_range(*ends: int) -> Iterator[int]:
-    """`range`, every step of which is seen by whoever watches the search."""
+    """`range(*ends)`, every step of which is seen by whoever watches the search."""
     steps = range(*ends)
     watch = current_watch()
     for made, step in enumerate(steps, 1):
