@@ -89,7 +89,8 @@ def new_target(link: str, source: Path, target: Path) -> str:
     if not named.exists() or not named.is_relative_to(ROOT):
         return link  # mkdocs will say so
     inside = place_in_site(named)
-    if not (PAGES / inside).exists() and named.suffix != ".md":
+    own_page = named.suffix == ".md" and inside.parts[0] != "files"  # which comes by itself
+    if not own_page and not (PAGES / inside).exists():
         bring(named, PAGES / inside)
     relative = os.path.relpath(PAGES / inside, target.parent)
     return f"{relative}#{parts.fragment}" if parts.fragment else relative
@@ -98,12 +99,17 @@ def new_target(link: str, source: Path, target: Path) -> str:
 def bring(named: Path, target: Path) -> None:
     """Copy a file that a page links to; of a folder all files, and a page that lists them."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    if named.suffix == ".md":
+        write_page(named, target)
+        return
     if named.is_file():
         shutil.copy(named, target)
         return
-    shutil.copytree(named, target.parent, dirs_exist_ok=True)
+    shutil.copytree(named, target.parent, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.md"))
+    for page in named.rglob("*.md"):
+        write_page(page, PAGES / place_in_site(page))
     files = sorted(path.relative_to(named).as_posix() for path in named.rglob("*") if path.is_file())
-    rows = "\n".join(f'<li><a href="{name}">{name}</a></li>' for name in files)
+    rows = "\n".join(f'<li><a href="{re.sub(r".md$", ".html", name)}">{name}</a></li>' for name in files)
     title = f"<title>{named.name}</title><h1>{named.name}</h1>"
     target.write_text(f'<!doctype html><meta charset="utf-8">{title}<ul>\n{rows}\n</ul>\n', encoding="utf-8")
 
@@ -119,6 +125,8 @@ def place_in_site(named: Path) -> Path:
         return Path("files", inside, "index.html")
     if inside.suffix in (".py", ".yaml", ".cff"):
         return Path("files", f"{inside}.txt")
+    if inside.suffix == ".md" and inside.as_posix() not in BESIDE:
+        return Path("files", inside)
     return inside
 
 
