@@ -44,8 +44,10 @@ class SparseRows(nn.Module):
         H, N, M = shape
         self.num_buckets = len(buckets)
         self.num_together = max(1, FETCHED // max((keys.numel() for _, keys, _ in buckets), default=FETCHED))
+        self.shapes = [tuple(bias.shape) for _, _, bias in buckets]  # S, T, U
+        self.whole = [not bias.any() for _, _, bias in buckets]  # every pair is kept, as in tiles: no bias is read
         for i, (queries, keys, bias) in enumerate(buckets):
-            self.register_buffer(f"bias_{i}", bias, persistent=False)
+            self.register_buffer(f"bias_{i}", bias[:1, :1, :1] if self.whole[i] else bias, persistent=False)
             for name, places, size in (("queries", queries.flatten(), N), ("keys", keys.flatten(), M)):
                 self.register_buffer(f"{name}_by_head_{i}", places, persistent=False)
                 side_by_side = places % size * 3 * H + places // size
@@ -77,12 +79,13 @@ class SparseRows(nn.Module):
         bias = self._get(f"bias_{bucket}").to(q.dtype)
         queries = _in_each_image(self._get(f"queries_{layout}_{bucket}"), G, steps[0])
         keys = _in_each_image(self._get(f"keys_{layout}_{bucket}"), G, steps[1])
-        (S, T, U), D = bias.shape, q.shape[1]
+        (S, T, U), D = self.shapes[bucket], q.shape[1]
         asking, asked = q.index_select(0, queries).view(G * S, T, D), k.index_select(0, keys).view(G * S, U, D)
-        if G > 1:
-            bias = bias.repeat(G, 1, 1)
-        weights = torch.baddbmm(bias, asking, asked.mT, alpha=scale).softmax(-1)  # (G·S, T, U)
-        return torch.bmm(weights, v.index_select(0, keys).view(G * S, U, -1)).view(G, S * T, -1)
+        if self.whole[bucket]:
+            scores = torch.baddbmm(bias, asking, asked.mT, alpha=scale, beta=0)  # (G·S, T, U)
+        else:
+            scores = torch.baddbmm(bias.repeat(G, 1, 1) if G > 1 else bias, asking, asked.mT, alpha=scale)
+        return torch.bmm(scores.softmax(-1), v.index_select(0, keys).view(G * S, U, -1)).view(G, S * T, -1)
 
     def _get(self, name: str) -> Tensor:
         """A buffer; a module's `__getattr__` takes as long as a small operation."""
