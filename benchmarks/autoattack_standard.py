@@ -10,7 +10,7 @@
 The original is pyautoattack 0.2.0, where it is installed or found in DIR. One process, one model, the same images; each
 way runs once, after a few gradients to warm up. `--runs DIR` keeps the trained models, and uses those that
 are there. Rows are printed and written as they come: seconds, images that stay robust, images on which a way and the
-original differ.
+original differ. No way begins once `--seconds` are over, and what was left out is said.
 """
 
 from __future__ import annotations
@@ -81,9 +81,11 @@ def main() -> None:
     add("--ways", nargs="+", default=["exact", "auto", "fast"], choices=["exact", "fast", "auto"], help="of ours")
     add("--original", type=Path, help="a folder that holds pyautoattack, if it is not installed")
     add("--runs", type=Path, help="keep the trained models here; by default they are thrown away")
+    add("--seconds", type=float, default=540.0, help="begin no way after this many seconds; 540 by default")
     add("--results", type=Path, help="write every row here as it comes, a JSON object per line")
     add("--tiny", action="store_true", help="small models and few images")
     options = parser.parse_args()
+    options.deadline = time.perf_counter() + options.seconds
     if options.original is not None:
         sys.path.insert(0, str(options.original))
     with tempfile.TemporaryDirectory(prefix="autoattack-") as folder:
@@ -111,6 +113,9 @@ def measure(name: str, problem: Problem, run: Path, options: argparse.Namespace)
     rows: dict[str, tuple[float, Tensor]] = {}
     for way, attack in ways.items():
         if attack is None:
+            continue
+        if time.perf_counter() > options.deadline:
+            note(options, {"problem": name, "way": way, "left_out": "the time was over"})
             continue
         rows[way] = attack_seconds(attack, model, x, y)
         note(options, {"problem": name, "way": way, **compare(rows, way), "images": len(x)})

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,10 +54,15 @@ def test_a_problem_is_trained_once_and_attacked_by_every_way(
     monkeypatch.setattr(benchmark, "original", lambda problem: nothing)
     monkeypatch.setattr(benchmark, "AutoAttack", brief)
     results = tmp_path / "rows.jsonl"
-    options = argparse.Namespace(data=None, ways=["exact", "auto"], results=results)
+    later = time.perf_counter() + 1000
+    options = argparse.Namespace(data=None, ways=["exact", "auto"], results=results, deadline=later)
     for _ in range(2):
         benchmark.measure("vit", benchmark.TINY["vit"], tmp_path / "run", options)
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert [row["way"] for row in rows] == ["training", "original", "exact", "auto"] * 2
     assert rows[4]["clean"] == rows[0]["clean"]
     assert all(row["only_the_original_breaks"] == 0 for row in rows if "times" in row)
+    options.deadline = 0.0
+    benchmark.measure("vit", benchmark.TINY["vit"], tmp_path / "run", options)
+    late = [json.loads(line) for line in results.read_text().splitlines()][8:]
+    assert [row.get("left_out") for row in late] == [None, *["the time was over"] * 3]

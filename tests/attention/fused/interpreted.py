@@ -68,6 +68,18 @@ def test_fused_mask_is_softmax_over_what_is_kept(N, D, dtype, short, monkeypatch
     assert max(found) < (1e-5 if dtype == torch.float32 else 3e-3)
 
 
+def test_fused_mask_reads_nothing_of_tiles_that_are_removed_whole():
+    keep = torch.zeros(2, 128, 128, dtype=torch.bool)
+    keep[:, :64, :48] = keep[:, 64:, 48:96] = True  # 16 × 16 tiles; two groups of queries, and keys that nobody keeps
+    heads = make_heads(128, 32, torch.float32)
+    poisoned = heads.v.detach().clone()
+    poisoned[:, :, 48:] = torch.nan  # a product with them would be NaN, whatever their weight
+    with torch.no_grad():
+        out = masked.attend_kept(heads._replace(v=poisoned), masked.make_pattern(keep))
+        torch.testing.assert_close(out[:, :, :64], attend_slowly(heads, keep)[:, :, :64], rtol=1e-4, atol=1e-5)
+    assert out[:, :, 64:].isnan().all()
+
+
 def test_fused_mask_from_few_queries_to_many_keys():
     keep = make_keep(2, 5, 40)
     heads = make_heads(40, 32, torch.float32)

@@ -48,6 +48,19 @@ def test_squares_make_a_local_mask_cheap():
     assert in_patches < in_rows
 
 
+def test_of_a_tile_mask_only_what_64_neighbours_keep_is_computed():
+    side, heads = 28, 2
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)) // 4  # tiles of 4 × 4 patches
+    near = (places[:, None] - places).abs().amax(-1) <= 1
+    keep = torch.ones(heads, side * side + 1, side * side + 1, dtype=torch.bool)
+    keep[:, 1:, 1:] = near
+    lists = make_lists(keep, rows=64, keys=32)
+    computed = len(lists.columns) * 64 / keep.numel()
+    kept = float(keep.double().mean())
+    assert kept < 0.16
+    assert computed < 3 * kept  # the union of four tiles, and the class token's row among 63 others
+
+
 def test_likeness_finds_groups_that_are_scattered():
     mask = torch.zeros(32, 32, dtype=torch.bool)
     groups = torch.arange(32).view(16, 2).T  # even rows keep one half of the columns, odd rows the other
