@@ -7,6 +7,7 @@ Simulated faults are in failing_disk.py, and their tests name them.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -156,3 +157,46 @@ def test_a_terminal_that_knows_ascii_alone_is_no_error() -> None:
     assert "Traceback" not in err
     assert "UnicodeEncodeError" not in err
     assert "gr\\xf6\\xdfe" in err or "gr\\u" in err or "größe" in err
+
+
+def test_answers_that_the_locale_c_cannot_show_are_no_error() -> None:
+    """A true locale: Python then lets surrogates through, and nothing else that is not ASCII."""
+    locale = {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code, err = told(
+        ["-c", "import sys; from vitruvius.cli import main; sys.exit(main(['list', 'attentions']))"], **locale
+    )
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize(("words", "expected"), [("list attacks", 0), ("list nope", 1), ("nope", 2)])
+def test_a_closed_output_is_no_error_of_its_own(closed: str, words: str, expected: int) -> None:
+    """Truly closed, by the shell."""
+    done = subprocess.run(
+        f"{sys.executable} -m vitruvius {words} {closed}", shell=True, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == expected, done.stderr
+    assert "Error" not in done.stderr
+
+
+UNREADABLE = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]  # root is no longer above all rights
+
+
+@pytest.mark.parametrize("hidden", [".", "config.yaml", "best.safetensors"])
+def test_a_run_that_may_not_be_read_is_one_line(hidden: str, run: Path, tmp_path: Path) -> None:
+    """True rights, for a process that has lost root's power to ignore them."""
+    program = [sys.executable, "-m", "vitruvius", "evaluate", str(tmp_path / "run"), "--images", "4"]
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("root reads everything, and there is no setpriv to take that right away")
+        program = [*UNREADABLE, *program]
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / hidden).chmod(0)
+    try:
+        done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    finally:
+        (tmp_path / "run" / hidden).chmod(0o755)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ermission" in done.stderr.strip().splitlines()[-1]
+    assert not (tmp_path / "run" / "evaluation").exists()

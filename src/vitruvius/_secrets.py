@@ -9,6 +9,7 @@ be read in two ways, more is hidden rather than less: `https://host:80/a@b` may 
 from __future__ import annotations
 
 import html
+import io
 import json
 import os
 import re
@@ -53,7 +54,7 @@ class RedactedStream:
     """A stream that hides secrets in what is written to it; otherwise the stream itself."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream
+        self._stream = io.StringIO() if stream is None else stream  # None: closed by the shell
 
     def write(self, text: str) -> int:
         """Write the text without its secrets."""

@@ -238,9 +238,10 @@ def test_a_remote_run_of_which_nothing_came_leaves_nothing_there(url: str, monke
     def stopping(*_: Any) -> Any:
         raise Stop
 
-    with monkeypatch.context() as patch, pytest.raises(Stop):
+    with monkeypatch.context() as patch:
         patch.setattr(_epoch, "train_batch", stopping)
-        small_run(url)  # type: ignore[arg-type]
+        with pytest.raises(Stop):
+            small_run(url)  # type: ignore[arg-type]
     filesystem, root = fsspec.core.url_to_fs(url)
     assert not filesystem.exists(root) or filesystem.find(root) == []
     assert not [path for path in Path().rglob("*") if path.is_file()]

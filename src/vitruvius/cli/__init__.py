@@ -144,7 +144,7 @@ def _short(words: str, most: int = 300) -> str:
 def _print_what_cannot_be_encoded() -> None:
     """Where the terminal's encoding lacks a character, `·` or a foreign name, print its code instead of failing."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):  # of the locale C
             stream.reconfigure(errors="backslashreplace")
 
 
