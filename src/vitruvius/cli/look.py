@@ -84,7 +84,9 @@ def run_analyse(options: argparse.Namespace) -> None:
 
 def study_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the study, its subjects and the images to `parser`, that of the verb."""
-    parser.add_argument("name", metavar="STUDY", help="attack-effectiveness, attack-convergence, eps-sweep, kpca, released-protocol")
+    parser.add_argument(
+        "name", metavar="STUDY", help="attack-effectiveness, attack-convergence, eps-sweep, kpca, released-protocol"
+    )
     parser.add_argument(
         "words", nargs="+", metavar="RUN|MODEL|key=value", help="subjects, and settings such as steps=20"
     )
