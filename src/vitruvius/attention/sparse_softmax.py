@@ -71,19 +71,13 @@ class SparseSoftmax(Kernel):
         self._plan()
 
     def forward(self, heads: Heads) -> Tensor:
-        H, N, M = self.keep.shape
         self._require_size(heads)
         if self.num_lists and heads.bias is None and wanted(heads, part="sparse_softmax"):
             return attend_kept(heads, [self.get_buffer(f"list_{i}") for i in range(self.num_lists)])
-        if fits(heads):
-            done = [self._put_back(self._attend_group(group)) for group in self.rows.groups(heads)]
-            return done[0] if len(done) == 1 else torch.cat(done)
-        q, k, v = (x.flatten(1, 2) for x in heads[:3])  # (B, H·N, D), (B, H·M, D), (B, H·M, E)
-        given = None if heads.bias is None else heads.bias.expand(*heads.bias.shape[:-3], H, N, M)
-        done = [self._attend(q, k, v, given, heads, bucket) for bucket in self._buckets()]
-        if self.num_wide:
-            done.append(self._attend_densely(heads, given))
-        return self._put_back(done)
+        if not fits(heads):
+            return self._put_back(self._attend_all(heads))
+        done = [self._put_back(self._attend_group(group)) for group in self.rows.groups(heads)]
+        return done[0] if len(done) == 1 else torch.cat(done)
 
     def last_softmax(self, heads: Heads) -> Heads:
         """The same with everything that the pattern removes hidden by the bias.
@@ -101,6 +95,16 @@ class SparseSoftmax(Kernel):
                 f"'sparse_softmax' at {self.site_name!r} is for {N} queries and {M} keys and met "
                 f"{heads.q.shape[-2]} and {heads.k.shape[-2]}. Resample it with vitruvius.attention.interpolate."
             )
+
+    def _attend_all(self, heads: Heads) -> list[Tensor]:
+        """The same for the whole batch, with whatever bias and gradients, (B, S·T, E)."""
+        H, N, M = self.keep.shape
+        q, k, v = (x.flatten(1, 2) for x in heads[:3])  # (B, H·N, D), (B, H·M, D), (B, H·M, E)
+        given = None if heads.bias is None else heads.bias.expand(*heads.bias.shape[:-3], H, N, M)
+        done = [self._attend(q, k, v, given, heads, bucket) for bucket in self._buckets()]
+        if self.num_wide:
+            done.append(self._attend_densely(heads, given))
+        return done
 
     def _attend_group(self, heads: Heads) -> list[Tensor]:
         """The buckets' outputs (G, S·T, E), then those of queries that keep most keys."""
