@@ -152,15 +152,16 @@ def _probe(config: Config, process: Process, flops: int, remarks: list[str]) -> 
     if not images:
         session = open_session(pretended(config, _fewest(config), 1), process)
         return session, measure_without_numbers(session)
+    most = config.data.batch_size
     while True:
         session = open_session(pretended(config, images, steps), process)
         try:
-            return session, measure(session)
+            return session, measure(session, most)
         except torch.OutOfMemoryError:
             remarks.append(f"a step with {images_in_words(images)} does not fit into the memory of this device.")
             if images == 1:
                 return session, Probe()
-            images //= 2
+            most = images = images // 2
 
 
 def probe_plan(config: Config, process: Process, flops: int) -> tuple[int, int]:
@@ -176,7 +177,7 @@ def probe_plan(config: Config, process: Process, flops: int) -> tuple[int, int]:
     if STEPS * PASSES * images * flops / SLOW <= PATIENCE:
         return images, STEPS
     if PASSES * images * flops / SLOW <= LONGEST:
-        return images, 1
+        return images, 2
     return 0, 0
 
 
@@ -201,28 +202,35 @@ def pretended(config: Config, images: int, steps: int = STEPS) -> Config:
     return replace(config, data=data, train=train, model=model, init=None, analyses=[], gradual=None)
 
 
-def measure(session: Session) -> Probe:
-    """A few steps as they would be trained, on random images.
+def measure(session: Session, most: int) -> Probe:
+    """A few steps as they would be trained, on random images; the first one warms up and shows the memory.
 
-    `session` was opened on the pretended recipe.
+    `session` was opened on the pretended recipe; `most` images are trained at once. Of a small batch the work that does
+    not grow with it would be too large a share of the time, so the timed ones are as large as patience allows.
     """
     saved = SavedTensors(session.model)
     passes = CountedPasses(session.model)
-    seconds = []
+    seconds: list[float] = []
+    shown = images = session.config.data.batch_size
+    grown = 1
     session.epoch = session.num_epochs - 1  # when an attack has grown to its full strength
     session.updates = session.epoch * session.updates_per_epoch
     session.task.train()
     for number, (x, y) in enumerate(session.train_loader):
+        if number == 1:
+            grown = _growth(session, most, seconds[0])
+        if number:
+            x, y = x.repeat(grown, 1, 1, 1), y.repeat(grown, *[1] * (y.ndim - 1))
+            shown += grown * images
         begun = time.perf_counter()
         with saved if number == 0 else torch.enable_grad(), passes:
             train_batch(session, x, y, number, len(session.train_loader))
         if session.process.device.type != "cpu":
             torch.accelerator.synchronize()
         seconds.append(time.perf_counter() - begun)
-    images = session.config.data.batch_size
-    shown = images * len(seconds) * max(1, session.config.data.aug_splits)
+    shown *= max(1, session.config.data.aug_splits)
     return Probe(
-        images=images,
+        images=images * grown,
         seconds=min(seconds[1:] or seconds),
         activations=saved.peak // images,
         optimizer=_optimizer_bytes(session.optimizer),
@@ -230,6 +238,14 @@ def measure(session: Session) -> Probe:
         backwards=passes.backwards / shown,
         how=f"measured with {images_in_words(images)}",
     )
+
+
+def _growth(session: Session, most: int, first: float) -> int:
+    """How many times larger a timed step may be than the first, which took `first` seconds, all processes alike."""
+    if session.process.world_size > 1 or session.task.replays > 1:  # replays keep what they found for a batch
+        return 1
+    fits = int(PATIENCE / max(first, 1e-9))
+    return max(1, min(most // session.config.data.batch_size, fits))
 
 
 def measure_without_numbers(session: Session) -> Probe:
