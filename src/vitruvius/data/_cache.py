@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from vitruvius.data._order import Order
 from vitruvius.data._preprocessing import Preprocessing, Transform, eval_transform, needs_pil
 from vitruvius.data._tensors import TensorSet
 from vitruvius.data.augmentation.pipeline import BatchAugmentation
+from vitruvius.data.sources._jpeg import Decode, Decoded, EncodedImages, choose_decoder, decode_in_batches
 
 logger = logging.getLogger(__name__)
 
@@ -123,18 +125,22 @@ def _decode_all(
 ) -> TensorSet:
     """The images `ids` of a data set as tensors; the broken ones, if skipped, are missing and listed."""
     _check_memory(len(ids), size, data.name)
-    order = Order(ids, batch_size=256, shuffle=False)
-    loader = ImageLoader(data, order, transform, config, channels=size[0], device="cpu", raw=True)
     rows = torch.full((len(data),), -1)
     images = torch.empty((len(ids), *size), dtype=torch.uint8)
     labels = torch.zeros(len(ids), dtype=torch.int64)
     filled = 0
-    for batch, batch_labels, batch_ids in loader.with_ids():
-        here = slice(filled, filled + len(batch))
-        images[here] = batch
-        labels[here] = batch_labels
-        rows[batch_ids] = torch.arange(here.start, here.stop)
-        filled = here.stop
+    by_gpu = choose_decoder(config.decoder, data, size[0]) if decoded else None
+    for batch in _by_gpu(data, ids, size, by_gpu):
+        filled = _put(batch, images, labels, rows, filled)
+    if filled:
+        left = ids[rows[ids] < 0]
+        logger.info("%s: %d image(s) decoded by the GPU, %d left to Pillow", data.name, filled, len(left))
+    else:
+        left = ids
+    order = Order(left, batch_size=256, shuffle=False)
+    loader = ImageLoader(data, order, transform, config, channels=size[0], device="cpu", raw=True)
+    for batch_images, batch_labels, batch_ids in loader.with_ids():
+        filled = _put(Decoded(batch_images, batch_labels, batch_ids), images, labels, rows, filled)
     return TensorSet(
         name=data.name,
         images=images[:filled],
@@ -145,6 +151,21 @@ def _decode_all(
         broken=tuple(loader.broken),
         decoded=decoded,
     )
+
+
+def _by_gpu(data: ImageSet, ids: Tensor, size: Size, decode: Decode | None) -> Iterator[Decoded]:
+    if decode is not None:
+        assert isinstance(data, EncodedImages)
+        yield from decode_in_batches(data, ids, size, decode)
+
+
+def _put(batch: Decoded, images: Tensor, labels: Tensor, rows: Tensor, filled: int) -> int:
+    """Put a batch behind those that are there; how many there are now."""
+    here = slice(filled, filled + len(batch.images))
+    images[here] = batch.images
+    labels[here] = batch.labels
+    rows[batch.ids] = torch.arange(here.start, here.stop)
+    return here.stop
 
 
 def _check_memory(number: int, size: Size, name: str) -> None:

@@ -92,6 +92,11 @@ class DataConfig:
         "none: decode and augment images one by one, in workers; memory: decode once, keep on the device and augment "
         "whole batches by what is asked for; auto: as none, but on the device if all images have one size and fit",
     )
+    decoder: Literal["pillow", "nvjpeg", "auto"] = key(
+        "pillow",
+        "who decodes JPEGs that are kept in memory as they are: pillow, in workers; nvjpeg, the GPU, whose pixels "
+        "differ by rounding; auto: the GPU where it can",
+    )
     broken: Literal["error", "skip"] = key(
         "error", "what images that cannot be decoded do: raise an error, or be left out"
     )

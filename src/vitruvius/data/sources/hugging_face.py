@@ -38,6 +38,12 @@ class FileImages:
             image.load()
         return image, as_label(label)
 
+    def read_bytes(self, index: int) -> tuple[bytes, int]:
+        """The file of an image as it is, and its label, by its `index` from 0."""
+        file, label = self.reader[index]
+        with file:
+            return file.read(), as_label(label)
+
     def describe(self, index: int) -> str:
         """Where the image of this `index` lies, for an error."""
         return self.reader.filename(index, absolute=True) or f"image {index} of {self.name}"
