@@ -111,8 +111,8 @@ def plugin(folder: Path) -> None:
 
 
 RUNS: dict[str, tuple[str, ...]] = {
-    "analysis": ("rpc",),
-    "attacks": ("rpc", "a", "b", "other"),
+    "analysis": ("rpc", "a"),
+    "attacks": ("rpc", "softmax", "a", "b", "other"),
     "corruptions": ("rpc",),
     "shift": ("rpc", "softmax"),
 }

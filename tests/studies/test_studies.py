@@ -266,3 +266,12 @@ def test_whoever_waits_hears_how_far_a_study_is(
     monkeypatch.setattr(watch, "PAUSE", 0.0)
     study(name, [MODEL], {**FEW, **settings}, tmp_path)
     assert re.search(rf"studying {MODEL}: {said}, .+ left", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("name", ["eps-sweep", "released-protocol"])
+def test_accuracies_are_drawn_in_percent_and_the_axis_says_so(name: str) -> None:
+    row = {"model": "a", "space": "pixels", "labels": "true", "threat": "pgd", "accuracy": 0.5, "low": 0.4, "high": 0.6}
+    figure = studies[name].draw([{**row, "eps": 0.01}, {**row, "eps": 0.02}])
+    (axes,) = figure.axes
+    assert axes.get_ylabel() == "accuracy, %"
+    assert axes.lines[0].get_ydata().tolist() == [50, 50]

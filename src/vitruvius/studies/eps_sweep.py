@@ -133,7 +133,7 @@ def draw(rows: list[Row]) -> Figure:
             own.sort(key=lambda row: float(row["eps"]))
             _draw_line(axes, own, series(index), f"{kind[0]} ({kind[1]})")
         axes.set_xlabel("ε × 255")
-        axes.set_ylabel("accuracy")
+        axes.set_ylabel("accuracy, %")
         legend_below(figure, columns=2)
     return figure
 
@@ -145,9 +145,8 @@ def _kind(row: Row) -> tuple[str, str]:
 
 def _draw_line(axes: Any, rows: list[Row], look: Any, label: str) -> None:
     strengths = [255 * row["eps"] for row in rows]
-    lows = [row["low"] for row in rows]
-    highs = [row["high"] for row in rows]
-    axes.plot(strengths, [row["accuracy"] for row in rows], marker=look.marker, color=look.colour, label=label)
+    lows, accuracies, highs = ([100 * row[name] for row in rows] for name in ("low", "accuracy", "high"))
+    axes.plot(strengths, accuracies, marker=look.marker, color=look.colour, label=label)
     axes.fill_between(strengths, lows, highs, color=look.colour, alpha=0.2, linewidth=0)
 
 

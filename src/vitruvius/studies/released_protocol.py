@@ -118,12 +118,11 @@ def draw(rows: list[Row]) -> Figure:
             own = sorted((row for row in rows if _kind(row) == kind), key=lambda row: float(row["eps"]))
             look = series(index)
             strengths = [255 * row["eps"] for row in own]
-            axes.plot(strengths, [row["accuracy"] for row in own], marker=look.marker, color=look.colour, label=kind)
-            axes.fill_between(
-                strengths, [row["low"] for row in own], [row["high"] for row in own], color=look.colour, alpha=0.2
-            )
+            lows, accuracies, highs = ([100 * row[name] for row in own] for name in ("low", "accuracy", "high"))
+            axes.plot(strengths, accuracies, marker=look.marker, color=look.colour, label=kind)
+            axes.fill_between(strengths, lows, highs, color=look.colour, alpha=0.2)
         axes.set_xlabel("ε × 255, in units of each space")
-        axes.set_ylabel("accuracy")
+        axes.set_ylabel("accuracy, %")
         legend_below(figure, columns=2)
     return figure
 
