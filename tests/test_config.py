@@ -157,3 +157,13 @@ def test_settings_of_a_piece_without_hints_are_taken_as_they_are() -> None:
     def piece(*, size: Any, name=None): ...  # type: ignore[no-untyped-def]
 
     assert bind("piece", piece, {"size": 3, "name": "x"}, where="here") == {"size": 3, "name": "x"}
+
+
+@pytest.mark.parametrize("value", [float("nan"), [0.1, float("nan")], 10**30, -(10**30)], ids=str)
+def test_no_setting_takes_what_no_tensor_can_hold(value: object) -> None:
+    def piece(*, eps: float | tuple[float, ...] = 0.1, steps: int = 1) -> None: ...
+
+    key = "eps" if not isinstance(value, int) else "steps"
+    with pytest.raises(ConfigError, match=rf"piece.{key} = .* between -2\^63 and 2\^63"):
+        bind("piece", piece, {key: value})
+    assert bind("piece", piece, {"eps": float("inf"), "steps": 2**63 - 1})["steps"] == 2**63 - 1

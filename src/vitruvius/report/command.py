@@ -95,8 +95,7 @@ def _record_if_wanted(
     count = images or IMAGES
     on_news(f"{folder}: recording attention on {count} pictures, clean and under {describe(threat)}")
     try:
-        with Lock(folder):
-            record_run(folder, overrides, count, threat)
+        record_run(folder, overrides, count, threat)
     except ASIDE as error:
         if images is not None:
             raise
@@ -110,6 +109,11 @@ def record_run(folder: str | Path, overrides: Sequence[str], images: int, threat
     """
     target = _open(Path(folder), overrides)
     check_head(target)
+    with Lock(folder):  # only now: what cannot be opened is not touched
+        _record(target, folder, images, threat)
+
+
+def _record(target: Target, folder: str | Path, images: int, threat: Threat) -> None:
     device = choose_device(target.config.device)
     model = target.model.to(device).eval()
     save_model_facts(folder, model)
