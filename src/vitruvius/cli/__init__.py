@@ -72,17 +72,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check_words(options: argparse.Namespace) -> None:
     """Refuse null bytes, numbers beyond 64 bits, and results elsewhere: only a training goes to a URL (`train RECIPE out=s3://…`)."""
     for value in vars(options).values():
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ConfigError(f"{value} is too large a number for anything here.")
-        words = [value] if isinstance(value, str) else value
-        if isinstance(words, list) and any(isinstance(word, str) and "\0" in word for word in words):
-            raise ConfigError("a word of the command holds a null byte, which no name or path can.")
+        _check_value(value)
     for name in ("out", "figure"):
         place = getattr(options, name, None)
         if isinstance(place, str) and "://" in place:
             raise ConfigError(
                 f"--{name} {place} is a URL; name a file or folder of this machine, and copy it from there."
             )
+
+
+def _check_value(value: object) -> None:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"{value} is too large a number for anything here.")
+    words = [value] if isinstance(value, str) else value
+    if isinstance(words, list) and any(isinstance(word, str) and "\0" in word for word in words):
+        raise ConfigError("a word of the command holds a null byte, which no name or path can.")
 
 
 def run_and_exit() -> NoReturn:
