@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_words(options: argparse.Namespace) -> None:
-    """Refuse null bytes, numbers beyond 64 bits, and results elsewhere: only a training goes to a URL (`train RECIPE out=s3://…`)."""
+    """Refuse null bytes, numbers beyond 64 bits, and results elsewhere: only a training goes to a URL (`out=s3://…`)."""
     for value in vars(options).values():
         _check_value(value)
     for name in ("out", "figure"):
