@@ -280,11 +280,18 @@ def test_no_images_are_refused_by_every_verb(
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("threat", ["pgd:eps=0.1,steps=0", "pgd:eps=0.1,step_size=-1", "pgd:eps=0.1,step_size=.nan"])
+@pytest.mark.parametrize(
+    ("threat", "reason"),
+    [
+        ("pgd:eps=0.1,steps=0", "PGD with steps=0"),
+        ("pgd:eps=0.1,step_size=-1", "PGD with step_size=-1"),
+        ("pgd:eps=0.1,step_size=.nan", "pgd.step_size = nan, expected a number"),
+    ],
+)
 def test_an_attack_that_goes_nowhere_or_backward_is_refused(
-    threat: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    threat: str, reason: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "PGD with ste" in mistake(capsys, "evaluate", str(run), "--threat", threat, "--out", str(tmp_path / "out"))
+    assert reason in mistake(capsys, "evaluate", str(run), "--threat", threat, "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 

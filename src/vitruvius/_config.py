@@ -172,7 +172,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         raise ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)}.")
     found = _parsed(hint, value, where)
     if _is_no_number(found):
-        raise ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)} between -2^63 and 2^63.")
+        raise ConfigError(
+            f"{where} = {value!r}, expected {type_in_words(hint)}; nan and whole numbers beyond 64 bits are refused."
+        )
     return found
 
 

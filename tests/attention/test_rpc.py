@@ -172,7 +172,7 @@ def test_dropout_acts_in_the_last_iteration_only(monkeypatch):
     ("settings", "message"),
     [
         ({"sparsity": -1.0}, "must be 0 or more"),
-        ({"sparsity": float("nan")}, "must be 0 or more"),
+        ({"sparsity": float("nan")}, "rpc.sparsity = nan, expected a number"),
         ({"iterations": 0}, "at least 1"),
         ({"iterations": 1.5}, "expected a whole number"),
         ({"variant": "paer"}, "expected one of released, paper"),

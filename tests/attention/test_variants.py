@@ -267,7 +267,7 @@ def test_differential_at_the_depth_of_its_block_or_as_told():
     ],
 )
 def test_senseless_settings_are_refused_with_the_name(name, settings):
-    with pytest.raises(ConfigError, match=f"'{name}'"):
+    with pytest.raises(ConfigError, match=rf"'{name}'|^{name}\."):
         core_of(part(name, **settings))
 
 

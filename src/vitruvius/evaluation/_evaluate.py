@@ -100,6 +100,11 @@ def evaluate(
     return report
 
 
+def _has_labels(batch: Any) -> bool:
+    """Whether a batch has images and labels to count; one that has not is refused when it is read."""
+    return isinstance(batch, list | tuple) and len(batch) > 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Job:
     """A model, images, threats by their descriptions, and where results and news go."""
@@ -119,7 +124,7 @@ class _Job:
         number = getattr(self.loader, "num_images", None)
         if number is not None:
             return len(range(self.process.rank, number, self.process.world_size))
-        if isinstance(self.loader, list | tuple):
+        if isinstance(self.loader, list | tuple) and all(_has_labels(batch) for batch in self.loader):
             return sum(len(batch[1]) for batch in self.loader)
         return None
 

@@ -111,8 +111,11 @@ def _read_pickled(path: StrPath) -> dict[str, Tensor]:
             source = io.BytesIO(read_bytes(path))
         loaded = torch.load(source, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        if isinstance(error, EOFError):
+            reason = "it is empty, or cut off"
         raise CheckpointError(
-            f"{path} cannot be read as weights: {(str(error) or type(error).__name__).splitlines()[0]} "
+            f"{path} cannot be read as weights: {reason or type(error).__name__}. "
             "If it is an old training checkpoint, `vitruvius convert` may know its layout."
         ) from error
     return _state_dict(loaded, path)
