@@ -190,10 +190,11 @@ def speedruns(runs: list[Run]) -> str:
 def attention_digits(runs: list[Run]) -> str:
     """Clean and attacked digits of adversarially trained models; each against softmax, on the same images."""
     columns = {
+        "seed": lambda run: str(run["seed"]),
         "clean": lambda run: percent(find(run, "evaluation/clean")),
         "PGD-20 0.1": lambda run: percent(find(run, "pgd")),
         "APGD-CE, APGD-T, Square 0.1": lambda run: with_interval(find(run, "autoattack")),
-        "against softmax (p)": lambda run: against(run, named(runs, "softmax"), "autoattack"),
+        "against softmax (p)": lambda run: against(run, of_same_seed(runs, run, "softmax"), "autoattack"),
         "ECE": calibration,
     }
     return table("attention", by_threat(runs, "autoattack"), columns)

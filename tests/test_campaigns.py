@@ -27,6 +27,7 @@ FOLDER = ROOT / "campaigns"
 SWEEPS = sorted(file for file in FOLDER.glob("*.yaml") if "list" in read_yaml(file))
 RECIPES = sorted(set(FOLDER.glob("*.yaml")) - set(SWEEPS))
 ROWS = {  # of every campaign: what its table compares with, and one row more
+    "attention_digits": ("softmax", "rpc_all_n2_paper"),
     "attention_natural": ("softmax", "rpc_layer0_n4"),
     "attention_pgd": ("softmax", "rpc_all_n2_paper"),
     "imagenette": ("plain", "rpc_all_n2"),
@@ -129,6 +130,8 @@ def _shorter(spec: str) -> str:
 
 
 def words_of(name: str) -> list[str]:
+    if name == "attention_digits":  # which needs no data
+        return [*SMALL, *VIT, "data.train_num_samples=48"]
     root = "data.root=cifar10.npz"
     if name in ("imagenette", "vitcod"):
         root = "data.root=imagenette"
