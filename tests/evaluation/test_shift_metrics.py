@@ -101,7 +101,10 @@ def test_temperature_calibrates_a_model_that_is_twice_too_sure() -> None:
     assert metrics.fit_temperature(2 * honest, labels) == pytest.approx(2.0, rel=0.05)
     assert metrics.fit_temperature(100 * honest, labels) == pytest.approx(5.0, abs=1e-6)  # the end of the range
     batches = [(2 * honest[i : i + 1000], labels[i : i + 1000]) for i in range(0, 4000, 1000)]
-    logits, collected = metrics.collect_logits(torch.nn.Identity(), batches)
+    told: list[tuple[int, int | None]] = []
+    logits, collected = metrics.collect_logits(torch.nn.Identity(), batches, progress=lambda *n: told.append(n))
+    assert told[-1] == (len(collected), None)
+    assert len(told) == len(batches)
     torch.testing.assert_close(logits, (2 * honest).float())
     assert torch.equal(collected, labels)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius._yaml import read_yaml
@@ -66,7 +67,8 @@ def temperature_of(target: Target, split: str, process: Process) -> float:
     loader = eval_loader(
         data, input_size=target.model.data_config, split=split, only=only, device=process.device
     )  # all images on every process: each fits the same number
-    return fit_temperature(*collect_logits(target.model, loader))
+    with Bar("fitting a temperature", shown=process.first) as bar:
+        return fit_temperature(*collect_logits(target.model, loader, progress=bar))
 
 
 def _held_out(target: Target) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import device_of
+from vitruvius._checks import Progress, device_of
 from vitruvius._errors import DataError
 
 
@@ -59,13 +59,22 @@ def fit_temperature(logits: Tensor, labels: Tensor, *, low: float = 0.2, high: f
 
 
 @torch.no_grad()
-def collect_logits(model: nn.Module, loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
+def collect_logits(
+    model: nn.Module, loader: Iterable[Any], *, progress: Progress | None = None
+) -> tuple[Tensor, Tensor]:
     """(logits (n, K), labels (n)) of every image of a loader, on the CPU.
 
-    `model` is in eval mode; `loader` yields (images, labels, …).
+    `model` is in eval mode; `loader` yields (images, labels, …); `progress` is told the images done and how many there
+    are after every batch (default: nobody is told).
     """
     device = device_of(model)
-    rows = [(model(batch[0].to(device)).float().cpu(), batch[1].cpu()) for batch in loader]
+    rows = []
+    done = 0
+    for batch in loader:
+        rows.append((model(batch[0].to(device)).float().cpu(), batch[1].cpu()))
+        done += len(batch[1])
+        if progress is not None:
+            progress(done, getattr(loader, "num_images", None))
     if not rows:
         raise DataError("the loader yielded no images; there is nothing to fit a temperature on.")
     logits, labels = (torch.cat(column) for column in zip(*rows, strict=True))
