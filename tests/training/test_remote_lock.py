@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -172,6 +173,18 @@ def test_a_store_that_was_emptied_and_taken_anew_while_one_looked_is_not_taken_f
     with pytest.raises(RunError, match="living"):
         Lock(url).take()
     assert locks_at(url) == [".1.lock"]
+
+
+def test_a_store_that_looks_before_it_writes_is_trusted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsspec's memory refuses to make an object that is there, so that nobody waits to see who wrote last."""
+
+    def wait(seconds: float) -> None:
+        pytest.fail("the store was not asked to look before it writes")
+
+    monkeypatch.setattr(_remote_lock, "time", SimpleNamespace(sleep=wait))
+    url = "memory://conditional/run"
+    with Lock(url):
+        assert locks_at(url) == [".1.lock"]
 
 
 def test_a_file_url_and_its_path_are_one_folder(tmp_path: Path, machines: list[Machine]) -> None:
