@@ -68,6 +68,17 @@ def test_with_radius_zero_pgd_returns_the_image() -> None:
     assert torch.equal(PGD(eps=0.0)(net, x, y), x)
 
 
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_model_is_asked_about_points_of_the_image_alone_the_random_start_included(norm: str) -> None:
+    net = small_net()
+    x, y = some_images()
+    asked: list[Tensor] = []
+    net.register_forward_pre_hook(lambda module, inputs: asked.append(inputs[0].detach()))
+    PGD(eps=0.5, norm=norm, steps=2)(net, x.round(), y)  # black and white: every start would leave the image
+    assert len(asked) >= 2
+    assert all(points.min() >= 0 and points.max() <= 1 for points in asked)
+
+
 def test_the_best_iterate_is_never_better_for_the_model_than_the_last() -> None:
     net, x, y = digits_cnn()
     last, best = (PGD(eps=0.15, steps=8, step_size=0.1, best=best)(net, x, y) for best in (False, True))
