@@ -73,13 +73,18 @@ def test_a_run_on_another_machine_is_seen_and_taken_over_when_that_machine_dies(
     assert contents(fetch(store.url, Path("copy"))) == contents(run)
 
 
-def test_of_many_machines_at_once_one_has_the_folder(store: Store, tmp_path: Path, machines: list[Machine]) -> None:
-    machines += [Machine(store.url, tmp_path / str(number)) for number in range(3)]
+def race(url: str, folder: Path, machines: list[Machine]) -> list[str]:
+    """What three machines are told that want the same folder at the same moment."""
+    machines += [Machine(url, folder / str(number)) for number in range(3)]
     for machine in machines:
         machine.waits()
     for machine in machines:
         machine.says()
-    answers = [machine.hears() for machine in machines]
+    return [machine.hears() for machine in machines]
+
+
+def test_of_many_machines_at_once_one_has_the_folder(store: Store, tmp_path: Path, machines: list[Machine]) -> None:
+    answers = race(store.url, tmp_path, machines)
     assert answers.count("has it") == 1
     assert sum("is being written by process" in answer for answer in answers) == 2
 
@@ -91,12 +96,7 @@ def test_of_many_machines_that_find_a_dead_one_one_takes_over(
     first = Machine(store.url, tmp_path / "first", name="dead")
     first.takes_it()
     first.dies()
-    machines += [Machine(store.url, tmp_path / str(number)) for number in range(3)]
-    for machine in machines:
-        machine.waits()
-    for machine in machines:
-        machine.says()
-    answers = [machine.hears() for machine in machines]
+    answers = race(store.url, tmp_path, machines)
     assert answers.count("has it") == 1
     assert sum(answer.startswith("told:") for answer in answers) == 2
     assert locks_at(store.url) == [".1.lock", ".2.lock"]

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ Owner = dict[str, Any]
 _log = logging.getLogger(__name__)
 
 
-class Held:
+class Held(ABC):
     """A lock of this process, kept alive by a thread until its last holder leaves; what it is, subclasses know."""
 
     def __init__(self, key: str) -> None:
@@ -53,21 +54,21 @@ class Held:
         self._over.set()
         self.remove()
 
+    @abstractmethod
     def owner(self) -> Owner | None:
         """Who has the lock now; None if that cannot be known."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_ours(self) -> bool:
         """Whether nobody has taken the lock over."""
-        raise NotImplementedError
 
+    @abstractmethod
     def give_sign(self) -> None:
         """Show that this process lives."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remove(self) -> None:
         """Let others have it."""
-        raise NotImplementedError
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT) and self.is_ours():
