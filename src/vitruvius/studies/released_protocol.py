@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import product
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from vitruvius._errors import ConfigError
 from vitruvius._files import save_tensors
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation import wilson
-from vitruvius.report.style import figure_style, legend_below, new_axes, series
+from vitruvius.report.style import figure_style, legend_below, series
 from vitruvius.studies._base import Row, Subject, studies
 
 SPACES = ("pixels", "normalised")
@@ -108,27 +109,37 @@ def _keep(subject: Subject, key: str, answers: Tensor, right: Tensor) -> None:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Accuracy against ε, one line per model, space and labels.
+    """Accuracy against ε, a panel for each space and kind of labels, one line per model.
 
     `rows` are those of all models.
     """
+    ways = list(dict.fromkeys((row["space"], row["labels"]) for row in rows))
+    columns = min(2, len(ways))
+    lines = -(-len(ways) // columns)
     with figure_style():
-        figure, axes = new_axes()
-        for index, kind in enumerate(dict.fromkeys(_kind(row) for row in rows)):
-            own = sorted((row for row in rows if _kind(row) == kind), key=lambda row: float(row["eps"]))
-            look = series(index)
-            strengths = [255 * row["eps"] for row in own]
-            lows, accuracies, highs = ([100 * row[name] for row in own] for name in ("low", "accuracy", "high"))
-            axes.plot(strengths, accuracies, marker=look.marker, color=look.colour, label=kind)
-            axes.fill_between(strengths, lows, highs, color=look.colour, alpha=0.2)
-        axes.set_xlabel("ε × 255, in units of each space")
-        axes.set_ylabel("accuracy, %")
-        legend_below(figure, columns=2)
+        figure = Figure(figsize=(0.8 + 3.4 * columns, 0.9 + 2.4 * lines), layout="constrained")
+        panels = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flatten()
+        for axes, way in zip(panels, ways, strict=False):
+            _draw_way(axes, [row for row in rows if (row["space"], row["labels"]) == way])
+            axes.set_title(f"{way[0]}, {way[1]} labels")
+        for axes in panels[len(ways) :]:
+            axes.set_visible(False)
+        for axes in panels[-columns:]:
+            axes.set_xlabel("ε × 255, in units of its space")
+        for axes in panels[::columns]:
+            axes.set_ylabel("accuracy, %")
+        legend_below(figure, columns=columns)
     return figure
 
 
-def _kind(row: Row) -> str:
-    return f"{row['model']} ({row['space']}, {row['labels']} labels)"
+def _draw_way(axes: Axes, rows: list[Row]) -> None:
+    for index, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
+        own = sorted((row for row in rows if row["model"] == model), key=lambda row: float(row["eps"]))
+        look = series(index)
+        strengths = [255 * row["eps"] for row in own]
+        lows, accuracies, highs = ([100 * row[name] for row in own] for name in ("low", "accuracy", "high"))
+        axes.plot(strengths, accuracies, marker=look.marker, color=look.colour, label=model)
+        axes.fill_between(strengths, lows, highs, color=look.colour, alpha=0.2, linewidth=0)
 
 
 released_protocol.draw = draw
