@@ -14,7 +14,7 @@ from vitruvius._processes import Process
 from vitruvius.data import eval_loader, held_out
 from vitruvius.evaluation import evaluate
 from vitruvius.models import load_model
-from vitruvius.training import _step
+from vitruvius.training import _epoch, _step
 from vitruvius.training._epoch import train_epoch
 from vitruvius.training._session import Session, open_session
 
@@ -239,3 +239,19 @@ def test_smoothing_of_the_data_reaches_the_task(tmp_path: Path) -> None:
     assert session_of(tmp_path, "data.smoothing=0.3").task.criterion.smoothing == 0.3
     own = session_of(tmp_path, "data.smoothing=0.3", "task={use: supervised, smoothing: 0.2}")
     assert own.task.criterion.smoothing == 0.2
+
+
+def test_slow_batches_are_shown_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[int] = []
+    session = session_of(tmp_path, "data.train_num_samples=44")  # 33 images: 4 batches of 8
+    monkeypatch.setattr(_epoch, "LOOK_SECONDS", 0.0)
+    train_epoch(session, lambda done, _: shown.append(done), Undisturbed())
+    assert shown == [1, 2, 3, 4]
+
+
+def test_quick_batches_are_shown_ten_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[int] = []
+    monkeypatch.setattr(_epoch, "LOOK_SECONDS", math.inf)
+    session = session_of(tmp_path, "data.train_num_samples=128", "data.batch_size=8")  # 96 images: 12 batches
+    train_epoch(session, lambda done, _: shown.append(done), Undisturbed())
+    assert shown == [10, 12]

@@ -16,6 +16,7 @@ from vitruvius.training._session import Session
 from vitruvius.training._step import NonFiniteLoss, check_weights, ends_group, train_batch
 
 LOOK_EVERY = 10  # batches; looking waits for the device
+LOOK_SECONDS = 5.0  # a process that trains alone looks at least so often, so that slow batches are seen one by one
 
 
 class Watcher(Protocol):
@@ -47,7 +48,7 @@ def train_epoch(
     means = session.means
     losses = LossWatch(session.process)
     batches = len(loader)
-    begun = time.perf_counter()
+    begun = looked_at = time.perf_counter()
     elapsed = session.elapsed
     loader.set_epoch(session.epoch, session.batch)
     for number, (x, y, ids) in enumerate(loader.with_ids(), session.batch):
@@ -58,8 +59,9 @@ def train_epoch(
             means.add(numbers, len(x))
             losses.add(number, numbers["loss"], ids)
         session.batch, session.elapsed = number + 1, elapsed + time.perf_counter() - begun
-        looked = number % LOOK_EVERY == LOOK_EVERY - 1 or number == batches - 1
+        looked = _is_look_due(session, number, batches, looked_at)
         if looked:
+            looked_at = time.perf_counter()
             pauses.nonfinite(losses)
             so_far = means.read()
             if so_far:
@@ -68,6 +70,13 @@ def train_epoch(
         if ends_group(session, number, batches):
             pauses.between(losses, before=before, looked=looked)
     return _row(session)
+
+
+def _is_look_due(session: Session, number: int, batches: int, looked_at: float) -> bool:
+    """After every tenth batch and the last; after a slow one too where no other process must look at the same moment."""
+    if number % LOOK_EVERY == LOOK_EVERY - 1 or number == batches - 1:
+        return True
+    return session.process.world_size == 1 and time.perf_counter() - looked_at >= LOOK_SECONDS
 
 
 def _train_batch(
