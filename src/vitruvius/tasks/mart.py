@@ -36,12 +36,13 @@ class Mart(AdversarialObjective):
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         numbers = self.numbers(input, target)
         if self.inner.eps == 0:  # both answers are one
-            (output,), penalty = self.call_model(input)
-            return self.total(self.criterion(output, target) + runner_up(output, target), output, penalty, **numbers)
-        (clean, output), penalty = self.call_model(input, self.disturb(input, target))
-        loss = self.criterion(output, target) + runner_up(output, target)
-        gap = (divergence(clean, output) * doubt(clean, target)).mean()
+            (clean,), penalty = self.call_model(input)
+            output, gap = clean, clean.new_zeros(())
+        else:
+            (clean, output), penalty = self.call_model(input, self.disturb(input, target))
+            gap = (divergence(clean, output) * doubt(clean, target)).mean()
         numbers |= {"clean_accuracy": accuracy(clean, target), "divergence": gap.detach()}
+        loss = self.criterion(output, target) + runner_up(output, target)
         return self.total(loss + self.beta * gap, output, penalty, **numbers)
 
 

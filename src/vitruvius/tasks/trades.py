@@ -43,10 +43,10 @@ class Trades(AdversarialObjective):
         numbers = self.numbers(input, target)
         if self.inner.eps == 0:  # both answers are one
             (clean,), penalty = self.call_model(input)
-            return self.total(self.criterion(clean, target), clean, penalty, **numbers)
-        attacked = self.disturb(input, target)
-        (clean, output), penalty = self.call_model(input, attacked)
-        gap = divergence(clean, output).mean()
+            output, gap = clean, clean.new_zeros(())
+        else:
+            (clean, output), penalty = self.call_model(input, self.disturb(input, target))
+            gap = divergence(clean, output).mean()
         numbers |= {"clean_accuracy": accuracy(clean, target), "divergence": gap.detach()}
         return self.total(self.criterion(clean, target) + self.beta * gap, output, penalty, **numbers)
 
