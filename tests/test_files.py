@@ -108,6 +108,12 @@ def test_tensors_of_every_kind_come_back_with_their_metadata(tmp_path):
         assert torch.equal(loaded[name], tensor), name
 
 
+def test_one_number_out_of_a_wider_table_is_written_as_any_other(tmp_path):
+    column = torch.arange(12).view(1, 12)[:, 3]  # its stride is 12, though it is contiguous for PyTorch
+    _files.save_tensors(tmp_path / "a.safetensors", {"a": column})
+    assert _files.load_tensors(tmp_path / "a.safetensors")[0]["a"].tolist() == [3]
+
+
 def test_the_file_is_ordinary_safetensors_for_others(tmp_path):
     from safetensors.torch import load_file, save_file
 

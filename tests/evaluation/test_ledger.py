@@ -194,6 +194,15 @@ def test_a_fingerprint_sees_weights_buffers_and_settings_of_attention() -> None:
     assert fingerprint(torch.nn.Sequential(model())) != ""
 
 
+def test_a_fingerprint_is_of_the_numbers_and_not_of_how_they_lie_in_memory() -> None:
+    net = model()
+    expected = []
+    for number in (torch.tensor([3]), torch.arange(12).view(1, 12)[:, 3]):
+        net.register_buffer("number", number)
+        expected.append(fingerprint(net))
+    assert expected[0] == expected[1]
+
+
 def test_settings_of_data_that_matter_are_named() -> None:
     assert data_settings(DATA) == {"data.val_num_samples": 22}  # batches of another size judge the same images
 

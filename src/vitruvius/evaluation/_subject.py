@@ -74,7 +74,9 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(_tensors(model)):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        plain = tensor.detach().cpu().contiguous()
+        line = plain.as_strided((plain.numel(),), (1,))  # a single number may have any stride and be contiguous
+        digest.update(line.view(torch.uint8).numpy().data)
     for core in model.modules():
         if isinstance(core, Core):
             digest.update(repr([(name, _settings(part)) for name, part in core.named_modules()]).encode())
