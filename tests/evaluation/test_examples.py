@@ -17,6 +17,7 @@ from vitruvius.attacks.square import Square
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.data._subsets import robustbench_names, subset_ids
+from vitruvius.evaluation import evaluate
 from vitruvius.evaluation import examples as examples_module
 from vitruvius.evaluation.examples import make_examples, save_examples
 from vitruvius.evaluation.robustbench import benchmark
@@ -176,6 +177,22 @@ def test_the_robustbench_entry_says_what_was_measured(tmp_path: Path) -> None:
     assert written["eps"] == "8/255"
     assert float(written["autoattack_acc"]) == pytest.approx(100 * report.threats[-1].accuracy, abs=0.01)
     assert float(written["autoattack_acc"]) <= float(written["clean_acc"])
+
+
+def test_the_robustbench_entry_is_of_autoattack_whatever_else_the_folder_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        AutoAttack, "stages", lambda self: [("square", Square(eps=self.eps, norm=self.norm, queries=2))]
+    )
+    model = small()
+    batches = [(x, model(x).argmax(1)) for x, _ in loader()]  # type: ignore[attr-defined]
+    settings = {"dataset": "digits", "name": "Us", "folder": tmp_path}
+    _, first = benchmark(model, batches, eps=1.0, **settings)  # type: ignore[arg-type]
+    evaluate(model, batches, [lambda model, x, y: x], folder=tmp_path)
+    _, again = benchmark(model, batches, eps=1.0, **settings)  # type: ignore[arg-type]
+    assert float(first.autoattack_acc) < 100
+    assert again == first
 
 
 @pytest.mark.parametrize(

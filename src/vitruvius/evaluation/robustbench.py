@@ -18,6 +18,7 @@ from vitruvius.attacks import LINF, Norm
 from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.evaluation._evaluate import evaluate
 from vitruvius.evaluation.result import Report
+from vitruvius.evaluation.threats import describe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def benchmark(
     """
     attack = AutoAttack(eps=eps, norm=norm, seed=seed)  # type: ignore[arg-type]
     report = evaluate(model, loader, [attack], folder=folder)
-    clean, robust = report.threats[0], report.threats[-1]
+    clean, robust = report["clean"], report[describe(attack)]  # a folder may hold other threats too
     entry = Entry(
         name=name,
         dataset=dataset,
