@@ -62,6 +62,35 @@ def test_a_ledger_row_says_everything_about_an_image() -> None:
     torch.testing.assert_close(rows["entropy"], -(probabilities * probabilities.log()).sum(-1))
 
 
+class Scaled(nn.Module):
+    """Class k for an image whose first pixel is k / 10, with logits as close to each other as `spread` says."""
+
+    def __init__(self, spread: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.spread = spread
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        classes = (10 * x[:, 0, 0, 0]).round().long()
+        return self.spread * F.one_hot(classes, 10).to(self.dtype)
+
+
+@pytest.mark.parametrize(("spread", "dtype"), [(1e-9, torch.float32), (1e-50, torch.float64)])
+def test_the_answer_is_the_largest_logit_however_small_the_difference(spread: float, dtype: torch.dtype) -> None:
+    y = torch.arange(10)
+    x = (y / 10).view(-1, 1, 1, 1).expand(-1, 1, 4, 4)
+    report = evaluate(Scaled(spread, dtype).eval(), [(x, y)])
+    assert report["clean"].accuracy == 1
+
+
+def test_a_right_answer_is_among_the_five_best_also_where_logits_are_equal() -> None:
+    y = torch.arange(10)
+    report = evaluate(Scaled(0.0, torch.float32).eval(), [(torch.zeros(10, 1, 4, 4), y)])
+    rows = report.ledger.rows("clean")
+    assert rows["correct"].tolist() == [True] + 9 * [False]
+    assert rows["top5"].tolist() == 5 * [True] + 5 * [False]
+
+
 @pytest.mark.parametrize(
     ("correct", "n", "low", "high"),
     [

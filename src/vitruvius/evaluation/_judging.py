@@ -124,23 +124,33 @@ def answer_draws(model: nn.Module, x: Tensor, y: Tensor, batch_size: int, draws:
 @torch.no_grad()
 def answer(model: nn.Module, x: Tensor, y: Tensor) -> Columns:
     """What the model says of a batch."""
-    logits = model(x).float()  # (B, K)
+    logits = as_floats(model(x))  # (B, K)
     check_logits(logits, len(y))
     check_labels(y, logits.shape[1])
     return read_logits(logits, y)
 
 
+def as_floats(logits: Tensor) -> Tensor:
+    """Logits in float32; in float64 where the model computes in it, as attacks take them."""
+    if logits.dtype == torch.float64:
+        return logits
+    return logits.float()
+
+
 def read_logits(logits: Tensor, y: Tensor) -> Columns:
-    """Columns of a ledger from logits (B, K); `top5`: whether the label is among the five best guesses."""
+    """Columns of a ledger from logits (B, K); `top5`: whether the label is among the five best guesses.
+
+    Classes are ranked by logits, whose small differences a softmax rounds away, and equal ones in their order.
+    """
     log_p = logits.log_softmax(-1)  # (B, K)
-    confidence, prediction = logits.softmax(-1).max(-1)
-    top = logits.topk(min(5, logits.shape[1])).indices
+    guesses = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]  # (B, 5), or all K where they are fewer
+    prediction = guesses[:, 0]
     return {
         "prediction": prediction.int(),
-        "confidence": confidence,
+        "confidence": logits.softmax(-1).amax(-1),
         "correct": prediction == y,
         "loss": F.cross_entropy(logits, y, reduction="none"),
-        "top5": (top == y[:, None]).any(-1),
+        "top5": (guesses == y[:, None]).any(-1),
         "max_logit": logits.amax(-1),
         "energy": logits.logsumexp(-1),
         "entropy": -(log_p.exp() * log_p).sum(-1),

@@ -21,7 +21,7 @@ from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius.data import DataConfig, InputSize, Loader, TensorSet, images_loader, resolve
 from vitruvius.data.identity import identify
-from vitruvius.evaluation._judging import read_logits
+from vitruvius.evaluation._judging import as_floats, read_logits
 from vitruvius.evaluation._subject import data_settings, subject_of
 from vitruvius.evaluation.ledger import Columns, Ledger
 from vitruvius.evaluation.metrics import Baseline, alexnet
@@ -194,7 +194,7 @@ def respond(who: _Examiner, x: Tensor, y: Tensor) -> Columns:
 
     `who` holds the model and what counts of its answers; `x` (B, C, H, W) in [0, 1]; `y` (B,) labels.
     """
-    logits = who.model(x).float()  # (B, K)
+    logits = as_floats(who.model(x))  # (B, K)
     if logits.ndim == 2:
         _check_classes(logits.shape[1], who.shift)
     if who.shift.columns is not None:
