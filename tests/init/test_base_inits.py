@@ -74,6 +74,14 @@ def test_trunc_normal_has_its_std_and_its_cut():
     )  # the std after cutting at two std
 
 
+def test_no_number_drawn_makes_a_weight_of_a_hundred_deviations():
+    layer = nn.Linear(64, 64, bias=False)
+    generator = torch.Generator().manual_seed(2313)  # one of its first 4,096 uniform numbers is -1 itself
+    assert torch.empty(4096).uniform_(-1, 1, generator=generator).min() == -1
+    initialise(layer, "timm", generator=generator.manual_seed(2313))
+    assert layer.weight.abs().max() < 6 * 0.02
+
+
 def test_orthogonal_makes_orthonormal_rows_or_columns_and_q_k_v_apart():
     model = spoilt(small_vit())
     initialise(model, "orthogonal", gain=2.0, generator=seeded())

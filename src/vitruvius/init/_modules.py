@@ -31,7 +31,8 @@ def truncated_normal(like: Tensor, std: float, cut: float, generator: torch.Gene
     """N(0, std²) cut at ±cut, by the inverse of the distribution function: one uniform number per entry."""
     edge = math.erf(cut / std / math.sqrt(2))
     drawn = _blank(like, generator).uniform_(-edge, edge, generator=generator)
-    return drawn.erfinv_().mul_(std * math.sqrt(2)).clamp_(-cut, cut)
+    most = 1 - torch.finfo(drawn.dtype).eps / 2  # one number in 2²⁴ is -1 itself, whose inverse is infinite
+    return drawn.clamp_(-most, most).erfinv_().mul_(std * math.sqrt(2)).clamp_(-cut, cut)
 
 
 def _blank(like: Tensor, generator: torch.Generator) -> Tensor:
