@@ -67,6 +67,33 @@ def test_relevance_is_the_rule_of_the_paper_written_out():
     torch.testing.assert_close(attention_gradient(model, x, classes).flatten(1), expected)
 
 
+AVERAGED = {"global_pool": "avg", "class_token": True}
+REGISTERS = {"global_pool": "avg", "class_token": False, "reg_tokens": 2}
+DISTILLED = {"img_size": 32, "embed_dim": 12, "depth": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "answering"),
+    [
+        (NAME, AVERAGED, slice(1, None)),
+        (NAME, REGISTERS, slice(2, None)),
+        ("deit_tiny_distilled_patch16_224", DISTILLED, slice(0, 2)),
+    ],
+    ids=["averaged", "registers", "distilled"],
+)
+def test_an_explanation_begins_at_the_tokens_that_the_head_sees(name, settings, answering):
+    model = create_model(name, seed=2, **settings).eval()
+    x = torch.rand(2, *model.data_config["input_size"], generator=torch.Generator().manual_seed(0))
+    last = attended_layers(model, x, torch.tensor([1, 4]))[-1]
+    step = (last.map * last.gradient).clamp(min=0).mean(1)
+    others = torch.ones(step.shape[-1], dtype=torch.bool)
+    others[answering] = False
+    assert not step[:, others].any()  # whose gradient is zero
+    found = attention_gradient(model, x, torch.tensor([1, 4]))
+    torch.testing.assert_close(found.flatten(1), step[:, answering, last.site.num_prefix_tokens :].mean(1))
+    assert (found.sum((1, 2)) > 0).all()
+
+
 @pytest.mark.parametrize(
     "parts", [["rpc"], ["twicing"], ["value_residual"], [part("scaled", form="alpha")], ["sink"]], ids=str
 )
