@@ -8,7 +8,8 @@ import torch
 from attending import CHAINS, make_core, make_heads, make_site
 from timm.layers import Attention, DiffAttention
 from torch import nn
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
 from vitruvius._registry import first_line
@@ -197,6 +198,14 @@ def test_top_k_keeps_the_largest_scores_of_each_query():
     assert_weights(core_of("top_k"), make_heads(), rule)
 
 
+@pytest.mark.parametrize("features", ["elu", "favor"])
+def test_the_weights_of_linear_attention_sum_to_one_for_large_scores_too(features):
+    core = core_of(part("linear", features=features))
+    heads = make_heads(batch=4, scale=12.0)  # so that scores have a deviation of 24
+    torch.testing.assert_close(core.map(heads).sum(-1), torch.ones(4, 3, 7, dtype=torch.float64))
+    torch.testing.assert_close(core(heads), core.map(heads) @ heads.v)
+
+
 def test_entmax_is_what_bisection_finds_and_can_be_zero():
     def rule(row):
         low, high = max(row) / 2 - 1, max(row) / 2
@@ -284,6 +293,20 @@ def test_gradients_are_those_of_the_formula(name):
     names = [key for key, _ in core.named_parameters()]
     leaves = [x.detach().clone().requires_grad_() for x in (*heads[:3], *core.parameters())]
     assert gradcheck(run, leaves, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_second_gradients_are_those_of_the_formula(name):
+    """Gradient alignment in training (`fast`, `align`) differentiates twice."""
+    core, heads = make_core(name), make_heads(batch=1, tokens=4)
+    tensors = [x[:, :1].clone().requires_grad_() for x in heads[:3]]  # one head, three times: it is slow
+
+    def run(*tensors):
+        q, k, v = (x.expand(-1, 3, -1, -1) for x in tensors)
+        return core(heads._replace(q=q, k=k, v=v))
+
+    with sdpa_kernel(SDPBackend.MATH):
+        assert gradgradcheck(run, tensors, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", NEW)

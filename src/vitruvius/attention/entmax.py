@@ -1,7 +1,7 @@
 """Entmax attention with α = 1.5: a softmax that can give exactly 0, p = relu(x/2 − τ)² with Σ p = 1.
 
-Peters, Niculae & Martins 2019, "Sparse Sequence-to-Sequence Models", arXiv:1905.05702, exact by sorting. τ moves with
-the scores by dτ = Σ s dx/2 / Σ s, s = √p, which is written out so that no derivative of the sort is needed.
+Peters, Niculae & Martins 2019, "Sparse Sequence-to-Sequence Models", arXiv:1905.05702, exact by sorting. Gradients of
+any order take τ as a function of the keys that are chosen, so that no derivative of the sort is needed.
 B batch, H heads, N queries, M keys
 """
 
@@ -37,10 +37,20 @@ def entmax(x: Tensor) -> Tensor:
     half = (x - x.detach().amax(-1, keepdim=True)).clamp(min=-4) / 2  # below −2 nothing is ever chosen
     with torch.no_grad():
         tau = threshold(half)
-        root = (half - tau).relu()
-        pull = root / root.sum(-1, keepdim=True)
-    tau = tau + (pull * (half - half.detach())).sum(-1, keepdim=True)
-    return (half - tau).relu().square()
+        chosen = half > tau
+    moving = chosen_threshold(half, chosen)
+    return (half - tau - (moving - moving.detach())).relu().square()
+
+
+def chosen_threshold(half: Tensor, chosen: Tensor) -> Tensor:
+    """τ again, (…, 1), as a smooth function: mean − √((1 − Σ (half − mean)²) / k) of the k keys that are chosen.
+
+    `half` (…, M) are scores divided by two, `chosen` (…, M) is True where they are above τ.
+    """
+    count = chosen.sum(-1, keepdim=True)
+    mean = half.where(chosen, 0.0).sum(-1, keepdim=True) / count
+    spread = (half - mean).where(chosen, 0.0).square().sum(-1, keepdim=True)  # at most 1 − 1/k
+    return mean - ((1 - spread) / count).sqrt()
 
 
 def threshold(half: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from vitruvius.attention._core import Kernel, attentions
 from vitruvius.attention._dense import at_least_float32
 from vitruvius.heads import Heads, Site
 
-TINY = 1e-6  # added to the sum of a query's weights
+TINY = 1e-20  # the least sum of a query's weights, which is small where scores are large
 
 
 @attentions.register("linear")
@@ -56,13 +56,13 @@ class Linear(Kernel):
         values = at_least_float32(heads.v)
         summed = k.mT @ values  # (B, H, R, E)
         mass = q @ k.sum(-2)[..., None]  # (B, H, N, 1)
-        return (q @ summed / (mass + TINY)).to(heads.v.dtype)
+        return (q @ summed / mass.clamp(min=TINY)).to(heads.v.dtype)
 
     def map(self, heads: Heads) -> Tensor:
         self._refuse_pairs(heads)
         q, k = self._features(heads)
         pairs = q @ k.mT
-        return (pairs / (pairs.sum(-1, keepdim=True) + TINY)).to(heads.v.dtype)
+        return (pairs / pairs.sum(-1, keepdim=True).clamp(min=TINY)).to(heads.v.dtype)
 
     def _features(self, heads: Heads) -> tuple[Tensor, Tensor]:
         root = heads.scale**0.5
