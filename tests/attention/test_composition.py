@@ -40,6 +40,14 @@ def test_a_chain_does_what_its_parts_do_one_after_the_other():
     assert core.describe() == "low_rank → symmetric → mask → rpc"
 
 
+@pytest.mark.parametrize("hider", [MASK, part("sparse_softmax", keep="all")], ids=["mask", "sparse_softmax"])
+def test_what_hides_keys_comes_before_what_chooses_among_them(hider):
+    with pytest.raises(SurgeryError, match=r"may hide every key that 'top_k' has chosen .* Put 'top_k' behind 'mask'"):
+        build_core([part("top_k", share=0.2), hider], make_site())
+    core = build_core([MASK, part("top_k", share=0.2)], make_site()).double()
+    torch.testing.assert_close(core.map(make_heads()).sum(-1), torch.ones(2, 3, 7, dtype=torch.float64))
+
+
 @pytest.mark.parametrize(
     "parts",
     [

@@ -41,6 +41,7 @@ class Stage(nn.Module):
     A stage may define `penalty(before, after) -> Tensor`, added to the training loss by the task.
     A stage that changes v says by `value_mixing` what it does to it; without that, its core has no map. One that adds
     values from elsewhere sets `brings_values`: the map is then over the values it makes.
+    A stage that `chooses` keeps a few keys of each query, by their scores: whatever `hides` keys comes before it.
     A stage whose `needs` names "x" or "before" is called with (heads, context). With "before" it also hands something
     on to the next layer (`hand_on`); a stage that `reduces` changes the number of tokens between attention and MLP.
     `twins` names chains that can stand in for this part when a model is attacked through something whose gradient hides
@@ -57,6 +58,8 @@ class Stage(nn.Module):
     shows: str = ""
     brings_values: bool = False
     reduces: bool = False
+    chooses: bool = False
+    hides: bool = False
 
     def forward(self, heads: Heads) -> Heads:
         """What becomes of `heads`; a stage that `needs` more also takes `context`.
@@ -86,7 +89,7 @@ class Stage(nn.Module):
 
 
 class Kernel(nn.Module):
-    """A module `Heads → Tensor` of shape (B, H, N, E). `discards`, `needs` ("x" only) and `twins` as in `Stage`.
+    """A module `Heads → Tensor` of shape (B, H, N, E). `discards`, `needs` ("x" only), `twins`, `hides` as in `Stage`.
 
     A kernel that ends in one softmax says which by `last_softmax`; another one defines `map`. A kernel that does
     neither has no map, and whoever asks for one is told so; `shows` says in words what it is.
@@ -99,6 +102,7 @@ class Kernel(nn.Module):
     needs: frozenset[str] = frozenset()
     twins: Twins = MappingProxyType({})
     shows: str = ""
+    hides: bool = False
 
     def forward(self, heads: Heads) -> Tensor:
         """The output (B, H, N, E) for `heads`; a kernel that `needs` "x" also takes `context`."""
@@ -330,6 +334,7 @@ def _check_order(parts: Sequence[tuple[str, nn.Module]], site: Site) -> None:
             raise SurgeryError(f"{chain}: the kernel {name!r} ends a chain; put it last, one kernel only.")
     for writer, reader in itertools.combinations(parts, 2):
         _check_nothing_is_lost(writer, reader, chain)
+        _check_a_key_is_left(writer, reader, chain)
 
 
 def _check_nothing_is_lost(writer: tuple[str, nn.Module], reader: tuple[str, nn.Module], chain: str) -> None:
@@ -339,6 +344,15 @@ def _check_nothing_is_lost(writer: tuple[str, nn.Module], reader: tuple[str, nn.
         raise SurgeryError(
             f"{chain}: {reader[0]!r} throws away {', '.join(sorted(lost))}, which {writer[0]!r} writes, so parameters "
             f"of {writer[0]!r} would get no gradient. Change the order or its tensors."
+        )
+
+
+def _check_a_key_is_left(chooser: tuple[str, nn.Module], hider: tuple[str, nn.Module], chain: str) -> None:
+    """Refuse a part that may hide just the keys which an earlier one has chosen for a query."""
+    if cast(Stage, chooser[1]).chooses and cast(Stage, hider[1]).hides:
+        raise SurgeryError(
+            f"{chain}: {hider[0]!r} may hide every key that {chooser[0]!r} has chosen for a query, which would then see "
+            f"nothing. Put {chooser[0]!r} behind 'mask', so that it chooses among the keys that are left."
         )
 
 

@@ -27,6 +27,7 @@ class Mask(Stage):
     """
 
     shows = "the softmax of the pairs that are kept; removed ones are 0"
+    hides = True
     keep: Tensor
 
     def __init__(self, site: Site, *, file: StrPath | None = None, keep: Tensor | Literal["all"] | None = None) -> None:

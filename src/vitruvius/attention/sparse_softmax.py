@@ -48,6 +48,7 @@ class SparseSoftmax(Kernel):
     """
 
     shows = "the softmax of the pairs that are kept; removed ones are 0"
+    hides = True
     keep: Tensor
     wide: Tensor
     inverse: Tensor

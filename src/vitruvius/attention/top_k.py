@@ -26,6 +26,7 @@ class TopK(Stage):
 
     shows = "the softmax of the largest scores; other keys are 0"
     twins = LEFT_OUT  # through hidden keys no gradient flows
+    chooses = True
 
     def __init__(self, site: Site, *, share: float = 0.5) -> None:
         super().__init__()
