@@ -351,8 +351,8 @@ def _check_a_key_is_left(chooser: tuple[str, nn.Module], hider: tuple[str, nn.Mo
     """Refuse a part that may hide just the keys which an earlier one has chosen for a query."""
     if cast(Stage, chooser[1]).chooses and cast(Stage, hider[1]).hides:
         raise SurgeryError(
-            f"{chain}: {hider[0]!r} may hide every key that {chooser[0]!r} has chosen for a query, which would then see "
-            f"nothing. Put {chooser[0]!r} behind 'mask', so that it chooses among the keys that are left."
+            f"{chain}: {hider[0]!r} may hide every key that {chooser[0]!r} has chosen for a query, which would then "
+            f"see nothing. Put {chooser[0]!r} behind 'mask', so that it chooses among the keys that are left."
         )
 
 
