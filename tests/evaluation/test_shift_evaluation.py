@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,9 @@ def test_imagenet_c_has_ce_against_alexnet_and_the_rest_is_named(tmp_path: Path)
     assert {"fog 1", "gaussian_noise", "saturate", "spatter 3"} < set(report.missing)
     text = str(report)
     assert text.splitlines()[0].split() == ["imagenet-c", "2", "5", "mean", "CE"]
+    assert re.search(r"^mean accuracy [^,]*, over the 1 of the benchmark$", text, re.MULTILINE)
+    assert report.corruption["mean_error"] == pytest.approx((fog[2] + fog[5]) / 2)
+    assert list(report.averaged) == ["fog"]
     assert "missing: gaussian_noise, shot_noise" in text
     assert (
         text.count("note: imagenet-c: 997 of 1000 classes have no pictures: n01491361, n01494475, n01496331 and") == 1

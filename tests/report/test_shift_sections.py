@@ -82,6 +82,36 @@ def test_runs_are_compared_with_the_baseline_and_with_the_first_run(both: list[R
     assert "mCE, plain" not in [column.title for column in alone.columns]
 
 
+def test_means_are_over_the_benchmark_wherever_they_are_shown(both: list[Run]) -> None:
+    few = list(both[0].shifts["imagenet-c"].accuracies)[:9]
+    runs = []
+    for run in both:
+        report = run.shifts["imagenet-c"]
+        judged = dataclasses.replace(report, corruption={**report.corruption, "corruptions": few})
+        runs.append(dataclasses.replace(run, shifts={"imagenet-c": judged}))
+    first, second = (run.shifts["imagenet-c"] for run in runs)
+    ours = {group: second.as_baseline("").errors[group] for group in few}
+    row = corruption_table(runs, "imagenet-c").rows[1]
+    assert row["mce_to_first"] == pytest.approx(corruption_errors(ours, first.as_baseline("")).mce)
+    eces = [part.calibration["ece"] for part in second.parts if part.group in few]
+    assert row["ece"] == pytest.approx(np.mean(eces))
+    assert mean_by_severity(second)[5] == pytest.approx(np.mean([second.accuracies[group][5] for group in few]))
+    caption = shift(runs)[1].caption  # type: ignore[union-attr]
+    assert "averaged over the corruptions of the benchmark" in caption
+
+
+def test_runs_with_different_baselines_say_whose_each_number_is(both: list[Run]) -> None:
+    report = both[1].shifts["imagenet-c"]
+    other = dataclasses.replace(report, corruption={**report.corruption, "baseline": "other"})
+    table = corruption_table([both[0], dataclasses.replace(both[1], shifts={"imagenet-c": other})], "imagenet-c")
+    assert [column.title for column in table.columns][2:4] == [
+        "mCE, each its own baseline",
+        "relative mCE, each its own baseline",
+    ]
+    assert [cells[2].detail.rpartition(" of ")[2] for cells in table.cells] == ["AlexNet's", "other's"]
+    assert [row["baseline"] for row in table.rows] == ["AlexNet", "other"]
+
+
 def test_a_first_run_without_errors_is_no_baseline(both: list[Run], corrupted: ShiftReport) -> None:
     perfect = [dataclasses.replace(part, accuracy=1.0) for part in corrupted.parts]
     first = dataclasses.replace(both[0], shifts={"imagenet-c": dataclasses.replace(corrupted, parts=perfect)})

@@ -101,7 +101,11 @@ def corruption_of(
 ) -> dict[str, Any]:
     """Mean error, and against a baseline CE, mCE and relative mCE, with bootstrap intervals."""
     errors, again = errors_of(ledger, entries), _replicated(ledger, entries)
-    mean = {"mean_error": mean_error(errors), "mean_error_interval": _interval(again, mean_error)}
+    mean = {
+        "corruptions": list(errors),  # that all means are over
+        "mean_error": mean_error(errors),
+        "mean_error_interval": _interval(again, mean_error),
+    }
     if baseline is None or not any(name in baseline.errors for name in errors):
         return mean
     found = corruption_errors(errors, baseline, clean_error=clean_error)

@@ -89,7 +89,7 @@ def _cell(share: float | None) -> str:
 def format_shift(report: ShiftReport) -> str:
     """Tables first, then sentences."""
     lines = [*_corruption_lines(report), *_plain_lines(report)]
-    lines += [*format_corruption(report.corruption), *_detection(report.detection)]
+    lines += [*format_corruption(report.corruption, _say_averaged(report)), *_detection(report.detection)]
     if report.missing:
         lines.append(f"missing: {', '.join(report.missing)}.")
     lines += [f"note: {remark}" for remark in report.remarks]
@@ -140,12 +140,19 @@ def _line(part: PartScore, width: int) -> str:
     return f"{part.name:<{width}}  {numbers}"
 
 
-def format_corruption(found: dict[str, Any]) -> list[str]:
-    """Mean accuracy and mCE in a sentence each."""
+def _say_averaged(report: ShiftReport) -> str:
+    """Which corruptions the mean is over, where the grid above it has others too."""
+    if len(report.averaged) == len(report.accuracies):
+        return ""
+    return f", over the {len(report.averaged)} of the benchmark"
+
+
+def format_corruption(found: dict[str, Any], averaged: str = "") -> list[str]:
+    """Mean accuracy and mCE in a sentence each; `averaged` says what the mean is over where it is not plain."""
     if not found:
         return []
     low, high = (100 * (1 - end) for end in reversed(found["mean_error_interval"]))
-    lines = [f"mean accuracy {100 * (1 - found['mean_error']):.2f} % ({low:.2f} – {high:.2f})"]
+    lines = [f"mean accuracy {100 * (1 - found['mean_error']):.2f} % ({low:.2f} – {high:.2f}){averaged}"]
     if "mce" in found:
         low, high = (100 * end for end in found["mce_interval"])
         relative = found.get("relative_mce")

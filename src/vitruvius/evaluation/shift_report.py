@@ -70,6 +70,12 @@ class ShiftReport:
                 grid.setdefault(part.group, {})[part.severity] = part.accuracy
         return grid
 
+    @property
+    def averaged(self) -> dict[str, dict[int, float]]:
+        """`accuracies` of the corruptions that means and mCE are over: those of the benchmark, where a set has one."""
+        names = self.corruption.get("corruptions", self.accuracies)
+        return {group: row for group, row in self.accuracies.items() if group in names}
+
     def label(self, group: str) -> str:
         """The name of a corruption in tables and figures: `frost (drawn)` where it stands in for photographs.
 

@@ -70,7 +70,10 @@ def _severities(runs: Sequence[Run], name: str) -> Drawing:
         for run, curve in curves.items()
     )
     drawn = inline_svg(draw_severities(runs, name), name=f"severity-{name}", alt=f"Accuracy over severity. {ends}.")
-    caption = f"{name}: accuracy averaged over corruptions; severity 0 is clean where it was evaluated."
+    over = "corruptions"
+    if any(len(run.shifts[name].averaged) < len(run.shifts[name].accuracies) for run in runs):
+        over = "the corruptions of the benchmark"
+    caption = f"{name}: accuracy averaged over {over}; severity 0 is clean where it was evaluated."
     return Drawing(name=f"{name}-severity", panels=[drawn], caption=caption, rows=rows, legend=run_keys(runs))
 
 

@@ -59,14 +59,14 @@ def draw_severities(runs: Sequence[Run], name: str) -> Figure:
 
 
 def mean_by_severity(report: ShiftReport) -> dict[int, float]:
-    """Severity → accuracy averaged over the corruptions that have it; 0 is clean.
+    """Severity → accuracy averaged over the corruptions of the benchmark that have it; 0 is clean.
 
     `report` is that of one run and set.
     """
     columns: dict[int, list[float]] = {}
     if report.clean_error is not None:
         columns[0] = [1 - report.clean_error]
-    for row in report.accuracies.values():
+    for row in report.averaged.values():
         for severity, accuracy in row.items():
             columns.setdefault(severity, []).append(accuracy)
     return {severity: sum(columns[severity]) / len(columns[severity]) for severity in sorted(columns)}

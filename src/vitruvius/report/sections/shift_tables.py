@@ -11,6 +11,8 @@ from vitruvius.report._blocks import Cell, Column, Table
 from vitruvius.report._numbers import DASH, interval, number, percent
 from vitruvius.report._runs import Run
 
+SEVERAL = "each its own baseline"  # runs that were evaluated against different models
+
 
 def corruption_table(runs: Sequence[Run], name: str) -> Table:
     """Mean accuracy, mCE and relative mCE against the evaluation's baseline, and CE against the first run.
@@ -21,7 +23,7 @@ def corruption_table(runs: Sequence[Run], name: str) -> Table:
     titles = _used(_titles(runs, name), rows)
     cells = []
     for run, row in zip(runs, rows, strict=True):
-        cells.append([Cell(text=run.name, colour=run.look.name), *(_cell(row, key) for key in titles)])
+        cells.append([Cell(text=run.name, colour=run.look.name), *(_cell(row, key, titles[key]) for key in titles)])
     columns = [Column(title="run"), *(Column(title=title, numeric=True) for title in titles.values())]
     caption = f"{name}: errors summed over severities, as a share of those of the model named; small numbers are 95 % "
     return Table(name=f"{name}-mce", columns=columns, cells=cells, rows=rows, caption=caption + "bootstrap intervals.")
@@ -35,9 +37,10 @@ def _used(titles: dict[str, str], rows: Sequence[Mapping[str, object]]) -> dict[
 def _titles(runs: Sequence[Run], name: str) -> dict[str, str]:
     """Title of every column that there may be, by its key."""
     known = [run.shifts[name].corruption for run in runs]
-    baseline = next((str(one["baseline"]) for one in known if "baseline" in one), None)
+    baselines = list(dict.fromkeys(str(one["baseline"]) for one in known if "baseline" in one))
     titles = {"mean_accuracy": "mean accuracy"}
-    if baseline:
+    if baselines:
+        baseline = baselines[0] if len(baselines) == 1 else SEVERAL
         titles["mce"] = f"mCE, {baseline}"
         titles["relative_mce"] = f"relative mCE, {baseline}"
     if len(runs) > 1:
@@ -82,7 +85,9 @@ def compare_to(run: Run, first: Run, name: str) -> CorruptionErrors | None:
     try:
         theirs = first.shifts[name].as_baseline(first.name)
         ours = run.shifts[name]
-        return corruption_errors(ours.as_baseline(run.name).errors, theirs, clean_error=ours.clean_error)
+        errors = ours.as_baseline(run.name).errors
+        judged = {group: errors[group] for group in ours.averaged}
+        return corruption_errors(judged, theirs, clean_error=ours.clean_error)
     except DataError:
         return None
 
@@ -101,6 +106,7 @@ def _numbers(run: Run, name: str, first: Run) -> dict[str, object]:
         "mean_accuracy": _complement(number(found.get("mean_error"))),
         "mean_accuracy_low": _complement(high_error),
         "mean_accuracy_high": _complement(low_error),
+        "baseline": found.get("baseline"),
         "mce": number(found.get("mce")),
         "mce_low": mce_low,
         "mce_high": mce_high,
@@ -117,18 +123,21 @@ def _complement(share: float | None) -> float | None:
 
 
 def _mean_ece(report: ShiftReport) -> float | None:
-    """Over the corruptions that have one."""
-    graded = [part for part in report.parts if part.severity is not None]
+    """Over the corruptions that means are over, as far as they have one."""
+    graded = [part for part in report.parts if part.group in report.averaged]
     eces = [part.calibration["ece"] for part in graded if "ece" in part.calibration]
     if not eces:
         return None
     return sum(eces) / len(eces)
 
 
-def _cell(row: dict[str, object], key: str) -> Cell:
+def _cell(row: dict[str, object], key: str, title: str) -> Cell:
     value = number(row.get(key))
     low, high = number(row.get(f"{key}_low")), number(row.get(f"{key}_high"))
-    return Cell(text=percent(value), value=value, detail=interval(low, high))
+    details = [interval(low, high)]
+    if title.endswith(SEVERAL) and value is not None:
+        details.append(f"of {row['baseline']}'s")
+    return Cell(text=percent(value), value=value, detail=" ".join(filter(None, details)))
 
 
 def _natural_row(run: Run, name: str, part: PartScore) -> dict[str, object]:
