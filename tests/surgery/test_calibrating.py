@@ -46,6 +46,17 @@ def test_maps_come_closer_to_the_dense_ones_in_every_family(name):
     assert loss.item() == pytest.approx(losses[first][1], rel=1e-3)
 
 
+def test_the_images_pass_through_the_model_twice_however_many_sites_there_are():
+    _, model, x = squeezed("vit")
+    passes, said = [], []
+    model.patch_embed.register_forward_hook(lambda *_: passes.append(1))  # copies of the model have it too
+    losses = calibrate_low_rank(model, [x], steps=1, tell=said.append)
+    assert len(losses) > 1
+    assert len(passes) == 2
+    assert len(said) == len(losses)
+    assert said[0].startswith(f"calibrated {next(iter(losses))}, 1 of {len(losses)}: KL from the dense maps ")
+
+
 def test_only_queries_keys_and_the_auto_encoder_move_and_folding_stays_exact():
     _, model, x = squeezed("vit")
     before = copy.deepcopy(model.state_dict())

@@ -151,6 +151,23 @@ def test_a_dry_run_does_not_wait_for_an_init_that_is_optimised(
     assert "steps=0" in capsys.readouterr().out
 
 
+def test_a_dry_run_opens_only_the_runs_that_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, list=[{"name": "good", "seed": 1}, {"name": "bad", "train.opt": "addam"}])
+    assert main(["sweep", str(file), "--dry-run", "--only", "good", *COMMON]) == 0
+    assert main(["sweep", str(file), "--dry-run", "--only", "bad", *COMMON]) == 1
+    assert "1 of 1 runs would fail" in capsys.readouterr().err
+
+
+def test_a_dry_run_does_not_calibrate_low_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitruvius.training._build.calibrate_low_rank", lambda *_, **__: 1 / 0)
+    parts = [{"parts": [{"use": "low_rank", "rank": 2, "start": "calibrated"}]}]
+    file = write(tmp_path, list=[{"name": "low_rank", "attention": parts}])
+    assert main(["sweep", str(file), "--dry-run", *COMMON]) == 0
+    assert main(["train", str(RECIPE), "--dry-run", f"attention={json.dumps(parts)}", *COMMON]) == 0
+
+
 def test_a_dry_run_finds_a_misspelt_threat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, grid={"seed": [0]}, evaluate=[{"threats": ["pdg:eps=0.1"]}])
     assert main(["sweep", str(file), "--dry-run", *COMMON]) == 1

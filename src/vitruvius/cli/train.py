@@ -81,7 +81,7 @@ def run_sweep(options: argparse.Namespace) -> None:
         faults = sweep.find_faults()
         print(sweep.listing(faults))
         if faults:
-            raise RunError(f"{len(faults)} of {len(sweep.runs)} runs would fail.")
+            raise RunError(f"{len(faults)} of {len(sweep.chosen)} runs would fail.")
     elif options.run is not None:
         outcome = sweep.train_one(options.run)
         if outcome != "finished":

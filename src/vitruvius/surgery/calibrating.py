@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,8 @@ from vitruvius.surgery.rewiring import refuse_compiled
 
 logger = logging.getLogger(__name__)
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # what a module was called with
+
 
 class Lesson(NamedTuple):
     """What a site was given for one batch, and the maps it should answer with."""
@@ -34,13 +36,19 @@ class Lesson(NamedTuple):
 
 
 def calibrate_low_rank(
-    model: nn.Module, batches: Iterable[Tensor], *, steps: int = 150, rate: float = 0.05
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    *,
+    steps: int = 150,
+    rate: float = 0.05,
+    tell: Callable[[str], None] = logger.info,
 ) -> dict[str, tuple[float, float]]:
     """Fit every `low_rank` of the model to the maps it has without; in place. Mean KL of each site, before and after.
 
     `batches` are images as the model takes them; a few hundred do. Adam runs over them in turn, `steps` times a site,
     its steps at first `rate` times the size of what they change, falling to nothing. Of the model only the sites' own
-    q and k projections and auto-encoders change, and a site that comes no closer is left as it was.
+    q and k projections and auto-encoders change, and a site that comes no closer is left as it was. `tell` is given a
+    line about every site; by default it goes to the log.
     """
     refuse_compiled(model)
     if steps < 1 or not rate > 0:
@@ -53,11 +61,13 @@ def calibrate_low_rank(
     dense = copy.deepcopy(model).eval().requires_grad_(False)
     for stage in _stages(dense).values():
         stage.register_forward_hook(lambda _, args, __: args[0])
+    calls = _calls(dense, list(stages), images)
     found: dict[str, tuple[float, float]] = {}
-    for name, stage in stages.items():
-        lessons = _lessons(dense, name, images)
+    for number, (name, stage) in enumerate(stages.items(), 1):
+        lessons = _lessons(dense, name, calls.pop(name))
         found[name] = _fit(inner(model).get_submodule(name), stage, lessons, steps, rate)
         begun, ended = found[name]
+        tell(f"calibrated {name}, {number} of {len(stages)}: KL from the dense maps {begun:.3g}, now {ended:.3g}")
         if not ended < begun:
             logger.warning(
                 "%s came no closer to the dense maps (KL %.3g) and was left as it was; lower rate.", name, begun
@@ -79,14 +89,16 @@ def _stages(model: nn.Module) -> dict[str, LowRank]:
 
 
 @torch.no_grad()
-def _lessons(dense: nn.Module, name: str, images: Sequence[Tensor]) -> list[Lesson]:
-    """What one site of the dense model is given and makes of it, batch by batch."""
-    site = inner(dense).get_submodule(name)
-    given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    maps: list[Tensor] = []
+def _calls(dense: nn.Module, names: Sequence[str], images: Sequence[Tensor]) -> dict[str, list[Call]]:
+    """What every site of the dense model is called with, batch by batch, in one pass over the images."""
+    calls: dict[str, list[Call]] = {name: [] for name in names}
     hooks = [
-        site.register_forward_pre_hook(lambda _, args, kwargs: given.append((args, kwargs)), with_kwargs=True),
-        _stages(dense)[name].register_forward_hook(lambda _, args, __: maps.append(_log_map(args[0]).exp())),
+        inner(dense)
+        .get_submodule(name)
+        .register_forward_pre_hook(
+            lambda _, args, kwargs, name=name: calls[name].append((args, kwargs)), with_kwargs=True
+        )
+        for name in names
     ]
     try:
         for batch in images:
@@ -94,7 +106,21 @@ def _lessons(dense: nn.Module, name: str, images: Sequence[Tensor]) -> list[Less
     finally:
         for hook in hooks:
             hook.remove()
-    return [Lesson(*call, each) for call, each in zip(given, maps, strict=True)]
+    return calls
+
+
+@torch.no_grad()
+def _lessons(dense: nn.Module, name: str, calls: Sequence[Call]) -> list[Lesson]:
+    """The maps that one site of the dense model gives when it is called so."""
+    site = inner(dense).get_submodule(name)
+    maps: list[Tensor] = []
+    hook = _stages(dense)[name].register_forward_hook(lambda _, args, __: maps.append(_log_map(args[0]).exp()))
+    try:
+        for args, kwargs in calls:
+            site(*args, **kwargs)
+    finally:
+        hook.remove()
+    return [Lesson(*call, each) for call, each in zip(calls, maps, strict=True)]
 
 
 def _fit(site: nn.Module, stage: LowRank, lessons: Sequence[Lesson], steps: int, rate: float) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -263,18 +264,18 @@ def _make_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates: i
     )
 
 
-def calibrate(model: PixelModel, loader: Loader, process: Process) -> None:
+def calibrate(model: PixelModel, loader: Loader, process: Process, tell: Callable[[str], None]) -> None:
     """Fit the auto-encoders with `start: calibrated` to the dense model's attention maps on training images.
 
-    The first process does it, the others take its weights.
+    The first process does it, the others take its weights. `tell` is given a line about every site.
     """
     if not any(isinstance(part, LowRank) and part.start == "calibrated" for part in model.modules()):
         return
-    weights: dict[str, Tensor] = process.on_first(lambda: _fitted(model, loader))
+    weights: dict[str, Tensor] = process.on_first(lambda: _fitted(model, loader, tell))
     model.load_state_dict(weights)
 
 
-def _fitted(model: PixelModel, loader: Loader) -> dict[str, Tensor]:
+def _fitted(model: PixelModel, loader: Loader, tell: Callable[[str], None]) -> dict[str, Tensor]:
     images = first_images(loader, CALIBRATION_IMAGES)
-    calibrate_low_rank(model, images.to(device_of(model)).split(CALIBRATION_BATCH))
+    calibrate_low_rank(model, images.to(device_of(model)).split(CALIBRATION_BATCH), tell=tell)
     return {name: value.detach().cpu() for name, value in model.state_dict().items()}

@@ -73,7 +73,7 @@ def train_epoch(
 
 
 def _is_look_due(session: Session, number: int, batches: int, looked_at: float) -> bool:
-    """After every tenth batch and the last; after a slow one too where no other process must look at the same moment."""
+    """After every tenth batch and the last; after slow ones too where no other process must look at the same moment."""
     if number % LOOK_EVERY == LOOK_EVERY - 1 or number == batches - 1:
         return True
     return session.process.world_size == 1 and time.perf_counter() - looked_at >= LOOK_SECONDS

@@ -116,7 +116,8 @@ def open_session(
     """Data first, since it may be missing; then the model, the task and the optimiser.
 
     A `fresh` session has no state to go on from: what is fitted to the data before training is fitted now. `tell` is
-    given a line when the data is found, and one when the model is built; by default they go to the log.
+    given a line when the data is found, one when the model is built, and one about every site that is fitted; they go
+    to the log by default.
     """
     config = with_rate(config, process.world_size)
     loaders = make.loaders(config, process)
@@ -126,7 +127,7 @@ def open_session(
     tell(_describe_model(config, model, process))
     config = make.with_statistics(config, model)
     if fresh:
-        make.calibrate(model, loaders[0], process)
+        make.calibrate(model, loaders[0], process, tell)
     task = make.task(config, model)
     task.draws = BatchDraws(process.rank, process.world_size)
     task.to(process.device)

@@ -96,7 +96,7 @@ def dry_run(config: Config, *, processes: int | None = None) -> str:
 def rehearse(config: Config) -> None:
     """Do all that `train` does before it writes a file, and nothing else: what would fail there fails here.
 
-    An init that is optimised takes one step, since only its settings and its sites are of interest.
+    An init that is optimised takes one step, and low rank is not calibrated: only settings and sites are of interest.
 
     config: the recipe.
     """
@@ -106,7 +106,7 @@ def rehearse(config: Config) -> None:
     ask_all(config.analyses)
     with process_group(config.train.device) as process, preserve_rng(process.device):
         quick = replace(config, data=replace(config.data, cache="none"), init=_one_step(config.init))
-        opened = open_session(quick, process)
+        opened = open_session(quick, process, fresh=False)
         Alarm.of(opened)
         Selection(opened)
         Run(config.out or "runs/unnamed").check(replace(opened.config, data=config.data, init=config.init))
@@ -150,11 +150,11 @@ def _probe(config: Config, process: Process, flops: int, remarks: list[str]) -> 
     """A session on random images and what its steps have shown; on a device that is too small, with fewer images."""
     images, steps = probe_plan(config, process, flops)
     if not images:
-        session = open_session(pretended(config, _fewest(config), 1), process)
+        session = open_session(pretended(config, _fewest(config), 1), process, fresh=False)
         return session, measure_without_numbers(session)
     most = config.data.batch_size
     while True:
-        session = open_session(pretended(config, images, steps), process)
+        session = open_session(pretended(config, images, steps), process, fresh=False)
         try:
             return session, measure(session, most)
         except torch.OutOfMemoryError:

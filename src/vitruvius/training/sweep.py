@@ -233,21 +233,29 @@ class Sweep:
     def find_faults(self) -> dict[str, str]:
         """The unfinished runs that would fail, and why: each is opened as for training, and nothing is written."""
         faults: dict[str, str] = {}
-        for run in self.runs:
-            if self._status(run) == "finished":
-                continue
-            try:
-                self._check_plans()
-                if self.settings.maps is not None and missing_masks(run.config, self.settings.masks):
-                    check_trained(self.settings.maps)  # the rest is known when the masks are made
-                else:
-                    rehearse(run.config)
-            except VitruviusError as error:
-                faults[run.name] = " ".join(str(error).split())
-            except Exception as error:
-                faults[run.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            gc.collect()
+        waiting = self._waiting()
+        with Bar("opening runs") as bar:
+            for number, run in enumerate(waiting):
+                bar(number, len(waiting), run.name)
+                fault = self._fault(run)
+                if fault:
+                    faults[run.name] = fault
+                gc.collect()
         return faults
+
+    def _fault(self, run: Planned) -> str:
+        """Why a run would fail; nothing if it would not."""
+        try:
+            self._check_plans()
+            if self.settings.maps is not None and missing_masks(run.config, self.settings.masks):
+                check_trained(self.settings.maps)  # the rest is known when the masks are made
+            else:
+                rehearse(run.config)
+        except VitruviusError as error:
+            return " ".join(str(error).split())
+        except Exception as error:
+            return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return ""
 
     def _check_plans(self) -> None:
         """Find a misspelt threat before hours of training, with the plugins that may have brought some."""
