@@ -200,6 +200,51 @@ def attention_digits(runs: list[Run]) -> str:
     return table("attention", by_threat(runs, "autoattack"), columns)
 
 
+def light_digits(runs: list[Run]) -> str:
+    """One step, many steps and three stages of AutoAttack; each against the light recipe at its eps, and the alarm."""
+    columns = {
+        "seed": lambda run: str(run["seed"]),
+        "ε": lambda run: str(run["config"]["task"]["eps"]),
+        "clean": lambda run: percent(find(run, "evaluation/clean")),
+        "FGSM": lambda run: percent(find(run, "fgsm")),
+        "PGD-20": lambda run: percent(find(run, "pgd", "steps=20")),
+        "APGD-CE, APGD-T, Square": lambda run: with_interval(find(run, "autoattack")),
+        "against `light` (p)": lambda run: against(run, light_of(runs, run), "autoattack"),
+        "alarms, first after epoch": alarms,
+    }
+    return table("recipe", by_threat(runs, "autoattack"), columns)
+
+
+def light_of(runs: Sequence[Run], run: Run) -> Run:
+    """The light recipe at the eps of a run, and with its seed."""
+    if run["name"].startswith("eps01_"):
+        return named(runs, "eps01_light")
+    return of_same_seed(runs, run, "light")
+
+
+def together_digits(runs: list[Run]) -> str:
+    """Clean and attacked digits of everything at once and alone; each against softmax from scratch and fine-tuned."""
+    others = [run for run in load("attention_digits") if run["name"].startswith(("softmax", "rpc_all_n2_released"))]
+    known = [*runs, *(run for run in others if run["seed"] < 2)]
+    columns = {
+        "seed": lambda run: str(run["seed"]),
+        "clean": lambda run: percent(find(run, "evaluation/clean")),
+        "PGD-20 0.1": lambda run: percent(find(run, "pgd")),
+        "APGD-CE, APGD-T, Square 0.1": lambda run: with_interval(find(run, "autoattack")),
+        "against `softmax` (p)": lambda run: against(run, of_same_seed(known, run, "softmax"), "autoattack"),
+        "against `dense` (p)": lambda run: against_dense(known, run),
+        "ECE": calibration,
+    }
+    return table("model", by_threat(known, "autoattack"), columns)
+
+
+def against_dense(runs: Sequence[Run], run: Run) -> str:
+    """Against softmax that was fine-tuned as long; nothing for a run that was not."""
+    if not run["config"]["model"]["weights"]:
+        return ""
+    return against(run, of_same_seed(runs, run, "dense"), "autoattack")
+
+
 KPCA = {  # analysis, statistic: what is claimed about it, in a reader's words
     ("value_vectors", "matched_cosine"): "cosine of v and its prediction, tokens matched",
     ("value_vectors", "linear_cka_debiased"): "linear CKA of the two, debiased",
@@ -306,6 +351,14 @@ def calibration(run: Run) -> str:
     if not known:
         return ""
     return f"{100 * max(known, key=lambda threat: threat['n'])['ece']:.1f}"
+
+
+def alarms(run: Run) -> str:
+    """After how many epochs the alarm for catastrophic overfitting rang, and the first of them, counted from 1."""
+    rung = [row["epoch"] + 1 for row in run["epochs"] if row.get("alarms")]
+    if not rung:
+        return "0"
+    return f"{run['epochs'][-1]['alarms']} of {len(run['epochs'])}, {rung[0]}"
 
 
 def worst_twin(run: Run) -> str:
@@ -444,6 +497,8 @@ TABLES: dict[str, Callable[[list[Run]], str]] = {
     "vitcod": vitcod,
     "speedruns": speedruns,
     "attention_digits": attention_digits,
+    "light_digits": light_digits,
+    "together_digits": together_digits,
     "kpca_pretrained": kpca,
     "kpca_random": kpca,
     "kpca_digits": kpca,

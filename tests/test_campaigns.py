@@ -32,9 +32,11 @@ ROWS = {  # of every campaign: what its table compares with, and one row more
     "attention_pgd": ("softmax", "rpc_all_n2_paper"),
     "imagenette": ("plain", "rpc_all_n2"),
     "light": ("light", "canonical"),
+    "light_digits": ("light", "eps01_light", "eps01_pgd3"),
     "speedruns": ("vit", "preact_resnet18_linf8"),
     "structured": ("timm", "mimetic_released_seed1"),
     "structured_p2": ("timm", "impulse3"),
+    "together_digits": ("natural", "impulse", "dense", "masked"),
     "vitcod": ("dense", "random_80", "tiles_80", "tiles_95", "random_95", "low_rank_calibrated"),
 }
 SMALL = ("train.epochs=2", "train.warmup_epochs=0", "train.device=cpu", "train.precision=fp32", "data.batch_size=8")
@@ -130,7 +132,7 @@ def _shorter(spec: str) -> str:
 
 
 def words_of(name: str) -> list[str]:
-    if name == "attention_digits":  # which needs no data
+    if name in ("attention_digits", "light_digits", "together_digits"):  # which need no data
         return [*SMALL, *VIT, "data.train_num_samples=48"]
     root = "data.root=cifar10.npz"
     if name in ("imagenette", "vitcod"):
@@ -180,7 +182,7 @@ def test_a_campaign_goes_from_its_command_into_its_table(here: Path, script: dic
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(set(ROWS) - {"vitcod"}))
+@pytest.mark.parametrize("name", sorted(set(ROWS) - {"together_digits", "vitcod"}))
 def test_every_campaign_goes_from_its_command_into_its_table(name: str, here: Path, script: dict[str, Any]) -> None:
     assert go(name, here, ROWS[name]) == 0
     text = check_home(name, here, script)
@@ -203,6 +205,16 @@ def test_masks_are_compared_on_the_plain_run_of_another_campaign(here: Path, scr
     script["collect"](table.parent, here / "results")
     kept = json.loads((here / "results" / "protocol" / "study.json").read_text())
     assert all("correct" in row and row["model"] == "plain" for row in kept["rows"])
+
+
+@pytest.mark.long
+def test_everything_at_once_begins_from_the_softmax_run_of_another_campaign(here: Path, script: dict[str, Any]) -> None:
+    assert go("attention_digits", here, ("softmax",)) == 0
+    assert go("together_digits", here, ROWS["together_digits"]) == 0
+    check_home("together_digits", here, script)
+    for run in ROWS["together_digits"]:
+        kept = json.loads((here / "results" / "together_digits" / f"{run}.json").read_text())
+        assert kept["status"] == "finished"
 
 
 @pytest.mark.long
