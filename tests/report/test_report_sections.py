@@ -149,6 +149,17 @@ def test_the_card_shows_clean_and_worst_case_else_the_last_validation(two: list[
     assert _figures(unevaluated) == [("held-out", percent(run.epochs[-1]["val_accuracy"]), "")]
 
 
+def test_a_run_without_attacks_has_no_worst_case_beside_one_that_was_attacked(two: list[Run]) -> None:
+    unattacked = dataclasses.replace(two[0], threats=two[0].threats[:1], worst_case=two[0].threats[0])
+    drawing, table = threats([unattacked, two[1]])
+    assert isinstance(drawing, Drawing)
+    assert isinstance(table, Table)
+    label, *worst = table.cells[-1]
+    assert label.text == "worst case"
+    assert [cell.text for cell in worst] == ["–", percent(two[1].worst_case.accuracy)]
+    assert [row["name"] for row in drawing.rows if row["run"] == unattacked.name] == ["clean"]
+
+
 def test_a_doubtful_figure_is_never_shown_alone(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "masked")
     file = folder / "evaluation" / "report.json"
