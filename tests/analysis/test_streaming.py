@@ -6,11 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from looking import make_heads
+from looking import make_heads, make_site
 
+from vitruvius.analysis._collect import Collector
 from vitruvius.analysis._items import has_padding, over_windows, real_groups
 from vitruvius.analysis._moments import Moments
 from vitruvius.analysis._nulls import NULLS
+from vitruvius.analysis._registry import question
 from vitruvius.analysis._rows import Sample, judge
 from vitruvius.analysis.value_vectors import value_vectors
 from vitruvius.attacks import Dice
@@ -78,8 +80,8 @@ def test_the_gaussian_null_has_the_size_of_the_heads():
     assert float(drawn.mean()) == pytest.approx(0, abs=0.1)
 
 
-def padded_heads():
-    heads = make_heads(batch=3, tokens=6)
+def padded_heads(width=4):
+    heads = make_heads(batch=3, tokens=6, width=width)
     bias = torch.zeros(3, 1, 1, 6, dtype=torch.float64)
     bias[1, ..., 4:] = torch.finfo(torch.float32).min
     bias[2, ..., 4:] = -torch.inf
@@ -97,6 +99,17 @@ def test_padded_tokens_are_taken_out_of_queries_keys_and_values():
     assert short.bias is not None
     assert short.bias.shape == (2, 1, 1, 4)
     assert not has_padding(short)
+
+
+def test_chance_for_sentences_of_one_length_stands_beside_sentences_of_several():
+    """Of three sentences the first is longer; chance is drawn for it alone, so only chance has curves."""
+    heads = padded_heads(width=8)
+    collector = Collector([question("eigenvalues")], {"blocks.0.attn": make_site(heads)}, nulls=["gaussian"])
+    collector.begin(torch.arange(3), with_nulls=1)
+    collector.see("blocks.0.attn", heads)
+    collector.end()
+    assert "spectrum" not in {statistic for _, _, statistic, null in collector.sums.moments if not null}
+    assert ("blocks.0.attn", "eigenvalues", "max", "gaussian") in collector.sums.apart
 
 
 def test_a_mask_that_hides_no_key_from_all_is_no_padding():

@@ -184,6 +184,8 @@ class Collector:
 
     def _compare(self, site: str, null: str, observed: Answers, drawn: Answers) -> None:
         for (analysis, name), values in drawn.items():
+            if (analysis, name) not in observed:  # a curve whose length differs over all images, but not over these
+                continue
             before = observed[analysis, name][: len(values)]
             gap = (values - before).abs() / (values.abs() + before.abs()).clamp(min=1e-300)
             key = (site, analysis, name, null)
