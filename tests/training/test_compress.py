@@ -63,6 +63,7 @@ def test_new_stages_stand_before_the_kernel_that_a_run_has() -> None:
         {"use": "rpc", "iterations": 2},
     ]
     assert compressing._with_stages(["symmetric"], [mask]) == ["symmetric", mask]
+    assert compressing._with_stages(["symmetric", "top_k:share=0.2"], [mask]) == ["symmetric", mask, "top_k:share=0.2"]
     old = [{"use": "low_rank", "rank": 2}, {"use": "mask", "file": "old"}]
     assert compressing._with_stages(old, [{"use": "low_rank", "rank": 1}, mask]) == [old[0], mask]
 

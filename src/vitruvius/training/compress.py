@@ -177,16 +177,17 @@ def _rules(old: Sequence[dict[str, Any]], masks: Path, rank: int | None) -> list
 
 
 def _with_stages(parts: Sequence[Any], stages: Sequence[dict[str, Any]]) -> list[Any]:
+    """The parts with the new stages before the kernel, and before what chooses among the keys that are left."""
     names = [read_spec(part, where="attention")[0] for part in parts]
-    kept = [part for part, name in zip(parts, names, strict=True) if name != "mask"]
     added = [stage for stage in stages if stage["use"] == "mask" or stage["use"] not in names]
-    if any(_is_kernel(attentions[name]) for name in names):
-        return [*kept[:-1], *added, kept[-1]]
-    return [*kept, *added]
+    kept = [(part, name) for part, name in zip(parts, names, strict=True) if name != "mask"]
+    place = next((i for i, (_, name) in enumerate(kept) if _comes_last(attentions[name])), len(kept))
+    others = [part for part, _ in kept]
+    return [*others[:place], *added, *others[place:]]
 
 
-def _is_kernel(piece: object) -> bool:
-    return isinstance(piece, type) and issubclass(piece, Kernel)
+def _comes_last(piece: object) -> bool:
+    return isinstance(piece, type) and (issubclass(piece, Kernel) or bool(getattr(piece, "chooses", False)))
 
 
 def _judge(run: Path, tuned: Path, folder: Path, data: Sequence[str], asked: Compression, tell: Tell) -> None:
