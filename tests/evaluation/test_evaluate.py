@@ -21,8 +21,9 @@ from vitruvius.attacks.fab import FAB
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.pgd import PGD
-from vitruvius.evaluation import describe, evaluate, wilson
+from vitruvius.evaluation import corruption_report, describe, evaluate, load_shift_report, wilson
 from vitruvius.evaluation._text import shorten_labels
+from vitruvius.evaluation.metrics import Baseline
 
 
 def test_the_numbers_are_those_of_a_slow_loop() -> None:
@@ -150,6 +151,19 @@ def test_descriptions_that_differ_in_the_middle_alone_stay_whole() -> None:
     assert shorten_labels(alike) == alike
     assert shorten_labels(["short", alike[0]])[0] == "short"
     assert len(shorten_labels(["short", alike[0]])[1]) == 56
+
+
+def test_errors_against_a_baseline_are_kept_until_corruptions_are_others(tmp_path: Path) -> None:
+    file = tmp_path / "shifts" / "corruptions" / "report.json"
+    report = evaluate(model(), loader(), ["fog:severity=1"], folder=tmp_path)
+    against = corruption_report(report, Baseline(name="other", errors={"fog": {1: 0.5}}))
+    assert against is not None
+    against.save(file)
+    evaluate(model(), loader(), ["fgsm:eps=4/255"], folder=tmp_path)
+    assert load_shift_report(file).corruption["mce"] == against.corruption["mce"]
+    evaluate(model(), loader(), ["fog:severity=2"], folder=tmp_path)
+    assert load_shift_report(file).accuracies["fog"].keys() == {1, 2}
+    assert "mce" not in load_shift_report(file).corruption
 
 
 def test_threats_are_found_by_name_and_by_description() -> None:

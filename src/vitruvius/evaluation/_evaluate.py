@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import Progress, check_batch, check_eval_mode, device_of
-from vitruvius._errors import DataError
+from vitruvius._errors import DataError, VitruviusError
 from vitruvius._processes import Process
 from vitruvius._registry import Spec
 from vitruvius.attacks import Ensemble, StageEvent, check_inputs, watched_by, work_of
@@ -26,7 +26,7 @@ from vitruvius.evaluation._subject import subject_of
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.masking import MaskingChecks
 from vitruvius.evaluation.result import Report, summarise
-from vitruvius.evaluation.shift_report import corruption_report
+from vitruvius.evaluation.shift_report import ShiftReport, corruption_report, load_shift_report
 from vitruvius.evaluation.threats import Entry, Threat, by_spec, enter, make_threats
 
 ALONE = Process(device=torch.device("cpu"))
@@ -334,5 +334,20 @@ def _batched(batches: Iterable[Batch], size: int) -> Iterator[tuple[Batch, ...]]
 def _keep(ledger: Ledger, report: Report, folder: Path) -> None:
     ledger.save()
     report.save(folder / "report.json")
-    if (found := corruption_report(report)) is not None:
-        found.save(folder / "shifts" / found.name / "report.json")
+    found = corruption_report(report)
+    if found is None:
+        return
+    file = folder / "shifts" / found.name / "report.json"
+    if not _is_summarised(found, file):
+        found.save(file)
+
+
+def _is_summarised(found: ShiftReport, file: Path) -> bool:
+    """Whether the same figures are there, perhaps with errors against a baseline, which only a command knows."""
+    if not file.exists():
+        return False
+    try:
+        known = load_shift_report(file)
+    except VitruviusError:  # damaged: it is written anew
+        return False
+    return (known.parts, known.clean_error) == (found.parts, found.clean_error)
