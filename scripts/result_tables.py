@@ -7,6 +7,7 @@ nothing was measured.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 import statistics
@@ -209,10 +210,23 @@ def light_digits(runs: list[Run]) -> str:
         "FGSM": lambda run: percent(find(run, "fgsm")),
         "PGD-20": lambda run: percent(find(run, "pgd", "steps=20")),
         "APGD-CE, APGD-T, Square": lambda run: with_interval(find(run, "autoattack")),
-        "against `light` (p)": lambda run: against(run, light_of(runs, run), "autoattack"),
-        "alarms, first after epoch": alarms,
+        "against `light` (p)": lambda run: against_light(runs, run),
+        "alarms, ε growing": lambda run: alarms(run, at_full_eps=False),
+        "alarms, ε full": lambda run: alarms(run, at_full_eps=True),
     }
-    return table("recipe", by_threat(runs, "autoattack"), columns)
+    return table("recipe", sorted(by_threat(runs, "autoattack"), key=is_constant), columns)
+
+
+def against_light(runs: Sequence[Run], run: Run) -> str:
+    """Against the light recipe; nothing for a model that gives one answer to all images, which no attack can change."""
+    if is_constant(run):
+        return "learned nothing"
+    return against(run, light_of(runs, run), "autoattack")
+
+
+def is_constant(run: Run) -> bool:
+    """Whether no attack changes anything: clean images are as often right as attacked ones."""
+    return bool(find(run, "evaluation/clean")["accuracy"] == find(run, "autoattack")["accuracy"])
 
 
 def light_of(runs: Sequence[Run], run: Run) -> Run:
@@ -353,12 +367,15 @@ def calibration(run: Run) -> str:
     return f"{100 * max(known, key=lambda threat: threat['n'])['ece']:.1f}"
 
 
-def alarms(run: Run) -> str:
-    """After how many epochs the alarm for catastrophic overfitting rang, and the first of them, counted from 1."""
-    rung = [row["epoch"] + 1 for row in run["epochs"] if row.get("alarms")]
-    if not rung:
-        return "0"
-    return f"{run['epochs'][-1]['alarms']} of {len(run['epochs'])}, {rung[0]}"
+def alarms(run: Run, *, at_full_eps: bool) -> str:
+    """After how many epochs the alarm for catastrophic overfitting rang, of those while eps grew or of the others."""
+    full = 0.999 * run["config"]["task"]["eps"]
+    before = [0, *(row["alarms"] for row in run["epochs"])]
+    rang = [after > earlier for earlier, after in itertools.pairwise(before)]
+    asked = [ring for ring, row in zip(rang, run["epochs"], strict=True) if (row["train_eps"] >= full) == at_full_eps]
+    if not asked:
+        return ""
+    return f"{sum(asked)} of {len(asked)}"
 
 
 def worst_twin(run: Run) -> str:
