@@ -90,6 +90,12 @@ def test_what_is_no_command_ends_with_usage(words: list[str], capsys: pytest.Cap
     assert "usage: vitruvius" in capsys.readouterr().err
 
 
+def test_settings_are_not_called_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["evaluate"])
+    assert capsys.readouterr().err.endswith("error: the following arguments are required: RUN|MODEL\n")
+
+
 def test_a_recipe_is_trained_judged_and_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     code, out, err = answer(capsys, "train", "digits/softmax", *SMALL, f"out={run}")

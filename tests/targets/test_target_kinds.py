@@ -40,6 +40,12 @@ def shelf() -> Iterator[None]:
     del target_kinds._pieces["shelf"]
 
 
+def test_a_second_model_is_no_setting_of_the_first(tmp_path: Path) -> None:
+    for target in (str(tmp_path), "vitruvius/vit_digits"):
+        with pytest.raises(ConfigError, match=r"'runs/other' after .* is not a setting .* one model is opened"):
+            open_target(target, ["runs/other"])
+
+
 def test_a_run_folder_opens_with_its_own_data(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", "train.epochs=1")
     target = open_target(str(run), ["device=cpu"])

@@ -244,9 +244,17 @@ def make_parser() -> argparse.ArgumentParser:
         words = first_line(verb.run).rstrip(".")
         own = parsers.add_parser(verb.name, parents=[common], aliases=verb.aliases, help=words, description=f"{words}.")
         verb.arguments(own)
-        several = next((a.dest for a in own._actions if not a.option_strings and a.nargs in ("*", "+")), None)
-        own.set_defaults(verb=verb.run, several=several)
+        own.set_defaults(verb=verb.run, several=_find_several(own))
     return parser
+
+
+def _find_several(parser: argparse.ArgumentParser) -> str | None:
+    """The list among the words of a verb; one that may be empty is not among what a usage error calls required."""
+    for action in parser._actions:
+        if not action.option_strings and action.nargs in ("*", "+"):
+            action.required = action.nargs == "+"
+            return action.dest
+    return None
 
 
 def every_verb() -> list[Verb]:

@@ -87,6 +87,7 @@ def open_target(
     data_needed: whether images will be read; a model by name has none of its own, so the overrides must say which.
     trust_plugins: import the modules that a run names under `plugins:`, as for `load_target_plugins`.
     """
+    _refuse_words(target, overrides)
     load_target_plugins(target, overrides, trust_plugins=trust_plugins)
     kinds = sorted((target_kinds.make(name) for name in target_kinds), key=lambda kind: kind.order)
     for kind in kinds:
@@ -94,6 +95,16 @@ def open_target(
             opened: Target = kind.open(target, overrides, data_needed=data_needed)
             return opened
     raise ConfigError(f"{target!r} does not name a model; expected a run folder or a model's name.")
+
+
+def _refuse_words(target: str, overrides: Sequence[str]) -> None:
+    """Refuse what sets nothing, such as a second run."""
+    for word in overrides:
+        if "=" not in word:
+            raise ConfigError(
+                f"{word!r} after {target} is not a setting of the form section.key=value, e.g. data.root=/imagenet; "
+                "one model is opened at a time."
+            )
 
 
 def load_target_plugins(target: str, overrides: Sequence[str] = (), *, trust_plugins: bool = False) -> None:
