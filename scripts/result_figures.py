@@ -38,12 +38,14 @@ ATTACKED: dict[str, tuple[Shown, ...]] = {
     "structured": (("test accuracy", ("clean",)),),
     "structured_p2": (("test accuracy", ("clean",)),),
 }
+WATCHED = {"light": "one step", "pgd3": "three steps"}  # runs whose alarm is drawn, and how they were trained
 KPCA = {"kpca_pretrained": "ViT-S, pretrained", "kpca_random": "ViT-S, random weights", "kpca_digits": ""}
 
 
 def write_figures(results: Path = RESULTS, figures: Path = FIGURES) -> list[Path]:
     """Every figure that results/ has runs for; the files written."""
-    drawn = {name: draw_threats(name, results) for name in ATTACKED} | {"kpca": draw_studies(results)}
+    drawn = {name: draw_threats(name, results) for name in ATTACKED}
+    drawn |= {"kpca": draw_studies(results), "light_digits": draw_alarm(results)}
     written = []
     for name, figure in drawn.items():
         if figure is not None:
@@ -76,6 +78,28 @@ def _draw_threat(axes: Axes, threats: Sequence[Run], look: Any, label: str) -> N
     high = [100 * (threat["high"] - threat["accuracy"]) for threat in threats]
     style = {"color": look.colour, "marker": look.marker, "linestyle": "none", "elinewidth": 1.4}
     axes.errorbar(values, range(len(values)), xerr=[low, high], label=label, **style)
+
+
+def draw_alarm(results: Path = RESULTS) -> Figure | None:
+    """What the alarm read after every epoch of training with one step and with three."""
+    runs = {run["name"]: run for run in load("light_digits", results)}
+    if not WATCHED.keys() <= runs.keys():
+        return None
+    with figure_style():
+        figure, axes = new_axes(6.4, 3.4)
+        for index, (name, words) in enumerate(WATCHED.items()):
+            _draw_readings(axes, runs[name]["epochs"], series(index).colour, f"trained with {words}")
+        axes.set_xlabel("epoch")
+        axes.set_ylabel("held-out accuracy (%)")
+        legend_below(figure, columns=2)
+    return figure
+
+
+def _draw_readings(axes: Axes, epochs: Sequence[Run], colour: str, label: str) -> None:
+    numbers = [row["epoch"] + 1 for row in epochs]
+    for key, words, line in (("single_step", "FGSM", "--"), ("multi_step", "PGD-10", "-")):
+        values = [100 * row[f"{key}_accuracy"] for row in epochs]
+        axes.plot(numbers, values, color=colour, linestyle=line, label=f"{label}, under {words}")
 
 
 def draw_studies(results: Path = RESULTS) -> Figure | None:
