@@ -37,9 +37,7 @@ class GradualMask:
                 raise ConfigError(f"there is a mask for {name!r} but no average map; were they made from other maps?")
             check_map(name, maps[name], guess_site(name, keep))
         self.masks, self.epochs, self.power = dict(masks), epochs, power
-        removed = [maps[name].double().cpu()[~keep.cpu()] for name, keep in masks.items()]
-        self.maps = {name: maps[name].double().cpu() for name in masks}
-        self.attention = torch.cat(removed).sort(descending=True).values  # of the pairs that go in the end
+        self.places, self.num_removed = _places(self.masks, maps)
 
     def fraction(self, epoch: int) -> float:
         """How much of what goes in the end is gone in this epoch (the first is 0)."""
@@ -52,15 +50,30 @@ class GradualMask:
 
     def patterns(self, fraction: float) -> dict[str, Tensor]:
         """Masks that remove this `fraction` of what goes in the end, (H, N, M) by site."""
-        spared = len(self.attention) - round(fraction * len(self.attention))
+        spared = self.num_removed - round(fraction * self.num_removed)
         if not spared:
             return dict(self.masks)
-        least = self.attention[spared - 1]
-        return {name: keep | (self.maps[name] >= least).to(keep.device) for name, keep in self.masks.items()}
+        return {name: keep | (self.places[name] < spared).to(keep.device) for name, keep in self.masks.items()}
 
     def epoch_start(self, epoch: int, model: nn.Module) -> None:
         """Put the patterns of this `epoch`, from 0, into the masks of `model`."""
         tighten(model, self.patterns(self.fraction(epoch)))
+
+
+def _places(masks: Mapping[str, Tensor], maps: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+    """Of the pairs that go in the end, from which place of all of them on they go, by site; and how many they are.
+
+    The most attended has place 0; pairs of equal attention have places of their own, in order of sites and pairs.
+    """
+    removed = {name: ~keep.cpu() for name, keep in masks.items()}
+    attention = torch.cat([maps[name].double().cpu()[gone] for name, gone in removed.items()])
+    order = attention.argsort(descending=True, stable=True)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    parts = places.split([int(gone.sum()) for gone in removed.values()])
+    found = {}
+    for (name, gone), part in zip(removed.items(), parts, strict=True):
+        found[name] = torch.zeros(gone.shape, dtype=torch.int64).masked_scatter_(gone, part)
+    return found, len(order)
 
 
 @torch.no_grad()
