@@ -151,14 +151,16 @@ def released_protocol(runs: list[Run]) -> str:
 
 
 def protocol_cell(rows: Sequence[Run], eps: float, model: str, way: tuple[str, str]) -> str:
-    """Accuracy, and its difference to plain attention under the same attack."""
+    """Accuracy, and its difference to plain attention, trained with the same seed, under the same attack."""
     found = {row["model"]: row for row in rows if row["eps"] == eps and (row["space"], row["labels"]) == way}
     if model not in found:
         return ""
     text = percent(found[model])
-    if model == "plain" or "plain" not in found:
-        return text
-    return f"{text}, {compare(found[model], found['plain'])}"
+    _, mark, seed = model.partition("_seed")
+    for plain in (f"softmax{mark}{seed}", "plain"):
+        if plain in found and plain != model:
+            return f"{text}, {compare(found[model], found[plain])}"
+    return text
 
 
 def vitcod(runs: list[Run]) -> str:
@@ -511,7 +513,10 @@ TABLES: dict[str, Callable[[list[Run]], str]] = {
     "light": light,
     "imagenette": imagenette,
     "imagenette_released_protocol": released_protocol,
+    "digits_released_protocol": released_protocol,
+    "photographs_released_protocol": released_protocol,
     "vitcod": vitcod,
+    "vitcod_pretrained": vitcod,
     "speedruns": speedruns,
     "attention_digits": attention_digits,
     "light_digits": light_digits,
@@ -520,4 +525,11 @@ TABLES: dict[str, Callable[[list[Run]], str]] = {
     "kpca_random": kpca,
     "kpca_digits": kpca,
 }
-STUDIES = ("imagenette_released_protocol", "kpca_pretrained", "kpca_random", "kpca_digits")
+STUDIES = (
+    "imagenette_released_protocol",
+    "digits_released_protocol",
+    "photographs_released_protocol",
+    "kpca_pretrained",
+    "kpca_random",
+    "kpca_digits",
+)
