@@ -87,6 +87,12 @@ def test_the_model_itself_stays_as_it_is() -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+def test_a_model_in_training_goes_on_training_after_its_export(tmp_path: Path) -> None:
+    model = compressed().train()
+    export(model, tmp_path / "model.safetensors", format="safetensors", recipe=RECIPE)
+    assert all(module.training for module in model.modules())  # nor is it moved from its device
+
+
 def test_auto_encoders_that_cannot_be_folded_stay() -> None:
     model = vitruvius.create_model("test_vit", img_size=32, depth=1, num_classes=5, qk_norm=True)
     vitruvius.rewire(model, part("low_rank", rank=1))

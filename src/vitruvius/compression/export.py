@@ -61,7 +61,7 @@ def export(
     path = Path(path)
     data, again = WRITERS[format](prepared, images, _rewritten(recipe, folded, sparse))
     with torch.no_grad():
-        expected = model.cpu().eval()(images)
+        expected = copy.deepcopy(model).cpu().eval()(images)
     _compare(again(images), expected, path)
     atomic_write_bytes(path, data)
     return path
