@@ -72,6 +72,36 @@ def test_a_model_that_answers_no_logits_is_refused() -> None:
         evaluate(Broken(torch.zeros(2, 10)).eval(), loader())
 
 
+def test_a_model_that_answers_several_things_is_refused() -> None:
+    class Pair(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, None]:
+            return x.flatten(1), None
+
+    with pytest.raises(ConfigError, match=r"the model returned tuple; expected one tensor of logits"):
+        evaluate(Pair().eval(), [(images(), LABELS)])
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        (("a.png", "b.png"), "tuple"),
+        ([0, 1], "list"),
+        (torch.tensor([0.0, 1.0]), r"torch.float32 \(2,\)"),
+        (torch.tensor([0]), r"torch.int64 \(1,\)"),
+    ],
+)
+def test_ids_that_do_not_number_the_images_are_refused(ids: Any, said: str) -> None:
+    with pytest.raises(DataError, match=rf"third part of a batch is {said}; expected ids"):
+        evaluate(model(), [(images(), LABELS, ids)])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_labels_may_be_whole_numbers_of_any_width(dtype: torch.dtype) -> None:
+    threats = [*THREATS, "square:eps=8/255,queries=2"]
+    expected = evaluate(model(), [(images(), LABELS)], threats)
+    assert str(evaluate(model(), [(images(), LABELS.to(dtype))], threats)) == str(expected)
+
+
 def test_an_empty_loader_is_refused() -> None:
     def nothing() -> Iterator[Any]:
         yield from ()

@@ -50,7 +50,7 @@ def clean(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def evaluate(
     model: nn.Module,
     loader: Iterable[Any],
-    threats: Spec | Sequence[Spec | Threat] = (),
+    threats: Spec | Threat | Sequence[Spec | Threat] = (),
     *,
     folder: str | Path | None = None,
     process: Process | None = None,
@@ -62,7 +62,7 @@ def evaluate(
 
     model: in eval mode; takes pixels in [0, 1] and returns logits (B, K).
     loader: batches (images, labels), or (images, labels, ids).
-    threats: each `"pgd:eps=8/255"`, `{use: pgd, eps: 8/255}`, or a function (model, x, y) → x'.
+    threats: each `"pgd:eps=8/255"`, `{use: pgd, eps: 8/255}`, or a function (model, x, y) → x'; one alone as it is.
     folder: where the ledger is written as it grows: an interrupted evaluation goes on where it stopped, and threats
         asked for later join those that are done. Default: nothing is written.
     process: of several processes, this one; each brings its share of the images.
@@ -158,9 +158,9 @@ def _cost(threat: object) -> float:
     return work_of(threat).total
 
 
-def _make_all(threats: Spec | Sequence[Spec | Threat]) -> list[Threat]:
+def _make_all(threats: Spec | Threat | Sequence[Spec | Threat]) -> list[Threat]:
     """The threats that their descriptions mean; one alone may be given as it is."""
-    if isinstance(threats, str | Mapping):
+    if isinstance(threats, str | Mapping) or callable(threats):
         threats = [threats]
     return [threat for spec in threats for threat in make_threats(spec, where="threats")]
 
@@ -178,11 +178,24 @@ def numbered(loader: Iterable[Any], process: Process = ALONE) -> Iterator[Batch]
         check_batch(batch)
         x, y, *rest = batch
         if rest:
-            ids = rest[0]
+            ids = _check_ids(rest[0], len(y))
         else:
             ids = torch.arange(start, start + len(y)) * process.world_size + process.rank
         start += len(y)
         yield x, y, ids
+
+
+def _check_ids(ids: object, images: int) -> Tensor:
+    """Refuse what does not number the images, such as the paths that some loaders yield; else the ids as they are."""
+    said = type(ids).__name__
+    if isinstance(ids, Tensor):
+        if ids.shape == (images,) and not ids.is_floating_point():
+            return ids
+        said = f"{ids.dtype} {tuple(ids.shape)}"
+    raise DataError(
+        f"the third part of a batch is {said}; expected ids, a tensor of one whole number per image. Leave it out, and "
+        "images are numbered as they come."
+    )
 
 
 def _gather(job: _Job, entries: Sequence[Entry]) -> Report:
@@ -316,7 +329,7 @@ def _checked(batch: Batch, process: Process) -> Batch:
     if y.ndim != 1:
         raise DataError(f"labels have shape {tuple(y.shape)}, expected one whole number per image.")
     check_inputs(x, y)
-    return x, y, ids
+    return x, y.long(), ids
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:

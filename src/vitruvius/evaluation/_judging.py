@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitruvius._checks import check_labels, check_logits
 from vitruvius._dice import image_ids
+from vitruvius._errors import ConfigError
 from vitruvius.attacks import Ensemble, StageEvent, disturb
 from vitruvius.evaluation._journal import LedgerJournal
 from vitruvius.evaluation.ledger import AFTER, DRAWS_RIGHT, PIXELS, Columns, Ledger
@@ -130,8 +131,13 @@ def answer(model: nn.Module, x: Tensor, y: Tensor) -> Columns:
     return read_logits(logits, y)
 
 
-def as_floats(logits: Tensor) -> Tensor:
+def as_floats(logits: object) -> Tensor:
     """Logits in float32; in float64 where the model computes in it, as attacks take them."""
+    if not isinstance(logits, Tensor):
+        raise ConfigError(
+            f"the model returned {type(logits).__name__}; expected one tensor of logits (images, classes). Wrap it in "
+            "a module that returns them alone."
+        )
     if logits.dtype == torch.float64:
         return logits
     return logits.float()
