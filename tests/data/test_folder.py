@@ -226,9 +226,20 @@ def test_images_in_memory_are_those_of_the_files(folder):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("cache", ["memory", "auto"])
+def test_training_images_without_augmentation_do_not_depend_on_the_cache(folder, cache):
+    settings = {"no_aug": True, "crop_pct": 0.5, "batch_size": 15}
+    plain, kept = (
+        everything(train_loader(config(folder, cache=one, **settings), input_size=SIZE, seed=0))
+        for one in ("none", cache)
+    )
+    for a, b in zip(plain, kept, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_images_in_memory_are_flipped_and_erased_in_training(folder):
     settings = {"cache": "memory", "batch_size": 15}
-    plain = everything(train_loader(config(folder, no_aug=True, **settings), input_size=SIZE, seed=0))
+    plain = everything(train_loader(config(folder, hflip=0.0, **settings), input_size=SIZE, seed=0))
     flipped = everything(train_loader(config(folder, **settings), input_size=SIZE, seed=0))
     assert torch.equal(plain[2], flipped[2])
     mirrored = (flipped[0] == plain[0].flip(-1)).flatten(1).all(1)

@@ -20,7 +20,7 @@ from vitruvius._errors import ConfigError, DataError
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_loader import UNREADABLE, ImageLoader, ImageSet
 from vitruvius.data._order import Order
-from vitruvius.data._preprocessing import Preprocessing, Transform, eval_transform, needs_pil
+from vitruvius.data._preprocessing import Preprocessing, Transform, eval_transform, needs_pil, train_transform
 from vitruvius.data._tensors import TensorSet
 from vitruvius.data.augmentation.pipeline import BatchAugmentation
 from vitruvius.data.sources._jpeg import Decode, Decoded, EncodedImages, choose_decoder, decode_in_batches
@@ -43,27 +43,31 @@ def cached(
     if config.cache == "none" or isinstance(data, TensorSet):
         return data, ids
     if not training:
-        tensors = _prepared(data, ids, pre, config)
+        tensors = _prepared(data, ids, pre, config, eval_transform(pre))
     elif config.no_aug:
-        tensors = _prepared(data, ids, pre, config) if config.cache == "memory" else None
+        tensors = None
+        if config.cache == "memory":
+            tensors = _prepared(data, ids, pre, config, train_transform(config, pre))
     elif config.cache == "auto":
         tensors = _decoded_if_it_changes_nothing(data, ids, pre, config)
     elif needs_pil(config):
         BatchAugmentation(config, pre)  # what cannot be done in batches is said before anything is decoded
         tensors = _decoded(data, ids, pre, config)
     else:
-        tensors = _prepared(data, ids, pre, config)
+        tensors = _prepared(data, ids, pre, config, eval_transform(pre))
     if tensors is None:
         return data, ids
     assert tensors.rows is not None
     return tensors, ids[tensors.rows[ids] >= 0]
 
 
-def _prepared(data: ImageSet, ids: Tensor, pre: Preprocessing, config: DataConfig) -> TensorSet | None:
-    """Images resized and cropped as for evaluation; None where `auto` finds them too large."""
+def _prepared(
+    data: ImageSet, ids: Tensor, pre: Preprocessing, config: DataConfig, transform: Transform
+) -> TensorSet | None:
+    """Images resized and cropped once and for all; None where `auto` finds them too large."""
     if config.cache == "auto" and len(ids) * math.prod(pre.size) > LIMIT:
         return None
-    return _decode_all(data, ids, pre.size, eval_transform(pre), config, decoded=False)
+    return _decode_all(data, ids, pre.size, transform, config, decoded=False)
 
 
 def _decoded_if_it_changes_nothing(
