@@ -292,6 +292,30 @@ def test_whole_tiles_go_for_an_exact_share_by_any_rule(rule: str, budget: str) -
     assert cut <= {"global": 1, "layer": 2, "head": 4}[budget]
 
 
+@pytest.mark.parametrize("rule", ["information", "information:variant=released", "ratio", "deviation"])
+def test_the_tiles_that_stay_are_the_most_attended(rule: str) -> None:
+    sharp = {name: (40 * map_).softmax(-1) for name, map_ in tile_maps().items()}
+    order = tile_order(37, (6, 6), 1, 4)[1:]
+    tile = (torch.arange(36) // 4)[:, None] == torch.arange(9)  # (patches, tiles)
+    wanted = tile_maps()["blocks.0.attn"].new_zeros(9, 9)
+    wanted[torch.arange(9), (torch.arange(9) * 4 + 2) % 9] = 1.0  # one tile of keys for each tile of queries
+    for map_ in sharp.values():
+        block = tile.float() @ wanted @ tile.float().T  # (patches, patches), 1 where attention shall be
+        map_[:, order[:, None], order] += block
+    maps = {name: map_ / map_.sum(-1, keepdim=True) for name, map_ in sharp.items()}
+    masks = make_masks(maps, rule, sparsity=0.84, sites=tile_site(), tiles=4)
+    for keep in masks.keep.values():
+        tiles = keep[:, order][:, :, order].view(2, 9, 4, 9, 4).float().mean((2, 4))
+        assert bool((tiles[:, wanted > 0] == 1).all())
+
+
+def test_rows_of_equal_attention_stay_whole_in_tiles_too() -> None:
+    maps = {name: torch.full((2, 37, 37), 1 / 37) for name in tile_site()}
+    for tiles in (None, 4):
+        masks = make_masks(maps, "deviation", sites=tile_site(), tiles=tiles)
+        assert masks.sparsity.total.sparsity == 0
+
+
 def test_tiles_by_a_rules_own_limit_are_whole() -> None:
     masks = make_masks(tile_maps(), "ratio:ratio=0.5", sites=tile_site(), tiles=4)
     order = tile_order(37, (6, 6), 1, 4)[1:]

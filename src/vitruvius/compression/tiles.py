@@ -40,9 +40,11 @@ class Tiling:
         return cls(_blocks(torch.arange(site.num_queries), (), size), keys)
 
     def means(self, levels: Tensor) -> Tensor:
-        """(H, R, C) mean levels of tiles, of pairs' `levels` (H, N, M)."""
+        """(H, R, C) mean levels of tiles, of pairs' `levels` (H, N, M); −∞ for a tile with a pair that always stays."""
         into, out_of = (_one_hot(blocks).to(levels) for blocks in (self.rows, self.columns))
-        return into @ levels @ out_of.T / (into.sum(1)[:, None] * out_of.sum(1))
+        stays = levels == -torch.inf
+        means = into @ levels.masked_fill(stays, 0.0) @ out_of.T / (into.sum(1)[:, None] * out_of.sum(1))
+        return means.masked_fill(into @ stays.to(levels) @ out_of.T > 0, -torch.inf)
 
     def spread(self, tiles: Tensor, elsewhere: float) -> Tensor:
         """(H, N, M): the number of its tile for every pair; `elsewhere` for pairs in none. `tiles` is (H, R, C)."""

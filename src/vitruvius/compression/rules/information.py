@@ -39,5 +39,5 @@ class Information(Rule):
         before[..., 0] = 0.0
         if self.variant == "released":
             before = before.roll(1, -1)
-            before[..., 0] = -torch.inf
+            before[..., 0] = 0.0
         return torch.empty_like(before).scatter_(-1, order, before)
