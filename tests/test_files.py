@@ -227,6 +227,22 @@ def test_urls_are_read_and_written_through_fsspec():
         fsspec.filesystem("memory").rm("/runs-of-test-files", recursive=True)
 
 
+def test_files_of_one_size_and_one_moment_are_not_taken_for_each_other(tmp_path):
+    """On a disk whose clock is coarse, best and last weights may differ in their bytes alone."""
+    folder = tmp_path / "run"
+    mirror = _files.Mirror("memory://one-moment", folder)
+    mirror.pull()
+    for name in ("best", "last"):
+        (folder / name).write_text(name)
+        os.utime(folder / name, ns=(10**18, 10**18))
+    assert mirror.push() == ["best", "last"]
+    _files.atomic_write_bytes(folder / "best", b"good")
+    os.utime(folder / "best", ns=(10**18, 10**18))
+    assert mirror.push() == ["best"]
+    there = [_files.read_bytes(f"memory://one-moment/{name}") for name in ("best", "last")]
+    assert there == [b"good", b"last"]
+
+
 def test_local_paths_join_to_paths(tmp_path):
     assert _files.join(tmp_path, "a", "b") == tmp_path / "a" / "b"
 

@@ -23,7 +23,7 @@ from vitruvius._secrets import redact_text
 STATES = (STATE, PREVIOUS, "state.calm.pt", "nonfinite.pt")  # what only the next half of a run needs
 
 _log = logging.getLogger(__name__)
-Stamp = tuple[int, int]  # bytes, and nanoseconds of the last change
+Stamp = tuple[int, int, int]  # bytes, nanoseconds of the last change, and the file's number on its disk
 
 
 class Mirror:
@@ -163,15 +163,20 @@ class Mirror:
         return next((other for other, pushed in self._pushed.items() if pushed == stamp and other != name), None)
 
     def _stamp(self, name: str) -> Stamp:
+        """A renamed file keeps its number, one that was written anew has another."""
         status = (self.folder / name).stat()
-        return status.st_size, status.st_mtime_ns
+        return (
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ino,
+        )
 
     def _read_notes(self) -> None:
         try:
             known = json.loads(self._notes.read_text(encoding="utf-8"))
             if known["url"] != _plain(self.url):
                 return
-            self._pushed = {name: (int(size), int(time)) for name, (size, time) in known["pushed"].items()}
+            self._pushed = {name: (int(a), int(b), int(c)) for name, (a, b, c) in known["pushed"].items()}
             self._there = dict(known["there"])
         except (OSError, ValueError, KeyError, TypeError):  # none, or cut off: then all is compared anew
             return
