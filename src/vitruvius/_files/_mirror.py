@@ -165,11 +165,7 @@ class Mirror:
     def _stamp(self, name: str) -> Stamp:
         """A renamed file keeps its number, one that was written anew has another."""
         status = (self.folder / name).stat()
-        return (
-            status.st_size,
-            status.st_mtime_ns,
-            status.st_ino,
-        )
+        return status.st_size, status.st_mtime_ns, status.st_ino
 
     def _read_notes(self) -> None:
         try:
