@@ -19,6 +19,7 @@ from vitruvius.studies.kpca import draw as draw_kpca
 
 FIGURES = ROOT / "docs" / "figures"
 Shown = tuple[str, tuple[str, ...]]  # a label, and the words by which a threat is found
+MASKED: tuple[Shown, ...] = (("before fine-tuning", ("start/",)), ("after fine-tuning", ("evaluation/clean",)))
 ATTACKED: dict[str, tuple[Shown, ...]] = {
     "attention_natural": (
         ("clean", ("evaluation/clean",)),
@@ -37,6 +38,8 @@ ATTACKED: dict[str, tuple[Shown, ...]] = {
     ),
     "structured": (("test accuracy", ("clean",)),),
     "structured_p2": (("test accuracy", ("clean",)),),
+    "vitcod": MASKED,
+    "vitcod_pretrained": MASKED,
 }
 WATCHED = {"light": "one step", "pgd3": "three steps"}  # runs whose alarm is drawn, and how they were trained
 KPCA = {"kpca_pretrained": "ViT-S, pretrained", "kpca_random": "ViT-S, random weights", "kpca_digits": ""}

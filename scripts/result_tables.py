@@ -167,13 +167,15 @@ def vitcod(runs: list[Run]) -> str:
     """Masks and low rank before and after the same fine-tuning; each against chance at the same sparsity."""
     dense = named(runs, "dense")
     columns = {
+        "seed": lambda run: str(run["seed"]),
         "begins with": lambda run: percent(find(run, "start/")),
         "after fine-tuning": lambda run: with_interval(find(run, "evaluation/clean", at="evaluation")),
         "against random (p)": lambda run: against_random(runs, run),
         "against dense (p)": lambda run: against(run, dense, "clean", at="evaluation"),
-        "inference, of dense": lambda run: ratio(speed(run), speed(dense)),
-        "cycles, of dense": cycle_share,
     }
+    if speed(dense):
+        columns["inference, of dense"] = lambda run: ratio(speed(run), speed(dense))
+    columns["cycles, of dense"] = cycle_share
     return table("model", by_threat(runs, "clean", at="evaluation"), columns)
 
 
@@ -462,11 +464,12 @@ def against(run: Run, reference: Run, *words: str, at: str = "") -> str:
 
 
 def against_random(runs: Sequence[Run], run: Run) -> str:
-    """Against masks of chance at the same sparsity; nothing for a run without masks."""
-    _, _, removed = run["name"].rpartition("_")
+    """Against masks of chance at the same sparsity, trained with the same seed; nothing for a run without masks."""
+    name, mark, seed = run["name"].partition("_seed")
+    _, _, removed = name.rpartition("_")
     if not removed.isdigit():
         return ""
-    return against(run, named(runs, f"random_{removed}"), "clean", at="evaluation")
+    return against(run, named(runs, f"random_{removed}{mark}{seed}"), "clean", at="evaluation")
 
 
 def compare(one: Run, other: Run) -> str:
