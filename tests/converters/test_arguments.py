@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from vitruvius._errors import ConfigError
 from vitruvius.cli import main
 from vitruvius.converters import convert, read_arguments, write_recipe
 from vitruvius.converters.arguments import recipe_from_arguments
+from vitruvius.tasks.distillation import lesson
 from vitruvius.training import Config, read_recipe
 
 TIMM = """
@@ -185,6 +188,23 @@ def test_a_namespace_of_deit_becomes_distillation_with_a_scaled_rate(tmp_path: P
     assert (config.data.crop_pct, config.model.mean) == (0.875, (0.485, 0.456, 0.406))
     assert config.attention[0].parts == [{"use": "rpc", "iterations": 4, "sparsity": 4.0, "variant": "released"}]
     assert "lr is DeiT's for 512 images" in text
+
+
+@pytest.mark.parametrize(
+    ("told", "classes"), [({"nb_classes": 7}, 7), ({"data_set": "CIFAR", "nb_classes": None}, 100)]
+)
+def test_soft_distillation_weighs_as_much_as_in_deit(told: dict[str, Any], classes: int) -> None:
+    """DeiT's loss is T² Σ KL / (B · K): a mean over images and over classes."""
+    soft = {"distillation_type": "soft", "distillation_alpha": 0.1, "distillation_tau": 3.0}
+    recipe = recipe_from_arguments({**DEIT, **soft, **told}, "deit-args", lenient=True)
+    student, teacher = torch.randn(2, 4, classes, generator=torch.Generator().manual_seed(0))
+    log_p, log_q = ((logits / 3).log_softmax(1) for logits in (teacher, student))
+    theirs = 0.1 * 9 * F.kl_div(log_q, log_p, reduction="sum", log_target=True) / student.numel()
+    task = recipe.sections["task"]
+    ours = task["distill_loss_weight"] * lesson(student, teacher, hard=False, temperature=task["temperature"])
+    torch.testing.assert_close(ours, theirs)
+    assert task["task_loss_weight"] == 0.9
+    assert any("divides by the number of classes" in note for note in recipe.notes)
 
 
 @pytest.mark.parametrize("wrap", ["!!python/object:argparse.Namespace\n{}", "Namespace({})"])

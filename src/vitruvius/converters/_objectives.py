@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Args = Mapping[str, Any]
+CLASSES = {"IMNET": 1000, "CIFAR": 100, "CIFAR100": 100, "CIFAR10": 10, "INAT": 8142, "INAT19": 1010}  # of --data-set
 
 
 def objective(args: Args, notes: list[str]) -> dict[str, Any] | None:
@@ -62,9 +63,15 @@ def _deit_distillation(args: Args, notes: list[str]) -> dict[str, Any]:
     task = {"use": "distillation", "teacher": teacher, "kind": kind}
     if path:
         notes.append(f"teacher_path {path}: set task.teacher_weights to a file, or rely on timm's.")
+    share = alpha
     if kind == "soft":
         task["temperature"] = float(args.get("distillation_tau", 1.0))
-    return task | {"task_loss_weight": 1 - alpha, "distill_loss_weight": alpha}
+        classes = int(args.get("nb_classes") or CLASSES.get(str(args.get("data_set")), 1000))
+        share = alpha / classes
+        notes.append(
+            f"soft distillation: DeiT divides by the number of classes too, so its weight is {alpha}/{classes}."
+        )
+    return task | {"task_loss_weight": 1 - alpha, "distill_loss_weight": share}
 
 
 def _timm_distillation(args: Args, notes: list[str]) -> dict[str, Any]:
