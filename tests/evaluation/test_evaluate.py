@@ -222,6 +222,16 @@ def test_any_callable_is_a_threat_and_sees_the_true_labels() -> None:
     assert len(set(report.ledger.rows("blacken")["prediction"].tolist())) == 1
 
 
+def test_files_hold_no_infinity_of_attacks_without_a_radius(tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    report = evaluate(model(), loader(), "deepfool:steps=1", folder=tmp_path)
+    assert report["deepfool"].eps is None
+    for name in ("report.json", "ledger.json"):
+        json.loads((tmp_path / name).read_text(), parse_constant=refuse)
+
+
 def test_one_threat_may_be_given_as_it_is() -> None:
     for threat in (PGD(eps=8 / 255, steps=2), "pgd:eps=8/255,steps=2", {"use": "pgd", "eps": 8 / 255, "steps": 2}):
         report = evaluate(model(), loader(), threat)

@@ -12,6 +12,7 @@ import vitruvius
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import load_tensors, save_tensors
 from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.deepfool import DeepFool
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.square import Square
 from vitruvius.cli import main
@@ -167,6 +168,11 @@ def test_a_subset_by_file_name_is_exactly_that(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("absent.png")
     with pytest.raises(DataError, match="lacks 1 of the 1 images"):
         loader(config)
+
+
+def test_perturbations_without_a_largest_one_cannot_be_stretched() -> None:
+    with pytest.raises(ConfigError, match=r"deepfool\(\) has no finite eps to stretch perturbations by; keep images"):
+        make_examples(small(), loader(), DeepFool(), what="perturbations")  # type: ignore[arg-type]
 
 
 def test_the_robustbench_entry_says_what_was_measured(tmp_path: Path) -> None:

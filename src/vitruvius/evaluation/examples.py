@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -326,8 +327,9 @@ def _attack(
 
 
 def _check_what(threat: Threat, what: What) -> None:
-    if what == "perturbations" and not float(getattr(threat, "eps", 0.0)):
-        raise ConfigError(f"{describe(threat)} has no eps to stretch perturbations by; keep images instead.")
+    eps = float(getattr(threat, "eps", None) or 0.0)
+    if what == "perturbations" and not 0 < eps < math.inf:
+        raise ConfigError(f"{describe(threat)} has no finite eps to stretch perturbations by; keep images instead.")
 
 
 def _is_file(path: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -59,11 +60,17 @@ def make_threat(spec: Spec | Threat, *, where: str = "threat") -> Threat:
 
 
 def enter(threat: Threat) -> Entry:
-    """The line of a `threat` in a ledger: its description, short name, strength and revision."""
+    """The line of a `threat` in a ledger: its description, short name, strength and revision.
+
+    An attack that looks for the smallest change has an infinite eps, which is none, and no number of JSON's.
+    """
+    eps = getattr(threat, "eps", None)
+    if eps == math.inf:
+        eps = None
     return Entry(
         spec=describe(threat),
         short=short_name(threat),
-        eps=getattr(threat, "eps", None),
+        eps=eps,
         severity=getattr(threat, "severity", None),
         revision=getattr(threat, "revision", 1),
     )
