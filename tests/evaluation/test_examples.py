@@ -126,7 +126,7 @@ def test_perturbations_are_stretched_to_the_whole_range() -> None:
     stretched = make_examples(model, loader(), PGD(eps=eps, steps=3), what="perturbations").images  # type: ignore[arg-type]
     x = torch.cat([x for x, _ in loader()])  # type: ignore[attr-defined]
     torch.testing.assert_close(stretched * 2 * eps - eps, moved - x, atol=1e-6, rtol=0)
-    with pytest.raises(ConfigError, match="no eps"):
+    with pytest.raises(ConfigError, match="no finite eps"):
         make_examples(model, loader(), lambda m, x, y: x, what="perturbations")  # type: ignore[arg-type]
 
 
