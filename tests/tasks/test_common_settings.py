@@ -25,7 +25,12 @@ OWN: dict[str, set[str]] = {
         "task_loss_weight",
     },
 }
-DECIDED = {"trades": ["log_clean"], "mart": ["log_clean", "binary"], "fast": ["attack", "coupled"]}
+DECIDED = {
+    "trades": ["log_clean"],
+    "mart": ["log_clean", "binary"],
+    "fast": ["attack", "coupled"],
+    "robust_distillation": ["log_clean"],
+}
 NEEDED: dict[str, dict[str, Any]] = {"robust_distillation": {"teacher": "a"}}
 
 
@@ -51,9 +56,9 @@ def test_the_model_is_the_only_argument_without_a_name(name: str) -> None:
 @pytest.mark.parametrize(("name", "setting"), [(name, one) for name, some in DECIDED.items() for one in some])
 def test_a_setting_the_task_decides_itself_is_refused(name: str, setting: str) -> None:
     with pytest.raises(ConfigError, match=f"task: '{name}' has no setting '{setting}'"):
-        bind(name, tasks[name], {"eps": 0.1, setting: False}, where="task")
+        bind(name, tasks[name], {"eps": 0.1, **NEEDED.get(name, {}), setting: False}, where="task")
     with pytest.raises(TypeError, match=setting):
-        tasks[name](small(), eps=0.1, **{setting: False})
+        tasks[name](small(), eps=0.1, **NEEDED.get(name, {}), **{setting: False})
 
 
 @pytest.mark.parametrize("name", OWN)

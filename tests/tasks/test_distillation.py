@@ -134,8 +134,29 @@ def test_robust_distillation_teaches_at_the_disturbed_image_what_the_teacher_say
     attacked = task.disturb(x, y)
     p, q = (task.frozen_teacher(x) / 2).softmax(1), (model(attacked) / 2).softmax(1)
     taught = 4 * (p * (p.log() - q.log())).sum(1).mean()
-    torch.testing.assert_close(task(x, y)["loss"], 0.25 * F.cross_entropy(model(attacked), y) + 0.75 * taught)
+    result = task(x, y)
+    torch.testing.assert_close(result["loss"], 0.25 * F.cross_entropy(model(x), y) + 0.75 * taught)  # labels: at x
+    torch.testing.assert_close(result["output"], model(attacked))
+    assert result["clean_accuracy"] == (model(x).argmax(1) == y).float().mean()
     assert task.threat == ("linf", 0.1)
+
+
+def test_robust_distillation_looks_at_the_clean_image_only_where_its_label_counts(run: str) -> None:
+    (x, y), seen = some_digits(), []
+    model = small()
+    model.register_forward_hook(lambda model, inputs, output: seen.append(torch.is_grad_enabled() and model.training))
+    settings: dict[str, Any] = {"teacher": run, "eps": 0.1, "attack": "pgd:steps=1"}
+
+    def passes(task: RobustDistillation) -> int:
+        seen.clear()
+        task(x, y)
+        return sum(seen)
+
+    assert passes(RobustDistillation(model, **settings)) == 2
+    assert passes(RobustDistillation(model, **settings, schedule="linear:epochs=5")) == 1  # x' is x
+    alone = RobustDistillation(model, **settings, task_loss_weight=0.0)
+    assert passes(alone) == 1
+    assert "clean_accuracy" not in alone(x, y)
 
 
 # AugMix

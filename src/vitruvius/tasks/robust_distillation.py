@@ -1,5 +1,7 @@
 """Adversarially robust distillation: at x' the student answers as the teacher does at x (Goldblum et al. 2020,
 arXiv:1905.09747, equation 4); a robust teacher hands its robustness on.
+
+loss = (1 − α) · C(f(x), y) + α · t² · mean KL(teacher(x) ‖ f(x')) at temperature t: labels are learned at x, not at x'.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from torch import Tensor
 
 from vitruvius._keys import key
 from vitruvius.models import PixelModel
-from vitruvius.tasks._adversarial import AdversarialObjective
+from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
 from vitruvius.tasks._base import tasks
+from vitruvius.tasks._losses import accuracy
 from vitruvius.tasks._teacher import load_teacher
 from vitruvius.tasks.distillation import check_classes, check_temperature, lesson, weights_of
 
@@ -19,7 +22,12 @@ from vitruvius.tasks.distillation import check_classes, check_temperature, lesso
 @tasks.register("robust_distillation")
 @dataclass(eq=False, repr=False)
 class RobustDistillation(AdversarialObjective):
-    """Cross-entropy at x' plus the divergence between the teacher's answer at x and the student's at x'."""
+    """Cross-entropy at x plus the divergence between the teacher's answer at x and the student's at x'.
+
+    Where `task_loss_weight` is 0 the student does not look at x.
+    """
+
+    inputs = ("adversarial", "clean")
 
     model: InitVar[PixelModel]
     _: KW_ONLY
@@ -28,6 +36,8 @@ class RobustDistillation(AdversarialObjective):
     temperature: float = key(1.0, "divides the logits of both before they are compared")
     distill_loss_weight: float | None = key(None, "weight of the teacher; null: 1, or one minus task_loss_weight")
     task_loss_weight: float | None = key(None, "weight of the labels; null: 1")
+    statistics: Statistics = key(("clean", "adversarial"), "passes that add to the running statistics of batch norms")
+    log_clean: bool = field(default=False, init=False)  # the loss has the clean answer anyway
 
     def __post_init__(self, model: PixelModel) -> None:
         super().__post_init__(model)
@@ -37,9 +47,24 @@ class RobustDistillation(AdversarialObjective):
         self.weights = weights_of(self.task_loss_weight, self.distill_loss_weight)
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
-        attacked = self.disturb(input, target)
         numbers = self.numbers(input, target)
-        (output,), penalty = self.call_model(attacked)
+        outputs, penalty = self.call_model(*self.looks(input, target))
+        output, clean = outputs[0], outputs[-1]
         taught = lesson(output, self.frozen_teacher(input), hard=False, temperature=self.temperature)
-        loss = self.weights[0] * self.criterion(output, target) + self.weights[1] * taught
+        loss = self.weights[1] * taught
+        if self.weights[0] > 0:
+            loss = loss + self.weights[0] * self.criterion(clean, target)
+            numbers["clean_accuracy"] = accuracy(clean, target)
         return self.total(loss, output, penalty, distill_loss=taught.detach(), **numbers)
+
+    def looks(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        """x', and x where the labels count and it is another image.
+
+        `x` (B, C, H, W) are clean pixels, `y` (B,) or (B, K) their labels.
+        """
+        if self.inner.eps == 0:
+            return (x,)
+        attacked = self.disturb(x, y)
+        if self.weights[0] == 0:
+            return (attacked,)
+        return attacked, x
