@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
 from attacked import GoldenNet, accuracy, digits_cnn, golden
+from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius.attacks import L1, L2, Dice, Norm
-from vitruvius.attacks._search.square_proposals import paint, share, square_sides
+from vitruvius.attacks._search.square_proposals import SquareDraws, paint, share, spans, square_sides
 from vitruvius.attacks._search.square_proposals_l2 import bump, bump_proposals
 from vitruvius.attacks.noise import UniformNoise
-from vitruvius.attacks.square import Square, SquareState
+from vitruvius.attacks.square import Square, unsearched
 
 
 def test_squares_shrink_on_the_released_schedule() -> None:
@@ -33,19 +33,12 @@ def test_with_the_released_draws_the_search_is_the_released_one(case: dict[str, 
     attack = Square(eps=case["eps"], queries=case["n_queries"] + 2)
     squares, zero = attack.proposals(x), torch.zeros(count, dtype=torch.long)
     start = paint(x, case["eps"], tensors[f"{name}.init_signs"])
-    state = SquareState(x, y, zero, start, x, x.new_full((count,), -math.inf), zero, zero.bool())
-
-    def judge(state: SquareState) -> SquareState:
-        """Images that are broken stay as they are."""
-        new = attack.judge(net, state)
-        pairs = zip(state, new, strict=True)
-        return SquareState(*(torch.where(state.done.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in pairs))
-
-    state = judge(state)
+    state = attack.judge(net, unsearched(x, y, zero), start[None])
     for query, (place, signs) in enumerate(zip(tensors[f"{name}.pos"], tensors[f"{name}.signs"], strict=True)):
-        row, column = (p.expand(count) for p in place)
-        side = squares.sides[query].expand(count)
-        state = judge(state._replace(point=squares.place(x, state.best, row, column, side, signs.view(1, -1, 1, 1))))
+        row, column = (p.expand(count, 1) for p in place)
+        side = squares.sides[query].expand(count, 1)
+        draws = SquareDraws(*spans(x, row, column, side), signs.view(1, -1, 1, 1))
+        state = attack.judge(net, state, squares.propose(x, state.best, draws)[None])
     torch.testing.assert_close(state.best, tensors[f"{name}.x_best"], rtol=0, atol=1e-12)
     assert state.query.tolist() == tensors[f"{name}.n_queries"].tolist()
     assert torch.equal(net(state.best).argmax(1), tensors[f"{name}.pred"])
@@ -71,7 +64,7 @@ def test_bumps_fit_images_of_any_size_and_use_the_whole_radius(norm: Norm, size:
     point = bumps.start(x, dice)
     for query in range(5):
         torch.testing.assert_close(norm.length(point - x), torch.full((3,), 0.7), rtol=1e-4, atol=0)
-        point = bumps.plan(x, dice, torch.full((3,), query * 10), 2)(point, 0)
+        point = bumps.propose(x, point, bumps.draw(x, dice, torch.full((3,), query * 10), 1))
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("linf", 0.2), ("l2", 1.5), ("l1", 7.0)])
@@ -87,6 +80,47 @@ def test_images_keep_their_squares_in_every_batch() -> None:
     whole = Square(eps=0.15, queries=40)(net, x, y, ids=ids)
     streamed = Square(eps=0.15, queries=40, batch_size=5)(net, x, y, ids=ids)
     torch.testing.assert_close(whole, streamed)
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.1), ("l2", 0.8), ("l1", 4.0)])
+def test_several_queries_in_one_pass_decide_as_one_by_one(norm: str, eps: float) -> None:
+    net, x, y = digits_cnn()
+    net, x, y = net.double(), x[:12].double(), y[:12]  # so that no decision hangs on the rounding of a batch
+    one_by_one = Square(eps=eps, norm=norm, queries=130, batch_size=12)
+    at_once = Square(eps=eps, norm=norm, queries=130)
+    assert (one_by_one.tries(x), at_once.tries(x)) == (1, 4)
+    torch.testing.assert_close(at_once(net, x, y), one_by_one(net, x, y), rtol=0, atol=1e-12)
+
+
+def test_what_follows_an_accepted_query_is_as_if_never_asked() -> None:
+    logits = {0.0: 1.0, 0.1: 3.0, 0.2: 0.5, 0.3: 0.2, 0.4: 2.0}  # of the label, by the colour of the image
+
+    def model(x: Tensor) -> Tensor:
+        mine = torch.tensor([logits[round(float(image.mean()), 1)] for image in x])
+        return torch.stack([mine, torch.zeros_like(mine)], 1)
+
+    x, zero = torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.long)
+    state = unsearched(x, zero, zero)._replace(margin=torch.tensor([-1.0, -0.1]), query=zero + 7)
+    points = torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1, 1, 1).expand(3, *x.shape)
+    after = Square(eps=1, queries=9).judge(model, state, points)
+    assert after.margin.tolist() == [-0.5, pytest.approx(-0.1)]  # 0.3 is better still, but not proposed for 0.2
+    assert after.best.amax((1, 2, 3)).tolist() == [pytest.approx(0.2), 0]
+    assert after.query.tolist() == [9, 9]  # of three queries only two were left
+    assert after.done.all()
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 9])
+def test_no_pass_is_larger_than_the_batch_size(batch_size: int) -> None:
+    net, x, y = digits_cnn()
+    sizes = []
+
+    class Counting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            sizes.append(len(x))
+            return net(x)
+
+    Square(eps=0.02, queries=45, batch_size=batch_size)(Counting().eval(), x[:7], y[:7])
+    assert max(sizes) <= batch_size
 
 
 def test_square_wants_images_and_queries() -> None:

@@ -174,6 +174,7 @@ def test_later_attempts_count_only_where_all_before_them_failed() -> None:
     assert best.x.flatten().tolist() == [1.0, 0.0, 4.0]
     assert take_chunk([1, 2, 3, 4, 5], room=10, images=4) == ([1, 2], [3, 4, 5])
     assert take_chunk([1, 2], room=3, images=4) == ([1], [2])
+    assert take_chunk([1, 2, 3, 4, 5], room=16, images=4) == ([1, 2, 3], [4, 5])
 
 
 @pytest.mark.parametrize(("load", "eps"), [(digits_cnn, 0.15), (digits_vit, 0.1)], ids=["cnn", "vit"])

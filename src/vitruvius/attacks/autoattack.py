@@ -37,6 +37,7 @@ from vitruvius.attacks._ensemble.journal import Journal, OnEvent
 from vitruvius.attacks._ensemble.result import Outcome, stage_label
 from vitruvius.attacks._ensemble.stages import STAGES, VERSIONS, Settings
 from vitruvius.attacks._models import VerifiedView, check_logits, frozen
+from vitruvius.attacks._search.batching import SMALL_BATCH
 from vitruvius.attacks._views.choice import bfloat16_pays
 from vitruvius.attacks._views.compiled import compile_model
 from vitruvius.attacks._views.cuda_graphs import with_cuda_graphs
@@ -44,7 +45,6 @@ from vitruvius.attacks._views.lower_precision import bfloat16_view
 
 PRECISIONS = ("exact", "fast", "auto")
 SHORTEST = 6  # steps of a short search, its start included
-SMALL_BATCH = 2**16  # pixels: a batch of this many costs hardly more than one image, so digits are searched by hundreds
 
 
 @attacks.register("autoattack")

@@ -15,12 +15,13 @@ from vitruvius.attacks._base import Attack, Model, Work, attacks, check_at_least
 from vitruvius.attacks._losses import MARGIN, hard_labels
 from vitruvius.attacks._models import full_precision
 from vitruvius.attacks._norms import per_image
-from vitruvius.attacks._search.batching import search_in_batches
-from vitruvius.attacks._search.square_proposals import SquareProposals, square_sides
+from vitruvius.attacks._search.batching import SMALL_BATCH, search_in_batches
+from vitruvius.attacks._search.square_proposals import SquareProposals, square_sides, upcoming
 from vitruvius.attacks._search.square_proposals_l2 import BumpProposals, bump_proposals
 from vitruvius.attacks._search.watch import current_watch
 
-BLOCK = 20  # queries between two checks of who is done
+BLOCK = 20  # queries, at least, between two checks of who is done
+TRIES = 4  # queries of an image in one pass, at most
 
 
 class SquareState(NamedTuple):
@@ -29,10 +30,9 @@ class SquareState(NamedTuple):
     x: Tensor
     y: Tensor  # (B,)
     ids: Tensor  # (B,)
-    point: Tensor  # tried next
     best: Tensor
     margin: Tensor  # (B,) of the best: positive where it fools the model
-    query: Tensor  # (B,) tries made
+    query: Tensor  # (B,) queries made
     done: Tensor  # (B,) bool
 
 
@@ -69,22 +69,25 @@ class Square(Attack):
         watch.begin(0, 1, len(x))
 
         def begin(rows: Tensor) -> SquareState:
-            return SquareState(
-                x=x[rows],
-                y=y[rows],
-                ids=dice.ids[rows],
-                point=proposals.start(x[rows], dice[rows]),
-                best=x[rows],
-                margin=x.new_full((len(rows),), -torch.inf),
-                query=torch.zeros_like(rows),
-                done=torch.zeros_like(rows, dtype=torch.bool),
-            )
+            start = proposals.start(x[rows], dice[rows])
+            return self.judge(model, unsearched(x[rows], y[rows], dice.ids[rows]), start[None])
 
         def advance(s: SquareState) -> SquareState:
-            propose = proposals.plan(s.x, Dice(s.ids, dice.seed, dice.owner), s.query, BLOCK)
-            for turn in range(BLOCK):
-                s = self.judge(model, s)
-                s = s._replace(point=propose(s.best, turn))
+            goal = s.query + BLOCK
+            s = block(s)
+            while not bool((s.done | (s.query >= goal)).all()):  # some were asked in vain, after an accepted one
+                s = block(s)
+            return s
+
+        def block(s: SquareState) -> SquareState:
+            tries = self.tries(s.x)
+            begun = s.query
+            propose = proposals.plan(s.x, Dice(s.ids, dice.seed, dice.owner), begun - 1, BLOCK)
+            image = torch.arange(len(s.x), device=x.device).repeat(tries)
+            for _ in range(BLOCK // tries):
+                turn = upcoming(s.query - begun, tries)
+                points = propose(repeated(s.x, tries), repeated(s.best, tries), turn * len(s.x) + image)
+                s = self.judge(model, s, points.unflatten(0, (tries, len(s.x))))
             return s
 
         def finish(rows: Tensor, end: SquareState) -> None:
@@ -104,17 +107,35 @@ class Square(Attack):
     def work(self) -> Work:
         return Work(1, math.ceil(self.queries / BLOCK), BLOCK)
 
-    def judge(self, model: Model, s: SquareState) -> SquareState:
-        """Ask the model, and keep what is better; who is done stays as it is.
+    def judge(self, model: Model, s: SquareState, points: Tensor) -> SquareState:
+        """Ask the model, and keep the first point that is better; who is done stays as it is.
 
-        `model` answers with logits; `s` is the state of the search with the points proposed.
+        `model` answers with logits; `s` is the state of the search; `points` (T, B, C, H, W) were all proposed for its
+        best images, so those after one that is better are as if never asked.
         """
-        margin = MARGIN(full_precision(model(s.point)), s.y)
-        better = (margin > s.margin) & ~s.done
-        best = torch.where(per_image(better, s.x), s.point, s.best)
-        margin = torch.where(better, margin, s.margin)
-        query = s.query + ~s.done
+        tries, batch = points.shape[:2]
+        logits = full_precision(model(points.flatten(0, 1)))
+        margins = MARGIN(logits, s.y.repeat(tries)).unflatten(0, (tries, batch))
+        numbers = upcoming(s.query, tries).unflatten(0, (tries, batch))
+        better = (margins > s.margin) & (numbers < self.queries) & ~s.done
+        found = better.any(0)
+        first = better.byte().argmax(0)  # 0 where none is better
+        each = torch.arange(batch, device=first.device)
+        best = torch.where(per_image(found, s.x), points[first, each], s.best)
+        margin = torch.where(found, margins[first, each], s.margin)
+        made = torch.where(found, first + 1, tries)
+        query = torch.where(s.done, s.query, (s.query + made).clamp(max=self.queries))
         return s._replace(best=best, margin=margin, query=query, done=(margin > 0) | (query >= self.queries))
+
+    def tries(self, x: Tensor) -> int:
+        """How many queries of each image are made in one pass: several where the batch leaves room for them.
+
+        Most are rejected, and then the next ones are those that would have followed. `x` are the images of a batch.
+        """
+        room = SMALL_BATCH // x.numel()
+        if self.batch_size is not None:
+            room = min(room, self.batch_size // len(x))
+        return max(min(room, TRIES), 1)
 
     def proposals(self, x: Tensor) -> SquareProposals | BumpProposals:
         """What is tried in this ball on images of this size. `x` are the images."""
@@ -126,3 +147,14 @@ class Square(Attack):
             return SquareProposals(self.eps, sides)
         odd = (sides | 1).clamp(min=min(3, height, width))
         return bump_proposals(self.norm, self.eps, torch.where(odd > min(height, width), odd - 2, odd).clamp(min=1))
+
+
+def unsearched(x: Tensor, y: Tensor, ids: Tensor) -> SquareState:
+    """Searches of images before their first query."""
+    never = x.new_full((len(x),), -torch.inf)
+    return SquareState(x, y, ids, x, never, torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool))
+
+
+def repeated(x: Tensor, times: int) -> Tensor:
+    """(T * B, ...) images (B, ...) several times; not copied for once."""
+    return x.expand(times, *x.shape).flatten(0, 1)

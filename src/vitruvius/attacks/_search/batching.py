@@ -15,6 +15,8 @@ from torch import Tensor
 
 from vitruvius.attacks._search.watch import UNWATCHED, current_watch
 
+SMALL_BATCH = 2**16  # pixels: a batch of this many costs hardly more than one image, so digits are searched by hundreds
+
 
 class State(Protocol):
     """A NamedTuple of tensors with a row for each image being searched."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol, TypeVar
 
 import torch
@@ -65,8 +66,10 @@ class BestSoFar:
 
 
 def take_chunk(attempts: list[T], room: int, images: int) -> tuple[list[T], list[T]]:
-    """As many attempts on this many images as fit into `room` rows, one at least; and the rest of the attempts."""
-    count = max(room // images, 1)
+    """Attempts on this many images that fit into `room` rows, one at least, and the rest; chunks are of even size."""
+    most = max(room // images, 1)
+    chunks = math.ceil(len(attempts) / most)
+    count = math.ceil(len(attempts) / chunks)
     return attempts[:count], attempts[count:]
 
 

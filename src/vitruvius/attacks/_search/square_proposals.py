@@ -19,6 +19,17 @@ from vitruvius._dice import Dice
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # after this many of 10,000 queries the area is halved
 
 
+Propose = Callable[[Tensor, Tensor, Tensor], Tensor]  # images (N, …), the best so far, rows (N,) of the plan → points
+
+
+class SquareDraws(NamedTuple):
+    """Where N squares lie, and their colours."""
+
+    tall: Tensor  # (N, 1, H, 1) bool
+    wide: Tensor  # (N, 1, 1, W) bool
+    signs: Tensor  # (N, C, 1, 1)
+
+
 class SquareProposals(NamedTuple):
     """SquareProposals in the Linf ball; `sides` (queries + 1,) is the side of each query's square."""
 
@@ -29,25 +40,24 @@ class SquareProposals(NamedTuple):
         """Columns of +eps and −eps, colour by colour."""
         return paint(x, self.eps, dice.signs("stripes", (x.shape[1], 1, x.shape[3])))
 
-    def plan(self, x: Tensor, dice: Dice, query: Tensor, turns: int) -> Callable[[Tensor, int], Tensor]:
-        """(best image so far, turn) → the same with one more square, for some turns from these queries (B,) on."""
-        batch, channels, height, width = x.shape
-        queries = upcoming(query, turns)
-        side = self.sides[queries.clamp(max=len(self.sides) - 1)]  # (T * B,)
-        drawn = Dice(dice.ids.repeat(turns), dice.seed, dice.owner).integers("square", 2**30, (2 + channels,), queries)
-        row = drawn[:, 0] % (height - side + 1)
-        column = drawn[:, 1] % (width - side + 1)
-        signs = (1.0 - 2 * (drawn[:, 2:] % 2)).view(turns, batch, channels, 1, 1)
-        tall, wide = (part.unflatten(0, (turns, batch)) for part in spans(x, row, column, side))
+    def plan(self, x: Tensor, dice: Dice, number: Tensor, turns: int) -> Propose:
+        """What is drawn for some turns from these numbers (B,) on, ready to be proposed."""
+        draws = self.draw(x, dice, number, turns)
+        return lambda x, best, rows: self.propose(x, best, SquareDraws(*(drawn[rows] for drawn in draws)))
 
-        def propose(best: Tensor, turn: int) -> Tensor:
-            return torch.where(tall[turn] & wide[turn], paint(x, self.eps, signs[turn]), best)
+    def draw(self, x: Tensor, dice: Dice, number: Tensor, turns: int) -> SquareDraws:
+        """T * B squares, turn by turn."""
+        _, channels, height, width = x.shape
+        numbers = upcoming(number, turns)
+        side = self.sides[numbers.clamp(max=len(self.sides) - 1)][:, None]  # (T * B, 1)
+        drawn = Dice(dice.ids.repeat(turns), dice.seed, dice.owner).integers("square", 2**30, (2 + channels,), numbers)
+        row = drawn[:, :1] % (height - side + 1)
+        column = drawn[:, 1:2] % (width - side + 1)
+        return SquareDraws(*spans(x, row, column, side), signs_of(x, drawn[:, 2:]))
 
-        return propose
-
-    def place(self, x: Tensor, best: Tensor, row: Tensor, column: Tensor, side: Tensor, signs: Tensor) -> Tensor:
-        """SquareProposals with corners and sides (B,) and colours (B, C, 1, 1), painted over the best images."""
-        return torch.where(window(x, row, column, side), paint(x, self.eps, signs), best)
+    def propose(self, x: Tensor, best: Tensor, draws: SquareDraws) -> Tensor:
+        """The best images so far, with one more square each."""
+        return torch.where(draws.tall & draws.wide, paint(x, self.eps, draws.signs), best)
 
 
 def paint(x: Tensor, eps: float, signs: Tensor) -> Tensor:
@@ -55,24 +65,23 @@ def paint(x: Tensor, eps: float, signs: Tensor) -> Tensor:
     return (x + eps * signs.to(x.dtype)).clamp(0, 1)
 
 
-def window(x: Tensor, row: Tensor, column: Tensor, side: Tensor) -> Tensor:
-    """(B, 1, H, W) bool: True inside the squares with these corners (B,) and sides (B,)."""
-    tall, wide = spans(x, row, column, side)
-    return tall & wide
+def signs_of(x: Tensor, drawn: Tensor) -> Tensor:
+    """(N, C, 1, 1) of −1 and 1, as numbers (N, C) are odd or even."""
+    return (1.0 - 2 * (drawn % 2)).to(x.dtype)[:, :, None, None]
 
 
 def spans(x: Tensor, row: Tensor, column: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, 1, H, 1) and (B, 1, 1, W) bool: rows and columns of the squares with these corners (B,) and sides (B,)."""
-    rows = torch.arange(x.shape[2], device=x.device)[None] - row[:, None]  # (B, H)
-    columns = torch.arange(x.shape[3], device=x.device)[None] - column[:, None]  # (B, W)
-    tall = (rows >= 0) & (rows < side[:, None])
-    wide = (columns >= 0) & (columns < side[:, None])
-    return tall[:, None, :, None], wide[:, None, None, :]
+    """(N, S, H, 1) and (N, S, 1, W) bool: rows and columns of squares with corners (N, S) and sides (N, 1)."""
+    rows = torch.arange(x.shape[2], device=x.device) - row[:, :, None]  # (N, S, H)
+    columns = torch.arange(x.shape[3], device=x.device) - column[:, :, None]  # (N, S, W)
+    tall = (rows >= 0) & (rows < side[:, :, None])
+    wide = (columns >= 0) & (columns < side[:, :, None])
+    return tall[:, :, :, None], wide[:, :, None, :]
 
 
-def upcoming(query: Tensor, turns: int) -> Tensor:
-    """(T * B,) the queries from (B,) on, turn by turn."""
-    return (query + torch.arange(turns, device=query.device)[:, None]).flatten()
+def upcoming(number: Tensor, turns: int) -> Tensor:
+    """(T * B,) the numbers from (B,) on, turn by turn."""
+    return (number + torch.arange(turns, device=number.device)[:, None]).flatten()
 
 
 def share(query: int, first: float, budget: int | None = None) -> float:

@@ -7,7 +7,6 @@ arXiv:2103.01208, appendix. B images of C channels, H × W pixels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,9 +15,19 @@ from torch import Tensor
 from vitruvius._dice import Dice
 from vitruvius.attacks._norms import Norm, per_image
 from vitruvius.attacks._search.auto_pgd_step_l1 import project_l1_box, safe_radius
-from vitruvius.attacks._search.square_proposals import upcoming, window
+from vitruvius.attacks._search.square_proposals import Propose, signs_of, spans, upcoming
 
 TINY = 1e-12
+
+
+class BumpDraws(NamedTuple):
+    """Where N bumps and the windows that pay for them lie, their shapes and their signs."""
+
+    tall: Tensor  # (N, 2, H, 1) bool: rows of the bump, and of the other window
+    wide: Tensor  # (N, 2, 1, W) bool
+    down: Tensor  # (N, H, 1) and
+    across: Tensor  # (N, 1, W): their sum is a pixel's place in the table; only meant within the bump's window
+    signs: Tensor  # (N, C, 1, 1)
 
 
 class BumpProposals(NamedTuple):
@@ -40,36 +49,40 @@ class BumpProposals(NamedTuple):
         tiles = bump(side, self.norm, x.device).repeat(down, across)
         return self._fill(x, (signs * tiles)[:, :, :height, :width].to(x.dtype))
 
-    def plan(self, x: Tensor, dice: Dice, query: Tensor, turns: int) -> Callable[[Tensor, int], Tensor]:
-        """(best image so far, turn) → one with another bump, for some turns from these queries (B,) on."""
-        queries = upcoming(query, turns)
-        many = Dice(dice.ids.repeat(turns), dice.seed, dice.owner)
-        drawn = many.integers("bump", 2**30, (5 + x.shape[1],), queries).unflatten(0, (turns, len(x)))
-        sides = self.sides[queries.clamp(max=len(self.sides) - 1)].unflatten(0, (turns, len(x)))
-        return lambda best, turn: self.propose(x, best, drawn[turn], sides[turn])
+    def plan(self, x: Tensor, dice: Dice, number: Tensor, turns: int) -> Propose:
+        """What is drawn for some turns from these numbers (B,) on, ready to be proposed."""
+        draws = self.draw(x, dice, number, turns)
+        return lambda x, best, rows: self.propose(x, best, BumpDraws(*(drawn[rows] for drawn in draws)))
 
-    def propose(self, x: Tensor, best: Tensor, drawn: Tensor, side: Tensor) -> Tensor:
+    def draw(self, x: Tensor, dice: Dice, number: Tensor, turns: int) -> BumpDraws:
+        """T * B bumps, turn by turn."""
+        channels, height, width = x.shape[1:]
+        numbers = upcoming(number, turns)
+        side = self.sides[numbers.clamp(max=len(self.sides) - 1)][:, None]  # (T * B, 1)
+        drawn = Dice(dice.ids.repeat(turns), dice.seed, dice.owner).integers("bump", 2**30, (5 + channels,), numbers)
+        row = drawn[:, :2] % (height - side + 1)
+        column = drawn[:, 2:4] % (width - side + 1)
+        places = self._places(x, row[:, :1], column[:, :1], side, drawn[:, 4:5] % 2 == 1)
+        return BumpDraws(*spans(x, row, column, side), *places, signs_of(x, drawn[:, 5:]))
+
+    def propose(self, x: Tensor, best: Tensor, draws: BumpDraws) -> Tensor:
         """A new bump in one window, paid for by emptying another and by what the ball still has room for."""
-        height, width = x.shape[2:]
-        row = drawn[:, :2] % (height - side + 1)[:, None]
-        column = drawn[:, 2:4] % (width - side + 1)[:, None]
-        here, there = (window(x, row[:, i], column[:, i], side) for i in range(2))
-        shape = self._shape(x, row[:, 0], column[:, 0], side, drawn[:, 4] % 2 == 1)
-        signs = (1.0 - 2 * (drawn[:, 5:] % 2)).to(x.dtype)[:, :, None, None]
+        here, there = (draws.tall & draws.wide).split(1, dim=1)
+        shape = self.table.flatten()[draws.down + draws.across][:, None].to(x.dtype)
         delta = best - x
         own = delta * here
-        bumps = signs * shape * here + own / (self._mass(own) + TINY)
+        bumps = draws.signs * shape * here + own / (self._mass(own) + TINY)
         bumps = bumps / (self._mass(bumps) + TINY) * self._budget(delta, here | there)
         return self._fill(x, torch.where(here, bumps, torch.where(there, 0.0, delta)))
 
-    def _shape(self, x: Tensor, row: Tensor, column: Tensor, side: Tensor, turned: Tensor) -> Tensor:
-        """(B, 1, H, W) the bump of each image at its place; only meant within its window."""
-        last = self.table.shape[1] - 1
-        turn = turned[:, None, None]
-        i = (torch.arange(x.shape[2], device=x.device) - row[:, None]).clamp(0, last)[:, :, None]
-        j = (torch.arange(x.shape[3], device=x.device) - column[:, None]).clamp(0, last)[:, None, :]
-        number = self.number_of[side][:, None, None]
-        return self.table[number, torch.where(turn, j, i), torch.where(turn, i, j)][:, None].to(x.dtype)
+    def _places(self, x: Tensor, row: Tensor, column: Tensor, side: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
+        """What rows (N, H, 1) and columns (N, 1, W) add to a pixel's place in the table; turned ones are transposed."""
+        largest = self.table.shape[1]
+        i = (torch.arange(x.shape[2], device=x.device) - row).clamp(0, largest - 1)  # (N, H)
+        j = (torch.arange(x.shape[3], device=x.device) - column).clamp(0, largest - 1)  # (N, W)
+        down = self.number_of[side] * largest**2 + i * torch.where(turned, 1, largest)
+        across = j * torch.where(turned, largest, 1)
+        return down[:, :, None], across[:, None, :]
 
     def _mass(self, delta: Tensor) -> Tensor:
         """(B, C, 1, 1) norms, channel by channel."""
