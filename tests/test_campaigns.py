@@ -40,7 +40,7 @@ ROWS = {  # of every campaign: what its table compares with, and one row more
     "structured_p2": ("timm", "impulse3"),
     "together_digits": ("natural", "impulse", "dense", "masked"),
     "vitcod": ("dense", "random_80", "tiles_80", "tiles_95", "random_95", "low_rank_calibrated"),
-    "vitcod_pretrained": ("dense", "random_80", "information_80", "random_95", "low_rank_calibrated"),
+    "vitcod_pretrained": ("dense", "random_80", "information_80", "random_95", "low_rank_svd"),
 }
 SMALL = ("train.epochs=2", "train.warmup_epochs=0", "train.device=cpu", "train.precision=fp32", "data.batch_size=8")
 VIT = ("model.kwargs.depth=1", "model.kwargs.embed_dim=48")

@@ -157,3 +157,18 @@ def test_a_signal_to_a_forked_process_is_its_own(monkeypatch: pytest.MonkeyPatch
         child.join()
     assert child.exitcode == -signal.SIGTERM
     assert heard == []
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_process_that_lives_on_does_not_keep_the_command_from_ending() -> None:
+    """Loaders of images fork workers, which outlive an interrupt as long as its traceback holds the loader."""
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,))
+    begun = time.monotonic()
+    try:
+        with pytest.raises(Terminated), answering():
+            child.start()
+            send_itself(signal.SIGTERM)
+        assert time.monotonic() - begun < 10
+    finally:
+        child.kill()
+        child.join()

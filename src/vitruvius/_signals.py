@@ -190,6 +190,7 @@ def _forget_in_child() -> None:
     """A forked process answers its own signals, as if nobody had asked for more."""
     if _work.socket is not None:
         signal.set_wakeup_fd(-1)
+        _work.socket.close()  # while it is open here, the thread that listens there does not hear that it was closed
         _work.socket = None
         if signal.getsignal(signal.SIGTERM) is _terminate:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

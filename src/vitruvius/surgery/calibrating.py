@@ -24,6 +24,7 @@ from vitruvius.surgery.rewiring import refuse_compiled
 
 logger = logging.getLogger(__name__)
 
+CLOSE = 1e-6  # a mean KL of maps that are equal but for rounding
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # what a module was called with
 
 
@@ -68,7 +69,7 @@ def calibrate_low_rank(
         found[name] = _fit(inner(model).get_submodule(name), stage, lessons, steps, rate)
         begun, ended = found[name]
         tell(f"calibrated {name}, {number} of {len(stages)}: KL from the dense maps {begun:.3g}, now {ended:.3g}")
-        if not ended < begun:
+        if not ended < begun and begun > CLOSE:
             logger.warning(
                 "%s came no closer to the dense maps (KL %.3g) and was left as it was; lower rate.", name, begun
             )

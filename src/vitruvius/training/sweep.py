@@ -33,6 +33,7 @@ from vitruvius._processes import Process, process_group
 from vitruvius._registry import load_plugins
 from vitruvius._secrets import redact, redact_text
 from vitruvius._yaml import read_yaml, to_plain
+from vitruvius.training._progress_bar import make_teller
 from vitruvius.training._run.folder import flatten
 from vitruvius.training._seeding import preserve_rng
 from vitruvius.training._sweep.judging import EvaluationPlan, check_names, check_plans, judge, keep_start
@@ -316,7 +317,7 @@ class Sweep:
         try:
             plans = self._plans_of(run)
             with preserve_rng(process.device):
-                keep_start(run.config, plans, process)
+                keep_start(run.config, plans, process, make_teller(None, shown=process.first and not quiet))
             with self._timed(run, "train", process):
                 train(run.config, quiet=quiet)
             with self._timed(run, "judge", process):

@@ -7,7 +7,7 @@ pretrained weights, masks and auto-encoders in place, is kept as a run folder `s
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -67,16 +67,16 @@ def check_names(plans: Sequence[EvaluationPlan], names: Sequence[str], source: s
             raise ConfigError(f"{source}: evaluate.runs: {pattern!r} fits no run; there are {', '.join(names)}.")
 
 
-def keep_start(config: Config, plans: Sequence[EvaluationPlan], process: Process) -> None:
+def keep_start(config: Config, plans: Sequence[EvaluationPlan], process: Process, tell: Callable[[str], None]) -> None:
     """Keep the model of a run as it begins, if one of its `plans` judges it; once.
 
-    `config` is the run's; `process` is this one.
+    `config` is the run's; `process` is this one; `tell` is given a line about data, model and each site that is fitted.
     """
     folder = _start(config)
     wanted = any(plan.start for plan in plans)
     if not wanted or process.broadcast((folder / "config.yaml").is_file()):
         return
-    session = open_session(config, process)
+    session = open_session(config, process, tell=tell)
     weights = {name: value.detach().cpu() for name, value in session.weights().items()}
     recipe = redact({**to_plain(session.config), "out": str(folder)})
 
