@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -159,15 +160,20 @@ def test_a_signal_to_a_forked_process_is_its_own(monkeypatch: pytest.MonkeyPatch
     assert heard == []
 
 
+def _interrupt_beside(child: BaseProcess) -> None:
+    with answering():
+        child.start()
+        send_itself(signal.SIGTERM)
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_process_that_lives_on_does_not_keep_the_command_from_ending() -> None:
     """Loaders of images fork workers, which outlive an interrupt as long as its traceback holds the loader."""
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,))
     begun = time.monotonic()
     try:
-        with pytest.raises(Terminated), answering():
-            child.start()
-            send_itself(signal.SIGTERM)
+        with pytest.raises(Terminated):
+            _interrupt_beside(child)
         assert time.monotonic() - begun < 10
     finally:
         child.kill()
