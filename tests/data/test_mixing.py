@@ -162,6 +162,16 @@ def test_a_broken_picture_costs_only_itself(folder, root):
     assert len(loader.broken) == 5
 
 
+def test_a_batch_of_broken_pictures_of_both_sets_is_left_out_but_keeps_its_number(folder):
+    for path in (folder / "train").rglob("*.png"):
+        path.write_bytes(b"no picture")
+    mix = {"dataset": "folder", "root": str(folder), "fraction": 0.5}
+    settings = {"dataset": "folder", "root": str(folder), "batch_size": 2, "workers": 0, "broken": "skip"}
+    loader = train_loader(DataConfig(**settings, mix=mix), input_size=SIZE, seed=0)
+    assert list(loader.with_ids()) == []
+    assert [len(ids) for _, _, ids in loader.every_batch()] == [0] * len(loader)
+
+
 @pytest.mark.parametrize(
     ("mix", "settings", "message"),
     [

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from small_run import rows_of, small_config, small_run, state_of
+from vitruvius._errors import DataError
 from vitruvius._processes import Process
 from vitruvius.data import eval_loader, held_out
 from vitruvius.evaluation import evaluate
@@ -255,3 +258,46 @@ def test_quick_batches_are_shown_ten_at_a_time(tmp_path: Path, monkeypatch: pyte
     session = session_of(tmp_path, "data.train_num_samples=128", "data.batch_size=8")  # 96 images: 12 batches
     train_epoch(session, lambda done, _: shown.append(done), Undisturbed())
     assert shown == [10, 12]
+
+
+def folder_session(tmp_path: Path, *overrides: str, broken: tuple[int, ...]) -> Session:
+    """Six images of two classes, of which some cannot be read, one to a batch."""
+    for split, number in itertools.product(("train", "validation"), range(6)):
+        path = tmp_path / "images" / split / f"class{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (40 * number, 0, 0)).save(path)
+        if split == "train" and number in broken:
+            path.write_bytes(b"no picture")
+    data = ("data.dataset=folder", f"data.root={tmp_path / 'images'}", "data.batch_size=1", "data.broken=skip")
+    small = ("data.train_num_samples=null", "data.val_num_samples=null", "data.cache=none", "train.holdout=0")
+    return session_of(tmp_path, *data, *small, "data.workers=0", *overrides)
+
+
+@pytest.mark.parametrize("broken", [(2,), (0, 1, 2, 3, 4)])
+def test_a_batch_without_a_readable_image_keeps_its_number_and_its_place_in_the_schedule(
+    broken: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = folder_session(tmp_path, "train.grad_accum_steps=2", "train.clip_grad=1", broken=broken)
+    seen: list[int] = []
+
+    def noting(session: Session, x: torch.Tensor, y: torch.Tensor, number: int, batches: int) -> Any:
+        seen.append(number)
+        return _step.train_batch(session, x, y, number, batches)
+
+    monkeypatch.setattr(_epoch, "train_batch", noting)
+    loader: Any = session.train_loader
+    order = loader.order.epoch(0)[0].tolist()
+    lost = [index for index in range(6) if any(f"/{n}.png" in loader.images.describe(index) for n in broken)]
+    train_epoch(session, watch, Undisturbed())
+    assert seen == [number for number, index in enumerate(order) if index not in lost]
+    assert (session.batch, session.updates) == (6, 3)
+    assert all(p.grad is None for p in session.model.parameters())  # no group is left over for the next epoch
+
+
+def test_one_of_several_processes_with_nothing_to_read_says_so_instead_of_letting_the_others_wait(
+    tmp_path: Path,
+) -> None:
+    session = folder_session(tmp_path, broken=tuple(range(6)))
+    session.process = Process(device=torch.device("cpu"), rank=1, world_size=2)
+    with pytest.raises(DataError, match=r"none of the images of batch 1 of process 2 of 2 could be read"):
+        train_epoch(session, watch, Undisturbed())

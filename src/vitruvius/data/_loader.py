@@ -28,7 +28,11 @@ class Loader(Protocol):
         ...
 
     def with_ids(self) -> Iterator[BatchWithIds]:
-        """Batches together with the ids of their images."""
+        """Batches together with the ids of their images; one of which nothing could be read is left out."""
+        ...
+
+    def every_batch(self) -> Iterator[BatchWithIds]:
+        """As `with_ids`, but a batch of which nothing could be read is there, and empty: its number counts."""
         ...
 
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
@@ -68,5 +72,5 @@ class BatchLoader(ABC):
         self.epoch, self.start_batch = epoch, start_batch
 
     def every_batch(self) -> Iterator[BatchWithIds]:
-        """As `with_ids`, but a batch of which nothing could be read is there, and empty."""
+        """As `with_ids`, but a batch of which nothing could be read is there, and empty: its number counts."""
         return self.with_ids()

@@ -153,6 +153,9 @@ class MixedLoader(BatchLoader):
         return len(self.parts[0])
 
     def with_ids(self) -> Iterator[BatchWithIds]:
+        return (batch for batch in self.every_batch() if len(batch[0]))
+
+    def every_batch(self) -> Iterator[BatchWithIds]:
         first, second = self.parts
         first.set_epoch(self.epoch, self.start_batch)
         second.set_epoch(self.epoch, self.start_batch)
@@ -163,6 +166,8 @@ class MixedLoader(BatchLoader):
             present = [one for one in (batch, (images, labels, ids + self.offset)) if len(one[0])]
             if present:
                 yield self._joined(present, number)
+            else:
+                yield batch
 
     def _joined(self, batches: list[BatchWithIds], number: int) -> BatchWithIds:
         """All splits (S, B) are shuffled alike, so that an image keeps its place in each of them."""

@@ -13,7 +13,7 @@ from vitruvius._errors import Diverged
 from vitruvius.training._guards.nonfinite import REMEDY, LossWatch
 from vitruvius.training._seeding import batch_seed, seed_batch
 from vitruvius.training._session import Session
-from vitruvius.training._step import NonFiniteLoss, check_weights, ends_group, train_batch
+from vitruvius.training._step import NonFiniteLoss, check_weights, ends_group, pass_over, train_batch
 
 LOOK_EVERY = 10  # batches; looking waits for the device
 LOOK_SECONDS = 5.0  # a process that trains alone looks at least so often, so that slow batches are seen one by one
@@ -51,7 +51,7 @@ def train_epoch(
     begun = looked_at = time.perf_counter()
     elapsed = session.elapsed
     loader.set_epoch(session.epoch, session.batch)
-    for number, (x, y, ids) in enumerate(loader.with_ids(), session.batch):
+    for number, (x, y, ids) in enumerate(loader.every_batch(), session.batch):
         before, session.rate = session.updates, session.optimizer.param_groups[0]["lr"]
         with around_batch():
             numbers = _train_batch(session, x, y, number, batches, losses, ids, pauses)
@@ -91,6 +91,9 @@ def _train_batch(
 ) -> dict[str, Tensor] | None:
     """`train_batch` with the dice of this batch; a non-finite loss is reported with its images."""
     process = session.process
+    if not len(x):
+        pass_over(session, number, batches)
+        return None
     seed = session.config.seed
     seed_batch(seed=seed, epoch=session.epoch, batch=number, rank=process.rank, device=process.device)
     session.task.draws.begin(batch_seed(seed=seed, epoch=session.epoch, batch=number), process.device)

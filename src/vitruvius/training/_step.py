@@ -16,6 +16,7 @@ from timm.utils import dispatch_clip_grad
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from vitruvius._errors import DataError
 from vitruvius.training._fast.regions import Regions
 from vitruvius.training._fast.session_step import FastStep, SessionStep, obstacle
 from vitruvius.training._guards.nonfinite import all_finite, is_finite
@@ -49,6 +50,29 @@ def train_batch(session: Session, x: Tensor, y: Tensor, number: int, batches: in
         if report is not None:
             reports.append(report)
     return _mean(reports)
+
+
+def pass_over(session: Session, number: int, batches: int) -> None:
+    """A batch of which no image could be read: updates that follow it are made of what has gathered, and counted."""
+    process = session.process
+    if process.world_size > 1:
+        raise DataError(
+            f"none of the images of batch {number + 1} of process {process.rank + 1} of {process.world_size} could be "
+            "read, and the other processes wait for its gradients. Repair or remove them, or use larger batches."
+        )
+    if not ends_group(session, number, batches):
+        return
+    for _ in range(session.task.replays):
+        if _has_gradients(session):
+            update(session)
+        else:
+            _advance(session)
+
+
+def _has_gradients(session: Session) -> bool:
+    """Whether earlier batches of the group have left gradients; a fast step uses its own at once."""
+    groups = session.optimizer.param_groups
+    return session.fast_step is None and any(p.grad is not None for group in groups for p in group["params"])
 
 
 def _mean(reports: list[Numbers]) -> Numbers | None:
