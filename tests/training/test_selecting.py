@@ -114,7 +114,7 @@ def test_a_model_that_only_one_step_cannot_fool_rings() -> None:
     model, config = Wavy(0.1).train(), SimpleNamespace(alarm_gap=0.25, alarm_steps=10)
     session: Any = SimpleNamespace(
         config=SimpleNamespace(train=config, data=SimpleNamespace(eval_batch_size=None, batch_size=4)),
-        task=SimpleNamespace(threat=("linf", 0.1)),
+        task=SimpleNamespace(threat=("linf", 0.1), radius=0.1),
         process=ALONE,
         eval_model=lambda: model,
         autocast=lambda: torch.no_grad(),
@@ -125,6 +125,23 @@ def test_a_model_that_only_one_step_cannot_fool_rings() -> None:
     assert alarm.rings(reading)
     assert not alarm.rings(Reading(single=0.6, multi=0.4))
     assert model.training
+
+
+def test_the_alarm_attacks_with_the_radius_that_training_has_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    accuracy = Alarm._accuracy
+
+    def noting(self: Alarm, model: torch.nn.Module, threat: Any) -> float:
+        seen.append(threat.eps)
+        return accuracy(self, model, threat)
+
+    monkeypatch.setattr(Alarm, "_accuracy", noting)
+    growing = "task={use: adversarial, eps: 0.1, attack: {use: pgd, steps: 1}, schedule: {use: linear, epochs: 2}}"
+    small_run(tmp_path / "run", growing, "train.alarm_images=8", "train.epochs=3")
+    assert seen[::2] == seen[1::2]
+    assert seen[0] < seen[2] < seen[4] == 0.1
 
 
 @pytest.fixture

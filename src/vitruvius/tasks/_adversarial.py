@@ -68,6 +68,11 @@ class AdversarialObjective(Objective):
         self.trainable_module = Passes(model, tuple(name in self.statistics for name in self.inputs))
         self._attacked = (model,)  # in a tuple: not a child of the task
 
+    @property
+    def radius(self) -> float:
+        """eps, as far as the schedule has come."""
+        return self.inner.eps
+
     def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
         """Told before every batch: how far training has come."""
         self.inner.at(epoch=epoch, update=update, updates_per_epoch=updates_per_epoch)

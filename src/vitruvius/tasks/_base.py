@@ -53,9 +53,9 @@ class BatchDraws:
 class Objective(ClassificationTask):
     """A task whose loss adds, with a weight, the penalties of attention stages; the base of all tasks here.
 
-    The loop of a training run looks at three more things, which a task may override: `replays` (how often it is given
+    The loop of a training run looks at four more things, which a task may override: `replays` (how often it is given
     each batch, every time with an update of its own), `threat` (norm and final eps of the attack it trains against, or
-    None) and `at` (called before every update with how far the run has come).
+    None), `radius` (eps as it is now) and `at` (called before every update with how far the run has come).
 
     model: what is trained; takes pixels in [0, 1] and returns logits (B, K).
     criterion: the loss of logits and labels.
@@ -80,6 +80,13 @@ class Objective(ClassificationTask):
                 f"task.penalty = {penalty}, but no part of the model's attention has a penalty. "
                 "Leave it out, or add a part such as low_rank."
             )
+
+    @property
+    def radius(self) -> float:
+        """eps of the attack that it trains against now; the final one unless a task says otherwise, 0 without a threat."""
+        if self.threat is None:
+            return 0.0
+        return self.threat[1]
 
     def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
         """Called before every update: how far the run has come.

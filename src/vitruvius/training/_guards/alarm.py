@@ -2,7 +2,8 @@
 
 Catastrophic overfitting (Wong et al. 2020, arXiv:2001.03994; Andriushchenko & Flammarion 2020, arXiv:2007.02617)
 shows as accuracy under one step (FGSM) far above accuracy under several (PGD), here on a few fixed images that the
-model is not trained on. What follows is the recipe's: report, stop, or roll back to the last calm state.
+model is not trained on, in the ball that training has reached: in the final one, any model still on its way there would
+seem to have collapsed. What follows is the recipe's: report, stop, or roll back to the last calm state.
 """
 
 from __future__ import annotations
@@ -39,13 +40,11 @@ class Alarm:
 
     def __init__(self, session: Session, action: str, x: Tensor, y: Tensor, ids: Tensor) -> None:
         train = session.config.train
-        norm, eps = session.task.threat or ("linf", 0.0)
         self.session = session
         self.action = action
         self.gap = train.alarm_gap
+        self.steps = train.alarm_steps
         self.x, self.y, self.ids = x, y, ids
-        self.single = FGSM(eps=eps, norm=norm)  # type: ignore[arg-type]
-        self.multi = PGD(eps=eps, norm=norm, steps=train.alarm_steps, best=True)  # type: ignore[arg-type]
 
     @classmethod
     def of(cls, session: Session) -> Alarm | None:
@@ -67,10 +66,17 @@ class Alarm:
         training = model.training
         model.eval()
         try:
-            scores = [self._accuracy(model, threat) for threat in (self.single, self.multi)]
+            scores = [self._accuracy(model, threat) for threat in self._threats()]
         finally:
             model.train(training)
         return Reading(*self.session.process.broadcast(scores))
+
+    def _threats(self) -> tuple[Threat, Threat]:
+        """One step and several, with the radius of this moment."""
+        task = self.session.task
+        norm, _ = task.threat or ("linf", 0.0)
+        single = FGSM(eps=task.radius, norm=norm)  # type: ignore[arg-type]
+        return single, PGD(eps=task.radius, norm=norm, steps=self.steps, best=True)  # type: ignore[arg-type]
 
     def rings(self, reading: Reading) -> bool:
         """Whether this is a collapse."""
@@ -81,7 +87,7 @@ class Alarm:
         return (
             f"catastrophic overfitting at update {session.updates} (epoch {session.epoch + 1}): accuracy is "
             f"{100 * reading.single:.1f} % under one step, {100 * reading.multi:.1f} % under "
-            f"{self.multi.steps} steps of the same size of attack. {more}"
+            f"{self.steps} steps of the same size of attack. {more}"
         )
 
     def stop(self, reading: Reading, why: str = "") -> Overfitted:
