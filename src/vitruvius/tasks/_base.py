@@ -83,7 +83,7 @@ class Objective(ClassificationTask):
 
     @property
     def radius(self) -> float:
-        """eps of the attack that it trains against now; the final one unless a task says otherwise, 0 without a threat."""
+        """eps of the attack it trains against now; the final one unless a task says otherwise, 0 without a threat."""
         if self.threat is None:
             return 0.0
         return self.threat[1]
