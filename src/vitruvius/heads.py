@@ -67,10 +67,17 @@ class Site:
     value_dim: int  # E
     dim: int  # C
     num_prefix_tokens: int = 0  # class, distillation and register tokens come first
+    num_answering: int = 1  # of the prefix tokens, those that the head sees; 0: it sees the patches
     grid: tuple[int, int] | None = None  # rows and columns of patches behind the prefix tokens
     biased: bool = False  # whether a bias is added to the scores: relative positions, masks of windows
     knows_input: bool = False  # whether the core is told the tokens that ask (`Context.x`)
     chained: bool = False  # whether its block hands on to the next one (`Context.before`) and may reduce tokens
+
+    def answering(self) -> slice:
+        """The tokens that the head sees: class and distillation token, or the patches where it averages them."""
+        if self.num_prefix_tokens and self.num_answering:
+            return slice(self.num_answering)
+        return slice(self.num_prefix_tokens, None)
 
     def require(self, part: str, *kinds: Attends, remedy: str = "") -> None:
         """Refuse this site unless it attends in one of the given ways.

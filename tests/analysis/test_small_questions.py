@@ -13,6 +13,9 @@ from vitruvius.analysis.entropy import entropy
 from vitruvius.analysis.head_similarity import head_similarity
 from vitruvius.analysis.rollout import Rollout
 from vitruvius.analysis.token_norms import token_norms
+from vitruvius.models import create_model
+from vitruvius.surgery import record, survey
+from vitruvius.surgery.recording import map_of
 
 
 def uniform(heads):
@@ -145,6 +148,29 @@ def test_rollout_multiplies_the_layers_with_their_residual_paths():
     assert float(found["prefix"][1]) == pytest.approx(float(seen[0]))
     nats = -sum(float(p) * math.log(p) for p in share)
     assert float(found["effective_patches"][1]) == pytest.approx(math.exp(nats))
+
+
+@pytest.mark.parametrize(
+    ("settings", "answering"),
+    [
+        ({"global_pool": "avg", "class_token": True}, slice(1, None)),
+        ({"global_pool": "avg", "class_token": False, "reg_tokens": 2}, slice(2, None)),
+        ({"global_pool": "token", "class_token": True, "reg_tokens": 2}, slice(0, 1)),
+    ],
+    ids=["averaged", "registers", "class token and registers"],
+)
+def test_rollout_begins_at_the_tokens_that_the_head_sees(settings, answering):
+    model = create_model("vitruvius/vit_digits", seed=2, depth=1, **settings).eval()
+    x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), record(model) as seen:
+        model(x)
+    ((name, site),) = survey(model).items()
+    weights = map_of(model, name, seen[name]).mean(1)
+    flow = 0.5 * torch.eye(weights.shape[-1]) + 0.5 * weights
+    share = flow[:, answering, site.num_prefix_tokens :].mean(1)
+    analysis = Rollout()
+    analysis.see(seen[name], site)
+    torch.testing.assert_close(analysis.result()["map"].float(), share / share.sum(-1, keepdim=True))
 
 
 def test_rollout_refuses_sites_that_do_not_carry_the_same_tokens_on():

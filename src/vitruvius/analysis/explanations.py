@@ -21,7 +21,7 @@ from vitruvius._errors import ConfigError, UnsuitableSite
 from vitruvius._registry import Registry, require
 from vitruvius.attention import Kernel
 from vitruvius.heads import Heads, Site
-from vitruvius.surgery import inner, record, survey
+from vitruvius.surgery import record, survey
 from vitruvius.surgery.recording import core_of, map_of
 
 Explanation = Callable[..., Tensor]  # (model, images, classes) → (B, rows, columns), large where the answer rests
@@ -76,7 +76,7 @@ def relevance(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
             )
         flow = flow + step @ flow
     assert flow is not None
-    return _on_grid(flow, layers[-1].site, model)
+    return _on_grid(flow, layers[-1].site)
 
 
 @explanations.register("attention_gradient")
@@ -88,7 +88,7 @@ def attention_gradient(model: nn.Module, images: Tensor, classes: Tensor) -> Ten
     classes: (B,) whose logits are explained.
     """
     last = attended_layers(model, images, classes)[-1]
-    return _on_grid((last.map * last.gradient).relu().mean(1), last.site, model)
+    return _on_grid((last.map * last.gradient).relu().mean(1), last.site)
 
 
 @explanations.register("integrated_gradients")
@@ -150,21 +150,12 @@ def _outputs(model: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
-def _on_grid(flow: Tensor, site: Site, model: nn.Module) -> Tensor:
+def _on_grid(flow: Tensor, site: Site) -> Tensor:
     """What the tokens that answer rest on, patch by patch."""
     if site.grid is None:
         raise UnsuitableSite(f"{site.name!r} ({site.family}) has no grid of patches to lay an explanation on.")
-    seen = flow[:, _answering(site, inner(model)), site.num_prefix_tokens :].mean(1)
+    seen = flow[:, site.answering(), site.num_prefix_tokens :].mean(1)
     return seen.unflatten(-1, site.grid)
-
-
-def _answering(site: Site, root: Any) -> slice:
-    """The tokens that the head sees: the class token, with that of distillation if there is one, or the average."""
-    if not site.num_prefix_tokens:
-        return slice(None)
-    if getattr(root, "global_pool", "token") != "token":  # class and register tokens have no say
-        return slice(site.num_prefix_tokens, None)
-    return slice(1 if getattr(root, "dist_token", None) is None else 2)
 
 
 class Score(NamedTuple):

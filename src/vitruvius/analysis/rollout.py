@@ -27,6 +27,7 @@ class Rollout:
         self.residual = residual
         self.flow: Tensor | None = None  # (B, N, N)
         self.prefix = 0
+        self.answering = slice(None)
 
     def see(self, heads: Heads, site: Site, attended: Attended | None = None) -> None:
         """One layer more, in the order in which they run.
@@ -46,15 +47,11 @@ class Rollout:
             self.flow = step
         else:
             self.flow = step @ self.flow
-        self.prefix = site.num_prefix_tokens
+        self.prefix, self.answering = site.num_prefix_tokens, site.answering()
 
     def result(self) -> dict[str, Tensor]:
         assert self.flow is not None
-        # (B, N)
-        if self.prefix:
-            seen = self.flow[:, 0]
-        else:
-            seen = self.flow.mean(1)
+        seen = self.flow[:, self.answering].mean(1)  # (B, N)
         patches = seen[:, self.prefix :]
         p = patches / patches.sum(-1, keepdim=True)
         nats = torch.special.entr(p).sum(-1)

@@ -97,6 +97,7 @@ def _site(name: str, socket: Socket, heads: Heads, root: nn.Module, size: Size) 
         value_dim=heads.v.shape[3],
         dim=socket.width(),
         num_prefix_tokens=prefix,
+        num_answering=_num_answering(root),
         grid=grid,
         biased=heads.bias is not None,
         knows_input=bool(getattr(socket.core, "knows_input", False)),
@@ -119,6 +120,15 @@ def _layout(root: Any, attends: str, items: int, size: Size) -> tuple[int, tuple
     if attends == "tokens" and hasattr(root, "num_prefix_tokens"):
         return known, None
     return 0, None
+
+
+def _num_answering(root: Any) -> int:
+    """Prefix tokens that the head sees: none where it averages patches; registers have no say."""
+    if getattr(root, "global_pool", "token") != "token":
+        return 0
+    if getattr(root, "dist_token", None) is None:
+        return 1
+    return 2
 
 
 def _grid(root: Any, patches: int, size: Size) -> tuple[int, int] | None:
