@@ -18,7 +18,7 @@ from vitruvius.attention.elliptical import stretch
 from vitruvius.attention.softmax import attend, attention_map
 from vitruvius.attention.tome import merge
 from vitruvius.models import create_model
-from vitruvius.surgery import record, restore, rewire, survey
+from vitruvius.surgery import inner, record, restore, rewire, survey
 from vitruvius.surgery.blocks import BlockSocket
 from vitruvius.surgery.recording import map_of
 from vitruvius.surgery.rewiring import plug
@@ -307,3 +307,14 @@ def test_models_whose_layers_talk_run_in_bfloat16_and_under_autocast(name):
     for found in (mixed, half):
         assert found.isfinite().all()
         assert (found.float() - expected).norm() < 0.5 * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["tome:r=2", "value_residual", "elliptical"])
+@pytest.mark.parametrize(
+    "asked", [{}, {"norm": True}, {"output_fmt": "NLC"}, {"stop_early": True, "indices": [0]}], ids=str
+)
+def test_forward_intermediates_of_blocks_that_hand_on_says_why_it_cannot_be(name, asked):
+    settings = {"class_token": True, "global_pool": "token"} if "output_fmt" in asked else {}
+    model = create_model("vitruvius/vit_digits", attention=[name], seed=1, depth=3, **settings).eval()
+    with pytest.raises(SurgeryError, match=r"give a Stream, not tokens.*forward_features"):
+        inner(model).forward_intermediates(torch.rand(2, 3, 8, 8), **asked)

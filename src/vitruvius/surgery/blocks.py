@@ -13,15 +13,30 @@ from typing import Any, NamedTuple, cast
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from vitruvius._errors import SurgeryError
 from vitruvius.attention import Core
 from vitruvius.surgery._socket import Socket, socket_of
 
 
 class Stream(NamedTuple):
-    """What goes from one block to the next."""
+    """What goes from one block to the next; who takes it for tokens, as timm's `forward_intermediates`, is told."""
 
     tokens: Tensor  # (B, N, C)
     handed: Mapping[str, Tensor]  # by the name of the part of the core
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, tuple):
+            raise _no_tokens()
+        return tuple.__getitem__(self, key)
+
+    def reshape(self, *shape: int) -> Tensor:
+        """Refused: a Stream is not the tokens, whatever their `shape`."""
+        raise _no_tokens()
+
+    @classmethod
+    def __torch_function__(cls, *call: Any) -> Any:
+        """Refused: no function of torch takes a Stream for a tensor."""
+        raise _no_tokens()
 
 
 class BlockSocket(Block):
@@ -43,6 +58,14 @@ class BlockSocket(Block):
         tokens, handed = attention.core.after(tokens, heads, entering, handed)
         tokens = tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
         return cast(Tensor, Stream(tokens, handed)) if self.passes_on else tokens
+
+
+def _no_tokens() -> SurgeryError:
+    return SurgeryError(
+        "blocks whose attention hands on to the next (tome, value_residual, elliptical) give a Stream, not tokens, so "
+        "timm's forward_intermediates and what else runs blocks one by one cannot read it. Use model(x) or "
+        "forward_features(x), or a forward hook on a block, whose output has the tokens as output.tokens."
+    )
 
 
 def is_chained(root: nn.Module, site: str) -> bool:
