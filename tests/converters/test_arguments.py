@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from vitruvius._errors import ConfigError
 from vitruvius.cli import main
 from vitruvius.converters import convert, read_arguments, write_recipe
+from vitruvius.converters._objectives import objective
 from vitruvius.converters.arguments import recipe_from_arguments
 from vitruvius.tasks.distillation import lesson
 from vitruvius.training import Config, read_recipe
@@ -349,3 +350,9 @@ def test_how_batch_norms_are_shared_is_taken_over(said: str, meant: str) -> None
     args = {"model": "resnet18", "dataset": "torch/cifar10", "dist_bn": said, "sync_bn": True}
     train = recipe_from_arguments(args).sections["train"]
     assert (train["dist_bn"], train["sync_bn"]) == (meant, True)
+
+
+def test_a_weight_or_a_radius_of_zero_is_zero_and_not_the_default() -> None:
+    task = objective({"adv_training": "trades", "trades_beta": 0, "attack_eps": 0, "attack_steps": 1}, [])
+    assert task is not None
+    assert (task["beta"], task["eps"], task["attack"]["step_size"]) == (0, 0, 0)

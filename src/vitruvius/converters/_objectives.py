@@ -42,13 +42,16 @@ def distillation(args: Args, notes: list[str]) -> dict[str, Any] | None:
 
 
 def _given(args: Args, name: str, default: Any) -> Any:
-    """An option, or the default where it is missing or says nothing."""
-    return args.get(name) or default
+    """An option, or the default where it is missing or says nothing; 0 says something."""
+    value = args.get(name)
+    if value is None or value == "" or value is False:
+        return default
+    return value
 
 
 def _attack(args: Args, eps: float) -> dict[str, Any]:
-    steps = int(_given(args, "attack_steps", 10))
-    step_size = float(_given(args, "attack_lr", 1.5 * eps / steps)) / 255
+    steps = int(args.get("attack_steps") or 10)  # an attack makes a step, and of some length
+    step_size = float(args.get("attack_lr") or 1.5 * eps / steps) / 255
     return {"use": _given(args, "attack", "pgd"), "steps": steps, "step_size": step_size}
 
 
