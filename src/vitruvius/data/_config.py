@@ -113,7 +113,9 @@ class DataConfig:
     )
     ratio: tuple[float, float] | None = key(None, "width / height of the crop, from and to; null: what suits the data")
     rand_crop: bool = key(False, "crop at the model's size after padding, instead of resizing")
-    pad: int | None = key(None, "pixels of zero padding before cropping; null: 1 for digits that are only padded and flipped, else 0")
+    pad: int | None = key(
+        None, "pixels of zero padding before cropping; null: 1 for digits that are only padded and flipped, else 0"
+    )
     hflip: float | None = key(None, "probability of a horizontal flip; null: 0.5 for photographs, 0 for digits")
     vflip: float = key(0.0, "probability of a vertical flip")
     color_jitter: float | tuple[float, ...] | None = key(
