@@ -150,11 +150,11 @@ class Square(Attack):
 
 
 def unsearched(x: Tensor, y: Tensor, ids: Tensor) -> SquareState:
-    """Searches of images before their first query."""
+    """Searches before their first query, of the images `x` (B, C, H, W) with labels `y` (B,) and numbers `ids` (B,)."""
     never = x.new_full((len(x),), -torch.inf)
     return SquareState(x, y, ids, x, never, torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool))
 
 
 def repeated(x: Tensor, times: int) -> Tensor:
-    """(T * B, ...) images (B, ...) several times; not copied for once."""
+    """(T * B, ...): images `x` (B, ...) as often as `times` says; not copied for once."""
     return x.expand(times, *x.shape).flatten(0, 1)

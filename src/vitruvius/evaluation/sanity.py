@@ -261,8 +261,13 @@ class _Examination:
         return Finding(name="unbounded", passed=passed, sentence=sentence, numbers={"accuracy": accuracy})
 
     def _black_box(self, white: Tensor) -> Finding:
-        square = Square(eps=self.plan.eps, norm=self.plan.norm, queries=self.plan.queries, seed=self.plan.seed)
+        square = self._square(self.plan.queries, self.plan.seed)
         return self._not_stronger("black box", "a search without gradients", self._robust(square), white)
+
+    def _square(self, queries: int, seed: int) -> Square:
+        """A search that never asks more rows at once than anybody else here."""
+        plan = self.plan
+        return Square(eps=plan.eps, norm=plan.norm, queries=queries, seed=seed, batch_size=self.batch_size)
 
     def _transfer(self, white: Tensor, suffix: str, twin: nn.Module) -> Finding:
         robust = self._robust(self._apgd(self.plan.eps, loss=MARGIN), twin)
@@ -284,9 +289,7 @@ class _Examination:
         plan = self.plan
         together = max(self.batch_size // max(MOST, 1), 1)  # queries of an image at once
         if plan.long_queries:
-            searches["longer black box"] = Square(
-                eps=plan.eps, norm=plan.norm, queries=plan.long_queries, seed=plan.seed + 1
-            )
+            searches["longer black box"] = self._square(plan.long_queries, plan.seed + 1)
         if plan.hops and plan.norm.name in HopSkipJump.norms:
             searches["decision based"] = HopSkipJump(
                 eps=plan.eps, norm=plan.norm, steps=plan.hops, first_queries=40, group=together, seed=plan.seed
