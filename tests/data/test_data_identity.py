@@ -14,7 +14,7 @@ import torch
 from pictures import write_image
 
 from vitruvius.data import DataConfig, TensorSet, eval_loader, open_data, train_loader
-from vitruvius.data.identity import changes, digest_of, identify, identity_of, touched
+from vitruvius.data.identity import changes, digest_of, hash_tensors, identify, identity_of, touched
 from vitruvius.data.sources.torchvision import TorchvisionImages
 
 SIZE = (3, 16, 16)
@@ -119,3 +119,9 @@ def test_of_torchvision_arrays_are_hashed_and_other_sets_looked_at() -> None:
 def test_a_stream_has_a_number_and_a_foreign_loader_nothing() -> None:
     assert identity_of(SimpleNamespace(num_images=7)) == {"images": "7"}
     assert identity_of([]) == {}
+
+
+def test_a_single_number_out_of_a_wider_table_has_a_hash() -> None:
+    label = torch.arange(6).view(2, 3)[:1, 1]  # of one number, with a stride of three
+    assert hash_tensors(label) == hash_tensors(torch.tensor([1]))
+    assert hash_tensors(label) != hash_tensors(torch.tensor([2]))

@@ -93,7 +93,8 @@ def hash_tensors(*tensors: Tensor) -> str:
     for tensor in tensors:
         plain = tensor.detach().cpu().contiguous()
         digest.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
-        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)  # numpy has no bfloat16
+        line = plain.as_strided((plain.numel(),), (1,))  # a single number may have any stride and be contiguous
+        digest.update(line.view(torch.uint8).numpy().data)  # numpy has no bfloat16
     return digest.hexdigest()
 
 
