@@ -25,7 +25,7 @@ from vitruvius._files._paths import (
 )
 from vitruvius._files._sealed import PREVIOUS, STATE, seal, unseal
 from vitruvius._files._store import is_lock
-from vitruvius._files._tensors import load_tensors, pack_tensors, save_tensors, unpack_tensors
+from vitruvius._files._tensors import bytes_of, load_tensors, pack_tensors, save_tensors, unpack_tensors
 
 __all__ = [
     "PREVIOUS",
@@ -37,6 +37,7 @@ __all__ = [
     "append_line",
     "atomic_write_bytes",
     "atomic_write_text",
+    "bytes_of",
     "check_new_file",
     "ensure_writable",
     "exists",

@@ -70,9 +70,15 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        line = tensor.as_strided((tensor.numel(),), (1,))  # a single number may have any stride and be contiguous
-        digest.update(line.view(torch.uint8).numpy().data)
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of the numbers of a `tensor`, in their order; of any type, which numpy does not know all of."""
+    plain = tensor.detach().cpu().contiguous()
+    line = plain.as_strided((plain.numel(),), (1,))  # a single number may have any stride and be contiguous
+    return line.view(torch.uint8).numpy().data
 
 
 def _damage(path: StrPath, data: bytes, error: Exception) -> str:

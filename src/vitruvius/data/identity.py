@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitruvius._files import bytes_of
 from vitruvius.data._image_loader import UNREADABLE, ImageSet
 from vitruvius.data._tensors import TensorSet
 
@@ -91,10 +92,8 @@ def hash_tensors(*tensors: Tensor) -> str:
     """A short hash of some tensors: types, shapes and every number."""
     digest = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
-        plain = tensor.detach().cpu().contiguous()
-        digest.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
-        line = plain.as_strided((plain.numel(),), (1,))  # a single number may have any stride and be contiguous
-        digest.update(line.view(torch.uint8).numpy().data)  # numpy has no bfloat16
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
+from vitruvius._files import bytes_of
 from vitruvius.attention import Core
 from vitruvius.data import DataConfig
 from vitruvius.data.identity import hash_tensors
@@ -74,9 +74,7 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(_tensors(model)):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        plain = tensor.detach().cpu().contiguous()
-        line = plain.as_strided((plain.numel(),), (1,))  # a single number may have any stride and be contiguous
-        digest.update(line.view(torch.uint8).numpy().data)
+        digest.update(bytes_of(tensor))
     for core in model.modules():
         if isinstance(core, Core):
             digest.update(repr([(name, _settings(part)) for name, part in core.named_modules()]).encode())
