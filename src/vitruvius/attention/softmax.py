@@ -1,7 +1,12 @@
-"""Softmax attention, the reference kernel: softmax(q kᵀ · scale + bias) v, by PyTorch's fused kernel."""
+"""Softmax attention, the reference kernel: softmax(q kᵀ · scale + bias) v.
+
+By PyTorch's fused kernel, or on a CPU in bfloat16 by plain matrix products, which are 2 to 9 times faster there.
+B batch, H heads, N queries, M keys, D key width, E value width
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,6 +19,8 @@ from vitruvius.heads import Heads, Site
 
 __all__ = ["Softmax", "attend", "attention_map", "matched", "needs_another_backend"]
 
+MOST_KEYS = 1536  # beyond, products are no faster than the fused kernel (docs/speed.md)
+MOST_SCORES = 2**27  # entries of (B, H, N, M) that products may write: 256 MB
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -35,6 +42,8 @@ class Softmax(Kernel):
 
 def attend(heads: Heads) -> Tensor:
     """softmax(q kᵀ · scale + bias) v of shape (B, H, N, E). `heads` may have a bias and dropout."""
+    if products_are_faster(heads):
+        return by_products(heads)
     if needs_another_backend(heads):
         with sdpa_kernel(WITHOUT_CUDNN):
             out = _attend(heads)
@@ -48,6 +57,36 @@ def attend(heads: Heads) -> Tensor:
 def _attend(heads: Heads) -> Tensor:
     q, k, v, bias, scale, dropout = heads
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+
+
+def by_products(heads: Heads) -> Tensor:
+    """softmax(q kᵀ · scale + bias) v, (B, H, N, E), with the scores written out in the dtype of `heads`."""
+    q, k, v, bias, scale, dropout = heads
+    B, H, N, M = *q.shape[:-1], k.shape[-2]
+    scores = torch.baddbmm(q.new_empty(()), q.reshape(B * H, N, -1), k.reshape(B * H, M, -1).mT, beta=0, alpha=scale)
+    scores = scores.view(B, H, N, M)
+    if bias is None:
+        weights = scores.softmax(-1)
+    else:  # a query whose every key is hidden gets 0, as from the fused kernel, and not NaN
+        weights = torch._safe_softmax(scores + bias.to(scores.dtype), -1)
+    return F.dropout(weights, dropout) @ v
+
+
+def products_are_faster(heads: Heads) -> bool:
+    """Whether `by_products` beats PyTorch's fused kernel for these heads, as measured with and without gradients."""
+    q, k = heads.q, heads.k
+    if q.device.type != "cpu" or q.dtype != torch.bfloat16 or q.dim() != 4 or k.shape[:2] != q.shape[:2]:
+        return False
+    if torch.compiler.is_exporting() or not multiplies_bfloat16():
+        return False
+    return k.shape[-2] <= MOST_KEYS and q.shape[:-1].numel() * k.shape[-2] <= MOST_SCORES
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for products in bfloat16; elsewhere PyTorch emulates them, slowly."""
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16", "amx_tile", "bf16", "sve_bf16"))
 
 
 def needs_another_backend(heads: Heads) -> bool:

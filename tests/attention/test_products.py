@@ -1,0 +1,73 @@
+"""Softmax by plain matrix products, which a CPU takes in bfloat16: the fused kernel's output and gradients, per part."""
+
+import pytest
+import torch
+from attending import CHAINS, make_core, make_heads
+
+from vitruvius.attention import softmax as module
+from vitruvius.attention.softmax import attend, by_products
+from vitruvius.heads import Heads
+
+
+def both_ways(monkeypatch, answer):
+    found = []
+    for taken in (False, True):
+        monkeypatch.setattr(module, "products_are_faster", lambda heads, taken=taken: taken)
+        found.append(answer())
+    return found
+
+
+def output_and_gradients(core, heads):
+    leaves = [x.detach().clone().requires_grad_() for x in heads[:3]]
+    out = core(heads._replace(q=leaves[0], k=leaves[1], v=leaves[2]))
+    return out, *torch.autograd.grad(out.square().sum(), leaves, allow_unused=True, materialize_grads=True)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_every_part_answers_the_same_both_ways(name, monkeypatch):
+    heads = make_heads()  # float64
+    fused, products = both_ways(monkeypatch, lambda: output_and_gradients(make_core(name), heads))
+    for expected, got in zip(fused, products, strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-9, rtol=1e-7)
+
+
+def test_a_bias_hides_pairs_and_a_query_without_keys_gets_zero():
+    heads = make_heads()
+    hidden = torch.zeros(heads.q.shape[1], heads.q.shape[2], heads.k.shape[2], dtype=heads.q.dtype)
+    hidden[0, 0], hidden[-1, :, 1] = -torch.inf, -torch.inf
+    out = by_products(heads._replace(bias=hidden))
+    torch.testing.assert_close(out, attend(heads._replace(bias=hidden)), atol=1e-12, rtol=1e-9)
+    assert (out[:, 0, 0] == 0).all()
+
+
+def test_second_gradients_and_dropout():
+    heads = make_heads()
+    assert torch.autograd.gradgradcheck(
+        lambda q, k, v: by_products(Heads(q, k, v)), [x[:1, :1, :3, :2].clone().requires_grad_() for x in heads[:3]]
+    )
+    torch.manual_seed(0)
+    ones = heads._replace(v=torch.ones_like(heads.v), dropout=0.5)
+    mean = torch.stack([by_products(ones) for _ in range(300)]).mean()
+    assert abs(mean - 1) < 0.02  # weights that stay are doubled
+
+
+@pytest.mark.skipif(not module.multiplies_bfloat16(), reason="this processor has no products in bfloat16")
+def test_the_choice_is_by_device_dtype_and_length():
+    heads = make_heads(dtype=torch.bfloat16)
+    assert module.products_are_faster(heads)
+    assert not module.products_are_faster(make_heads(dtype=torch.float32))
+    assert not module.products_are_faster(make_heads(dtype=torch.float16))
+    assert not module.products_are_faster(Heads(*(x.to("meta") for x in heads[:3])))
+    long = torch.empty(1, 1, module.MOST_KEYS + 1, 8, dtype=torch.bfloat16)
+    assert not module.products_are_faster(Heads(long, long, long))
+
+
+def test_exported_programs_hold_the_fused_kernel(monkeypatch):
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return attend(Heads(q, k, v))
+
+    monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
+    q, k, v = make_heads(dtype=torch.bfloat16)[:3]
+    text = str(torch.export.export(Model(), (q, k, v)).graph)
+    assert "scaled_dot_product" in text
