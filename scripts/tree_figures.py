@@ -1,119 +1,94 @@
-"""Print the figures that say how readable the tree is, and the bounds that the contract tests hold it to.
+"""How large the package is, and how much of it one command runs.
 
-    python scripts/tree_figures.py               (two seconds)
-    python scripts/tree_figures.py --by-room     (one row per room)
-    python scripts/tree_figures.py --places attacks      (where a room's figures come from)
+    python scripts/tree_figures.py             (two seconds: lines, files, private modules, exported names per package)
+    python scripts/tree_figures.py --walks     (two minutes: the files and functions that six commands run)
+    python scripts/tree_figures.py --walks evaluate --names     (with the files' names)
 
-A *room* is a folder of src/vitruvius, or one of the files beside them. Complexity is radon's, which also counts `and`,
-`or`, conditional expressions and comprehensions. The length of a function is that of its body without the docstring.
-Conditional expressions are counted per 1,000 lines, and per 1,000 lines that are not blank (--by-room shows these); the
-bound holds for both.
+A *package* is a folder of src/vitruvius; `.` stands for the modules beside them.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from radon.complexity import cc_visit_ast
-from radon.visitors import Class, Function
-
-SOURCE = Path(__file__).parent.parent / "src" / "vitruvius"
-CRUMB_LINES = 40  # a file with fewer lines is a crumb
-COMPRESSED_COMPLEXITY, COMPRESSED_LINES = 8, 20  # that complex, in a body that short: compressed
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-MAX_COMPLEXITY = 10
-MAX_PRIVATE_MODULES = {"attacks": 8, "data": 12, "training": 12}  # at the top level of a room
-MAX_CRUMBS = 45
-MAX_PRIVATE_IMPORTS = 0
-MAX_COMPRESSED_PERCENT = 2.0
-MAX_CONDITIONALS_PER_1000 = 15.0
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "vitruvius"
+TESTS = ROOT / "tests"
 
 
-@dataclass
-class Figures:
-    """What was counted in some files; every list holds places, written as `file:line what`."""
+@dataclass(kw_only=True)
+class Size:
+    """What was counted in some files."""
 
     files: int = 0
     lines: int = 0
-    lines_not_blank: int = 0
-    functions: int = 0
-    highest_complexity: int = 0
-    private_modules: list[str] = field(default_factory=list)
-    crumbs: list[str] = field(default_factory=list)
-    private_imports: list[str] = field(default_factory=list)
-    too_complex: list[str] = field(default_factory=list)
-    compressed: list[str] = field(default_factory=list)
-    conditionals: list[str] = field(default_factory=list)
+    private: int = 0
+    exported: int = 0
 
-    @property
-    def compressed_percent(self) -> float:
-        return 100 * len(self.compressed) / max(self.functions, 1)
-
-    @property
-    def conditionals_per_1000(self) -> float:
-        return 1000 * len(self.conditionals) / max(self.lines, 1)
-
-    @property
-    def conditionals_per_1000_not_blank(self) -> float:
-        return 1000 * len(self.conditionals) / max(self.lines_not_blank, 1)
-
-    def add_file(self, path: Path, source: Path) -> None:
-        """Count one file; `source` is the folder of the package."""
+    def add(self, path: Path, source: Path) -> None:
         text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
-        inside = path.relative_to(source)
-        lines = len(text.splitlines())
         self.files += 1
-        self.lines += lines
-        self.lines_not_blank += sum(bool(line.strip()) for line in text.splitlines())
-        if path.name != "__init__.py" and lines < CRUMB_LINES:
-            self.crumbs.append(f"{inside} {lines} lines")
-        if len(inside.parts) == 2 and inside.name.startswith("_") and inside.name != "__init__.py":
-            self.private_modules.append(str(inside))
-        self._count_nodes(tree, inside)
-        self._count_functions(tree, inside)
-
-    def _count_nodes(self, tree: ast.Module, inside: Path) -> None:
-        room = room_of(inside)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.IfExp):
-                self.conditionals.append(f"{inside}:{node.lineno}")
-            for name in imported_modules(node):
-                if is_private_elsewhere(name, room):
-                    self.private_imports.append(f"{inside}:{node.lineno} {name}")
-
-    def _count_functions(self, tree: ast.Module, inside: Path) -> None:
-        body_lines = {node.lineno: body_length(node) for node in ast.walk(tree) if isinstance(node, DEFINITIONS)}
-        for function in functions_in(tree):
-            place = f"{inside}:{function.lineno} {function.name} {function.complexity}"
-            self.functions += 1
-            self.highest_complexity = max(self.highest_complexity, function.complexity)
-            if function.complexity > MAX_COMPLEXITY:
-                self.too_complex.append(place)
-            if function.complexity >= COMPRESSED_COMPLEXITY and body_lines[function.lineno] <= COMPRESSED_LINES:
-                self.compressed.append(f"{place} in {body_lines[function.lineno]} lines")
+        self.lines += len(text.splitlines())
+        self.private += is_private(list(path.relative_to(source).parts))
+        if path.name == "__init__.py":
+            self.exported += len(exported_names(ast.parse(text)))
 
 
-def measure(source: Path = SOURCE, *, room: str | None = None) -> Figures:
-    """Count the package in `source`, or only the room of that name."""
-    figures = Figures()
+def exported_names(tree: ast.Module) -> list[str]:
+    """The names in `__all__`, also where that is computed by a call with the names as its keywords or keys."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(ast.unparse(target) == "__all__" for target in node.targets):
+            return [item.value for item in ast.walk(node.value) if isinstance(item, ast.Constant)]
+    return []
+
+
+def measure(source: Path = SOURCE) -> dict[str, Size]:
+    """The size of every package, by name."""
+    sizes: dict[str, Size] = {}
     for path in sorted(source.rglob("*.py")):
-        if room is None or room_of(path.relative_to(source)) == room:
-            figures.add_file(path, source)
-    return figures
+        inside = path.relative_to(source)
+        package = inside.parts[0] if len(inside.parts) > 1 else "."
+        sizes.setdefault(package, Size()).add(path, source)
+    return sizes
 
 
-def room_of(inside: Path) -> str:
-    """The room that a file lies in, from its path inside the package."""
-    return inside.parts[0].removesuffix(".py")
+def total(sizes: dict[str, Size]) -> Size:
+    """All packages together."""
+    every = list(sizes.values())
+    return Size(
+        files=sum(size.files for size in every),
+        lines=sum(size.lines for size in every),
+        private=sum(size.private for size in every),
+        exported=sum(size.exported for size in every),
+    )
 
 
-def rooms(source: Path = SOURCE) -> list[str]:
-    return sorted({room_of(path.relative_to(source)) for path in source.rglob("*.py")})
+def lines_of_tests(folder: Path = TESTS) -> int:
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in folder.rglob("*.py"))
+
+
+def private_imports(source: Path = SOURCE) -> list[str]:
+    """Imports of a private module of another package, as `file:line module`."""
+    found = []
+    for path in sorted(source.rglob("*.py")):
+        inside = path.relative_to(source)
+        own = inside.parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for name in imported_modules(node):
+                parts = name.split(".")
+                if parts[0] == "vitruvius" and len(parts) > 2 and parts[1] != own and is_private(parts[2:]):
+                    found.append(f"{inside}:{node.lineno} {name}")
+    return found
 
 
 def imported_modules(node: ast.AST) -> Iterator[str]:
@@ -122,108 +97,91 @@ def imported_modules(node: ast.AST) -> Iterator[str]:
         for name in node.names:
             yield name.name
     elif isinstance(node, ast.ImportFrom) and node.module:
-        if is_private_name(node.module):
+        if is_private(node.module.split(".")[2:]):
             yield node.module
         else:
             for name in node.names:
                 yield f"{node.module}.{name.name}"
 
 
-def is_private_name(dotted: str) -> bool:
-    """Whether a part below `vitruvius.<room>` begins with one underscore."""
-    parts = dotted.split(".")[2:]
+def is_private(parts: list[str]) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in parts)
 
 
-def is_private_elsewhere(dotted: str, room: str) -> bool:
-    parts = dotted.split(".")
-    return len(parts) > 2 and parts[0] == "vitruvius" and parts[1] != room and is_private_name(dotted)
+WALKS = {
+    "train": ["train", "digits/softmax", "train.epochs=1", "train.warmup_epochs=0", "out={run}"],
+    "evaluate": ["evaluate", "{run}", "--threat", "autoattack:eps=4/255", "--images", "8", "--out", "{tmp}/judged"],
+    "analyse": ["analyse", "{run}", "entropy", "--images", "8", "--out", "{tmp}/analysis"],
+    "report": ["report", "{run}", "--out", "{tmp}/page.html"],
+    "rewire": ["-c", "import timm, vitruvius; vitruvius.rewire(timm.create_model('vit_tiny_patch16_224'), 'rpc')"],
+    "apgd stage": [
+        "evaluate",
+        "{run}",
+        "--threat",
+        "autoattack:eps=4/255,version=custom,attacks=[apgd-ce]",
+        "--images",
+        "8",
+    ],
+}
+TRACER = """
+import json, sys, threading, atexit
+seen, met = set(), set()
+def importing(frame):
+    while frame := frame.f_back:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__":
+            return True
+    return False
+def look(frame, event, _):
+    code = frame.f_code
+    if event == "call" and code not in seen and "/vitruvius/" in code.co_filename and code.co_name != "<module>":
+        if not importing(frame):
+            seen.add(code)
+            met.add((code.co_filename.rpartition("/vitruvius/")[2], code.co_qualname))
+sys.setprofile(look); threading.setprofile(look)
+atexit.register(lambda: open({file!r}, "w").write(json.dumps(sorted(met))))
+"""
 
 
-def functions_in(tree: ast.Module) -> Iterator[Function]:
-    """Every function and method once; what is defined inside a function counts as part of it."""
-    seen = set()
-    for block in cc_visit_ast(tree):
-        for function in block.methods if isinstance(block, Class) else [block]:
-            if function.lineno not in seen:
-                seen.add(function.lineno)
-                yield function
+def walk(words: list[str], folder: Path) -> set[tuple[str, str]]:
+    """File and name of every function of the package that a command calls, apart from what importing runs."""
+    answer = folder / "walk.json"
+    (folder / "sitecustomize.py").write_text(TRACER.format(file=str(answer)), encoding="utf-8")
+    words = [word.format(run=folder / "run", tmp=folder) for word in words]
+    command = [sys.executable, *(words if words[0] == "-c" else ["-m", "vitruvius", *words])]
+    path = os.pathsep.join([str(folder), str(SOURCE.parent)])
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, cwd=folder)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr}")
+    return {(file, name) for file, name in json.loads(answer.read_text(encoding="utf-8"))}
 
 
-def body_length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines from the first statement after the docstring to the last."""
-    body = node.body
-    if ast.get_docstring(node) is not None and len(body) > 1:
-        body = body[1:]
-    return (node.end_lineno or node.lineno) - body[0].lineno + 1
+def print_walks(chosen: list[str], *, names: bool) -> None:
+    with tempfile.TemporaryDirectory() as tmp:
+        for name, words in WALKS.items():
+            needs_run = any("{run}" in word for word in words)
+            if (name in chosen or not chosen) or (name == "train" and not Path(tmp, "run").exists() and needs_run):
+                called = walk(words, Path(tmp))
+                files = sorted({file for file, _ in called})
+                if name == "apgd stage":
+                    files = [file for file in files if file.startswith("attacks/")]
+                    called = {(file, function) for file, function in called if file in files}
+                print(f"{name:12} {len(files):4} files {len(called):5} functions", flush=True)
+                if names:
+                    print("\n".join(f"    {file}" for file in files))
 
 
-def print_whole(figures: Figures) -> None:
-    print(f"{figures.files} files, {figures.lines} lines, {figures.functions} functions\n")
-    rows: list[tuple[str, str, str]] = []
-    for room, bound in MAX_PRIVATE_MODULES.items():
-        beside = [name for name in figures.private_modules if name.startswith(f"{room}/")]
-        rows.append((f"private modules at the top level of {room}", str(len(beside)), str(bound)))
-    percent = f"{MAX_COMPRESSED_PERCENT:g} %"
-    conditionals = f"{MAX_CONDITIONALS_PER_1000:g}"
-    rows += [
-        (f"files under {CRUMB_LINES} lines, without __init__", str(len(figures.crumbs)), str(MAX_CRUMBS)),
-        ("imports of another room's private files", str(len(figures.private_imports)), str(MAX_PRIVATE_IMPORTS)),
-        ("functions of complexity 8 or more in 20 lines or fewer", f"{figures.compressed_percent:.1f} %", percent),
-        (f"functions of complexity over {MAX_COMPLEXITY}", str(len(figures.too_complex)), "0"),
-        ("highest complexity", str(figures.highest_complexity), str(MAX_COMPLEXITY)),
-        ("conditional expressions per 1,000 lines", f"{figures.conditionals_per_1000:.1f}", conditionals),
-        ("… per 1,000 lines that are not blank", f"{figures.conditionals_per_1000_not_blank:.1f}", conditionals),
-    ]
-    for what, found, bound in rows:
-        print(f"{what:58s}{found:>8s}   at most {bound}")
-
-
-def print_by_room(source: Path = SOURCE) -> None:
-    headings = ("room", "files", "private", "crumbs", "imports", "compressed", "over 10", "highest", "conditionals")
-    print(f"{headings[0]:14s}" + "".join(f"{heading:>13s}" for heading in headings[1:]))
-    for room in rooms(source):
-        found = measure(source, room=room)
-        cells = (
-            str(found.files),
-            str(len(found.private_modules)),
-            str(len(found.crumbs)),
-            str(len(found.private_imports)),
-            f"{len(found.compressed)} = {found.compressed_percent:.1f} %",
-            str(len(found.too_complex)),
-            str(found.highest_complexity),
-            f"{len(found.conditionals)} = {found.conditionals_per_1000_not_blank:.1f}",
-        )
-        print(f"{room:14s}" + "".join(f"{cell:>13s}" for cell in cells))
-
-
-def print_places(figures: Figures) -> None:
-    lists: dict[str, Iterable[str]] = {
-        "private modules": figures.private_modules,
-        f"files under {CRUMB_LINES} lines": figures.crumbs,
-        "imports of another room's private files": figures.private_imports,
-        f"complexity over {MAX_COMPLEXITY}": figures.too_complex,
-        "complexity 8 or more in 20 lines or fewer": figures.compressed,
-        "conditional expressions": figures.conditionals,
-    }
-    for heading, places in lists.items():
-        print(f"\n{heading}")
-        for place in places:
-            print(f"  {place}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--by-room", action="store_true", help="one row per room")
-    parser.add_argument("--places", metavar="ROOM", choices=rooms(), help="where a room's figures come from")
-    chosen = parser.parse_args()
-    if chosen.places:
-        print_places(measure(room=chosen.places))
-    elif chosen.by_room:
-        print_by_room()
-    else:
-        print_whole(measure())
+def print_sizes() -> None:
+    sizes = measure()
+    print(f"{'package':18}{'lines':>8}{'files':>7}{'private':>9}{'exported':>10}")
+    for name, size in [*sorted(sizes.items(), key=lambda pair: -pair[1].lines), ("all", total(sizes))]:
+        print(f"{name:18}{size.lines:8,}{size.files:7}{size.private:9}{size.exported:10}")
+    print(f"{'tests':18}{lines_of_tests():8,}")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--walks", nargs="*", metavar="NAME", help=", ".join(WALKS))
+    parser.add_argument("--names", action="store_true", help="list the files of each walk")
+    options = parser.parse_args()
+    with contextlib.suppress(BrokenPipeError):
+        print_sizes() if options.walks is None else print_walks(options.walks, names=options.names)
