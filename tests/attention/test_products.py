@@ -1,4 +1,4 @@
-"""Softmax by plain matrix products, which a CPU takes in bfloat16: the fused kernel's output and gradients, per part."""
+"""Softmax by plain matrix products, which a CPU takes in bfloat16: output and gradients of the fused kernel, per part."""
 
 import pytest
 import torch

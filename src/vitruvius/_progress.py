@@ -1,0 +1,198 @@
+"""How far long work is: `progress(done, total, text)`, and the bar that shows it.
+
+Long work is given a `Progress` and tells nobody else how far it is; sentences that should stay go to the log of the
+module (`logger.info`). `Bar` shows both: live in a terminal, elsewhere as a plain line every half minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from rich import progress as bars
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from vitruvius._format import format_duration, format_rate
+
+EVERY = 30.0  # seconds between two plain lines
+WINDOW = 120.0  # seconds that a rate is measured over, so that it does not jump on a machine that others use too
+PAUSE = 0.1  # seconds at least between two measurements
+CONSOLE = Console(stderr=True)  # one for all, so that lines and a live bar do not overwrite each other
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+
+
+class Progress(Protocol):
+    """Told how far long work is: what is done, of how much (None: not known), and a few words about now.
+
+    Parts of an image or a batch may be done, so both are floats.
+    """
+
+    def __call__(self, done: float, total: float | None, text: str = "", /) -> object: ...
+
+
+def no_progress(done: float, total: float | None, text: str = "", /) -> None:
+    """Nobody watches."""
+
+
+class Pace:
+    """How fast a count rises, over the last two minutes."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque()  # when, and the count
+
+    def note(self, count: float) -> None:
+        """The count is this high now; a lower one than before begins a new round."""
+        now = time.monotonic()
+        if self._seen and count < self._seen[-1][1]:
+            self._seen.clear()
+        if len(self._seen) > 1 and now - self._seen[-2][0] < PAUSE:
+            self._seen.pop()
+        self._seen.append((now, count))
+        while len(self._seen) > 2 and now - self._seen[1][0] > WINDOW:
+            self._seen.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Per second; 0 as long as it is not known."""
+        if len(self._seen) < 2:
+            return 0.0
+        (start, before), (now, count) = self._seen[0], self._seen[-1]
+        return (count - before) / max(now - start, 1e-9)
+
+    def time_left(self, left: float | None, *, at_most: bool = False) -> list[str]:
+        """`["1 min 50 s left"]` for what is `left` to count, or nothing where that is not known.
+
+        `at_most`: less may be left than was counted here.
+        """
+        if left is None or math.isinf(left) or self.rate <= 0:
+            return []
+        words = f"{format_duration(left / self.rate)} left"
+        if at_most:
+            words = f"at most {words}"
+        return [words]
+
+
+class Bar:
+    """A `Progress` that a person sees, and while it is open the place where messages of the package are printed.
+
+    title: what is being done. shown: whether this process says anything. console: where; default standard error.
+    at_most: the work may end early, so the time left is an upper bound.
+    """
+
+    def __init__(
+        self, title: str, *, shown: bool = True, console: Console | None = None, at_most: bool = False
+    ) -> None:
+        self.title = title
+        self.console = console or CONSOLE
+        self.shown = shown
+        self.at_most = at_most
+        self.done = 0.0
+        self.total: float | None = None
+        self.text = ""
+        self._pace = Pace()
+        self._display = _Display(self, live=shown and self.console.is_terminal)
+        self._task = self._display.add_task("", total=None)
+        self._closed = threading.Event()
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Bar:
+        if self.shown:
+            self._open.enter_context(messages_shown(self.console))
+            if not self._display.disable:
+                self._open.enter_context(self._display)
+            else:
+                self._writer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        if self._writer.is_alive():
+            self._writer.join()
+        self._open.close()
+
+    def __call__(self, done: float, total: float | None, text: str = "", /) -> None:
+        self.done, self.total, self.text = done, total, text
+        self._pace.note(done)
+        self._display.update(self._task, completed=done, total=total)
+
+    def counts(self) -> str:
+        """`128/360`."""
+        return f"{int(self.done):,}/{'?' if self.total is None else f'{int(self.total):,}'}"
+
+    def speed(self) -> str:
+        """`2.1 per second, 1 min 50 s left`, or nothing as long as it is not known."""
+        if self._pace.rate <= 0:
+            return ""
+        left = None if self.total is None else self.total - self.done
+        words = [f"{format_rate(self._pace.rate)} per second", *self._pace.time_left(left, at_most=self.at_most)]
+        return ", ".join(words)
+
+    def sentence(self) -> str:
+        """`evaluating: 128/360, pgd 43.0 %, 2.1 per second, 1 min 50 s left`."""
+        return ", ".join(part for part in (f"{self.title}: {self.counts()}", self.text, self.speed()) if part)
+
+    def _write(self) -> None:
+        """A line now and then, also while one step takes longer than that."""
+        while not self._closed.wait(EVERY):
+            self.console.print(self.sentence(), **PLAIN)
+
+
+class _Display(bars.Progress):
+    """A bar with numbers and speed, and below it what is being done now, which may be long."""
+
+    def __init__(self, bar: Bar, *, live: bool) -> None:
+        self.of = bar
+        columns = (
+            bars.TextColumn(f"[bold]{bar.title}"),
+            bars.BarColumn(),
+            bars.TextColumn("{task.fields[counts]}"),
+            bars.TextColumn("{task.fields[speed]}"),
+        )
+        super().__init__(*columns, console=bar.console, transient=True, disable=not live)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        for task in self.tasks:
+            task.fields.update(counts=self.of.counts(), speed=self.of.speed())
+        yield self.make_tasks_table(self.tasks)
+        if self.of.text:
+            yield Text(self.of.text)
+
+
+@contextlib.contextmanager
+def messages_shown(console: Console | None = None) -> Iterator[None]:
+    """Inside, what modules of this package log with `logger.info` and above is printed as lines, once.
+
+    `console` is where; default standard error. Inside another `messages_shown`, that one goes on printing.
+    """
+    package = logging.getLogger("vitruvius")
+    if any(isinstance(handler, _Lines) for handler in package.handlers):
+        yield
+        return
+    handler, level = _Lines(console or CONSOLE), package.level
+    package.addHandler(handler)
+    if not package.isEnabledFor(logging.INFO):
+        package.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        package.removeHandler(handler)
+        package.setLevel(level)
+
+
+class _Lines(logging.Handler):
+    """Prints each message as one line."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.console.print(record.getMessage(), **PLAIN)
