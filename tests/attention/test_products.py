@@ -1,4 +1,4 @@
-"""Softmax by plain matrix products, which a CPU takes in bfloat16: output and gradients of the fused kernel, per part."""
+"""Softmax by plain matrix products, which a CPU takes in bfloat16: per part, the output of the fused kernel."""
 
 import pytest
 import torch
