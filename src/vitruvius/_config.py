@@ -44,7 +44,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import SchemaError
 from typing_extensions import TypedDict
 
-from vitruvius._errors import ConfigError, VitruviusError, suggest
+from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius._yaml import parse_value, to_plain
 
 T = TypeVar("T")
@@ -261,14 +261,14 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
 
 def _explained(
     error: ValidationError, adapter: TypeAdapter[Any], *, where: str = "", path: Sequence[str] = ()
-) -> ConfigError:
+) -> ConfigError | UnknownName:
     """What pydantic found as one sentence; an unknown key first, for it may be what is missing elsewhere."""
     details = error.errors(include_url=False)
     detail = min(details, key=lambda one: one["type"] not in _UNKNOWN)
     opening = f"{where}: " if where else ""
     cause = detail.get("ctx", {}).get("error")
-    if isinstance(cause, VitruviusError):
-        return ConfigError(f"{opening}{cause}")
+    if isinstance(cause, ConfigError | UnknownName):
+        return type(cause)(f"{opening}{cause}")
     schema = adapter.json_schema(schema_generator=_Generator)
     keys, node = locate(schema, detail["loc"])
     dotted = ".".join((*path, *keys)) or "the top level"

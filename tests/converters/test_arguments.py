@@ -15,6 +15,7 @@ from vitruvius.cli import main
 from vitruvius.converters import convert, read_arguments, write_recipe
 from vitruvius.converters._objectives import objective
 from vitruvius.converters.arguments import recipe_from_arguments
+from vitruvius.data._config import Mix
 from vitruvius.tasks.distillation import lesson
 from vitruvius.training import Config, read_recipe
 
@@ -156,8 +157,8 @@ def converted(text: str, tmp_path: Path, name: str = "args.yaml") -> tuple[Confi
 def test_the_ddpm_images_are_read_from_their_raw_file(tmp_path: Path) -> None:
     config, text = converted("model: resnet18\ncombine_dataset: tfds/cifar_ddpm\ncombine_data_dir: /ddpm\n", tmp_path)
     mix: Any = config.data.mix
-    assert mix["dataset"] == "bin/32x32x3"
-    assert mix["root"] == "/ddpm/cifar10_ddpm_serialized/cifar_ddpm_improvedddpm_sorted_images.bin"
+    assert mix.dataset == "bin/32x32x3"
+    assert mix.root == "/ddpm/cifar10_ddpm_serialized/cifar_ddpm_improvedddpm_sorted_images.bin"
     assert "raw file" in text
 
 
@@ -232,7 +233,7 @@ def test_the_light_recipes_options_become_an_adversarial_task(tmp_path: Path) ->
     assert (config.model.weights, config.model.reset_head) == ("runs/xcit_s12_linf8", True)
     data = config.data
     assert (data.rotation, data.pad, data.rand_crop, data.image_size, data.aa) == (2, 4, True, 32, None)
-    assert data.mix == {"dataset": "npz", "root": "cifar_ddpm.npz", "fraction": 0.3}
+    assert data.mix == Mix(dataset="npz", root="cifar_ddpm.npz", fraction=0.3)
     assert (config.train.lr, config.train.lr_base) == (None, 2e-4)
     assert "names only some options" in text
     assert "here PGD-10" in text

@@ -145,7 +145,7 @@ def test_half_precision_and_rewired_models_are_started_alike():
 def test_settings_of_a_recipe_are_checked():
     model = small_vit()
     for match, init, settings in (
-        ("no setting 'kernle'; did you mean 'kernel'", "impulse", {"kernle": 3}),
+        ("impulse.kernle'; did you mean 'kernel'", "impulse", {"kernle": 3}),
         ("offsets", "impulse", {"offsets": "sideways"}),
         ("base init: it starts the whole model", "jax", {"where": "blocks.0.attn"}),
         ("base init: it starts the whole model", "jax", {"base": "skip"}),
