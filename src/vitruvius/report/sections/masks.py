@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitruvius.compression import guess_sites
+from vitruvius.compression.sites import guess_sites
 from vitruvius.compression.masks import Masks
 from vitruvius.report._blocks import Block, Note
 from vitruvius.report._markup import grey_png
