@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import runpy
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import timm
+from experiments import collected, packs, tables
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -25,7 +23,7 @@ from vitruvius.training import read_recipe
 from vitruvius.training.sweep import Sweep
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "campaigns"
+FOLDER = ROOT / "experiments" / "campaigns"
 SWEEPS = sorted(file for file in FOLDER.glob("*.yaml") if "list" in read_yaml(file))
 RECIPES = sorted(set(FOLDER.glob("*.yaml")) - set(SWEEPS))
 ROWS = {  # of every campaign: what its table compares with, and one row more
@@ -46,17 +44,14 @@ SMALL = ("train.epochs=2", "train.warmup_epochs=0", "train.device=cpu", "train.p
 VIT = ("model.kwargs.depth=1", "model.kwargs.embed_dim=48")
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    monkeypatch.delitem(sys.modules, "result_tables", raising=False)
-    return runpy.run_path(str(ROOT / "scripts" / "results.py"))
-
-
 def test_every_campaign_has_a_miniature_and_every_recipe_a_campaign() -> None:
     assert {file.stem for file in SWEEPS} == set(ROWS)
     used = {Path(read_yaml(file)["recipe"]).name for file in SWEEPS}
-    begun_from = {file.name for file in RECIPES if any(f"campaigns/{file.name}" in text.read_text() for text in SWEEPS)}
+    begun_from = {
+        file.name
+        for file in RECIPES
+        if any(f"experiments/campaigns/{file.name}" in text.read_text() for text in SWEEPS)
+    }
     assert {file.name for file in RECIPES} <= used | begun_from
 
 
@@ -78,14 +73,14 @@ def test_every_row_and_every_threat_of_a_campaign_resolves(file: Path, monkeypat
 def test_the_head_of_a_campaign_says_its_command(file: Path) -> None:
     head = [line for line in file.read_text().splitlines() if line.startswith("#")]
     assert len(head[0]) > 30
-    assert any(f"vitruvius sweep campaigns/{file.name}" in line for line in head)
+    assert any(f"vitruvius sweep experiments/campaigns/{file.name}" in line for line in head)
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_the_recipe_of_a_campaign_reads_and_says_its_command_and_data(file: Path) -> None:
     assert read_recipe(file).train.epochs >= 1
     head = [line for line in file.read_text().splitlines() if line.startswith("#")]
-    assert any(f"vitruvius train campaigns/{file.name}" in line for line in head)
+    assert any(f"vitruvius train experiments/campaigns/{file.name}" in line for line in head)
     assert any(line.startswith("# Data: ") for line in head)
 
 
@@ -156,25 +151,26 @@ def go(name: str, folder: Path, rows: tuple[str, ...]) -> int:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with data and campaigns in it, as commands are given in a checkout."""
     write_cifar(tmp_path)
-    (tmp_path / "campaigns").symlink_to(FOLDER)
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "campaigns").symlink_to(FOLDER)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def check_home(name: str, folder: Path, script: dict[str, Any]) -> str:
+def check_home(name: str, folder: Path) -> str:
     """Packed, unpacked elsewhere, collected, and its table."""
-    script["pack"](folder / "runs" / "campaigns" / name, folder / "out", weights=[])
-    home = script["unpack"](folder / "out" / f"{name}.tar.gz.00", folder / "home")
+    packs.pack(folder / "runs" / "campaigns" / name, folder / "out", weights=[])
+    home = packs.unpack(folder / "out" / f"{name}.tar.gz.00", folder / "home")
     assert not list(home.rglob("state.pt"))
     assert list(home.rglob("ledger.safetensors"))
-    script["collect"](home, folder / "results")
-    text: str = script["print_table"](name, folder / "results")
+    collected.collect(home, folder / "results")
+    text: str = tables.print_table(name, folder / "results")
     return text
 
 
-def test_a_campaign_goes_from_its_command_into_its_table(here: Path, script: dict[str, Any]) -> None:
+def test_a_campaign_goes_from_its_command_into_its_table(here: Path) -> None:
     assert go("structured", here, ("timm",)) == 0
-    text = check_home("structured", here, script)
+    text = check_home("structured", here)
     assert [line.split("`")[1] for line in text.splitlines()[2:]] == ["timm"]
     kept = json.loads((here / "results" / "structured" / "timm.json").read_text())
     clean = kept["threats"]["evaluation/clean"]
@@ -187,9 +183,9 @@ def test_a_campaign_goes_from_its_command_into_its_table(here: Path, script: dic
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(set(ROWS) - {"together_digits", "vitcod", "vitcod_pretrained"}))
-def test_every_campaign_goes_from_its_command_into_its_table(name: str, here: Path, script: dict[str, Any]) -> None:
+def test_every_campaign_goes_from_its_command_into_its_table(name: str, here: Path) -> None:
     assert go(name, here, ROWS[name]) == 0
-    text = check_home(name, here, script)
+    text = check_home(name, here)
     assert len(text.splitlines()) == 2 + len(ROWS[name])
     for run in ROWS[name]:
         kept = json.loads((here / "results" / name / f"{run}.json").read_text())
@@ -198,37 +194,39 @@ def test_every_campaign_goes_from_its_command_into_its_table(name: str, here: Pa
 
 
 @pytest.mark.long
-def test_masks_are_compared_on_the_plain_run_of_another_campaign(here: Path, script: dict[str, Any]) -> None:
+def test_masks_are_compared_on_the_plain_run_of_another_campaign(here: Path) -> None:
     assert go("imagenette", here, ("plain",)) == 0
     assert go("vitcod", here, ROWS["vitcod"]) == 0
-    lines = check_home("vitcod", here, script).splitlines()
+    lines = check_home("vitcod", here).splitlines()
     assert len(lines) == 2 + len(ROWS["vitcod"])
     tiles = next(line for line in lines if "tiles_80" in line).split("|")
     assert 0 < float(tiles[-2]) < 1, "a mask saves cycles"
-    table = study("released-protocol", ["runs/campaigns/imagenette/plain"], {"images": 4}, "runs/protocol")
-    script["collect"](table.parent, here / "results")
+    written = study("released-protocol", ["runs/campaigns/imagenette/plain"], {"images": 4}, "runs/protocol")
+    collected.collect(written.parent, here / "results")
     kept = json.loads((here / "results" / "protocol" / "study.json").read_text())
     assert all("correct" in row and row["model"] == "plain" for row in kept["rows"])
 
 
 @pytest.mark.long
-def test_masks_are_compared_on_a_pretrained_model(here: Path, script: dict[str, Any]) -> None:
+def test_masks_are_compared_on_a_pretrained_model(here: Path) -> None:
     write_imagenette(here)
     bare = timm.create_model("vit_small_patch14_dinov2", img_size=196, num_classes=0, depth=1, embed_dim=48)
     save_file(bare.state_dict(), here / "vit_s14.safetensors")
     words = words_of("vitcod_pretrained")
-    assert main(["train", "campaigns/imagenette_vit_s14.yaml", *words, "data.train_num_samples=40"]) == 0
+    assert main(["train", "experiments/campaigns/imagenette_vit_s14.yaml", *words, "data.train_num_samples=40"]) == 0
     file = miniature("vitcod_pretrained", here, ROWS["vitcod_pretrained"])
     assert main(["sweep", str(file), *words, "data.train_num_samples=40"]) == 0
-    assert len(check_home("vitcod_pretrained", here, script).splitlines()) == 2 + len(ROWS["vitcod_pretrained"])
+    assert len(check_home("vitcod_pretrained", here).splitlines()) == 2 + len(ROWS["vitcod_pretrained"])
 
 
-def test_a_study_of_the_protocol_compares_runs_of_one_seed(script: dict[str, Any]) -> None:
-    rows = json.loads((ROOT / "results" / "digits_released_protocol" / "study.json").read_text())["rows"]
+def test_a_study_of_the_protocol_compares_runs_of_one_seed() -> None:
+    rows = json.loads((ROOT / "experiments" / "results" / "digits_released_protocol" / "study.json").read_text())[
+        "rows"
+    ]
     found = {row["model"]: row["accuracy"] for row in rows if row["key"] == "pixels/true/0.0156863"}
     line = next(
         line
-        for line in script["print_table"]("digits_released_protocol").splitlines()
+        for line in tables.print_table("digits_released_protocol").splitlines()
         if line.startswith("| 4 | `rpc_seed1` |")
     )
     difference = 100 * (found["rpc_seed1"] - found["softmax_seed1"])
@@ -236,17 +234,17 @@ def test_a_study_of_the_protocol_compares_runs_of_one_seed(script: dict[str, Any
 
 
 @pytest.mark.long
-def test_everything_at_once_begins_from_the_softmax_run_of_another_campaign(here: Path, script: dict[str, Any]) -> None:
+def test_everything_at_once_begins_from_the_softmax_run_of_another_campaign(here: Path) -> None:
     assert go("attention_digits", here, ("softmax",)) == 0
     assert go("together_digits", here, ROWS["together_digits"]) == 0
-    script["collect"](here / "runs" / "campaigns" / "together_digits", here / "results")  # its table pairs 360 images
+    collected.collect(here / "runs" / "campaigns" / "together_digits", here / "results")  # its table pairs 360 images
     for run in ROWS["together_digits"]:
         kept = json.loads((here / "results" / "together_digits" / f"{run}.json").read_text())
         assert kept["status"] == "finished"
 
 
 @pytest.mark.long
-def test_a_campaign_goes_on_at_home_where_it_stopped_elsewhere(here: Path, script: dict[str, Any]) -> None:
+def test_a_campaign_goes_on_at_home_where_it_stopped_elsewhere(here: Path) -> None:
     """Finished runs are not trained again, unfinished ones are kept; weights come along if they are asked for."""
     assert go("structured", here, ("timm",)) == 0
     place = here / "runs" / "campaigns" / "structured"
@@ -254,13 +252,13 @@ def test_a_campaign_goes_on_at_home_where_it_stopped_elsewhere(here: Path, scrip
     (place / "half" / "metrics.jsonl").write_text('{"epoch": 0, "seconds": 1.0}\n')
     (place / "half" / "config.yaml").write_text((place / "timm" / "config.yaml").read_text())
     before = load_tensors(place / "timm" / "best.safetensors")[0]
-    said = script["pack"](place, here / "out", weights=["timm"], piece=1)
+    said = packs.pack(place, here / "out", weights=["timm"], piece=1)
     assert all(float(line.split()[-2]) <= 1 for line in said)
     place.rename(here / "runs" / "gone")
-    script["unpack"](here / "out" / "structured.tar.gz.00", here / "runs" / "campaigns")
+    packs.unpack(here / "out" / "structured.tar.gz.00", here / "runs" / "campaigns")
     after = load_tensors(place / "timm" / "best.safetensors")[0]
     assert all(np.array_equal(before[key], after[key]) for key in before)
-    lines = script["collect"](place, here / "results")
+    lines = collected.collect(place, here / "results")
     assert any("half.json trained, not judged" in line for line in lines)
     metrics = (place / "timm" / "metrics.jsonl").read_bytes()
     assert go("structured", here, ROWS["structured"]) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "compress_digits.py"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "compress_digits.py"
 FEW = ["train.epochs=1", "train.warmup_epochs=0", "data.train_num_samples=160", "data.val_num_samples=50"]
 
 

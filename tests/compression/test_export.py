@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from failing_disk import files_limited_to
 from vitruvius._errors import CheckpointError, ConfigError, MissingExtra, RunError
 from vitruvius._files import save_tensors
 from vitruvius.attention import part
-from vitruvius.compression import export as room
-from vitruvius.compression.export import export, load_export, prepare
+from vitruvius.compression.export import Format, export, load_export, prepare
 from vitruvius.models import PixelModel
 
+MODULE = sys.modules["vitruvius.compression.export"]
 ONNX = all(importlib.util.find_spec(package) for package in ("onnx", "onnxruntime", "onnxscript"))
 NEEDS_ONNX = pytest.mark.skipif(
     not ONNX, reason="onnx, onnxruntime or onnxscript is not installed: pip install 'vitruvius[export]'"
@@ -105,7 +106,7 @@ def test_auto_encoders_that_cannot_be_folded_stay() -> None:
 
 
 def test_an_export_that_answers_differently_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(room.WRITERS, "torch-export", lambda model, *_: (b"new", lambda x: model(x) + 1))
+    monkeypatch.setitem(MODULE.WRITERS, "torch-export", lambda model, *_: (b"new", lambda x: model(x) + 1))
     (tmp_path / "model.pt2").write_text("the export before")
     with pytest.raises(ValueError, match="answers differently"):
         export(compressed(), tmp_path / "model.pt2")
@@ -114,7 +115,7 @@ def test_an_export_that_answers_differently_is_refused(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("format", ["torch-export", "safetensors", pytest.param("onnx", marks=NEEDS_ONNX)])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_full_disk_leaves_the_export_that_was_there(format: room.Format, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_export_that_was_there(format: Format, tmp_path: Path) -> None:
     path = tmp_path / "model"
     path.write_text("the export before")
     with files_limited_to(4096), pytest.raises(RunError, match=r"disk is full\. What was there before is intact"):
@@ -126,7 +127,7 @@ def test_a_full_disk_leaves_the_export_that_was_there(format: room.Format, tmp_p
 def test_a_folder_or_a_file_in_the_way_is_refused_before_anything_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "prepare", None)
+    monkeypatch.setattr(MODULE, "prepare", None)
     (tmp_path / "file").touch()
     for wrong, words in {
         str(tmp_path): r"is a folder; name the file, e.g. .*/export.pt2",

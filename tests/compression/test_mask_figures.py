@@ -12,7 +12,7 @@ import vitruvius
 from vitruvius._errors import ConfigError
 from vitruvius._files import save_tensors
 from vitruvius.attention import part
-from vitruvius.compression.cycles import cycle_table
+from vitruvius.compression.cost import cycle_table
 from vitruvius.report import write_page
 from vitruvius.report.sections.masks import draw_accuracy, draw_cycles, draw_masks
 

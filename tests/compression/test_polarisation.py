@@ -7,7 +7,7 @@ import torch
 from goldens import cases, deit_tiny_keep, golden, unpacked
 
 from vitruvius._errors import ConfigError
-from vitruvius.compression.accelerator import Accelerator, attention_cycles, dense_layers, linear_cycles
+from vitruvius.compression.cost import Accelerator, attention_cycles, dense_layers, linear_cycles
 from vitruvius.compression.polarisation import describe, polarise, polarise_all
 
 PUBLISHED = [

@@ -1,24 +1,18 @@
-"""The page of results says what the files of results/ say."""
+"""The page of results says what the files of experiments/results say."""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from experiments import collected, figures, packs, tables
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = runpy.run_path(str(ROOT / "scripts" / "result_tables.py"))
-sys.path.insert(0, str(ROOT / "scripts"))
-MAKER = runpy.run_path(str(ROOT / "scripts" / "results.py"))
-DRAWER = runpy.run_path(str(ROOT / "scripts" / "result_figures.py"))
-sys.path.remove(str(ROOT / "scripts"))
 
 
 def threat(bits: list[int]) -> dict[str, object]:
@@ -27,12 +21,12 @@ def threat(bits: list[int]) -> dict[str, object]:
 
 def test_every_table_is_made_from_the_results() -> None:
     page = (ROOT / "docs" / "RESULTS.md").read_text()
-    assert SCRIPT["with_tables"](page) == page
+    assert tables.with_tables(page) == page
 
 
 def test_every_figure_of_the_page_is_drawn_from_the_results(tmp_path: Path) -> None:
-    """`python scripts/results.py figures` writes them."""
-    drawn = {file.name for file in DRAWER["write_figures"](figures=tmp_path)}
+    """`python -m experiments tables` writes them."""
+    drawn = {file.name for file in figures.write_figures(figures=tmp_path)}
     shown = set(re.findall(r"figures/(results_\w+\.png)", (ROOT / "docs" / "RESULTS.md").read_text()))
     assert drawn == shown
     assert all((ROOT / "docs" / "figures" / name).is_file() for name in shown)
@@ -47,7 +41,7 @@ def test_a_study_is_kept_without_the_folders_of_its_machine(tmp_path: Path) -> N
         (study / name).write_text(json.dumps(content))
     (study / "rows.jsonl").write_text(json.dumps({"model": "/somewhere/runs/a", "key": "k"}) + "\n")
     (study / "table.csv").touch()
-    kept = MAKER["read_study"](study)
+    kept = collected.read_study(study)
     assert kept["settings"] == {"data.root": "images", "images": 2}
     assert kept["rows"] == [{"model": "a", "key": "k"}]
     assert "somewhere" not in json.dumps(kept)
@@ -55,40 +49,40 @@ def test_a_study_is_kept_without_the_folders_of_its_machine(tmp_path: Path) -> N
 
 def test_runs_are_compared_image_by_image() -> None:
     one, other = threat([1, 1, 1, 1, 0, 0, 1, 1, 1]), threat([0, 0, 0, 1, 0, 0, 0, 0, 1])
-    difference, p = SCRIPT["paired"](one, other)
+    difference, p = tables.paired(one, other)
     assert difference == 5 / 9
     assert p == 2 / 2**5  # five discordant images, all on one side
-    assert SCRIPT["paired"](one, one) == (0.0, 1.0)
+    assert tables.paired(one, one) == (0.0, 1.0)
 
 
 def test_runs_without_single_answers_are_compared_by_their_accuracies() -> None:
     one, other = {"accuracy": 0.8, "n": 100}, {"accuracy": 0.6, "n": 100}
-    difference, p = SCRIPT["unpaired"](one, other)
+    difference, p = tables.unpaired(one, other)
     assert round(difference, 12) == 0.2
     assert abs(p - 0.00203) < 5e-5  # z = 0.2 / sqrt(0.7 · 0.3 · 2 / 100) = 3.086
-    assert SCRIPT["unpaired"](one, one)[1] == 1.0
+    assert tables.unpaired(one, one)[1] == 1.0
 
 
 def test_runs_on_other_images_are_not_paired() -> None:
     with pytest.raises(SystemExit, match="9 images cannot be paired with 8"):
-        SCRIPT["paired"](threat([1] * 9), threat([1] * 8))
+        tables.paired(threat([1] * 9), threat([1] * 8))
 
 
-@pytest.mark.parametrize("file", sorted(MAKER["expected_heads"]()), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(collected.expected_heads()), ids=lambda file: file.stem)
 def test_heads_quote_what_was_measured(file: Path) -> None:
-    """`python scripts/results.py heads` writes them."""
+    """`python -m experiments heads` writes them."""
     head = [line for line in file.read_text().splitlines() if line.startswith("#")]
-    assert MAKER["expected_heads"]()[file] in head
+    assert collected.expected_heads()[file] in head
     assert not any("Not run here" in line for line in head)
 
 
 def test_a_head_is_written_once_and_no_longer_says_that_nobody_ran_it() -> None:
     text = "# A recipe.\n# Expected: 90 %. Not run here.\nseed: 0  # zero\n"
-    once = MAKER["with_head"](text, "# Measured: clean 89.0 %.")
+    once = collected.with_head(text, "# Measured: clean 89.0 %.")
     assert once == "# A recipe.\n# Expected: 90 %.\n# Measured: clean 89.0 %.\nseed: 0  # zero\n"
-    assert MAKER["with_head"](once, "# Measured: clean 89.0 %.") == once
-    assert "Measured: 2" in MAKER["with_head"](once, "# Measured: 2")
-    assert "89.0" not in MAKER["with_head"](once, "# Measured: 2")
+    assert collected.with_head(once, "# Measured: clean 89.0 %.") == once
+    assert "Measured: 2" in collected.with_head(once, "# Measured: 2")
+    assert "89.0" not in collected.with_head(once, "# Measured: 2")
 
 
 def kept_run(name: str, **settings: Any) -> dict[str, Any]:
@@ -109,11 +103,11 @@ def test_a_judged_run_is_not_replaced_by_one_that_is_not(tmp_path: Path) -> None
     known = tmp_path / "results" / "light" / "pgd3.json"
     known.parent.mkdir(parents=True)
     known.write_text(json.dumps(kept_run("pgd3", threats={"evaluation/clean": {"accuracy": 0.5}})))
-    (said,) = MAKER["collect"](tmp_path / "runs" / "light", tmp_path / "results")
+    (said,) = collected.collect(tmp_path / "runs" / "light", tmp_path / "results")
     assert "stays: it is judged" in said
     assert json.loads(known.read_text())["threats"]
     known.write_text(json.dumps(kept_run("pgd3")))
-    MAKER["collect"](tmp_path / "runs" / "light", tmp_path / "results")
+    collected.collect(tmp_path / "runs" / "light", tmp_path / "results")
     kept = json.loads(known.read_text())
     assert kept["seconds"]["train"] == 3.0
     assert kept["config"]["data"]["root"] == "cifar10.npz", "no path of a machine"
@@ -128,35 +122,35 @@ def test_a_pack_leaves_weights_out_unless_they_are_asked_for(tmp_path: Path) -> 
         (run / "evaluation").mkdir()
         (run / "evaluation" / "ledger.safetensors").write_bytes(b"rows")
     (sweep / "sweep.json").write_text("{}")
-    MAKER["pack"](sweep, tmp_path / "out", weights=["b"])
-    home = MAKER["unpack"](tmp_path / "out" / "light.tar.gz.00", tmp_path / "home")
+    packs.pack(sweep, tmp_path / "out", weights=["b"])
+    home = packs.unpack(tmp_path / "out" / "light.tar.gz.00", tmp_path / "home")
     files = {file.relative_to(home).as_posix() for file in home.rglob("*") if file.is_file()}
     assert "b/best.safetensors" in files
     assert [file for file in files if "best" in file or "last" in file or "state" in file] == ["b/best.safetensors"]
     assert {"sweep.json", "a/evaluation/ledger.safetensors", "a/metrics.jsonl", "a/config.yaml"} <= files
     with pytest.raises(SystemExit, match="has no weights of c"):
-        MAKER["pack"](sweep, tmp_path / "out", weights=["c"])
+        packs.pack(sweep, tmp_path / "out", weights=["c"])
     with pytest.raises(SystemExit, match="is not a folder"):
-        MAKER["pack"](tmp_path / "nowhere", tmp_path / "out", weights=[])
+        packs.pack(tmp_path / "nowhere", tmp_path / "out", weights=[])
 
 
 def test_a_pack_in_pieces_is_whole_again_and_a_lost_piece_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "light", "a")
     noise = np.random.default_rng(0).bytes(5 * 2**19)
     (run / "noise.bin").write_bytes(noise)
-    said = MAKER["pack"](tmp_path / "light", tmp_path / "out", weights=[], piece=1)
+    said = packs.pack(tmp_path / "light", tmp_path / "out", weights=[], piece=1)
     assert [line.split()[0][-3:] for line in said] == [".00", ".01", ".02"]
     assert (
-        MAKER["unpack"](tmp_path / "out" / "light.tar.gz.00", tmp_path / "home") / "a" / "noise.bin"
+        packs.unpack(tmp_path / "out" / "light.tar.gz.00", tmp_path / "home") / "a" / "noise.bin"
     ).read_bytes() == noise
     (tmp_path / "out" / "light.tar.gz.01").unlink()
     with pytest.raises(SystemExit, match=r"lacks a piece of light.tar.gz: it has \[0, 2\]"):
-        MAKER["unpack"](tmp_path / "out" / "light.tar.gz.00", tmp_path / "home")
+        packs.unpack(tmp_path / "out" / "light.tar.gz.00", tmp_path / "home")
 
 
 def test_seconds_of_a_speedrun_count_the_first_epoch_like_the_others() -> None:
     run = kept_run("vit", epochs=[{"seconds": seconds} for seconds in (30.0, 1.0, 3.0, 2.0)])
-    assert SCRIPT["without_compiling"](run) == 6.0 + 2.0
+    assert tables.without_compiling(run) == 6.0 + 2.0
 
 
 def test_masks_are_compared_with_chance_at_the_same_sparsity() -> None:
@@ -165,6 +159,6 @@ def test_masks_are_compared_with_chance_at_the_same_sparsity() -> None:
         for name, bits in (("random_80", [0, 0]), ("information_80", [1, 1]))
     }
     runs = [kept_run(name, threats=threats) for name, threats in judged.items()]
-    assert SCRIPT["against_random"](runs, runs[1]) == "+100.0 (0.5)"
-    assert SCRIPT["against_random"](runs, runs[0]) == ""
-    assert SCRIPT["against_random"](runs, kept_run("dense")) == ""
+    assert tables.against_random(runs, runs[1]) == "+100.0 (0.5)"
+    assert tables.against_random(runs, runs[0]) == ""
+    assert tables.against_random(runs, kept_run("dense")) == ""

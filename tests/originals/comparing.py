@@ -39,15 +39,28 @@ DECLARED = re.compile(r"([\w.*]+): (.+?) ≠ (.+?)(?:, (.*)|\.?)$", re.S)
 
 @cache
 def commands() -> dict[str, dict[str, Any]]:
-    """Every published command by the name of its recipe: from, source, processes, options, gives."""
-    found: dict[str, dict[str, Any]] = {}
+    """Every published command by the name of its recipe: source, processes, gives, and its options or their meaning.
+
+    `options` are timm's, for `vitruvius convert --from timm-args`; `recipe` is merged into what that gives.
+    """
+    every: dict[str, dict[str, Any]] = {}
     for file in sorted(FOLDER.glob("*.yaml")):
         facts = read_yaml(file)
         shared = facts.pop("shared", {})
         for name, command in facts.items():
+            kind = "options" if "options" in command or "from" in command else "recipe"
             like = shared[command["like"]] if "like" in command else {}
-            found[name] = {**command, "options": {**like, **command.get("options", {})}}
-    return found
+            every[name] = {**command, kind: merged(like, command.get(kind, {}))}
+    return every
+
+
+def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `more` in it, section by section; the options of a program are flat."""
+    result = dict(base)
+    for key, value in more.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
 
 
 def differences(ours: Config, theirs: Config) -> dict[str, tuple[Any, Any]]:

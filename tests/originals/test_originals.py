@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from comparing import commands, declared, differences, show
+from comparing import commands, declared, differences, merged, show
 from safetensors.torch import save_file
 
 from vitruvius._processes import Process
 from vitruvius._recipes import processes_of
+from vitruvius._yaml import dump_yaml, read_yaml
 from vitruvius.cli import main
 from vitruvius.listing import find_recipe, recipes, recipes_folder
 from vitruvius.models import create_model
@@ -41,24 +42,17 @@ def ours(name: str) -> Config:
 
 
 def theirs(name: str, folder: Path) -> Config:
-    """The published command, through the command line."""
+    """The published command, through the command line where its options are timm's."""
     command = commands()[name]
-    options = {key: str(value) if value is None and key == "aa" else value for key, value in command["options"].items()}
-    file = folder / "args.yaml"
-    file.write_text("".join(f"{key}: {_yaml(value)}\n" for key, value in options.items()), encoding="utf-8")
-    words = ["convert", str(file), "--from", command["from"], "--out", str(folder / "recipe.yaml")]
-    if "left_out" in command:
-        words.append("--lenient")
-    assert main(words) == 0
-    return read_recipe(folder / "recipe.yaml")
-
-
-def _yaml(value: Any) -> str:
-    from vitruvius._yaml import dump_yaml
-
-    if isinstance(value, dict | list):
-        return "\n" + "".join(f"  {line}\n" for line in dump_yaml(value).splitlines())
-    return dump_yaml([value]).strip().removeprefix("- ")
+    file = folder / "recipe.yaml"
+    recipe = command.get("recipe", {})
+    if "options" in command:
+        (folder / "args.yaml").write_text(dump_yaml(command["options"]), encoding="utf-8")
+        words = ["convert", str(folder / "args.yaml"), "--from", "timm-args", "--out", str(folder / "converted.yaml")]
+        assert main([*words, *(["--lenient"] if "left_out" in command else [])]) == 0
+        recipe = merged(read_yaml(folder / "converted.yaml"), recipe)
+    file.write_text(dump_yaml(recipe), encoding="utf-8")
+    return read_recipe(file)
 
 
 def test_every_recipe_has_its_command_or_a_reason_for_having_none() -> None:

@@ -23,7 +23,7 @@ from vitruvius.listing import listing
 from vitruvius.targets import open_target
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "zoo.py"
+SCRIPT = ROOT / "experiments" / "zoo.py"
 WORDS = ["--about", "Made by a test.", "--data", "digits", "--licence", "CC BY 4.0.", "--recipe", "digits/softmax"]
 
 

@@ -145,7 +145,7 @@ def test_a_loss_that_is_no_number_stops_with_its_images_and_a_state(
             small_run(run)
     note = json.loads((run / "nonfinite.json").read_text())
     assert (note["epoch"], note["batch"], note["updates"], len(note["ids"])) == (1, 1, 5, 8)
-    state = state_file.from_bytes((run / "nonfinite.pt").read_bytes())
+    state = state_file.verify_checksum((run / "nonfinite.pt").read_bytes())
     assert state["updates"] == 5
     assert all(torch.isfinite(value).all() for value in state["model"].values())  # alone on a CPU: from before it
     assert len(rows_of(run)) == 1

@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         required=True,
-        help="the run folder to write, the recipe (--from …-args), or the masks (--from vitcod-masks)",
+        help="the run folder to write, the recipe (--from timm-args), or the masks (--from vitcod-masks)",
     )
 
 
@@ -53,7 +53,7 @@ def _write_recipe(options: argparse.Namespace) -> None:
     from vitruvius.converters import read_arguments, write_recipe
     from vitruvius.training import read_recipe
 
-    recipe = read_arguments(options.checkpoint, options.source, lenient=options.lenient)
+    recipe = read_arguments(options.checkpoint, lenient=options.lenient)
     for note in recipe.notes:
         print(f"note: {note}", file=sys.stderr)
     path = write_recipe(recipe, options.out, origin=options.checkpoint)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vitruvius._bar import Bar
 from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError
 from vitruvius._files import Lock, MadeFolder, atomic_write_text, check_new_file, ensure_writable, is_array
 from vitruvius._processes import Process, process_group
+from vitruvius._progress import Bar
 from vitruvius._yaml import read_yaml, to_plain
-from vitruvius.compression.cycles import CycleTable, cycle_table
+from vitruvius.compression.cost import CycleTable, cycle_table
 from vitruvius.compression.export import ENDINGS, Format, export
 from vitruvius.compression.files import load_maps, load_masks, save_maps, save_masks
 from vitruvius.compression.maps import average_maps

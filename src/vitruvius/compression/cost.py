@@ -1,28 +1,36 @@
-"""What attention costs at every site: parameters, multiplications, bytes moved, and the time it really takes.
+"""What attention costs: on this machine site by site, and in cycles of the ViTCoD accelerator.
 
 Multiply-accumulates of the whole are PyTorch's count (torch.utils.flop_counter); those of a mask are counted from its
-pattern. H heads, N queries, M keys, D key width, E value width
+pattern. The cycle model is that of You et al. 2023, "ViTCoD", arXiv:2210.09573, section V, and of its released
+simulator: 500 MHz, 64 × 8 processing elements, 76.8 GiB/s, 8-bit data; softmax is free there. No numerics, no
+measurement. H heads, N queries or tokens, M keys, D key width, E value width, G global tokens, P width of the array
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitruvius._errors import ConfigError
 from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.mask import Mask
 from vitruvius.attention.sparse_softmax import SparseSoftmax
+from vitruvius.compression.polarisation import Polarised, polarise_all
+from vitruvius.compression.sparsity import count
 from vitruvius.heads import Site
 from vitruvius.models import PixelModel
 from vitruvius.surgery import inner, record, survey
+
+HeadChoice = Literal["all", "first"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +91,7 @@ def account(model: PixelModel, *, measure: int = 0, element_bytes: int = 4) -> C
     with watch, counter, sdpa_kernel(SDPBackend.MATH):
         root(x)
     flops = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
-    if measure:
-        times, whole = _measured(root, list(sites), x, measure)
-    else:
-        times, whole = ({}, None)
+    times, whole = _measured(root, list(sites), x, measure) if measure else ({}, None)
     rows = [
         _site_cost(root, site, windows[name], flops, element_bytes, times.get(name)) for name, site in sites.items()
     ]
@@ -98,10 +103,7 @@ def _site_cost(
     root: nn.Module, site: Site, windows: int, flops: dict[str, int], size: int, seconds: float | None
 ) -> SiteCost:
     module: Any = root.get_submodule(site.name)
-    if hasattr(module, "core"):
-        parts = dict(module.core.parts)
-    else:
-        parts = {}
+    parts = dict(module.core.parts) if hasattr(module, "core") else {}
     pairs = site.num_heads * site.num_queries * site.num_keys
     kept = next((int(p.keep.sum()) for p in parts.values() if isinstance(p, Mask | SparseSoftmax)), pairs)
     width = site.key_dim + site.value_dim
@@ -132,27 +134,28 @@ def _squeezed(parts: dict[str, nn.Module], tensor: str, site: Site) -> float:
 
 def _measured(root: nn.Module, names: list[str], x: Tensor, repeats: int) -> tuple[dict[str, float], float]:
     """Median seconds at every site and of the whole, after one run to warm up."""
-    begun: dict[str, float] = {}
-    spent: dict[str, list[float]] = {name: [] for name in names}
+    started: dict[nn.Module, float] = {}
+    spent: dict[nn.Module, list[float]] = {root.get_submodule(name): [] for name in names}
     whole: list[float] = []
-    handles = []
-    for name in names:
-        module = root.get_submodule(name)
-        handles.append(module.register_forward_pre_hook(lambda *_, n=name: begun.update({n: time.perf_counter()})))
-        handles.append(module.register_forward_hook(_stop(name, begun, spent)))
+
+    def start(module: nn.Module, _: Any) -> None:
+        started[module] = time.perf_counter()
+
+    def stop(module: nn.Module, *_: Any) -> None:
+        spent[module].append(time.perf_counter() - started[module])
+
+    handles = [module.register_forward_pre_hook(start) for module in spent]
+    handles += [module.register_forward_hook(stop) for module in spent]
     try:
         for _ in range(repeats + 1):
-            start = time.perf_counter()
+            begin = time.perf_counter()
             root(x)
-            whole.append(time.perf_counter() - start)
+            whole.append(time.perf_counter() - begin)
     finally:
         for handle in handles:
             handle.remove()
-    return {name: statistics.median(spent[name][1:]) for name in names}, statistics.median(whole[1:])
-
-
-def _stop(name: str, begun: dict[str, float], spent: dict[str, list[float]]) -> Callable[..., None]:
-    return lambda *_: spent[name].append(time.perf_counter() - begun[name])
+    medians = [statistics.median(seconds[1:]) for seconds in spent.values()]
+    return dict(zip(names, medians, strict=True)), statistics.median(whole[1:])
 
 
 def _short(number: float) -> str:
@@ -164,6 +167,231 @@ def _short(number: float) -> str:
 
 
 def _ms(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return f"{1e3 * seconds:6.2f} ms"
+    return "" if seconds is None else f"{1e3 * seconds:6.2f} ms"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """The chip as published."""
+
+    width: int = 64  # P, columns of processing elements
+    height: int = 8
+    frequency: float = 500e6  # Hz
+    bandwidth: float = 76.8 * 2**30  # bytes per second
+
+    def load(self, size: float, share: float = 1.0) -> int:
+        """Cycles to move `size` bytes over a share of the bandwidth."""
+        return math.ceil(size / (self.bandwidth * share) * self.frequency)
+
+    def seconds(self, cycles: float) -> float:
+        """How long this many `cycles` take at the chip's frequency."""
+        return cycles / self.frequency
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cycles:
+    """Where cycles go; loading and computing overlap, so the longer one counts."""
+
+    load: int
+    decode: int
+    scores: int  # q kᵀ, sampled
+    values: int  # map times v, sparse
+
+    @property
+    def compute(self) -> int:
+        return self.scores + self.values
+
+    @property
+    def total(self) -> int:
+        return max(self.load, self.decode + self.compute)
+
+    def __add__(self, other: Cycles) -> Cycles:
+        return Cycles(
+            load=self.load + other.load,
+            decode=self.decode + other.decode,
+            scores=self.scores + other.scores,
+            values=self.values + other.values,
+        )
+
+
+def attention_cycles(
+    layers: Sequence[Polarised],
+    *,
+    head_dim: int,
+    ratio: float = 1.0,
+    heads: HeadChoice = "all",
+    chip: Accelerator | None = None,
+) -> Cycles:
+    """Cycles of the attention of all layers; `ratio` is the rank of the auto-encoder over the number of heads.
+
+    Heads run side by side. With `heads="first"` head 0 stands for all, as in the released simulator; with "all" a
+    layer takes as long as its slowest head.
+
+    `layers` are the polarised masks, `head_dim` is the width of a head, `chip` by default the published one.
+    """
+    if not layers:
+        raise ConfigError("attention_cycles got no layers.")
+    if not 0 < ratio <= 1:
+        raise ConfigError(f"ratio = {ratio}, expected the share of heads kept, above 0 and at most 1.")
+    cycles = Cycles(load=0, decode=0, scores=0, values=0)
+    for layer in layers:
+        cycles += _layer(layer, head_dim, ratio, heads, chip or Accelerator())
+    return cycles
+
+
+def dense_layers(layers: Sequence[Polarised]) -> list[Polarised]:
+    """The same `layers` with nothing removed: every token is global. The baseline."""
+    return [
+        Polarised(
+            keep=layer.keep.new_ones(layer.keep.shape),
+            order=layer.order,
+            num_global=layer.num_global.new_full(layer.num_global.shape, layer.keep.shape[-1]),
+        )
+        for layer in layers
+    ]
+
+
+def _layer(layer: Polarised, head_dim: int, ratio: float, heads: HeadChoice, chip: Accelerator) -> Cycles:
+    H, N, _ = layer.keep.shape
+    outside = (layer.kept - layer.dense_kept).tolist()
+    pairs = list(zip(layer.num_global.tolist(), outside, strict=True))  # (G, nnz) of each head
+    chosen = pairs[:1] if heads == "first" else pairs
+    token = H * ratio * head_dim  # bytes of q or k of one token behind the auto-encoder
+    reread = 1.0 if any(g for g, _ in chosen) else max(nnz for _, nnz in chosen) / N  # q, again for each key
+    weights = any(g for g, _ in chosen) + any(g < N for g, _ in chosen) + 1  # of the decoders of k (twice) and q
+    load = N * chip.load(token) + round(N * chip.load(token) * reread) + N * chip.load(H * head_dim)
+    load += weights * chip.load(H * ratio, 1 / H)
+    decode = math.ceil(token / int(chip.width * chip.width / H)) * (N + round(N * reread))
+    times = [_head(g, nnz, N, H, head_dim, chip) for g, nnz in chosen]
+    return Cycles(load=load, decode=decode, scores=max(t[0] for t in times), values=max(t[1] for t in times))
+
+
+def _head(G: int, nnz: int, N: int, H: int, head_dim: int, chip: Accelerator) -> tuple[int, int]:
+    """Cycles of q kᵀ and of map · v in one head, its two parts side by side on their shares of the array."""
+    P = chip.width
+    dense = 0
+    if G:
+        dense = max(int(P * G * N / (nnz + G * N)), 1)
+    if nnz:
+        dense = min(dense, P - 1)
+    sparse = P - dense
+    tile = math.ceil(head_dim / (P / H))
+    dense_scores = dense_values = sparse_scores = sparse_values = 0
+    if G:
+        dense_scores = G * math.ceil(N / dense) * tile
+        dense_values = math.ceil(N * head_dim * G / max(int(dense * P / H), 1))
+    if nnz:
+        sparse_scores = math.ceil(nnz / sparse) * tile
+        sparse_values = math.ceil(nnz * head_dim / max(int(sparse * P / H), 1))
+    return max(dense_scores, sparse_scores), max(dense_values, sparse_values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearCycles:
+    """Cycles of the projections and of the MLPs of all layers."""
+
+    load: int
+    encode: int
+    projections: int
+    mlp_load: int
+    mlp: int
+
+    @property
+    def total(self) -> int:
+        return max(self.load, self.encode + self.projections) + max(self.mlp_load, self.mlp)
+
+
+def linear_cycles(
+    *,
+    layers: int,
+    tokens: int,
+    dim: int,
+    num_heads: int,
+    ratio: float = 1.0,
+    mlp_ratio: int = 4,
+    rounding: Literal["up", "released"] = "up",
+    chip: Accelerator | None = None,
+) -> LinearCycles:
+    """Cycles of everything but attention. `released` rounds down as its simulator does, so that small jobs are free.
+
+    layers: number of blocks.
+    tokens: N, class token included.
+    dim: width of the model.
+    num_heads: of each block.
+    ratio: rank of the auto-encoder over the number of heads; 1 is none.
+    mlp_ratio: width of the MLP over that of the model.
+    rounding: up, or as released.
+    chip: by default the published one.
+    """
+    chip = chip or Accelerator()
+
+    def over(a: int, b: int) -> int:
+        return a // b if rounding == "released" else -(-a // b)
+
+    N, E, H, head_dim = tokens, dim, num_heads, dim // num_heads
+    array, lane = chip.width * chip.height, int(chip.width * chip.height / num_heads)
+    behind = 1 / (H * ratio)  # share of the bandwidth of one head behind the encoder
+    load = 3 * head_dim * chip.load(H * E) + 2 * chip.load(H, behind)
+    load += 2 * N * chip.load(head_dim, behind) + N * chip.load(head_dim, 1 / H)
+    load += over(N, lane) * E * chip.load(head_dim, 1 / H)
+    mlp_loads = over(N, array) * (mlp_ratio * E * chip.load(E) + E * chip.load(mlp_ratio * E))
+    return LinearCycles(
+        load=layers * load,
+        encode=layers * 2 * N * over(H * head_dim, int(array / (H * ratio))),
+        projections=layers * (3 * N * over(E * head_dim, lane) + over(N * E * head_dim, lane)),
+        mlp_load=layers * mlp_loads,
+        mlp=layers * 2 * over(N * mlp_ratio * E * E, array),
+    )
+
+
+@dataclass(frozen=True)
+class CycleTable:
+    """Cycles of the attention of a model by the share of pairs removed; 0 is dense."""
+
+    rows: dict[float, Cycles]
+
+    def speed_up(self, sparsity: float) -> float:
+        """Dense cycles over those at this `sparsity`, the share of pairs removed."""
+        return self.rows[0.0].total / max(self.rows[sparsity].total, 1)
+
+    def curves(self) -> dict[str, dict[float, float]]:
+        """What a figure draws: the whole, and what it is made of."""
+        kinds = {"total": "total", "moving data": "load", "computing": "compute", "auto-encoder": "decode"}
+        return {name: {s: getattr(c, key) for s, c in self.rows.items()} for name, key in kinds.items()}
+
+    def __str__(self) -> str:
+        lines = [f"{'removed':>9}  {'load':>9}  {'decode':>9}  {'compute':>9}  {'total':>9}  faster", "-" * 60]
+        for sparsity, c in self.rows.items():
+            numbers = "  ".join(f"{number:>9,}" for number in (c.load, c.decode, c.compute, c.total))
+            lines.append(f"{100 * sparsity:>7.2f} %  {numbers}  {self.speed_up(sparsity):5.2f}×")
+        return "\n".join(lines)
+
+
+def cycle_table(
+    patterns: list[Mapping[str, Tensor]],
+    *,
+    head_dim: int,
+    ratio: float = 1.0,
+    threshold: int | None = None,
+    heads: HeadChoice = "all",
+    chip: Accelerator | None = None,
+) -> CycleTable:
+    """Cycles of several masks of one model, each {site: (H, N, N)}, and of no mask.
+
+    patterns: the masks, True = kept.
+    head_dim: width of a head.
+    ratio: rank of the auto-encoder over the number of heads; 1 is none.
+    threshold: queries that must look at a token to make it global; None: a quarter of the tokens.
+    heads: all, or the first one for all as in the released simulator.
+    chip: by default the published one.
+    """
+    if not patterns:
+        raise ConfigError("cycle_table got no masks.")
+    measured: dict[float, Cycles] = {}
+    for keep in patterns:
+        layers = list(polarise_all(keep, threshold=threshold).values())
+        settings = {"head_dim": head_dim, "ratio": ratio, "heads": heads, "chip": chip}
+        if not measured:
+            measured[0.0] = attention_cycles(dense_layers(layers), **settings)  # type: ignore[arg-type]
+        measured[count(keep).total.sparsity] = attention_cycles(layers, **settings)  # type: ignore[arg-type]
+    return CycleTable(dict(sorted(measured.items())))

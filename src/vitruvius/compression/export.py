@@ -10,7 +10,7 @@ import copy
 import io
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,20 +87,17 @@ def prepare(model: PixelModel, *, sparse: bool = False) -> tuple[PixelModel, boo
 
 
 def load_export(path: str | Path) -> PixelModel:
-    """A model from a safetensors export.
-
-    `path` is that file.
-    """
+    """A model from a safetensors export."""
     return _read_export(*load_tensors(path), path)
 
 
-def _read_export(state: Mapping[str, Tensor], told: Mapping[str, str], path: str | Path) -> PixelModel:
-    if told.get("kind") != KIND:
+def _read_export(state: Mapping[str, Tensor], notes: Mapping[str, str], path: str | Path) -> PixelModel:
+    if notes.get("kind") != KIND:
         raise CheckpointError(
             f"{path} is not an export: it does not say what model it holds. `vitruvius export` makes them."
         )
-    config = build(ModelConfig, json.loads(told["model"]), source=str(path))
-    rules = [build(AttentionRule, rule, source=str(path)) for rule in json.loads(told["attention"])]
+    config = build(ModelConfig, json.loads(notes["model"]), source=str(path))
+    rules = [build(AttentionRule, rule, source=str(path)) for rule in json.loads(notes["attention"])]
     model = create_from_config(config, rules)
     if missing := load_weights(model, state):
         raise CheckpointError(f"{path} lacks {missing[0]} and {len(missing) - 1} more keys of the model it tells of.")
@@ -157,37 +154,16 @@ def _rewritten(recipe: Mapping[str, Any] | None, folded: bool, sparse: bool) -> 
         return None
     rules = []
     for rule in recipe.get("attention") or ():
-        parts = _exported_parts(rule["parts"], folded, sparse)
-        rules.append({"where": rule.get("where", "*"), "parts": parts or ["softmax"]})
+        parts = {read_spec(part, where="attention")[0]: part for part in rule["parts"]}  # by name
+        if folded:
+            parts.pop("low_rank", None)
+        if "mask" in parts:
+            parts["mask"] = {"use": "sparse_softmax" if sparse else "mask", "keep": "all"}
+        if sparse and ("mask" in parts or "sparse_softmax" in parts):
+            parts.pop("softmax", None)
+        rules.append({"where": rule.get("where", "*"), "parts": list(parts.values()) or ["softmax"]})
     model = {**recipe["model"], "pretrained": False, "weights": None}
     return {"model": json.dumps(model), "attention": json.dumps(rules)}
-
-
-def _exported_parts(parts: Sequence[Any], folded: bool, sparse: bool) -> list[Any]:
-    """The parts of one rule that are still there."""
-    if folded:
-        parts = _without("low_rank", parts)
-    exported = [_plain_part(part, sparse) for part in parts]
-    names = [_name(part) for part in exported]
-    if sparse and "sparse_softmax" in names:
-        return _without("softmax", exported)
-    return exported
-
-
-def _without(name: str, parts: Sequence[Any]) -> list[Any]:
-    return [part for part in parts if _name(part) != name]
-
-
-def _plain_part(part: str | Mapping[str, Any], sparse: bool) -> str | dict[str, Any]:
-    if _name(part) != "mask":
-        if isinstance(part, str):
-            return part
-        return dict(part)
-    return {"use": "sparse_softmax" if sparse else "mask", "keep": "all"}
-
-
-def _name(part: str | Mapping[str, Any]) -> str:
-    return read_spec(part, where="attention")[0]
 
 
 @torch.no_grad()

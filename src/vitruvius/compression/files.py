@@ -18,9 +18,9 @@ from torch import Tensor
 
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_bytes, is_array, load_tensors, read_arrays, read_mask_arrays, save_tensors
-from vitruvius.compression._site_files import guess_sites, in_order, sites_from_json, sites_to_json
 from vitruvius.compression.masks import Masks
 from vitruvius.compression.polarisation import Polarised
+from vitruvius.compression.sites import guess_sites, in_order, sites_from_json, sites_to_json
 from vitruvius.heads import Site
 
 MAPS = "average attention maps, (heads, queries, keys), rows sum to one"
@@ -41,26 +41,22 @@ def save_maps(
     if is_array(path):
         write_arrays(path, maps, "attention_score")
         return
+    metadata = {key: json.dumps(value) for key, value in notes.items()}
     if sites is not None:
-        known = {"sites": sites_to_json({name: sites[name] for name in maps})}
-    else:
-        known = {}
-    told = {key: json.dumps(value) for key, value in notes.items()}
-    save_tensors(path, maps, {"kind": MAPS, **known, **told})
+        metadata["sites"] = sites_to_json({name: sites[name] for name in maps})
+    save_tensors(path, maps, {"kind": MAPS, **metadata})
 
 
 def load_maps(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Site]]:
-    """Maps and their sites, from our file or from ViTCoD's arrays.
-
-    `path` is that file, or a LeViT's folder.
-    """
+    """Maps and their sites, from our file or from ViTCoD's arrays (for a LeViT a folder)."""
     if is_array(path):
         maps = read_arrays(path, "attention_score")
         return maps, guess_sites(maps)
-    maps, told = load_tensors(path)
-    if told.get("kind", MAPS) != MAPS:
-        raise ConfigError(f"{path} holds {told['kind']}, expected average maps as `vitruvius maps` writes them.")
-    return in_order(maps, sites := sites_from_json(told.get("sites"), maps, path)), sites
+    maps, notes = load_tensors(path)
+    if notes.get("kind", MAPS) != MAPS:
+        raise ConfigError(f"{path} holds {notes['kind']}, expected average maps as `vitruvius maps` writes them.")
+    sites = sites_from_json(notes.get("sites"), maps, path)
+    return in_order(maps, sites), sites
 
 
 def save_masks(
@@ -68,8 +64,7 @@ def save_masks(
 ) -> None:
     """Masks by site, with rule, protected tokens and sparsity; with the permutations of `polarised` beside them.
 
-    `path` is the file; `masks` come with their rule; `notes` are further facts by name, kept as text in the file's
-    head.
+    path: as for `save_maps`. notes: whatever else the file should say.
     """
     if is_array(path):
         write_arrays(path, {name: ~keep for name, keep in masks.keep.items()}, "mask")
@@ -77,51 +72,42 @@ def save_masks(
     tensors = dict(masks.keep)
     for name, one in (polarised or {}).items():
         tensors |= {f"{name}:order": one.order, f"{name}:num_global": one.num_global}
-    told = {"rule": masks.rule, "protected": masks.protected, "limits": masks.limits, **notes}
-    told["sparsity"] = masks.sparsity.total.sparsity
-    told["sparsity without protected tokens"] = masks.sparsity.total.sparsity_inside
-    metadata = {key: json.dumps(value) for key, value in told.items()}
+    share = masks.sparsity.total
+    facts = {"rule": masks.rule, "protected": masks.protected, "limits": masks.limits, **notes}
+    facts |= {"sparsity": share.sparsity, "sparsity without protected tokens": share.sparsity_inside}
+    metadata = {key: json.dumps(value) for key, value in facts.items()}
     save_tensors(path, tensors, {"kind": MASKS, "sites": sites_to_json(masks.sites), **metadata})
 
 
 def load_masks(path: str | Path) -> Masks:
-    """Masks from our file, or from ViTCoD's arrays, turned over.
-
-    `path` is that file, or a LeViT's folder.
-    """
+    """Masks from our file, or from ViTCoD's arrays (for a LeViT a folder), turned over."""
     if is_array(path):
         keep = read_mask_arrays(path)
         sites = guess_sites(keep)
         return Masks(keep=keep, sites=sites, protected={n: tuple(range(s.num_prefix_tokens)) for n, s in sites.items()})
-    tensors, told = load_tensors(path)
-    if told.get("kind", MASKS) != MASKS:
-        raise ConfigError(f"{path} holds {told['kind']}, expected masks as `vitruvius masks` writes them.")
+    tensors, notes = load_tensors(path)
+    if notes.get("kind", MASKS) != MASKS:
+        raise ConfigError(f"{path} holds {notes['kind']}, expected masks as `vitruvius masks` writes them.")
     keep = {name: tensor for name, tensor in tensors.items() if ":" not in name}
-    sites = sites_from_json(told.get("sites"), keep, path)
-    protected = {name: tuple(tokens) for name, tokens in json.loads(told.get("protected", "{}")).items()}
+    sites = sites_from_json(notes.get("sites"), keep, path)
+    protected = {name: tuple(tokens) for name, tokens in json.loads(notes.get("protected", "{}")).items()}
     return Masks(
         keep=in_order(keep, sites),
         sites=sites,
         protected=protected,
-        rule=json.loads(told.get("rule", '""')),
-        limits=json.loads(told.get("limits", "{}")),
+        rule=json.loads(notes.get("rule", '""')),
+        limits=json.loads(notes.get("limits", "{}")),
     )
 
 
 def load_orders(path: str | Path) -> dict[str, Tensor]:
-    """The permutations (H, N) that were saved with masks, by site.
-
-    `path` is the file that `save_masks` wrote with `polarised`.
-    """
+    """The permutations (H, N) by site in a file that `save_masks` wrote with `polarised`."""
     tensors, _ = load_tensors(path)
     return {name.removesuffix(":order"): tensor for name, tensor in tensors.items() if name.endswith(":order")}
 
 
 def write_arrays(path: str | Path, tensors: Mapping[str, Tensor], stem: str) -> None:
-    """The same layout, for somebody else's tools. A folder if the sites are a LeViT's, else one .npy file.
-
-    `path` is the file or folder; `tensors` are (H, N, M), by site; `stem` begins the names of files in a folder.
-    """
+    """Tensors (H, N, M) by site in ViTCoD's layout: one .npy file, or for a LeViT a folder of files `STEM_…`."""
     path = Path(path)
     if path.suffix == ".npy":
         if len({tensor.shape for tensor in tensors.values()}) != 1:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius.attention.mask import Mask, check_keep
-from vitruvius.compression._site_files import check_map, guess_site
+from vitruvius.compression.sites import check_map, guess_site
 from vitruvius.surgery import Socket, inner, survey
 
 
@@ -70,10 +70,11 @@ def _places(masks: Mapping[str, Tensor], maps: Mapping[str, Tensor]) -> tuple[di
     order = attention.argsort(descending=True, stable=True)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
     parts = places.split([int(gone.sum()) for gone in removed.values()])
-    found = {}
-    for (name, gone), part in zip(removed.items(), parts, strict=True):
-        found[name] = torch.zeros(gone.shape, dtype=torch.int64).masked_scatter_(gone, part)
-    return found, len(order)
+    of_site = {
+        name: torch.zeros(gone.shape, dtype=torch.int64).masked_scatter_(gone, part)
+        for (name, gone), part in zip(removed.items(), parts, strict=True)
+    }
+    return of_site, len(order)
 
 
 @torch.no_grad()

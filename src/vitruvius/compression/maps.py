@@ -6,17 +6,18 @@ B batch, H heads, N queries, M keys. Every window of an image counts as one imag
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import Progress, check_eval_mode, check_model, check_pixels, device_of
+from vitruvius._checks import check_eval_mode, check_model, check_pixels, device_of
 from vitruvius._errors import DataError, RunError
 from vitruvius._files import exists, load_tensors, save_tensors
 from vitruvius._processes import Process
+from vitruvius._progress import Progress, no_progress
 from vitruvius._secrets import redact
 from vitruvius.compression.files import save_maps
 from vitruvius.data.identity import digest_of, identity_of
@@ -38,7 +39,7 @@ def average_maps(
     *,
     process: Process | None = None,
     partial: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> dict[str, Tensor]:
     """The mean map (H, N, M) of every matching site, each image seen once; memory does not grow with the data.
 
@@ -50,12 +51,13 @@ def average_maps(
     process: of several processes, this one; each brings its share of the images.
     partial: a file that keeps the sums, so that a loader of `vitruvius.data` goes on where the last call stopped; it
         is removed at the end.
-    progress: called after every batch with the images done, how many there are, and a few words.
+    progress: told after every batch how many images are done, and how many there are.
     """
     check_model(model)
     check_eval_mode(model)
     process = process or Process(device=device_of(model))
-    total = _share_of(loader, process)
+    number = getattr(loader, "num_images", None)
+    total = None if number is None else len(range(process.rank, number, process.world_size))  # of this process
     sums = _Sums(partial, process, model, loader)
 
     def note(name: str, heads: Heads) -> None:
@@ -67,17 +69,8 @@ def average_maps(
             check_pixels(x)
             model(x.to(process.device))
             sums.finish_batch(len(x))
-            if progress is not None:
-                progress(sums.images, total)
+            progress(sums.images, total)
     return sums.means()
-
-
-def _share_of(loader: Any, process: Process) -> int | None:
-    """How many images this process sees, where the loader knows how many there are."""
-    number = getattr(loader, "num_images", None)
-    if number is None:
-        return None
-    return len(range(process.rank, number, process.world_size))
 
 
 class _Sums:
@@ -85,14 +78,8 @@ class _Sums:
 
     def __init__(self, file: str | Path | None, process: Process, model: nn.Module, loader: Any) -> None:
         self.process = process
-        if file is None:
-            self.file = None
-        else:
-            self.file = Path(f"{file}.{process.rank}-of-{process.world_size}")
-        if file is None:
-            self.subject = {}
-        else:
-            self.subject = redact(_subject(model, loader))
+        self.file = None if file is None else Path(f"{file}.{process.rank}-of-{process.world_size}")
+        self.subject: dict[str, str] = {} if file is None else redact(_subject(model, loader))
         self.totals: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}
         self.batches = self.images = 0
@@ -114,21 +101,18 @@ class _Sums:
         save_tensors(self.file, {**self.totals, **counts}, {**self.subject, **done})
         self._saved = time.monotonic()
 
-    def _refuse_others(self, told: Mapping[str, str]) -> None:
-        for key, value in self.subject.items():
-            if told.get(key) != value:
-                raise RunError(
-                    f"{self.file} holds sums of another {key} ({told.get(key)}, now {value}). Delete it to begin anew, "
-                    "or choose another --out."
-                )
-
     def resume(self, loader: Any) -> None:
         """Take up saved sums, if they are of the same model and images, and send the loader behind them."""
         if self.file is None or not exists(self.file):
             return
-        tensors, told = load_tensors(self.file)
-        self._refuse_others(told)
-        self.batches, self.images = int(told["batches"]), int(told["images"])
+        tensors, notes = load_tensors(self.file)
+        for key, value in self.subject.items():
+            if notes.get(key) != value:
+                raise RunError(
+                    f"{self.file} holds sums of another {key} ({notes.get(key)}, now {value}). Delete it to start "
+                    "again, or choose another --out."
+                )
+        self.batches, self.images = int(notes["batches"]), int(notes["images"])
         self.totals = {n: t.to(self.process.device) for n, t in tensors.items() if not n.startswith("count:")}
         self.counts = {name: int(tensors[f"count:{name}"]) for name in self.totals}
         loader.set_epoch(0, self.batches)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vitruvius._errors import ConfigError
 from vitruvius._registry import Spec
-from vitruvius.compression._site_files import check_maps, guess_sites
 from vitruvius.compression.rules import Rule, rules
+from vitruvius.compression.sites import check_maps, guess_sites
 from vitruvius.compression.sparsity import Sparsity, count
 from vitruvius.compression.tiles import Tiling, best_tiles, rank_tiles
 from vitruvius.heads import Site
@@ -65,34 +65,26 @@ def make_masks(
         Default: single pairs.
     """
     sites = check_maps(maps, guess_sites(maps) if sites is None else sites)
-    chosen = _make_rules(rule, maps)
-    if sparsity is not None:
-        _refuse_several(chosen, sparsity)
+    of_pattern = _make_rules(rule, maps)
+    if sparsity is not None and len(of_pattern) > 1:
+        raise ConfigError(
+            f"sparsity = {sparsity} moves the limit of one rule, and there are {len(of_pattern)}; give one rule, or "
+            "leave sparsity out and let each rule keep its own limit."
+        )
+    of_site = {name: made for names, made in of_pattern.values() for name in names}
     protected = {name: _protected(sites[name], protect) for name in maps}
-    of_site = _by_site(chosen)
     levels = {name: of_site[name].levels(map_.double().cpu(), sites[name]) for name, map_ in maps.items()}
-    own = {name: levels[name] < of_site[name].limit for name in maps}
     if tiles is None:
+        within = {name: levels[name] < of_site[name].limit for name in maps}
         forced = {name: _forced(levels[name], maps[name].cpu(), protected[name], sites[name]) for name in maps}
     else:
         limit = {name: of_site[name].limit for name in maps}
-        levels, forced, own = _by_tiles(levels, limit, protected, sites, tiles)
-    if sparsity is None:
-        keep, limits = _within_limits(forced, own)
-    else:
+        levels, forced, within = _by_tiles(levels, limit, protected, sites, tiles)
+    keep = {name: forced[name] | within[name] for name in maps}
+    limits: dict[str, float] = {}
+    if sparsity is not None:
         keep, limits = _search(levels, maps, forced, sparsity, budget)
-    return Masks(keep=keep, protected=protected, sites=sites, rule=_describe(chosen), limits=limits)
-
-
-def _within_limits(
-    forced: Mapping[str, Tensor], own: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """What is forced, and what lies within the rule's own limit; there is no other."""
-    return {name: forced[name] | own[name] for name in own}, {}
-
-
-def _by_site(chosen: Mapping[str, tuple[list[str], Rule]]) -> dict[str, Rule]:
-    return {name: made for names, made in chosen.values() for name in names}
+    return Masks(keep=keep, protected=protected, sites=sites, rule=_describe(of_pattern), limits=limits)
 
 
 def _by_tiles(
@@ -107,53 +99,36 @@ def _by_tiles(
     means = {name: tiling.means(levels[name]) for name, tiling in tilings.items()}
     ranks = {name: tilings[name].spread(rank, -1.0) for name, rank in rank_tiles(means).items()}
     forced = {name: tiling.spread(best_tiles(means[name]), True) for name, tiling in tilings.items()}
-    own = {name: tiling.spread(means[name] < limits[name], True) for name, tiling in tilings.items()}
-    return ranks, forced, own
-
-
-def _refuse_several(chosen: Mapping[str, object], sparsity: float) -> None:
-    if len(chosen) > 1:
-        raise ConfigError(
-            f"sparsity = {sparsity} moves the limit of one rule, and there are {len(chosen)}; give one rule, or leave "
-            "sparsity out and let each rule keep its own limit."
-        )
-
-
-def _patterns(rule: Rule | Spec | Mapping[str, Rule | Spec]) -> Mapping[str, Any]:
-    if isinstance(rule, Mapping) and "use" not in rule:
-        return rule
-    return {"*": rule}
+    within = {name: tiling.spread(means[name] < limits[name], True) for name, tiling in tilings.items()}
+    return ranks, forced, within
 
 
 def _make_rules(
     rule: Rule | Spec | Mapping[str, Rule | Spec], maps: Mapping[str, Tensor]
 ) -> dict[str, tuple[list[str], Rule]]:
     """Pattern → the sites it is for, and its rule; every site has one."""
-    patterns = _patterns(rule)
+    patterns = rule if isinstance(rule, Mapping) and "use" not in rule else {"*": rule}
     left = list(maps)
-    chosen: dict[str, tuple[list[str], Rule]] = {}
+    of_pattern: dict[str, tuple[list[str], Rule]] = {}
     for pattern, spec in patterns.items():
         names = [name for name in left if fnmatchcase(name, pattern)]
         if not names:
             raise ConfigError(f"rule for {pattern!r} fits no site that is left; sites: {', '.join(maps)}.")
-        chosen[pattern] = names, rules.make(spec, where="rule")
+        of_pattern[pattern] = names, rules.make(spec, where="rule")
         left = [name for name in left if name not in names]
     if left:
         raise ConfigError(f"no rule for {', '.join(left)}; add one for the pattern '*'.")
-    return chosen
+    return of_pattern
 
 
-def _describe(chosen: Mapping[str, tuple[list[str], Rule]]) -> str:
-    if len(chosen) == 1:
-        return repr(next(iter(chosen.values()))[1])
-    return "; ".join(f"{pattern}={rule!r}" for pattern, (_, rule) in chosen.items())
+def _describe(of_pattern: Mapping[str, tuple[list[str], Rule]]) -> str:
+    if len(of_pattern) == 1:
+        return repr(next(iter(of_pattern.values()))[1])
+    return "; ".join(f"{pattern}={rule!r}" for pattern, (_, rule) in of_pattern.items())
 
 
 def _protected(site: Site, asked: Sequence[int] | None) -> tuple[int, ...]:
-    if asked is None:
-        tokens = tuple(range(site.num_prefix_tokens))
-    else:
-        tokens = tuple(asked)
+    tokens = tuple(range(site.num_prefix_tokens)) if asked is None else tuple(asked)
     for token in tokens:
         if not 0 <= token < site.num_keys:
             raise ConfigError(f"protect names token {token}; {site.name!r} has tokens 0 … {site.num_keys - 1}.")
@@ -179,22 +154,14 @@ def _search(
     keep = {name: force.clone() for name, force in forced.items()}
     limits = {}
     for group, slots in _groups(levels, budget).items():
-        level, value, force = (_gathered(table, slots) for table in (levels, maps, forced))
-        chosen, limits[group] = _cut(level, value.cpu(), force, share, group)
-        _spread(chosen, keep, slots)
+        level, value, force = (  # the pairs of the group in one row
+            torch.cat([table[name][index].flatten() for name, index in slots]) for table in (levels, maps, forced)
+        )
+        row, limits[group] = _cut(level, value.cpu(), force, share, group)
+        sizes = [keep[name][index].numel() for name, index in slots]
+        for (name, index), part in zip(slots, row.split(sizes), strict=True):
+            keep[name][index] = part.view(keep[name][index].shape)
     return keep, limits
-
-
-def _gathered(table: Mapping[str, Tensor], slots: Sequence[tuple[str, Any]]) -> Tensor:
-    """The pairs of a group in one row."""
-    return torch.cat([table[name][index].flatten() for name, index in slots])
-
-
-def _spread(chosen: Tensor, keep: dict[str, Tensor], slots: Sequence[tuple[str, Any]]) -> None:
-    """The row of a group back to its sites and heads."""
-    sizes = [keep[name][index].numel() for name, index in slots]
-    for (name, index), part in zip(slots, chosen.split(sizes), strict=True):
-        keep[name][index] = part.view(keep[name][index].shape)
 
 
 def _groups(levels: Mapping[str, Tensor], budget: Budget) -> dict[str, list[tuple[str, Any]]]:

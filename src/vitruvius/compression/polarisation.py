@@ -66,12 +66,7 @@ def polarise(keep: Tensor, *, threshold: int | None = None) -> Polarised:
 
 
 def polarise_all(keep: Mapping[str, Tensor], *, threshold: int | None = None) -> dict[str, Polarised]:
-    """Every site whose queries are its keys; others have nothing to permute and are left out.
-
-    `keep` are masks (H, N, M) by site, True = kept; `threshold` is how many queries must look at a token to make it
-    global
-    (None: a quarter of the tokens).
-    """
+    """`polarise` at every site whose queries are its keys; others have nothing to permute and are left out."""
     square = {name: pattern for name, pattern in keep.items() if pattern.shape[-2] == pattern.shape[-1]}
     if not square:
         raise ConfigError("none of these masks is square; only self-attention can be polarised.")
@@ -88,10 +83,7 @@ def _front(chosen: Tensor) -> Tensor:
 
 
 def describe(polarised: Mapping[str, Polarised]) -> str:
-    """Global tokens and densities, one line per site.
-
-    `polarised` is what `polarise_all` returned.
-    """
+    """Global tokens and densities, one line per site."""
     width = max(len("site"), *(len(name) for name in polarised))
     lines = [f"{'site':<{width}}  global tokens by head    denser part  sparser part", "-" * (width + 53)]
     for name, one in polarised.items():

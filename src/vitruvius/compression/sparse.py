@@ -36,7 +36,11 @@ def use_sparse(model: nn.Module, where: Where = "*", *, block: int | None = None
 def _masked(model: nn.Module) -> dict[str, Core]:
     """Cores that hold a mask right before their softmax."""
     cores = _cores(model)
-    masked = {name: core for name, core in cores.items() if _ends_masked(core)}
+    masked = {}
+    for name, core in cores.items():
+        *_, stage, kernel = [None, *core.children()]
+        if isinstance(stage, Mask) and isinstance(kernel, Softmax):
+            masked[name] = core
     if not masked:
         held = sorted({core.describe() for core in cores.values()}) or ["upstream's attention"]
         raise SurgeryError(
@@ -48,16 +52,8 @@ def _masked(model: nn.Module) -> dict[str, Core]:
 
 def _cores(model: nn.Module) -> dict[str, Core]:
     """The core of every rewired site, by its name."""
-    cores = {}
-    for name, module in inner(model).named_modules():
-        if isinstance(module, Socket) and isinstance(module.core, Core):
-            cores[name] = module.core
-    return cores
-
-
-def _ends_masked(core: Core) -> bool:
-    *_, stage, kernel = [None, *core.children()]
-    return isinstance(stage, Mask) and isinstance(kernel, Softmax)
+    sockets = {name: module for name, module in inner(model).named_modules() if isinstance(module, Socket)}
+    return {name: socket.core for name, socket in sockets.items() if isinstance(socket.core, Core)}
 
 
 def _sparse_core(core: Core, site: Site, block: int | None) -> Core:

@@ -54,10 +54,7 @@ class Sparsity:
         width = max(len("site"), *(len(name) for name in self.heads))
         lines = [f"{'site':<{width}}  removed   unprotected  by head", "-" * (width + 32)]
         for name, heads in {**self.heads, "all": []}.items():
-            if heads:
-                share = total(heads)
-            else:
-                share = self.total
+            share = total(heads) if heads else self.total
             by_head = " ".join(f"{100 * head.sparsity:.1f}" for head in heads)
             line = f"{name:<{width}}  {100 * share.sparsity:6.2f} %  {100 * share.sparsity_inside:8.2f} %  {by_head}"
             lines.append(line.rstrip())
@@ -74,7 +71,7 @@ def count(keep: Mapping[str, Tensor], protected: Mapping[str, Sequence[int]] | N
 
 
 def total(shares: Sequence[Share]) -> Share:
-    """The sum of `shares`: pairs kept and pairs in all, with and without protected tokens."""
+    """The sum of all."""
     return sum(shares, Share(kept=0, pairs=0, kept_inside=0, pairs_inside=0))
 
 
@@ -83,9 +80,6 @@ def _share(pattern: Tensor, tokens: Sequence[int]) -> Share:
     queries, keys = pattern.shape
     inside = torch.ones(keys, dtype=torch.bool)
     inside[list(tokens)] = False
-    if queries == keys:
-        rows = inside
-    else:
-        rows = torch.ones(queries, dtype=torch.bool)
+    rows = inside if queries == keys else torch.ones(queries, dtype=torch.bool)
     core = pattern[rows][:, inside]
     return Share(kept=int(pattern.sum()), pairs=pattern.numel(), kept_inside=int(core.sum()), pairs_inside=core.numel())

@@ -145,37 +145,24 @@ def _note_rest(checkpoint: Checkpoint, loaded: Mapping[str, Any], key: str) -> N
 
 def _checked(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with its prefixes taken off, if it holds finite tensors and nothing else."""
-    _refuse_strange(checkpoint)
-    while prefix := _common_prefix(checkpoint):
-        checkpoint.state = {key.removeprefix(prefix): value for key, value in checkpoint.state.items()}
-    _refuse_not_finite(checkpoint)
-    return checkpoint
-
-
-def _refuse_strange(checkpoint: Checkpoint) -> None:
     strange = [key for key, value in checkpoint.state.items() if not isinstance(value, Tensor)]
     if strange or not checkpoint.state:
         raise CheckpointError(f"{checkpoint.name} holds no plain state dict: {_names(strange) or 'it is empty'}.")
-
-
-def _refuse_not_finite(checkpoint: Checkpoint) -> None:
+    while prefix := _common_prefix(checkpoint):
+        checkpoint.state = {key.removeprefix(prefix): value for key, value in checkpoint.state.items()}
     for key, value in checkpoint.state.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise CheckpointError(
                 f"{checkpoint.name}: {key!r} holds numbers that are not finite. The run has diverged."
             )
+    return checkpoint
 
 
 def _common_prefix(checkpoint: Checkpoint) -> str:
     """The prefix of a wrapper that every key has, or nothing."""
-    for prefix in PREFIXES:
-        if all(key.startswith(prefix) for key in checkpoint.state):
-            return prefix
-    return ""
+    return next((prefix for prefix in PREFIXES if all(key.startswith(prefix) for key in checkpoint.state)), "")
 
 
-def _names(keys: Any, most: int = 6) -> str:
+def _names(keys: Any) -> str:
     names = [str(key) for key in keys]
-    if len(names) > most:
-        names = [*names[:most], "…"]
-    return ", ".join(names)
+    return ", ".join(names if len(names) <= 6 else [*names[:6], "…"])

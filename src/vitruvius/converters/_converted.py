@@ -47,16 +47,7 @@ class Converted:
 
 
 Converter = Callable[..., Any]  # of a checkpoint, to Converted; SETTINGS of a file, to a recipe
-SETTINGS = (
-    "timm-args",
-    "light-args",
-    "deit-args",
-    "kpca-robust-args",
-    "kpca-scaled-args",
-    "kpca-reconstruction-args",
-    "vitcod-args",
-    "vitcod-levit-args",
-)  # programs whose settings become recipes
+SETTINGS = ("timm-args",)  # programs whose settings become recipes
 MASKS = "vitcod-masks"  # reads no weights either
 converters: Registry[Converter] = Registry("converter", homes=["vitruvius.converters"])
 
@@ -81,7 +72,7 @@ def convert(
     converter = converters.bind(source, where="convert", settings=settings)
     if piece_of(converter) in [converters[name] for name in SETTINGS]:
         raise ConfigError(
-            f"{source} reads settings, not weights: read_arguments({str(path)!r}, {source!r}) makes a recipe of them."
+            f"{source} reads settings, not weights: read_arguments({str(path)!r}) makes a recipe of them."
         )
     if piece_of(converter) is converters[MASKS]:
         raise ConfigError(f"{MASKS} reads masks, not weights: read_masks({str(path)!r}) gives them by site.")

@@ -1,14 +1,13 @@
-"""Settings of another training program as a recipe: timm's args.yaml, DeiT's namespace, the light recipe's configs.
+"""Settings of timm's train.py as a recipe, with those that the light recipe's fork of it has in addition.
 
-Names are timm's in all of them, so most options keep theirs. What has another meaning is said at the head of the
-recipe; what cannot be expressed is refused.
+The names are timm's here too, so most options keep theirs. What has another meaning is said at the head of the recipe;
+what cannot be expressed is refused. Facts of timm 0.9.16's train.py and of dedeswim/vits-robustness-torch.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,94 @@ from typing import Any
 from vitruvius._errors import ConfigError
 from vitruvius._files import StrPath, atomic_write_text, read_text
 from vitruvius._yaml import dump_yaml, parse_value
-from vitruvius.converters import _options as options
-from vitruvius.converters._converted import IMAGENET, converters
-from vitruvius.converters._objectives import distillation, objective
-from vitruvius.converters._programs import PROGRAMS, Program, guess
+from vitruvius.converters._converted import converters
 from vitruvius.models import models
 
+Args = Mapping[str, Any]
+SAME = {  # options that a section of a recipe knows by the same name
+    "model": "pretrained mean std",
+    "model.kwargs": "num_classes in_chans",
+    "data": """
+        dataset train_split val_split class_map train_num_samples val_num_samples batch_size workers no_aug
+        train_crop_mode scale ratio rand_crop pad hflip vflip color_jitter color_jitter_prob grayscale_prob
+        gaussian_blur_prob aa train_interpolation interpolation crop_pct crop_mode reprob remode recount aug_repeats
+        aug_splits mixup cutmix cutmix_minmax mixup_prob mixup_switch_prob mixup_mode mixup_off_epoch smoothing
+    """,
+    "train": """
+        epochs opt lr lr_base lr_base_size lr_base_scale weight_decay momentum opt_eps opt_betas opt_kwargs layer_decay
+        layer_decay_min_scale sched sched_on_updates warmup_epochs warmup_lr warmup_prefix min_lr cooldown_epochs
+        decay_epochs decay_milestones decay_rate patience_epochs lr_noise lr_noise_pct lr_noise_std lr_cycle_mul
+        lr_cycle_decay lr_cycle_limit lr_k_decay clip_grad clip_mode grad_accum_steps model_ema model_ema_decay
+        model_ema_warmup grad_checkpointing channels_last sync_bn dist_bn
+    """,
+}
+RENAMED = {
+    "model": {"model": "name", "initial_checkpoint": "weights", "finetune": "weights"},
+    "model.kwargs": {
+        "gp": "global_pool",
+        "drop": "drop_rate",
+        "drop_path": "drop_path_rate",
+        "drop_block": "drop_block_rate",
+    },
+    "data": {
+        "data": "root",
+        "data_dir": "root",
+        "img_size": "image_size",
+        "validation_batch_size": "eval_batch_size",
+        "dataset_download": "download",
+        "rand_rotation": "rotation",
+    },
+    "train": {},
+}
+READ_TOGETHER = """
+    amp amp_dtype seed input_size torchcompile model_kwargs normalize_model no_normalize drop_connect resume
+    bce_loss jsd_loss kd_model_name kd_distill_type kd_temperature distill_loss_weight task_loss_weight adv_training
+    attack attack_eps attack_steps attack_lr attack_norm eps_schedule eps_schedule_period zero_eps_epochs
+    trades_beta combine_dataset combine_data_dir combined_dataset_ratio
+"""
+LIGHT_ONLY = {
+    "adv_training",
+    "attack_eps",
+    "normalize_model",
+    "no_normalize",
+    "combine_dataset",
+    "finetuning_patch_size",
+}
+# about the machine, the log or the run folder
+NO_SETTINGS = """
+    fast_norm log_interval recovery_interval checkpoint_hist output experiment eval_metric tta local_rank
+    use_multi_epochs_loader pin_mem no_pin_mem device world_size dist_url dist_backend distributed rank gpu
+    log_wandb wandb_project wandb_tags wandb_resume_id wandb_run run_notes save_images no_prefetcher worker_seeding
+    torchscript force_cpu use_mp_loader start_epoch config no_ddp_bb synchronize_step device_modules cache_dir
+    val_interval num_gpu amp_impl apex_amp native_amp fuser aot_autograd torchcompile_mode input_img_mode
+    dataset_trust_remote_code input_key target_key model_ema_force_cpu epoch_repeats no_resume_opt bn_tf
+    eval_attack_eps finetuning_patch_size keep_patch_embedding reinit_patch_embedding
+"""
+HAPPENS_ANYWAY = {"attack_boundaries": [0, 1], "train_mode": True}  # with these values
 NOTHING: tuple[Any, ...] = (None, "", False, [], {})
-ONLY_IN_FULL = ("log_interval", "device", "dist_url", "world_size")  # in every namespace that a program wrote itself
+ONLY_IN_FULL = ("log_interval", "device", "dist_url", "world_size")  # in every file that the program wrote itself
 PRECISION = {"float16": "fp16", "bfloat16": "bf16"}
+DDPM_IMAGES = "cifar10_ddpm_serialized/cifar_ddpm_improvedddpm_sorted_images.bin"
+
+DEFAULTS = {  # of both programs
+    "color_jitter": 0.4, "smoothing": 0.1, "remode": "pixel", "recount": 1, "mixup_prob": 1.0,
+    "mixup_switch_prob": 0.5, "mixup_mode": "batch", "momentum": 0.9, "sched": "cosine", "decay_rate": 0.1,
+    "patience_epochs": 10, "warmup_epochs": 5, "scale": [0.08, 1.0], "ratio": [3 / 4, 4 / 3], "hflip": 0.5,
+    "vflip": 0.0, "reprob": 0.0, "mixup": 0.0, "cutmix": 0.0, "mixup_off_epoch": 0, "aug_splits": 0,
+    "train_split": "train", "val_split": "validation", "train_interpolation": "random", "drop": 0.0,
+    "clip_mode": "norm", "opt": "sgd", "lr_base": 0.1, "lr_base_size": 256, "epochs": 300, "model_ema": False,
+    "model_ema_decay": 0.9998, "seed": 42,
+}  # fmt: skip
+TIMM = DEFAULTS | {
+    "batch_size": 128, "weight_decay": 2e-5, "warmup_lr": 1e-5, "min_lr": 0.0, "decay_epochs": 90,
+    "decay_milestones": [90, 180, 270], "cooldown_epochs": 0, "aug_repeats": 0,
+}  # fmt: skip
+LIGHT = DEFAULTS | {
+    "batch_size": 256, "weight_decay": 1e-4, "lr": 0.1, "warmup_lr": 1e-4, "min_lr": 1e-5, "decay_epochs": 100,
+    "decay_milestones": [30, 60], "cooldown_epochs": 10, "no_normalize": True, "attack": "pgd", "attack_eps": 4,
+    "attack_steps": 10, "attack_norm": "linf", "eps_schedule": "constant", "eps_schedule_period": 10,
+    "trades_beta": 6.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,53 +113,33 @@ class Recipe:
     notes: list[str] = field(default_factory=list)
 
     def text(self, origin: str = "") -> str:
-        """The recipe as YAML, its notes in the head.
-
-        `origin` is where the settings come from, for the first line (default: not said).
-        """
+        """The recipe as YAML, its notes in the head; `origin` is where the settings come from, for the first line."""
         return head_of(f"Settings of {origin}.", origin, self.notes) + dump_yaml(self.sections)
 
 
 def head_of(sentence: str, origin: str, notes: Sequence[str]) -> str:
-    """Comment lines for the head of a YAML file: where it comes from, if that is known, and the notes.
-
-    `sentence` is the first line; `origin` may be empty; `notes` follow, one line each.
-    """
-    lines = list(notes)
-    if origin:
-        lines.insert(0, sentence)
+    """Comment lines for the head of a YAML file: `sentence` where the `origin` is known, then the notes."""
+    lines = [sentence, *notes] if origin else notes
     return "".join(f"# {line}\n" for line in lines if line)
 
 
-def read_arguments(path: StrPath, program: str = "timm-args", *, lenient: bool = False) -> Recipe:
-    """Settings of another training program (YAML, JSON, or the `Namespace(…)` of a log) as a recipe.
+@converters.register("timm-args")
+def read_arguments(path: StrPath, *, lenient: bool = False) -> Recipe:
+    """Settings of timm's train.py, or of the light recipe's, as a recipe.
 
-    path: the file. program: whose settings they are, one of `SETTINGS`; with timm-args, options that only another
-    program has say which it is. lenient: what cannot be expressed here is left out with a note instead of refused.
+    path: args.yaml, or the same as JSON. lenient: what cannot be expressed here is left out with a note instead of
+    refused.
     """
-    args = _load(read_text(path), str(path))
-    if program == "timm-args":
-        return recipe_from_arguments(args, lenient=lenient)
-    return recipe_from_arguments(args, program, lenient=lenient)
-
-
-def _reader(program: Program) -> Callable[..., Recipe]:
-    def read(path: StrPath, *, lenient: bool = False) -> Recipe:
-        return read_arguments(path, program.name, lenient=lenient)
-
-    read.__doc__ = f"Settings of {program.says}, as a recipe."
-    return read
-
-
-for _program in PROGRAMS.values():
-    converters.register(_program.name)(_reader(_program))
+    content = parse_value(re.sub(r"!!python/\S+", "", read_text(path)))  # tags of pickled tuples
+    if isinstance(content, dict):
+        content = content.get("args", content)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds {type(content).__name__}, expected options by name, as in timm's args.yaml.")
+    return recipe_from_arguments(content, lenient=lenient)
 
 
 def write_recipe(recipe: Recipe, path: str | Path, *, origin: str = "") -> Path:
-    """Write `recipe` to the file `path`, its notes in the head; an existing file is not overwritten.
-
-    `origin` names where the settings come from (default: not said).
-    """
+    """Write `recipe` to the file `path`, its notes in the head; an existing file is not overwritten."""
     path = Path(path)
     if path.exists():
         raise ConfigError(f"{path} exists already. Choose another file with --out.")
@@ -89,22 +147,20 @@ def write_recipe(recipe: Recipe, path: str | Path, *, origin: str = "") -> Path:
     return path
 
 
-def recipe_from_arguments(args: Mapping[str, Any], program: str | None = None, *, lenient: bool = False) -> Recipe:
-    """The options of one run, by name, as a recipe.
+def recipe_from_arguments(args: Args, *, lenient: bool = False) -> Recipe:
+    """The options of one run, by name, as a recipe; what they do not say is the default of their program.
 
-    args: option → value. program: whose they are, one of `SETTINGS`; None: seen from the options. lenient: leave out
-    what cannot be expressed here, with a note.
+    lenient: leave out what cannot be expressed here, with a note.
     """
-    given = {key.replace("-", "_"): _plain(value) for key, value in args.items()}
+    given = {str(key).replace("-", "_"): "" if value in ("None", "none") else value for key, value in args.items()}
     if not given.get("model"):
         raise ConfigError("these options name no model; expected a key `model`, as in timm's args.yaml.")
-    whose = guess(given)
-    if program is not None:
-        whose = PROGRAMS[program]
+    is_light = not given.keys().isdisjoint(LIGHT_ONLY)
     notes: list[str] = []
-    args = {**whose.defaults, **given}
     if given.keys().isdisjoint(ONLY_IN_FULL):
-        notes.append(f"the file names only some options; the others have the defaults of {whose.says}.")
+        program = "the light recipe's train.py" if is_light else "timm's train.py"
+        notes.append(f"the file names only some options; the others have the defaults of {program}.")
+    args = {**(LIGHT if is_light else TIMM), **given}
     sections: dict[str, Any] = {
         "seed": int(args.get("seed") or 0),
         "model": _model(args, notes),
@@ -112,139 +168,112 @@ def recipe_from_arguments(args: Mapping[str, Any], program: str | None = None, *
         "task": _task(args, notes),
         "train": _train(args, notes),
     }
-    if whose.deit_loop:
-        _as_deit(args, sections, notes)
-    whose.extend(args, sections, notes)
     _refuse_the_rest(args, notes, lenient)
-    if not sections["model"].get("kwargs"):
-        sections["model"].pop("kwargs", None)
     return Recipe(sections=sections, notes=notes)
 
 
-def _task(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    task = objective(args, notes) or distillation(args, notes)
-    if task is None and args.get("jsd_loss"):
-        task = {"use": "jsd"}
-        if args.get("aug_splits"):
-            task["splits"] = args["aug_splits"]
-    if task is None:
-        task = {"use": "supervised"}
-    if args.get("bce_loss"):
-        task["binary"] = True
-    return task
+def _names(section: str) -> dict[str, str]:
+    """The options of a section: their name, and ours."""
+    return {name: name for name in SAME[section].split()} | RENAMED[section]
 
 
-def _plain(value: Any) -> Any:
-    """A value without the words for nothing."""
-    if value in ("None", "none"):
-        return ""
-    return value
+def _taken(args: Args, section: str) -> dict[str, Any]:
+    return {ours: args[theirs] for theirs, ours in _names(section).items() if args.get(theirs) not in (None, "")}
 
 
-def _load(text: str, name: str) -> dict[str, Any]:
-    if text.lstrip().startswith("Namespace("):
-        return _printed_namespace(text)
-    found = parse_value(re.sub(r"!!python/\S+", "", text))  # tags of pickled namespaces and tuples
-    if isinstance(found, dict):
-        found = found.get("args", found)
-    if not isinstance(found, dict):
-        raise ConfigError(f"{name} holds {type(found).__name__}, expected options by name, as in timm's args.yaml.")
-    return {str(key): value for key, value in found.items()}
-
-
-def _printed_namespace(text: str) -> dict[str, Any]:
-    """`Namespace(lr=0.1, …)`, as argparse prints it into logs."""
-    call = ast.parse(text.strip(), mode="eval").body
-    assert isinstance(call, ast.Call)
-    return {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
-
-
-def _taken(args: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {ours: args[theirs] for theirs, ours in names.items() if args.get(theirs) not in (None, "")}
-
-
-def _model(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    model = {key: value for key, value in _taken(args, options.MODEL).items() if value is not False}
-    model["name"] = _known_model(str(model["name"]))
-    kwargs = _model_kwargs(args, notes)
+def _model(args: Args, notes: list[str]) -> dict[str, Any]:
+    model = {key: value for key, value in _taken(args, "model").items() if value is not False}
+    if f"vitruvius/{model['name']}" in models:
+        model["name"] = f"vitruvius/{model['name']}"
     if args.get("finetune"):
         model["reset_head"] = True
         notes.append("finetune: there the head is new only where its shape differs, here always (model.reset_head).")
     if "no_normalize" in args and not args.get("normalize_model"):
         model |= {"mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0]}
-    if kwargs:
-        model["kwargs"] = kwargs
-    return model
-
-
-def _known_model(name: str) -> str:
-    """The name with our prefix, where the model is ours."""
-    ours = f"vitruvius/{name}"
-    if ours in models:
-        return ours
-    return name
-
-
-def _model_kwargs(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """What the model's constructor is given."""
-    kwargs = {**_taken(args, options.KWARGS), **dict(args.get("model_kwargs") or {})}
+    kwargs = {**_taken(args, "model.kwargs"), **dict(args.get("model_kwargs") or {})}
     if args.get("drop_connect"):
         kwargs.setdefault("drop_path_rate", args["drop_connect"])
         notes.append("drop_connect is timm's old name of drop_path; taken as model.kwargs.drop_path_rate.")
-    size = args.get("input_size")
-    if isinstance(size, int) and size != 224:  # DeiT builds its models for it
-        kwargs["img_size"] = size
-    return kwargs
+    return {**model, "kwargs": kwargs} if kwargs else model
 
 
-def _data(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    data = _taken(args, options.DATA)
-    data.setdefault("dataset", "folder")
-    if args.get("data_set"):
-        data["dataset"] = _deit_dataset(str(args["data_set"]), notes)
+def _data(args: Args, notes: list[str]) -> dict[str, Any]:
+    data = {"dataset": "folder", **_taken(args, "data")}
     if "color_jitter" in args and args["color_jitter"] is None:
         data["color_jitter"] = 0.0  # null is off there; here it would mean 0.4
     if isinstance(args.get("input_size"), list | tuple):
         data["image_size"] = args["input_size"][-1]
-    _add_augmentation(args, data)
+    if not args.get("jsd_loss"):
+        data.pop("aug_splits", None)
     if args.get("combine_dataset"):
         data["mix"] = _mix(args, args.get("combine_data_dir") or data.get("root"), notes)
     return data
 
 
-def _deit_dataset(name: str, notes: list[str]) -> str:
-    """What DeiT's --data-set is called here."""
-    if name.startswith("INAT"):
-        notes.append(f"data_set {name}: say the year with data.train_split, e.g. 2021_train.")
-    return options.DEIT_DATA.get(name, "folder")
-
-
-def _add_augmentation(args: Mapping[str, Any], data: dict[str, Any]) -> None:
-    """What has another name or another form there."""
-    if args.get("repeated_aug"):
-        data["aug_repeats"] = 3
-    if not args.get("jsd_loss"):
-        data.pop("aug_splits", None)
-    if args.get("ThreeAugment") or args.get("three_augment"):
-        data["aa"] = "3a"
-
-
-def _mix(args: Mapping[str, Any], root: str | None, notes: list[str]) -> dict[str, Any]:
+def _mix(args: Args, root: str | None, notes: list[str]) -> dict[str, Any]:
     """The second set of every batch; the light recipe's TFDS builder reads a raw file, and so do we."""
     name = str(args["combine_dataset"])
     if name.removeprefix("tfds/") == "cifar_ddpm":
         name = "bin/32x32x3"
-        root = f"{root or '.'}/{options.DDPM_IMAGES}"
+        root = f"{root or '.'}/{DDPM_IMAGES}"
         notes.append(f"combine_dataset {args['combine_dataset']}: read from its raw file {root} (data.mix.root).")
     mix = {"dataset": name, "fraction": args.get("combined_dataset_ratio", 0.5)}
-    if root:
-        mix["root"] = root
-    return mix
+    return {**mix, "root": root} if root else mix
 
 
-def _train(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    train = {**_taken(args, options.TRAIN), "holdout": 0}
-    train.setdefault("sched_on_updates", False)
+def _task(args: Args, notes: list[str]) -> dict[str, Any]:
+    task: dict[str, Any] = {"use": "supervised"}
+    if args.get("adv_training"):
+        task = _adversarial(args, notes)
+    elif args.get("kd_model_name"):
+        task = _distillation(args, notes)
+    elif args.get("jsd_loss"):
+        task = {"use": "jsd", **({"splits": args["aug_splits"]} if args.get("aug_splits") else {})}
+    if args.get("bce_loss"):
+        task["binary"] = True
+    return task
+
+
+def _adversarial(args: Args, notes: list[str]) -> dict[str, Any]:
+    """The light recipe's --adv-training; radii and steps are given in 1/255 there."""
+    trades = args["adv_training"] == "trades"
+    eps = float(_given(args, "attack_eps", 4))
+    steps = int(args.get("attack_steps") or 10)  # an attack makes a step, and of some length
+    step_size = float(args.get("attack_lr") or 1.5 * eps / steps) / 255
+    task: dict[str, Any] = {
+        "use": "trades" if trades else "adversarial",
+        "eps": eps / 255,
+        "norm": _given(args, "attack_norm", "linf"),
+        "attack": {"use": _given(args, "attack", "pgd"), "steps": steps, "step_size": step_size},
+    }
+    if trades:
+        task["beta"] = float(_given(args, "trades_beta", 6.0))
+    if _given(args, "eps_schedule", "constant") != "constant" and args.get("eps_schedule_period"):
+        task["coupled"] = False  # the step stays that of the final eps
+        task["schedule"] = {"use": args["eps_schedule"], "epochs": args["eps_schedule_period"]}
+        if args.get("zero_eps_epochs"):
+            task["schedule"] |= {"zero": args["zero_eps_epochs"], "variant": "released"}
+    notes.append("there the 1-step training attack chooses the best weights, here PGD-10 (train.select_threat).")
+    return task
+
+
+def _given(args: Args, name: str, default: Any) -> Any:
+    """An option, or the default where it is missing or says nothing; 0 says something."""
+    value = args.get(name)
+    return default if value is None or value == "" or value is False else value
+
+
+def _distillation(args: Args, notes: list[str]) -> dict[str, Any]:
+    kind = args.get("kd_distill_type")
+    task = {"use": "distillation", "teacher": args["kd_model_name"], "kind": "feature" if kind == "feature" else "soft"}
+    if kind == "token":
+        notes.append("kd_distill_type token: models with a distillation token use it here without being asked.")
+    names = {"kd_temperature": "temperature"} | {name: name for name in ("distill_loss_weight", "task_loss_weight")}
+    return task | {ours: float(args[theirs]) for theirs, ours in names.items() if args.get(theirs) is not None}
+
+
+def _train(args: Args, notes: list[str]) -> dict[str, Any]:
+    train = {"sched_on_updates": False, **_taken(args, "train"), "holdout": 0}
     notes.append("holdout 0: the validation split chooses the best weights, as there. 0.1 would be honest.")
     if args.get("torchcompile"):
         train["compile"] = args["torchcompile"]
@@ -257,51 +286,21 @@ def _train(args: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     return train
 
 
-def _as_deit(args: Mapping[str, Any], sections: dict[str, Any], notes: list[str]) -> None:
-    """What DeiT's program does without being asked."""
-    model, data, train = sections["model"], sections["data"], sections["train"]
-    train.setdefault("precision", "fp16")
-    if train.get("lr") is not None and not args.get("unscale_lr"):
-        train |= {"lr_base": train.pop("lr"), "lr_base_size": 512, "lr_base_scale": "linear"}
-        notes.append("lr is DeiT's for 512 images: lr_base here, scaled by the global batch.")
-    if train.pop("cooldown_epochs", 0):
-        notes.append("cooldown_epochs: DeiT's loop ends after its epochs and never comes to the cool-down; 0 here.")
-    model.setdefault("mean", list(IMAGENET["mean"]))
-    model.setdefault("std", list(IMAGENET["std"]))
-    data.setdefault("crop_pct", 0.875)
-    data.setdefault("interpolation", "bicubic")
-    if args.get("finetune"):
-        notes.append("DeiT fine-tunes in eval mode, without drop path; here in train mode.")
-    if train.get("model_ema"):
-        notes.append("DeiT keeps an average of the weights (model_ema) and never judges it; here it may become best.")
-    notes.append("DeiT's schedule stands still for the first two epochs; here it moves after the first.")
-
-
-def _refuse_the_rest(args: Mapping[str, Any], notes: list[str], lenient: bool) -> None:
-    said = [f"{key}={value}" for key, value in args.items() if not _is_understood(key, value)]
+def _refuse_the_rest(args: Args, notes: list[str], lenient: bool) -> None:
+    understood = {*READ_TOGETHER.split(), *NO_SETTINGS.split()}.union(*(_names(section) for section in SAME))
+    unknown = [
+        f"{key}={value}"
+        for key, value in args.items()
+        if key not in understood and value not in NOTHING and HAPPENS_ANYWAY.get(key) != value
+    ]
     if args.get("aug_splits") and not args.get("jsd_loss"):
-        said.append(f"aug_splits={args['aug_splits']} (without jsd_loss)")
-    if said:
-        _leave_out(said, notes, lenient)
-    _note_what_differs(args, notes)
-
-
-def _leave_out(said: list[str], notes: list[str], lenient: bool) -> None:
-    if not lenient:
+        unknown.append(f"aug_splits={args['aug_splits']} (without jsd_loss)")
+    if unknown and not lenient:
         raise ConfigError(
-            f"these options cannot be expressed in a recipe: {', '.join(said)}. Take them out of the file, or convert "
-            "with --lenient, which leaves them out and says so in the head of the recipe."
+            f"these options cannot be expressed in a recipe: {', '.join(unknown)}. Take them out of the file, or "
+            "convert with --lenient, which leaves them out and says so in the head of the recipe."
         )
-    notes.append(f"not known here, left out: {', '.join(said)}.")
-
-
-def _note_what_differs(args: Mapping[str, Any], notes: list[str]) -> None:
-    """Options that are understood and mean something else here."""
-    if args.get("resume") and "svd_type" not in args:
-        notes.append("resume: train the recipe again and it goes on where its own run stopped.")
-
-
-def _is_understood(key: str, value: Any) -> bool:
-    if key in options.READ or key in options.MACHINE or value in NOTHING:
-        return True
-    return key in options.HERE_TOO and value == options.HERE_TOO[key]
+    if unknown:
+        notes.append(f"not known here, left out: {', '.join(unknown)}.")
+    if args.get("resume"):
+        notes.append("resume: train the recipe again and it resumes where its own run stopped.")

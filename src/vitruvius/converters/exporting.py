@@ -40,9 +40,18 @@ def save_for_hub(model: nn.Module, folder: str | Path) -> Path:
 
 def _plain(model: nn.Module) -> nn.Module:
     root = copy.deepcopy(inner(model))
-    cores = _cores(root)
+    cores = {
+        name: module.core
+        for name, module in root.named_modules()
+        if isinstance(module, Socket) and isinstance(module.core, Core)
+    }
     for name, core in cores.items():
-        _refuse_without_timm_form(name, core)
+        strange = [key for key, part in core.parts.items() if not _has_timm_form(part)]
+        if strange:
+            raise SurgeryError(
+                f"{name!r} attends by {core.describe()}; timm's attention cannot do {', '.join(strange)}. "
+                "restore(model) gives its weights back to timm, with another function."
+            )
     if any(_has(core, LowRank) for core in cores.values()):
         fold(root)
     for name, core in cores.items():
@@ -53,32 +62,12 @@ def _plain(model: nn.Module) -> nn.Module:
     return root
 
 
-def _refuse_without_timm_form(name: str, core: Core) -> None:
-    strange = [key for key, part in core.parts.items() if not _has_timm_form(part)]
-    if strange:
-        raise SurgeryError(
-            f"{name!r} attends by {core.describe()}; timm's attention cannot do {', '.join(strange)}. "
-            "restore(model) gives its weights back to timm, with another function."
-        )
-
-
-def _cores(root: nn.Module) -> dict[str, Core]:
-    """The cores of a rewired model, by site."""
-    found: dict[str, Core] = {}
-    for name, module in root.named_modules():
-        if isinstance(module, Socket) and isinstance(module.core, Core):
-            found[name] = module.core
-    return found
-
-
 def _has(core: Core, kind: type[nn.Module]) -> bool:
     return any(isinstance(part, kind) for part in core.children())
 
 
 def _has_timm_form(part: nn.Module) -> bool:
-    if isinstance(part, Mask):
-        return bool(part.keep.all())
-    return isinstance(part, LowRank | Symmetric | Softmax)
+    return bool(part.keep.all()) if isinstance(part, Mask) else isinstance(part, LowRank | Symmetric | Softmax)
 
 
 @torch.no_grad()

@@ -54,20 +54,14 @@ def kpca(
 
 
 def reconstruction(checkpoint: Checkpoint, model_name: str | None, num_heads: int | None) -> Converted:
-    """Layers that standardise q and k.
-
-    `checkpoint` is the file as it was read; `model_name` is that of the timm model and `num_heads` of its layers, None
-    where the shapes are to tell.
-    """
+    """Layers that standardise q and k; of a model whose name does not say it, `num_heads` must be given."""
     model = _model(checkpoint, model_name, num_heads, RECONSTRUCTION_HEADS)
     return finish(checkpoint, model, [{"where": "blocks.*.attn", "parts": [{"use": "standardised"}]}])
 
 
 def _scaled(checkpoint: Checkpoint, model_name: str | None, num_heads: int | None) -> Converted:
     shape = checkpoint.state["blocks.0.attn.s"].shape
-    form, heads = "alpha", num_heads
-    if len(shape) == 3:
-        form, heads = "matrix", shape[0]
+    form, heads = ("matrix", shape[0]) if len(shape) == 3 else ("alpha", num_heads)
     for site in sites(count_blocks(checkpoint)):
         checkpoint.state[f"{site}.core.scaled.{form}"] = checkpoint.take(f"{site}.s")
     model = _model(checkpoint, model_name, heads, HEADS)

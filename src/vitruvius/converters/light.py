@@ -43,9 +43,9 @@ def light(
 
 def _statistics(checkpoint: Checkpoint, given: dict[str, Any], inside: dict[str, Any]) -> dict[str, Any]:
     """Mean and std: as given, else from inside the model, else as its settings say."""
-    if _complete(given):
+    if None not in given.values():
         return given
-    if _complete(inside):
+    if all(value is not None for value in inside.values()):
         return {name: tuple(value.flatten().tolist()) for name, value in inside.items()}
     if "normalize_model" not in checkpoint.args:
         checkpoint.notes.append(
@@ -55,17 +55,7 @@ def _statistics(checkpoint: Checkpoint, given: dict[str, Any], inside: dict[str,
         return UNTOUCHED
     if not checkpoint.args["normalize_model"]:
         return UNTOUCHED
-    return _stored_statistics(checkpoint)
-
-
-def _stored_statistics(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Mean and std as its settings say, or nothing and a note."""
-    stored: dict[str, Any] = {name: checkpoint.args.get(name) or None for name in ("mean", "std")}
-    if _complete(stored):
-        return {name: tuple(value) for name, value in stored.items()}
+    if checkpoint.args.get("mean") and checkpoint.args.get("std"):
+        return {name: tuple(checkpoint.args[name]) for name in ("mean", "std")}
     checkpoint.notes.append("normalised by the model's default statistics.")
     return {}
-
-
-def _complete(values: dict[str, Any]) -> bool:
-    return all(value is not None for value in values.values())

@@ -11,15 +11,14 @@ import logging
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from vitruvius._bar import Bar
 from vitruvius._errors import CheckpointError, UnknownName, suggest
+from vitruvius._progress import Bar, Progress
 from vitruvius._yaml import parse_value
 from vitruvius.converters._converted import Converted, convert
 
@@ -110,7 +109,7 @@ def fetch_published(entry: Published, *, folder: Path | None = None) -> Path:
 
     entry: which. folder: the cache; default: $VITRUVIUS_CACHE, else ~/.cache/vitruvius/checkpoints.
     """
-    folder = folder or _cache()
+    folder = folder or Path(os.environ.get("VITRUVIUS_CACHE") or Path.home() / ".cache" / "vitruvius" / "checkpoints")
     path = folder / f"{entry.name.replace('/', '-')}.pth"
     if not path.is_file():
         if entry.url is None:
@@ -125,20 +124,21 @@ def fetch_published(entry: Published, *, folder: Path | None = None) -> Path:
     return path
 
 
-def _cache() -> Path:
-    given = os.environ.get("VITRUVIUS_CACHE")
-    if given:
-        return Path(given)
-    return Path.home() / ".cache" / "vitruvius" / "checkpoints"
-
-
-def _download(entry: Published, path: Path, progress: Callable[..., None]) -> None:
+def _download(entry: Published, path: Path, progress: Progress) -> None:
     part = path.with_suffix(".part")
     try:
         with urllib.request.urlopen(str(entry.url), timeout=60) as answer, part.open("wb") as file:
             total = int(answer.headers.get("Content-Length") or 0) or None
-            _refuse_page(entry, answer)
-            done = _copy(answer, file, total, progress)
+            if "text/html" in (answer.headers.get("Content-Type") or ""):
+                raise CheckpointError(
+                    f"{entry.name}: {entry.url} answers with a page, not with a file. Open {entry.page} in a browser, "
+                    "fetch it there, and say where it is: model.weights=FILE."
+                )
+            done = 0
+            while block := answer.read(CHUNK):
+                file.write(block)
+                done += len(block)
+                progress(done >> 20, total and total >> 20, "MiB")
     except (urllib.error.URLError, OSError) as error:
         part.unlink(missing_ok=True)
         raise CheckpointError(
@@ -154,37 +154,19 @@ def _download(entry: Published, path: Path, progress: Callable[..., None]) -> No
     part.replace(path)
 
 
-def _refuse_page(entry: Published, answer: Any) -> None:
-    if "text/html" in (answer.headers.get("Content-Type") or ""):
-        raise CheckpointError(
-            f"{entry.name}: {entry.url} answers with a page, not with a file. Open {entry.page} in a browser, "
-            "fetch it there, and say where it is: model.weights=FILE."
-        )
-
-
-def _copy(answer: Any, file: IO[bytes], total: int | None, progress: Callable[..., None]) -> int:
-    """Copy what the server sends; the number of bytes that came."""
-    done = 0
-    mebibytes = None if total is None else total >> 20
-    while block := answer.read(CHUNK):
-        file.write(block)
-        done += len(block)
-        progress(done >> 20, mebibytes, "MiB")
-    return done
-
-
 def _check(entry: Published, path: Path) -> None:
     """Against the published hash, or where there is none against what came the first time."""
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     beside = path.with_suffix(".sha256")
-    wanted = entry.sha256
-    if wanted is None and beside.is_file():
-        wanted = beside.read_text(encoding="utf-8").strip()
-    if wanted is None:
-        logger.warning("%s: its authors publish no hash; what came has sha256 %s, remembered.", entry.name, found)
-        beside.write_text(found + "\n", encoding="utf-8")
-    elif found != wanted:
+    expected = entry.sha256
+    if expected is None and beside.is_file():
+        expected = beside.read_text(encoding="utf-8").strip()
+    if expected is None:
+        logger.warning("%s: its authors publish no hash; what came has sha256 %s, remembered.", entry.name, sha256)
+        beside.write_text(sha256 + "\n", encoding="utf-8")
+    elif sha256 != expected:
         raise CheckpointError(
-            f"{path} has sha256 {found}, expected {wanted}: it is damaged or another file. Delete it to fetch it again."
+            f"{path} has sha256 {sha256}, expected {expected}: it is damaged or another file. Delete it to fetch it "
+            "again."
         )

@@ -33,7 +33,8 @@ def structured(
     _refuse_convmixer(checkpoint)
     name = known_name(checkpoint, model_name, RENAMED)
     kwargs = checkpoint.args.get("model_kwargs") or {}
-    sizes = vit_sizes(checkpoint, _heads(checkpoint, num_heads or kwargs.get("num_heads")))
+    one_per_64_channels = max(checkpoint.shape_of("patch_embed.proj.weight")[0] // 64, 1)
+    sizes = vit_sizes(checkpoint, int(num_heads or kwargs.get("num_heads") or one_per_64_channels))
     if "cls_token" not in checkpoint.state:
         sizes |= {"class_token": False, "global_pool": "avg"}
     elif kwargs.get("no_embed_class"):
@@ -50,13 +51,6 @@ def _refuse_convmixer(checkpoint: Checkpoint) -> None:
             f"{checkpoint.name} is a ConvMixer of structured_init. Which filter belongs to which channel was drawn at "
             "random and never saved, so these weights cannot be used again, by anybody."
         )
-
-
-def _heads(checkpoint: Checkpoint, given: int | None) -> int:
-    """As given, else one for every 64 channels."""
-    if given:
-        return int(given)
-    return max(checkpoint.shape_of("patch_embed.proj.weight")[0] // 64, 1)
 
 
 def _add_positions(checkpoint: Checkpoint, sizes: dict[str, Any]) -> None:

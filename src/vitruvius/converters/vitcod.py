@@ -7,11 +7,8 @@ L layers, H heads, N queries, M keys
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from vitruvius._errors import CheckpointError
@@ -39,17 +36,14 @@ def vitcod(checkpoint: Checkpoint, *, model_name: str | None = None, mask: str |
         rename_levit(checkpoint)
     name = known_name(checkpoint, model_name, LEVITS)
     ranks = _rename_auto_encoders(checkpoint)
-    keeps: dict[str, Tensor] = {}
     if levit:
         sizes = levit_sizes(checkpoint)
-        names = _levit_sites(sizes["depth"])
-        if mask is not None:
-            keeps = _levit_masks(Path(mask), sizes["depth"])
+        depths = enumerate(sizes["depth"])
+        names = [f"stages.{stage}.blocks.{block}.attn" for stage, depth in depths for block in range(depth)]
     else:
         sizes = vit_sizes(checkpoint, _deit_heads(checkpoint, ranks))
         names = sites(sizes["depth"])
-        if mask is not None:
-            keeps = _deit_masks(Path(mask), sizes["depth"])
+    keeps = _masks(mask, names)
     for site, keep in keeps.items():
         checkpoint.state[f"{site}.core.mask.keep"] = keep
     return finish(checkpoint, {"name": name, **IMAGENET, **sizes}, merged(_rules(ranks, keeps), names))
@@ -88,34 +82,16 @@ def _rules(ranks: dict[str, tuple[str, int, int]], keeps: dict[str, Tensor]) -> 
     return rules
 
 
-def _levit_sites(depths: tuple[int, ...]) -> list[str]:
-    return [f"stages.{stage}.blocks.{block}.attn" for stage, depth in enumerate(depths) for block in range(depth)]
-
-
-def _deit_masks(path: Path, depth: int) -> dict[str, Tensor]:
-    return dict(zip(sites(depth), _read(path, depth), strict=True))
-
-
-def _levit_masks(folder: Path, depths: tuple[int, ...]) -> dict[str, Tensor]:
-    keeps: dict[str, Tensor] = {}
-    for stage, depth in enumerate(depths):
-        for block, keep in enumerate(_read(folder / f"mask_dpt{stage}.npy", depth)):
-            keeps[f"stages.{stage}.blocks.{block}.attn"] = keep
-        sampling = folder / f"mask_subsample{stage}.npy"
-        if stage + 1 < len(depths) and sampling.exists():
-            (keeps[f"stages.{stage + 1}.downsample.attn_downsample"],) = _read(sampling, 1)
+def _masks(path: str | None, names: list[str]) -> dict[str, Tensor]:
+    """Site → (H, N, M), True = kept; of every attention of the model, in a LeViT also those that sample down."""
+    if path is None:
+        return {}
+    keeps = read_mask_arrays(path)
+    missing = [name for name in names if name not in keeps]
+    strange = [name for name in keeps if name not in names and "downsample" not in name]
+    if missing or strange:
+        raise CheckpointError(f"{path} does not fit the {len(names)} attentions: look at {(missing + strange)[0]}.")
     return keeps
-
-
-def _read(path: Path, depth: int) -> Tensor:
-    """(L, H, N, M), True = kept."""
-    try:
-        pruned = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a ViTCoD mask: {error}") from error
-    if pruned.ndim != 4 or len(pruned) != depth:
-        raise CheckpointError(f"{path} has shape {pruned.shape}; expected ({depth} layers, heads, queries, keys).")
-    return ~torch.from_numpy(pruned.astype(bool))
 
 
 @converters.register(MASKS)

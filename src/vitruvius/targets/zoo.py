@@ -1,7 +1,7 @@
 """A checkpoint of the zoo, by name: zoo/vit_digits_adversarial. A run folder with a card, checked before it is loaded.
 
 The card, card.json, says what the weights were trained on and how, what was measured of them, and their hash; card.md
-says the same to a person. `scripts/zoo.py` makes and checks them.
+says the same to a person. `python -m experiments.zoo` makes and checks them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def find_checkpoint(text: str) -> Path:
     if found != stated:
         raise CheckpointError(
             f"{folder / WEIGHTS} is not the file that card.json describes: its SHA-256 is {found[:16]}…, the card says "
-            f"{stated[:16]}…. Get it anew (git checkout, git lfs pull), or make it again with scripts/zoo.py."
+            f"{stated[:16]}…. Get it anew (git checkout, git lfs pull), or make it again: python -m experiments.zoo."
         )
     return folder
 

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitruvius.compression import guess_sites
 from vitruvius.compression.masks import Masks
+from vitruvius.compression.sites import guess_sites
 from vitruvius.report._blocks import Block, Note
 from vitruvius.report._markup import grey_png
 from vitruvius.report._readers import natural

@@ -1,0 +1,64 @@
+"""Results of campaigns: bring them home, keep what a table needs of every run, make the page docs/RESULTS.md.
+
+python -m experiments pack runs/campaigns/attention_pgd out     # → out/attention_pgd.tar.gz.00, .01, …
+python -m experiments unpack out/attention_pgd.tar.gz.00 runs/campaigns
+python -m experiments collect runs/campaigns/attention_pgd      # → experiments/results/attention_pgd/*.json
+python -m experiments tables                                    # results → docs/RESULTS.md and its figures
+python -m experiments heads                                     # results → heads of campaigns and recipes
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from experiments.collected import collect, write_heads
+from experiments.packs import PIECE, pack, unpack
+from experiments.tables import RESULTS, ROOT, print_table, with_tables
+
+PAGE = ROOT / "docs" / "RESULTS.md"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    packing = verbs.add_parser("pack", help="a campaign's files but its weights, in pieces")
+    packing.add_argument("folder", type=Path)
+    packing.add_argument("out", type=Path)
+    packing.add_argument("--weights", nargs="*", default=[], metavar="RUN", help="runs whose weights come along")
+    packing.add_argument(
+        "--piece", type=int, default=PIECE, metavar="MIB", help="size of a piece (default %(default)s)"
+    )
+    packing.set_defaults(run=lambda o: print(*pack(o.folder, o.out, weights=o.weights, piece=o.piece), sep="\n"))
+    unpacking = verbs.add_parser("unpack", help="the campaign's folder again")
+    unpacking.add_argument("piece", type=Path, help="the first piece of a pack; the others lie beside it")
+    unpacking.add_argument("folder", type=Path, help="where the folder of the campaign goes")
+    unpacking.set_defaults(run=lambda o: print(unpack(o.piece, o.folder)))
+    collecting = verbs.add_parser("collect", help="one small file per run")
+    collecting.add_argument("folder", type=Path)
+    collecting.add_argument(
+        "--results", type=Path, default=RESULTS, help="where they go (default: experiments/results)"
+    )
+    collecting.set_defaults(run=lambda o: print(*collect(o.folder, o.results), sep="\n"))
+    tables = verbs.add_parser("tables", help="make every table and figure of docs/RESULTS.md again, or print one table")
+    tables.add_argument("campaign", nargs="?")
+    tables.add_argument("--results", type=Path, default=RESULTS)
+    tables.set_defaults(run=make_tables)
+    heads = verbs.add_parser("heads", help="say in the heads of campaigns and recipes what was measured")
+    heads.set_defaults(run=lambda _: write_heads())
+    return parser
+
+
+def make_tables(options: argparse.Namespace) -> None:
+    if options.campaign:
+        print(print_table(options.campaign, options.results))
+        return
+    from experiments.figures import write_figures
+
+    PAGE.write_text(with_tables(PAGE.read_text()))
+    print(PAGE, *write_figures(), sep="\n")
+
+
+if __name__ == "__main__":
+    options = make_parser().parse_args()
+    options.run(options)

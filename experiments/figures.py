@@ -1,0 +1,117 @@
+"""The figures of docs/RESULTS.md, drawn from the runs and studies that experiments/results holds.
+
+`python -m experiments tables` writes them to docs/figures/results_*.png; a campaign of which nothing was judged has
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.tables import RESULTS, ROOT, Run, by_threat, find, is_judged, load
+from vitruvius.report.style import figure_style, legend_below, new_axes, save_figure, series
+from vitruvius.studies.kpca import draw as draw_kpca
+
+FIGURES = ROOT / "docs" / "figures"
+Shown = tuple[str, tuple[str, ...]]  # a label, and the words by which a threat is found
+MASKED: tuple[Shown, ...] = (("before fine-tuning", ("start/",)), ("after fine-tuning", ("evaluation/clean",)))
+ATTACKED: dict[str, tuple[Shown, ...]] = {
+    "attention_natural": (
+        ("clean", ("evaluation/clean",)),
+        ("PGD-20 1/255", ("pgd", "(eps=1/255")),
+        ("AutoAttack 1/255", ("autoattack",)),
+    ),
+    "attention_pgd": (
+        ("clean", ("evaluation/clean",)),
+        ("PGD-20 8/255", ("pgd",)),
+        ("AutoAttack 8/255", ("autoattack",)),
+    ),
+    "attention_digits": (
+        ("clean", ("evaluation/clean",)),
+        ("PGD-20 0.1", ("pgd",)),
+        ("APGD-CE, APGD-T, Square 0.1", ("autoattack",)),
+    ),
+    "structured": (("test accuracy", ("clean",)),),
+    "structured_p2": (("test accuracy", ("clean",)),),
+    "vitcod": MASKED,
+    "vitcod_pretrained": MASKED,
+}
+WATCHED = {"light": "one step", "pgd3": "three steps"}  # runs whose alarm is drawn, and how they were trained
+KPCA = {"kpca_pretrained": "ViT-S, pretrained", "kpca_random": "ViT-S, random weights", "kpca_digits": ""}
+
+
+def write_figures(results: Path = RESULTS, figures: Path = FIGURES) -> list[Path]:
+    """Every figure that there are runs for; the files written."""
+    drawn = {name: draw_threats(name, results) for name in ATTACKED}
+    drawn |= {"kpca": draw_studies(results), "light_digits": draw_alarm(results)}
+    written = []
+    for name, figure in drawn.items():
+        if figure is not None:
+            written += save_figure(figure, figures / f"results_{name}.png")
+    return written
+
+
+def draw_threats(campaign: str, results: Path = RESULTS) -> Figure | None:
+    """Accuracy of every judged run under each threat, with its 95 % interval; best under the last threat on top."""
+    shown = ATTACKED[campaign]
+    runs = [run for run in load(campaign, results) if is_judged(run)]
+    if not runs:
+        return None
+    runs = by_threat(runs, *shown[-1][1])
+    with figure_style():
+        figure, axes = new_axes(7.2, 1.3 + 0.34 * len(runs))
+        for index, (label, words) in enumerate(shown):
+            _draw_threat(axes, [find(run, *words) for run in runs], series(index), label)
+        axes.set_yticks(range(len(runs)), [run["name"] for run in runs])
+        axes.set_ylim(len(runs) - 0.5, -0.5)
+        axes.set_xlabel("accuracy (%), with 95 % intervals")
+        if len(shown) > 1:
+            legend_below(figure, columns=len(shown))
+    return figure
+
+
+def _draw_threat(axes: Axes, threats: Sequence[Run], look: Any, label: str) -> None:
+    values = [100 * threat["accuracy"] for threat in threats]
+    low = [100 * (threat["accuracy"] - threat["low"]) for threat in threats]
+    high = [100 * (threat["high"] - threat["accuracy"]) for threat in threats]
+    style = {"color": look.colour, "marker": look.marker, "linestyle": "none", "elinewidth": 1.4}
+    axes.errorbar(values, range(len(values)), xerr=[low, high], label=label, **style)
+
+
+def draw_alarm(results: Path = RESULTS) -> Figure | None:
+    """What the alarm read after every epoch of training with one step and with three."""
+    runs = {run["name"]: run for run in load("light_digits", results)}
+    if not WATCHED.keys() <= runs.keys():
+        return None
+    with figure_style():
+        figure, axes = new_axes(6.4, 3.4)
+        for index, (name, words) in enumerate(WATCHED.items()):
+            _draw_readings(axes, runs[name]["epochs"], series(index).colour, f"trained with {words}")
+        axes.set_xlabel("epoch")
+        axes.set_ylabel("held-out accuracy (%)")
+        legend_below(figure, columns=2)
+    return figure
+
+
+def _draw_readings(axes: Axes, epochs: Sequence[Run], colour: str, label: str) -> None:
+    numbers = [row["epoch"] + 1 for row in epochs]
+    for key, words, line in (("single_step", "FGSM", "--"), ("multi_step", "PGD-10", "-")):
+        values = [100 * row[f"{key}_accuracy"] for row in epochs]
+        axes.plot(numbers, values, color=colour, linestyle=line, label=f"{label}, under {words}")
+
+
+def draw_studies(results: Path = RESULTS) -> Figure | None:
+    """The headlines of all studies of kernel PCA, one line per model."""
+    rows: list[Run] = []
+    for campaign, name in KPCA.items():
+        for study in load(campaign, results):
+            rows += [{**row, "model": name or row["model"].replace("_", ", ")} for row in study["rows"]]
+    if not rows:
+        return None
+    draw: Callable[[list[Run]], Figure] = draw_kpca
+    return draw(rows)

@@ -1,0 +1,226 @@
+"""Read and write by path, local or an fsspec URL. Files are whole or absent, and every failure is one RunError.
+
+Local writes are atomic (a temporary file in the same folder, fsync, `os.replace`); object stores put whole objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vitruvius._errors import RunError, VitruviusError
+from vitruvius._files.store import at_url, is_url, reason_of
+from vitruvius._secrets import redact
+
+StrPath = str | Path
+LOCK = ".lock"  # end of the names of files that say who writes a folder
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def join(folder: StrPath, *names: str) -> StrPath:
+    """`folder/name/…`, a Path for local folders and a string for URLs."""
+    return "/".join([str(folder).rstrip("/"), *names]) if is_url(folder) else Path(folder).joinpath(*names)
+
+
+def exists(path: StrPath) -> bool:
+    """Whether a file or folder is there; a store that cannot be asked is a RunError."""
+    if not is_url(path):
+        return Path(path).exists()
+    with explained(path, "read"):
+        return at_url(str(path), lambda filesystem, inner: bool(filesystem.exists(inner)))
+
+
+def read_bytes(path: StrPath) -> bytes:
+    """The whole file, or a RunError."""
+    with explained(path, "read"):
+        if not is_url(path):
+            return Path(path).read_bytes()
+        data: bytes = at_url(str(path), lambda filesystem, inner: filesystem.cat_file(inner))
+        return data
+
+
+def read_text(path: StrPath) -> str:
+    """The whole file as UTF-8, or a RunError."""
+    return read_bytes(path).decode("utf-8")
+
+
+def read_json(path: StrPath) -> dict[str, Any]:
+    """The JSON object in a file, or a RunError that calls it damaged."""
+    try:
+        content = json.loads(read_text(path))
+    except ValueError as error:
+        raise RunError(
+            f"{path} is damaged, it is not JSON: {error}. Delete it, or use a copy that is whole."
+        ) from error
+    if not isinstance(content, dict):
+        raise RunError(f"{path} is damaged: it holds {type(content).__name__}, expected a JSON object.")
+    return content
+
+
+def atomic_write_bytes(path: StrPath, data: bytes, *, tmp_dir: Path | None = None) -> None:
+    """Replace `path` by `data` in one step; on any failure the previous file stays and nothing else is left.
+
+    tmp_dir: a folder on the same disk where the file is written before it is moved, so that a kill leaves nothing
+    beside it; default: its own folder.
+    """
+    with explained(path, "write"):
+        if is_url(path):
+            at_url(str(path), lambda filesystem, inner: filesystem.pipe_file(inner, data))
+        else:
+            _replace(Path(path), data, tmp_dir or Path(path).parent)
+
+
+def atomic_write_text(path: StrPath, text: str) -> None:
+    """`atomic_write_bytes` of UTF-8 text, with secrets hidden (`vitruvius._secrets`)."""
+    atomic_write_bytes(path, redact(text).encode("utf-8"))
+
+
+def append_line(path: StrPath, text: str) -> None:
+    """Add one line in one write, with secrets hidden; a line that does not fit on the disk is taken back."""
+    line = (redact(text).rstrip("\n") + "\n").encode("utf-8")
+    if is_url(path):  # object stores cannot append: the whole object is put again
+        atomic_write_bytes(path, (read_bytes(path) if exists(path) else b"") + line)
+        return
+    with explained(path, "append to"):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _BINARY, 0o666)
+        try:
+            before = os.fstat(handle).st_size
+            try:
+                if os.write(handle, line) != len(line):
+                    raise OSError(errno.ENOSPC, "only a part of the line was written")
+            except OSError:
+                os.ftruncate(handle, before)
+                raise
+        finally:
+            os.close(handle)
+
+
+def check_new_file(path: StrPath, example: str) -> None:
+    """Refuse a path at which no file can be made, before anything is computed for it.
+
+    example: a name for the file, told to whoever named a folder.
+    """
+    if is_url(path):
+        return
+    if "\0" in str(path):
+        raise RunError(f"cannot write {str(path)!r}: a path cannot hold a null byte.")
+    with explained(path, "write"):
+        if str(path).endswith(("/", os.sep)) or Path(path).is_dir():
+            raise RunError(f"{path} is a folder; name the file, e.g. {Path(path) / example}.")
+        above = next(folder for folder in Path(path).absolute().parents if folder.exists())
+        if not above.is_dir():
+            raise RunError(f"cannot write {path}: {above} is a file, not a folder. Choose another folder.")
+
+
+def ensure_writable(folder: str | Path) -> Path:
+    """Make a local folder if need be and prove that a file can be written there, else RunError."""
+    folder = Path(folder)
+    with explained(folder, "write to"):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable.{os.getpid()}.tmp"
+        try:
+            write_synced(probe, b"vitruvius")
+        finally:
+            probe.unlink(missing_ok=True)
+    return folder
+
+
+class MadeFolder:
+    """A folder that is about to be made: with it, what has to go if nothing comes of it."""
+
+    def __init__(self, folder: StrPath) -> None:
+        self.folder = Path(folder)
+        self.missing = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+
+    def take_back(self, *files: str) -> None:
+        """Remove these files if the folder holds nothing else, and the folder and its parents as far as they are new.
+
+        A folder that is locked stays; if it was made to be locked, it goes with its lock.
+        """
+        if not self.folder.is_dir():
+            return
+        if any(path.name not in files and not is_lock(path) for path in self.folder.iterdir()):
+            return
+        with contextlib.suppress(OSError):  # somebody has put a file there
+            for file in files:
+                (self.folder / file).unlink(missing_ok=True)
+            for folder in self.missing:
+                folder.rmdir()
+
+
+def is_lock(path: Path) -> bool:
+    """Whether a file says who writes a folder or file."""
+    return path.name.startswith(".") and path.name.endswith(LOCK)
+
+
+def sweep(folder: str | Path) -> None:
+    """Remove temporary files that a killed process left in a local folder."""
+    for path in Path(folder).glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def explained(path: StrPath, verb: str) -> Iterator[None]:
+    """Any OSError inside, and at a URL any error of its store, as one RunError that says what to do."""
+    try:
+        yield
+    except VitruviusError:
+        raise
+    except Exception as error:
+        if is_url(path):
+            raise RunError(redact(f"cannot {verb} {path}: {reason_of(error)}")) from error
+        if isinstance(error, OSError):
+            raise RunError(redact(f"cannot {verb} {path}: {_reason(error)}")) from error
+        raise
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in _FULL:
+        return "the disk is full. What was there before is intact; free some space or choose another folder."
+    if error.errno in _FORBIDDEN:
+        return "no permission. Choose another folder or change its rights."
+    if error.errno == errno.ENAMETOOLONG:
+        return "the name is too long for the disk. Choose a shorter one."
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return "a part of this path is a file, not a folder. Choose another folder."
+    if error.errno == errno.ENOENT or isinstance(error, FileNotFoundError):
+        return "there is no such file."
+    return f"{error.strerror or error}."
+
+
+def _replace(path: Path, data: bytes, tmp_dir: Path) -> None:
+    """Write `data` in `tmp_dir`, then move it to `path`."""
+    for folder in (path.parent, tmp_dir):
+        folder.mkdir(parents=True, exist_ok=True)
+    temporary = tmp_dir / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        write_synced(temporary, data)
+        os.replace(temporary, path)  # noqa: PTH105 (tests replace os.replace)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    with contextlib.suppress(OSError):  # make the move itself durable; Windows cannot open folders
+        folder_handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder_handle)
+        finally:
+            os.close(folder_handle)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and wait until the disk has it."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, 0o666)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(handle, view) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,95 @@
+"""Tensors in safetensors files, written atomically, with metadata and a checksum in the header.
+
+Equal tensors and metadata have equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from vitruvius._errors import CheckpointError, RunError
+from vitruvius._files.paths import StrPath, atomic_write_bytes, read_bytes
+from vitruvius._secrets import redact
+
+CHECKSUM = "sha256"  # metadata key of `save_tensors`; checked and removed by `load_tensors`
+
+
+def save_tensors(path: StrPath, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file atomically, with `metadata` and a checksum of the tensors in its header."""
+    atomic_write_bytes(path, pack_tensors(tensors, metadata))
+
+
+def pack_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of such a file; secrets in the metadata are hidden."""
+    plain = _separate(tensors)
+    data = safetensors.torch.save(plain)
+    size = int.from_bytes(data[:8], "little")
+    notes = {**redact(dict(metadata or {})), CHECKSUM: _checksum(plain)}
+    header = {"__metadata__": dict(sorted(notes.items())), **json.loads(data[8 : 8 + size])}  # its own order is random
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, memoryview(data)[8 + size :]])
+
+
+def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors on the CPU, metadata) of a safetensors file; CheckpointError if it is missing or damaged."""
+    try:
+        data = read_bytes(path)
+    except RunError as error:
+        raise CheckpointError(str(error)) from error
+    return unpack_tensors(data, path)
+
+
+def unpack_tensors(data: bytes, path: StrPath) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors on the CPU, metadata) of the bytes of such a file; `path` names it in errors."""
+    try:
+        tensors = safetensors.torch.load(data)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(_damage(path, data, error)) from error
+    size = int.from_bytes(data[:8], "little")
+    metadata: dict[str, str] = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
+    expected = metadata.pop(CHECKSUM, None)
+    if expected is not None and expected != _checksum(tensors):
+        raise CheckpointError(f"{path} is damaged: its tensors do not match its checksum. Use an earlier checkpoint.")
+    return tensors, metadata
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous CPU tensors that share no memory, as safetensors wants them, by their sorted names."""
+    seen: set[int] = set()
+    separate: dict[str, Tensor] = {}
+    for name in sorted(tensors):
+        plain = tensors[name].detach().cpu().contiguous()
+        storage = plain.untyped_storage().data_ptr()
+        separate[name] = plain.clone() if storage in seen else plain
+        seen.add(storage)
+    return separate
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(bytes_of(tensor))
+    return digest.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of the numbers of a `tensor`, in their order; of any type, which numpy does not know all of."""
+    plain = tensor.detach().cpu().contiguous()
+    line = plain.as_strided((plain.numel(),), (1,))  # a single number may have any stride and be contiguous
+    return line.view(torch.uint8).numpy().data
+
+
+def _damage(path: StrPath, data: bytes, error: Exception) -> str:
+    if data[:2] in (b"PK", b"\x80\x02"):
+        return f"{path} is a pickled PyTorch file, not safetensors. Convert it first: vitruvius convert {path}"
+    return f"{path} is not a whole safetensors file ({len(data)} bytes: {error}). Use an earlier checkpoint."
