@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from vitruvius._errors import DataError
-from vitruvius.analysis import Pictures
 from vitruvius.analysis.explanations import Explanation, explain
+from vitruvius.analysis.table import Pictures
 from vitruvius.report.style import figure_style, heat
 
 

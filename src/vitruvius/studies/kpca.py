@@ -18,10 +18,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitruvius._files import atomic_write_text
+from vitruvius._progress import no_progress
 from vitruvius.analysis import NULLS, Table, analyse, read_rows
 from vitruvius.analysis import Row as Number
 from vitruvius.analysis.shipped import ShippedRun, read_shipped_folder
-from vitruvius.analysis.text import layers_of
+from vitruvius.analysis.table import layers_of
 from vitruvius.report import write_csv
 from vitruvius.report.sections.analyses_figures import Scale, Shown
 from vitruvius.report.sections.analyses_gallery import save_figures
@@ -70,7 +71,7 @@ def kpca(
             *analyses,
             images=len(subject.y),
             seed=seed,
-            progress=subject.progress,
+            progress=subject.progress or no_progress,  # type: ignore[arg-type]
             facts={"model": subject.name},
         )
         table.save(subject.folder)

@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vitruvius.analysis import Curve, Table
 from vitruvius.analysis.shipped import ShippedCurve
+from vitruvius.analysis.table import Curve, Table
 from vitruvius.report.sections.analyses_figures import DASHES, Scale, stand_alone
 from vitruvius.report.sections.analyses_words import axis_label, heading, words
 from vitruvius.report.style import LIGHT, LINES, figure_style, heat, new_axes, series

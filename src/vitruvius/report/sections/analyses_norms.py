@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from vitruvius.analysis import Curve, Table
 from vitruvius.analysis.norms import QUANTILES
+from vitruvius.analysis.table import Curve, Table
 from vitruvius.report.sections.analyses_figures import DASHES, power_of_ten, stand_alone
 from vitruvius.report.style import figure_style, new_axes, series
 

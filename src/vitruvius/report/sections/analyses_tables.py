@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitruvius.analysis import Row
-from vitruvius.analysis.text import KEPT, Layer, layers_of, number
+from vitruvius.analysis.table import SAME_BY_CONSTRUCTION as KEPT
+from vitruvius.analysis.table import Layer, layers_of, number
 from vitruvius.report._blocks import Cell, Column, Table
 from vitruvius.report.sections.analyses_figures import Shown
 from vitruvius.report.sections.analyses_gallery import MOST, statistics_of
