@@ -36,7 +36,7 @@ def run_analyse(options: argparse.Namespace) -> None:
     `options` hold what `analyse_arguments` adds.
     """
     from vitruvius.analysis.command import analyse_target, split_arguments
-    from vitruvius.report.sections.analyses_gallery import save_figures
+    from vitruvius.report import save_figures
 
     names, overrides = split_arguments(options.what)
     trust_plugins(options, options.target)
