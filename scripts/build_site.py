@@ -143,9 +143,8 @@ def notebook_page(notebook: Path) -> str:
 
 
 def gallery() -> str:
-    """A page with all figures of the documentation, and the example page."""
+    """A page with all figures of the documentation."""
     lines = ["# Gallery", "", "Every figure is made by the code of this package; the page it belongs to says how.", ""]
-    lines += ["[An example page of analyses](examples/analysis.html), as `vitruvius report` writes it.", ""]
     for figure in sorted((ROOT / "docs" / "figures").glob("*.png")):
         title = figure.stem.replace("_", " ")
         lines += [f"## {title[0].upper()}{title[1:]}", "", f"![{title}](figures/{figure.name})", ""]

@@ -5,6 +5,7 @@ from vitruvius.analysis.analysing import analyse
 from vitruvius.analysis.base import NULLS, Attended, analyses
 from vitruvius.analysis.callback import AnalysisCallback, first_images, read_rows
 from vitruvius.analysis.explanations import chance_map, explain, explanations, score
+from vitruvius.analysis.recording import record_pictures
 from vitruvius.analysis.table import Row, Table
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "explanations",
     "first_images",
     "read_rows",
+    "record_pictures",
     "score",
 ]
 

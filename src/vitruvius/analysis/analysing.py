@@ -93,8 +93,8 @@ def analyse(
     about = {"model": type(inner(model)).__name__, "data": str(getattr(loader, "name", "unnamed")), "seed": seed}
     about |= {"attack": describe(threat)} if threat is not None else {}
     about |= {**(facts or {}), "vitruvius": __version__}
-    tables = [collector.table(process, about)] if questions else []
-    return join_tables([*tables, explainer.table(process, about)] if explained else tables)
+    tables = [collector.table(about, process)] if questions else []
+    return join_tables([*tables, explainer.table(about, process)] if explained else tables)
 
 
 def split_asked(asked: Sequence[Asked]) -> tuple[list[Question], list[str]]:

@@ -173,10 +173,10 @@ class Collector:
             else:
                 self._compare(MODEL, null, observed, answers)
 
-    def table(self, process: Process, facts: Mapping[str, Any]) -> Table:
-        """What all processes have seen; `facts` say what was analysed."""
+    def table(self, facts: Mapping[str, Any], process: Process | None = None) -> Table:
+        """What all processes have seen (default: this one alone); `facts` say what was analysed."""
         whole = Sums()
-        for part in process.gather(self.sums):
+        for part in [self.sums] if process is None else process.gather(self.sums):
             whole.add(part)
         rows = make_rows(whole, [q.name for q in self.questions], list(self.sites), self.nulls)
         remarks = make_remarks(whole)

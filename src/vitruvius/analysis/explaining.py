@@ -71,7 +71,7 @@ class Explainer:
             self.sums.note(MODEL, name, null, statistics)
         return maps
 
-    def table(self, process: Process, facts: Mapping[str, Any]) -> Table:
+    def table(self, facts: Mapping[str, Any], process: Process) -> Table:
         """What all processes have seen; `facts` say what was explained."""
         whole = Sums()
         for part in process.gather(self.sums):

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from vitruvius._errors import DataError, NoSiteError, UnsuitableSite
 from vitruvius._files import atomic_write_text, save_tensors
 from vitruvius._progress import Progress, no_progress
+from vitruvius._registry import Spec
 from vitruvius.analysis.explanations import relevance
 from vitruvius.attacks import disturb
-from vitruvius.evaluation.threats import Threat, describe
+from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.heads import Site
 from vitruvius.surgery import Where, inner, record, survey
 from vitruvius.surgery.recording import core_of, map_of
@@ -72,7 +73,7 @@ def record_pictures(
     folder: str | Path,
     model: nn.Module,
     loader: Any,
-    threat: Threat | None = None,
+    threat: Spec | Threat | None = None,
     *,
     names: Sequence[str] = (),
     progress: Progress = no_progress,
@@ -82,10 +83,11 @@ def record_pictures(
     folder: gets model.json, attention.safetensors and attention.json.
     model: in eval mode, with a head where there is a threat.
     loader: with ids; of few images.
-    threat: attacks the images; None: clean alone.
+    threat: attacks the images, `"pgd:eps=8/255"`; None: clean alone.
     names: what classes are called, by their numbers.
     progress: told how many images are attacked.
     """
+    attack = None if threat is None else make_threat(threat)
     sites = survey_if_any(model)
     save_model_facts(folder, model, sites)
     batches = list(loader.with_ids())
@@ -93,9 +95,9 @@ def record_pictures(
         raise DataError(f"{loader.name} has no images; nothing to view.")
     x, y, ids = (torch.cat(parts) for parts in zip(*batches, strict=True))
     attacked = None
-    if threat is not None:
-        progress(0, len(x), f"attacking the pictures with {describe(threat)}")
-        attacked = disturb(threat, model, x, y, ids)
+    if attack is not None:
+        progress(0, len(x), f"attacking the pictures with {describe(attack)}")
+        attacked = disturb(attack, model, x, y, ids)
         progress(len(x), len(x))
     record_examples(
         folder,
@@ -103,7 +105,7 @@ def record_pictures(
         x,
         y.tolist(),
         attacked=attacked,
-        threat="attacked" if threat is None else describe(threat),
+        threat="attacked" if attack is None else describe(attack),
         names=names,
         pictures=[f"{loader.name} {number}" for number in ids.tolist()],
         sites=sites,
