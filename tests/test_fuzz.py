@@ -17,8 +17,7 @@ from vitruvius._config import override
 from vitruvius._errors import VitruviusError
 from vitruvius._registry import Registry, parse_spec
 from vitruvius._yaml import parse_value, read_yaml
-from vitruvius.analysis._registry import analyses
-from vitruvius.analysis.explanations import explanations
+from vitruvius.analysis import analyses, explanations
 from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
 from vitruvius.compression.rules import rules

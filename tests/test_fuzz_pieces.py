@@ -25,9 +25,7 @@ from small_run import small_run
 from vitruvius._config import hints_of
 from vitruvius._errors import VitruviusError
 from vitruvius._registry import Registry
-from vitruvius.analysis import analyse
-from vitruvius.analysis._registry import analyses
-from vitruvius.analysis.explanations import explanations
+from vitruvius.analysis import analyse, analyses, explanations
 from vitruvius.attention import attentions
 from vitruvius.init import inits
 from vitruvius.init.filters import filters

@@ -180,9 +180,9 @@ def test_a_plugin_that_is_not_there_or_breaks_is_one_clear_error(place: Path) ->
 
 
 def test_an_optional_package_that_is_missing_says_what_to_install() -> None:
-    with pytest.raises(MissingExtra, match=r"no_such_package is not installed; run: pip install .*\[nlp\]'"):
-        require("no_such_package", "nlp")
-    assert require("json", "nlp") is sys.modules["json"]
+    with pytest.raises(MissingExtra, match=r"no_such_package is not installed; run: pip install .*\[hf\]'"):
+        require("no_such_package", "hf")
+    assert require("json", "hf") is sys.modules["json"]
 
 
 def test_signature_and_first_line_are_read_from_the_piece() -> None:

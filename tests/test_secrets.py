@@ -120,7 +120,7 @@ def test_names_of_models_hashes_paths_and_settings_stay() -> None:
 
 
 def test_the_code_of_the_page_stays() -> None:
-    for name in ("page.js", "viewer.js", "style.css", "page.html.j2"):
+    for name in ("page.js", "viewer.js", "style.css", "templates/page.html.j2"):
         text = (files("vitruvius.report") / name).read_text("utf-8")
         assert redact(text) == text
 

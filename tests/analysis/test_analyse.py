@@ -61,7 +61,7 @@ def test_batches_and_their_sizes_make_no_difference(monkeypatch):
     asked = ("eigenvalues", "norms", "effective_rank", "rollout")
     whole = analyse(model, [x], *asked, null_images=5)
     assert_same_numbers(analyse(model, [(part, None) for part in x.split(3)], *asked, null_images=5), whole)
-    monkeypatch.setattr("vitruvius.analysis._run.ENTRIES", 1)  # one image at a time
+    monkeypatch.setattr("vitruvius.analysis.analysing.ENTRIES", 1)  # one image at a time
     assert_same_numbers(analyse(model, [x], *asked, null_images=5), whole)
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from vitruvius._errors import ConfigError, MissingExtra, UnsuitableSite
-from vitruvius.analysis import Table, explain_images, explanations
-from vitruvius.analysis.explanations import attended_layers, attention_gradient, chance_map, explain, relevance, score
+from vitruvius.analysis import Table, analyse, chance_map, explain, explaining, explanations, score
+from vitruvius.analysis.explanations import attended_layers, attention_gradient, relevance
 from vitruvius.attention import part
 from vitruvius.attention._dense import DenseKernel
 from vitruvius.attention.softmax import attention_map
@@ -149,9 +149,10 @@ def test_integrated_gradients_are_captums():
     assert (found[:, 2:] == 0).all()
 
 
-def test_explanations_of_many_images_have_scores_beside_chance_clean_and_attacked_and_keep_some_maps():
+def test_explanations_of_many_images_have_scores_beside_chance_clean_and_attacked_and_keep_some_maps(monkeypatch):
+    monkeypatch.setattr(explaining, "SHOWN", 2)
     model, x = create_model(NAME, seed=2).eval(), images()
-    table = explain_images(model, [x[:2], x[2:]], "relevance", attack="pgd:eps=0.1,steps=2", shown=2, seed=3)
+    table = analyse(model, [x[:2], x[2:]], "relevance", attack="pgd:eps=0.1,steps=2", seed=3)
     assert [row.statistic for row in table.rows] == ["deletion", "insertion", "deletion_attacked", "insertion_attacked"]
     assert {(row.null, row.n, row.null_n) for row in table.rows} == {("chance", 3, 3)}
     assert table.facts["attack"] == "pgd(eps=0.1, steps=2)"
@@ -162,7 +163,7 @@ def test_explanations_of_many_images_have_scores_beside_chance_clean_and_attacke
     assert torch.equal(kept.clean, x[:2])
     torch.testing.assert_close(kept.clean_map, maps[:2])
     assert 0 < (kept.attacked - kept.clean).abs().max() <= 0.1 + 1e-6
-    again = explain_images(model, [x], "relevance", attack=None, seed=3)
+    again = analyse(model, [x], "relevance", attack=None, seed=3)
     assert [row.null_mean for row in again.rows] == pytest.approx([row.null_mean for row in table.rows[:2]])
     assert again.pictures["relevance"].attacked is None
 
@@ -185,7 +186,7 @@ def corner():
 def test_an_explanation_that_knows_is_told_to_beat_chance(corner, tmp_path):
     x = torch.rand(30, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     x[:, :, :2, :2] = 1.0
-    table = explain_images(Corner().eval(), [x], corner, attack=None)
+    table = analyse(Corner().eval(), [x], corner, attack=None)
     deletion, insertion = table.rows
     assert deletion.claim.startswith("below chance")
     assert insertion.claim.startswith("above chance")

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from vitruvius.analysis._similarity import (
+from vitruvius.analysis.similarity import (
     cosines,
     kernel_cka,
     linear_cka,

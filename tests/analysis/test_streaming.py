@@ -8,12 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from looking import make_heads, make_site
 
-from vitruvius.analysis._collect import Collector
-from vitruvius.analysis._items import has_padding, over_windows, real_groups
-from vitruvius.analysis._moments import Moments
-from vitruvius.analysis._nulls import NULLS
-from vitruvius.analysis._registry import question
-from vitruvius.analysis._rows import Sample, judge
+from vitruvius.analysis._statistics import Moments, Sample, judge
+from vitruvius.analysis.base import NULLS, question
+from vitruvius.analysis.collecting import Collector, has_padding, over_windows, real_groups
 from vitruvius.analysis.value_vectors import value_vectors
 from vitruvius.attacks import Dice
 from vitruvius.heads import Heads

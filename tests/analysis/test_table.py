@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitruvius._errors import RunError
-from vitruvius.analysis import Curve, Row, Table
+from vitruvius.analysis.table import Curve, Row, Table
 
 
 def row(site="blocks.0.attn", head=0, statistic="max", mean=0.5, **changes):

@@ -8,11 +8,11 @@ from torch import nn
 from families import FAMILIES
 from vitruvius._errors import UnsuitableSite
 from vitruvius.analysis import analyse
+from vitruvius.analysis.recording import record_examples
 from vitruvius.attention import Kernel, Stage, build_core, part
 from vitruvius.attention.softmax import attend, attention_map
 from vitruvius.compression.maps import average_maps
 from vitruvius.models import create_model
-from vitruvius.report._record import record_examples
 from vitruvius.surgery import record, restore, rewire, survey
 from vitruvius.surgery.recording import map_of
 

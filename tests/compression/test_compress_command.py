@@ -16,7 +16,7 @@ from vitruvius.compression.files import load_maps, load_masks, save_maps
 from vitruvius.compression.masks import make_masks
 from vitruvius.listing import find_recipe
 from vitruvius.models import load_model
-from vitruvius.report._runs import read_runs
+from vitruvius.report.run import read_runs
 from vitruvius.report.sections.masks import cycle_lines
 from vitruvius.training import read_recipe, train
 

@@ -18,13 +18,13 @@ import yaml
 from safetensors.numpy import save_file
 from sklearn.datasets import load_digits
 
+from vitruvius.analysis.recording import Examples, SiteMaps, save_examples
 from vitruvius.corruptions import BENCHMARK
 from vitruvius.evaluation import Ledger
 from vitruvius.evaluation._judging import read_logits
 from vitruvius.evaluation.metrics import alexnet
 from vitruvius.evaluation.shift_report import reduce_entries
 from vitruvius.evaluation.threats import Entry
-from vitruvius.report import save_examples
 
 SITES = 4
 HEADS = 3
@@ -164,11 +164,16 @@ def _write_attention(folder: Path, random: np.random.Generator, patch: int, coun
     side = 8 // patch
     maps = {f"blocks.{i}.attn": _maps(random, grey, i, side) for i in range(SITES)}
     save_file({site: tensor.mean(0) for site, tensor in maps.items()}, folder / "maps.safetensors")
-    labels = [int(label) for label in digits.target[:count]]
-    predictions = [*labels[:-1], (labels[-1] + 3) % 10]
-    pictures, tensors = torch.from_numpy(grey[:, None]), {site: torch.from_numpy(one) for site, one in maps.items()}
-    place = {"grid": (side, side), "num_prefix_tokens": 1}
-    save_examples(folder, images=pictures, maps=tensors, labels=labels, predictions=predictions, **place)
+    labels = [str(label) for label in digits.target[:count]]
+    examples = Examples(
+        images=np.broadcast_to((255 * grey[:, None]).round().astype(np.uint8), (count, 3, 8, 8)),
+        labels=labels,
+        predictions=[*labels[:-1], str((int(labels[-1]) + 3) % 10)],
+        sites=[SiteMaps(name=name, maps=one, grid=(side, side), num_prefix_tokens=1) for name, one in maps.items()],
+        pictures=[str(place) for place in range(count)],
+        threats=[""] * count,
+    )
+    save_examples(folder, examples)
 
 
 def _maps(random: np.random.Generator, grey: np.ndarray, layer: int, side: int) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +15,19 @@ from matplotlib.figure import Figure
 import vitruvius
 from vitruvius.analysis import AnalysisCallback, Table, analyse
 from vitruvius.analysis.norms import QUANTILES
-from vitruvius.analysis.shipped import ShippedCurve
 from vitruvius.report import write_page
-from vitruvius.report.sections.analyses_curves import draw_curves, draw_training
-from vitruvius.report.sections.analyses_figures import Scale, alone, draw_bands, draw_heads, draw_histogram
-from vitruvius.report.sections.analyses_gallery import figures, save_figures
-from vitruvius.report.sections.analyses_norms import draw_norms
+from vitruvius.report.analysis_figures import (
+    Scale,
+    alone,
+    draw_bands,
+    draw_curves,
+    draw_heads,
+    draw_histogram,
+    draw_norms,
+    draw_training,
+    figures,
+    save_figures,
+)
 
 ASKED = ("eigenvalues", "gammas", "value_vectors", "norms", "rollout", "effective_rank")
 
@@ -167,7 +173,7 @@ def test_powers_of_ten_reach_as_far_as_float64() -> None:
     assert not Scale.of([-1.0, 500.0]).powers
 
 
-def test_curves_over_training_are_on_the_page_and_can_be_drawn_beside_shipped_ones(run: Path, tmp_path: Path) -> None:
+def test_curves_over_training_are_on_the_page(run: Path, tmp_path: Path) -> None:
     model = vitruvius.create_model("vitruvius/vit_digits", depth=1)
     batches = {name: torch.rand(2, 3, 8, 8) for name in ("train", "validation")}
     callback = AnalysisCallback(["reconstruction:variant=reproduction"], batches, folder=run)
@@ -177,8 +183,6 @@ def test_curves_over_training_are_on_the_page_and_can_be_drawn_beside_shipped_on
     assert "Reconstruction error (variant reproduction)" in page.text["analyses_training"]
     name = next(name for name in page.downloads() if name.startswith("training-0-reconstruction"))
     assert len(page.downloads()[name]) == len(rows) == 3 * 2 * 6
-    shipped = {"published": ShippedCurve(name="deit", epochs=[0, 1], values=[4.9, 4.3])}
-    figure = draw_training(rows, "reconstruction:variant=reproduction", ["error", "h2"], shipped=shipped)
+    figure = draw_training(rows, "reconstruction:variant=reproduction", ["error", "h2"])
     labels = [line.get_label() for line in figure.axes[0].lines]
-    assert labels == ["error, train", "error, validation", "‖h‖², train", "‖h‖², validation", "published"]
-    assert json.dumps(rows)
+    assert labels == ["error, train", "error, validation", "‖h‖², train", "‖h‖², validation"]

@@ -1,4 +1,4 @@
-"""What the sections compute, against slow loops and limits."""
+"""What the sections compute, against slow loops and limits; and what their figures say."""
 
 from __future__ import annotations
 
@@ -11,20 +11,28 @@ import numpy as np
 import pytest
 from fake_run import write_run
 
-from vitruvius.report._blocks import Cards, Drawing, Table
-from vitruvius.report._examples import Examples, SiteMaps
-from vitruvius.report._names import describe_attention, family, label_threats
-from vitruvius.report._numbers import DASH, count, duration, interval, number, percent, pixels, short
-from vitruvius.report._runs import Run, Threat, read_runs
-from vitruvius.report.sections.config import compare, flatten
-from vitruvius.report.sections.curves import draw_metrics, group_metrics, line_styles
+from vitruvius.analysis import analyses
+from vitruvius.report.blocks import Cards, Drawing, Table
+from vitruvius.report.run import Run, Threat, label_threats, read_runs
+from vitruvius.report.sections.curves import curves, draw_metrics, group_metrics, line_styles
 from vitruvius.report.sections.maps import draw_maps, shade, shrink
-from vitruvius.report.sections.model import model
-from vitruvius.report.sections.strengths import _ticks, collect_strengths, draw_strengths
+from vitruvius.report.sections.model import compare, flatten, model
 from vitruvius.report.sections.summary import _figures, summary
-from vitruvius.report.sections.threats import draw_threats, threats
-from vitruvius.report.sections.viewer import MAX_PICTURES, encode, fit, pool
-from vitruvius.report.style import HEAT
+from vitruvius.report.sections.threats import _ticks, collect_strengths, draw_strengths, draw_threats, threats
+from vitruvius.report.style import HEAT, legend_below, new_axes
+from vitruvius.report.viewer import encode
+from vitruvius.report.words import (
+    DASH,
+    HEADINGS,
+    axis_label,
+    count,
+    duration,
+    heading,
+    interval,
+    number,
+    percent,
+    pixels,
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +43,6 @@ def two(runs: list[Path]) -> list[Run]:
 def threat(name: str, eps: float | None = None, accuracy: float = 0.5, spec: str | None = None) -> Threat:
     none = dict.fromkeys(("low", "high", "n", "top5", "loss", "seconds"))
     return Threat(name=name, spec=spec or name, eps=eps, accuracy=accuracy, **none)
-
-
-def random_site(random: np.random.Generator, n: int, heads: int, grid: tuple[int, int], prefix: int) -> SiteMaps:
-    tokens = prefix + grid[0] * grid[1]
-    maps = random.random((n, heads, tokens, tokens)).astype(np.float32)
-    return SiteMaps(name="a", maps=maps / maps.sum(-1, keepdims=True), grid=grid, num_prefix_tokens=prefix)
 
 
 def test_metrics_are_grouped_into_panels(two: list[Run]) -> None:
@@ -108,7 +110,7 @@ def test_strengths_of_one_attack_make_a_curve_from_clean_onwards(two: list[Run])
     assert list(attacks) == ["pgd(steps=10)"]  # fgsm was run at one strength only
     for run, points in zip(two, attacks["pgd(steps=10)"].values(), strict=True):
         assert [eps for eps, _ in points] == [0.0, *(steps / 255 for steps in (2, 4, 8, 16, 32))]
-        assert points[0][1] is run.threat("clean")
+        assert points[0][1] is run.clean
     lines = draw_strengths(two, "pgd", attacks["pgd(steps=10)"]).axes[0].lines
     np.testing.assert_array_equal(lines[1].get_ydata(), [t.accuracy for t in (two[1].threats[:6])])
 
@@ -121,7 +123,7 @@ def test_attacks_that_differ_in_more_than_strength_are_different_curves() -> Non
         "fgsm(eps=0.1)",
         "clean",
     ]
-    found = [family(threat("x", 0.1, spec=spec)) for spec in specs]
+    found = [threat("x", 0.1, spec=spec).family for spec in specs]
     assert found == ["pgd(steps=10)", "pgd(steps=10)", "pgd(steps=20)", "fgsm", "clean"]
 
 
@@ -199,45 +201,10 @@ def test_maps_that_fit_are_left_as_they_are() -> None:
     assert shrink(maps, 50) == (maps, None)
 
 
-def test_pooled_patches_are_means_over_queries_and_sums_over_keys() -> None:
-    site = random_site(np.random.default_rng(1), 2, 3, (3, 4), 1)
-    small = pool(site)
-    assert small.grid == (2, 2)
-    np.testing.assert_allclose(small.maps.sum(-1), 1, rtol=1e-5)
-    group = lambda token: 0 if token == 0 else 1 + ((token - 1) // 4 // 2) * 2 + (token - 1) % 4 // 2  # noqa: E731
-    expected = np.zeros((2, 3, 5, 5))
-    for q in range(13):
-        for k in range(13):
-            expected[..., group(q), group(k)] += site.maps[..., q, k]
-    sizes = np.bincount([group(q) for q in range(13)])
-    np.testing.assert_allclose(small.maps, expected / sizes[:, None], rtol=1e-5)
-
-
 def test_bytes_of_the_viewer_give_attention_back_within_half_a_level() -> None:
-    site = random_site(np.random.default_rng(2), 1, 2, (4, 4), 1)
-    levels = np.frombuffer(base64.b64decode(encode(site.maps)), np.uint8).reshape(site.maps.shape)
-    np.testing.assert_allclose(levels / 255, np.sqrt(site.maps), atol=0.5 / 255 + 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("grid", "count", "said"),
-    [
-        ((4, 4), 2, ""),
-        ((4, 4), 30, f"{MAX_PICTURES} of 30 images are shown to keep the page small."),
-        ((14, 14), 2, "2 × 2 patches are taken together to keep the page small."),
-        ((3, 90), 2, "1 of 2 images are shown, 1 of 4 sites are shown to keep the page small."),
-    ],
-)
-def test_examples_are_made_to_fit(grid: tuple[int, int], count: int, said: str) -> None:
-    random = np.random.default_rng(3)
-    sites = [random_site(random, count, 1, grid, 1) for _ in range(4)]
-    words = [str(place) for place in range(count)]
-    images = np.zeros((count, 3, 4, 4), np.uint8)
-    limit = 80_000
-    smaller, note = fit(Examples(images=images, labels=words, predictions=words, sites=sites), limit)
-    assert note == said
-    assert sum(site.maps.size for site in smaller.sites) <= limit
-    assert len(smaller.images) == len(smaller.labels) == len(smaller.sites[0].maps)
+    maps = np.random.default_rng(2).dirichlet(np.ones(17), (1, 2, 17))
+    levels = np.frombuffer(base64.b64decode(encode(maps)), np.uint8).reshape(maps.shape)
+    np.testing.assert_allclose(levels / 255, np.sqrt(maps), atol=0.5 / 255 + 1e-6)
 
 
 def test_two_runs_are_compared_by_what_differs(two: list[Run]) -> None:
@@ -255,7 +222,7 @@ def test_nested_tables_become_dotted_keys() -> None:
 
 
 def test_attention_is_told_in_words(two: list[Run]) -> None:
-    assert [describe_attention(run) for run in two] == ["as upstream", "low_rank(rank=2, tensors=qk) → softmax"]
+    assert [run.attention for run in two] == ["as upstream", "low_rank(rank=2, tensors=qk) → softmax"]
 
 
 def test_the_cost_table_counts_parameters_of_cores(two: list[Run]) -> None:
@@ -283,8 +250,6 @@ def test_the_viewer_and_the_maps_share_their_colours() -> None:
 
 
 def test_a_single_run_needs_no_legend(tmp_path: Path) -> None:
-    from vitruvius.report.sections.threats import threats
-
     (run,) = read_runs([write_run(tmp_path / "one", epochs=1, patch=2, images=1)])
     assert threats([run])[0].legend == []
 
@@ -309,4 +274,37 @@ def test_numbers_are_written_for_readers() -> None:
         "2",
         "0",
     ]
-    assert [short(0.000012345), short(None)] == ["1.234e-05", DASH]
+
+
+def test_every_analysis_has_a_heading_in_words() -> None:
+    assert set(analyses) <= set(HEADINGS), "write its heading into words.py"
+
+
+def test_headings_tell_settings_and_axes_have_units() -> None:
+    assert heading("norms:variant=released,seed=1") == "Norms of queries and outputs (variant released, seed 1)"
+    assert heading("my_own") == "My own"
+    assert axis_label("entropy", "nats") == "entropy (nats)"
+    assert axis_label("gammas:variant=released", "alignment_by_column") == "|cos(K a, a)|"
+    assert axis_label("my_own", "some_number") == "some number"
+
+
+def test_epochs_are_counted_from_one_and_axes_are_labelled(two: list[Run]) -> None:
+    axes = draw_metrics(two[:1], "loss", ["train_loss"], {}).axes[0]
+    assert list(axes.lines[0].get_xdata())[:3] == [1, 2, 3]
+    assert [row["epoch"] for row in curves(two[:1])[0].rows][:3] == [1, 2, 3]
+    assert axes.get_ylabel() == "loss"
+    assert draw_threats(two).axes[0].get_xlabel() == "accuracy"
+    name, points = next(iter(collect_strengths(two).items()))
+    axes = draw_strengths(two, name, points).axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("ε (of pixels from 0 to 1)", "accuracy")
+
+
+def test_a_legend_lies_outside_the_axes_and_names_each_line_once() -> None:
+    figure, axes = new_axes()
+    for _ in range(2):
+        axes.plot([0, 1], [0, 1], label="line")
+    legend_below(figure)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["line"]
+    figure.canvas.draw()
+    assert not axes.get_window_extent().overlaps(legend.get_window_extent())

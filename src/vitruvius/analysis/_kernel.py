@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius._errors import DataError
 from vitruvius.attention.standardised import standardise as z_score
 from vitruvius.heads import Heads
 
@@ -24,17 +23,6 @@ class Gram(NamedTuple):
 
     centred: Tensor  # (B, H, M, M)
     log_mass: Tensor  # (B, H, M)
-
-
-def precise(heads: Heads) -> Heads:
-    """The same in float64; values that are not finite are an error."""
-    for name in ("q", "k", "v"):
-        if not getattr(heads, name).isfinite().all():
-            raise DataError(f"{name} holds values that are not finite: the model overflowed before the analysis.")
-    bias = None
-    if heads.bias is not None:
-        bias = heads.bias.double()
-    return heads._replace(q=heads.q.double(), k=heads.k.double(), v=heads.v.double(), bias=bias)
 
 
 def released_z_score(x: Tensor) -> Tensor:

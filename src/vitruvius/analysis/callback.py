@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import StrPath, append_line, exists, join, read_text
-from vitruvius.analysis._run import Asked, analyse, ask_all
-from vitruvius.analysis._table import Row
+from vitruvius.analysis.analysing import Asked, analyse, ask_all
 from vitruvius.surgery import Where
 
 FILE = "analysis.jsonl"
@@ -21,13 +20,13 @@ Line = dict[str, Any]  # epoch, batch, analysis, statistic, mean over sites, hea
 
 
 class AnalysisCallback:
-    """Asks `analyses` of fixed `batches` (name → images in [0, 1]) at the end of every `every`-th epoch.
+    """Asks analyses of fixed images after epochs.
 
-    `epoch_end` returns its rows and, given a `folder`, appends them to analysis.jsonl there. The model's mode is
-    left as it was.
-
-    `where` is a glob over site names, or several, that says which sites are asked (default: all); `every` is in epochs,
-    1 or more (default 1: after each).
+    analyses: as for `analyse`.
+    batches: name → images in [0, 1].
+    every: in epochs.
+    folder: of the run; its analysis.jsonl gets the rows. Default: they are only returned.
+    where: a glob over site names, or several; default: all sites.
     """
 
     def __init__(
@@ -47,10 +46,7 @@ class AnalysisCallback:
         self.batches, self.every, self.folder, self.where = batches, every, folder, where
 
     def epoch_end(self, epoch: int, model: nn.Module) -> list[Line]:
-        """The rows of this epoch; none if it is not its turn.
-
-        `epoch` counts from 0; `model` is any model that `analyse` takes, in train or eval mode.
-        """
+        """The rows of this epoch, counted from 0; none if it is not its turn. The model's mode is left as it was."""
         if (epoch + 1) % self.every:
             return []
         training = model.training
@@ -66,38 +62,36 @@ class AnalysisCallback:
 
     def _ask(self, epoch: int, model: nn.Module, name: str, images: Tensor) -> list[Line]:
         table = analyse(model, [images], *self.questions, nulls=False, where=self.where)
-        groups: dict[tuple[str, str], list[Row]] = {}
+        groups: dict[tuple[str, str], dict[str, list[float]]] = {}  # (analysis, statistic) → site → means of heads
         for row in table.rows:
-            groups.setdefault((row.analysis, row.statistic), []).append(row)
-        return [
-            {"epoch": epoch, "batch": name, "analysis": analysis, "statistic": statistic, **_means(rows)}
-            for (analysis, statistic), rows in groups.items()
-        ]
+            groups.setdefault((row.analysis, row.statistic), {}).setdefault(row.site, []).append(row.mean)
+        lines = []
+        for (analysis, statistic), sites in groups.items():
+            by_site = {site: statistics.fmean(values) for site, values in sites.items()}
+            line = {"epoch": epoch, "batch": name, "analysis": analysis, "statistic": statistic}
+            lines.append({**line, "mean": statistics.fmean(by_site.values()), "by_site": by_site})
+        return lines
 
 
 @torch.no_grad()
 def first_images(loader: Iterable[Any], count: int) -> Tensor:
-    """The first `count` images of a loader (of epoch 0, if it knows epochs), to look at after every epoch.
-
-    `loader` yields (images, …).
-    """
+    """The first `count` images of a loader of (images, …), of epoch 0 if it knows epochs."""
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(0)
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
+    left = count
     for images, *_ in loader:
-        found.append(images[: count - sum(map(len, found))])
-        if sum(map(len, found)) >= count:
+        parts.append(images[:left])
+        left -= len(parts[-1])
+        if left <= 0:
             break
-    if not found:
+    if not parts:
         raise DataError("the loader yielded no images to look at.")
-    return torch.cat(found).clone()
+    return torch.cat(parts).clone()
 
 
 def read_rows(folder: StrPath) -> list[Line]:
-    """What analysis.jsonl of a run holds; of an epoch written twice the later rows count, a cut line is skipped.
-
-    `folder` is the run's, local or on a remote file system; without the file there are no rows.
-    """
+    """What analysis.jsonl of a run holds; of an epoch written twice the later rows count, a cut line is skipped."""
     path = join(folder, FILE)
     if not exists(path):
         return []
@@ -116,16 +110,8 @@ def rows_with_analyses(rows: Sequence[Mapping[str, Any]], folder: StrPath) -> li
 
     The key of a number is `analysis/NAME/statistic/batch`, its value the mean over sites, heads and images.
     """
-    found: dict[int, dict[str, float]] = {}
+    by_epoch: dict[int, dict[str, float]] = {}
     for line in read_rows(folder):
         name = f"analysis/{line['analysis']}/{line['statistic']}/{line['batch']}"
-        found.setdefault(line["epoch"], {})[name] = line["mean"]
-    return [{**row, **found.get(row["epoch"], {})} for row in rows]
-
-
-def _means(rows: Sequence[Row]) -> Line:
-    sites: dict[str, list[float]] = {}
-    for row in rows:
-        sites.setdefault(row.site, []).append(row.mean)
-    by_site = {site: statistics.fmean(values) for site, values in sites.items()}
-    return {"mean": statistics.fmean(by_site.values()), "by_site": by_site}
+        by_epoch.setdefault(line["epoch"], {})[name] = line["mean"]
+    return [{**row, **by_epoch.get(row["epoch"], {})} for row in rows]

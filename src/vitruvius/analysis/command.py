@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitruvius._bar import Bar
 from vitruvius._checks import check_count
 from vitruvius._files import Lock
 from vitruvius._processes import Process, process_group
-from vitruvius.analysis._registry import Question
-from vitruvius.analysis._run import analyse, ask_all
-from vitruvius.analysis._table import Table
-from vitruvius.analysis.explaining import ATTACK, explain_images, is_explanation, merge_tables
-from vitruvius.analysis.explanations import explanations
+from vitruvius._progress import Bar
+from vitruvius.analysis.analysing import analyse, split_asked
+from vitruvius.analysis.explaining import ATTACK
+from vitruvius.analysis.table import Table
 from vitruvius.data import DataConfig, Loader, eval_loader, is_stream
 from vitruvius.evaluation.threats import make_threat
 from vitruvius.models import PixelModel
@@ -51,7 +49,7 @@ def analyse_target(
     draw: called with the table and the folder, to draw what the table holds.
     """
     load_target_plugins(target, overrides)
-    questions, explained = _told_apart(names)  # a misspelt name is found before a model is loaded
+    split_asked(names)  # a misspelt name is found before a model is loaded
     if attack is not None:
         make_threat(attack, where="--attack")
     if images is not None:
@@ -64,32 +62,11 @@ def analyse_target(
         loader = open_images(config.data, opened.model, images, seed, process)
         facts = {"model": config.model.name, "target": Path(target).name}
         settings: dict[str, Any] = {"images": images, "seed": seed, "process": process, "facts": facts}
-        found = explanation = None
-        if questions:
-            with Bar("analysing", shown=process.first) as bar:
-                found = analyse(opened.model, loader, *questions, progress=bar, **settings)
-        if explained:
-            with Bar("explaining", shown=process.first) as bar:
-                explanation = explain_images(opened.model, loader, *explained, attack=attack, progress=bar, **settings)
-        table = merge_tables(found, explanation)
+        with Bar("analysing", shown=process.first) as bar:
+            table = analyse(opened.model, loader, *names, attack=attack, progress=bar, **settings)
         if folder is not None:
             process.on_first(lambda: keep(table, folder, opened, draw))
     return table
-
-
-def _told_apart(names: Sequence[str]) -> tuple[list[Question], list[str]]:
-    """Analyses and explanations, checked; all analyses if nothing is named."""
-    explained = []
-    asked = []
-    for name in names:
-        if is_explanation(name):
-            explanations.bind(name, where="explanation")
-            explained.append(name)
-        else:
-            asked.append(name)
-    if explained and not asked:
-        return [], explained
-    return ask_all(asked), explained
 
 
 def _folder_for(target: Target, out: str | None) -> Path | None:

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
-from vitruvius.analysis._attended import Attended
-from vitruvius.analysis._kernel import precise
-from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.analysis.base import Attended, Statistics, analyses, precise
 from vitruvius.heads import Heads, Site
 
 
@@ -20,10 +18,6 @@ def distance(heads: Heads, site: Site, attended: Attended | None = None) -> Stat
     """Attention-weighted distance between patches; `relative` divides by that of uniform attention.
 
     Of a map that is not a distribution the shares |weight| / Σ |weights| count.
-
-    heads: what enters the site: q, k and v of B images.
-    site: its grid of patches and its prefix tokens; one without a grid is refused.
-    attended: what the core makes of the heads; default: plain softmax.
     """
     far = patch_distances(site, heads.k)  # (P, P)
     shares = (attended or Attended(precise(heads))).shares()
@@ -39,10 +33,7 @@ def distance(heads: Heads, site: Site, attended: Attended | None = None) -> Stat
 
 
 def patch_distances(site: Site, like: Tensor) -> Tensor:
-    """Euclidean distances of the patches of a site, (P, P), on the device of `like`.
-
-    `site` must attend from its own patches to themselves; `like` is any tensor on the device wanted.
-    """
+    """Euclidean distances of the patches of a site, (P, P), on the device of `like`."""
     if site.grid is None or site.num_queries != site.num_keys:
         raise UnsuitableSite(
             f"'distance' needs queries and keys on one grid of patches; {site.name!r} ({site.family}) attends over "

@@ -8,20 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvius.analysis._attended import Attended
-from vitruvius.analysis._kernel import precise
-from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.analysis.base import Attended, Statistics, analyses, precise
 from vitruvius.heads import Heads, Site
 
 
 @analyses.register("effective_rank")
 def effective_rank(heads: Heads, site: Site | None = None, attended: Attended | None = None) -> Statistics:
-    """How many dimensions queries, keys, values and outputs really use, from 1 to the head width.
-
-    heads: what enters the site: q, k and v of B images.
-    site: is not looked at.
-    attended: what the core makes of the heads; default: plain softmax.
-    """
+    """How many dimensions queries, keys, values and outputs really use, from 1 to the head width."""
     heads = precise(heads)
     out = (attended or Attended(heads)).output()
     sets = {"keys": heads.k, "queries": heads.q, "values": heads.v, "output": out}
@@ -29,11 +22,8 @@ def effective_rank(heads: Heads, site: Site | None = None, attended: Attended | 
 
 
 def spread(x: Tensor) -> Tensor:
-    """exp(−Σ p log p) with p the singular values divided by their sum; (…, N, D) → (…). `x` holds N tokens."""
-    if x.shape[-1] <= x.shape[-2]:
-        gram = x.mT @ x
-    else:
-        gram = x @ x.mT
+    """exp(−Σ p log p) with p the singular values divided by their sum; (…, N, D) → (…)."""
+    gram = x.mT @ x if x.shape[-1] <= x.shape[-2] else x @ x.mT
     sigma = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     p = sigma / sigma.sum(-1, keepdim=True)
     return torch.special.entr(p).sum(-1).exp()

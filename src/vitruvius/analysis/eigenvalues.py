@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
-from vitruvius.analysis._kernel import key_gram, precise
-from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.analysis._kernel import key_gram
+from vitruvius.analysis.base import Statistics, analyses, precise
 from vitruvius.heads import Heads, Site
 
 
@@ -23,7 +23,6 @@ def eigenvalues(
 ) -> Statistics:
     """Spectrum of the centred Gram matrix of the keys: its D largest eigenvalues.
 
-    heads: what enters a site; of these, only k is looked at.
     standardise: z-score each key over its width first, with the papers' scale 1/√D; else the model's own scale.
     variant: exact; or released, which adds 1e-6 and takes absolute values as the published script does.
     """
@@ -52,18 +51,14 @@ class EigenvaluesByRank:
         self.count = 0
 
     def see(self, heads: Heads, site: Site) -> None:
-        """Add the eigenvalues of one site: `heads` enter it, and `site` must attend over tokens."""
         site.require("eigenvalues_by_rank", "tokens")
         values = spectrum(heads, standardise=self.standardise, variant=self.variant)
         if self.sums is not None and self.sums.shape[-1] != values.shape[-1]:
             raise UnsuitableSite(
                 f"'eigenvalues_by_rank' averages {self.sums.shape[-1]} ranks; {site.name!r} has {values.shape[-1]}."
             )
-        # (B, K)
-        if self.sums is None:
-            self.sums = values.sum(1)
-        else:
-            self.sums = self.sums + values.sum(1)
+        over_heads = values.sum(1)  # (B, K)
+        self.sums = over_heads if self.sums is None else self.sums + over_heads
         self.count += values.shape[1]
 
     def result(self) -> dict[str, Tensor]:
@@ -78,15 +73,8 @@ class EigenvaluesByRank:
 
 
 def spectrum(heads: Heads, *, standardise: bool, variant: Literal["exact", "released"] = "exact") -> Tensor:
-    """The min(D, M) largest eigenvalues, descending; `released` adds 1e-6 to g gᵀ and takes absolute values.
-
-    `heads` enter a site, of these only k counts; `standardise` z-scores each key over its width first; `variant` is
-    exact by default.
-    """
+    """The min(D, M) largest eigenvalues, descending; `released` adds 1e-6 to g gᵀ and takes absolute values."""
     heads, released = precise(heads), variant == "released"
     gram = key_gram(heads, standardise=standardise, released=released).centred
     values = torch.linalg.eigvalsh(gram).flip(-1)[..., : heads.k.shape[-1]]
-    # below zero is rounding: the matrix is a Gram matrix
-    if released:
-        return values.abs()
-    return values.clamp(min=0)
+    return values.abs() if released else values.clamp(min=0)  # below zero is rounding: it is a Gram matrix

@@ -6,9 +6,7 @@ import math
 
 import torch
 
-from vitruvius.analysis._attended import Attended
-from vitruvius.analysis._kernel import precise
-from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.analysis.base import Attended, Statistics, analyses, precise
 from vitruvius.heads import Heads, Site
 
 
@@ -17,10 +15,6 @@ def entropy(heads: Heads, site: Site | None = None, attended: Attended | None = 
     """Entropy of each query's attention: in nats, as a share of the largest possible, and as a number of keys.
 
     Of a map that is not a distribution (negative weights, sums other than 1) the shares |weight| / Σ |weights| count.
-
-    heads: what enters the site: q, k and v of B images.
-    site: is not looked at.
-    attended: what the core makes of the heads; default: plain softmax.
     """
     weights = (attended or Attended(precise(heads))).shares()
     nats = torch.special.entr(weights).sum(-1)  # (B, H, N)

@@ -8,7 +8,7 @@ the output: no map need be kept in the graph, and fused kernels do. B images, H 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -41,30 +41,30 @@ def explain(
 ) -> Tensor:
     """How much each place of each image matters for a class, (B, rows, columns).
 
-    `model` in eval mode; `images` (B, 3, h, w) in [0, 1]; `explanation` a registered name with settings
-    (`"relevance"`, `"integrated_gradients:steps=20"`) or a function; `classes` (B) those asked about, by default those
-    the model answers.
+    model: in eval mode.
+    images: (B, 3, h, w) in [0, 1].
+    explanation: a registered name with settings, `"integrated_gradients:steps=20"`, or a function.
+    classes: (B) those asked about; default: those the model answers.
     """
     check_eval_mode(model)
     check_pixels(images)
-    with torch.no_grad():
-        asked = model(images).argmax(-1) if classes is None else classes
-    if asked.shape != images.shape[:1]:
-        raise ConfigError(f"classes have shape {tuple(asked.shape)}; expected one class per image, ({len(images)},).")
-    found: Tensor = explanations.bind(explanation, where="explanation")(model, images, asked)
-    return found
+    if classes is None:
+        with torch.no_grad():
+            classes = model(images).argmax(-1)
+    if classes.shape != images.shape[:1]:
+        raise ConfigError(f"classes have shape {tuple(classes.shape)}; expected one class per image, ({len(images)},).")
+    maps: Tensor = explanations.bind(explanation, where="explanation")(model, images, classes)
+    return maps
 
 
 @explanations.register("relevance")
-def relevance(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+def relevance(model: nn.Module, images: Tensor, classes: Tensor, sites: Mapping[str, Site] | None = None) -> Tensor:
     """Gradient-weighted attention through all layers, R ← R + relu(A ⊙ ∇A) R (Chefer et al. 2021, arXiv:2103.15679).
 
-    model: in eval mode; its sites attend over the same tokens in every layer.
-    images: (B, 3, h, w) in [0, 1].
-    classes: (B,) whose logits are explained.
+    The sites must attend over the same tokens in every layer.
     """
     flow: Tensor | None = None  # (B, N, N)
-    layers = attended_layers(model, images, classes)
+    layers = attended_layers(model, images, classes, sites)
     for layer in layers:
         step = (layer.map * layer.gradient).relu().mean(1)
         if flow is None:
@@ -81,12 +81,7 @@ def relevance(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
 
 @explanations.register("attention_gradient")
 def attention_gradient(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    """relu(A ⊙ ∇A) of the last layer, mean over heads (Chefer et al. 2021, arXiv:2103.15679, one step).
-
-    model: in eval mode.
-    images: (B, 3, h, w) in [0, 1].
-    classes: (B,) whose logits are explained.
-    """
+    """relu(A ⊙ ∇A) of the last layer, mean over heads (Chefer et al. 2021, arXiv:2103.15679, one step)."""
     last = attended_layers(model, images, classes)[-1]
     return _on_grid((last.map * last.gradient).relu().mean(1), last.site)
 
@@ -95,27 +90,32 @@ def attention_gradient(model: nn.Module, images: Tensor, classes: Tensor) -> Ten
 def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, *, steps: int = 50) -> Tensor:
     """Gradients along the way from a black image, captum's (Sundararajan et al. 2017, arXiv:1703.01365).
 
-    model: in eval mode; any that returns logits, with or without attention.
-    images: (B, 3, h, w) in [0, 1].
-    classes: (B,) whose logits are explained.
+    model: any that returns logits, with or without attention.
     steps: points on the way from black to the image, of which each costs a forward and a backward pass.
     """
     check_count(steps, "'integrated_gradients' got steps")
     captum: Any = require("captum.attr", "explain")
-    found: Tensor = captum.IntegratedGradients(model).attribute(images, target=classes, n_steps=steps)
-    return found.sum(1).abs().detach()
+    gradients: Tensor = captum.IntegratedGradients(model).attribute(images, target=classes, n_steps=steps)
+    return gradients.sum(1).abs().detach()
 
 
-def attended_layers(model: nn.Module, images: Tensor, classes: Tensor) -> list[Layer]:
-    """Every token site in order: its true map, and the gradient of the logits of `classes` with respect to it.
+def attended_layers(
+    model: nn.Module, images: Tensor, classes: Tensor, sites: Mapping[str, Site] | None = None
+) -> list[Layer]:
+    """Every token site in order: its true map, and the gradient of the logits of `classes` (B,) with respect to it.
 
-    `model` is in eval mode; `images` (B, 3, h, w) in [0, 1]; `classes` (B,).
+    `sites` are what `survey` found, where that is known already.
     """
-    sites = survey(model, input_size=tuple(images.shape[1:]))  # type: ignore[arg-type]
+    if sites is None:
+        sites = survey(model, input_size=tuple(images.shape[1:]))  # type: ignore[arg-type]
     chosen = [name for name, site in sites.items() if site.attends == "tokens" and site.num_queries == site.num_keys]
     if not chosen:
         raise UnsuitableSite(f"none of the {len(sites)} attention sites attends over tokens; nothing to follow.")
-    with torch.enable_grad(), record(model, chosen, detach=False) as seen, _outputs(model, chosen) as outputs:
+    with (
+        torch.enable_grad(),
+        record(model, chosen, detach=False, sites=sites) as seen,
+        _outputs(model, chosen) as outputs,
+    ):
         logits = model(images.detach().clone().requires_grad_())
         total = logits.gather(1, classes[:, None]).sum()
         gradients = torch.autograd.grad(total, [outputs[name] for name in chosen])
@@ -191,14 +191,11 @@ def score(model: nn.Module, images: Tensor, maps: Tensor, *, classes: Tensor | N
 
 
 def chance_map(maps: Tensor, *, seed: int = 0) -> Tensor:
-    """An explanation that knows nothing, of the shape of `maps`: the row to compare scores with.
-
-    `seed` chooses which one.
-    """
+    """An explanation that knows nothing, of the shape of `maps`: the row to compare scores with."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(maps.shape, generator=generator).to(maps)
 
 
 def _probability(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    found: Tensor = model(images).softmax(-1).gather(1, classes[:, None]).squeeze(1)
-    return found
+    probability: Tensor = model(images).softmax(-1).gather(1, classes[:, None]).squeeze(1)
+    return probability

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from vitruvius._checks import check_weight
-from vitruvius.analysis._kernel import Gram, key_gram, precise
-from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.analysis._kernel import Gram, key_gram
+from vitruvius.analysis.base import Statistics, analyses, precise
 from vitruvius.heads import Heads
 
 Variant = Literal["paper", "reproduction", "released"]
@@ -27,7 +27,6 @@ def gammas(
 ) -> Statistics:
     """How far gamma is from constant over tokens; `alignment` is |cos(K a, a)|, 1 for eigenvectors.
 
-    heads: what enters a site: k and v of B images.
     variant: paper, reproduction or released, as the head of this file tells them apart.
     standardise: z-score each key over its width first, with the papers' scale 1/√D; else the model's own scale.
     noise: of `released` only: strength of what disturbs the eigenvectors, in units of their entries.
@@ -39,12 +38,12 @@ def gammas(
     columns = _columns(heads, gram, variant, noise, seed)  # (B, H, N, K)
     moved = gram.centred @ columns
     values = moved / (columns.shape[-2] * columns)
-    found = _over_pairs(values)
+    over_pairs = pairwise(values.mT)  # each (B, H, K)
     cosine = torch.cosine_similarity(moved, columns, dim=-2).abs()
     return {
         "alignment": cosine.mean(-1),
-        **{name: each.mean(-1) for name, each in found.items()},
-        **{f"{name}_by_column": each for name, each in found.items()},
+        **{name: each.mean(-1) for name, each in over_pairs.items()},
+        **{f"{name}_by_column": each for name, each in over_pairs.items()},
         "alignment_by_column": cosine,
     }
 
@@ -53,8 +52,6 @@ def pairwise(values: Tensor) -> dict[str, Tensor]:
     """Mean and unbiased deviation over pairs of |x_i − x_j| and of |x_i − x_j| / (max(|x_i|, |x_j|) + 1e-10).
 
     Along the last axis, in O(N log N): ordered by |x|, the pairs of x_j with all before it are cumulative sums.
-
-    `values` is (…, N), of any sign and in any order.
     """
     ordered = values.sort(-1).values
     middle = ordered[..., (values.shape[-1] - 1) // 2, None]  # differences from it are the same, rounding is smaller
@@ -72,10 +69,7 @@ def pairwise(values: Tensor) -> dict[str, Tensor]:
 
 
 def disturbed(columns: Tensor, noise: Tensor, strength: float) -> Tensor:
-    """Orthonormal columns near the given ones: the Q factor of columns + strength · noise.
-
-    `columns` (…, N, K) are orthonormal, `noise` has their shape, `strength` is a factor; 0 leaves them but for signs.
-    """
+    """Orthonormal columns (…, N, K) near the given ones: the Q factor of columns + strength · noise."""
     return torch.linalg.qr(columns + strength * noise).Q
 
 
@@ -90,11 +84,6 @@ def _columns(heads: Heads, gram: Gram, variant: Variant, noise: float, seed: int
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(columns.shape[1:], generator=generator, dtype=columns.dtype)  # the same for every image
     return disturbed(columns, drawn.to(columns), noise)
-
-
-def _over_pairs(values: Tensor) -> dict[str, Tensor]:
-    """(B, H, N, K) → each (B, H, K)."""
-    return pairwise(values.mT)
 
 
 def _absolute_sum(x: Tensor) -> Tensor:

@@ -10,34 +10,26 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
-from vitruvius.analysis._attended import Attended
-from vitruvius.analysis._kernel import precise
-from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.analysis.base import Attended, Statistics, analyses, precise
 from vitruvius.heads import Heads, Site
 
 
 @analyses.register("head_similarity")
 def head_similarity(heads: Heads, site: Site, attended: Attended | None = None) -> Statistics:
-    """Of each head with the others, on average: cosine of attention maps, linear CKA of outputs.
-
-    heads: what enters the site: q, k and v of B images.
-    site: must have two heads or more.
-    attended: what the core makes of the heads; default: plain softmax.
-    """
+    """Of each head with the others, on average: cosine of attention maps, linear CKA of outputs."""
     if site.num_heads < 2:
         raise UnsuitableSite(f"'head_similarity' needs two heads or more; {site.name!r} has one.")
     attended = attended or Attended(precise(heads))
     weights = attended.map()
     maps = weights.flatten(2) / torch.linalg.matrix_norm(weights)[..., None]
-    found = {"maps": others(maps @ maps.mT)}
-    return found | ({"outputs": others(_cka(attended.output()))} if heads.q.shape[-2] > 1 else {})
+    similarity = {"maps": others(maps @ maps.mT)}
+    if heads.q.shape[-2] > 1:
+        similarity["outputs"] = others(_cka(attended.output()))
+    return similarity
 
 
 def others(table: Tensor) -> Tensor:
-    """Mean of each row of (…, H, H) without the diagonal, (…, H).
-
-    `table` holds how alike head i and head j are.
-    """
+    """Mean of each row of (…, H, H) without the diagonal, (…, H)."""
     return (table.sum(-1) - table.diagonal(dim1=-2, dim2=-1)) / (table.shape[-1] - 1)
 
 

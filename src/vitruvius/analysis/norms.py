@@ -11,9 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vitruvius.analysis._attended import Attended
-from vitruvius.analysis._kernel import log_phi2, output, precise
-from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.analysis._kernel import log_phi2, output
+from vitruvius.analysis.base import Attended, Statistics, analyses, precise
 from vitruvius.heads import Heads, Site
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of tokens, in the curves log10_phi2_quantiles and log10_h2_quantiles
@@ -32,9 +31,6 @@ def norms(
 
     q and k are those of the softmax that makes the output: of `rpc`, its last iteration.
 
-    heads: what enters the site: q, k and v of B images.
-    site: is not looked at.
-    attended: what the core makes of the heads; default: plain softmax.
     variant: exact; or released, the published script with its fixed divisor 8 and its errors of means.
     """
     if attended is not None:
@@ -43,7 +39,7 @@ def norms(
     phi2 = log_phi.exp()
     if variant == "released":
         phi2 = phi2.nan_to_num(0.0, posinf=0.0)
-    found = {
+    statistics = {
         "log10_ratio": ((log_phi - h2.log()) / math.log(10)).mean(-1),
         "phi2": phi2.mean(-1),
         "h2": h2.mean(-1),
@@ -52,38 +48,24 @@ def norms(
         "log10_phi2_quantiles": _quantiles(phi2.log10()),
         "log10_h2_quantiles": _quantiles(h2.log10()),
     }
-    return found | (_errors_of_means(found) if variant == "released" else _mean_errors(phi2, h2))
-
-
-def _quantiles(values: Tensor) -> Tensor:
-    """(B, H, N) → (B, H, quantiles)."""
-    levels = torch.tensor(QUANTILES, dtype=values.dtype, device=values.device)
-    return values.quantile(levels, dim=-1).movedim(0, -1)
-
-
-def token_norms(heads: Heads, *, variant: Literal["exact", "released"] = "exact") -> tuple[Tensor, Tensor]:
-    """(log ‖φ(q)‖², ‖h‖²), each (B, H, N); `released` divides by 8 in the exponents of φ and by √D in those of h.
-
-    `heads` are those of the softmax; `variant` is exact by default.
-    """
-    heads = precise(heads)
-    if variant == "exact":
-        scaled = heads
-    else:
-        scaled = heads._replace(scale=1 / RELEASED_DIVISOR)
-    return log_phi2(scaled), output(heads).square().sum(-1)
-
-
-def _mean_errors(phi2: Tensor, h2: Tensor) -> Statistics:
+    if variant == "released":  # the published script compares the means, not the tokens
+        phi2, h2 = statistics["phi2"][..., None], statistics["h2"][..., None]
     error = (phi2 - h2).abs()
-    return {
+    return statistics | {
         "error": error.mean(-1),
         "relative_to_h": (error / h2).mean(-1),
         "relative_to_phi": (error / phi2).mean(-1),
     }
 
 
-def _errors_of_means(found: Statistics) -> Statistics:
-    """The published script compares the means, not the tokens."""
-    error = (found["phi2"] - found["h2"]).abs()
-    return {"error": error, "relative_to_h": error / found["h2"], "relative_to_phi": error / found["phi2"]}
+def token_norms(heads: Heads, *, variant: Literal["exact", "released"] = "exact") -> tuple[Tensor, Tensor]:
+    """(log ‖φ(q)‖², ‖h‖²), each (B, H, N); `released` divides by 8 in the exponents of φ and by √D in those of h."""
+    heads = precise(heads)
+    scaled = heads if variant == "exact" else heads._replace(scale=1 / RELEASED_DIVISOR)
+    return log_phi2(scaled), output(heads).square().sum(-1)
+
+
+def _quantiles(values: Tensor) -> Tensor:
+    """(B, H, N) → (B, H, quantiles)."""
+    levels = torch.tensor(QUANTILES, dtype=values.dtype, device=values.device)
+    return values.quantile(levels, dim=-1).movedim(0, -1)

@@ -10,9 +10,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from vitruvius.analysis._attended import Attended
-from vitruvius.analysis._kernel import log_attention, log_phi2, precise
-from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.analysis._kernel import log_attention, log_phi2
+from vitruvius.analysis.base import Attended, Statistics, analyses, precise
 from vitruvius.attention.standardised import standardise as z_score
 from vitruvius.heads import Heads, Site
 
@@ -32,9 +31,6 @@ def reconstruction(
 
     q and k are those of the softmax that makes the output: of `rpc`, its last iteration.
 
-    heads: what enters the site: q, k and v of B images.
-    site: is not looked at.
-    attended: what the core makes of the heads; default: plain softmax.
     standardise: z-score each query and key over its width first, with the scale 1/√D.
     variant: exact, reproduction or released, as the head of this file tells them apart.
     """
@@ -45,7 +41,7 @@ def reconstruction(
     h2 = (weights.exp() @ heads.v).square().sum(-1)  # (B, H, N)
     phi2 = (_released_log_phi2(heads, weights) if variant == "released" else log_phi2(heads)).exp()
     error, tiny = (phi2 - h2).abs(), 0.0 if variant == "exact" else 1e-8
-    found = {
+    by_token = {
         "error": error,
         "relative_to_h": error / (h2 + tiny),
         "relative_to_phi": error / (phi2 + tiny),
@@ -53,7 +49,7 @@ def reconstruction(
         "phi2": phi2,
         "signed_error": phi2 - h2,
     }
-    return {name: values.mean(-1) for name, values in found.items()}
+    return {name: values.mean(-1) for name, values in by_token.items()}
 
 
 def _released_log_phi2(heads: Heads, log_weights: Tensor) -> Tensor:

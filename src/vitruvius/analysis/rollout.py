@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, UnsuitableSite
-from vitruvius.analysis._attended import Attended
-from vitruvius.analysis._kernel import precise
-from vitruvius.analysis._registry import analyses
+from vitruvius.analysis.base import Attended, analyses, precise
 from vitruvius.heads import Heads, Site
 
 
@@ -30,10 +28,6 @@ class Rollout:
         self.answering = slice(None)
 
     def see(self, heads: Heads, site: Site, attended: Attended | None = None) -> None:
-        """One layer more, in the order in which they run.
-
-        `heads` enter its `site`; `attended` is what the core makes of them (default: plain softmax).
-        """
         site.require("rollout", "tokens")
         site.require_self_attention("rollout")
         weights = (attended or Attended(precise(heads))).shares().mean(1)
@@ -43,10 +37,7 @@ class Rollout:
             )
         stay = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
         step = self.residual * stay + (1 - self.residual) * weights
-        if self.flow is None:
-            self.flow = step
-        else:
-            self.flow = step @ self.flow
+        self.flow = step if self.flow is None else step @ self.flow
         self.prefix, self.answering = site.num_prefix_tokens, site.answering()
 
     def result(self) -> dict[str, Tensor]:

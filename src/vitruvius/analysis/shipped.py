@@ -44,62 +44,37 @@ class ShippedRun:
 
 
 def read_shipped(path: StrPath) -> ShippedCurve:
-    """Read one exported curve; cells that are empty or not finite are left out, their epoch stays counted.
-
-    `path` is the CSV file, local or on a remote file system.
-    """
-    rows = list(csv.reader(io.StringIO(read_text(path).lstrip("\ufeff"))))
-    name, place = _value_column(rows, path)
+    """Read one exported curve; cells that are empty or not finite are left out, their epoch stays counted."""
+    head, *rows = [*csv.reader(io.StringIO(read_text(path).lstrip("\ufeff")))] or [[]]
+    named = [name for name in head[1:] if not name.endswith(("__MIN", "__MAX"))]
+    if head[:1] != ["Step"] or len(named) != 1:
+        raise DataError(f"{path} has the columns {head}; expected Step, one value, and its __MIN and __MAX.")
+    column = head.index(named[0])
     epochs = []
     values = []
-    for epoch, row in enumerate(rows[1:]):
-        if not row:
-            continue
-        value = _number(row, place, path)
-        if value is not None:
+    for epoch, row in enumerate(rows):
+        text = row[column] if column < len(row) else ""
+        try:
+            value = float(text or "nan")
+        except ValueError:
+            raise DataError(f"{path} holds {text!r} where a number was expected.") from None
+        if math.isfinite(value):
             epochs.append(epoch)
             values.append(value)
-    return ShippedCurve(name=name, epochs=epochs, values=values)
+    return ShippedCurve(name=named[0], epochs=epochs, values=values)
 
 
 def read_shipped_folder(folder: str | Path) -> list[ShippedRun]:
     """The curves in a `folder` like the study's wandb_data: deit_train_error.csv, vit_test_rel_error_wrt_h.csv, …"""
-    found: dict[str, dict[tuple[str, str], ShippedCurve]] = {}
+    models: dict[str, dict[tuple[str, str], ShippedCurve]] = {}
     for file in sorted(Path(folder).rglob("*.csv")):
         named = NAME.fullmatch(file.stem)
         if named is not None:
-            place = (STATISTICS[named["statistic"]], BATCHES[named["batch"]])
-            found.setdefault(named["model"], {})[place] = read_shipped(file)
-    if not found:
+            key = (STATISTICS[named["statistic"]], BATCHES[named["batch"]])
+            models.setdefault(named["model"], {})[key] = read_shipped(file)
+    if not models:
         raise DataError(
             f"{folder} holds no curves of the reproduction study; expected files such as deit_train_error.csv and "
             "deit_test_rel_error_wrt_h.csv, as in its folder scripts/wandb_data."
         )
-    return [ShippedRun(model=model, curves=curves) for model, curves in found.items()]
-
-
-def _value_column(rows: list[list[str]], path: StrPath) -> tuple[str, int]:
-    """Name and place of the one column that is neither the step nor an extreme."""
-    head: list[str] = []
-    if rows:
-        head = rows[0]
-    named = [name for name in head[1:] if not name.endswith(("__MIN", "__MAX"))]
-    if head[:1] != ["Step"] or len(named) != 1:
-        raise DataError(f"{path} has the columns {head}; expected Step, one value, and its __MIN and __MAX.")
-    return named[0], head.index(named[0])
-
-
-def _number(row: list[str], place: int, path: StrPath) -> float | None:
-    text = ""
-    if place < len(row):
-        text = row[place]
-    try:
-        if text:
-            value = float(text)
-        else:
-            value = math.nan
-    except ValueError:
-        raise DataError(f"{path} holds {text!r} where a number was expected.") from None
-    if math.isfinite(value):
-        return value
-    return None
+    return [ShippedRun(model=model, curves=curves) for model, curves in models.items()]

@@ -7,20 +7,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvius.analysis._attended import Attended
-from vitruvius.analysis._kernel import precise
-from vitruvius.analysis._registry import Statistics, analyses
+from vitruvius.analysis.base import Attended, Statistics, analyses, precise
 from vitruvius.heads import Heads, Site
 
 
 @analyses.register("token_norms")
 def token_norms(heads: Heads, site: Site, attended: Attended | None = None) -> Statistics:
-    """Lengths of keys, values and outputs, their largest over their median, and the share of the strongest sink.
-
-    heads: what enters the site: q, k and v of B images.
-    site: which tokens are prefix tokens, whose share of the attention is told apart.
-    attended: what the core makes of the heads; default: plain softmax.
-    """
+    """Lengths of keys, values and outputs, their largest over their median, and the share of the strongest sink."""
     heads = precise(heads)
     attended = attended or Attended(heads)
     received = attended.shares().mean(-2)  # (B, H, M)

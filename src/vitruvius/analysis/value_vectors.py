@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvius.analysis._kernel import key_gram, precise
-from vitruvius.analysis._registry import Statistics, analyses
-from vitruvius.analysis._similarity import (
+from vitruvius.analysis._kernel import key_gram
+from vitruvius.analysis.base import Statistics, analyses, precise
+from vitruvius.analysis.similarity import (
     cosines,
     kernel_cka,
     linear_cka,
@@ -36,7 +36,6 @@ def value_vectors(
 ) -> Statistics:
     """V against the values kernel PCA predicts: directly, matched, up to rotation, and by CKA.
 
-    heads: what enters a site: k and v of B images.
     standardise: z-score each key over its width first, with the papers' scale 1/√D; else the model's own scale.
     variant: exact; or released, with the small constants of the published script.
     """
@@ -48,12 +47,13 @@ def value_vectors(
     directions, log_mass = predicted_values(heads, standardise=standardise)
     lowest = log_mass.amin(-1, keepdim=True)[..., None]  # a common factor: only the distances of V and V̂ feel it
     w = directions * (lowest.squeeze(-1) - log_mass).exp()[..., None]
-    found = {
-        **alignments(heads.v, w),
-        **similarities(heads.v, directions),  # nor do cosines feel the length of a token
-        **distances(heads.v, w * (-lowest).exp()),
-    }
-    return _in_order(found)
+    return _in_order(
+        {
+            **alignments(heads.v, w),
+            **similarities(heads.v, directions),  # nor do cosines feel the length of a token
+            **distances(heads.v, w * (-lowest).exp()),
+        }
+    )
 
 
 def compare(v: Tensor, w: Tensor, *, tiny_length: float = 0.0, tiny_product: float = 0.0) -> Statistics:
@@ -64,12 +64,13 @@ def compare(v: Tensor, w: Tensor, *, tiny_length: float = 0.0, tiny_product: flo
     tiny_length: added to lengths in cosines and correlations.
     tiny_product: added to products of norms in CKA.
     """
-    found = {
-        **alignments(v, w, tiny=tiny_product),
-        **similarities(v, w, tiny=tiny_length),
-        **distances(v, w),
-    }
-    return _in_order(found)
+    return _in_order(
+        {
+            **alignments(v, w, tiny=tiny_product),
+            **similarities(v, w, tiny=tiny_length),
+            **distances(v, w),
+        }
+    )
 
 
 def predicted_values(heads: Heads, *, standardise: bool, released: bool = False) -> tuple[Tensor, Tensor]:
@@ -88,10 +89,7 @@ def predicted_values(heads: Heads, *, standardise: bool, released: bool = False)
 
 
 def similarities(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
-    """Cosines of tokens, direct and matched, and correlations.
-
-    `v` and `w` are (…, N, E); `tiny` is added to lengths (default 0).
-    """
+    """Cosines of tokens (…, N, E), direct and matched, and correlations; `tiny` is added to lengths."""
     direct, matched = cosines(v, w, tiny=tiny), matched_cosines(v, w, tiny=tiny)
     return {
         "cosine": direct.mean(-1),
@@ -109,7 +107,7 @@ def similarities(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
 def alignments(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
     """CKA, Procrustes and principal angles: none depends on signs, order or rotation of the columns.
 
-    `v` and `w` are (…, N, E); `tiny` is added to products of norms (default 0).
+    `tiny` is added to products of norms.
     """
     linear, kernel = linear_cka(v, w, tiny=tiny), kernel_cka(v, w, tiny=tiny)
     angles = principal_cosines(v, w)
@@ -125,10 +123,7 @@ def alignments(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
 
 
 def distances(v: Tensor, w: Tensor) -> Statistics:
-    """How far V and V̂ lie apart.
-
-    `v` is the learnt (…, N, E), `w` the predicted; relative numbers are relative to `v`.
-    """
+    """How far the learnt V and the predicted V̂ lie apart, (…, N, E) each; relative to V."""
     gap = v - w
     frobenius = torch.linalg.matrix_norm(gap)
     return {
@@ -140,5 +135,5 @@ def distances(v: Tensor, w: Tensor) -> Statistics:
     }
 
 
-def _in_order(found: Statistics) -> Statistics:
-    return {name: found[name] for name in dict.fromkeys((*FIRST, *found))}
+def _in_order(statistics: Statistics) -> Statistics:
+    return {name: statistics[name] for name in dict.fromkeys((*FIRST, *statistics))}

@@ -27,14 +27,6 @@ def analyse_arguments(parser: argparse.ArgumentParser) -> None:
         default="pgd:eps=4/255",
         help="explanations also of the images after this attack; none: of clean ones alone (default: %(default)s)",
     )
-    parser.add_argument(
-        "--text",
-        metavar="FILE|wikitext",
-        help="a language model (extra nlp) on sentences, one per line, or on WikiText-103; --images N says how many",
-    )
-    parser.add_argument(
-        "--max-length", type=int, default=128, metavar="N", help="tokens of a sentence of --text (default: %(default)s)"
-    )
     parser.add_argument("--out", help="folder for table and figures (default: RUN/analysis; a model by name: none)")
 
 
@@ -43,28 +35,10 @@ def run_analyse(options: argparse.Namespace) -> None:
 
     `options` hold what `analyse_arguments` adds.
     """
-    from vitruvius._checks import check_count
     from vitruvius.analysis.command import analyse_target, split_arguments
-    from vitruvius.analysis.language_command import analyse_text_target
-    from vitruvius.report.sections.analyses_gallery import save_figures
+    from vitruvius.report import save_figures
 
     names, overrides = split_arguments(options.what)
-    check_count(options.max_length, "--max-length")
-    if options.text is not None:
-        print(
-            analyse_text_target(
-                options.target,
-                options.text,
-                overrides,
-                names,
-                options.images,
-                options.seed,
-                options.out,
-                max_length=options.max_length,
-                draw=save_figures,
-            )
-        )
-        return
     trust_plugins(options, options.target)
     attack = options.attack
     if attack == "none":

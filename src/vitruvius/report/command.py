@@ -6,24 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from vitruvius._bar import Bar
 from vitruvius._checks import check_count
 from vitruvius._config import build, override
-from vitruvius._errors import DataError, VitruviusError
+from vitruvius._errors import VitruviusError
 from vitruvius._files import Lock, check_new_file
 from vitruvius._processes import choose_device
+from vitruvius._progress import Bar
 from vitruvius._yaml import read_yaml
-from vitruvius.attacks import StepProgress, watched_by
-from vitruvius.data import DataConfig, Loader, class_words, eval_loader, is_stream
+from vitruvius.analysis.recording import record_pictures
+from vitruvius.data import DataConfig, class_words, eval_loader, is_stream
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.models import create_from_config
-from vitruvius.report._record import record_examples, save_model_facts
-from vitruvius.report._runs import check_runs
 from vitruvius.report.gathering import is_study, is_sweep, runs_in
 from vitruvius.report.page import write_page
+from vitruvius.report.run import check_runs
 from vitruvius.targets import (
     Target,
     TargetConfig,
@@ -116,44 +112,11 @@ def record_run(folder: str | Path, overrides: Sequence[str], images: int, threat
 def _record(target: Target, folder: str | Path, images: int, threat: Threat) -> None:
     device = choose_device(target.config.device)
     model = target.model.to(device).eval()
-    save_model_facts(folder, model)
-    data = replace(target.config.data, workers=0, batch_size=_sample(images), eval_batch_size=None)
-    if not is_stream(data):
-        data = replace(data, val_num_samples=_sample(images))
+    data = replace(target.config.data, workers=0, val_num_samples=None if is_stream(target.config.data) else images)
     loader = eval_loader(data, input_size=model.data_config, device=device)
     check_numbering(target, loader)
-    x, y, ids = choose_pictures(loader, images)
-    with Bar(f"attacking the pictures of {folder}") as bar:
-        tell = StepProgress(lambda share, words: bar(int(len(x) * share), len(x), f"{describe(threat)}, {words}"))
-        with watched_by(tell):
-            attacked = threat(model, x, y, ids=ids)  # type: ignore[call-arg]
-    record_examples(
-        folder,
-        model,
-        x,
-        y.tolist(),
-        attacked=attacked,
-        threat=describe(threat),
-        names=_words(data),
-        pictures=[f"{loader.name} {number}" for number in ids.tolist()],
-    )
-
-
-def choose_pictures(loader: Loader, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Some images of a loader's first batch, with labels and ids: one of each class, then others.
-
-    loader: batches with ids. count: how many; fewer where the batch has fewer.
-    """
-    batch = next(loader.with_ids(), None)
-    if batch is None or not len(batch[1]):
-        raise DataError(f"{loader.name} has no images; nothing to view.")
-    x, y, ids = batch
-    labels = y.tolist()
-    first = [row for row, label in enumerate(labels) if label not in labels[:row]]
-    others = [row for row in range(len(labels)) if row not in first]
-    rows = sorted([*first, *others][:count], key=lambda row: (labels[row], row))
-    chosen = torch.tensor(rows)
-    return x[chosen.to(x.device)], y[chosen.to(y.device)], ids[chosen]
+    with Bar(f"recording {folder}") as bar:
+        record_pictures(folder, model, loader, threat, names=_words(data), progress=bar)
 
 
 def _open(folder: Path, overrides: Sequence[str]) -> Target:
@@ -179,11 +142,6 @@ def _is_recorded(folder: Path) -> bool:
         return False
     made = record.stat().st_mtime
     return all((folder / name).stat().st_mtime <= made for name in WEIGHTS if (folder / name).is_file())
-
-
-def _sample(images: int) -> int:
-    """How many images are read to find pictures of different classes among them."""
-    return max(4 * images, 32)
 
 
 def _words(data: DataConfig) -> tuple[str, ...]:

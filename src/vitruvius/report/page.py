@@ -14,13 +14,13 @@ from markupsafe import Markup
 from vitruvius._errors import RunError
 from vitruvius._files import atomic_write_text
 from vitruvius._version import __version__
-from vitruvius.report._blocks import Block
-from vitruvius.report._motif import motif
-from vitruvius.report._runs import Run, read_runs
-from vitruvius.report._section import Section, in_order
-from vitruvius.report.gathering import Part, gathered_parts, runs_in
+from vitruvius.report.blocks import Block, sections
+from vitruvius.report.gathering import gathered_parts, runs_in
+from vitruvius.report.run import Run, read_runs
 from vitruvius.report.style import DARK, HEAT, LIGHT
 from vitruvius.targets import local_run
+
+Part = tuple[str, str, Sequence[Block]]  # address, heading, blocks
 
 
 def write_page(runs: Sequence[str | Path], out: str | Path, *, title: str = "A vitruvius report") -> Path:
@@ -37,34 +37,26 @@ def write_page(runs: Sequence[str | Path], out: str | Path, *, title: str = "A v
     if out.is_dir():
         raise RunError(f"{out} is a folder; name the file of the page, e.g. {out / 'report.html'}.")
     folders = [Path(local_run(run)) for run in runs]
-    own = runs_in(folders)
-    read: list[Run] = []
-    if own or not folders:
-        read = read_runs(own)
-    html = render_page(read, title=title, parts=gathered_parts(folders, read))
-    atomic_write_text(out, html)
+    run_folders = runs_in(folders)
+    read = read_runs(run_folders) if run_folders or not folders else []
+    atomic_write_text(out, render_page(read, title=title, parts=gathered_parts(folders, read)))
     return out
 
 
-def render_page(runs: Sequence[Run], *, title: str, parts: Sequence[tuple[Part, Sequence[Block]]] = ()) -> str:
-    """The page as text.
-
-    `runs` come in the order they are shown in; `title` is that of the page; `parts` are headings and blocks that come
-    before those of the runs (default: none).
-    """
-    drawn: list[tuple[Part | Section, Sequence[Block]]] = [*parts]
-    if runs:
-        drawn += [(section, section(runs)) for section in in_order()]
+def render_page(runs: Sequence[Run], *, title: str, parts: Sequence[Part] = ()) -> str:
+    """The page as text; `parts` come before the sections about the runs, which are shown in the given order."""
+    ordered = sorted((sections[name] for name in sections), key=lambda section: (section.order, section.name))
+    drawn = [(section.name, section.title, section(runs)) for section in ordered] if runs else []
     return (
         _environment()
-        .get_template("page.html.j2")
+        .get_template("templates/page.html.j2")
         .render(
             title=title,
             runs=runs,
-            sections=[(section, blocks) for section, blocks in drawn if blocks],
+            parts=[part for part in (*parts, *drawn) if part[2]],
             made=datetime.now().astimezone(),
             version=__version__,
-            motif=motif(),
+            motif=Markup(_read("motif.svg").strip()),
             heat=HEAT,
             css=Markup(_colours() + _read("style.css")),
             scripts=[Markup(_read(name)) for name in ("page.js", "viewer.js")],

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_bytes
@@ -111,23 +113,31 @@ def heat() -> LinearSegmentedColormap:
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Draw and save under the house's settings, and leave matplotlib as it was."""
+    """Draw and save under these settings, and leave matplotlib as it was."""
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names in other scripts; browsers have them
         yield
 
 
 def new_axes(width: float = 5.4, height: float = 3.1) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes, without the global state of pyplot. Sizes are inches.
-
-    `width` is 5.4 and `height` 3.1 by default.
-    """
+    """A figure with one pair of axes, without the global state of pyplot. Sizes are inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
+def in_percent(*axes: Axis) -> None:
+    """Ticks of shares as `50 %`."""
+    for axis in axes:
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+
+
+def in_whole_numbers(axis: Axis, most: int) -> None:
+    """At most so many ticks, all at whole numbers."""
+    axis.set_major_locator(MaxNLocator(integer=True, nbins=most))
+
+
 def legend_below(figure: Figure, *, columns: int = 3) -> None:
-    """The legend of all axes of `figure` below them, `columns` entries in a row (default 3): it covers nothing."""
+    """The legend of all axes of `figure` below them, `columns` entries in a row: it covers nothing."""
     entries: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -138,29 +148,18 @@ def legend_below(figure: Figure, *, columns: int = 3) -> None:
 
 
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:
-    """Write a figure as `.png`, `.pdf` or `.svg` by its suffix; without a suffix as PNG and PDF. Returns the files.
-
-    `path` is that of the file, or both without its suffix.
-
-    `figure` is any of matplotlib's.
-    """
+    """Write a figure as `.png`, `.pdf` or `.svg` by its suffix; without a suffix as PNG and PDF. Returns the files."""
     path = Path(path)
     if path.suffix not in ("", ".png", ".pdf", ".svg"):
         raise ConfigError(f"figures are saved as .png, .pdf or .svg, not {path.suffix!r} ({path}).")
-    if path.suffix:
-        paths = [path]
-    else:
-        paths = [path.with_name(path.name + suffix) for suffix in (".png", ".pdf")]
+    paths = [path] if path.suffix else [path.with_name(path.name + suffix) for suffix in (".png", ".pdf")]
     for target in paths:
         atomic_write_bytes(target, encode_figure(figure, target.suffix[1:], facecolor=LIGHT["surface"]))
     return paths
 
 
 def encode_figure(figure: Figure, kind: str, **settings: Any) -> bytes:
-    """The bytes of a figure as png, pdf or svg; the same figure gives the same bytes. `figure` is any of matplotlib's.
-
-    `kind` is one of these three; `settings` are those of matplotlib's `savefig`.
-    """
+    """The bytes of a figure as png, pdf or svg (`kind`); the same figure gives the same bytes."""
     unstamped = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
     with figure_style(), io.BytesIO() as buffer:
         figure.savefig(buffer, format=kind, metadata=unstamped[kind], **settings)

@@ -29,7 +29,8 @@ from vitruvius.data import DataConfig, eval_loader
 from vitruvius.data.identity import hash_tensors
 from vitruvius.evaluation import fingerprint, numbered, settings_fingerprint
 from vitruvius.models import PixelModel, load_weights
-from vitruvius.report import save_figure, write_csv
+from vitruvius.report import save_figure
+from vitruvius.report.blocks import write_csv
 from vitruvius.targets import check_head, check_numbering, open_target
 from vitruvius.training import kept_weights, versions
 

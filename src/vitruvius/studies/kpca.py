@@ -18,17 +18,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitruvius._files import atomic_write_text
+from vitruvius._progress import no_progress
 from vitruvius.analysis import NULLS, Table, analyse, read_rows
 from vitruvius.analysis import Row as Number
 from vitruvius.analysis.shipped import ShippedRun, read_shipped_folder
-from vitruvius.analysis.text import layers_of
-from vitruvius.report import write_csv
-from vitruvius.report.sections.analyses_figures import Scale, Shown
-from vitruvius.report.sections.analyses_gallery import save_figures
-from vitruvius.report.sections.analyses_norms import JOINT, draw_norms_on
-from vitruvius.report.sections.analyses_tables import layer_rows
-from vitruvius.report.sections.analyses_words import axis_label
+from vitruvius.analysis.table import layers_of
+from vitruvius.report.analysis_figures import JOINT, Scale, draw_norms_on, save_figures
+from vitruvius.report.blocks import write_csv
+from vitruvius.report.sections.analyses import layer_rows
 from vitruvius.report.style import LIGHT, LINES, figure_style, legend_below, series
+from vitruvius.report.words import axis_label
 from vitruvius.studies._base import Row, Subject, folder_of, studies
 
 ANALYSES = ("eigenvalues", "eigenvalues_by_rank", "norms", "gammas", "gammas:variant=released", "value_vectors")
@@ -70,7 +69,7 @@ def kpca(
             *analyses,
             images=len(subject.y),
             seed=seed,
-            progress=subject.progress,
+            progress=subject.progress or no_progress,  # type: ignore[arg-type]
             facts={"model": subject.name},
         )
         table.save(subject.folder)
@@ -193,7 +192,7 @@ def _layers(tables: Mapping[str, Table]) -> list[dict[str, object]]:
     rows = []
     for model, table in tables.items():
         for analysis in table.names("analysis"):
-            for row in layer_rows(Shown(name=model, look=series(0), table=table), analysis):
+            for row in layer_rows(model, table, analysis):
                 named = {"model": row.pop("run"), "analysis": analysis}
                 rows.append({**named, **row})
     return rows

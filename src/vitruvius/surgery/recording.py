@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitruvius._errors import UnsuitableSite
 from vitruvius.attention import Core, build_core
 from vitruvius.attention.softmax import attention_map
-from vitruvius.heads import Heads, RecordedHeads
+from vitruvius.heads import Heads, RecordedHeads, Site
 from vitruvius.surgery._dry_run import Size
 from vitruvius.surgery._sites import Where, select, survey
 from vitruvius.surgery._socket import Socket, inner
@@ -28,18 +28,20 @@ def record(
     on_heads: OnHeads | None = None,
     detach: bool = True,
     input_size: Size | None = None,
+    sites: Mapping[str, Site] | None = None,
 ) -> Iterator[dict[str, Heads]]:
     """While open, every run of `model` leaves the Heads of each matching site in the dictionary it yields.
 
     `where` is a glob over site names, or several (default: every site). The last run wins. With
     `on_heads(name, heads)` nothing is kept: each Heads is handed on as it comes (under activation checkpointing once
     more in the backward pass). `detach` cuts the recorded tensors off from autograd (default: yes). `input_size` is
-    the size of an image, (channels, rows, columns), for models that do not know it themselves. Bare sites hold a
-    softmax core meanwhile and are upstream's again on leaving, also on an exception.
+    the size of an image, (channels, rows, columns), for models that do not know it themselves. `sites` are what
+    `survey` found, where that is known already. Bare sites hold a softmax core meanwhile and are upstream's again on
+    leaving, also on an exception.
     """
     refuse_compiled(model)
     root = inner(model)
-    chosen = select(model, survey(model, input_size=input_size), where)
+    chosen = select(model, survey(model, input_size=input_size) if sites is None else sites, where)
     modules: dict[str, Any] = {name: root.get_submodule(name) for name in chosen}
     bare = {name: module for name, module in modules.items() if not isinstance(module, Socket)}
     lent = {name: build_core((), chosen[name]) for name in bare}

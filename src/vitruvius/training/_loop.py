@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from vitruvius._signals import GRACE, LONGEST, set_patience
-from vitruvius.analysis import rows_with_analyses
+from vitruvius.analysis.callback import rows_with_analyses
 from vitruvius.compression.files import load_maps, load_masks
 from vitruvius.compression.gradual import GradualMask
 from vitruvius.tracking import Trackers

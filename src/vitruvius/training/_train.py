@@ -16,8 +16,8 @@ from vitruvius._registry import load_plugins
 from vitruvius._secrets import redact
 from vitruvius._signals import keeping
 from vitruvius._yaml import to_plain
-from vitruvius.analysis import AnalysisCallback, first_images, rows_with_analyses
-from vitruvius.analysis.callback import FILE
+from vitruvius.analysis import AnalysisCallback, first_images
+from vitruvius.analysis.callback import FILE, rows_with_analyses
 from vitruvius.tracking import Trackers
 from vitruvius.training._guards.alarm import Alarm
 from vitruvius.training._guards.preemption import listening

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process, choose_device, process_group
 from vitruvius._registry import load_plugins, read_spec
-from vitruvius.analysis import ask_all
+from vitruvius.analysis.analysing import ask_all
 from vitruvius.data import Loader
 from vitruvius.init import inits
 from vitruvius.models import create_model

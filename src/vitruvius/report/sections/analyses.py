@@ -1,26 +1,33 @@
-"""Inside attention: what each analysis found by layer, with chance beside it, as figures and tables."""
+"""Inside attention: what each analysis found by layer, with chance beside it; and over training, after epochs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from markupsafe import Markup, escape
-from matplotlib.figure import Figure
+from markupsafe import Markup
 
 from vitruvius._errors import VitruviusError
 from vitruvius._registry import first_line
-from vitruvius.analysis import NULLS, Table, explanations
-from vitruvius.analysis import analyses as analyses_registry
-from vitruvius.report._blocks import Block, Drawing, Fold, Html, Key, Note
-from vitruvius.report._markup import inline_svg
-from vitruvius.report._names import run_keys
-from vitruvius.report._runs import Run
-from vitruvius.report._section import section
-from vitruvius.report.sections.analyses_figures import DASHES, Shown, draw_bands, telling_nulls
-from vitruvius.report.sections.analyses_gallery import MOST, further, of_model, statistics_of
-from vitruvius.report.sections.analyses_tables import layer_rows, layer_table, slug
-from vitruvius.report.sections.analyses_words import heading, words
+from vitruvius.analysis import NULLS, Row, Table, explanations, read_rows
+from vitruvius.analysis import analyses as registry
+from vitruvius.analysis.table import SAME_BY_CONSTRUCTION, Layer, count_beyond, layers_of, number
+from vitruvius.report.analysis_figures import (
+    DASHES,
+    MOST,
+    Shown,
+    band_statistics,
+    draw_bands,
+    draw_training,
+    further_figures,
+    telling_nulls,
+)
+from vitruvius.report.blocks import Block, Cell, Drawing, Fold, Html, Key, Note, run_keys, section
+from vitruvius.report.blocks import Table as PageTable
+from vitruvius.report.run import Run
+from vitruvius.report.style import LINES, series
+from vitruvius.report.words import heading, words
 
 EXPLAINED = (
     "Lines are means over heads, bands reach from the lowest to the highest head. Dashed lines are chance: heads of "
@@ -29,36 +36,28 @@ EXPLAINED = (
     "beyond chance when it lies on the same side of every null by Welch's test at 99.9 %. Histograms count heads; "
     "their outermost bins hold all that lies beyond."
 )
+MOST_OVER_TRAINING = 6  # statistics of an analysis that are drawn over epochs
 
 
 @section("analyses", title="Inside attention", order=55)
 def analyses(runs: Sequence[Run]) -> Sequence[Block]:
-    """Every analysis of every run that has some. `runs` are those of the page."""
+    """Every analysis of every run that has some."""
     shown, notes = _read(runs)
     if not shown:
         return notes
-    names = {one.name for one in shown}
-    keys = run_keys([run for run in runs if run.name in names])
-    blocks: list[Block] = [Note(text=_told(shown)), Note(text=EXPLAINED)]
-    for analysis in _asked(shown):
-        blocks += _analysis(shown, analysis, keys)
+    keys = run_keys([run for run in runs if run.name in {one.name for one in shown}])
+    facts = [(one.name, one.table.facts) for one in shown]
+    told = [f"{name}: {f.get('images')} images of {f.get('data')}, seed {f.get('seed')}" for name, f in facts]
+    blocks: list[Block] = [Note(text=f"{'; '.join(told)}."), Note(text=EXPLAINED)]
+    for analysis in dict.fromkeys(name for one in shown for name in one.table.names("analysis")):
+        blocks += _analysis([one for one in shown if one.table.select(analysis=analysis)], analysis, keys)
     return [*blocks, *notes]
 
 
-def _asked(shown: Sequence[Shown]) -> list[str]:
-    """The analyses of all runs, in order of appearance."""
-    return list(dict.fromkeys(name for one in shown for name in one.table.names("analysis")))
-
-
 def read_analysis(folder: Path) -> Table | None:
-    """The table of a run folder, or of a folder that `vitruvius analyse --out` wrote; None if there is none.
-
-    `folder` is that folder.
-    """
+    """The table of a run folder, or of a folder that `vitruvius analyse --out` wrote; None if there is none."""
     places = [place for place in (folder / "analysis", folder) if (place / "table.json").is_file()]
-    if places:
-        return Table.load(places[0])
-    return None
+    return Table.load(places[0]) if places else None
 
 
 def _read(runs: Sequence[Run]) -> tuple[list[Shown], list[Note]]:
@@ -72,69 +71,131 @@ def _read(runs: Sequence[Run]) -> tuple[list[Shown], list[Note]]:
             notes.append(Note(text=f"{run.name}: {error}"))
             continue
         if table is not None:
-            shown.append(Shown(name=run.name, look=run.look, table=table))
+            shown.append(Shown(run.name, run.look, table))
             notes += [Note(text=f"{run.name}: {remark}") for remark in table.remarks]
     return shown, notes
 
 
 def _analysis(shown: Sequence[Shown], name: str, keys: list[Key]) -> list[Block]:
-    own = [one for one in shown if one.table.select(analysis=name)]
-    named = f"{escape(heading(name))} <small>{escape(name)}</small>"
-    title = Html(markup=Markup(f'<h3 style="margin-top: 2.5rem">{named}</h3>'))
-    drawn = _drawn(own[0].table, name)
-    panels = [(words(statistic), draw_bands(own, name, statistic)) for statistic in drawn]
-    panels += further(own, name, legend=False)
-    picture: Block = Note(text=_caption(name))
-    if panels:
+    """The figures of one analysis together, and a table for each run."""
+    title = Markup('<h3 style="margin-top: 2.5rem">{} <small>{}</small></h3>').format(heading(name), name)
+    drawn = band_statistics(shown[0].table, name)
+    figures = [(words(statistic), draw_bands(shown, name, statistic)) for statistic in drawn]
+    figures += further_figures(shown, name, legend=False)
+    caption = next(
+        (first_line(r[n]).replace("`", "") for r in (registry, explanations) if (n := name.partition(":")[0]) in r), ""
+    )
+    picture: Block = Note(text=caption)
+    if figures:
+        runs = ", ".join(one.name for one in shown)
         picture = Drawing(
             name=f"analysis-{slug(name)}",
-            panels=_svgs(own, name, panels),
-            caption=_caption(name),
-            rows=[row for one in own for row in layer_rows(one, name)],
-            legend=[*keys, *_null_keys(own, name, drawn)],
+            panels=[(f, f"{name}: {what} by layer for {runs}; the numbers are in the table.") for what, f in figures],
+            caption=caption,
+            rows=[row for one in shown for row in layer_rows(one.name, one.table, name)],
+            legend=[*keys, *_null_keys(shown, name, drawn)],
         )
-    tables = [Fold(title=f"{heading(name)} by layer: {one.name}", inside=[layer_table(one, name)]) for one in own]
-    return [title, picture, *tables]
-
-
-def _drawn(table: Table, name: str) -> list[str]:
-    """The statistics that get a panel over layers; an analysis of the whole model has none."""
-    if of_model(table, name):
-        return []
-    return statistics_of(table, name)[:MOST]
-
-
-def _svgs(own: Sequence[Shown], name: str, panels: Sequence[tuple[str, Figure]]) -> list[Markup]:
-    svgs = []
-    for place, (stem, figure) in enumerate(panels):
-        svgs.append(inline_svg(figure, name=f"analysis-{slug(name)}-{place}", alt=_alt(own, name, stem)))
-    return svgs
+    tables = [Fold(title=f"{heading(name)} by layer: {one.name}", inside=[_layer_table(one, name)]) for one in shown]
+    return [Html(markup=title), picture, *tables]
 
 
 def _null_keys(shown: Sequence[Shown], analysis: str, statistics: Sequence[str]) -> list[Key]:
     rows = [row for one in shown for row in one.table.select(analysis=analysis) if row.statistic in statistics]
-    told = telling_nulls(rows)
-    return [Key(text=n, dashes=" ".join(f"{1.8 * s:g}" for s in DASHES[n][1])) for n in NULLS if n in told]
+    telling = telling_nulls(rows)
+    return [Key.of_line(null, DASHES[null]) for null in NULLS if null in telling]
 
 
-def _told(shown: Sequence[Shown]) -> str:
-    parts = [
-        f"{one.name}: {one.table.facts.get('images')} images of {one.table.facts.get('data')}, "
-        f"seed {one.table.facts.get('seed')}"
-        for one in shown
+def _layer_table(one: Shown, analysis: str) -> PageTable:
+    """Sites down, the first statistics across; below each number the nearest null."""
+    rows = one.table.select(analysis=analysis)
+    names = list(dict.fromkeys(row.statistic for row in rows))[: 2 * MOST]
+    layers = layers_of(rows)
+    cells = [
+        [Cell(text=site), *(_layer_cell(layers.get((site, name))) for name in names)]
+        for site in dict.fromkeys(site for site, _ in layers)
     ]
-    return "; ".join(parts) + "."
+    by_name = [[layer for key, layer in layers.items() if key[1] == name] for name in names]
+    counts = [Cell(text=count_beyond(each), value=_beyond(each)) for each in by_name]
+    cells.append([Cell(text="heads beyond chance"), *counts])
+    return PageTable(
+        name=f"{slug(analysis)}-{slug(one.name)}",
+        titles=["site", *map(words, names)],
+        numeric=[words(name) for name in names],
+        cells=cells,
+        rows=layer_rows(one.name, one.table, analysis),
+        caption="Mean over heads and images; below it the nearest null.",
+    )
 
 
-def _caption(analysis: str) -> str:
-    name = analysis.partition(":")[0]
-    for registry in (analyses_registry, explanations):
-        if name in registry:
-            return first_line(registry[name]).replace("`", "")
-    return ""
+def _layer_cell(layer: Layer | None) -> Cell:
+    if layer is None:
+        return Cell(text="–")
+    detail = "" if layer.chance is None else f"chance {number(layer.chance)}"
+    return Cell(text=number(layer.value), value=layer.value, detail=detail)
 
 
-def _alt(shown: Sequence[Shown], analysis: str, what: str) -> str:
-    return (
-        f"{analysis}: {what} by layer for " + ", ".join(one.name for one in shown) + "; the numbers are in the table."
+def _beyond(layers: Sequence[Layer]) -> float | None:
+    """What the cell sorts by."""
+    return float(sum(layer.beyond for layer in layers)) if any(layer.judged for layer in layers) else None
+
+
+def layer_rows(run: str, table: Table, analysis: str) -> list[dict[str, object]]:
+    """By layer, null by null: what the page's CSV files hold."""
+    groups: dict[tuple[str, str, str | None], list[Row]] = {}
+    for row in table.select(analysis=analysis):
+        groups.setdefault((row.site, row.statistic, row.null), []).append(row)
+    rows: list[dict[str, object]] = []
+    for (site, statistic, null), heads in groups.items():
+        chance = [row.null_mean for row in heads if row.null_mean is not None]
+        cannot_tell = all(row.claim == SAME_BY_CONSTRUCTION for row in heads)
+        beyond = sum(row.claim.startswith(("above", "below")) for row in heads)
+        rows.append(
+            {
+                "run": run,
+                "site": site,
+                "statistic": statistic,
+                "heads": len(heads),
+                "images": heads[0].n,
+                "mean": _mean_text([row.mean for row in heads]),
+                "null": null,
+                "null_mean": _mean_text(chance),
+                "heads_beyond": "" if cannot_tell else beyond,
+            }
+        )
+    return rows
+
+
+def _mean_text(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):.5g}" if values else ""
+
+
+def slug(name: str) -> str:
+    """A name in letters, digits and hyphens, for files and anchors."""
+    return "".join(letter if letter.isalnum() else "-" for letter in name)
+
+
+@section("analyses_training", title="Inside attention over training", order=22)
+def analyses_training(runs: Sequence[Run]) -> Sequence[Block]:
+    """The analyses that ran after epochs, on fixed images: one group of panels for each run and analysis."""
+    blocks: list[Block] = []
+    for run in runs:
+        rows = read_rows(run.folder)
+        for analysis in dict.fromkeys(str(row["analysis"]) for row in rows):
+            blocks.append(_over_training(run, analysis, [row for row in rows if row["analysis"] == analysis]))
+    return blocks
+
+
+def _over_training(run: Run, analysis: str, rows: list[dict[str, Any]]) -> Drawing:
+    panels = []
+    for statistic in list(dict.fromkeys(str(row["statistic"]) for row in rows))[:MOST_OVER_TRAINING]:
+        alt = f"{words(statistic)} over epochs of {run.name}; the numbers are in the table."
+        panels.append((draw_training(rows, analysis, [statistic], title=words(statistic)), alt))
+    numbers = [{key: value for key, value in row.items() if key != "by_site"} for row in rows]
+    batches = dict.fromkeys(str(row["batch"]) for row in rows)
+    return Drawing(
+        name=f"training-{run.index}-{slug(analysis)}",
+        panels=panels,
+        caption=f"{run.name}: {heading(analysis)}, mean over layers, heads and the same images after every epoch.",
+        rows=[{"run": run.name, **row, "epoch": row["epoch"] + 1} for row in numbers],
+        legend=[Key.of_line(batch, LINES[i % len(LINES)], series(0).name) for i, batch in enumerate(batches)],
     )

@@ -6,17 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
-from vitruvius.report._blocks import Block, Drawing, Key
-from vitruvius.report._markup import inline_svg
-from vitruvius.report._names import run_keys
-from vitruvius.report._numbers import number
-from vitruvius.report._runs import Run
-from vitruvius.report._section import section
-from vitruvius.report.style import LINES, figure_style, legend_below, new_axes
+from vitruvius.report.blocks import Block, Drawing, Key, run_keys, section
+from vitruvius.report.run import Run
+from vitruvius.report.style import LINES, figure_style, in_percent, in_whole_numbers, legend_below, new_axes
+from vitruvius.report.words import number
 
 UNDRAWN = ("epoch", "seconds", "images_per_second")  # cost, shown elsewhere
 EVENTS = ("alarms", "rollbacks", "skipped_updates")  # drawn if there are any
@@ -35,103 +31,37 @@ WORDS = {
 
 @section("curves", title="Training", order=20)
 def curves(runs: Sequence[Run]) -> Sequence[Block]:
-    """Loss, accuracy, learning rate and other metrics over the epochs. `runs` are those of the page."""
+    """Loss, accuracy, learning rate and other metrics over the epochs."""
     panels = group_metrics(runs)
     if not panels:
         return []
     lines = line_styles(panels)
-    drawn = [
-        inline_svg(draw_metrics(runs, title, keys, lines), name=f"curves-{place}", alt=_alt(runs, title, keys))
-        for place, (title, keys) in enumerate(panels.items())
+    line_keys = [Key.of_line(WORDS.get(stem, stem), line) for stem, line in lines.items()]
+    return [
+        Drawing(
+            name="training",
+            panels=[
+                (draw_metrics(runs, title, keys, lines), _alt(runs, title, keys)) for title, keys in panels.items()
+            ],
+            caption="Every epoch of training.",
+            rows=[{"run": run.name, **row, "epoch": row["epoch"] + 1} for run in runs for row in run.epochs],
+            legend=run_keys([run for run in runs if run.epochs]) + line_keys,
+        )
     ]
-    rows = [{"run": run.name, **row, "epoch": row["epoch"] + 1} for run in runs for row in run.epochs]
-    legend = run_keys([run for run in runs if run.epochs]) + _line_keys(lines)
-    return [Drawing(name="training", panels=drawn, caption="Every epoch of training.", rows=rows, legend=legend)]
 
 
 def group_metrics(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Panel title → metrics: held-out before training, losses together, accuracies together.
-
-    `runs` are those of the page.
-    """
-    keys = {key for run in runs for row in run.epochs for key in _drawn_keys(row)}
+    """Panel title → metrics: held-out before training, losses together, accuracies together."""
+    keys = {key for run in runs for row in run.epochs for key, value in row.items() if _is_drawn(key, value)}
     panels: dict[str, list[str]] = {"loss": [], "accuracy": [], "accuracy under attack": [], "learning rate": []}
-    for key in sorted(keys, key=_prominence):
+    for key in sorted(keys, key=lambda key: (not key.startswith("val"), not key.startswith("train"), key)):
         panels.setdefault(_panel(key), []).append(key)
     return {title: keys for title, keys in panels.items() if keys}
 
 
-def _drawn_keys(row: dict[str, Any]) -> list[str]:
-    return [key for key, value in row.items() if _is_drawn(key, value)]
-
-
 def _is_drawn(key: str, value: Any) -> bool:
     """Whether a number belongs into a panel; events only where they have happened."""
-    if key in UNDRAWN or number(value) is None:
-        return False
-    return bool(value) or key not in EVENTS
-
-
-def line_styles(panels: dict[str, list[str]]) -> dict[str, Any]:
-    """A line for each kind of metric (held-out, training, …), the same in all panels that show several.
-
-    `panels` are the metrics of each panel, by its title.
-    """
-    stems = [_stem(key) for keys in panels.values() for key in keys if len(keys) > 1]
-    return {stem: LINES[place % len(LINES)] for place, stem in enumerate(dict.fromkeys(stems))}
-
-
-def draw_metrics(
-    runs: Sequence[Run], title: str, keys: Sequence[str], lines: dict[str, Any], *, legend: bool = False
-) -> Figure:
-    """One panel: colours are runs, line styles are metrics; a figure that stands alone wants its `legend`.
-
-    `runs` are those of the page; `title` is that of the panel; `keys` are its metrics; `lines` the line style of each.
-    """
-    with figure_style():
-        figure, axes = new_axes(4.5, 2.9)
-        for run in runs:
-            for key in keys:
-                _draw_line(axes, run, key, lines.get(_stem(key), "-"))
-        axes.set_title(title)
-        axes.set_xlabel("epoch")
-        axes.set_ylabel(title)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-        if title.startswith("accuracy"):
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-        if legend:
-            legend_below(figure, columns=2)
-    return figure
-
-
-def _draw_line(axes: Axes, run: Run, key: str, line: Any) -> None:
-    epochs = []
-    values = []
-    for row in run.epochs:
-        if key in row:  # not every epoch is validated
-            value = number(row[key])
-            epochs.append(row["epoch"] + 1)
-            values.append(math.nan if value is None else value)
-    if not epochs:
-        return
-    marker = ""
-    if len(epochs) <= 12:
-        marker = run.look.marker
-    look = {"color": run.look.colour, "linestyle": line, "marker": marker, "markersize": 3.5}
-    axes.plot(epochs, values, label=f"{run.name}, {_words(key)}", **look)
-
-
-def _line_keys(lines: dict[str, Any]) -> list[Key]:
-    """Legend entries for the line styles; dashes are in multiples of the line's width, as matplotlib's are."""
-    keys = []
-    for stem, line in lines.items():
-        if isinstance(line, tuple):
-            strokes = line[1]
-        else:
-            strokes = ()
-        keys.append(Key(text=WORDS.get(stem, stem), dashes=" ".join(f"{1.8 * stroke:g}" for stroke in strokes)))
-    return keys
+    return key not in UNDRAWN and number(value) is not None and (bool(value) or key not in EVENTS)
 
 
 def _panel(key: str) -> str:
@@ -142,9 +72,35 @@ def _panel(key: str) -> str:
     return next((kind for kind in ("loss", "accuracy") if key.endswith(kind)), key.replace("_", " "))
 
 
-def _prominence(key: str) -> tuple[int, str]:
-    first = [place for place, start in enumerate(("val", "train")) if key.startswith(start)]
-    return (first[0] if first else 2, key)
+def line_styles(panels: dict[str, list[str]]) -> dict[str, Any]:
+    """A line for each kind of metric (held-out, training, …), the same in all panels that show several."""
+    stems = dict.fromkeys(_stem(key) for keys in panels.values() for key in keys if len(keys) > 1)
+    return {stem: LINES[place % len(LINES)] for place, stem in enumerate(stems)}
+
+
+def draw_metrics(
+    runs: Sequence[Run], title: str, keys: Sequence[str], lines: dict[str, Any], *, legend: bool = False
+) -> Figure:
+    """One panel: colours are runs, line styles are metrics; a figure that stands alone wants its `legend`."""
+    with figure_style():
+        figure, axes = new_axes(4.5, 2.9)
+        for run in runs:
+            for key in keys:
+                logged = [row for row in run.epochs if key in row]  # not every epoch is validated
+                if logged:
+                    values = [math.nan if (value := number(row[key])) is None else value for row in logged]
+                    marker = run.look.marker if len(logged) <= 12 else ""
+                    look = {"linestyle": lines.get(_stem(key), "-"), "marker": marker, "markersize": 3.5}
+                    epochs = [row["epoch"] + 1 for row in logged]
+                    axes.plot(epochs, values, label=f"{run.name}, {_words(key)}", color=run.look.colour, **look)
+        axes.set(title=title, xlabel="epoch", ylabel=title)
+        in_whole_numbers(axes.xaxis, 7)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        if title.startswith("accuracy"):
+            in_percent(axes.yaxis)
+        if legend:
+            legend_below(figure, columns=2)
+    return figure
 
 
 def _stem(key: str) -> str:
@@ -157,10 +113,6 @@ def _words(key: str) -> str:
 
 def _alt(runs: Sequence[Run], title: str, keys: Sequence[str]) -> str:
     """The last value of every line, for those who do not see it."""
-    ends = []
-    for run in runs:
-        for key in keys:
-            values = [value for row in run.epochs if (value := number(row.get(key))) is not None]
-            if values:
-                ends.append(f"{run.name} {_words(key)} ends at {values[-1]:.4g}")
-    return f"Line chart of {title} over epochs: " + "; ".join(ends) + "."
+    lines = [(run, key, values) for run in runs for key in keys if (values := run.logged(key))]
+    ends = [f"{run.name} {_words(key)} ends at {values[-1]:.4g}" for run, key, values in lines]
+    return f"Line chart of {title} over epochs: {'; '.join(ends)}."

@@ -16,37 +16,78 @@ from torch import Tensor
 
 from vitruvius.compression.masks import Masks
 from vitruvius.compression.sites import guess_sites
-from vitruvius.report._blocks import Block, Note
-from vitruvius.report._markup import grey_png
-from vitruvius.report._readers import natural
-from vitruvius.report._runs import Run
-from vitruvius.report._section import section
-from vitruvius.report.sections.maps import MapGrid, draw_grid, shrink
+from vitruvius.report.blocks import Block, Maps, Note, grey_png, section
+from vitruvius.report.run import Run, natural
+from vitruvius.report.sections.maps import MAX_CELLS, draw_grid, shrink
 from vitruvius.report.style import figure_style, legend_below, new_axes, series
 
 KEYS = (".core.mask.keep", ".core.sparse_softmax.keep")
-MAX_CELLS = 120_000  # of all masks of a run together; larger ones are averaged down to stay a page
 
 
 @section("masks", title="Attention masks", order=52)
 def masks(runs: Sequence[Run]) -> Sequence[Block]:
-    """The pairs of query and key that a run's mask keeps, and how much it removes.
-
-    `runs` are those of the page.
-    """
-    blocks = [block for run in runs for block in _grid(run, read_masks(run))]
+    """The pairs of query and key that a run's mask keeps, and how much it removes."""
+    blocks = [block for run in runs for block in _mask_grid(run)]
+    if not blocks:
+        return []
     text = "Each picture is one head, queries down, keys across; what the mask keeps is dark."
-    if blocks:
-        return [Note(text=text), *blocks, *(Note(text=line) for run in runs for line in cycle_lines(run))]
-    return []
+    return [Note(text=text), *blocks, *(Note(text=line) for run in runs for line in cycle_lines(run))]
+
+
+def _mask_grid(run: Run) -> list[Block]:
+    masks = read_masks(run)
+    if masks is None:
+        return []
+    small, side = shrink({name: keep.float().numpy() for name, keep in masks.keep.items()}, MAX_CELLS)
+    sites = []
+    for name, heads in small.items():
+        kept = [f"{keep.float().mean():.0%} kept" for keep in masks.keep[name]]
+        sites.append((name, [(grey_png(head), words) for head, words in zip(heads, kept, strict=True)]))
+    rows = [
+        {"run": run.name, "site": site, "head": head, "kept": share.kept, "pairs": share.pairs}
+        | {"sparsity": f"{share.sparsity:.6f}", "sparsity_unprotected": f"{share.sparsity_inside:.6f}"}
+        for site, shares in masks.sparsity.heads.items()
+        for head, share in enumerate(shares)
+    ]
+    grid = Maps(
+        name=f"masks-{run.index}",
+        title=run.name,
+        colour=run.look.name,
+        sites=sites,
+        rows=rows,
+        low="removed",
+        high="kept.",
+    )
+    total = masks.sparsity.total
+    text = (
+        f"{run.name}: {total.sparsity:.2%} of all pairs removed, {total.sparsity_inside:.2%} without protected tokens"
+    )
+    pooled = f"; neighbouring tokens are averaged into at most {side} × {side} bins." if side else "."
+    return [grid, Note(text=text + pooled)]
+
+
+def read_masks(run: Run) -> Masks | None:
+    """The masks in the checkpoint of a run: what the model really does; none of a damaged one, remarked elsewhere."""
+    files = [run.folder / name for name in ("best.safetensors", "last.safetensors")]
+    path = next(filter(Path.is_file, files), None)
+    keep: dict[str, Tensor] = {}
+    with contextlib.suppress(SafetensorError, OSError):
+        if path is not None:
+            with safe_open(path, framework="pt") as file:
+                names = [name for name in file.keys() if name.endswith(KEYS)]  # noqa: SIM118 (not a dict)
+                keep = {name.partition(".core.")[0]: file.get_tensor(name) for name in sorted(names, key=natural)}
+    if not keep:
+        return None
+    sites = guess_sites(keep)
+    protected = {name: tuple(range(site.num_prefix_tokens)) for name, site in sites.items()}
+    return Masks(keep=keep, sites=sites, protected=protected)
 
 
 def cycle_lines(run: Run) -> list[str]:
-    """What `vitruvius cycles` left in a `run`, as one sentence; nothing where it has not been asked."""
+    """What `vitruvius cycles` left in a run, as one sentence; nothing where it has not been asked."""
     try:
-        told = json.loads((run.folder / "cycles.json").read_text(encoding="utf-8"))
-        dense, masked = told["rows"][0], told["rows"][-1]
-        cycles, before = int(masked["total"]), int(dense["total"])
+        rows = json.loads((run.folder / "cycles.json").read_text(encoding="utf-8"))["rows"]
+        before, cycles = int(rows[0]["total"]), int(rows[-1]["total"])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return []
     return [
@@ -56,19 +97,13 @@ def cycle_lines(run: Run) -> list[str]:
 
 
 def draw_masks(keep: Mapping[str, Tensor]) -> Figure:
-    """The same grid as a figure to save: sites down, heads across.
-
-    `keep` are masks (H, N, M) by site, True = kept.
-    """
+    """The same grid as a figure to save: sites down, heads across. `keep` are masks (H, N, M) by site, True = kept."""
     patterns = {name: [pattern.float().numpy() for pattern in heads] for name, heads in keep.items()}
     return draw_grid(patterns, label=lambda pattern: f"{1 - pattern.mean():.0%} removed")
 
 
 def draw_accuracy(curves: Mapping[str, Mapping[float, float]], *, dense: float) -> Figure:
-    """Accuracy against the share of pairs removed, one line per way; the dense accuracy beside them.
-
-    `curves` are accuracies by share, by the name of the way; `dense` is the accuracy without a mask.
-    """
+    """Accuracy against the share of pairs removed, one line per way (by its name); the dense accuracy beside them."""
     with figure_style():
         figure, axes = new_axes()
         axes.axhline(100 * dense, color="0.5", linewidth=1, linestyle=(0, (4, 3)), label="dense")
@@ -82,74 +117,13 @@ def draw_accuracy(curves: Mapping[str, Mapping[float, float]], *, dense: float) 
 
 
 def draw_cycles(points: Mapping[str, Mapping[float, float]]) -> Figure:
-    """Cycles of the accelerator against the share of pairs removed, one line per part.
-
-    `points` are cycles by share, by the name of the part.
-    """
+    """Cycles of the accelerator against the share of pairs removed, one line per part (by its name)."""
     with figure_style():
         figure, axes = new_axes()
         for index, (name, cycles) in enumerate(points.items()):
             look = series(index)
-            axes.plot(
-                [100 * s for s in cycles], list(cycles.values()), color=look.colour, marker=look.marker, label=name
-            )
+            shares = [100 * share for share in cycles]
+            axes.plot(shares, list(cycles.values()), color=look.colour, marker=look.marker, label=name)
         axes.set(xlabel="pairs removed, %", ylabel="cycles", title="Cycles against sparsity", yscale="log")
         legend_below(figure)
     return figure
-
-
-def read_masks(run: Run) -> Masks | None:
-    """The masks in the checkpoint of a run: what the model really does."""
-    keep: dict[str, Tensor] = {}
-    for name in ("best.safetensors", "last.safetensors"):
-        if (run.folder / name).is_file():
-            keep = _read_keep(run.folder / name)
-            break
-    if not keep:
-        return None
-    sites = guess_sites(keep)
-    protected = {name: tuple(range(site.num_prefix_tokens)) for name, site in sites.items()}
-    return Masks(keep=keep, sites=sites, protected=protected)
-
-
-def _read_keep(path: Path) -> dict[str, Tensor]:
-    """The pattern of every site; nothing from a damaged file, which is remarked elsewhere."""
-    with contextlib.suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
-        names = [name for name in file.keys() if name.endswith(KEYS)]  # noqa: SIM118 (not a dict)
-        return {name.partition(".core.")[0]: file.get_tensor(name) for name in sorted(names, key=natural)}
-    return {}
-
-
-def _grid(run: Run, found: Masks | None) -> list[Block]:
-    if found is None:
-        return []
-    small, side = shrink({name: keep.float().numpy() for name, keep in found.keep.items()}, MAX_CELLS)
-    sites = []
-    for name, heads in small.items():
-        kept = [f"{keep.float().mean():.0%} kept" for keep in found.keep[name]]
-        sites.append((name, [(grey_png(head), words) for head, words in zip(heads, kept, strict=True)]))
-    grid = MapGrid(
-        name=f"masks-{run.index}",
-        title=run.name,
-        colour=run.look.name,
-        sites=sites,
-        rows=_rows(run, found),
-        low="removed",
-        high="kept.",
-    )
-    share = found.sparsity.total
-    text = (
-        f"{run.name}: {share.sparsity:.2%} of all pairs removed, {share.sparsity_inside:.2%} without protected tokens"
-    )
-    text += f"; neighbouring tokens are averaged into at most {side} × {side} bins." if side else "."
-    return [grid, Note(text=text)]
-
-
-def _rows(run: Run, found: Masks) -> list[dict[str, object]]:
-    """One row a head."""
-    return [
-        {"run": run.name, "site": site, "head": head, "kept": share.kept, "pairs": share.pairs}
-        | {"sparsity": f"{share.sparsity:.6f}", "sparsity_unprotected": f"{share.sparsity_inside:.6f}"}
-        for site, heads in found.sparsity.heads.items()
-        for head, share in enumerate(heads)
-    ]

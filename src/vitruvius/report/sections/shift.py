@@ -1,83 +1,355 @@
-"""Shift: accuracy of every run under every corruption and severity as heat maps and curves, and on natural shifts."""
+"""Shift: accuracy under every corruption and severity, on natural shifts, calibration, and images from outside."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from vitruvius._errors import DataError
 from vitruvius.evaluation import PartScore, ShiftReport
-from vitruvius.report._blocks import Block, Drawing
-from vitruvius.report._markup import inline_svg
-from vitruvius.report._names import run_keys, shift_names
-from vitruvius.report._numbers import percent
-from vitruvius.report._runs import Run
-from vitruvius.report._section import section
-from vitruvius.report.sections.shift_figures import draw_heat, draw_severities, mean_by_severity
-from vitruvius.report.sections.shift_tables import corruption_table, natural_table
+from vitruvius.evaluation.metrics import CorruptionErrors, corruption_errors
+from vitruvius.report.blocks import (
+    Block,
+    Cell,
+    Column,
+    Drawing,
+    Table,
+    number_column,
+    run_column,
+    run_keys,
+    section,
+    share_column,
+    table_of,
+    text_column,
+)
+from vitruvius.report.run import Run, shift_names
+from vitruvius.report.style import LIGHT, figure_style, heat, in_percent, new_axes
+from vitruvius.report.words import number, percent
+
+DARK_INK, LIGHT_INK = "#1b1512", "#fffdf7"  # on the colours of the map, the same by day and by night
+SEVERAL = "each its own baseline"  # runs that were evaluated against different models
+DETECTION = {"auroc": "AUROC", "aupr_out": "AUPR, outside", "aupr_in": "AUPR, known", "fpr95": "FPR95"}
+Bins = list[dict[str, float]]
+Diagram = tuple[Run, Bins]
 
 
 @section("shift", title="Shift", order=45)
 def shift(runs: Sequence[Run]) -> Sequence[Block]:
-    """Heat maps of corruption and severity, accuracy over severity, mCE, and natural shifts.
-
-    `runs` are those of the page.
-    """
+    """Heat maps of corruption and severity, accuracy over severity, mCE, and natural shifts."""
     blocks: list[Block] = []
     for name in shift_names(runs):
         graded = [run for run in runs if name in run.shifts and run.shifts[name].accuracies]
         if graded:
             blocks += [_heat(graded, name), _severities(graded, name), corruption_table(graded, name)]
-    natural = natural_table(runs)
-    if natural is not None:
-        return [*blocks, natural]
-    return blocks
+    return [*blocks, *natural_table(runs)]
 
 
 def _heat(runs: Sequence[Run], name: str) -> Drawing:
-    panels = [
-        inline_svg(draw_heat(run.shifts[name], run.name), name=f"heat-{name}-{run.index}", alt=_alt(run, name))
-        for run in runs
+    reports = {run.name: run.shifts[name] for run in runs}
+    rows = [
+        {
+            "run": run,
+            "corruption": report.label(part.group),
+            "severity": part.severity,
+            "accuracy": part.accuracy,
+            "low": part.low,
+            "high": part.high,
+            "n": part.n,
+            "ece": part.calibration.get("ece"),
+            "aurra": part.aurra,
+        }
+        for run, report in reports.items()
+        for part in report.parts
+        if part.severity is not None
     ]
-    rows = []
-    for run in runs:
-        report = run.shifts[name]
-        rows += [_row(run, report, part) for part in report.parts if part.severity is not None]
     caption = f"{name}: accuracy in per cent, corruptions down and severities across; the darker, the more errors."
-    if any(run.shifts[name].drawn for run in runs):
+    if any(report.drawn for report in reports.values()):
         caption += " Drawn: in place of the photographs of the published sets, and harder."
+    panels = [(draw_heat(report, run), _heat_alt(report, run)) for run, report in reports.items()]
     return Drawing(name=f"{name}-accuracy", panels=panels, caption=caption, rows=rows)
 
 
-def _row(run: Run, report: ShiftReport, part: PartScore) -> dict[str, object]:
-    """One cell of the heat map, as the file of its numbers has it."""
-    return {
-        "run": run.name,
-        "corruption": report.label(part.group),
-        "severity": part.severity,
-        "accuracy": part.accuracy,
-        "low": part.low,
-        "high": part.high,
-        "n": part.n,
-        "ece": part.calibration.get("ece"),
-        "aurra": part.aurra,
-    }
+def draw_heat(report: ShiftReport, title: str) -> Figure:
+    """Corruptions down, severities across, accuracy in per cent in every cell; darker is worse."""
+    grid = report.accuracies
+    columns = sorted({severity for row in grid.values() for severity in row})
+    with figure_style():
+        figure, axes = new_axes(1.9 + 0.62 * len(columns), 0.75 + 0.29 * len(grid))
+        for y, row in enumerate(grid.values()):
+            for severity, accuracy in row.items():
+                x = columns.index(severity)
+                colour = heat()(1 - accuracy)  # errors from 0 to 1 take the whole range of colours
+                axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=colour, linewidth=0))
+                red, green, blue, _ = colour
+                ink = DARK_INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else LIGHT_INK
+                axes.text(x, y, f"{100 * accuracy:.0f}", ha="center", va="center", color=ink, fontsize=9.5)
+        axes.set_xticks(range(len(columns)), [str(severity) for severity in columns])
+        axes.set_yticks(range(len(grid)), [report.label(name).replace("_", " ") for name in grid])
+        axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(grid) - 0.5, -0.5), title=title, xlabel="severity")
+        axes.grid(visible=False)
+        axes.spines["bottom"].set_visible(False)
+    return figure
+
+
+def _heat_alt(report: ShiftReport, run: str) -> str:
+    means = [f"{report.label(name)} {percent(sum(row.values()) / len(row))}" for name, row in report.accuracies.items()]
+    return f"Heat map of accuracy by corruption and severity, {run}. Means: {', '.join(means)}."
 
 
 def _severities(runs: Sequence[Run], name: str) -> Drawing:
     curves = {run.name: mean_by_severity(run.shifts[name]) for run in runs}
     rows = [{"run": run, "severity": s, "accuracy": a} for run, curve in curves.items() for s, a in curve.items()]
-    ends = "; ".join(
-        f"{run}: " + ", ".join(f"{percent(a)} at severity {s}" for s, a in curve.items())
+    ends = [
+        f"{run}: " + ", ".join(f"{percent(accuracy)} at severity {s}" for s, accuracy in curve.items())
         for run, curve in curves.items()
+    ]
+    some = any(len(run.shifts[name].averaged) < len(run.shifts[name].accuracies) for run in runs)
+    over = "the corruptions of the benchmark" if some else "corruptions"
+    return Drawing(
+        name=f"{name}-severity",
+        panels=[(draw_severities(runs, name), f"Accuracy over severity. {'; '.join(ends)}.")],
+        caption=f"{name}: accuracy averaged over {over}; severity 0 is clean where it was evaluated.",
+        rows=rows,
+        legend=run_keys(runs),
     )
-    drawn = inline_svg(draw_severities(runs, name), name=f"severity-{name}", alt=f"Accuracy over severity. {ends}.")
-    over = "corruptions"
-    if any(len(run.shifts[name].averaged) < len(run.shifts[name].accuracies) for run in runs):
-        over = "the corruptions of the benchmark"
-    caption = f"{name}: accuracy averaged over {over}; severity 0 is clean where it was evaluated."
-    return Drawing(name=f"{name}-severity", panels=[drawn], caption=caption, rows=rows, legend=run_keys(runs))
 
 
-def _alt(run: Run, name: str) -> str:
+def draw_severities(runs: Sequence[Run], name: str) -> Figure:
+    """One line per run: mean accuracy over corruptions, from clean onwards."""
+    curves = [mean_by_severity(run.shifts[name]) for run in runs]
+    with figure_style():
+        figure, axes = new_axes()
+        for run, curve in zip(runs, curves, strict=True):
+            axes.plot(list(curve), list(curve.values()), color=run.look.colour, marker=run.look.marker, label=run.name)
+        axes.set_xticks(sorted({severity for curve in curves for severity in curve}))
+        axes.set(ylim=(-0.02, 1.02), xlabel="severity", ylabel="accuracy", title="mean over corruptions")
+        in_percent(axes.yaxis)
+    return figure
+
+
+def mean_by_severity(report: ShiftReport) -> dict[int, float]:
+    """Severity → accuracy averaged over the corruptions of the benchmark that have it; 0 is clean."""
+    columns: dict[int, list[float]] = {}
+    if report.clean_error is not None:
+        columns[0] = [1 - report.clean_error]
+    for row in report.averaged.values():
+        for severity, accuracy in row.items():
+            columns.setdefault(severity, []).append(accuracy)
+    return {severity: sum(columns[severity]) / len(columns[severity]) for severity in sorted(columns)}
+
+
+def corruption_table(runs: Sequence[Run], name: str) -> Table:
+    """Mean accuracy, mCE and relative mCE against the evaluation's baseline, and CE against the first run."""
+    rows = [_corruption_row(run, name, runs[0]) for run in runs]
+    baselines = list(dict.fromkeys(str(row["baseline"]) for row in rows if row["baseline"] is not None))
+    baseline = SEVERAL if len(baselines) > 1 else "".join(baselines)
+    titles = {
+        "mean_accuracy": "mean accuracy",
+        "mce": f"mCE, {baseline}",
+        "relative_mce": f"relative mCE, {baseline}",
+        "mce_to_first": f"mCE, {runs[0].name}",
+        "ece": "mean ECE",
+    }
+    if len(runs) == 1:
+        del titles["mce_to_first"]
+    shown = {key: title for key, title in titles.items() if any(row.get(key) is not None for row in rows)}
+    columns = [share_column(title, key) for key, title in shown.items()]
+    if len(baselines) > 1:
+        columns = [_with_baseline(column) if SEVERAL in column.title else column for column in columns]
+    caption = f"{name}: errors summed over severities, as a share of those of the model named; small numbers are 95 % "
+    return table_of(f"{name}-mce", [run_column(runs), *columns], rows, caption + "bootstrap intervals.")
+
+
+def _with_baseline(column: Column) -> Column:
+    """The same, and in each cell the name of the model that errors are divided by."""
+
+    def show(row: Mapping[str, object]) -> Cell:
+        cell = column.show(row)
+        if cell.value is None:
+            return cell
+        detail = f"{cell.detail} of {row['baseline']}'s".strip()
+        return Cell(text=cell.text, value=cell.value, detail=detail)
+
+    return Column(title=column.title, show=show)
+
+
+def _corruption_row(run: Run, name: str, first: Run) -> dict[str, object]:
     report = run.shifts[name]
-    means = [f"{report.label(one)} {percent(sum(row.values()) / len(row))}" for one, row in report.accuracies.items()]
-    return f"Heat map of accuracy by corruption and severity, {run.name}. Means: {', '.join(means)}."
+    found = report.corruption
+    mean_error = number(found.get("mean_error"))
+    low_error, high_error = found.get("mean_error_interval") or (None, None)
+    mce_low, mce_high = found.get("mce_interval") or (None, None)
+    against_first = compare_to(run, first, name)
+    graded = [part for part in report.parts if part.group in report.averaged]
+    eces = [part.calibration["ece"] for part in graded if "ece" in part.calibration]
+    return {
+        "run": run.name,
+        "mean_accuracy": None if mean_error is None else 1 - mean_error,
+        "mean_accuracy_low": None if high_error is None else 1 - high_error,
+        "mean_accuracy_high": None if low_error is None else 1 - low_error,
+        "baseline": found.get("baseline"),
+        "mce": number(found.get("mce")),
+        "mce_low": mce_low,
+        "mce_high": mce_high,
+        "relative_mce": number(found.get("relative_mce")),
+        "mce_to_first": None if against_first is None else against_first.mce,
+        "ece": sum(eces) / len(eces) if eces else None,
+    }
+
+
+def compare_to(run: Run, first: Run, name: str) -> CorruptionErrors | None:
+    """CE of `run` against `first`, where both have parts in common that the first does not get all right."""
+    try:
+        theirs = first.shifts[name].as_baseline(first.name)
+        ours = run.shifts[name]
+        errors = ours.as_baseline(run.name).errors
+        judged = {group: errors[group] for group in ours.averaged}
+        return corruption_errors(judged, theirs, clean_error=ours.clean_error)
+    except DataError:
+        return None
+
+
+def natural_table(runs: Sequence[Run]) -> list[Table]:
+    """One line per set and run: accuracy, ECE and AURRA with their intervals; no table where no run has such a set."""
+    parts = [(report.name, run, part) for run in runs for report in run.shifts.values() for part in _natural(report)]
+    if not parts:
+        return []
+    rows = [_natural_row(*each) for each in sorted(parts, key=lambda each: (each[0], each[2].name, each[1].index))]
+    columns = [
+        Column(title="set", show=lambda row: Cell(text=_set_name(row)), numeric=False),
+        run_column(runs),
+        share_column("accuracy", "accuracy", "low", "high"),
+        share_column("ECE", "ece"),
+        number_column("RMS error", "rms", percent),
+        share_column("AURRA", "aurra"),
+        number_column("images", "n", lambda n: f"{n:.0f}"),
+    ]
+    caption = "Natural shifts. Intervals are 95 %: Wilson's for accuracy, bootstrap for the others."
+    return [table_of("natural-shifts", columns, rows, caption)]
+
+
+def _natural(report: ShiftReport) -> list[PartScore]:
+    """The parts that are not corruptions; none of a set with images from outside the classes."""
+    if any(part.outside for part in report.parts):
+        return []
+    return [part for part in report.parts if part.severity is None]
+
+
+def _natural_row(name: str, run: Run, part: PartScore) -> dict[str, object]:
+    row = {"set": name, "part": part.name, "run": run.name, "n": part.n, "accuracy": part.accuracy}
+    row |= {"low": part.low, "high": part.high, "aurra": part.aurra, **part.calibration}
+    for key, (low, high) in part.intervals.items():
+        row |= {f"{key}_low": low, f"{key}_high": high}
+    return row
+
+
+def _set_name(row: Mapping[str, Any]) -> str:
+    return row["set"] if row["part"] == row["set"] else f"{row['set']}, {row['part']}"
+
+
+@section("reliability", title="Calibration", order=46)
+def reliability(runs: Sequence[Run]) -> Sequence[Block]:
+    """Accuracy over confidence, clean and shifted, of every run."""
+    diagrams = collect_diagrams(runs)
+    if not diagrams:
+        return []
+    shown = sorted({run.index for pairs in diagrams.values() for run, _ in pairs})
+    return [
+        Drawing(
+            name="reliability",
+            panels=[
+                (draw_reliability(pairs, title), _reliability_alt(title, pairs)) for title, pairs in diagrams.items()
+            ],
+            caption="A model that knows how sure it may be lies on the dashed diagonal, an overconfident one below it; "
+            "the histogram shows how many images have each confidence.",
+            rows=[
+                {"run": run.name, "images": title, **one}
+                for title, pairs in diagrams.items()
+                for run, bins in pairs
+                for one in bins
+            ],
+            legend=run_keys([runs[index] for index in shown]),
+        )
+    ]
+
+
+def collect_diagrams(runs: Sequence[Run]) -> dict[str, list[Diagram]]:
+    """clean, then each shift → the runs that have such a diagram; images from outside have none."""
+    diagrams: dict[str, list[Diagram]] = {}
+    for run in runs:
+        clean = [bins for report in run.shifts.values() if (bins := report.reliability.get("clean"))]
+        if clean:  # from the first shift that came with clean images
+            diagrams.setdefault("clean", []).append((run, clean[0]))
+    for name in shift_names(runs):
+        for run in runs:
+            report = run.shifts.get(name)
+            if report is None or any(part.outside for part in report.parts):
+                continue
+            if bins := report.reliability.get("shifted"):
+                diagrams.setdefault(name, []).append((run, bins))
+    return diagrams
+
+
+def draw_reliability(diagrams: Sequence[Diagram], title: str) -> Figure:
+    """Above, accuracy over confidence and the diagonal of honesty; below, how many images have which confidence."""
+    with figure_style():
+        figure = Figure(figsize=(4.5, 4.3), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1])
+        above.plot([0, 1], [0, 1], color=LIGHT["quiet"], linewidth=1, linestyle=(0, (3, 3)))
+        for run, bins in diagrams:
+            look = {"color": run.look.colour, "linewidth": 1.6}
+            above.plot([b["confidence"] for b in bins], [b["accuracy"] for b in bins], marker=run.look.marker, **look)
+            total = sum(b["count"] for b in bins)
+            for b in bins:
+                x, share = [b["low"], b["low"], b["high"], b["high"]], b["count"] / total
+                below.fill(x, [0, share, share, 0], facecolor=run.look.colour, alpha=0.18, linewidth=0)
+                below.plot([b["low"], b["high"]], [share, share], **look)
+        above.set(title=title, ylim=(-0.02, 1.02), ylabel="accuracy")
+        below.set(xlim=(-0.01, 1.01), xlabel="confidence", ylabel="images")
+        in_percent(above.yaxis, below.xaxis, below.yaxis)
+    return figure
+
+
+def bin_error(bins: Bins) -> float:
+    """ECE of a diagram."""
+    total = sum(b["count"] for b in bins)
+    return sum(b["count"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / total
+
+
+def _reliability_alt(title: str, diagrams: Sequence[Diagram]) -> str:
+    errors = ", ".join(f"{run.name} {percent(bin_error(bins))}" for run, bins in diagrams)
+    return f"Reliability diagram, {title}. Expected calibration error: {errors}."
+
+
+@section("detection", title="Detection", order=47)
+def detection(runs: Sequence[Run]) -> Sequence[Block]:
+    """How well images from outside the classes are told from known ones: AUROC, AUPR both ways, FPR95."""
+    columns = [run_column(runs), text_column("score"), *(share_column(title, key) for key, title in DETECTION.items())]
+    tables = []
+    for name in shift_names(runs):
+        rows = [
+            {"run": run.name, "score": score, **_with_ends(numbers)}
+            for run in runs
+            if name in run.shifts
+            for score, numbers in run.shifts[name].detection.items()
+        ]
+        caption = (
+            f"{name}: images from outside told from known ones. FPR95 is the share of known images taken for outside "
+            "ones when 95 % of those are found: smaller is better. Intervals are 95 % bootstrap intervals."
+        )
+        if rows:
+            tables.append(table_of(f"{name}-detection", columns, rows, caption))
+    return tables
+
+
+def _with_ends(numbers: Mapping[str, Any]) -> dict[str, object]:
+    """Each number, with the ends of its interval."""
+    ends = numbers.get("intervals")
+    row: dict[str, object] = {}
+    for key in DETECTION:
+        low, high = ends.get(key, (None, None)) if isinstance(ends, dict) else (None, None)
+        row |= {key: numbers.get(key), f"{key}_low": low, f"{key}_high": high}
+    return row

@@ -1,7 +1,11 @@
-"""What analyses and their statistics are called for a reader: headings, and the labels of axes with their units."""
+"""Numbers as a reader wants them, and what analyses and their statistics are called: headings, labels of axes."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+DASH = "–"
 HEADINGS = {
     "attention_gradient": "Attention times gradient, last layer",
     "distance": "Distance of attention",
@@ -82,11 +86,48 @@ LABELS = {  # analysis → statistic → label of its axis; a name without one i
 }
 
 
-def heading(analysis: str) -> str:
-    """The heading of an analysis in words, with its settings: `norms:variant=released` → Norms … (variant released).
+def number(value: Any) -> float | None:
+    """A finite float, or None for anything else (missing, text, bool, NaN, infinity)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
 
-    `analysis` is as the table calls it; one without a heading of its own is called by its name.
-    """
+
+def percent(value: float | None) -> str:
+    """0.973 → `97.3 %`."""
+    return DASH if value is None else f"{100 * value:.1f} %"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """The two ends of an interval in per cent, or nothing."""
+    return "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f}"
+
+
+def count(value: float | None) -> str:
+    """1234567 → `1 234 567`, with thin spaces."""
+    return DASH if value is None else f"{value:,.0f}".replace(",", "\u202f")
+
+
+def duration(seconds: float | None) -> str:
+    """75 → `1 min 15 s`."""
+    if seconds is None:
+        return DASH
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
+
+
+def pixels(eps: float) -> str:
+    """An ε in pixels of [0, 1] as one writes it: 4/255 where it is such a fraction, else decimal."""
+    halves = 2 * eps * 255
+    whole = abs(halves - round(halves)) < 1e-3 and (round(halves) % 2 == 0 or eps < 4 / 255)
+    return f"{round(halves) / 2:g}/255" if whole and 0 < eps < 1 else f"{eps:.3g}"
+
+
+def heading(analysis: str) -> str:
+    """The heading of an analysis in words, with its settings: `norms:variant=released` → Norms … (variant released)."""
     name, _, settings = analysis.partition(":")
     title = HEADINGS.get(name, words(name).capitalize())
     if settings:
@@ -96,8 +137,8 @@ def heading(analysis: str) -> str:
 
 def axis_label(analysis: str, statistic: str) -> str:
     """What stands beside the axis of `statistic` of `analysis`: the quantity and its unit."""
-    known = LABELS.get(analysis.partition(":")[0], {})
-    return known.get(statistic.removesuffix("_by_column"), words(statistic))
+    labels = LABELS.get(analysis.partition(":")[0], {})
+    return labels.get(statistic.removesuffix("_by_column"), words(statistic))
 
 
 def words(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What the model itself tells the report, on tiny real models."""
+"""What a page shows of the model itself, recorded from tiny real models; and how it is made to fit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -15,9 +16,17 @@ import vitruvius
 from families import FAMILIES
 from vitruvius._errors import DataError, NoSiteError
 from vitruvius.analysis.explanations import relevance
+from vitruvius.analysis.recording import (
+    MAX_PICTURES,
+    Examples,
+    SiteMaps,
+    fit,
+    pool,
+    record_examples,
+    save_model_facts,
+)
 from vitruvius.attention import part
-from vitruvius.report import record_examples, save_model_facts
-from vitruvius.report._examples import read_examples
+from vitruvius.report.run import read_examples
 from vitruvius.surgery import rewire
 
 Tiny = tuple[nn.Module, Tensor]
@@ -125,3 +134,47 @@ def test_a_model_without_attention_has_facts_too(tmp_path: Path) -> None:
     save_model_facts(tmp_path, model)
     parameters = sum(p.numel() for p in model.parameters())
     assert json.loads((tmp_path / "model.json").read_text()) == {"parameters": parameters, "sites": []}
+
+
+def random_site(random: np.random.Generator, n: int, heads: int, grid: tuple[int, int], prefix: int) -> SiteMaps:
+    tokens = prefix + grid[0] * grid[1]
+    maps = random.random((n, heads, tokens, tokens)).astype(np.float32)
+    return SiteMaps(name="a", maps=maps / maps.sum(-1, keepdims=True), grid=grid, num_prefix_tokens=prefix)
+
+
+def test_pooled_patches_are_means_over_queries_and_sums_over_keys() -> None:
+    site = random_site(np.random.default_rng(1), 2, 3, (3, 4), 1)
+    small = pool(site)
+    assert small.grid == (2, 2)
+    np.testing.assert_allclose(small.maps.sum(-1), 1, rtol=1e-5)
+    group = lambda token: 0 if token == 0 else 1 + ((token - 1) // 4 // 2) * 2 + (token - 1) % 4 // 2  # noqa: E731
+    expected = np.zeros((2, 3, 5, 5))
+    for q in range(13):
+        for k in range(13):
+            expected[..., group(q), group(k)] += site.maps[..., q, k]
+    sizes = np.bincount([group(q) for q in range(13)])
+    np.testing.assert_allclose(small.maps, expected / sizes[:, None], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("grid", "count", "said"),
+    [
+        ((4, 4), 2, ""),
+        ((4, 4), 30, f"{MAX_PICTURES} of 30 images are shown to keep the page small."),
+        ((14, 14), 2, "2 × 2 patches are taken together to keep the page small."),
+        ((3, 90), 2, "1 of 2 images are shown, 1 of 4 sites are shown to keep the page small."),
+    ],
+)
+def test_examples_are_made_to_fit(grid: tuple[int, int], count: int, said: str) -> None:
+    random = np.random.default_rng(3)
+    sites = [random_site(random, count, 1, grid, 1) for _ in range(4)]
+    words = [str(place) for place in range(count)]
+    images = np.zeros((count, 3, 4, 4), np.uint8)
+    limit = 80_000
+    smaller, note = fit(
+        Examples(images=images, labels=words, predictions=words, sites=sites, pictures=words, threats=[""] * count),
+        limit,
+    )
+    assert note == said
+    assert sum(site.maps.size for site in smaller.sites) <= limit
+    assert len(smaller.images) == len(smaller.labels) == len(smaller.sites[0].maps)

@@ -1,0 +1,192 @@
+"""analyse: a model, images, some questions → a table with chance beside every number.
+
+B images, N queries, M keys
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._checks import check_eval_mode, check_model, check_pixels, check_seed, device_of
+from vitruvius._errors import ConfigError, DataError
+from vitruvius._processes import Process
+from vitruvius._progress import Progress, no_progress
+from vitruvius._registry import Spec, read_spec
+from vitruvius._version import __version__
+from vitruvius.analysis.base import NULLS, Question, analyses, question, share_of
+from vitruvius.analysis.collecting import Collector, threads
+from vitruvius.analysis.explaining import ATTACK, Explainer
+from vitruvius.analysis.explanations import explanations
+from vitruvius.analysis.table import Table, join_tables
+from vitruvius.attacks import image_ids
+from vitruvius.evaluation.threats import Threat, describe, make_threat
+from vitruvius.heads import Heads, Site
+from vitruvius.surgery import Where, inner, record, survey
+from vitruvius.surgery.recording import core_of
+
+ENTRIES = 2**20  # of the attention maps of one site that are looked at together, so that caches hold them
+ENTRIES_ON_ACCELERATORS = 2**24
+NULL_IMAGES = 12
+Asked = Spec | Callable[..., Any] | Question
+
+
+def analyse(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *asked: Asked,
+    images: int | None = None,
+    seed: int = 0,
+    nulls: bool | Sequence[str] = True,
+    null_images: int = NULL_IMAGES,
+    where: Where = "*",
+    attack: Spec | Threat | None = ATTACK,
+    process: Process | None = None,
+    progress: Progress = no_progress,
+    facts: Mapping[str, Any] | None = None,
+) -> Table:
+    """Ask every question of every site, on what the softmax receives (after stages), and beside chance.
+
+    model: in eval mode.
+    loader: batches of images in [0, 1]: images, (images, labels) or (images, labels, ids).
+    asked: analyses: `"gammas:variant=released"`, `{use: gammas, variant: released}`, or a function of Heads; and
+        explanations: `"relevance"`, `"integrated_gradients:steps=20"`. Default: all analyses that are registered.
+    images: use the first N of the loader; default all.
+    seed: of chance, which is drawn from (seed, image, site), so that it does not depend on batches or processes.
+    nulls: which models of chance to compare with, by name; True: all, False: none.
+    null_images: how many images chance is drawn for.
+    where: a pattern of site names, `blocks.*.attn`; default all sites.
+    attack: explanations are also of the images after this attack away from the model's answers; None: clean alone.
+    process: of several processes, this one; each brings its share of the images.
+    progress: called after every part of a batch with the images done and how many there are.
+    facts: what else the table should say about itself.
+    """
+    check_model(model)
+    check_eval_mode(model)
+    check_seed(seed)
+    process = process or Process(device=device_of(model))
+    questions, explained = split_asked(asked)
+    chosen_nulls = _choose_nulls(nulls)
+    threat = make_threat(attack, where="attack") if explained and attack is not None else None
+    limit = None if images is None else share_of(images, process)
+    total = share_of(loader.num_images, process) if limit is None and hasattr(loader, "num_images") else limit
+    size, batches = _first_look(_batches_of(loader, process.device, limit), process)
+    if size is None:
+        raise DataError(f"the loader {getattr(loader, 'name', 'given')!r} yielded no images; nothing to analyse.")
+    collector = Collector(questions, survey(model, input_size=size) if questions else {}, nulls=chosen_nulls, seed=seed)
+    explainer = Explainer(model, explained, threat, process=process, seed=seed)
+    nulls_left = share_of(null_images, process) if chosen_nulls else 0
+    done = 0
+    for x, ids in batches:
+        if questions:
+            for looked in _look(model, collector, x, ids, where, nulls_left - done):
+                progress(done + looked, total)
+        if explained:
+            explainer.see(x, ids)
+        done += len(x)
+        progress(done, total)
+    about = {"model": type(inner(model)).__name__, "data": str(getattr(loader, "name", "unnamed")), "seed": seed}
+    about |= {"attack": describe(threat)} if threat is not None else {}
+    about |= {**(facts or {}), "vitruvius": __version__}
+    tables = [collector.table(about, process)] if questions else []
+    return join_tables([*tables, explainer.table(about, process)] if explained else tables)
+
+
+def split_asked(asked: Sequence[Asked]) -> tuple[list[Question], list[str]]:
+    """Analyses ready to be asked, and explanations by name, checked; all analyses if nothing is asked."""
+    explained = [
+        spec for spec in asked if isinstance(spec, str) and read_spec(spec, where="analysis")[0] in explanations
+    ]
+    for name in explained:
+        explanations.bind(name, where="explanation")
+    others = [spec for spec in asked if spec not in explained]
+    return ask_all(others) if others or not explained else [], explained
+
+
+def ask_all(asked: Sequence[Asked]) -> list[Question]:
+    """The analyses of `asked`, each once; all that are registered if none is named."""
+    questions = [question(each) for each in asked or list(analyses)]
+    names = [q.name for q in questions]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{repeated[0]!r} is asked twice; once is enough.")
+    return questions
+
+
+@torch.no_grad()
+def _look(
+    model: nn.Module, collector: Collector, x: Tensor, ids: Tensor, where: Where, with_nulls: int
+) -> Iterator[int]:
+    """Run the model over parts of a batch small enough for the largest site; how many images were looked at so far.
+
+    Chance is drawn for the first `with_nulls` images of the batch.
+    """
+    entries = ENTRIES if x.device.type == "cpu" else ENTRIES_ON_ACCELERATORS
+    size = max(1, entries // max(_entries(site) for site in collector.sites.values()))
+
+    def see(name: str, heads: Heads) -> None:
+        collector.see(name, heads, core_of(model, name))
+
+    with threads() as collector.threads, record(model, where, on_heads=see, sites=collector.sites):
+        for start in range(0, len(x), size):
+            part = ids[start : start + size]
+            collector.begin(part, with_nulls=min(len(part), max(0, with_nulls - start)))
+            model(x[start : start + size])
+            collector.end()
+            yield start + len(part)
+
+
+def _entries(site: Site) -> int:
+    """Entries of the attention maps of one image at a site, about; of windows there may be many."""
+    windows = 64 if site.attends == "windows" else 1
+    return windows * site.num_heads * max(site.num_queries, site.num_keys) * site.num_keys
+
+
+def _choose_nulls(nulls: bool | Sequence[str]) -> list[str]:
+    """All, none, or those named."""
+    chosen = list(NULLS) if nulls is True else list(nulls or ())
+    if unknown := [name for name in chosen if name not in NULLS]:
+        raise ConfigError(f"no null named {unknown[0]!r}. Known: {', '.join(NULLS)}.")
+    return chosen
+
+
+def _first_look(
+    batches: Iterator[tuple[Tensor, Tensor]], process: Process
+) -> tuple[tuple[int, int, int] | None, Iterable[tuple[Tensor, Tensor]]]:
+    """The size (C, rows, columns) of an image, from whichever process has one, and all batches again."""
+    first = next(batches, None)
+    sizes = process.gather(None if first is None else tuple(first[0].shape[1:]))
+    size = next((size for size in sizes if size is not None), None)
+    return size, batches if first is None else itertools.chain([first], batches)
+
+
+def _batches_of(loader: Iterable[Any], device: torch.device, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """(images, ids) until `limit` images have come; a loader may yield images, (images, labels) or also ids."""
+    left = math.inf if limit is None else limit
+    batches = iter(loader.with_ids() if hasattr(loader, "with_ids") else loader)
+    while left > 0 and (batch := next(batches, None)) is not None:
+        x, ids = _images_and_ids(batch)
+        count = int(min(left, len(x)))
+        if not count:
+            continue
+        x = x[:count].to(device)
+        check_pixels(x)
+        left -= count
+        yield x, ids[:count].cpu()
+
+
+def _images_and_ids(batch: Any) -> tuple[Tensor, Tensor]:
+    """Of a batch that is images, (images, labels) or (images, labels, ids); ids are a hash where there are none."""
+    parts = [batch] if isinstance(batch, Tensor) else batch
+    if not isinstance(parts, list | tuple) or not parts or not isinstance(parts[0], Tensor):
+        raise DataError(
+            f"the loader yields {type(batch).__name__}; expected images, (images, labels), or with ids too."
+        )
+    x = parts[0]
+    if x.dim() != 4:
+        raise DataError(f"a batch has shape {tuple(x.shape)}; expected images (B, channels, rows, columns).")
+    return x, parts[2] if len(parts) > 2 else image_ids(x)

@@ -1,0 +1,333 @@
+"""From Heads to a table: statistics are kept as running sums, of what was observed and of chance beside it.
+
+Heads may come from anywhere: `analyse` takes them from timm's models, `docs/examples/language.py` from transformers.
+
+B rows of Heads (images or their windows), H heads, M keys, K positions of a curve.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import UnsuitableSite
+from vitruvius._processes import Process
+from vitruvius.analysis._statistics import MODEL, OBSERVED, Sums, make_curves, make_remarks, make_rows
+from vitruvius.analysis.base import NULLS, Attended, ModelAnalysis, Question, Statistics, precise
+from vitruvius.analysis.table import Table
+from vitruvius.attacks import Dice
+from vitruvius.attention import Approach, Core
+from vitruvius.heads import Heads, Site
+
+MASKED = -1e4  # a bias below this hides a key
+Group = tuple[Tensor, Heads]  # rows of a batch, and their Heads
+Answers = dict[tuple[str, str], Tensor]  # (analysis, statistic) → (B, H) or (B, H, K)
+T = TypeVar("T")
+
+
+class Threads:
+    """Many small eigenvalue problems on a CPU: rows of a batch shared out to threads, one core each.
+
+    On an accelerator, or with one thread, everything stays here.
+    """
+
+    def __init__(self, pool: ThreadPoolExecutor | None = None, workers: int = 1) -> None:
+        self.pool, self.workers = pool, workers
+
+    def ask(self, question: Callable[[Heads, Tensor], Statistics], heads: Heads) -> Statistics:
+        """The answer for all rows; a question is told which of them it gets."""
+        answers = self._share(question, heads)
+        return {name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}
+
+    def draw(self, null: str, heads: Heads, dice: Dice) -> Heads:
+        """Chance for all rows."""
+        parts = self._share(lambda part, rows: NULLS[null](part, dice[rows]), heads)
+        q, k, v = (torch.cat(tensors) for tensors in zip(*(part[:3] for part in parts), strict=True))
+        return heads._replace(q=q, k=k, v=v)
+
+    def _share(self, work: Callable[[Heads, Tensor], T], heads: Heads) -> list[T]:
+        rows = torch.arange(len(heads.q), device=heads.q.device)
+        if self.pool is None or heads.q.device.type != "cpu" or len(rows) < 2:
+            return [work(heads, rows)]
+        without_grad = torch.no_grad()(work)  # whether gradients are kept is a matter of each thread
+        chunks = rows.chunk(self.workers)
+        return list(self.pool.map(lambda chunk: without_grad(rows_of(heads, chunk), chunk), chunks))
+
+
+@contextmanager
+def threads() -> Iterator[Threads]:
+    """Workers for a while, each with one thread as PyTorch itself meanwhile; afterwards it has its threads again."""
+    workers = torch.get_num_threads()
+    if workers == 1:
+        yield Threads()
+        return
+    try:
+        torch.set_num_threads(1)
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield Threads(pool, workers)
+    finally:
+        torch.set_num_threads(workers)
+
+
+class CoreView:
+    """What one core makes of a batch: of the Heads observed, and of Heads drawn by chance in their place."""
+
+    def __init__(self, core: Core | None, precise_core: Core | None, entering: Heads) -> None:
+        self.core = precise_core
+        way = Approach(entering, None, "") if core is None else core.approach(entering)
+        self.received, self.mixing, self.unmapped = way
+
+    def attended(self, heads: Heads, rows: Tensor, *, observed: bool) -> Attended:
+        """Of `heads`, which are these rows of the batch or drawn in their place."""
+        heads = precise(heads)
+        mixing = self.mixing
+        if mixing is not None and not observed:
+            mixing = self._mixing_of(heads)
+        elif mixing is not None and mixing.dim() >= 4 and len(mixing) > 1:
+            mixing = mixing[rows]
+        return Attended(heads, self.core, mixing, self.unmapped)
+
+    def _mixing_of(self, heads: Heads) -> Tensor | None:
+        """How the stages would mix the values of Heads that were drawn where the kernel receives them."""
+        mixing: Tensor | None = None
+        for stage in [] if self.core is None else self.core.stages:
+            step = stage.value_mixing(heads)
+            if step is not None:
+                mixing = step if mixing is None else step @ mixing
+        return mixing
+
+
+class Collector:
+    """Asks every question of every Heads that comes by: `begin(ids)`, then `see` for each site, then `end()`.
+
+    questions: as `ask_all` makes them.
+    sites: by name, in the order of the table.
+    nulls: the models of chance, names of `NULLS`.
+    seed: chance is drawn from (seed, image, site).
+    curves: the statistics with one more axis that are kept; None: all.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        sites: Mapping[str, Site],
+        *,
+        nulls: Sequence[str] = (),
+        seed: int = 0,
+        curves: Collection[str] | None = None,
+        threads: Threads | None = None,
+    ) -> None:
+        self.questions = list(questions)
+        self.at_sites = [q for q in questions if not q.of_model]
+        self.of_model = [q for q in questions if q.of_model]
+        self.sites, self.nulls, self.seed, self.curves = sites, nulls, seed, curves
+        self.threads = threads or Threads()
+        self.sums = Sums()
+        self.cores: dict[str, Core] = {}  # in float64
+        self.ids, self.with_nulls = torch.empty(0, dtype=torch.int64), 0
+        self.model_analyses: dict[tuple[str, str], ModelAnalysis] = {}  # by name and null
+        self.broken = torch.empty(0, dtype=torch.bool)
+
+    def begin(self, ids: Tensor, *, with_nulls: int) -> None:
+        """A batch of images is about to run; chance is drawn for the first `with_nulls` of them."""
+        self.ids, self.with_nulls, self.model_analyses = ids, with_nulls, {}
+        self.broken = torch.zeros(len(ids), dtype=torch.bool)
+
+    def see(self, name: str, heads: Heads, core: Core | None = None) -> None:
+        """One site of this batch: the Heads that enter it, and its core (None: plain softmax)."""
+        site, windows = self.sites[name], len(heads.q) // len(self.ids)
+        view = CoreView(core, self._precise_core(name, core), heads)
+        groups = real_groups(view.received)
+        observed = self._answer(site, groups, OBSERVED, windows, view)
+        self._show(site, view.received, OBSERVED, view)
+        if not self.with_nulls:
+            return
+        ids = self.ids[: self.with_nulls]
+        if windows > 1:
+            ids = (ids[:, None] * windows + torch.arange(windows)).flatten()
+        dice = Dice(ids.to(heads.q.device), self.seed, f"analysis/{name}")
+        limit = self.with_nulls * windows
+        groups = [(rows[rows < limit], rows_of(part, rows < limit)) for rows, part in groups if (rows < limit).any()]
+        for null in self.nulls:
+            drawn = [(rows, self.threads.draw(null, part, dice[rows])) for rows, part in groups]
+            self._compare(name, null, observed, self._answer(site, drawn, null, windows, view))
+            for rows, part in drawn:
+                if len(rows) == limit:
+                    self._show(site, part, null, view)
+
+    def end(self) -> None:
+        """The batch is over: model analyses answer."""
+        observed: Answers = {}
+        for (name, null), analysis in self.model_analyses.items():
+            answer = {key: self._without_broken(values)[:, None] for key, values in analysis.result().items()}
+            self._keep(MODEL, name, null, answer)
+            answers = {(name, key): values for key, values in answer.items()}
+            if null == OBSERVED:
+                observed |= answers
+            else:
+                self._compare(MODEL, null, observed, answers)
+
+    def table(self, facts: Mapping[str, Any], process: Process | None = None) -> Table:
+        """What all processes have seen (default: this one alone); `facts` say what was analysed."""
+        whole = Sums()
+        for part in [self.sums] if process is None else process.gather(self.sums):
+            whole.add(part)
+        rows = make_rows(whole, [q.name for q in self.questions], list(self.sites), self.nulls)
+        remarks = make_remarks(whole)
+        if not rows:
+            reason = remarks[0] if remarks else "every image gave numbers that are not finite."
+            raise UnsuitableSite(f"nothing could be analysed. {reason}")
+        facts = {**facts, "images": max(row.n for row in rows)}
+        return Table(rows=rows, curves=make_curves(whole), facts=facts, remarks=remarks)
+
+    def _answer(self, site: Site, groups: list[Group], null: str, windows: int, view: CoreView) -> Answers:
+        answers: Answers = {}
+        images = len(self.ids) if null == OBSERVED else self.with_nulls
+        for q in self.at_sites:
+            if not groups or (q.name, site.name) in self.sums.refused:
+                continue
+            try:
+                parts = [(rows, self._ask(q, site, rows, part, null, view)) for rows, part in groups]
+            except UnsuitableSite as error:
+                self.sums.refused[q.name, site.name] = str(error)
+                continue
+            whole = gather_rows(parts, images * windows)
+            whole = {name: over_windows(values, images) for name, values in whole.items()}
+            self._keep(site.name, q.name, null, whole)
+            answers |= {(q.name, name): values for name, values in whole.items()}
+        return answers
+
+    def _ask(self, q: Question, site: Site, rows: Tensor, heads: Heads, null: str, view: CoreView) -> Statistics:
+        """One question about some rows of this batch."""
+
+        def answer(part: Heads, chunk: Tensor) -> Statistics:
+            return q.ask(part, site, view.attended(part, rows[chunk], observed=null == OBSERVED))
+
+        return self.threads.ask(answer, heads)
+
+    def _precise_core(self, name: str, core: Core | None) -> Core | None:
+        """The core of a site in float64, copied once; the parameters of a model do not change under analysis."""
+        if core is None:
+            return None
+        if name not in self.cores:
+            self.cores[name] = copy.deepcopy(core).double().eval()
+        return self.cores[name]
+
+    def _show(self, site: Site, heads: Heads, null: str, view: CoreView) -> None:
+        """Show a site to the model analyses; rows that are not finite become zeros and their answers NaN."""
+        if not self.of_model:
+            return
+        finite = finite_rows(heads)
+        if null == OBSERVED and len(finite) == len(self.broken):
+            self.broken |= ~finite.cpu()
+        if not finite.all():
+            zeroed = {name: getattr(heads, name).nan_to_num(0.0, 0.0, 0.0) for name in ("q", "k", "v")}
+            heads = heads._replace(**zeroed)
+        rows = torch.arange(len(heads.q), device=heads.q.device)
+        attended = view.attended(heads, rows, observed=null == OBSERVED)
+        for q in self.of_model:
+            try:
+                analysis = self.model_analyses.get((q.name, null)) or q.make()
+                q.show(analysis, heads, site, attended)
+                self.model_analyses[q.name, null] = analysis
+            except UnsuitableSite as error:
+                self.sums.refused[q.name, site.name] = str(error)
+
+    def _without_broken(self, values: Tensor) -> Tensor:
+        rows = self.broken[: len(values)].to(values.device)
+        return values.masked_fill(rows.view(-1, *[1] * (values.dim() - 1)), torch.nan)
+
+    def _keep(self, site: str, analysis: str, null: str, answer: Statistics) -> None:
+        wanted = answer if self.curves is None else self.curves
+        self.sums.note(site, analysis, null, {n: v for n, v in answer.items() if v.dim() == 2 or n in wanted})
+
+    def _compare(self, site: str, null: str, observed: Answers, drawn: Answers) -> None:
+        for (analysis, name), values in drawn.items():
+            if (analysis, name) not in observed:  # a curve whose length differs over all images, but not over these
+                continue
+            before = observed[analysis, name][: len(values)]
+            gap = (values - before).abs() / (values.abs() + before.abs()).clamp(min=1e-300)
+            key = (site, analysis, name, null)
+            self.sums.apart[key] = max(self.sums.apart.get(key, 0.0), float(gap.nan_to_num(0.0).max()))
+
+
+def real_groups(heads: Heads) -> list[Group]:
+    """The rows whose q, k and v are finite, without the tokens that padding hides; rows of one pattern together."""
+    rows = finite_rows(heads).nonzero().squeeze(1)
+    if not len(rows):
+        return []
+    part = rows_of(heads, rows) if len(rows) < len(heads.q) else heads
+    if has_padding(part):
+        return [(rows[own], real) for own, real in without_padding(part)]
+    return [(rows, part)]
+
+
+def finite_rows(heads: Heads) -> Tensor:
+    """(B,) bool."""
+    return torch.stack([x.flatten(1).isfinite().all(1) for x in heads[:3]]).all(0)
+
+
+def has_padding(heads: Heads) -> bool:
+    """Whether some key is hidden from every query."""
+    return heads.bias is not None and bool((_with_four_axes(heads.bias).amax((1, 2)) < MASKED).any())
+
+
+def without_padding(heads: Heads) -> list[Group]:
+    """Cropped Heads; where queries and keys are the same items, both are cropped."""
+    assert heads.bias is not None
+    batch, queries, keys = heads.k.shape[0], heads.q.shape[-2], heads.k.shape[-2]
+    bias = _with_four_axes(heads.bias).expand(batch, -1, -1, keys)
+    patterns, owner = (bias.amax((1, 2)) >= MASKED).unique(dim=0, return_inverse=True)  # (patterns, M)
+    groups = []
+    for place, real_keys in enumerate(patterns):
+        rows = (owner == place).nonzero().squeeze(1)
+        real_queries = real_keys if queries == keys else real_keys.new_ones(queries)
+        part = rows_of(heads, rows)
+        cropped = bias[rows][..., real_keys]
+        if cropped.shape[-2] > 1:
+            cropped = cropped[..., real_queries, :]
+        q, k, v = part.q[..., real_queries, :], part.k[..., real_keys, :], part.v[..., real_keys, :]
+        groups.append((rows, part._replace(q=q, k=k, v=v, bias=cropped)))
+    return groups
+
+
+def rows_of(heads: Heads, rows: Tensor) -> Heads:
+    """Some rows of the batch."""
+    bias = heads.bias
+    if bias is not None and bias.dim() == 4 and bias.shape[0] > 1:
+        bias = bias[rows]
+    return heads._replace(q=heads.q[rows], k=heads.k[rows], v=heads.v[rows], bias=bias)
+
+
+def gather_rows(answers: list[tuple[Tensor, Statistics]], batch: int) -> Statistics:
+    """The answers for groups of rows as those of one batch, NaN in rows nobody answered for.
+
+    Curves whose length differs from group to group are left out.
+    """
+    if len(answers) == 1 and len(answers[0][0]) == batch:
+        return answers[0][1]
+    gathered: Statistics = {}
+    for name in answers[0][1]:
+        shapes = {tuple(answer[name].shape[1:]) for _, answer in answers}
+        if len(shapes) == 1:
+            whole = answers[0][1][name].new_full((batch, *shapes.pop()), torch.nan)
+            for rows, answer in answers:
+                whole[rows] = answer[name]
+            gathered[name] = whole
+    return gathered
+
+
+def over_windows(values: Tensor, images: int) -> Tensor:
+    """(B · windows, H, …) → (B, H, …): the mean over the windows of each image."""
+    return values if len(values) == images else values.unflatten(0, (images, -1)).mean(1)
+
+
+def _with_four_axes(bias: Tensor) -> Tensor:
+    """A bias as (B or 1, H or 1, N or 1, M or 1)."""
+    return bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))

@@ -1,0 +1,267 @@
+"""The table of an analysis: a row for each site, head, statistic and null; curves beside it; kept as CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitruvius._errors import RunError
+from vitruvius._files import StrPath, atomic_write_text, exists, join, load_tensors, read_text, save_tensors
+from vitruvius.analysis.base import NULLS
+
+SAME_BY_CONSTRUCTION = "the same by construction"  # the claim of a null that cannot change the number
+PRINTED = 4  # statistics of an analysis that are printed; the files hold all
+LEGEND = "means over heads and images; in brackets the nearest chance; beyond chance: heads, where every null agrees"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One number beside chance. `head` is None for a statistic of the whole model, `null` where no chance was drawn."""
+
+    site: str
+    head: int | None
+    analysis: str
+    statistic: str
+    mean: float
+    std: float | None  # unbiased, over images; None for a single image
+    n: int  # images
+    null: str | None = None
+    null_mean: float | None = None
+    null_std: float | None = None
+    null_n: int = 0
+    effect: float | None = None  # (mean − null_mean) / pooled standard deviation
+    claim: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Curve:
+    """A statistic with one more axis: mean and deviation over images, (H, K); `null` "" is what was observed."""
+
+    site: str
+    analysis: str
+    statistic: str
+    null: str
+    mean: Tensor
+    std: Tensor
+
+
+class Pictures(NamedTuple):
+    """Some images and what an explanation makes of them; attacked ones beside them, if there was an attack."""
+
+    clean: Tensor  # (B, 3, h, w) in [0, 1]
+    clean_map: Tensor  # (B, rows, columns)
+    attacked: Tensor | None = None  # as clean
+    attacked_map: Tensor | None = None
+
+
+COLUMNS = [column.name for column in dataclasses.fields(Row)]
+CURVE_KEY = ("site", "analysis", "statistic", "null")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """What an analysis found. Prints as a summary by layer; `save(folder)` and `Table.load(folder)` round-trip."""
+
+    rows: list[Row]
+    curves: list[Curve] = field(default_factory=list, compare=False)
+    facts: dict[str, Any] = field(default_factory=dict)  # model, data, images, seed, …
+    remarks: list[str] = field(default_factory=list)
+    pictures: dict[str, Pictures] = field(default_factory=dict, compare=False)  # by explanation
+
+    def __str__(self) -> str:
+        head = " · ".join(
+            f"{key} {self.facts[key]}" for key in ("model", "data", "images", "seed") if key in self.facts
+        )
+        legend = LEGEND if any(row.null_mean is not None for row in self.rows) else ""
+        paragraphs = ["\n".join(filter(None, [head, legend]))]
+        paragraphs += [_block(name, self.select(analysis=name)) for name in self.names("analysis")]
+        paragraphs += [f"note: {remark}" for remark in self.remarks]
+        return "\n\n".join(filter(None, paragraphs))
+
+    def select(self, **wanted: Any) -> list[Row]:
+        """Rows whose columns have the given values: `select(site="blocks.0.attn", statistic="max")`."""
+        return [row for row in self.rows if all(getattr(row, key) == value for key, value in wanted.items())]
+
+    def names(self, column: str) -> list[Any]:
+        """The values of a column, each once, in order."""
+        return list(dict.fromkeys(getattr(row, column) for row in self.rows))
+
+    def save(self, folder: StrPath) -> None:
+        """Write table.csv, table.json and, if there are any, curves.safetensors and explanations.safetensors."""
+        atomic_write_text(join(folder, "table.csv"), self.to_csv())
+        atomic_write_text(join(folder, "table.json"), self.to_json())
+        if self.curves:
+            curves = {
+                "|".join(getattr(c, part) for part in CURVE_KEY): torch.stack([c.mean, c.std]) for c in self.curves
+            }
+            save_tensors(join(folder, "curves.safetensors"), {key: pair.float() for key, pair in curves.items()})
+        if self.pictures:
+            pictures: dict[str, Tensor] = {}
+            for name, shown in self.pictures.items():
+                tensors = {key: tensor for key, tensor in shown._asdict().items() if tensor is not None}
+                pictures |= {f"{name}|{key}": tensor.contiguous() for key, tensor in tensors.items()}
+            save_tensors(join(folder, "explanations.safetensors"), pictures)
+
+    @classmethod
+    def load(cls, folder: StrPath) -> Table:
+        """What `save` wrote."""
+        path = join(folder, "table.json")
+        try:
+            data = json.loads(read_text(path))
+            rows = [Row(**dict(zip(data["columns"], row, strict=True))) for row in data["rows"]]
+            curves = _curves_of(_tensors_of(folder, "curves.safetensors"), rows)
+            pictures = _pictures_of(_tensors_of(folder, "explanations.safetensors"))
+            return cls(rows=rows, curves=curves, facts=data["facts"], remarks=data["remarks"], pictures=pictures)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{path} is not a table of an analysis ({error}). `vitruvius analyse` writes one."
+            ) from error
+
+    def to_csv(self) -> str:
+        """One line a row; what is not known is an empty cell."""
+        buffer = io.StringIO()
+        writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(row) for row in self.rows)
+        return buffer.getvalue()
+
+    def to_json(self) -> str:
+        """Columns and rows, with facts and remarks."""
+        rows = ",\n".join(json.dumps(list(dataclasses.asdict(row).values()), allow_nan=False) for row in self.rows)
+        head = {"facts": self.facts, "remarks": self.remarks, "columns": COLUMNS}
+        return f'{json.dumps(head, indent=1, ensure_ascii=False)[:-2]},\n "rows": [\n{rows}\n]\n}}\n'
+
+
+def join_tables(tables: Sequence[Table]) -> Table:
+    """All of them as one; of a fact that several know, the first counts."""
+    facts: dict[str, Any] = {}
+    pictures: dict[str, Pictures] = {}
+    for table in tables:
+        facts = {**table.facts, **facts}
+        pictures |= table.pictures
+    return Table(
+        rows=[row for table in tables for row in table.rows],
+        curves=[curve for table in tables for curve in table.curves],
+        facts=facts,
+        remarks=[remark for table in tables for remark in table.remarks],
+        pictures=pictures,
+    )
+
+
+def _tensors_of(folder: StrPath, name: str) -> dict[str, Tensor]:
+    """The tensors of a file that need not be there."""
+    path = join(folder, name)
+    return load_tensors(path)[0] if exists(path) else {}
+
+
+def _curves_of(tensors: Mapping[str, Tensor], rows: Sequence[Row]) -> list[Curve]:
+    """In the order of the rows' sites and of `NULLS`: the file knows none."""
+    sites = {site: place for place, site in enumerate(dict.fromkeys(row.site for row in rows))}
+    named = [(dict(zip(CURVE_KEY, key.split("|"), strict=True)), pair) for key, pair in tensors.items()]
+    curves = [Curve(mean=pair[0], std=pair[1], **names) for names, pair in named]
+    nulls = {null: place for place, null in enumerate(["", *NULLS])}
+    return sorted(curves, key=lambda c: (sites.get(c.site, len(sites)), c.analysis, c.statistic, nulls.get(c.null, 0)))
+
+
+def _pictures_of(tensors: Mapping[str, Tensor]) -> dict[str, Pictures]:
+    fields: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, field_name = key.rpartition("|")
+        fields.setdefault(name, {})[field_name] = tensor
+    return {name: Pictures(**tensors) for name, tensors in fields.items()}
+
+
+class Layer(NamedTuple):
+    """One statistic of one site, heads together: value, nearest chance, and how many heads lie beyond every null."""
+
+    value: float
+    chance: float | None
+    beyond: int
+    judged: int
+    heads: int
+
+
+def layers_of(rows: Sequence[Row]) -> dict[tuple[str, str], Layer]:
+    """Every (site, statistic) of the rows of one analysis as one number, in order of appearance."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.site, row.statistic), []).append(row)
+    return {key: _layer(group) for key, group in groups.items()}
+
+
+def count_beyond(layers: Sequence[Layer]) -> str:
+    """How many heads of all layers lie beyond every null, of those that could be judged."""
+    judged = sum(layer.judged for layer in layers)
+    return f"{sum(layer.beyond for layer in layers)} of {judged}" if judged else "no null tells"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits; scientific where small or large, a dash where there is none."""
+    if value is None:
+        return "–"
+    if 0.01 <= abs(value) < 100 or value == 0:
+        return f"{value:.3f}"
+    return f"{value:.3g}"
+
+
+def _layer(rows: Sequence[Row]) -> Layer:
+    heads: dict[int | None, list[Row]] = {}
+    for row in rows:
+        heads.setdefault(row.head, []).append(row)
+    value = statistics.fmean(nulls[0].mean for nulls in heads.values())
+    verdicts = [verdict for nulls in heads.values() if (verdict := _beyond_chance(nulls)) is not None]
+    return Layer(value, _nearest_chance(rows, value), sum(verdicts), len(verdicts), len(heads))
+
+
+def _nearest_chance(rows: Sequence[Row], value: float) -> float | None:
+    """The mean of the null that comes nearest, of those that can change the number; where none can, of any."""
+    none_tells = all(row.claim == SAME_BY_CONSTRUCTION for row in rows)
+    means: dict[str | None, list[float]] = {}
+    for row in rows:
+        if row.null_mean is not None and (none_tells or row.claim != SAME_BY_CONSTRUCTION):
+            means.setdefault(row.null, []).append(row.null_mean)
+    return min((statistics.fmean(each) for each in means.values()), key=lambda mean: abs(mean - value), default=None)
+
+
+def _beyond_chance(rows: Sequence[Row]) -> bool | None:
+    """Whether one head's number lies on the same side of every null that could tell; None if none could."""
+    sides = {row.claim.split()[0] for row in rows if row.claim.startswith(("above", "below", "indist"))}
+    if not sides:
+        return None
+    return len(sides) == 1 and "indistinguishable" not in sides
+
+
+def _block(analysis: str, rows: Sequence[Row]) -> str:
+    """One analysis as text: sites down, its first statistics across."""
+    names = list(dict.fromkeys(row.statistic for row in rows))
+    shown, more = names[:PRINTED], names[PRINTED:]
+    layers = layers_of(rows)
+    with_chance = any(layers[key].chance is not None for key in layers if key[1] in shown)
+
+    def cell(site: str, name: str) -> str:
+        layer = layers.get((site, name))
+        if layer is None:
+            return "–"
+        return f"{number(layer.value)} ({number(layer.chance)})" if with_chance else number(layer.value)
+
+    lines = [[analysis, *shown]]
+    lines += [[site, *(cell(site, name) for name in shown)] for site in dict.fromkeys(row.site for row in rows)]
+    if with_chance:
+        counts = [count_beyond([layer for key, layer in layers.items() if key[1] == name]) for name in shown]
+        lines.append(["beyond chance", *counts])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+    rule = "-" * len(text[0])
+    text = [text[0], rule, *text[1:-1], *([rule] if with_chance else []), text[-1]]
+    if more:
+        text.append(f"… and {', '.join(more)}")
+    return "\n".join(text)

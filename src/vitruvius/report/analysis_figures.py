@@ -1,0 +1,393 @@
+"""Figures of analyses: over layers, heads, ranks and epochs, chance beside each; to put on a page or to keep as files.
+
+Layers are the sites of a model in order; nulls are dashed. H heads, K positions of a curve
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from vitruvius.analysis import NULLS, Row, Table
+from vitruvius.analysis.norms import QUANTILES
+from vitruvius.analysis.table import SAME_BY_CONSTRUCTION, Curve
+from vitruvius.report.explanations import draw_pictures
+from vitruvius.report.style import (
+    LIGHT,
+    LINES,
+    Series,
+    figure_style,
+    heat,
+    in_whole_numbers,
+    legend_below,
+    new_axes,
+    save_figure,
+    series,
+)
+from vitruvius.report.words import axis_label, heading, words
+
+DASHES = dict(zip(NULLS, LINES[1:], strict=False))
+MOST = 3  # statistics of an analysis that are drawn; the tables hold more, the files all
+MODEL = "model"  # the site of statistics that belong to no single one
+CURVES = {  # further figures of some statistics; of curves, with the label of their axis
+    ("eigenvalues", "spectrum"): "rank of the eigenvalue",
+    ("gammas", "relative_by_column"): "column of V",
+    ("gammas", "absolute_by_column"): "column of V",
+    ("gammas", "alignment_by_column"): "column of V",
+}
+HISTOGRAMS = (("value_vectors", "matched_cosine"), ("value_vectors", "linear_cka_debiased"), ("norms", "log10_ratio"))
+BANDS = (("norms", "error"), ("norms", "relative_to_h"), ("norms", "relative_to_phi"))  # beyond the first ones
+HEAT_MAPS = (("value_vectors", "linear_cka"), ("value_vectors", "linear_cka_debiased"))
+JOINT = ("log10_phi2_quantiles", "log10_h2_quantiles")
+LOWEST, LOW, MEDIAN, HIGH, HIGHEST = range(len(QUANTILES))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Plain, or in powers of ten where positive numbers span more than two of them; up to the limits of float64."""
+
+    powers: bool
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Scale:
+        """The scale that suits these values."""
+        return cls(bool(values) and min(values) > 0 and max(values) / 100 > min(values))
+
+    def __call__(self, values: Sequence[float]) -> list[float]:
+        """Where to draw them; on a scale of powers only positive values have a place."""
+        if self.powers:
+            return [math.log10(v) if v > 0 else math.nan for v in values]
+        return list(values)
+
+    def label(self, axes: Axes) -> None:
+        """Ticks that show the numbers."""
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=self.powers))
+        if self.powers:
+            axes.yaxis.set_major_formatter(FuncFormatter(_power_of_ten))
+
+
+def _power_of_ten(power: float, _: object = None) -> str:
+    """10⁻³, as a tick says the power −3."""
+    return "10" + f"{power:.0f}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table on the page, and how its lines look."""
+
+    name: str
+    look: Series
+    table: Table
+
+
+def alone(table: Table) -> list[Shown]:
+    """One table, as the only one."""
+    return [Shown(name=str(table.facts.get("model", "model")), look=series(0), table=table)]
+
+
+def save_figures(table: Table, folder: Path) -> list[Path]:
+    """Every figure of a table as PNG and PDF in `figures` below `folder`."""
+    return [path for name, figure in figures(table) for path in save_figure(figure, folder / "figures" / name)]
+
+
+def figures(table: Table) -> Iterator[tuple[str, Figure]]:
+    """(name, figure) of a table, each to stand alone."""
+    for analysis in table.names("analysis"):
+        name = re.sub(r"[^\w.-]+", "-", analysis)
+        for statistic in band_statistics(table, analysis):
+            yield f"{name}-{statistic}", draw_bands(alone(table), analysis, statistic, legend=True)
+        for stem, figure in further_figures(alone(table), analysis, legend=True):
+            yield f"{name}-{stem}", figure
+
+
+def band_statistics(table: Table, analysis: str) -> list[str]:
+    """The statistics that get a figure over layers; an analysis of the whole model has none."""
+    rows = table.select(analysis=analysis)
+    if all(row.site == MODEL for row in rows):
+        return []
+    return list(dict.fromkeys(row.statistic for row in rows))[:MOST]
+
+
+def further_figures(shown: Sequence[Shown], analysis: str, *, legend: bool) -> Iterator[tuple[str, Figure]]:
+    """Further bands and histograms for all runs together; curves, heat maps and pictures where there is one run."""
+    tables = [one.table for one in shown]
+    for statistic in _in_all(BANDS, analysis, tables):
+        yield statistic, draw_bands(shown, analysis, statistic, legend=legend)
+    for statistic in _in_all(HISTOGRAMS, analysis, tables):
+        yield f"histogram-{statistic}", draw_histogram(shown, analysis, statistic, legend=legend)
+    if len(tables) > 1:
+        return
+    table, name = tables[0], analysis.partition(":")[0]
+    curves = {curve.statistic for curve in table.curves if curve.analysis == analysis}
+    for (of, statistic), xlabel in CURVES.items():
+        if of == name and statistic in curves:
+            yield statistic, draw_curves(table, analysis, statistic, xlabel=xlabel, legend=legend)
+    for statistic in _in_all(HEAT_MAPS, analysis, tables):
+        yield f"heads-{statistic}", draw_heads(table, analysis, statistic)
+    if curves.issuperset(JOINT):
+        yield "joint", draw_norms(table, analysis, legend=legend)
+    if name == "rollout" and "map" in curves:
+        yield "map", draw_map(table, analysis)
+    if analysis in table.pictures:
+        yield "pictures", draw_pictures(table.pictures[analysis])
+
+
+def _in_all(pairs: Iterable[tuple[str, str]], analysis: str, tables: Sequence[Table]) -> list[str]:
+    """Those statistics of the analysis, whatever its settings, that every table has rows of."""
+    named = [statistic for name, statistic in pairs if name == analysis.partition(":")[0]]
+    return [s for s in named if all(table.select(analysis=analysis, statistic=s) for table in tables)]
+
+
+def draw_bands(shown: Sequence[Shown], analysis: str, statistic: str, *, legend: bool = False) -> Figure:
+    """The mean over heads for each layer, with the range of heads as a band, and every null that can tell."""
+    with figure_style():
+        figure, axes = new_axes(4.5, 2.9)
+        tables = [(one, one.table.select(analysis=analysis, statistic=statistic)) for one in shown]
+        scale = Scale.of([row.mean for _, rows in tables for row in rows])
+        for one, rows in tables:
+            if rows:
+                _draw_layers(axes, one, rows, scale, single=len(shown) == 1)
+        axes.set(title=words(statistic), xlabel="layer", ylabel=axis_label(analysis, statistic))
+        in_whole_numbers(axes.xaxis, 8)
+        scale.label(axes)
+        if legend:
+            _stand_alone(figure, axes, f"{heading(analysis)}: {words(statistic)}")
+    return figure
+
+
+def _draw_layers(axes: Axes, one: Shown, rows: Sequence[Row], scale: Scale, *, single: bool) -> None:
+    """Mean over heads and band over heads, layer by layer, with its nulls; grey ones where one run stands alone."""
+    heads = _by_site(rows, rows[0].null, "mean")
+    places = range(len(heads))
+    low, high = scale([min(values) for values in heads]), scale([max(values) for values in heads])
+    axes.fill_between(places, low, high, color=one.look.colour, alpha=0.16, lw=0)
+    look: dict[str, Any] = {"color": one.look.colour, "marker": one.look.marker if len(heads) <= 24 else ""}
+    means = scale([statistics.fmean(values) for values in heads])
+    axes.plot(places, means, markersize=3.5, label="observed" if single else one.name, **look)
+    for null in telling_nulls(rows):
+        drawn = [statistics.fmean(values) if values else math.nan for values in _by_site(rows, null, "null_mean")]
+        colour = LIGHT["quiet"] if single else one.look.colour
+        axes.plot(places, scale(drawn), color=colour, linestyle=DASHES[null], linewidth=1.3, label=null)
+
+
+def _by_site(rows: Sequence[Row], null: str | None, column: str) -> list[list[float]]:
+    """What the rows of one null hold in a column, head by head, for every site in order."""
+    sites: dict[str, list[float]] = {row.site: [] for row in rows}
+    for row in rows:
+        value = getattr(row, column)
+        if row.null == null and value is not None:
+            sites[row.site].append(value)
+    return list(sites.values())
+
+
+def telling_nulls(rows: Sequence[Row]) -> list[str]:
+    """The nulls that do not leave the statistic of these rows as it is."""
+    telling = {row.null for row in rows if row.claim != SAME_BY_CONSTRUCTION}
+    return [null for null in NULLS if null in telling]
+
+
+def draw_histogram(shown: Sequence[Shown], analysis: str, statistic: str, *, legend: bool = False) -> Figure:
+    """Heads of all layers as bars, their nulls as lines; the outermost bins hold all that lies beyond."""
+    tables = [(one, one.table.select(analysis=analysis, statistic=statistic)) for one in shown]
+    numbers = [value for _, rows in tables for row in rows for value in (row.mean, row.null_mean) if value is not None]
+    low, high = np.percentile(numbers, [2, 98])
+    edges = np.linspace(low, high + 1e-12, 25)
+    single = len(shown) == 1
+    with figure_style():
+        figure, axes = new_axes(4.5, 2.9)
+        for one, rows in tables:
+            means = np.clip([row.mean for row in rows if row.null == rows[0].null], low, high)
+            look: dict[str, Any] = {"color": one.look.colour, "label": "observed" if single else one.name}
+            axes.hist(means, bins=edges.tolist(), alpha=0.45, **look)
+            for null in telling_nulls(rows):
+                drawn = [row.null_mean for row in rows if row.null == null and row.null_mean is not None]
+                counts, _ = np.histogram(np.clip(drawn, low, high), bins=edges)
+                look = {"color": LIGHT["ink"] if single else one.look.colour, "linestyle": DASHES[null]}
+                axes.plot((edges[1:] + edges[:-1]) / 2, counts, linewidth=1.3, label=null, **look)
+        title = f"heads by {words(statistic)}"
+        axes.set(title=title, xlabel=axis_label(analysis, statistic), ylabel="number of heads")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+        if legend:
+            _stand_alone(figure, axes, f"{heading(analysis)}: {title}")
+    return figure
+
+
+def draw_heads(table: Table, analysis: str, statistic: str) -> Figure:
+    """Two heat maps of one scale, layers down and heads across: what was observed, and the nearest null."""
+    rows = table.select(analysis=analysis, statistic=statistic)
+    pictures = {words(statistic): _grid(rows, "mean", rows[0].null)}
+    if (null := _nearest(rows)) is not None:
+        pictures[f"chance ({null})"] = _grid(rows, "null_mean", null)
+    top = max(float(np.nanmax(grid)) for grid in pictures.values())
+    low = min(0.0, *(float(np.nanmin(grid)) for grid in pictures.values()))
+    layers = len(next(iter(pictures.values())))
+    with figure_style():
+        figure = Figure(figsize=(1.2 + 2.0 * len(pictures), 0.9 + 0.2 * layers), layout="constrained")
+        panels = [figure.add_subplot(1, len(pictures), place + 1) for place in range(len(pictures))]
+        for axes, (title, grid) in zip(panels, pictures.items(), strict=True):
+            picture = axes.imshow(grid, cmap=heat(), vmin=low, vmax=top, aspect="auto", interpolation="nearest")
+            axes.set(title=title, xlabel="head")
+            axes.grid(visible=False)
+            in_whole_numbers(axes.xaxis, 6)
+        panels[0].set_ylabel("layer")
+        bar = figure.colorbar(picture, ax=panels, shrink=0.9, label=axis_label(analysis, statistic))
+        bar.outline.set_visible(False)
+    return figure
+
+
+def _nearest(rows: Sequence[Row]) -> str | None:
+    """The null whose mean comes nearest to what was observed."""
+    gaps = {}
+    for null in telling_nulls(rows):
+        of_null = [row.mean - row.null_mean for row in rows if row.null == null and row.null_mean is not None]
+        gaps[null] = abs(statistics.fmean(of_null))
+    return min(gaps, key=lambda null: gaps[null], default=None)
+
+
+def _grid(rows: Sequence[Row], column: str, null: str | None) -> np.ndarray:
+    """(layers, heads), NaN where there is no number."""
+    sites = list(dict.fromkeys(row.site for row in rows))
+    grid = np.full((len(sites), 1 + max(row.head or 0 for row in rows)), np.nan)
+    for row in rows:
+        if row.null == null and getattr(row, column) is not None:
+            grid[sites.index(row.site), row.head or 0] = getattr(row, column)
+    return grid
+
+
+def draw_curves(table: Table, analysis: str, statistic: str, *, xlabel: str, legend: bool = False) -> Figure:
+    """A statistic along its axis in the first, middle and last layer: mean over heads ± deviation.
+
+    The nulls of the middle are dashed.
+    """
+    curves = [c for c in table.curves if c.analysis == analysis and c.statistic == statistic]
+    observed = [curve for curve in curves if curve.null == ""]
+    layers = sorted({0, len(observed) // 2, len(observed) - 1})
+    middle = observed[layers[len(layers) // 2]]
+    scale = Scale.of(np.concatenate([curve.mean.mean(0) for curve in observed]).tolist())
+    title = words(statistic.removesuffix("_by_column"))
+    with figure_style():
+        figure, axes = new_axes(5.0, 3.1)
+        positions = range(1, observed[0].mean.shape[-1] + 1)
+        for layer in reversed(layers):
+            colour = series(layers.index(layer)).colour
+            mean, spread = observed[layer].mean.mean(0), observed[layer].mean.std(0, correction=0)
+            low, high = scale((mean - spread).tolist()), scale((mean + spread).tolist())
+            axes.fill_between(positions, low, high, color=colour, alpha=0.12, linewidth=0)
+            axes.plot(positions, scale(mean.tolist()), color=colour, label=f"layer {layer}")
+        for curve in curves:
+            if curve.null and curve.site == middle.site and _differs(curve, middle):
+                look: dict[str, Any] = {"color": LIGHT["quiet"], "linestyle": DASHES[curve.null], "linewidth": 1.3}
+                label = curve.null if legend else None  # the page explains the nulls
+                axes.plot(positions, scale(curve.mean.mean(0).tolist()), label=label, **look)
+        axes.set(xlabel=xlabel, ylabel=axis_label(analysis, statistic))
+        in_whole_numbers(axes.xaxis, 7)
+        scale.label(axes)
+        _stand_alone(figure, axes, f"{heading(analysis)}: {title}" if legend else title)
+    return figure
+
+
+def _differs(null: Curve, observed: Curve) -> bool:
+    """Whether a null changed the curve of its site at all."""
+    gap = (observed.mean - null.mean).abs().max()
+    return bool(gap > 1e-6 * observed.mean.abs().max())
+
+
+def draw_map(table: Table, analysis: str = "rollout", statistic: str = "map") -> Figure:
+    """A statistic of patches as a picture, averaged over images: bright where attention ends up."""
+    curve = next(c for c in table.curves if c.analysis == analysis and c.statistic == statistic and not c.null)
+    values = curve.mean.mean(0).numpy()
+    side = math.isqrt(len(values))
+    with figure_style():
+        figure, axes = new_axes(3.6, 3.1)
+        grid = values[: side * side].reshape(side, -1)
+        picture = axes.imshow(grid * len(values), cmap=heat(), vmin=0, interpolation="nearest")
+        axes.set(xticks=[], yticks=[], title="where attention ends up")
+        axes.grid(visible=False)
+        bar = figure.colorbar(picture, ax=axes, shrink=0.9, label="share of a patch × number of patches")
+        bar.outline.set_visible(False)
+    return figure
+
+
+def draw_norms(table: Table, analysis: str = "norms", *, legend: bool = False) -> Figure:
+    """‖φ(q)‖² and ‖h‖² of tokens, layer by layer on one logarithmic axis (arXiv:2505.07908); chance is dashed.
+
+    Lines are medians over tokens, dark bands hold the middle half of them, light ones 90 %; all are means over heads
+    and images.
+    """
+    with figure_style():
+        figure, axes = new_axes(5.0, 3.3)
+        draw_norms_on(axes, table, analysis)
+        axes.set_title("norms of tokens")
+        if legend:
+            _stand_alone(figure, axes, f"{analysis}: norms of tokens")
+        else:
+            axes.legend(loc="best", fontsize=8.5)
+    return figure
+
+
+def draw_norms_on(axes: Axes, table: Table, analysis: str) -> None:
+    """The same on axes that are there."""
+    for index, (statistic, label) in enumerate(zip(JOINT, ("‖φ(q)‖²", "‖h‖²"), strict=True)):
+        look = series(index)
+        levels = _levels(table, analysis, statistic, "")
+        layers = range(len(levels))
+        band: dict[str, Any] = {"color": look.colour, "linewidth": 0}
+        axes.fill_between(layers, levels[:, LOWEST], levels[:, HIGHEST], alpha=0.10, **band)
+        axes.fill_between(layers, levels[:, LOW], levels[:, HIGH], alpha=0.25, **band)
+        axes.plot(layers, levels[:, MEDIAN], color=look.colour, marker=look.marker, markersize=4, label=label)
+        chance = _levels(table, analysis, statistic, "gaussian")
+        if len(chance):
+            style: dict[str, Any] = {"color": look.colour, "linestyle": DASHES["gaussian"], "linewidth": 1.2}
+            axes.plot(range(len(chance)), chance[:, MEDIAN], label=f"{label}, chance", **style)
+    axes.set_xlabel("layer")
+    in_whole_numbers(axes.xaxis, 8)
+    in_whole_numbers(axes.yaxis, 5)
+    axes.yaxis.set_major_formatter(FuncFormatter(_power_of_ten))
+
+
+def _levels(table: Table, analysis: str, statistic: str, null: str) -> np.ndarray:
+    """log₁₀ of the quantiles, layer by layer, (layers, quantiles); means over heads."""
+    key = (analysis, statistic, null)
+    curves = [curve for curve in table.curves if (curve.analysis, curve.statistic, curve.null) == key]
+    return np.array([curve.mean.mean(0).numpy() for curve in curves]).reshape(-1, len(QUANTILES))
+
+
+def draw_training(
+    rows: Sequence[Mapping[str, Any]], analysis: str, chosen: Sequence[str], *, title: str = ""
+) -> Figure:
+    """Statistics of an analysis over epochs, from the rows of analysis.jsonl: a colour each, batches by line."""
+    rows = [row for row in rows if row["analysis"] == analysis]
+    batches = list(dict.fromkeys(str(row["batch"]) for row in rows))
+    lines = {
+        (name, batch): [row for row in rows if (row["statistic"], str(row["batch"])) == (name, batch)]
+        for name in chosen
+        for batch in batches
+    }
+    scale = Scale.of([float(row["mean"]) for line in lines.values() for row in line])
+    with figure_style():
+        figure, axes = new_axes(5.0, 3.1)
+        for (name, batch), line in lines.items():
+            look: dict[str, Any] = {"color": series(chosen.index(name)).colour}
+            look["linestyle"] = LINES[batches.index(batch) % len(LINES)]
+            epochs = [float(row["epoch"]) + 1 for row in line]
+            axes.plot(epochs, scale([float(row["mean"]) for row in line]), label=f"{words(name)}, {batch}", **look)
+        axes.set(title=title or heading(analysis), xlabel="epoch", ylabel=axis_label(analysis, chosen[0]))
+        in_whole_numbers(axes.xaxis, 7)
+        scale.label(axes)
+    return figure
+
+
+def _stand_alone(figure: Figure, axes: Axes, title: str) -> None:
+    """Title and legend for a figure outside the page; the legend keeps clear of the data."""
+    axes.set_title(title)
+    legend_below(figure, columns=4)

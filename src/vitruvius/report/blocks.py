@@ -1,0 +1,312 @@
+"""What a section of the page is made of: cards, drawings, tables, notes, folds, maps; and how each is embedded.
+
+A page stays one file: tables travel as CSV links, arrays as small PNG pictures, matplotlib figures as SVG in the page's
+colours, so that they follow light and dark.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import functools
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+from PIL import Image
+
+from vitruvius._registry import Registry
+from vitruvius.report.run import Run
+from vitruvius.report.style import LIGHT, encode_figure
+from vitruvius.report.words import DASH, interval, number, percent
+
+Row = Mapping[str, object]
+Rows = Sequence[Row]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One piece of a section, shown by a template of the folder `templates`."""
+
+    template: ClassVar[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Html(Block):
+    """Markup made elsewhere, for sections that bring their own."""
+
+    template: ClassVar[str] = "html"
+    markup: Markup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note(Block):
+    """A sentence for the reader."""
+
+    template: ClassVar[str] = "note"
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """An entry of a legend: a dot in a colour, or a line in a pattern of strokes."""
+
+    text: str
+    colour: str = "quiet"  # a name of the palette
+    dashes: str | None = None  # as SVG's stroke-dasharray; empty is a full line, None a dot
+
+    @classmethod
+    def of_line(cls, text: str, line: str | tuple[int, tuple[float, ...]], colour: str = "quiet") -> Key:
+        """For a line style of matplotlib, whose dashes are in multiples of the line's width."""
+        strokes = line[1] if isinstance(line, tuple) else ()
+        return cls(text=text, colour=colour, dashes=" ".join(f"{1.8 * stroke:g}" for stroke in strokes))
+
+
+def run_keys(runs: Sequence[Run]) -> list[Key]:
+    """A dot for each run; a single run needs no legend."""
+    return [Key(text=run.name, colour=run.look.name) for run in runs] if len(runs) > 1 else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Block):
+    """One or several figures under one caption, with their data as CSV."""
+
+    template: ClassVar[str] = "drawing"
+    name: str  # of the CSV file
+    panels: Sequence[tuple[Figure, str]]  # each with what it says to those who do not see it
+    caption: str
+    rows: Rows
+    legend: Sequence[Key] = ()
+
+    @property
+    def svgs(self) -> list[Markup]:
+        return [inline_svg(figure, name=f"{self.name}-{i}", alt=alt) for i, (figure, alt) in enumerate(self.panels)]
+
+    @property
+    def csv(self) -> str:
+        return csv_link(self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What stands in a table, what it sorts by, a quieter second text, and the colour of a dot before it."""
+
+    text: str
+    value: float | None = None
+    detail: str = ""
+    colour: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Block):
+    """A table that sorts by a click on a heading, with its data as CSV."""
+
+    template: ClassVar[str] = "table"
+    name: str  # of the CSV file
+    titles: Sequence[str]
+    cells: Sequence[Sequence[Cell]]
+    rows: Rows
+    numeric: Sequence[str] = ()  # the titles whose columns are aligned right
+    caption: str = ""
+
+    @property
+    def csv(self) -> str:
+        return csv_link(self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """How a column of a table shows the rows."""
+
+    title: str
+    show: Callable[[Any], Cell]  # of a row
+    numeric: bool = True
+
+
+def text_column(title: str, key: str = "") -> Column:
+    """The values of `key` (default: the title) as they are."""
+    return Column(title=title, show=lambda row: Cell(text=str(row.get(key or title, DASH))), numeric=False)
+
+
+def run_column(runs: Sequence[Run]) -> Column:
+    """The name of the run that a row is about, with a dot in its colour."""
+    colours = {run.name: run.look.name for run in runs}
+    return Column(title="run", show=lambda row: Cell(text=row["run"], colour=colours[row["run"]]), numeric=False)
+
+
+def number_column(title: str, key: str, write: Callable[[float | None], str]) -> Column:
+    """The numbers of `key`, written by `write`."""
+
+    def show(row: Row) -> Cell:
+        value = number(row.get(key))
+        return Cell(text=write(value), value=value)
+
+    return Column(title=title, show=show)
+
+
+def share_column(title: str, key: str, low: str = "", high: str = "") -> Column:
+    """The shares of `key` in per cent; below them the interval from `low` to `high` (`key_low`, `key_high`)."""
+
+    def show(row: Row) -> Cell:
+        value = number(row.get(key))
+        ends = number(row.get(low or f"{key}_low")), number(row.get(high or f"{key}_high"))
+        return Cell(text=percent(value), value=value, detail=interval(*ends))
+
+    return Column(title=title, show=show)
+
+
+def table_of(name: str, columns: Sequence[Column], rows: Rows, caption: str = "") -> Table:
+    """A table with a line per row."""
+    cells = [[column.show(row) for column in columns] for row in rows]
+    numeric = [column.title for column in columns if column.numeric]
+    titles = [column.title for column in columns]
+    return Table(name=name, titles=titles, cells=cells, rows=rows, numeric=numeric, caption=caption)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A run at a glance: its name, a few large numbers and a few small facts."""
+
+    title: str
+    subtitle: str
+    colour: str
+    figures: Sequence[tuple[str, str, str]]  # (label, number, interval)
+    facts: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cards(Block):
+    """Cards side by side."""
+
+    template: ClassVar[str] = "cards"
+    cards: Sequence[Card]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold(Block):
+    """A line to open: text in fixed width, or further blocks."""
+
+    template: ClassVar[str] = "fold"
+    title: str
+    text: str = ""
+    inside: Sequence[Block] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Maps(Block):
+    """A row of pictures for each site, one per head, with their data as CSV."""
+
+    template: ClassVar[str] = "maps"
+    name: str
+    title: str
+    colour: str
+    sites: Sequence[tuple[str, Sequence[tuple[str, str]]]]  # (site, (picture, what is written below it) by head)
+    rows: Rows
+    low: str  # what stands before the scale of colours, and behind it
+    high: str
+
+    @property
+    def narrow(self) -> bool:
+        """Whether two grids have room side by side."""
+        return max(len(heads) for _, heads in self.sites) <= 4
+
+    @property
+    def csv(self) -> str:
+        return csv_link(self.rows)
+
+
+Draw = Callable[[Sequence[Run]], Sequence[Block]]
+
+
+class Section:
+    """A part of the page: its heading, its place, and what draws it. No blocks, no section."""
+
+    def __init__(self, draw: Draw, *, name: str, title: str, order: float) -> None:
+        self.name, self.title, self.order = name, title, order
+        self._draw = draw
+        functools.update_wrapper(self, draw)
+
+    def __call__(self, runs: Sequence[Run]) -> Sequence[Block]:
+        return self._draw(runs)
+
+
+sections: Registry[Section] = Registry("section", homes=["vitruvius.report.sections"])
+
+
+def section(name: str, *, title: str, order: float) -> Callable[[Draw], Section]:
+    """Decorator: put a drawing function on the page.
+
+    name: of the section, in its address.
+    title: its heading.
+    order: its place, from 0 (top) to 100 (bottom).
+    """
+
+    def add(draw: Draw) -> Section:
+        return sections.register(name)(Section(draw, name=name, title=title, order=order))
+
+    return add
+
+
+def write_csv(rows: Rows) -> str:
+    """`rows` as CSV text under the names of all columns, in order of first appearance; None is an empty cell."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, names, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def csv_link(rows: Rows) -> str:
+    """The same as a `data:` address."""
+    return data_link("text/csv;charset=utf-8", write_csv(rows).encode())
+
+
+def data_link(kind: str, content: bytes) -> str:
+    """Bytes as a `data:` address."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def grey_png(values: np.ndarray) -> str:
+    """(rows, columns) in [0, 1] → an 8-bit grey PNG, which takes the page's colours."""
+    return _png(Image.fromarray((values * 255).round().clip(0, 255).astype(np.uint8)))
+
+
+def colour_png(image: np.ndarray) -> str:
+    """(3, rows, columns) uint8 → a PNG."""
+    return _png(Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))))
+
+
+def _png(image: Image.Image) -> str:
+    with io.BytesIO() as buffer:
+        image.save(buffer, "png", optimize=True)
+        return data_link("image/png", buffer.getvalue())
+
+
+def inline_svg(figure: Figure, *, name: str, alt: str) -> Markup:
+    """The figure as one `<svg>` element; `name` keeps its inner ids apart from those of other figures."""
+    text = encode_figure(figure, "svg").decode()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    match = re.search(r'<svg [^>]*viewBox="([^"]*)"[^>]*>(.*)</svg>', text, flags=re.DOTALL)
+    assert match is not None
+    box, body = match.groups()
+    used = set(re.findall(r"(?:href=\"#|url\(#)([^\")]+)", body))  # ids nobody refers to are dropped
+    body = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", body)
+    body = re.sub(r"(href=\"#|url\(#)", rf"\g<1>{name}-", body)
+    colours = {colour: f"var(--{colour_name})" for colour_name, colour in LIGHT.items()}
+    body = re.sub(r"#[0-9a-f]{6}\b", lambda m: colours.get(m[0], m[0]), body)
+    body = re.sub(r"font: (?:(bold|700) )?([\d.]+px)[^;\"]*", _page_font, body)
+    width = 1.36 * float(box.split()[2])
+    head = f'<svg viewBox="{box}" role="img" aria-label="{escape(alt)}" style="max-width: {width:.0f}px">'
+    return Markup(head + body.strip() + "</svg>")
+
+
+def _page_font(match: re.Match[str]) -> str:
+    """matplotlib's font as the page's, of the same size and weight."""
+    weight, size = match.groups()
+    return f"font-size: {size}" + ("; font-weight: 600" if weight else "")
