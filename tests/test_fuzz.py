@@ -22,7 +22,7 @@ from vitruvius.analysis.explanations import explanations
 from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
 from vitruvius.compression.rules import rules
-from vitruvius.corruptions._base import corruptions
+from vitruvius.corruptions.base import corruptions
 from vitruvius.evaluation.threats import make_threats
 from vitruvius.init import inits
 from vitruvius.init.filters import filters

@@ -18,7 +18,7 @@ import yaml
 from safetensors.numpy import save_file
 from sklearn.datasets import load_digits
 
-from vitruvius.corruptions import BENCHMARK
+from vitruvius.corruptions.base import BENCHMARK
 from vitruvius.evaluation import Ledger
 from vitruvius.evaluation._judging import read_logits
 from vitruvius.evaluation.metrics import alexnet

@@ -15,7 +15,7 @@ from vitruvius._errors import ConfigError, DataError, UnknownName
 from vitruvius._imagenet import subset_columns
 from vitruvius.corrupted_copies.arrays import copy_arrays
 from vitruvius.corrupted_copies.folders import copy_folder
-from vitruvius.corruptions import BENCHMARK, IMAGENET_C
+from vitruvius.corruptions.base import BENCHMARK, IMAGENET_C
 from vitruvius.corruptions.fog import Fog
 from vitruvius.shifts import ArrayImages, Pictures, Remark, imagenet_classes, open_shift, say_once, shifts
 from vitruvius.shifts.imagenet_o import INSIDE

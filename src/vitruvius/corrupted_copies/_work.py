@@ -19,7 +19,7 @@ from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import atomic_write_text, ensure_writable, is_lock, read_json, sweep
 from vitruvius._secrets import redact
 from vitruvius._version import __version__
-from vitruvius.corruptions import Corruption
+from vitruvius.corruptions.base import Corruption
 from vitruvius.data.identity import LOOKED_AT, SAMPLE, hash_file, spread
 
 T = TypeVar("T")

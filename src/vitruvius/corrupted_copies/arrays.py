@@ -20,7 +20,7 @@ from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import Lock, MadeFolder, atomic_write_bytes
 from vitruvius.corrupted_copies._work import RECORD, WORKSHOP, claim, settings_of, share
-from vitruvius.corruptions import SEVERITIES, Corruption
+from vitruvius.corruptions.base import SEVERITIES, Corruption
 
 BATCH = 256  # images at a time
 Array = np.ndarray[Any, Any]

@@ -17,7 +17,7 @@ from vitruvius._errors import ConfigError, DataError
 from vitruvius.corrupted_copies._work import usual_workers
 from vitruvius.corrupted_copies.arrays import Array, copy_arrays
 from vitruvius.corrupted_copies.folders import class_files, copy_folder
-from vitruvius.corruptions import GROUPS, Corruption, Scale, corruption_names, parse_corruptions
+from vitruvius.corruptions.base import GROUPS, Corruption, Scale, corruption_names, parse_corruptions
 from vitruvius.data import DataConfig, chosen_files, chosen_ids, open_data
 
 

@@ -23,7 +23,7 @@ from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import Lock, MadeFolder, atomic_write_bytes
 from vitruvius.corrupted_copies._work import RECORD, WORKSHOP, claim, claim_files, settings_of, share
-from vitruvius.corruptions import Corruption
+from vitruvius.corruptions.base import Corruption
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
 USUAL_SUFFIXES = {"jpeg": (".jpg", ".jpeg"), "png": (".png",)}

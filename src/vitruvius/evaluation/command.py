@@ -13,7 +13,7 @@ from vitruvius._processes import Process, process_group
 from vitruvius._signals import keeping
 from vitruvius._yaml import parse_value
 from vitruvius.attacks import Norm, as_norm
-from vitruvius.corruptions import corruptions
+from vitruvius.corruptions.base import corruptions
 from vitruvius.data import Loader, eval_loader
 from vitruvius.evaluation._evaluate import evaluate
 from vitruvius.evaluation._shift_command import open_shifts, read_baseline, temperature_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitruvius._errors import DataError
 from vitruvius._files import atomic_write_text, read_text
-from vitruvius.corruptions.frost import DRAWN
+from vitruvius.corruptions.base import DRAWN
 from vitruvius.evaluation._shift_numbers import (
     calibration_of,
     corruption_of,

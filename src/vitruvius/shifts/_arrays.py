@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvius._errors import DataError
-from vitruvius.corruptions import BENCHMARK, IMAGENET_C, SEVERITIES, corruption_names
+from vitruvius.corruptions.base import BENCHMARK, IMAGENET_C, SEVERITIES, corruption_names
 from vitruvius.shifts._base import Shift, Subset
 from vitruvius.shifts._pictures import unpacked
 from vitruvius.shifts._remarks import Remark, listed

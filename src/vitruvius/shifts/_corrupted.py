@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitruvius._errors import DataError
 from vitruvius._imagenet import NUM_CLASSES, imagenet_labels
-from vitruvius.corruptions import SEVERITIES
+from vitruvius.corruptions.base import SEVERITIES
 from vitruvius.shifts._base import Shift, Subset
 from vitruvius.shifts._pictures import Pictures, known_classes, unpacked
 from vitruvius.shifts._remarks import listed, some, subfolders

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitruvius._errors import DataError
 from vitruvius._files import read_text
-from vitruvius.corruptions import BENCHMARK, IMAGENET_C, corruption_names
+from vitruvius.corruptions.base import BENCHMARK, IMAGENET_C, corruption_names
 from vitruvius.shifts._base import RECORD, Shift, shifts
 from vitruvius.shifts._corrupted import corrupted_parts, find_corruption
 from vitruvius.shifts._remarks import listed, some

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitruvius.corruptions import BENCHMARK, IMAGENET_C
+from vitruvius.corruptions.base import BENCHMARK, IMAGENET_C
 from vitruvius.shifts._base import Shift, shifts
 from vitruvius.shifts._corrupted import corrupted_imagenet
 
