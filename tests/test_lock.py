@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from other_machines import Machine, require_names
@@ -21,10 +20,8 @@ from small_run import RECIPE, SMALL, small_run
 from vitruvius._errors import RunError
 from vitruvius._files import Lock, MadeFolder, _lock, _owners
 from vitruvius.cli import main
-from vitruvius.corrupted_copies.arrays import copy_arrays
-from vitruvius.corruptions import corruptions
+from vitruvius.corrupted_copies import write_corrupted
 
-CONTRAST = [corruptions["contrast"](severity=severity) for severity in (1, 2, 3, 4, 5)]
 needs_proc = pytest.mark.skipif(_owners.system() is None, reason="this system has no /proc to know processes by")
 
 
@@ -208,13 +205,11 @@ def test_every_verb_that_writes_a_folder_respects_its_owner(
 
 
 KILLED = """
-import os, signal, sys, numpy as np
+import os, signal, sys
 from vitruvius._files import _local
-from vitruvius.corrupted_copies.arrays import copy_arrays
-from vitruvius.corruptions import corruptions
+from vitruvius.corrupted_copies import write_corrupted
 _local.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # at the first file, before it has its name
-contrast = [corruptions["contrast"](severity=s) for s in (1, 2, 3, 4, 5)]
-copy_arrays(np.zeros((3, 8, 8, 1), np.uint8), np.arange(3), sys.argv[1], contrast)
+write_corrupted("digits", out=sys.argv[1], names=["contrast"], images=3, workers=1)
 """
 
 
@@ -226,7 +221,7 @@ def test_a_copy_killed_in_its_first_moments_is_taken_up_again(tmp_path: Path) ->
     left = sorted(path.name for path in out.iterdir())
     assert left[0].startswith(".corrupt.json.")
     assert left[1:] == [".lock"]
-    copy_arrays(np.zeros((3, 8, 8, 1), np.uint8), np.arange(3), out, CONTRAST)
+    write_corrupted("digits", out=out, names=["contrast"], images=3, workers=1)
     assert sorted(path.name for path in out.rglob("*")) == ["contrast.npy", "corrupt.json", "labels.npy"]
 
 

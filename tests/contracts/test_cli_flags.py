@@ -34,7 +34,6 @@ FLAGS = {
         "--scale",
         "--textures",
         "--images",
-        "--limit",
         "--workers",
     ],
     "compress": [

@@ -52,7 +52,7 @@ class Snow(Corruption):
         sigma: float,
         left: float,
     ) -> Tensor:
-        """Flakes are noise of `mean` and `std` above `threshold`, enlarged by `zoom`; `left` of the image stays as it is.
+        """Flakes are noise of `mean` and `std` above `threshold`, enlarged by `zoom`; `left` of the image stays.
 
         `radius` and `sigma` are those of the motion blur along their track, in pixels.
         """

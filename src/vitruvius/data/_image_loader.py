@@ -7,7 +7,6 @@ uint8, which becomes float on the device. B batch, S splits
 from __future__ import annotations
 
 import logging
-import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vitruvius._checks import check_labels
 from vitruvius._errors import DataError
+from vitruvius._processes import usable_cores
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_seeds import seeded
 from vitruvius.data._loader import BatchLoader, BatchWithIds
@@ -210,8 +210,3 @@ def useful_workers(wanted: int, batches: int) -> int:
     if batches <= 1:
         return 0
     return min(wanted, usable_cores(), batches)
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

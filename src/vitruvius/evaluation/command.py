@@ -28,7 +28,7 @@ from vitruvius.evaluation.sanity import Sanity
 from vitruvius.evaluation.shift import check_fit, evaluate_shift
 from vitruvius.evaluation.shift_report import ShiftReport, corruption_report
 from vitruvius.evaluation.threats import Threat, make_threats
-from vitruvius.shifts import Shift
+from vitruvius.shifts.base import Shift
 from vitruvius.targets import Target, check_head, check_numbering, limit_images, load_target_plugins, open_target
 
 

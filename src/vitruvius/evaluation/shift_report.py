@@ -23,7 +23,7 @@ from vitruvius.evaluation.ledger import Columns, Ledger
 from vitruvius.evaluation.metrics import Baseline, aurra
 from vitruvius.evaluation.result import Report, wilson
 from vitruvius.evaluation.threats import Entry
-from vitruvius.shifts import Shift
+from vitruvius.shifts.base import Shift
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from vitruvius._checks import as_label
 from vitruvius._errors import DataError
 from vitruvius._files import is_url
+from vitruvius._processes import usable_cores
 from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
-from vitruvius.data._image_loader import Sample, collate, pil_mode, usable_cores
+from vitruvius.data._image_loader import Sample, collate, pil_mode
 from vitruvius.data._image_seeds import seed_of, seeded
 from vitruvius.data._loader import BatchLoader, BatchWithIds
 from vitruvius.data._preprocessing import Transform, to_pixels
