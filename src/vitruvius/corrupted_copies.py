@@ -43,7 +43,8 @@ from vitruvius._progress import Progress, no_progress
 from vitruvius._secrets import redact
 from vitruvius._version import __version__
 from vitruvius.corruptions.base import GROUPS, SEVERITIES, Corruption, Scale, corruption_names, corruptions
-from vitruvius.data import DataConfig, chosen_ids, open_data
+from vitruvius.data import DataConfig
+from vitruvius.data.base import chosen_ids, open_data
 from vitruvius.data.identity import digest_of, identify
 
 RECORD = "corrupt.json"  # the settings of a copy and a hash of its images

@@ -57,7 +57,7 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "checkpoints": partial(told_by, "converters.published", "describe_published"),
     "converters": partial(registered, "converters", "converters"),
     "corruptions": partial(registered, "corruptions", "corruptions"),
-    "data": partial(told_by, "data", "describe_sources"),
+    "data": partial(told_by, "data.base", "describe_sources"),
     "explanations": partial(registered, "analysis", "explanations"),
     "inits": partial(registered, "init", "inits"),
     "models": models,

@@ -7,7 +7,8 @@ from typing import Any
 
 from vitruvius._keys import Key, keys_of, settings_of
 from vitruvius._registry import Registry, first_line
-from vitruvius.data import DataConfig, Mix
+from vitruvius.data import DataConfig
+from vitruvius.data.base import Mix
 from vitruvius.models import AttentionRule, ModelConfig
 from vitruvius.tasks import schedules, tasks
 from vitruvius.tracking import trackers

@@ -20,7 +20,7 @@ from vitruvius._errors import ConfigError, DataError, RunError
 from vitruvius._imagenet import imagenet_classes, subset_columns
 from vitruvius._processes import process_group
 from vitruvius.data import DataConfig
-from vitruvius.data._preprocessing import eval_transform, resolve
+from vitruvius.data.preprocessing import eval_transform, resolve
 from vitruvius.evaluation import evaluate_shift, load_shift_report
 from vitruvius.evaluation import shift as room
 from vitruvius.evaluation.metrics import Baseline, EqualWidth, alexnet, detect, expected_error

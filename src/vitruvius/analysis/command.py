@@ -19,7 +19,8 @@ from vitruvius.analysis._run import analyse, ask_all
 from vitruvius.analysis._table import Table
 from vitruvius.analysis.explaining import ATTACK, explain_images, is_explanation, merge_tables
 from vitruvius.analysis.explanations import explanations
-from vitruvius.data import DataConfig, Loader, eval_loader, is_stream
+from vitruvius.data import DataConfig, Loader, eval_loader
+from vitruvius.data.base import is_stream
 from vitruvius.evaluation.threats import make_threat
 from vitruvius.models import PixelModel
 from vitruvius.targets import Target, load_target_plugins, open_target

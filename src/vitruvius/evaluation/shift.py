@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from vitruvius._checks import Progress, check_eval_mode, check_labels, check_logits, device_of
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
-from vitruvius.data import DataConfig, InputSize, Loader, images_loader, resolve
+from vitruvius.data import DataConfig, Loader, images_loader
+from vitruvius.data.base import InputSize
 from vitruvius.data.identity import identify
+from vitruvius.data.preprocessing import resolve
 from vitruvius.evaluation._judging import as_floats, read_logits
 from vitruvius.evaluation._subject import data_settings, subject_of
 from vitruvius.evaluation.ledger import Columns, Ledger

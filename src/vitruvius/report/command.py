@@ -17,7 +17,8 @@ from vitruvius._files import Lock, check_new_file
 from vitruvius._processes import choose_device
 from vitruvius._yaml import read_yaml
 from vitruvius.attacks import StepProgress, watched_by
-from vitruvius.data import DataConfig, Loader, class_words, eval_loader, is_stream
+from vitruvius.data import DataConfig, Loader, class_words, eval_loader
+from vitruvius.data.base import is_stream
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.models import create_from_config
 from vitruvius.report._record import record_examples, save_model_facts

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import read_text
 from vitruvius._registry import Registry, read_spec
-from vitruvius.data import ImageSet
+from vitruvius.data.base import ImageSet
 
 RECORD = "corrupt.json"  # what `vitruvius corrupt` writes beside a copy
 
