@@ -17,6 +17,7 @@ from vitruvius._errors import ConfigError, DataError, UnknownName
 from vitruvius._imagenet import imagenet_classes, subset_columns
 from vitruvius.corruptions.base import BENCHMARK, IMAGENET_C
 from vitruvius.corruptions.fog import Fog
+from vitruvius.data.identity import identify
 from vitruvius.shifts import ArrayImages, Pictures, open_shift, shifts
 from vitruvius.shifts.base import Remark, say_once
 from vitruvius.shifts.published import INSIDE
@@ -302,6 +303,7 @@ def test_arrays_that_are_not_there_are_named(tmp_path: Path) -> None:
 def test_pictures_say_where_they_are_and_broken_ones_raise(tmp_path: Path) -> None:
     write_pictures(tmp_path, CLASSES[:1], each=2)
     images = _sketch(tmp_path)
+    assert {"names", "sizes", "labels", "contents"} < set(identify(images))
     assert images.describe(1) == str(tmp_path / CLASSES[0] / "001.png")
     (tmp_path / CLASSES[0] / "001.png").write_bytes(b"no picture")
     assert images.read(0)[0].size == (8, 8)

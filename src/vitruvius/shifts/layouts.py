@@ -73,6 +73,16 @@ class Pictures:
         """The image's file, for messages."""
         return str(self.folder / self.files[index][0])
 
+    @property
+    def paths(self) -> list[str]:
+        """The file of every image."""
+        return [str(self.folder / file) for file, _ in self.files]
+
+    @property
+    def labels(self) -> list[int]:
+        """The class of every image."""
+        return [label for _, label in self.files]
+
 
 def pictures(
     folder: Path,
