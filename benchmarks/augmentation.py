@@ -28,8 +28,8 @@ from torch import Tensor
 
 from vitruvius.data import DataConfig
 from vitruvius.data._image_seeds import image_keys
-from vitruvius.data._preprocessing import resolve, train_transform
 from vitruvius.data.augmentation.pipeline import BatchAugmentation
+from vitruvius.data.preprocessing import resolve, train_transform
 
 ROWS = {
     "resized crop": {"color_jitter": 0.0},

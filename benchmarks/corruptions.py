@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._processes import choose_device
-from vitruvius.corruptions import BENCHMARK, SEVERITIES, corruptions
+from vitruvius.corruptions.base import BENCHMARK, SEVERITIES, corruptions
 
 
 def main() -> None:

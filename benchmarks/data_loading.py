@@ -23,8 +23,8 @@ import torch
 from PIL import Image
 from timm.data import create_dataset, create_loader
 
+from vitruvius._processes import usable_cores
 from vitruvius.data import DataConfig, eval_loader, train_loader
-from vitruvius.data._image_loader import usable_cores
 
 SIZE = (3, 224, 224)
 

@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_digits, load_sample_image
 from torch import Tensor
 
-from vitruvius.corruptions import IMAGENET_C, SEVERITIES, corruptions
+from vitruvius.corruptions.base import IMAGENET_C, SEVERITIES, corruptions
 
 
 def main() -> None:

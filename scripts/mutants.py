@@ -90,7 +90,7 @@ MUTANTS = [
            "tests/attacks/test_attack_norms.py"),
     Mutant("ball l1", "attacks/_norms.py", "shrunk = (sizes - threshold).clamp(min=0)", "shrunk = sizes",
            "tests/attacks/test_attack_norms.py"),
-    Mutant("clamp of corruptions", "corruptions/_base.py", ".clamp_(0, 1)", "",
+    Mutant("clamp of corruptions", "corruptions/base.py", ".clamp_(0, 1)", "",
            "tests/corruptions/test_corruption_properties.py"),
     Mutant("pixels checked above", "_checks.py", "if least < low or most > high:", "if least < low:",
            "tests/test_checks.py"),

@@ -42,16 +42,16 @@ def mend_torch_xla() -> None:
 
 def mark_batches() -> None:
     """A graph ends where a batch is ready: slices at other places would otherwise make every step another graph."""
-    from vitruvius.data._tensors import TensorLoader
+    from vitruvius.data.loader import TensorLoader
 
-    upstream = TensorLoader.with_ids
+    upstream = TensorLoader.every_batch
 
-    def with_ids(loader: Any) -> Any:
+    def every_batch(loader: Any) -> Any:
         for batch in upstream(loader):
             torch_xla.sync()
             yield batch
 
-    TensorLoader.with_ids = with_ids  # type: ignore[method-assign]
+    TensorLoader.every_batch = every_batch  # type: ignore[method-assign]
 
 
 def _reducing(upstream: Any, whole: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitruvius.shifts import imagenet_classes
+from vitruvius._imagenet import imagenet_classes
 
 CLASSES = imagenet_classes()
 

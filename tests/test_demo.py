@@ -12,7 +12,7 @@ from rich.console import Console
 
 from small_run import SMALL
 from vitruvius import demo as room
-from vitruvius.corruptions import BENCHMARK
+from vitruvius.corruptions.base import BENCHMARK
 
 
 def test_the_demo_ends_with_one_page_about_both_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from vitruvius.analysis import analyses, explanations
 from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
 from vitruvius.compression.rules import rules
-from vitruvius.corruptions._base import corruptions
+from vitruvius.corruptions.base import corruptions
 from vitruvius.evaluation.threats import make_threats
 from vitruvius.init import inits
 from vitruvius.init.filters import filters

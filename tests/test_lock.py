@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from small_run import RECIPE, SMALL, small_run
@@ -22,11 +21,9 @@ from vitruvius._errors import RunError
 from vitruvius._files import Lock, MadeFolder
 from vitruvius._files import lock as lock_module
 from vitruvius.cli import main
-from vitruvius.corrupted_copies.arrays import copy_arrays
-from vitruvius.corruptions import corruptions
+from vitruvius.corrupted_copies import write_corrupted
 
 pytest.importorskip("fcntl", reason="the other processes here lock as on POSIX")
-CONTRAST = [corruptions["contrast"](severity=severity) for severity in (1, 2, 3, 4, 5)]
 HOLDER = """
 import fcntl, json, os, socket, sys
 file, host = sys.argv[1:]
@@ -280,13 +277,11 @@ def test_every_verb_that_writes_a_folder_respects_its_owner(
 
 
 KILLED = """
-import os, signal, sys, numpy as np
+import os, signal, sys
 from vitruvius._files import paths
-from vitruvius.corrupted_copies.arrays import copy_arrays
-from vitruvius.corruptions import corruptions
+from vitruvius.corrupted_copies import write_corrupted
 paths.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # at the first file, before it has its name
-contrast = [corruptions["contrast"](severity=s) for s in (1, 2, 3, 4, 5)]
-copy_arrays(np.zeros((3, 8, 8, 1), np.uint8), np.arange(3), sys.argv[1], contrast)
+write_corrupted("digits", out=sys.argv[1], names=["contrast"], images=3, workers=1)
 """
 
 
@@ -297,7 +292,7 @@ def test_a_copy_killed_in_its_first_moments_is_taken_up_again(tmp_path: Path) ->
     left = sorted(path.name for path in out.iterdir())
     assert left[0].startswith(".corrupt.json.")
     assert left[1:] == [".lock"]
-    copy_arrays(np.zeros((3, 8, 8, 1), np.uint8), np.arange(3), out, CONTRAST)
+    write_corrupted("digits", out=out, names=["contrast"], images=3, workers=1)
     assert sorted(path.name for path in out.rglob("*")) == ["contrast.npy", "corrupt.json", "labels.npy"]
 
 

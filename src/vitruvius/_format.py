@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -27,3 +28,9 @@ def format_rate(rate: float) -> str:
     if rate < 10:
         return f"{rate:.2g}"
     return f"{rate:,.0f}"
+
+
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """Sorts names so that numbers in them count as numbers: 2 before 10."""
+    pieces = re.split(r"(\d+)", name)
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece.lower()) for piece in pieces]

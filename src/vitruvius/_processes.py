@@ -169,3 +169,8 @@ def _numbered(device: torch.device, local_rank: int) -> torch.device:
     if number == 1:
         return device
     return torch.device(device.type, local_rank % number)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from vitruvius.attacks.pgd import PGD
 from vitruvius.compression import average_maps, save_maps
-from vitruvius.corruptions import corruption_grid
+from vitruvius.corruptions.base import corruption_grid
 from vitruvius.data import eval_loader
 from vitruvius.evaluation import Threat, data_settings, evaluate
 from vitruvius.listing import find_recipe

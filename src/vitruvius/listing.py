@@ -21,7 +21,7 @@ KINDS = {  # kind → its registry, or a function that lists it; only what is li
     "checkpoints": "converters.published:describe_published",
     "converters": "converters:converters",
     "corruptions": "corruptions:corruptions",
-    "data": "data:describe_sources",
+    "data": "data.base:describe_sources",
     "explanations": "analysis:explanations",
     "inits": "init:inits",
     "models": "models:models",

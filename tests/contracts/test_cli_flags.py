@@ -32,7 +32,6 @@ FLAGS = {
         "--scale",
         "--textures",
         "--images",
-        "--limit",
         "--workers",
     ],
     "compress": [

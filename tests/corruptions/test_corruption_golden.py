@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._files import load_tensors
-from vitruvius.corruptions import IMAGENET_C, SEVERITIES, corruptions
+from vitruvius.corruptions.base import IMAGENET_C, SEVERITIES, corruptions
 
 GOLDEN, _ = load_tensors(Path(__file__).parents[1] / "golden" / "corruptions.safetensors")
 IMAGE = GOLDEN["image"]  # (72, 76, 3) uint8

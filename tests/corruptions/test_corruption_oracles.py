@@ -14,10 +14,9 @@ from scipy import ndimage, stats
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.corruptions import SEVERITIES, corruptions
-from vitruvius.corruptions._filters import correlate, disk, gaussian
-from vitruvius.corruptions._resampling import sample
+from vitruvius.corruptions.base import SEVERITIES, corruptions
 from vitruvius.corruptions.elastic_transform import affine_places
+from vitruvius.corruptions.filters import correlate, disk, gaussian, sample
 from vitruvius.corruptions.fog import plasma
 from vitruvius.corruptions.frost import cloud, feathers, ice, streaks
 from vitruvius.corruptions.glass_blur import wander

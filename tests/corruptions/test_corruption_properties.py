@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits, load_sample_image
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.corruptions import BENCHMARK, EXTRA, IMAGENET_C, SEVERITIES, corruptions
+from vitruvius.corruptions.base import BENCHMARK, EXTRA, IMAGENET_C, SEVERITIES, corruptions
 
 CERTAIN = ("brightness", "contrast", "saturate", "pixelate", "jpeg_compression", "defocus_blur", "gaussian_blur")
 CERTAIN += ("zoom_blur",)

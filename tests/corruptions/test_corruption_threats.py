@@ -14,7 +14,7 @@ import vitruvius
 from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.attacks import Attack
 from vitruvius.cli import main
-from vitruvius.corruptions import BENCHMARK, EXTRA, corruption_grid, corruptions
+from vitruvius.corruptions.base import BENCHMARK, EXTRA, corruption_grid, corruptions
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.evaluation import (
     Report,

@@ -20,12 +20,11 @@ from torchvision import transforms
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, train_loader
-from vitruvius.data._image_loader import ImageLoader
 from vitruvius.data._image_seeds import image_keys, uniform
-from vitruvius.data._preprocessing import resolve
-from vitruvius.data._tensors import TensorLoader
 from vitruvius.data.augmentation import pipeline, policies
-from vitruvius.data.augmentation._ahead import batches_in_chunk
+from vitruvius.data.augmentation.ahead import batches_in_chunk
+from vitruvius.data.loader import ImageLoader, TensorLoader
+from vitruvius.data.preprocessing import resolve
 
 SIZE = (3, 16, 16)
 POLICIES = [
@@ -228,7 +227,7 @@ def test_batches_augmented_together_are_those_of_a_chunk_wherever_a_run_begins(
     folder = stripes(tmp_path)
     single = train_loader(config_of(folder, aa="rand-m9", batch_size=4), input_size=SIZE, seed=3)
     expected = list(single.with_ids())
-    monkeypatch.setattr("vitruvius.data._tensors.batches_in_chunk", lambda device, size: 3)
+    monkeypatch.setattr("vitruvius.data.loader.batches_in_chunk", lambda device, size: 3)
     together = train_loader(config_of(folder, aa="rand-m9", batch_size=4), input_size=SIZE, seed=3)
     whole = list(together.with_ids())
     together.start_batch = start
@@ -275,7 +274,7 @@ def test_auto_leaves_alone_what_does_not_fit(tmp_path: Path, monkeypatch: pytest
     for settings in ({"train_crop_mode": "rkrc"}, {"no_aug": True}):
         loader = train_loader(config_of(folder, cache="auto", **settings), input_size=SIZE, seed=0)
         assert isinstance(loader, ImageLoader)
-    monkeypatch.setattr("vitruvius.data._cache.LIMIT", 1000)
+    monkeypatch.setattr("vitruvius.data.cache.LIMIT", 1000)
     assert isinstance(train_loader(config_of(folder, cache="auto"), input_size=SIZE, seed=0), ImageLoader)
     monkeypatch.undo()
     write_image(folder / "train" / "a" / "wide.png", 99, size=(40, 16))

@@ -6,9 +6,9 @@ import pytest
 from pictures import write_image
 
 from vitruvius._errors import ConfigError, DataError
+from vitruvius._imagenet import imagenet_classes
 from vitruvius.data import DataConfig, eval_loader, train_loader
-from vitruvius.data._subsets import class_names
-from vitruvius.shifts import imagenet_classes
+from vitruvius.data.classes import class_names
 
 SIZE = (3, 16, 16)
 
@@ -45,10 +45,10 @@ def test_the_order_of_a_list_is_the_numbering(folder, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ant\ndog\n", r"lacks 1 of the classes of data\.classes, among them dog"),
-        ("ant\nant\n", "lists 2 classes, 1 of them different"),
+        ("ant\ndog\n", "among them dog"),
+        ("ant\nant\n", "1 of them different"),
         ("", "lists 0 classes"),
-        (None, "is neither imagenet-100 nor a text file"),
+        (None, "neither imagenet-100 nor"),
     ],
 )
 def test_a_wrong_list_is_explained(folder, tmp_path, text, message):
@@ -59,9 +59,9 @@ def test_a_wrong_list_is_explained(folder, tmp_path, text, message):
 
 
 def test_classes_need_names_and_no_second_list():
-    with pytest.raises(DataError, match="chooses classes by name, digits has none"):
+    with pytest.raises(DataError, match="by name"):
         eval_loader(DataConfig(classes="imagenet-100"), input_size=SIZE)
-    with pytest.raises(ConfigError, match="both choose and number the classes"):
+    with pytest.raises(ConfigError, match="keep one"):
         DataConfig(classes="imagenet-100", class_map="map.txt")
 
 
@@ -78,7 +78,7 @@ def test_imagenet_1k_gives_each_folder_its_number_whichever_are_there(tmp_path):
 
 
 def test_imagenet_1k_is_for_folders_named_by_wordnet_ids(folder):
-    with pytest.raises(DataError, match="the class map imagenet-1k names none of the folders"):
+    with pytest.raises(DataError, match="names none"):
         eval_loader(config(folder, class_map="imagenet-1k"), input_size=SIZE)
-    with pytest.raises(DataError, match=r"imagenet-1k numbers folders named by WordNet ids; digits has none"):
+    with pytest.raises(DataError, match="WordNet ids"):
         eval_loader(DataConfig(class_map="imagenet-1k"), input_size=SIZE)

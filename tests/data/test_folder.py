@@ -13,9 +13,9 @@ from pictures import write_image
 from PIL import Image
 
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.data import DataConfig, eval_loader, held_out, train_loader
+from vitruvius.data import DataConfig, eval_loader, train_loader
 from vitruvius.data._image_seeds import seeded
-from vitruvius.data._preprocessing import posterize, resolve, train_transform
+from vitruvius.data.preprocessing import posterize, resolve, train_transform
 
 SIZE = {"input_size": (3, 16, 16), "interpolation": "bicubic", "crop_pct": 1.0}
 
@@ -254,15 +254,6 @@ def test_a_set_too_large_for_memory_is_refused(folder):
         evaluate(folder, cache="memory", image_size=10**6)
 
 
-def test_held_out_images_of_a_folder(folder):
-    chosen = held_out(config(folder), 0.2, seed=0)
-    assert len(chosen) == 3
-    images = everything(train_loader(config(folder, batch_size=1), input_size=SIZE, seed=0, exclude=chosen))
-    assert sorted(images[2].tolist() + chosen.tolist()) == list(range(15))
-    apart = eval_loader(config(folder), input_size=SIZE, split="train", only=chosen)
-    assert torch.equal(everything(apart)[2], chosen)
-
-
 def test_loaders_of_files_can_be_sent_to_spawned_workers(folder):
     loader = train_loader(config(folder, **HEAVY), input_size=SIZE, seed=0)
     dataset = pickle.loads(pickle.dumps(loader._loader.dataset))
@@ -277,20 +268,6 @@ def test_loaders_of_files_can_be_sent_to_spawned_workers(folder):
 def test_an_unknown_data_set_is_named_with_what_is_known(name, tmp_path):
     with pytest.raises(DataError, match=r"no (torchvision )?data set (named )?'.*Known: "):
         eval_loader(DataConfig(dataset=name, root=str(tmp_path)), input_size=SIZE)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"batch_size": 0}, r"data\.batch_size = 0"),
-        ({"workers": -1}, r"data\.workers = -1"),
-        ({"reprob": 1.5}, r"data\.reprob = 1\.5"),
-        ({"in_chans": 0}, r"data\.in_chans"),
-    ],
-)
-def test_impossible_settings_are_refused(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        DataConfig(**settings)
 
 
 def test_an_unknown_policy_of_augmentation_is_refused(folder):

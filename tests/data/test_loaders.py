@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from vitruvius.data import DataConfig, Loader, eval_loader, train_loader
-from vitruvius.data._image_loader import ImageLoader
-from vitruvius.data._tensors import TensorLoader
+from vitruvius.data.loader import ImageLoader
 
 AUGMENTED = {"aa": "rand-m9-mstd0.5-inc1", "reprob": 0.5, "hflip": 0.5, "aug_repeats": 2}
 
@@ -110,13 +109,6 @@ def evaluate(config, **settings):
     return eval_loader(config, input_size=(3, 16, 16), **settings)
 
 
-def test_plain_iteration_gives_images_and_labels(config):
-    loader = train(config)
-    for (images, labels), (expected, expected_labels, _) in zip(loader, listed(loader), strict=True):
-        assert torch.equal(images, expected)
-        assert torch.equal(labels, expected_labels)
-
-
 def test_global_generators_are_left_alone(config):
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
@@ -146,12 +138,6 @@ def test_workers_draw_nothing_from_the_global_generator(folder):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_data_in_memory_need_no_workers(folder):
-    assert isinstance(train(DataConfig()), TensorLoader)
-    assert isinstance(train(DataConfig(dataset="fake")), TensorLoader)
-    assert isinstance(evaluate(DataConfig(dataset="folder", root=str(folder), cache="memory", workers=0)), TensorLoader)
-
-
 def test_fake_images_have_the_models_shape_and_the_recipes_classes():
     config = DataConfig(dataset="fake", num_classes=7, val_num_samples=20)
     loader = eval_loader(config, input_size={"input_size": (3, 12, 20)})
@@ -160,13 +146,6 @@ def test_fake_images_have_the_models_shape_and_the_recipes_classes():
     assert labels.tolist() == [i % 7 for i in range(20)]
     assert loader.num_classes == 7
     assert images.std() > 0.2
-
-
-def test_loaders_keep_their_promises(config):
-    loader: Loader = evaluate(config)
-    assert isinstance(loader.name, str)
-    assert loader.broken == []
-    assert loader.num_classes >= 3
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ from pictures import write_image
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import save_tensors
 from vitruvius.data import DataConfig, eval_loader, held_out, train_loader
-from vitruvius.data._mixed_loader import Endless
+from vitruvius.data.order import Endless
 
 SIZE = (3, 8, 8)
 REAL, SYNTHETIC = 40, 7  # synthetic images come round again within an epoch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from timm.data import Mixup
@@ -77,9 +76,3 @@ def test_mixing_stops_at_its_last_epoch_and_labels_stay_soft():
     assert torch.equal(mixed, images)
     torch.testing.assert_close(soft, torch.eye(5)[labels] * 0.9 + 0.02)
     assert not torch.equal(mixer(images, labels, epoch=0, step=0)[0], images)
-
-
-def test_numpys_generator_is_left_alone():
-    before = np.random.get_state()[1].tolist()  # noqa: NPY002
-    make_mixup(DataConfig(mixup=1.0, cutmix=1.0), 5)(*batch(), epoch=0, step=0)
-    assert np.random.get_state()[1].tolist() == before  # noqa: NPY002

@@ -9,7 +9,7 @@ from PIL import Image
 
 from vitruvius._imagenet import imagenet_classes
 from vitruvius.data import DataConfig, class_words
-from vitruvius.data._subsets import names_by_number
+from vitruvius.data.classes import names_by_number
 from vitruvius.data.naming import in_words
 
 

@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from timm.data.distributed_sampler import RepeatAugSampler
 
 from vitruvius._errors import DataError
-from vitruvius.data._order import Order
-
-
-def batches(order, epoch=0):
-    ids, keys = order.epoch(epoch)
-    return list(zip(ids.split(order.batch_size), keys.split(order.batch_size), strict=True))
+from vitruvius.data.order import Order
 
 
 @given(st.integers(1, 300), st.integers(1, 5), st.integers(1, 40))
@@ -38,23 +33,6 @@ def test_training_shards_are_equally_long_and_disjoint(world_size):
     assert {len(ids) for ids in seen} == {100 // world_size // 8 * 8}
     together = torch.cat(seen).tolist()
     assert len(set(together)) == len(together)
-
-
-def test_two_processes_see_together_what_one_sees_in_a_batch_twice_as_large():
-    one = batches(Order(torch.arange(100), batch_size=16, shuffle=True, seed=5))
-    two = [batches(Order(torch.arange(100), batch_size=8, shuffle=True, seed=5, rank=r, world_size=2)) for r in (0, 1)]
-    for (ids, keys), *shares in zip(one, *two, strict=True):
-        assert sorted(ids.tolist()) == sorted(torch.cat([share[0] for share in shares]).tolist())
-        assert sorted(keys.tolist()) == sorted(torch.cat([share[1] for share in shares]).tolist())
-
-
-def test_epochs_and_seeds_differ_and_repeat():
-    order = Order(torch.arange(64), batch_size=8, shuffle=True, seed=1)
-    other = Order(torch.arange(64), batch_size=8, shuffle=True, seed=2)
-    assert torch.equal(order.epoch(4)[0], order.epoch(4)[0])
-    assert not torch.equal(order.epoch(4)[0], order.epoch(5)[0])
-    assert not torch.equal(order.epoch(4)[0], other.epoch(4)[0])
-    assert not torch.isin(order.epoch(4)[1], order.epoch(5)[1]).any()  # new luck in every epoch
 
 
 def test_the_permutation_never_changes():

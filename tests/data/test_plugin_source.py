@@ -9,7 +9,8 @@ import pytest
 
 from vitruvius._registry import load_plugins
 from vitruvius.cli import main
-from vitruvius.data import DataConfig, DataError, data_sources, eval_loader
+from vitruvius.data import DataConfig, DataError, eval_loader
+from vitruvius.data.base import data_sources
 from vitruvius.listing import listing
 
 PLUGIN = '''

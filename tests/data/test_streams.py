@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 
 from vitruvius._errors import DataError, MissingExtra
 from vitruvius.data import DataConfig, eval_loader, held_out, train_loader
-from vitruvius.data._preprocessing import eval_transform, resolve, train_transform
+from vitruvius.data.preprocessing import eval_transform, resolve, train_transform
 from vitruvius.data.sources.streams import Share, Stream, StreamLoader
 
 SIZE = {"input_size": (3, 8, 8), "interpolation": "bilinear", "crop_pct": 1.0}

@@ -8,7 +8,6 @@ import json
 import pickle
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,13 +16,10 @@ import torchvision.datasets
 from pictures import write_image
 from PIL import Image
 
-import vitruvius.data
 from vitruvius._errors import DataError
 from vitruvius.data import DataConfig, eval_loader, train_loader
-from vitruvius.data.sources import torchvision as source
-from vitruvius.data.sources.torchvision import open_torchvision
-
-source_folder = Path(vitruvius.data.__file__).parent
+from vitruvius.data.classes import read_class_map
+from vitruvius.data.sources.torchvision import SETS, open_torchvision
 
 SIZE = {"input_size": (3, 32, 32), "interpolation": "bicubic", "crop_pct": 1.0}
 NAMES = [f"class {i}" for i in range(10)]
@@ -89,19 +85,19 @@ def test_cifar10_in_memory_is_the_same(cifar):
 
 
 def test_a_misspelt_split_is_not_taken_for_the_test_set(cifar):
-    with pytest.raises(DataError, match="torch/cifar10 has no split 'trian'; choose train or test"):
+    with pytest.raises(DataError, match="no split 'trian'"):
         train_loader(config(cifar, train_split="trian"), input_size=SIZE, seed=0)
 
 
 def test_a_set_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(DataError, match=r"cannot open torch/cifar10 \(validation\) in .*data\.download=true"):
+    with pytest.raises(DataError, match=r"data\.download=true"):
         eval_loader(config(tmp_path), input_size=SIZE)
-    with pytest.raises(DataError, match=r"data\.root is not set"):
+    with pytest.raises(DataError, match=r"data\.root"):
         eval_loader(DataConfig(dataset="torch/cifar10"), input_size=SIZE)
 
 
 def test_a_misspelt_name_gets_a_suggestion(tmp_path):
-    with pytest.raises(DataError, match="no torchvision data set 'cifr10'; did you mean 'cifar10'"):
+    with pytest.raises(DataError, match="did you mean 'cifar10'"):
         eval_loader(config(tmp_path, dataset="torch/cifr10"), input_size=SIZE)
 
 
@@ -170,7 +166,7 @@ def test_caltech_is_split_for_ever_into_thirty_images_a_class_and_the_rest(calte
     assert not rows[0] & rows[1]
     assert rows[1] == {8, 22, 29, 61}  # pinned: these images must never move to the other side
     assert parts[0].num_classes == 2
-    with pytest.raises(DataError, match="torch/caltech101 has no split 'all'; choose train or test"):
+    with pytest.raises(DataError, match="no split 'all'"):
         loader_labels(data, "all")
 
 
@@ -196,7 +192,7 @@ def test_inaturalist_is_read_by_version_and_by_rank(inaturalist):
     assert counts == [3, 2]
     files = [name for _, name in eval_loader(data(), input_size=SIZE).images.dataset.index[:2]]
     assert files == ["8.jpg", "9.jpg"]  # in the order of their names, whatever the disk's
-    with pytest.raises(DataError, match="one label per image, not kingdom, order"):
+    with pytest.raises(DataError, match="one label per image"):
         loader_labels(data(), "kingdom_order/validation")
 
 
@@ -208,7 +204,7 @@ def test_classes_are_chosen_by_name_and_numbered_in_the_order_of_the_list(cifar,
     assert loader_labels(data, "test") == [wanted.index(label) for label in everything if label in wanted]
     assert eval_loader(data, input_size=SIZE).num_classes == 2
     (tmp_path / "classes.txt").write_text("class 1\nunicorn\n")
-    with pytest.raises(DataError, match=r"lacks 1 of the classes of data\.classes, among them unicorn"):
+    with pytest.raises(DataError, match="among them unicorn"):
         loader_labels(data, "test")
 
 
@@ -255,7 +251,7 @@ OF_TIMM = {"CIFAR10", "CIFAR100", "MNIST", "KMNIST", "FashionMNIST", "QMNIST", "
 
 
 def test_every_classification_set_of_torchvision_with_colours_has_a_name():
-    reached = {kind for kind, *_ in source._MORE.values()} | set(source._UNSPLIT.values()) | OF_TIMM | {"LSUN"}
+    reached = {known.kind for known in SETS.values() if known.kind is not None} | OF_TIMM
     others = {name for names in NOT_REACHED.values() for name in names.split()}
     stereo = {name for name in torchvision.datasets.__all__ if "Stereo" in name or name == "InStereo2k"}
     assert set(torchvision.datasets.__all__) == reached | others | stereo
@@ -263,7 +259,7 @@ def test_every_classification_set_of_torchvision_with_colours_has_a_name():
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-@pytest.mark.parametrize("name", sorted({*source._MORE, *source._UNSPLIT, *source._TIMM}))
+@pytest.mark.parametrize("name", sorted(set(SETS) - {"lsun"}))
 def test_torchvision_s_own_classes_take_what_they_are_given(name, split, tmp_path):
     with pytest.raises(DataError) as caught:  # no file is there, which is all that may be wrong
         open_torchvision(config(tmp_path, dataset=f"torch/{name}"), split, (3, 32, 32))
@@ -322,6 +318,6 @@ def test_caltech_is_numbered_as_tensorflow_does_where_a_model_wants_it(caltech):
     data = config(caltech, dataset="torch/caltech101", class_map="caltech-102", eval_batch_size=64)
     loader = eval_loader(data, input_size=SIZE)
     assert loader.num_classes == 102
-    lines = (source_folder / "caltech_102.txt").read_text().splitlines()[1:]
-    found = {lines[label] for _, labels, _ in loader.with_ids() for label in labels.tolist()}
-    assert found <= {folder.name for folder in (caltech / "caltech101" / "101_ObjectCategories").iterdir()}
+    names = {number: name for name, number in read_class_map("caltech-102", caltech).items()}
+    called = {names[label] for _, labels, _ in loader.with_ids() for label in labels.tolist()}
+    assert called <= {folder.name for folder in (caltech / "caltech101" / "101_ObjectCategories").iterdir()}

@@ -15,8 +15,8 @@ from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
 from vitruvius.cli import make_parser
 from vitruvius.compression.rules import rules
-from vitruvius.data.sources import data_sources
-from vitruvius.data.sources.torchvision import _NAMES
+from vitruvius.data.base import data_sources
+from vitruvius.data.sources.torchvision import SETS
 from vitruvius.init import bases, inits
 from vitruvius.listing import recipes, recipes_folder
 from vitruvius.models import models
@@ -70,7 +70,7 @@ def test_what_the_page_names_exists(name: str) -> None:
     elif "/" in name and name.split("/")[0] in {path.name for path in recipes_folder().iterdir()}:
         assert matching(RECIPES, name)
     elif name.startswith("torch/"):
-        assert name.removeprefix("torch/") in _NAMES
+        assert name.removeprefix("torch/") in SETS
     elif name.split("/")[0] not in data_sources:
         _check_piece(name)
 

@@ -17,7 +17,7 @@ from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.square import Square
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.data._subsets import robustbench_names, subset_ids
+from vitruvius.data.classes import robustbench_names, subset_ids
 from vitruvius.evaluation import evaluate
 from vitruvius.evaluation import examples as examples_module
 from vitruvius.evaluation.examples import make_examples, save_examples

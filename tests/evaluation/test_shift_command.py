@@ -110,9 +110,9 @@ def test_a_model_by_name_needs_no_data_but_its_shift(
 
 
 def test_imagenet_o_takes_the_validation_folder_of_the_data(tmp_path: Path) -> None:
+    from vitruvius._imagenet import imagenet_classes
     from vitruvius.data import DataConfig
     from vitruvius.evaluation._shift_command import open_shifts
-    from vitruvius.shifts import imagenet_classes
 
     write_pictures(tmp_path / "o", imagenet_classes("o")[:1])
     write_pictures(tmp_path / "imagenet" / "val", CLASSES[:3])

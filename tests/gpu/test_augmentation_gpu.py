@@ -10,8 +10,8 @@ from torch.nn.functional import interpolate
 
 from vitruvius.data import DataConfig, train_loader
 from vitruvius.data._image_seeds import image_keys
-from vitruvius.data._preprocessing import resolve
 from vitruvius.data.augmentation.pipeline import BatchAugmentation
+from vitruvius.data.preprocessing import resolve
 
 pytestmark = [
     pytest.mark.gpu,

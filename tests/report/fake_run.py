@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from sklearn.datasets import load_digits
 
 from vitruvius.analysis.recording import Examples, SiteMaps, save_examples
-from vitruvius.corruptions import BENCHMARK
+from vitruvius.corruptions.base import BENCHMARK
 from vitruvius.evaluation import Ledger
 from vitruvius.evaluation._judging import read_logits
 from vitruvius.evaluation.metrics import alexnet

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +12,15 @@ import torch
 from PIL import Image
 
 from shift_layouts import CLASSES, write_arrays, write_corrupted, write_pictures
+from vitruvius import corrupted_copies
 from vitruvius._errors import ConfigError, DataError, UnknownName
-from vitruvius._imagenet import subset_columns
-from vitruvius.corrupted_copies.arrays import copy_arrays
-from vitruvius.corrupted_copies.folders import copy_folder
-from vitruvius.corruptions import BENCHMARK, IMAGENET_C
+from vitruvius._imagenet import imagenet_classes, subset_columns
+from vitruvius.corruptions.base import BENCHMARK, IMAGENET_C
 from vitruvius.corruptions.fog import Fog
-from vitruvius.shifts import ArrayImages, Pictures, Remark, imagenet_classes, open_shift, say_once, shifts
-from vitruvius.shifts.imagenet_o import INSIDE
+from vitruvius.data.identity import identify
+from vitruvius.shifts import ArrayImages, Pictures, open_shift, shifts
+from vitruvius.shifts.base import Remark, say_once
+from vitruvius.shifts.published import INSIDE
 
 
 def labels_of(images: Pictures | ArrayImages) -> list[int]:
@@ -61,7 +63,7 @@ def test_imagenet_c_is_found_flat_and_in_its_archives(tmp_path: Path, nested: bo
     images = shift.parts[0].open()
     assert labels_of(images) == [3, 20, 999]
     assert [str(remark) for remark in images.remarks] == [
-        "imagenet-c/snow 1: 997 of 1000 classes have no pictures: n01440764, n01443537, n01484850 and 994 more."
+        "imagenet-c/snow 1: classes without pictures: n01440764, n01443537, n01484850 and 994 more."
     ]
     assert torch.equal(images.keys, shift.parts[3].open().keys)  # the same file is the same image everywhere
 
@@ -106,9 +108,9 @@ def test_imagenet_o_is_told_from_validation_pictures_of_its_classes(tmp_path: Pa
     inside = shift.parts[1].open()
     assert labels_of(inside) == [0, 5]  # of the first three classes one is among the 200
     assert not [remark for remark in inside.remarks if "not a class of it" in str(remark)]
-    with pytest.raises(DataError, match="validation=nowhere is not a folder"):
+    with pytest.raises(DataError, match="not a folder"):
         open_shift(f"imagenet-o:{tmp_path / 'o'},validation=nowhere")
-    with pytest.raises(DataError, match=r"has no folder of a class of imagenet of the same classes; .*found o, val"):
+    with pytest.raises(DataError, match="no folder of a class"):
         open_shift(f"imagenet-o:{tmp_path / 'o'},validation={tmp_path}")
 
 
@@ -148,7 +150,7 @@ def test_cifar_c_has_five_severities_one_after_the_other(tmp_path: Path, name: s
         assert isinstance(images, ArrayImages)
         assert images.keys.tolist() == [0, 1, 2, 3]
         assert labels_of(images) == [0, 1, 2, 3]
-        np.testing.assert_array_equal(images.pixels.movedim(1, -1), whole[4 * severity : 4 * severity + 4])
+        np.testing.assert_array_equal(images.images.movedim(1, -1), whole[4 * severity : 4 * severity + 4])
         np.testing.assert_array_equal(np.asarray(images.read(2)[0]), whole[4 * severity + 2])
     assert "4 images per severity; as published there are 10,000" in shift.remarks[0]
 
@@ -156,8 +158,10 @@ def test_cifar_c_has_five_severities_one_after_the_other(tmp_path: Path, name: s
 @pytest.mark.parametrize("size", [8, None])
 def test_folders_that_corrupt_writes_are_read_with_their_labels(tmp_path: Path, size: int | None) -> None:
     write_pictures(tmp_path / "clean", ["1", "2", "10"], each=2)
-    grid = [Fog(severity=severity) for severity in (2, 4)]
-    copy_folder(tmp_path / "clean", tmp_path / "copy", grid, size=size, format="png")
+    settings: dict[str, Any] = {"size": size, "format": "png", "workers": 1}
+    corrupted_copies.write_corrupted(
+        str(tmp_path / "clean"), out=tmp_path / "copy", names=["fog"], severities=[2, 4], **settings
+    )
     shift = open_shift(f"folder-c:{tmp_path / 'copy'}")
     assert [part.name for part in shift.parts] == ["fog 2", "fog 4"]
     assert shift.cropped == (size is not None)
@@ -168,15 +172,16 @@ def test_folders_that_corrupt_writes_are_read_with_their_labels(tmp_path: Path, 
 
 def test_arrays_that_corrupt_writes_are_read_with_their_labels(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
-    grid = [Fog(severity=severity) for severity in range(1, 6)]
-    copy_arrays(pixels, np.array([3, 1, 4, 1]), tmp_path / "copy", grid)
+    np.savez(tmp_path / "clean.npz", image=pixels, label=np.array([3, 1, 4, 1]))
+    settings: dict[str, Any] = {"out": tmp_path / "copy", "names": ["fog"], "workers": 1}
+    corrupted_copies.write_corrupted("npz", [f"data.root={tmp_path / 'clean.npz'}"], **settings)
     shift = open_shift(f"cifar-10-c:{tmp_path / 'copy'}")
     images = shift.parts[2].open()
     assert isinstance(images, ArrayImages)
     assert labels_of(images) == [3, 1, 4, 1]
     x = torch.from_numpy(pixels).movedim(-1, 1) / 255
-    fly = grid[2](None, x, None, ids=images.keys)  # the same image on the fly
-    assert torch.equal((fly * 255).round().byte(), images.pixels)
+    fly = Fog(severity=3)(None, x, None, ids=images.keys)  # the same image on the fly
+    assert torch.equal((fly * 255).round().byte(), images.images)
 
 
 def test_strange_files_and_folders_are_left_out_and_named(tmp_path: Path) -> None:
@@ -208,7 +213,7 @@ def test_an_empty_folder_is_missing_and_wrong_classes_are_refused_before_anythin
     assert [part.name for part in shift.parts] == ["fog 1", "fog 2"]
     assert {"fog 3", "snow"} < set(shift.missing)
     write_pictures(tmp_path / "snow" / "1", ["tench"])
-    with pytest.raises(DataError, match=r"snow/1 has no folder of a class of imagenet-c/snow 1; .*found tench. Rename"):
+    with pytest.raises(DataError, match="found tench"):
         open_shift(f"imagenet-c:{tmp_path}")
 
 
@@ -216,94 +221,89 @@ def test_a_damaged_record_of_a_copy_is_one_clear_error(tmp_path: Path) -> None:
     write_corrupted(tmp_path, ["fog"], [1], ["cat"])
     for damage in ("{", "[]"):
         (tmp_path / "corrupt.json").write_text(damage)
-        with pytest.raises(DataError, match=r"corrupt.json is damaged .* Make the copy again, or delete this file"):
+        with pytest.raises(DataError, match="is damaged"):
             open_shift(f"folder-c:{tmp_path}")
 
 
 def test_wrong_folders_are_refused(tmp_path: Path) -> None:
     write_pictures(tmp_path / "v2", ["0", "1", "2", "3"])
-    with pytest.raises(
-        DataError, match=r"has no folder of a class of imagenet-sketch; .*n01440764, found 0, 1, 2 and 1 m"
-    ):
-        _sketch(tmp_path / "v2")
-    with pytest.raises(
-        DataError, match=r"has no corruption of imagenet-c; .*gaussian_noise/1/<class>, found 0, 1, 2, 3"
-    ):
-        open_shift(f"imagenet-c:{tmp_path / 'v2'}")
-    with pytest.raises(DataError, match=r"holds no variant of imagenet-v2; .*, found v2\. Name"):
-        open_shift(f"imagenet-v2:{tmp_path}")
-    for name in ("imagenet-a", "imagenet-o", "imagenet-r", "imagenet-sketch"):
-        with pytest.raises(DataError, match=f"has no folder of a class of {name}"):  # at once, not at its turn
+    with pytest.raises(DataError, match=r"no folder of a class of .*n01440764, found 0, 1, 2 and 1 more"):
+        open_shift(f"imagenet-sketch:{tmp_path / 'v2'}")
+    for name in ("imagenet-a", "imagenet-o", "imagenet-r"):
+        with pytest.raises(DataError, match=f"no folder of a class of {name}"):  # at once, not at its turn
             open_shift(f"{name}:{tmp_path / 'v2'}")
-    with pytest.raises(DataError, match=r"holds no folders <corruption>/<severity>/<class>.*; found 0, 1, 2, 3\. Name"):
+    with pytest.raises(DataError, match="no corruption of imagenet-c"):
+        open_shift(f"imagenet-c:{tmp_path / 'v2'}")
+    with pytest.raises(DataError, match="no variant of imagenet-v2"):
+        open_shift(f"imagenet-v2:{tmp_path}")
+    with pytest.raises(DataError, match=r"found 0, 1, 2, 3\."):
         open_shift(f"folder-c:{tmp_path / 'v2'}")
     (tmp_path / "words" / "fog" / "one").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"<class>, e.g. fog/3/cat; found fog/one\. Name"):
+    with pytest.raises(DataError, match=r"found fog/one\."):
         open_shift(f"folder-c:{tmp_path / 'words'}")
-    (tmp_path / "c" / "fog").mkdir(parents=True)
     with pytest.raises(DataError, match="have no severities"):
-        open_shift(f"imagenet-c:{tmp_path / 'c'}")
+        open_shift(f"imagenet-c:{tmp_path / 'words'}")
     (tmp_path / "empty" / CLASSES[0]).mkdir(parents=True)
     with pytest.raises(DataError, match="hold no pictures"):
         _sketch(tmp_path / "empty")
 
 
 @pytest.mark.parametrize(
-    ("spec", "error", "letter"),
+    ("spec", "error", "word"),
     [
-        ("imagenet-c", ConfigError, "does not say where the images are"),
-        ("imagenet-c:", ConfigError, "does not say where the images are"),
-        ("imagenet-c:,x", ConfigError, "does not say where the images are"),
-        ("imagenet-c:nowhere", DataError, "the folder nowhere of imagenet-c does not exist"),
-        ("imagenet-z:.", UnknownName, "no shift named 'imagenet-z'; did you mean"),
-        ("imagenet-c:.,validation=x", ConfigError, "unknown key 'imagenet-c.validation'"),
+        ("imagenet-c", ConfigError, "where the images are"),
+        ("imagenet-c:,x", ConfigError, "where the images are"),
+        ("imagenet-c:nowhere", DataError, "does not exist"),
+        (f"imagenet-c:{__file__}", DataError, "is a file"),
+        ("imagenet-z:.", UnknownName, "no shift named 'imagenet-z'"),
+        ("imagenet-c:.,validation=x", ConfigError, "validation"),
     ],
 )
-def test_wrong_words_are_refused(spec: str, error: type[Exception], letter: str) -> None:
-    with pytest.raises(error, match=letter):
+def test_wrong_words_are_refused(spec: str, error: type[Exception], word: str) -> None:
+    with pytest.raises(error, match=word):
         open_shift(spec)
 
 
-def test_damaged_arrays_are_refused_before_anything_is_judged(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "damaged", "word"),
+    [
+        ("snow.npy", lambda data: data[:-100], "may be truncated"),
+        ("snow.npy", lambda data: data[:20], "cannot be read"),
+        ("snow.npy", lambda _: b"", "cannot be read"),
+        ("snow.npy", np.zeros((30, 8, 8, 3), np.float32), "holds float32"),
+        ("snow.npy", np.zeros((25, 8, 8, 3), np.uint8), "an image for each label"),
+        ("snow.npy", np.zeros((30, 3, 8, 8), np.uint8), "with 1 or 3 channels"),
+        ("labels.npy", np.full(30, 10), "holds int64 from 10 to 10"),
+        ("labels.npy", np.zeros(31, int), r"shape \(31,\)"),
+    ],
+)
+def test_damaged_arrays_are_refused_at_once(tmp_path: Path, file: str, damaged: Any, word: str) -> None:
     root = write_arrays(tmp_path, ["fog", "snow"])
-    whole = (root / "snow.npy").read_bytes()
-    for damage, letter in (
-        (whole[:-100], r"snow.npy cannot be read \(.*may be truncated"),
-        (whole[:20], "snow.npy cannot be read"),
-        (b"", "snow.npy cannot be read"),
-    ):
-        (root / "snow.npy").write_bytes(damage)
-        with pytest.raises(DataError, match=letter):
-            open_shift(f"cifar-10-c:{root}")
-    np.save(root / "snow.npy", np.zeros((30, 8, 8, 3), np.float32))
-    with pytest.raises(DataError, match=r"snow.npy holds float32 \(30, 8, 8, 3\); expected uint8 \(30, height"):
+    if callable(damaged):
+        (root / file).write_bytes(damaged((root / file).read_bytes()))
+    else:
+        np.save(root / file, damaged)
+    with pytest.raises(DataError, match=word):
         open_shift(f"cifar-10-c:{root}")
-    np.save(root / "snow.npy", np.zeros((25, 8, 8, 3), np.uint8))
-    with pytest.raises(DataError, match=r"snow.npy holds uint8 \(25, 8, 8, 3\)"):
-        open_shift(f"cifar-10-c:{root}")
-    np.save(root / "snow.npy", np.zeros((30, 3, 8, 8), np.uint8))
-    with pytest.raises(DataError, match=r"snow.npy holds uint8 \(30, 3, 8, 8\); .* with 1 or 3 channels"):
-        open_shift(f"cifar-10-c:{root}")
+
+
+def test_arrays_that_are_not_there_are_named(tmp_path: Path) -> None:
+    root = write_arrays(tmp_path, ["fog", "snow"])
     (root / "snow.npy").rename(root / "snowfall.npy")
     assert open_shift(f"cifar-10-c:{root}").remarks[0].endswith("not a corruption of it: snowfall.npy.")
-    np.save(root / "labels.npy", np.full(30, 10))
-    with pytest.raises(DataError, match=r"holds int64 from 10 to 10, labels other than 0 … 9"):
+    (root / "labels.npy").rename(root / "classes.npy")
+    with pytest.raises(DataError, match=r"has no labels.npy; .*; found classes.npy, fog.npy, snowfall.npy\."):
         open_shift(f"cifar-10-c:{root}")
-    np.save(root / "labels.npy", np.zeros(31, int))
-    with pytest.raises(DataError, match=r"shape \(31,\); expected one label per image"):
-        open_shift(f"cifar-10-c:{root}")
-    (root / "labels.npy").unlink()
-    with pytest.raises(DataError, match=r"has no labels.npy; .*; found fog.npy, snowfall.npy\."):
-        open_shift(f"cifar-10-c:{root}")
+    (root / "classes.npy").rename(root / "labels.npy")
     (root / "fog.npy").unlink()
-    np.save(root / "labels.npy", np.zeros(30, int))
-    with pytest.raises(DataError, match=r"none of the files of cifar-10-c; .*found labels.npy, snowfall.npy\. Name"):
+    with pytest.raises(DataError, match="none of the files of cifar-10-c"):
         open_shift(f"cifar-10-c:{root}")
 
 
 def test_pictures_say_where_they_are_and_broken_ones_raise(tmp_path: Path) -> None:
     write_pictures(tmp_path, CLASSES[:1], each=2)
     images = _sketch(tmp_path)
+    assert {"names", "sizes", "labels", "contents"} < set(identify(images))
     assert images.describe(1) == str(tmp_path / CLASSES[0] / "001.png")
     (tmp_path / CLASSES[0] / "001.png").write_bytes(b"no picture")
     assert images.read(0)[0].size == (8, 8)
@@ -312,16 +312,12 @@ def test_pictures_say_where_they_are_and_broken_ones_raise(tmp_path: Path) -> No
 
 
 def test_what_many_parts_have_in_common_is_said_once() -> None:
-    def remark(part: str, number: int | None, *names: str) -> Remark:
-        return Remark(place=f"c/{part}", what="out" if number is None else "of 9 gone", names=names, number=number)
+    def remark(part: str, *names: str) -> Remark:
+        return Remark(f"c/{part}", "gone" if len(names) > 1 else "out", names)
 
-    every = [remark(part, 2, "a", "b") for part in ("fog 1", "fog 2", "snow 1")]
-    assert say_once("c", 3, [*every, *every]) == ["c: 2 of 9 gone: a, b."]  # as two processes say it
-    assert say_once("c", 4, every) == ["c, 3 of 4 parts: 2 of 9 gone: a, b."]
-    assert say_once("c", 3, every[1:2]) == ["c/fog 2: 2 of 9 gone: a, b."]
-    mixed = [remark("fog 1", 1, "a"), "fog 1 is odd.", remark("fog 2", 3, "a", "b", "c"), remark("fog 1", None, "x")]
-    assert say_once("c", 2, mixed) == [
-        "c: 1 to 3 of 9 gone, e.g. in c/fog 2: a, b, c.",
-        "c/fog 1: out: x.",
-        "fog 1 is odd.",
-    ]
+    every = [remark(part, "a", "b") for part in ("fog 1", "fog 2", "snow 1")]
+    assert say_once("c", 3, [*every, *every]) == ["c: gone: a, b."]  # as two processes say it
+    assert say_once("c", 4, every) == ["c, 3 of 4 parts: gone: a, b."]
+    assert say_once("c", 3, every[1:2]) == ["c/fog 2: gone: a, b."]
+    mixed = [remark("fog 1", "a", "b"), "fog 1 is odd.", remark("fog 2", "a", "b", "c", "d"), remark("fog 1", "x")]
+    assert say_once("c", 2, mixed) == ["c: gone: a, b, c and 1 more.", "c/fog 1: out: x.", "fog 1 is odd."]

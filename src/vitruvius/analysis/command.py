@@ -17,7 +17,8 @@ from vitruvius._progress import Bar
 from vitruvius.analysis.analysing import analyse, split_asked
 from vitruvius.analysis.explaining import ATTACK
 from vitruvius.analysis.table import Table
-from vitruvius.data import DataConfig, Loader, eval_loader, is_stream
+from vitruvius.data import DataConfig, Loader, eval_loader
+from vitruvius.data.base import is_stream
 from vitruvius.evaluation.threats import make_threat
 from vitruvius.models import PixelModel
 from vitruvius.targets import Target, load_target_plugins, open_target

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from vitruvius.cli._verb import Verb, add_images, warn_deprecated
+from vitruvius._errors import ConfigError
+from vitruvius.cli._verb import Verb, add_images
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--scale", choices=("auto", "imagenet", "cifar"), default="auto", help="whose constants (default: by size)")
     add("--textures", help="folder with photographs of frost, instead of drawn frost")
     add_images(parser, "corrupt", default="all; else the fixed random choice of data.val_num_samples=N")
-    add("--limit", type=int, metavar="N", help="deprecated: --images")
     add("--workers", type=int, help="processes (default: one per core)")
 
 
@@ -30,25 +30,33 @@ def run(options: argparse.Namespace) -> None:
 
     `options` hold what `arguments` adds.
     """
-    from vitruvius.corrupted_copies import CopyOptions, copy_data
+    from vitruvius._progress import Bar
+    from vitruvius.corrupted_copies import write_corrupted
 
-    images = options.images
-    if options.limit is not None:
-        warn_deprecated("--limit N", "--images N")
-        images = options.limit if images is None else images
-    settings = CopyOptions(
-        corruptions=options.corruptions,
-        severities=options.severities,
-        size=options.size,
-        format=options.format,
-        seed=options.seed,
-        scale=options.scale,
-        textures=options.textures,
-        images=images,
-        workers=options.workers,
-    )
-    count = copy_data(options.data, options.overrides, options.out, settings)
+    with Bar("corrupting") as progress:
+        count = write_corrupted(
+            options.data,
+            options.overrides,
+            out=options.out,
+            names=[name.strip() for name in options.corruptions.split(",")],
+            severities=[_whole_number(severity, "--severities") for severity in options.severities.split(",")],
+            size=None if options.size == "keep" else _whole_number(options.size, "--size"),
+            format=options.format,
+            seed=options.seed,
+            scale=options.scale,
+            textures=options.textures,
+            images=options.images,
+            workers=options.workers,
+            progress=progress,
+        )
     print(f"{options.out}: {count} files")
+
+
+def _whole_number(text: str, flag: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{flag} {text!r} is not a whole number.") from None
 
 
 VERBS = (Verb(name="corrupt", arguments=arguments, run=run),)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.corruptions._base import Corruption, corruptions
+from vitruvius.corruptions.base import Corruption, corruptions
 
 
 @corruptions.register("contrast")

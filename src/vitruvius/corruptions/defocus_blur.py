@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.corruptions._base import Corruption, corruptions
-from vitruvius.corruptions._filters import correlate, disk
+from vitruvius.corruptions.base import Corruption, corruptions
+from vitruvius.corruptions.filters import correlate, disk
 
 
 @corruptions.register("defocus_blur")

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.corruptions._base import Corruption, corruptions
-from vitruvius.corruptions._filters import gaussian
-from vitruvius.corruptions._resampling import sample
+from vitruvius.corruptions.base import Corruption, corruptions
+from vitruvius.corruptions.filters import gaussian, sample
 
 
 @corruptions.register("elastic_transform")
@@ -28,10 +27,7 @@ class ElasticTransform(Corruption):
     cifar: ClassVar = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
 
     def disturb(self, x: Tensor, dice: Dice, /, strength: float, sigma: float, reach: float) -> Tensor:
-        """`strength` of the bends and `sigma` by which they are smoothed; `reach` of the three points.
-
-        All are shares of the image's shorter side.
-        """
+        """`strength` of the bends, `sigma` by which they are smoothed, `reach` of the points: shares of the side."""
         side = min(x.shape[-2:]) * (1 if self.is_small(x) else 244 / 224)
         corners = (2 * dice.uniform("corners", (3, 2)) - 1) * reach * side
         x = sample(x, *affine_places(x, corners.double()), border="reflect_101")
@@ -44,10 +40,7 @@ class ElasticTransform(Corruption):
 
 
 def affine_places(x: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns (B, H, W) where each pixel comes from, when three corners of the middle move by (B, 3, 2).
-
-    `x` (B, C, H, W) gives the size; `moves` are in pixels, rows before columns.
-    """
+    """Rows and columns (B, H, W) that pixels come from when three corners of the middle move by (B, 3, 2) pixels."""
     height, width = x.shape[-2:]
     third = min(height, width) // 3
     signs = moves.new_tensor([[1, 1], [-1, 1], [-1, -1]])  # (row, column) from the middle

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.corruptions._base import Corruption, corruptions
+from vitruvius.corruptions.base import Corruption, corruptions
 
 
 @corruptions.register("fog")
@@ -34,10 +34,7 @@ class Fog(Corruption):
 
 
 def plasma(dice: Dice, side: int, decay: float) -> Tensor:
-    """(B, side, side) heights in [0, 1] by diamonds and squares on a torus; `side` is a power of two.
-
-    `dice` draws one fog per image; `decay` divides the heights at each halving of the scale.
-    """
+    """(B, side, side) heights in [0, 1] by diamonds and squares on a torus; `decay` divides them at each halving."""
     heights = torch.zeros(len(dice.ids), side, side, device=dice.ids.device)
     step, wobble = side, 100.0
     while step >= 2:

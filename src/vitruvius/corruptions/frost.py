@@ -26,14 +26,9 @@ from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius._errors import DataError
-from vitruvius.corruptions._base import Corruption, corruptions
+from vitruvius.corruptions.base import Corruption, corruptions
 from vitruvius.corruptions.snow import luminance
 
-DRAWN = (
-    "frost is drawn, not cut from the photographs of the published sets, and an ImageNet classifier does 10 to 20 "
-    "points worse on it: compare its figures, and means that hold them, with drawn frost only. textures=FOLDER "
-    "(corrupt: --textures FOLDER) takes photographs."
-)  # what stands beside every figure of drawn frost
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 TINT = (0.87, 1.02, 1.11)  # red, green, blue of the photographs, against their mean
 NEEDLE = 12  # pixels to either side, at the photographs' size
@@ -66,20 +61,8 @@ class Frost(Corruption):
         return image * x + share * layer
 
 
-def is_drawn(description: str) -> bool:
-    """Whether a threat's description, `frost(severity=3)`, means drawn frost.
-
-    `description` is that of a threat in a ledger.
-    """
-    return description.startswith("frost(") and "textures=" not in description
-
-
 def cut(textures: tuple[Tensor, ...], dice: Dice, size: tuple[int, int]) -> Tensor:
-    """(B, 3, H, W): a random place of a random texture for every image.
-
-    `textures` are (3, h, w), each at least as large as `size`, (height, width) in pixels; `dice` chooses texture and
-    place.
-    """
+    """(B, 3, H, W): a random place of a random texture (3, h, w) for every image."""
     chosen = dice.integers("texture", len(textures))
     start = dice.uniform("place", (2,))
     layer = torch.empty(len(chosen), 3, *size, device=chosen.device)
@@ -96,11 +79,7 @@ def cut(textures: tuple[Tensor, ...], dice: Dice, size: tuple[int, int]) -> Tens
 
 @functools.lru_cache(maxsize=8)
 def read_textures(folder: str, size: tuple[int, int], shrink: int) -> tuple[Tensor, ...]:
-    """The images (3, h, w) of a folder in order of their names, shrunk, and enlarged where smaller than `size`.
-
-    `folder` holds PNG or JPEG files; `size` is (height, width) in pixels; `shrink` divides the sides of the
-    photographs.
-    """
+    """The images (3, h, w) of a folder in order of their names, shrunk, and enlarged where smaller than `size`."""
     files = sorted(file for file in Path(folder).expanduser().glob("*") if file.suffix.lower() in SUFFIXES)
     if not files:
         raise DataError(f"no images of frost in {folder}; expected png or jpg files, such as frost1.png.")
@@ -122,12 +101,9 @@ def _read_texture(file: Path, size: tuple[int, int], shrink: int) -> Tensor:
 def ice(dice: Dice, size: tuple[int, int], shrink: int) -> Tensor:
     """(B, 3, H, W) textures in [0, 1]; `shrink` makes every detail that many times smaller.
 
-    `dice` draws one texture per image; `size` is (height, width) in pixels. On a CPU a few images are drawn at a time,
-    so that what is computed stays in its cache.
+    On a CPU a few images are drawn at a time, so that what is computed stays in its cache.
     """
-    images = len(dice.ids)
-    if dice.ids.device.type == "cpu":
-        images = max(1, CACHED // math.prod(size))
+    images = max(1, CACHED // math.prod(size)) if dice.ids.device.type == "cpu" else len(dice.ids)
     if len(dice.ids) <= images:
         return _drawn(dice, size, shrink)
     rows = torch.arange(len(dice.ids), device=dice.ids.device)
@@ -147,8 +123,7 @@ def _drawn(dice: Dice, size: tuple[int, int], shrink: int) -> Tensor:
 def feathers(dice: Dice, size: tuple[int, int], wide: float) -> tuple[Tensor, Tensor, Tensor]:
     """All directions of needles (A); which of them a pixel has, and how bright it is (B, 1, H, W): by its nearest seed.
 
-    A needle lies off the axis of its seed, to its left or right. `dice` places the seeds; `size` is (height, width) and
-    `wide` the distance of seeds, in pixels.
+    A needle lies off the axis of its seed, to its left or right; seeds are `wide` pixels apart.
     """
     grid = (math.ceil(size[0] / wide) + 2, math.ceil(size[1] / wide) + 2)
     seeds = dice.uniform("seeds", (4, *grid))  # (B, 4, G, G): place in the cell, direction of the axis, brightness
@@ -195,7 +170,7 @@ def _of(values: Tensor, number: Tensor) -> Tensor:
 
 
 def cloud(dice: Dice, size: tuple[int, int], wide: float) -> Tensor:
-    """(B, 1, H, W) smooth noise whose hills are `wide` pixels apart. `dice` draws them; `size` is (height, width)."""
+    """(B, 1, H, W) smooth noise whose hills are `wide` pixels apart."""
     rows, columns = (_cubic(n, wide, dice.ids.device) for n in size)
     noise = dice.uniform("clouds", (1, rows.shape[1], columns.shape[1]))
     return rows @ noise @ columns.T
@@ -214,7 +189,7 @@ def _cubic(n: int, wide: float, device: torch.device) -> Tensor:
 def streaks(dice: Dice, aims: Tensor, aim: Tensor, length: int) -> Tensor:
     """(B, 1, H, W) white noise averaged along a line through each pixel, `length` pixels to either side.
 
-    `dice` draws the noise; `aims` (A) are angles in radians, of which `aim` (B, 1, H, W) says each pixel's.
+    `aims` (A) are angles in radians, of which `aim` (B, 1, H, W) says each pixel's.
     """
     images, _, height, width = aim.shape
     noise = _wrapped(dice.uniform("needles", (1, height, width)), length)  # (B, 1, H + 2 length, W + 2 length)
@@ -233,7 +208,7 @@ def streaks(dice: Dice, aims: Tensor, aim: Tensor, length: int) -> Tensor:
 
 
 def _wrapped(x: Tensor, by: int) -> Tensor:
-    """Images that go on at their other side, `by` pixels beyond each border."""
+    """Images that continue at their other side, `by` pixels beyond each border."""
     for axis in (-2, -1):
         n = x.shape[axis]
         x = x.index_select(axis, torch.arange(-by, n + by, device=x.device).remainder(n))

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.corruptions._base import Corruption, corruptions, to_levels
-from vitruvius.corruptions._filters import gaussian
+from vitruvius.corruptions.base import Corruption, corruptions, to_levels
+from vitruvius.corruptions.filters import gaussian
 
 
 @corruptions.register("glass_blur")
@@ -38,10 +38,7 @@ class GlassBlur(Corruption):
 
 
 def wander(x: Tensor, offset: Tensor, reach: int) -> Tensor:
-    """Every inner pixel, the last one first, takes the value `offset` (rows, columns) away from it.
-
-    `x` (B, C, H, W); `offset` (B, 2, H, W) is at most `reach` pixels either way.
-    """
+    """Every inner pixel, the last one first, takes the value `offset` (B, 2, H, W) rows and columns away from it."""
     batch, channels, height, width = x.shape
     step = offset[:, 0] * width + offset[:, 1]  # (B, H, W)
     pixels = x.flatten(2).permute(2, 0, 1).contiguous()  # (H W, B, C)
@@ -58,8 +55,6 @@ def waves(height: int, width: int, reach: int) -> tuple[Tensor, list[int]]:
 
     Pixel (i, j) of the loop comes at time j + (reach + 1) i. Of two that see each other the later one has the
     larger time: in the same row at once, in a later row because it is at most `reach` columns back.
-
-    `height` and `width` of the image and `reach` are in pixels.
     """
     rows = torch.tensor(range(height - reach, reach, -1), dtype=torch.int64)
     columns = torch.tensor(range(width - reach, reach, -1), dtype=torch.int64)

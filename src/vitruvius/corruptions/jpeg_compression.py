@@ -20,8 +20,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.corruptions._base import Corruption, corruptions
-from vitruvius.corruptions._filters import nearest
+from vitruvius.corruptions.base import Corruption, corruptions
+from vitruvius.corruptions.filters import nearest
 
 MODES = {1: "L", 3: "RGB"}  # Pillow's names, by the number of channels
 
@@ -63,10 +63,7 @@ class JPEGCompression(Corruption):
 
 
 def by_libjpeg(levels: Tensor, quality: int) -> Tensor:
-    """What libjpeg leaves of images (B, C, H, W) of levels 0 … 255, on the CPU; `quality` is 1 to 100.
-
-    `levels` are those images.
-    """
+    """What libjpeg leaves of images (B, C, H, W) of levels 0 … 255, on the CPU; `quality` is 1 to 100."""
     result = torch.empty_like(levels, memory_format=torch.contiguous_format)
     for image, place in zip(levels.numpy().astype(np.uint8), result, strict=True):
         picture = Image.merge(MODES[len(image)], [Image.fromarray(plane) for plane in image])
@@ -79,10 +76,7 @@ def by_libjpeg(levels: Tensor, quality: int) -> Tensor:
 
 
 def by_arithmetic(levels: Tensor, quality: int) -> Tensor:
-    """What a file of a `quality` from 1 to 100 leaves of images (B, C, H, W) of levels 0 … 255, on any device.
-
-    `levels` are those images.
-    """
+    """The same by arithmetic, on any device."""
     if levels.shape[1] == 1:
         return coded(levels, quality, LUMINANCE)
     y, cb, cr = to_ycc(levels)
@@ -94,10 +88,7 @@ def by_arithmetic(levels: Tensor, quality: int) -> Tensor:
 
 
 def to_ycc(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Brightness and two colour differences, whole numbers 0 … 255, each (B, 1, H, W).
-
-    `rgb` is (B, 3, H, W), 0 … 255.
-    """
+    """Brightness and two colour differences, whole numbers 0 … 255, each (B, 1, H, W)."""
     r, g, b = rgb.split(1, 1)
     y = 0.299 * r + 0.587 * g + 0.114 * b
     cb = 128 - 0.168735892 * r - 0.331264108 * g + 0.5 * b
@@ -112,10 +103,9 @@ def to_rgb(y: Tensor, colour: Tensor) -> Tensor:
 
 
 def coded(x: Tensor, quality: int, base: tuple[tuple[int, ...], ...]) -> Tensor:
-    """What is left of a plane when the cosine coefficients of its blocks are rounded to multiples of the table.
+    """What is left of planes (B, C, H, W) when cosine coefficients of blocks are rounded to multiples of steps.
 
-    `x` (B, C, H, W) holds planes of levels 0 … 255; `quality` is 1 to 100; `base` the table of 8 × 8 steps at quality
-    50.
+    `base` is the table of 8 × 8 steps at quality 50.
     """
     height, width = x.shape[-2:]
     blocks = _padded(x, 8, 8).unflatten(-2, (-1, 8)).unflatten(-1, (-1, 8)).transpose(-3, -2)  # (B, C, h, w, 8, 8)
@@ -127,19 +117,13 @@ def coded(x: Tensor, quality: int, base: tuple[tuple[int, ...], ...]) -> Tensor:
 
 
 def steps(like: Tensor, quality: int, base: tuple[tuple[int, ...], ...]) -> Tensor:
-    """(8, 8) steps of the coefficients at a quality from 1 to 100, as libjpeg scales the tables.
-
-    `base` is the table of steps at quality 50; `like` any tensor of the dtype and on the device wanted.
-    """
+    """(8, 8) steps of the coefficients at a quality from 1 to 100, as libjpeg scales the tables."""
     percent = 5000 // quality if quality < 50 else 200 - 2 * quality
     return ((like.new_tensor(base) * percent + 50) / 100).floor().clamp(1, 255)
 
 
 def cosines(like: Tensor) -> Tensor:
-    """(8, 8) orthonormal cosine basis, one frequency a row.
-
-    `like` is any tensor of the dtype and on the device wanted.
-    """
+    """(8, 8) orthonormal cosine basis, one frequency a row."""
     frequency, place = torch.arange(8, dtype=torch.float64)[:, None], torch.arange(8, dtype=torch.float64)
     basis = ((2 * place + 1) * frequency * math.pi / 16).cos() / 2
     basis[0] /= math.sqrt(2)
@@ -147,20 +131,14 @@ def cosines(like: Tensor) -> Tensor:
 
 
 def halved(x: Tensor) -> Tensor:
-    """Means of 2 × 2 pixels; what lies between two levels goes down and up in turn.
-
-    `x` (B, C, H, W) has even sides.
-    """
+    """Means of 2 × 2 pixels; what lies between two levels goes down and up in turn."""
     total = x[..., ::2, ::2] + x[..., ::2, 1::2] + x[..., 1::2, ::2] + x[..., 1::2, 1::2]
     turn = 1 + torch.arange(total.shape[-1], device=x.device) % 2
     return ((total + turn) / 4).floor()
 
 
 def doubled(x: Tensor) -> Tensor:
-    """Twice the size: each pixel three quarters its own, one quarter its neighbour's, on both axes.
-
-    `x` is (B, C, H, W).
-    """
+    """Twice the size: each pixel three quarters its own, one quarter its neighbour's, on both axes."""
     above, below = _moved(x, -2, -1), _moved(x, -2, 1)
     rows = torch.stack((3 * x + above, 3 * x + below), -2).flatten(-3, -2)
     left, right = _moved(rows, -1, -1), _moved(rows, -1, 1)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.corruptions._base import Corruption, corruptions
-from vitruvius.corruptions._resampling import take
+from vitruvius.corruptions.base import Corruption, corruptions
+from vitruvius.corruptions.filters import take
 
 
 @corruptions.register("motion_blur")
@@ -32,10 +32,7 @@ class MotionBlur(Corruption):
 
 
 def motion(x: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor:
-    """Blur along `angle` (B,) degrees over 2 radius + 1 steps; the edges are continued.
-
-    `x` (B, C, H, W); `radius` in pixels; `sigma` of the weights along the line, in pixels.
-    """
+    """Blur along `angle` (B,) degrees over 2 radius + 1 steps; the edges are continued."""
     steps = 2 * radius + 1
     weights = [math.exp(-0.5 * (step / sigma) ** 2) for step in range(steps)]
     direction = torch.deg2rad(angle.double())

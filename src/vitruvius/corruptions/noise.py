@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.corruptions._base import Corruption, corruptions
+from vitruvius.corruptions.base import Corruption, corruptions
 
 
 @corruptions.register("gaussian_noise")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.corruptions._base import Corruption, corruptions
-from vitruvius.corruptions._resampling import clipped_zoom
+from vitruvius.corruptions.base import Corruption, corruptions
+from vitruvius.corruptions.filters import clipped_zoom
 from vitruvius.corruptions.motion_blur import motion
 
 
@@ -52,10 +52,9 @@ class Snow(Corruption):
         sigma: float,
         left: float,
     ) -> Tensor:
-        """`mean` and `std` of the noise whose values above `threshold` are flakes; the rest is below.
+        """Flakes are noise of `mean` and `std` above `threshold`, enlarged by `zoom`; `left` of the image stays.
 
-        `zoom` enlarges the flakes; `radius` and `sigma` are those of the motion blur along their track, in pixels;
-        `left` is the share of the image that is not whitened.
+        `radius` and `sigma` are those of the motion blur along their track, in pixels.
         """
         flakes = clipped_zoom(mean + std * dice.normal("flakes", (1, *x.shape[-2:])), zoom)
         flakes = torch.where(flakes < threshold, 0, flakes).clamp(0, 1)
@@ -66,5 +65,5 @@ class Snow(Corruption):
 
 
 def luminance(x: Tensor) -> Tensor:
-    """(B, 1, H, W) brightness as the eye sees it. `x` is (B, C, H, W)."""
+    """(B, 1, H, W) brightness as the eye sees it."""
     return x if x.shape[1] == 1 else (x * x.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.corruptions._base import Corruption, corruptions, to_levels
-from vitruvius.corruptions._filters import gaussian, pad, stencil
+from vitruvius.corruptions.base import Corruption, corruptions, to_levels
+from vitruvius.corruptions.filters import gaussian, pad, stencil
 from vitruvius.corruptions.snow import luminance
 
 WATER = (175 / 255, 238 / 255, 238 / 255)
@@ -65,16 +65,13 @@ class Spatter(Corruption):
 
 
 def coloured(layer: Tensor, colour: tuple[float, float, float], x: Tensor) -> Tensor:
-    """The layer in a colour, or in its grey for grey images.
-
-    `layer` (B, 1, H, W) in [0, 1]; `colour` red, green and blue in [0, 1]; `x` says how many channels are wanted.
-    """
+    """The layer (B, 1, H, W) in a colour, or in its grey for grey images `x`."""
     painted = (layer * layer.new_tensor(colour)[:, None, None]).clamp(0, 1)
     return luminance(painted) if x.shape[1] == 1 else painted
 
 
 def relief(drops: Tensor) -> Tensor:
-    """(B, 1, H, W) levels of light on `drops`, lit from a corner: the slope of the equalised distance to their edge."""
+    """(B, 1, H, W) levels of light on drops, lit from a corner: the slope of the equalised distance to their edge."""
     mean = torch.full((3, 3), 1 / 9)
     distance = (stencil(distances(edges(drops)).clamp(max=FAR), mean) + 1e-4).floor()
     lit = stencil(equalised(distance), torch.tensor([[-2.0, -1, 0], [-1, 1, 1], [0, 1, 2]])).clamp(0, 255)
@@ -82,10 +79,7 @@ def relief(drops: Tensor) -> Tensor:
 
 
 def edges(x: Tensor) -> Tensor:
-    """(B, 1, H, W) bool: steep places that are steepest across their direction (Canny 1986).
-
-    `x` is (B, 1, H, W), levels 0 … 255.
-    """
+    """(B, 1, H, W) bool: where levels are steep, and steepest across their direction (Canny 1986)."""
     padded = pad(x, 1, "nearest")
     rows = padded[..., :-2, :] + 2 * padded[..., 1:-1, :] + padded[..., 2:, :]
     columns = padded[..., :-2] + 2 * padded[..., 1:-1] + padded[..., 2:]
@@ -108,7 +102,7 @@ def edges(x: Tensor) -> Tensor:
 
 
 def distances(edge: Tensor) -> Tensor:
-    """(B, 1, H, W) pixels to the nearest `edge` (bool), exact up to FAR and larger beyond."""
+    """(B, 1, H, W) pixels to the nearest edge, exact up to FAR and larger beyond."""
     squares = torch.where(edge, 0.0, 4.0 * FAR**2)
     for axis in (-1, -2):
         n = squares.shape[axis]
@@ -119,7 +113,7 @@ def distances(edge: Tensor) -> Tensor:
 
 
 def equalised(levels: Tensor) -> Tensor:
-    """Levels 0 … 255 spread so that each is as frequent as the others, image by image. `levels` are (B, 1, H, W)."""
+    """Levels 0 … 255 spread so that each is as frequent as the others, image by image."""
     index = levels.long().flatten(1)
     counts = torch.zeros(len(levels), 256, device=levels.device).scatter_add_(
         1, index, torch.ones_like(levels).flatten(1)

@@ -13,8 +13,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.corruptions._base import Corruption, corruptions
-from vitruvius.corruptions._resampling import clipped_zoom
+from vitruvius.corruptions.base import Corruption, corruptions
+from vitruvius.corruptions.filters import clipped_zoom
 
 
 @corruptions.register("zoom_blur")

@@ -4,41 +4,36 @@
 `data_source` registers a data set of your own; `vitruvius list data` shows what there is.
 """
 
-from vitruvius._errors import DataError
-from vitruvius.data._config import DataConfig, Mix
-from vitruvius.data._image_loader import ImageSet
-from vitruvius.data._loader import Loader
-from vitruvius.data._open import eval_loader, held_out, images_loader, train_loader
-from vitruvius.data._preprocessing import InputSize, resolve
-from vitruvius.data._subsets import chosen_files, chosen_ids
-from vitruvius.data._tensors import TensorSet
-from vitruvius.data.augmentation.mixup import Mixer, make_mixup
-from vitruvius.data.naming import class_words
-from vitruvius.data.sources import data_source, data_sources, describe_sources, is_stream, open_data
-from vitruvius.data.sources.folder import split_folder
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "DataConfig",
-    "DataError",
-    "ImageSet",
-    "InputSize",
-    "Loader",
-    "Mix",
-    "Mixer",
-    "TensorSet",
-    "chosen_files",
-    "chosen_ids",
-    "class_words",
-    "data_source",
-    "data_sources",
-    "describe_sources",
-    "eval_loader",
-    "held_out",
-    "images_loader",
-    "is_stream",
-    "make_mixup",
-    "open_data",
-    "resolve",
-    "split_folder",
-    "train_loader",
-]
+from vitruvius._lazy import exports
+
+if TYPE_CHECKING:
+    from vitruvius._errors import DataError as DataError
+    from vitruvius.data._config import DataConfig as DataConfig
+    from vitruvius.data.augmentation.mixup import make_mixup as make_mixup
+    from vitruvius.data.base import TensorSet as TensorSet
+    from vitruvius.data.base import data_source as data_source
+    from vitruvius.data.loader import Loader as Loader
+    from vitruvius.data.loading import eval_loader as eval_loader
+    from vitruvius.data.loading import held_out as held_out
+    from vitruvius.data.loading import images_loader as images_loader
+    from vitruvius.data.loading import train_loader as train_loader
+    from vitruvius.data.naming import class_words as class_words
+else:
+    __getattr__, __dir__, __all__ = exports(
+        __name__,
+        {
+            "DataConfig": "_config",
+            "DataError": "base",
+            "Loader": "loader",
+            "TensorSet": "base",
+            "class_words": "naming",
+            "data_source": "base",
+            "eval_loader": "loading",
+            "held_out": "loading",
+            "images_loader": "loading",
+            "make_mixup": "augmentation.mixup",
+            "train_loader": "loading",
+        },
+    )

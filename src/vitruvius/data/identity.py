@@ -1,7 +1,7 @@
 """What a set of images is, in a few hashes: enough to notice that it has changed between two halves of a piece of work.
 
 Files go by their names, sizes and labels and by the bytes of a sample of them; images in memory by all their bytes.
-Where the files lie does not count, and modification times alone do not either: they are noted, to be mentioned.
+Where the files lie and when they were written does not count.
 """
 
 from __future__ import annotations
@@ -12,80 +12,64 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vitruvius._files import bytes_of
-from vitruvius.data._image_loader import UNREADABLE, ImageSet
-from vitruvius.data._tensors import TensorSet
+from vitruvius.data.base import UNREADABLE, AnySet
 
 SAMPLE = 64  # images whose contents are hashed where not all are
-LOOKED_AT = 50_000  # files whose sizes and times are asked for
+LOOKED_AT = 50_000  # files whose sizes are asked for
 WHOLE = 2**28  # bytes of images in memory that are hashed whole
-TIMES = "times"  # the aspect that does not count by itself
 
 Identity = dict[str, str]  # aspect → hash or number
 
 
-def identify(images: TensorSet | ImageSet, ids: Tensor | None = None, *, looked_at: int = LOOKED_AT) -> Identity:
-    """Number, names, sizes, labels, contents and times of a set of images, as far as it has them.
+def identify(images: AnySet, ids: Tensor | None = None, *, looked_at: int = LOOKED_AT) -> Identity:
+    """Number, names, sizes, labels and contents of a set of images, as far as it has them.
 
-    images: the set.
+    A set may have `labels` (N,), known without reading the images; the `paths` of its files; all its `pixels` (N, …).
+
     ids: numbers of the images that are used; default all.
-    looked_at: files whose sizes and times are asked for; of more, that many spread over the set.
+    looked_at: files whose sizes are asked for; of more, that many spread over the set.
     """
-    if ids is None:
-        ids = torch.arange(len(images))
-    numbers = ids.tolist()
-    found = {"images": str(len(numbers)), "which": _hash(ids.numpy())}
-    labels = _labels(images)
+    numbers = range(len(images)) if ids is None else ids.tolist()
+    identity = {"images": str(len(numbers)), "which": _hash(np.asarray(numbers, dtype=np.int64))}
+    labels = getattr(images, "labels", None)
     if labels is not None:
-        found["labels"] = _hash(np.asarray(labels)[numbers].astype(np.int64))
-    files = _files(images)
-    if files is not None:
-        return found | _of_files([files[number] for number in numbers], looked_at)
-    return {**found, "contents": _contents(images, numbers)}
+        identity["labels"] = _hash(np.asarray(labels)[numbers].astype(np.int64))
+    paths = getattr(images, "paths", None)
+    if paths is None:
+        return {**identity, "contents": _contents(images, numbers)}
+    files = [paths[number] for number in numbers]
+    identity["names"] = hash_text(*("/".join(file.rsplit(os.sep, 2)[-2:]) for file in files))  # class/file
+    identity["sizes"] = hash_text(*(_size(file) for file in _spread(files, looked_at)))
+    identity["contents"] = hash_text(*(_hash_file(file) for file in _spread(files, SAMPLE)))
+    return identity
 
 
 def identity_of(loader: Any) -> Identity:
-    """The same of all images that a loader of this room gives out, in all processes together.
+    """The same of all images that a loader gives out, in all processes together.
 
     Of a stream only the number is known; of a loader of another make, nothing.
-
-    `loader` is asked before any image is read.
     """
-    sources: Sequence[tuple[TensorSet | ImageSet, Tensor]] = getattr(loader, "sources", ())
+    sources: Sequence[tuple[AnySet, Tensor]] = getattr(loader, "sources", ())
     if not sources:
         number = getattr(loader, "num_images", None)
-        if number is None:
-            return {}
-        return {"images": str(number)}
+        return {} if number is None else {"images": str(number)}
     parts = [identify(images, ids) for images, ids in sources]
-    found = {aspect: " + ".join(part.get(aspect, "none") for part in parts) for aspect in parts[0]}
-    return {**found, "preprocessing": str(loader.preprocessing)}
+    identity = {aspect: " + ".join(part.get(aspect, "none") for part in parts) for aspect in parts[0]}
+    return {**identity, "preprocessing": str(loader.preprocessing)}
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs between two identities, apart from times: `images were 1437, are 1436`; aspects of both count.
-
-    `before` and `now` are values by aspect, as `identify` makes them.
-    """
-    said = []
-    for aspect in before:
-        if aspect != TIMES and aspect in now and now[aspect] != before[aspect]:
-            said.append(f"{aspect} were {before[aspect]}, are {now[aspect]}")
-    return said
-
-
-def touched(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Whether files have other times, though all else is as it was. `before` and `now` are identities."""
-    times = before.get(TIMES)
-    return times is not None and now.get(TIMES, times) != times and not changes(before, now)
+    """What differs between two identities, of the aspects that both have: `images were 1437, are 1436`."""
+    both = [aspect for aspect in before if aspect in now]
+    return [f"{aspect} were {before[aspect]}, are {now[aspect]}" for aspect in both if now[aspect] != before[aspect]]
 
 
 def digest_of(identity: Mapping[str, str]) -> str:
-    """One hash for all that counts of an `identity`: everything but times."""
-    return hash_text(*(f"{aspect} {value}" for aspect, value in sorted(identity.items()) if aspect != TIMES))
+    """One hash for a whole identity."""
+    return hash_text(*(f"{aspect} {value}" for aspect, value in sorted(identity.items())))
 
 
 def hash_tensors(*tensors: Tensor) -> str:
@@ -98,19 +82,25 @@ def hash_tensors(*tensors: Tensor) -> str:
 
 
 def hash_text(*texts: str) -> str:
-    """A short hash of some `texts`, in their order."""
+    """A short hash of some texts, in their order."""
     return hashlib.blake2b("\n".join(texts).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
-def spread(number: int, wanted: int) -> list[int]:
-    """`wanted` of `number` places, evenly; all if there are no more."""
-    if number <= wanted:
-        return list(range(number))
-    return [place * number // wanted for place in range(wanted)]
+def _spread(items: Sequence[Any], wanted: int) -> Sequence[Any]:
+    """`wanted` of the items, evenly spread; all if there are no more."""
+    if len(items) <= wanted:
+        return items
+    return [items[place * len(items) // wanted] for place in range(wanted)]
 
 
-def hash_file(path: str | os.PathLike[str]) -> str:
-    """A short hash of the bytes of the file at `path`; a word where it cannot be read."""
+def _size(file: str) -> str:
+    try:
+        return str(os.stat(file).st_size)  # noqa: PTH116 (many)
+    except OSError:
+        return "None"
+
+
+def _hash_file(path: str) -> str:
     try:
         with open(path, "rb") as file:  # noqa: PTH123 (many)
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
@@ -118,73 +108,18 @@ def hash_file(path: str | os.PathLike[str]) -> str:
         return "unreadable"
 
 
-def _of_files(files: Sequence[str], looked_at: int) -> Identity:
-    names = ["/".join(file.rsplit(os.sep, 2)[-2:]) for file in files]  # class/file, wherever they lie
-    sizes = []
-    times = []
-    for place in spread(len(files), looked_at):
-        about = _stat(files[place])
-        sizes.append(str(about and about.st_size))
-        times.append(str(about and about.st_mtime_ns))
-    contents = [hash_file(files[place]) for place in spread(len(files), SAMPLE)]
-    found = {"names": names, "sizes": sizes, "contents": contents, TIMES: times}
-    return {aspect: hash_text(*texts) for aspect, texts in found.items()}
-
-
-def _stat(file: str) -> os.stat_result | None:
-    try:
-        return os.stat(file)  # noqa: PTH116 (many)
-    except OSError:
-        return None
-
-
-def _files(images: Any) -> list[str] | None:
-    """The file of every image, where each has one."""
-    samples = getattr(getattr(images, "reader", None), "samples", None)  # timm's reader of folders
-    if isinstance(samples, list) and samples:
-        return [str(path) for path, _ in samples]
-    if isinstance(getattr(images, "files", None), list):
-        return [images.describe(number) for number in range(len(images))]
-    return None
-
-
-def _labels(images: Any) -> Any:
-    """The labels of all images, where they are known without reading the images."""
-    if isinstance(images, TensorSet) and images.rows is not None:
-        return images.labels[images.rows.clamp_min(0)]
-    if getattr(images, "labels", None) is not None:
-        return images.labels
-    samples = getattr(getattr(images, "reader", None), "samples", None) or getattr(images, "files", None)
-    if isinstance(samples, list):
-        return [label for _, label in samples]
-    return None
-
-
 def _contents(images: Any, numbers: Sequence[int]) -> str:
-    pixels = _array(images)
+    """All bytes of images in memory or in a mapped file, as far as they are not too many; else a sample, decoded."""
+    pixels = getattr(images, "pixels", None)
     if pixels is None:
-        return hash_text(*(_look(images, numbers[place]) for place in spread(len(numbers), SAMPLE)))
+        return hash_text(*(_hash_image(images, number) for number in _spread(numbers, SAMPLE)))
+    pixels = np.asarray(pixels)
     size = pixels[:1].nbytes * len(numbers)
-    rows = np.asarray(numbers)
-    if size > WHOLE:
-        rows = rows[spread(len(rows), WHOLE * len(rows) // size)]
+    rows = np.asarray(numbers if size <= WHOLE else _spread(numbers, WHOLE * len(numbers) // size))
     return _hash(*(pixels[some] for some in np.array_split(rows, max(1, len(rows) // 1024))))
 
 
-def _array(images: Any) -> Any:
-    """All images as one array (N, …), where they are one in memory or in a mapped file."""
-    if isinstance(images, TensorSet):
-        if images.rows is None:
-            return images.images.numpy()
-        return None
-    for held in (getattr(images, "images", None), getattr(images, "pixels", None)):
-        if isinstance(held, np.ndarray | Tensor) and len(held) == len(images):
-            return np.asarray(held)
-    return None
-
-
-def _look(images: Any, number: int) -> str:
-    """A hash of one decoded image and its label."""
+def _hash_image(images: Any, number: int) -> str:
     try:
         image, label = images.read(number)
     except UNREADABLE:

@@ -5,46 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from timm.data import ImageNetInfo
-
 from vitruvius.data._config import DataConfig
-from vitruvius.data.sources import is_stream, open_data
+from vitruvius.data.base import is_stream, open_data
 
 
 def class_words(config: DataConfig) -> tuple[str, ...]:
-    """What people call each class, by its number; empty where the data have only numbers.
+    """What people call each class, by its number; empty where the data have only numbers, and for a stream.
 
-    config: a recipe's `data:` section. A stream is not opened and has no words.
+    `config` is a recipe's `data:` section.
     """
     if is_stream(config):
         return ()
-    names = getattr(open_data(config, config.val_split, (3, 1, 1)), "class_names", ())
-    return in_words(names)
+    return in_words(getattr(open_data(config, config.val_split, (3, 1, 1)), "class_names", ()))
 
 
 def in_words(names: Sequence[str]) -> tuple[str, ...]:
-    """The same names, with the first word that ImageNet has for a WordNet id; all words where others share the first.
-
-    names: one per class, such as n01440764.
-    """
+    """The same names, with ImageNet's first word for a WordNet id, all its words where others share the first."""
     lemmas = _lemmas()
     whole = [lemmas.get(name, name) for name in names]
     first = [words.split(", ")[0] if name in lemmas else name for name, words in zip(names, whole, strict=True)]
-    found = []
-    for name, words, word in zip(names, whole, first, strict=True):
-        if first.count(word) == 1:
-            found.append(word)
-        elif whole.count(words) == 1:
-            found.append(words)
+    words = []
+    for name, long, short in zip(names, whole, first, strict=True):
+        if first.count(short) == 1:
+            words.append(short)
         else:
-            found.append(f"{words} ({name})")
-    return tuple(found)
+            words.append(long if whole.count(long) == 1 else f"{long} ({name})")
+    return tuple(words)
 
 
 @cache
 def _lemmas() -> dict[str, str]:
     """WordNet id → words, such as `tench, Tinca tinca`."""
-    found: dict[str, str] = {}
-    for subset in ("imagenet-22k", "imagenet-1k"):
-        found |= ImageNetInfo(subset).label_descriptions(as_dict=True)
-    return found
+    from timm.data import ImageNetInfo
+
+    every = [ImageNetInfo(subset).label_descriptions(as_dict=True) for subset in ("imagenet-22k", "imagenet-1k")]
+    return {**every[0], **every[1]}

@@ -11,10 +11,11 @@ from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius._yaml import read_yaml
-from vitruvius.data import DataConfig, eval_loader, held_out, split_folder
+from vitruvius.data import DataConfig, eval_loader, held_out
+from vitruvius.data.base import split_folder
 from vitruvius.evaluation.metrics import Baseline, collect_logits, fit_temperature
 from vitruvius.evaluation.shift_report import load_shift_report
-from vitruvius.shifts import Shift, open_shift
+from vitruvius.shifts.base import Shift, open_shift
 from vitruvius.targets import Target, local_run
 
 HELD_OUT = "held-out"

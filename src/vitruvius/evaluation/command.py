@@ -13,7 +13,7 @@ from vitruvius._processes import Process, process_group
 from vitruvius._signals import keeping
 from vitruvius._yaml import parse_value
 from vitruvius.attacks import Norm, as_norm
-from vitruvius.corruptions import corruptions
+from vitruvius.corruptions.base import corruptions
 from vitruvius.data import Loader, eval_loader
 from vitruvius.evaluation._evaluate import evaluate
 from vitruvius.evaluation._shift_command import open_shifts, read_baseline, temperature_of
@@ -28,7 +28,7 @@ from vitruvius.evaluation.sanity import Sanity
 from vitruvius.evaluation.shift import check_fit, evaluate_shift
 from vitruvius.evaluation.shift_report import ShiftReport, corruption_report
 from vitruvius.evaluation.threats import Threat, make_threats
-from vitruvius.shifts import Shift
+from vitruvius.shifts.base import Shift
 from vitruvius.targets import Target, check_head, check_numbering, limit_images, load_target_plugins, open_target
 
 

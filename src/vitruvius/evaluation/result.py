@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
-from vitruvius.corruptions.frost import DRAWN, is_drawn
+from vitruvius.corruptions.base import DRAWN, is_drawn
 from vitruvius.evaluation._text import format_grid, label_drawn, shorten_labels
 from vitruvius.evaluation.findings import Finding
 from vitruvius.evaluation.ledger import AFTER, Ledger

@@ -19,15 +19,17 @@ from torch import Tensor, nn
 from vitruvius._checks import Progress, check_eval_mode, check_labels, check_logits, device_of
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
-from vitruvius.data import DataConfig, InputSize, Loader, TensorSet, images_loader, resolve
+from vitruvius.data import DataConfig, Loader, images_loader
+from vitruvius.data.base import InputSize
 from vitruvius.data.identity import identify
+from vitruvius.data.preprocessing import resolve
 from vitruvius.evaluation._judging import as_floats, read_logits
 from vitruvius.evaluation._subject import data_settings, subject_of
 from vitruvius.evaluation.ledger import Columns, Ledger
 from vitruvius.evaluation.metrics import Baseline, alexnet
 from vitruvius.evaluation.shift_report import ShiftReport, summarise_shift
 from vitruvius.evaluation.threats import Entry
-from vitruvius.shifts import ArrayImages, Images, Remark, Shift, Subset, open_shift, say_once
+from vitruvius.shifts.base import Images, Remark, Shift, Subset, open_shift, say_once
 
 LOOKED_AT = 512  # files of a part whose sizes are compared: there may be a hundred parts
 UNRELATED = ("data.root", "data.val_split", "data.class_map")  # of the data a run was trained on
@@ -227,7 +229,7 @@ def shift_loader(
     if cropped and config.crop_pct is None:
         config = dataclasses.replace(config, crop_pct=1.0)
     return images_loader(
-        _held(images) if isinstance(images, ArrayImages) else images,
+        images,
         config,
         input_size=input_size,
         rank=process.rank,
@@ -245,7 +247,3 @@ def chosen(images: Images, limit: int | None) -> Tensor:
     if limit is None or limit >= len(images):
         return torch.arange(len(images))
     return images.keys.argsort(stable=True)[:limit].sort().values
-
-
-def _held(images: ArrayImages) -> TensorSet:
-    return TensorSet(name=images.name, images=images.pixels, labels=images.labels, num_classes=images.num_classes)

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitruvius._errors import DataError
 from vitruvius._files import atomic_write_text, read_text
-from vitruvius.corruptions.frost import DRAWN
+from vitruvius.corruptions.base import DRAWN
 from vitruvius.evaluation._shift_numbers import (
     calibration_of,
     corruption_of,
@@ -23,7 +23,7 @@ from vitruvius.evaluation.ledger import Columns, Ledger
 from vitruvius.evaluation.metrics import Baseline, aurra
 from vitruvius.evaluation.result import Report, wilson
 from vitruvius.evaluation.threats import Entry
-from vitruvius.shifts import Shift
+from vitruvius.shifts.base import Shift
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from vitruvius._errors import ConfigError
 from vitruvius._format import format_number
 from vitruvius._registry import Spec, read_spec
 from vitruvius.attacks import attacks
-from vitruvius.corruptions import is_corruption, parse_corruptions
+from vitruvius.corruptions.base import is_corruption, parse_corruptions
 
 Threat = Callable[[nn.Module, Tensor, Tensor], Tensor]
 

@@ -14,7 +14,8 @@ from vitruvius._processes import choose_device
 from vitruvius._progress import Bar
 from vitruvius._yaml import read_yaml
 from vitruvius.analysis.recording import record_pictures
-from vitruvius.data import DataConfig, class_words, eval_loader, is_stream
+from vitruvius.data import DataConfig, class_words, eval_loader
+from vitruvius.data.base import is_stream
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.models import create_from_config
 from vitruvius.report.gathering import is_study, is_sweep, runs_in

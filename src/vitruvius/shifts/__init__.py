@@ -1,20 +1,6 @@
-"""Distribution shift: one reader per published data set, each for its published layout."""
+"""Distribution shift: readers of published sets, `open_shift("imagenet-c:/data/imagenet-c")`."""
 
-from vitruvius._imagenet import imagenet_classes
-from vitruvius.shifts._arrays import ArrayImages
-from vitruvius.shifts._base import Images, Shift, Subset, open_shift, shifts
-from vitruvius.shifts._pictures import Pictures
-from vitruvius.shifts._remarks import Remark, say_once
+from vitruvius.shifts.base import Shift, Subset, open_shift, shifts
+from vitruvius.shifts.layouts import ArrayImages, Pictures
 
-__all__ = [
-    "ArrayImages",
-    "Images",
-    "Pictures",
-    "Remark",
-    "Shift",
-    "Subset",
-    "imagenet_classes",
-    "open_shift",
-    "say_once",
-    "shifts",
-]
+__all__ = ["ArrayImages", "Pictures", "Shift", "Subset", "open_shift", "shifts"]

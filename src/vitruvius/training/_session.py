@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius._processes import Process
-from vitruvius.data import Loader, Mixer, make_mixup
+from vitruvius.data import Loader, make_mixup
+from vitruvius.data.augmentation.mixup import Mixer
 from vitruvius.data.identity import Identity, identity_of
 from vitruvius.models import PixelModel
 from vitruvius.surgery import inner

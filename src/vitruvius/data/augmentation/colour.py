@@ -13,10 +13,7 @@ LEVELS = 256
 
 
 def grey(x: Tensor) -> Tensor:
-    """(B, 1, H, W): Pillow's conversion to "L", in exact fixed-point arithmetic (all sums stay below 2²⁴).
-
-    `x` (B, 1 or 3, H, W) holds levels 0 … 255, as in all of this file.
-    """
+    """(B, 1, H, W): Pillow's conversion to "L", in exact fixed-point arithmetic (all sums stay below 2²⁴)."""
     if x.shape[1] == 1:
         return x
     red, green, blue = x.unbind(1)
@@ -24,35 +21,24 @@ def grey(x: Tensor) -> Tensor:
 
 
 def blend(degenerate: Tensor, x: Tensor, factor: Tensor) -> Tensor:
-    """Between a degenerate image (factor 0) and the image itself (factor 1), or beyond; cut to levels.
-
-    `degenerate` and `x` are levels (B, C, H, W), `factor` (B,).
-    """
+    """Between a degenerate image (factor 0) and the image itself (factor 1), or beyond; cut to levels."""
     moved = x - degenerate
     return moved.mul_(factor.view(-1, 1, 1, 1)).add_(degenerate).clamp_(0, 255).floor_()
 
 
 def brightness(x: Tensor, factor: Tensor) -> Tensor:
-    """Towards black (factor below 1) or away from it. `x` are levels (B, C, H, W), `factor` (B,)."""
+    """Towards black (factor below 1) or away from it."""
     return (x * factor.view(-1, 1, 1, 1)).clamp_(0, 255).floor_()
 
 
 def contrast(x: Tensor, factor: Tensor) -> Tensor:
-    """Towards the mean grey level of each image (factor below 1) or away from it.
-
-    `x` are levels (B, C, H, W), `factor` (B,).
-    """
+    """Towards the mean grey level of each image (factor below 1) or away from it."""
     return blend(mean_level(grey(x)), x, factor)
 
 
 def colour(x: Tensor, factor: Tensor) -> Tensor:
-    """Towards grey (factor below 1) or away from it; grey images stay as they are.
-
-    `x` are levels (B, C, H, W), `factor` (B,).
-    """
-    if x.shape[1] == 1:
-        return x
-    return blend(grey(x), x, factor)
+    """Towards grey (factor below 1) or away from it; grey images stay as they are."""
+    return x if x.shape[1] == 1 else blend(grey(x), x, factor)
 
 
 def mean_level(level: Tensor) -> Tensor:
@@ -63,34 +49,25 @@ def mean_level(level: Tensor) -> Tensor:
 
 
 def solarise(x: Tensor, threshold: Tensor) -> Tensor:
-    """Levels at or above the threshold are inverted; threshold 0 inverts all.
-
-    `x` are levels (B, C, H, W), `threshold` (B,).
-    """
+    """Levels at or above the threshold are inverted; threshold 0 inverts all."""
     above = (x - (threshold - 1).view(-1, 1, 1, 1)).clamp_(0, 1)  # 0 or 1, since levels are whole numbers
     return x + above.mul_(255 - 2 * x)
 
 
 def solarise_add(x: Tensor, amount: Tensor) -> Tensor:
-    """Add `amount` to the levels below 128. `x` are levels (B, C, H, W), `amount` (B,)."""
+    """Add `amount` to the levels below 128."""
     below = (128 - x).clamp_(0, 1)  # 0 or 1, since levels are whole numbers
     return (x + below.mul_(amount.view(-1, 1, 1, 1))).clamp_(max=255)
 
 
 def posterise(x: Tensor, bits: Tensor) -> Tensor:
-    """Keep the highest `bits` (0 … 8) of each level; keeping none leaves black.
-
-    `x` are levels (B, C, H, W), `bits` (B,).
-    """
+    """Keep the highest `bits` (0 … 8) of each level; keeping none leaves black."""
     step = torch.exp2(8 - bits).view(-1, 1, 1, 1)
     return (x / step).floor() * step
 
 
 def autocontrast(x: Tensor, _: Tensor) -> Tensor:
-    """Stretch each channel so that its darkest level becomes 0 and its brightest 255.
-
-    `x` are levels (B, C, H, W); it has no strength.
-    """
+    """Stretch each channel so that its darkest level becomes 0 and its brightest 255."""
     low = x.amin((2, 3), keepdim=True).double()  # (B, C, 1, 1)
     high = x.amax((2, 3), keepdim=True).double()
     scale = torch.full_like(low, 255) / (high - low)  # a true division: 255 / x is a product with the reciprocal
@@ -100,10 +77,7 @@ def autocontrast(x: Tensor, _: Tensor) -> Tensor:
 
 
 def equalise(x: Tensor, _: Tensor) -> Tensor:
-    """Spread the levels of each channel so that all are about equally frequent.
-
-    `x` are levels (B, C, H, W); it has no strength.
-    """
+    """Spread the levels of each channel so that all are about equally frequent."""
     index = x.long().flatten(2)  # (B, C, H·W)
     counts = torch.zeros(*x.shape[:2], LEVELS, device=x.device, dtype=torch.int64)
     counts.scatter_add_(2, index, torch.ones_like(index))
@@ -118,10 +92,7 @@ def equalise(x: Tensor, _: Tensor) -> Tensor:
 
 
 def hue(x: Tensor, turn: Tensor) -> Tensor:
-    """Turn the hue by `turn` (-0.5 … 0.5 of the circle), through Pillow's 8-bit HSV.
-
-    `x` are levels (B, 1 or 3, H, W), `turn` is (B,).
-    """
+    """Turn the hue by `turn` (-0.5 … 0.5 of the circle), through Pillow's 8-bit HSV."""
     if x.shape[1] == 1:
         return x
     angle, saturation, value = _to_hsv(x)

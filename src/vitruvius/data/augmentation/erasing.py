@@ -23,10 +23,7 @@ _SHIFT, HFLIP, VFLIP, _ERASE = 1, 2, 3, 4  # streams of random numbers
 
 
 def shift(images: Tensor, keys: Tensor, *, pad: int) -> Tensor:
-    """Zero-pad by `pad` pixels and crop back at a random place.
-
-    `images` (B, C, H, W); `keys` (B,) int64 decide for each image where.
-    """
+    """Zero-pad by `pad` pixels and crop back at a random place, decided by each image's key (B,)."""
     if pad == 0:
         return images
     height, width = images.shape[-2:]
@@ -39,10 +36,7 @@ def shift(images: Tensor, keys: Tensor, *, pad: int) -> Tensor:
 
 
 def flip(images: Tensor, keys: Tensor, *, hflip: float, vflip: float) -> Tensor:
-    """Mirror left-right and top-bottom, each with its probability.
-
-    `images` (B, C, H, W); `keys` (B,) int64 decide for each image; `hflip` and `vflip` are the two probabilities.
-    """
+    """Mirror left-right and top-bottom, each with its probability."""
     for axis, stream, probability in ((-1, HFLIP, hflip), (-2, VFLIP, vflip)):
         if probability > 0:
             chosen = uniform(keys, stream, 1)[:, 0] < probability
@@ -51,14 +45,7 @@ def flip(images: Tensor, keys: Tensor, *, hflip: float, vflip: float) -> Tensor:
 
 
 def erase(images: Tensor, keys: Tensor, *, probability: float, mode: str, count: int) -> Tensor:
-    """Erase up to `count` boxes in each chosen image: `const` black, `rand` one colour, `pixel` noise.
-
-    images: (B, C, H, W) pixels in [0, 1].
-    keys: (B,) int64, which decide for each image.
-    probability: that an image is chosen.
-    mode: const, rand or pixel.
-    count: of boxes at most; one or more.
-    """
+    """Erase up to `count` boxes in each chosen image: `const` black, `rand` one colour, `pixel` noise."""
     if probability == 0:
         return images
     u = uniform(keys, _ERASE, 2)  # (B, 2)
@@ -72,24 +59,17 @@ def erase(images: Tensor, keys: Tensor, *, probability: float, mode: str, count:
 
 
 def erased_rows(keys: Tensor, probability: float) -> Tensor:
-    """Numbers of the images that `erase` changes, so that the others need no noise.
-
-    `keys` (B,) int64 and `probability` are those given to `erase`.
-    """
+    """Numbers of the images that `erase` changes, so that the others need no noise."""
     return (uniform(keys, _ERASE, 2)[:, 0] < probability).nonzero()[:, 0]
 
 
 class Erase:
-    """Random erasing of one uint8 image, with the global generators; the last step of a worker's transform.
-
-    `probability` that the image is erased at all; `mode` const, rand or pixel as for `erase`; `count` of boxes at most.
-    """
+    """Random erasing of one uint8 image (C, H, W), with the global generators; a worker's last step."""
 
     def __init__(self, *, probability: float, mode: str, count: int) -> None:
         self.probability, self.mode, self.count = probability, mode, count
 
     def __call__(self, image: Tensor) -> Tensor:
-        """`image` is (C, H, W) uint8."""
         if random.random() >= self.probability:
             return image
         image, boxes = image.clone(), random.randint(1, self.count) if self.count > 1 else 1
@@ -143,9 +123,6 @@ def _fill(images: Tensor, keys: Tensor, mode: str, stream: int) -> Tensor:
 
 
 def truncated_normal(u: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1) → normal ones, mean 1/2 and deviation 1/4, truncated to [0, 1].
-
-    `u` has any shape.
-    """
+    """Uniform numbers in [0, 1) → normal ones, mean 1/2 and deviation 1/4, truncated to [0, 1]."""
     inner = math.erf(math.sqrt(2))  # mass within two deviations
     return (0.5 + 0.25 * math.sqrt(2) * torch.erfinv(inner * (2 * u - 1))).clamp(0, 1)

@@ -17,10 +17,7 @@ _REACH = 2  # pixels to either side that a box filter may take: enough up to a r
 
 
 def sharpness(x: Tensor, factor: Tensor) -> Tensor:
-    """Towards a smoothed image (factor below 1) or away from it; edge pixels are not smoothed.
-
-    `x` are levels 0 … 255, (B, C, H, W); `factor` is (B,).
-    """
+    """Towards a smoothed image (factor below 1) or away from it; edge pixels are not smoothed."""
     if min(x.shape[-2:]) < 3:
         return x
     sums = x[..., :-2] + x[..., 1:-1] + x[..., 2:]
@@ -34,8 +31,6 @@ def pillow_blur(x: Tensor, radius: Tensor) -> Tensor:
     """Pillow's GaussianBlur: three box filters across, then three down, of a fractional width, rounded after each.
 
     `radius` (B,) in pixels, at most 2 in timm's policies: the standard deviation.
-
-    `x` are levels 0 … 255, (B, C, H, W).
     """
     inner, edge = _box_radius(radius.double())
     offsets = torch.arange(-_REACH, _REACH + 1, device=x.device)
@@ -51,10 +46,7 @@ def pillow_blur(x: Tensor, radius: Tensor) -> Tensor:
 
 
 def gaussian_blur(x: Tensor, sigma: Tensor, size: int) -> Tensor:
-    """torchvision's GaussianBlur: a Gaussian window of `size` pixels, at most twice the image, edges reflected.
-
-    `x` are levels 0 … 255, (B, C, H, W); `sigma` (B,) is in pixels.
-    """
+    """torchvision's GaussianBlur: a Gaussian window of `size` pixels, at most twice the image, edges reflected."""
     reach = size // 2
     offsets = torch.arange(-reach, reach + 1, device=x.device, dtype=x.dtype)
     weights = torch.exp(-0.5 * (offsets / sigma[:, None].to(x.dtype)) ** 2)

@@ -5,8 +5,9 @@ Zhang et al. 2018, arXiv:1710.09412; Yun et al. 2019, arXiv:1905.04899.   B batc
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from timm.data import Mixup
 from torch import Tensor
 
 from vitruvius.data._config import DataConfig
@@ -22,14 +23,11 @@ class Mixer:
     rank: of this process, so that each mixes in its own way.
     """
 
-    def __init__(self, mixup: Mixup, *, off_epoch: int, seed: int, rank: int) -> None:
+    def __init__(self, mixup: Any, *, off_epoch: int, seed: int, rank: int) -> None:
         self.mixup, self.off_epoch, self.seed, self.rank = mixup, off_epoch, seed, rank
 
     def __call__(self, images: Tensor, labels: Tensor, *, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """From `off_epoch` on images are left alone and labels only smoothed.
-
-        `images` (B, C, H, W) and `labels` (B,) are a batch; `epoch` and `step` count from 0.
-        """
+        """From `off_epoch` on images are left alone and labels only smoothed; `epoch` and `step` count from 0."""
         self.mixup.mixup_enabled = not (self.off_epoch and epoch >= self.off_epoch)
         count = len(images)
         rows = torch.arange(count + count % 2, device=images.device) % count  # timm pairs images: an even number
@@ -39,13 +37,11 @@ class Mixer:
 
 
 def make_mixup(config: DataConfig, num_classes: int, *, seed: int = 0, rank: int = 0) -> Mixer | None:
-    """The mixer a recipe asks for, or None if it mixes nothing.
-
-    `config` holds the recipe's mixup keys; `num_classes` is the width K of soft labels; `seed` and `rank` (default 0)
-    are those of the run and of this process.
-    """
+    """The mixer a recipe asks for, or None if it mixes nothing; soft labels have `num_classes` columns."""
     if config.mixup == 0 and config.cutmix == 0 and config.cutmix_minmax is None:
         return None
+    from timm.data import Mixup
+
     mixup = Mixup(
         mixup_alpha=config.mixup,
         cutmix_alpha=config.cutmix,

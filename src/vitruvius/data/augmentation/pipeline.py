@@ -20,10 +20,10 @@ from torchvision import transforms
 from vitruvius._errors import ConfigError
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_seeds import split_keys, uniform
-from vitruvius.data._preprocessing import Preprocessing, training_steps
 from vitruvius.data.augmentation import colour, filters, resampling
 from vitruvius.data.augmentation.erasing import HFLIP, VFLIP, erase, erased_rows
 from vitruvius.data.augmentation.policies import make_policy
+from vitruvius.data.preprocessing import Preprocessing, training_steps
 
 Step = Callable[[Tensor, Tensor], Tensor]  # (levels, keys (B,) on the CPU) → levels; may overwrite its input
 
@@ -34,11 +34,10 @@ _TRIES = 10
 class BatchAugmentation:
     """uint8 images (B, C, H, W) and their keys → augmented pixels in [0, 1], (B, C, h, w) or (S·B, C, h, w).
 
-    `config` says which steps, `pre` how images of this model are prepared: size, crop and interpolation.
+    A step that cannot be done in batches is a ConfigError.
     """
 
     def __init__(self, config: DataConfig, pre: Preprocessing) -> None:
-        """Raises a ConfigError for a step that cannot be done in batches."""
         if config.no_aug:
             raise ConfigError("data.no_aug forbids augmentation.")
         if pre.size[0] not in (1, 3):
@@ -106,9 +105,7 @@ class _Front:
         return torch.stack([vertical, horizontal], 1)
 
     def padded(self, images: Tensor) -> Tensor:
-        if self.pad:
-            return F.pad(images, (self.pad,) * 4)
-        return images
+        return F.pad(images, (self.pad,) * 4) if self.pad else images
 
 
 class _ResizedCrop(_Front):

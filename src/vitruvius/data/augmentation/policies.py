@@ -103,10 +103,7 @@ RULES: dict[str, Rule] = {
 
 
 def make_policy(step: Any, size: tuple[int, int]) -> Policy:
-    """timm's RandAugment, AutoAugment or AugMix for batches of images of this height and width.
-
-    `step` is timm's, `size` (height, width) in pixels.
-    """
+    """timm's RandAugment, AutoAugment or AugMix for batches of images of this height and width."""
     if isinstance(step, RandAugment):
         return BatchedRandAugment(step, size)
     if isinstance(step, AutoAugment):
@@ -116,10 +113,7 @@ def make_policy(step: Any, size: tuple[int, int]) -> Policy:
 
 
 class BatchedRandAugment:
-    """A fixed number of operations for each image, drawn with replacement, or without it where they have weights.
-
-    `policy` is timm's; `size` (height, width) of the images in pixels.
-    """
+    """A fixed number of operations for each image, drawn with replacement, or without it where they have weights."""
 
     def __init__(self, policy: RandAugment, size: tuple[int, int]) -> None:
         self.operations = Operations(policy.ops, size)
@@ -129,17 +123,13 @@ class BatchedRandAugment:
             self.weights = torch.as_tensor(policy.choice_weights, dtype=torch.float64)
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Levels `x` (B, C, H, W) uint8 or float, augmented as `keys` (B,) int64 decide."""
         chosen = self.choose(keys)
         for layer in range(self.layers):
             x = self.operations.apply(x, chosen[:, layer], keys, _STREAM + 1 + layer)
         return x
 
     def choose(self, keys: Tensor) -> Tensor:
-        """(B, layers): which operations each image gets.
-
-        `keys` (B,) int64 decide for each image.
-        """
+        """(B, layers): which operations each image gets."""
         number = len(self.operations)
         if self.weights is None:
             return (uniform(keys, _STREAM, self.layers) * number).long()
@@ -148,10 +138,7 @@ class BatchedRandAugment:
 
 
 class BatchedAutoAugment:
-    """One of P sub-policies for each image: its operations in turn.
-
-    `policy` is timm's; `size` (height, width) of the images in pixels.
-    """
+    """One of P sub-policies for each image: its operations in turn."""
 
     def __init__(self, policy: AutoAugment, size: tuple[int, int]) -> None:
         self.operations = Operations([one for sub in policy.policy for one in sub], size)
@@ -163,7 +150,6 @@ class BatchedAutoAugment:
             number += len(sub)
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Levels `x` (B, C, H, W), augmented as `keys` (B,) int64 decide."""
         chosen = (uniform(keys, _STREAM, 1)[:, 0] * len(self.table)).long()
         for step in range(self.table.shape[1]):
             x = self.operations.apply(x, self.table[chosen, step], keys, _STREAM + 1 + step)
@@ -171,10 +157,7 @@ class BatchedAutoAugment:
 
 
 class BatchedAugMix:
-    """A convex mixture of chains of operations, mixed with the image itself.
-
-    `policy` is timm's, with alpha = 1; `size` (height, width) of the images in pixels.
-    """
+    """A convex mixture of chains of operations, mixed with the image itself; alpha is 1."""
 
     def __init__(self, policy: AugMixAugment, size: tuple[int, int]) -> None:
         if policy.alpha != 1:
@@ -183,7 +166,6 @@ class BatchedAugMix:
         self.width, self.depth, self.blended = policy.width, policy.depth, policy.blended
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Levels `x` (B, C, H, W), augmented as `keys` (B,) int64 decide."""
         u = uniform(keys, _STREAM, self.width + 1).double().clamp(min=2**-25)
         share = -u[:, : self.width].log()
         share = share / share.sum(1, keepdim=True)  # (B, width): Dirichlet with alpha = 1
@@ -226,10 +208,7 @@ class BatchedAugMix:
 
 
 class Operations:
-    """timm's operations with their probabilities and magnitudes, as tables; and how a batch goes through them.
-
-    `operations` are timm's; `size` (height, width) of the images in pixels.
-    """
+    """timm's operations with their probabilities and magnitudes, as tables; and how a batch goes through them."""
 
     def __init__(self, operations: Sequence[AugmentOp], size: tuple[int, int]) -> None:
         rules = [_rule_of(one, size) for one in operations]
@@ -253,10 +232,7 @@ class Operations:
         return len(self.kind)
 
     def apply(self, x: Tensor, chosen: Tensor, keys: Tensor, stream: int) -> Tensor:
-        """Each image through the operation it has chosen, (B,) numbers, with its probability; -1 means none.
-
-        `x` are levels (B, C, H, W); `keys` (B,) int64 draw the numbers, others for each `stream`.
-        """
+        """Each image through the operation it has chosen, (B,) numbers, with its probability; -1 means none."""
         u = uniform(keys, stream, 5).double()
         gate, level, sign, filter_choice, radius = u.unbind(1)
         active = (chosen >= 0) & (gate < self.probability[chosen])
@@ -286,10 +262,7 @@ class Operations:
         return torch.cat([strength[:, None], matrix], 1).float()
 
     def strengths(self, chosen: Tensor, level: Tensor, sign: Tensor, radius: Tensor) -> Tensor:
-        """(n,) from three uniform numbers for each image: its level, its sign and, for random blur, its radius.
-
-        `chosen` (n,) are numbers of operations; `level`, `sign` and `radius` are (n,), in [0, 1).
-        """
+        """(n,) from three uniform numbers for each image: its level, its sign and, for random blur, its radius."""
         magnitude, deviation = self.magnitude[chosen], self.deviation[chosen]
         normal = magnitude + deviation.clamp(max=1e9) * torch.special.ndtri(level.clamp(min=2**-25))
         drawn = torch.where(deviation == _INF, magnitude * level, torch.where(deviation > 0, normal, magnitude))
@@ -324,8 +297,7 @@ class Operations:
 def affine_matrices(kind: Tensor, strength: Tensor, size: tuple[int, int]) -> Tensor:
     """(n, 6) maps of rotations, shears and shifts, by number in _AFFINE; a negative number gives some map or other.
 
-    `kind` (n,) are those numbers; `strength` (n,) is in degrees, as a factor, or in pixels; `size` (height, width) in
-    pixels.
+    `strength` (n,) is in degrees, as a factor, or in pixels.
     """
     height, width = size
     one, zero = torch.ones_like(strength), torch.zeros_like(strength)

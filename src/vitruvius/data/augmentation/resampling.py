@@ -17,14 +17,7 @@ from torch.nn import functional as F
 
 NEAREST, BILINEAR, BICUBIC, BOX, HAMMING, LANCZOS = range(6)
 SUPPORT = {NEAREST: 0.5, BILINEAR: 1.0, BICUBIC: 2.0, BOX: 0.5, HAMMING: 1.0, LANCZOS: 3.0}  # pixels to either side
-FILTERS = {
-    "nearest": NEAREST,
-    "bilinear": BILINEAR,
-    "bicubic": BICUBIC,
-    "box": BOX,
-    "hamming": HAMMING,
-    "lanczos": LANCZOS,
-}
+FILTERS = {name: kind for kind, name in enumerate(("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"))}
 
 
 def resized_crop(x: Tensor, box: Tensor, filters: Tensor, mirrored: Tensor, plan: Plan) -> Tensor:
@@ -66,8 +59,7 @@ class Axis(NamedTuple):
 def make_plan(box: Tensor, size: tuple[int, int], pixels: tuple[int, int], kinds: list[int]) -> Plan:
     """Look at the boxes (B, 4), on the CPU: the more one is shrunk, the more old pixels a new one takes.
 
-    `box` holds (top, left, height, width) in pixels; `size` (height, width) of the result, `pixels` of the images;
-    `kinds` are the filters that occur.
+    `size` (height, width) of the result, `pixels` of the images; `kinds` are the filters that occur.
     """
     reach = max(SUPPORT[kind] for kind in kinds)
     taps = []
@@ -78,16 +70,12 @@ def make_plan(box: Tensor, size: tuple[int, int], pixels: tuple[int, int], kinds
 
 
 def to_levels(x: Tensor) -> Tensor:
-    """Rounded half up and cut to 0 … 255, in place. `x` has any shape."""
+    """Rounded half up and cut to 0 … 255, in place."""
     return x.add_(0.5).floor_().clamp_(0, 255)
 
 
 def axis_weights(axis: Axis, filters: Tensor, kinds: list[int], mirrored: Tensor) -> Tensor:
-    """(B, size, pixels): what each new pixel takes of each old one, along one axis; rows add up to 1.
-
-    `axis` says what is cut out and to which size; `filters` (B,) are numbers of filters, of which `kinds` occur;
-    `mirrored` (B,) is 1 where the axis is turned round.
-    """
+    """(B, size, pixels): what each new pixel takes of each old one, along one axis; rows add up to 1."""
     start, length, pixels, size, taps = axis
     out = torch.arange(size, device=start.device, dtype=torch.float32) + 0.5
     out = torch.where(mirrored[:, None], size - out, out)  # (B, size)
@@ -140,24 +128,12 @@ def _lanczos(distance: Tensor, _: Tensor) -> Tensor:
     return torch.where(distance.abs() < 3, weights, torch.zeros_like(distance))
 
 
-FILTER_FUNCTIONS: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
-    NEAREST: _nearest,
-    BILINEAR: _bilinear,
-    BICUBIC: _bicubic,
-    BOX: _box,
-    HAMMING: _hamming,
-    LANCZOS: _lanczos,
-}
+FILTER_FUNCTIONS: list[Callable[[Tensor, Tensor], Tensor]]  # by kind
+FILTER_FUNCTIONS = [_nearest, _bilinear, _bicubic, _box, _hamming, _lanczos]
 
 
 def crop(x: Tensor, top: Tensor, left: Tensor, size: tuple[int, int], upside_down: Tensor, mirrored: Tensor) -> Tensor:
-    """(B, C, height, width): a piece of each image, from its own corner, (B,) pixels, mirrored where it says 1.
-
-    x: (B, C, H, W).
-    top, left: (B,) the corners, in pixels.
-    size: (height, width) of the piece.
-    upside_down, mirrored: (B,) whether it is turned, 1, or not, 0.
-    """
+    """(B, C, height, width): a piece of each image, from its own corner, (B,) pixels, mirrored where it says 1."""
     row = torch.arange(size[0], device=x.device)
     column = torch.arange(size[1], device=x.device)
     row = torch.where(upside_down[:, None] > 0, size[0] - 1 - row, row) + top[:, None]  # (B, height)
@@ -166,10 +142,7 @@ def crop(x: Tensor, top: Tensor, left: Tensor, size: tuple[int, int], upside_dow
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """(B, C, h, w): pixels by number, row × width + column; `index` (B, h, w), the same for all channels.
-
-    `x` is (B, C, H, W).
-    """
+    """(B, C, h, w): pixels by number, row × width + column; `index` (B, h, w), the same for all channels."""
     flat = index.flatten(1)[:, None].expand(-1, x.shape[1], -1)
     return x.flatten(2).gather(2, flat).view(*x.shape[:2], *index.shape[1:])
 
@@ -204,10 +177,7 @@ def affine(x: Tensor, matrix: Tensor, fill: Tensor, kind: int, axis: int | None 
 
 
 def rotation_matrix(degrees: Tensor, height: int, width: int) -> Tensor:
-    """(B, 6): counter-clockwise about the middle of the image, as Pillow's `rotate`.
-
-    `degrees` is (B,); `height` and `width` of the images are in pixels.
-    """
+    """(B, 6): counter-clockwise about the middle of the image, as Pillow's `rotate`."""
     angle = -torch.deg2rad(degrees.double())
     cos, sin = torch.cos(angle), torch.sin(angle)
     centre_x, centre_y = width / 2, height / 2
@@ -245,9 +215,7 @@ def _sample(x: Tensor, row: Tensor, column: Tensor, down: Weights, across: Weigh
 def _add(total: Tensor | None, values: Tensor, weight: Tensor | None) -> Tensor:
     if weight is not None:
         values = values.mul_(weight[:, None])
-    if total is None:
-        return values
-    return total.add_(values)
+    return values if total is None else total.add_(values)
 
 
 def _first(place: Tensor, taps: int, pixels: int) -> Tensor:

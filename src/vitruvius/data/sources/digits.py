@@ -13,8 +13,7 @@ from torch import Tensor
 from vitruvius._errors import DataError
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_seeds import image_keys
-from vitruvius.data._tensors import TensorSet
-from vitruvius.data.sources._base import Size, check_num_classes, data_source
+from vitruvius.data.base import Size, TensorSet, check_num_classes, data_source
 
 _VALIDATION_PER_DIGIT = 36
 
@@ -24,10 +23,6 @@ def digits(config: DataConfig, split: str, size: Size) -> TensorSet:
     """scikit-learn's 1,797 hand-written digits, 8×8 grey levels 0–16: 1,437 for training, 360 for validation.
 
     Of each digit the 36 images whose hashed number is smallest are the validation set, for ever.
-
-    config: the data section, whose splits have names of its own.
-    split: one of those two names.
-    size: what the model takes, which is left to the transform.
     """
     if split not in (config.train_split, config.val_split):
         raise DataError(f"digits has no split {split!r}; choose {config.train_split!r} or {config.val_split!r}.")
@@ -39,7 +34,6 @@ def digits(config: DataConfig, split: str, size: Size) -> TensorSet:
         labels=labels[chosen],
         num_classes=check_num_classes(config, f"digits/{split}", 10),
         pad=1,
-        hflip=0.0,
     )
 
 

@@ -1,7 +1,6 @@
 """Random images, for smoke tests and for measuring speed without a disk.
 
-They have the size and the channels of the model's input. Training and validation images differ, and are the same in
-every run. C channels, H height, W width, N images.
+Training and validation images differ, and are the same in every run.
 """
 
 from __future__ import annotations
@@ -9,8 +8,7 @@ from __future__ import annotations
 import torch
 
 from vitruvius.data._config import DataConfig
-from vitruvius.data._tensors import TensorSet
-from vitruvius.data.sources._base import Size, data_source
+from vitruvius.data.base import Size, TensorSet, data_source
 
 _FAKE_IMAGES = 256  # in a split, unless data.train_num_samples or data.val_num_samples says otherwise
 
@@ -21,23 +19,11 @@ def fake(config: DataConfig, split: str, size: Size) -> TensorSet:
 
     `data.num_classes` (default 10) and `data.train_num_samples`, `data.val_num_samples` (default 256) say how many
     there are; `data.root` is not looked at.
-
-    `config` is the data section; `split` its training or validation split by name; `size` (channels, rows, columns) of
-    the images.
     """
-    if split == config.train_split:
-        seed = 0
-        number = config.train_num_samples or _FAKE_IMAGES
-    else:
-        seed = 1
-        number = config.val_num_samples or _FAKE_IMAGES
+    training = split == config.train_split
+    number = (config.train_num_samples if training else config.val_num_samples) or _FAKE_IMAGES
     classes = config.num_classes or 10
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0 if training else 1)
     images = torch.randint(0, 256, (number, *size), generator=generator, dtype=torch.uint8)  # (N, C, H, W)
     labels = torch.arange(number) % classes
-    return TensorSet(
-        name=f"fake/{split}",
-        images=images,
-        labels=labels,
-        num_classes=classes,
-    )
+    return TensorSet(name=f"fake/{split}", images=images, labels=labels, num_classes=classes)

@@ -5,26 +5,67 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from timm.data import create_dataset
-from timm.data.readers.img_extensions import get_img_extensions
-from timm.utils.misc import natural_key
+from PIL import Image
 
+from vitruvius._checks import as_label
 from vitruvius._errors import DataError
 from vitruvius._files import read_json
+from vitruvius._format import natural_key
 from vitruvius.data._config import DataConfig
-from vitruvius.data._subsets import class_names, read_class_map, require_classes
-from vitruvius.data.sources._base import (
-    TRAIN_NAMES,
-    VALIDATION_NAMES,
-    Size,
-    check_num_classes,
-    data_source,
-    existing_folder,
-)
-from vitruvius.data.sources.hugging_face import FileImages
+from vitruvius.data.base import Size, check_num_classes, data_source, existing_folder, split_folder
+from vitruvius.data.classes import class_names, names_by_number, read_class_map, require_classes
 
 EXAMPLES = "examples.json"  # names all classes of a folder that `vitruvius attack` has drawn, also empty ones
+
+
+class FileImages:
+    """Images of one of timm's random-access readers: folders and Hugging Face data sets.
+
+    `dataset` is timm's around the reader; `name` what errors and reports call it.
+    """
+
+    def __init__(self, dataset: Any, name: str, num_classes: int) -> None:
+        self.reader, self.name, self.num_classes = dataset.reader, name, num_classes
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes in the order of their numbers; empty where the reader has no names."""
+        return names_by_number(getattr(self.reader, "class_to_idx", None) or {})
+
+    @property
+    def paths(self) -> list[str] | None:
+        """The file of every image, where each has one."""
+        samples = getattr(self.reader, "samples", None)
+        return [path for path, _ in samples] if isinstance(samples, list) else None
+
+    @property
+    def labels(self) -> list[int] | None:
+        """Where they are known without reading the images."""
+        samples = getattr(self.reader, "samples", None)
+        return [label for _, label in samples] if isinstance(samples, list) else None
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """The decoded image and its label."""
+        file, label = self.reader[index]
+        with file:
+            image = Image.open(file)
+            image.load()
+        return image, as_label(label)
+
+    def read_bytes(self, index: int) -> tuple[bytes, int]:
+        """The file of an image as it is, and its label."""
+        file, label = self.reader[index]
+        with file:
+            return file.read(), as_label(label)
+
+    def describe(self, index: int) -> str:
+        """Where the image lies, for an error."""
+        return self.reader.filename(index, absolute=True) or f"image {index} of {self.name}"
 
 
 @data_source("folder", class_names=True, wordnet=True)
@@ -32,50 +73,30 @@ def open_folder(config: DataConfig, split: str, size: Size) -> FileImages:
     """Images `root/<split>/<class>/*.jpg`; the classes are those of the training folder, so labels agree.
 
     A class map, or `data.classes`, chooses and numbers the classes instead; folders that it does not name are left out.
-
-    `config` is the data section, `split` the folder's name below its root or a synonym of it, `size` what the model
-    takes, which is left to the transform.
     """
     root = existing_folder(config.root)
     folder = split_folder(root, split)
     classes = _classes(config, root, folder)
-    found = leaf_classes(folder)
-    unknown = [name for name in found if name not in classes]
+    present = leaf_classes(folder)
+    unknown = [name for name in present if name not in classes]
     if config.classes is not None:
-        require_classes(classes, found, str(folder))
+        require_classes(classes, present, str(folder))
     elif unknown and config.class_map is None:
         raise DataError(f"{folder} has classes that the training folder lacks: {', '.join(unknown[:5])}.")
-    if len(unknown) == len(found):
+    if len(unknown) == len(present):
         raise DataError(f"the class map {config.class_map} names none of the folders in {folder}.")
+    from timm.data import create_dataset
+
     dataset = create_dataset("folder", root=str(folder), search_split=False, class_map=classes)
     return FileImages(dataset, f"folder/{split}", check_num_classes(config, str(folder), len(set(classes.values()))))
 
 
-def split_folder(root: Path, split: str) -> Path:
-    """The folder of a split: its name or a synonym; `.` is the root itself.
-
-    `root` is that of the data set, `split` the name, such as val or validation.
-    """
-    synonyms = next((names for names in (TRAIN_NAMES, VALIDATION_NAMES) if split in names), ())
-    for name in (split, *synonyms):
-        if (root / name).is_dir():
-            return root / name
-    tried = ", ".join(dict.fromkeys((split, *synonyms)))
-    raise DataError(
-        f"no folder for the split {split!r} in {root} (tried {tried}). If the folders of the classes lie directly "
-        "in the root, write '.' as the name of the split."
-    )
-
-
 def leaf_classes(folder: Path) -> list[str]:
-    """Names of the folders that hold images, in natural order; an error if there are none or images outside.
-
-    `folder` is that of a split.
-    """
+    """Names of the folders that hold images, in natural order; an error if there are none or images outside."""
     names: set[str] = set()
     _collect(folder, names, depth=0)
     if not names:
-        raise DataError(f"no images in {folder}; expected one subfolder per class with jpg, png or webp files inside.")
+        raise DataError(f"no images in {folder}; expected one subfolder per class with jpg or png files inside.")
     if names == {""}:
         raise DataError(f"the images in {folder} lie in no class; put them into one subfolder per class.")
     return sorted(names - {""}, key=natural_key)
@@ -101,6 +122,8 @@ def _numbered(names: Iterable[str]) -> dict[str, int]:
 
 def _collect(folder: Path, names: set[str], depth: int) -> None:
     """Look into every folder, but below the top only until its first image: large sets are listed once, not twice."""
+    from timm.data.readers.img_extensions import get_img_extensions
+
     extensions = get_img_extensions(as_set=True)
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -15,19 +15,14 @@ from torch import Tensor
 
 from vitruvius._errors import DataError
 from vitruvius.data._config import DataConfig
-from vitruvius.data._tensors import TensorSet
-from vitruvius.data.sources._base import TRAIN_NAMES, VALIDATION_NAMES, Size, check_num_classes, data_source
+from vitruvius.data.base import TRAIN_NAMES, VALIDATION_NAMES, Size, TensorSet, check_num_classes, data_source
 
 _CHANNELS = (1, 3, 4)
 
 
 @data_source("npz")
 def open_npz(config: DataConfig, split: str, size: Size) -> TensorSet:
-    """A numpy archive `root`; its arrays are image and label, images and labels, or x_<split> and y_<split>.
-
-    `config` is the data section; `split` what the arrays' names end in, or a synonym of it; `size` what the model
-    takes, which is left to the transform.
-    """
+    """A numpy archive `root`; its arrays are image and label, images and labels, or x_<split> and y_<split>."""
     if config.root is None:
         raise DataError("data.root is not set; it must name the .npz file that holds images and labels.")
     path = Path(config.root).expanduser()
@@ -50,21 +45,13 @@ def open_npz(config: DataConfig, split: str, size: Size) -> TensorSet:
 
 def _pair(arrays: Any, split: str, path: Path) -> tuple[Any, Any]:
     """Images and labels of a split; a file with one pair has one split, whatever it is called."""
-    pairs = [("image", "label"), ("images", "labels")]
-    pairs += [(f"x_{name}", f"y_{name}") for name in _spellings(split)]
+    synonyms = next((names for names in (TRAIN_NAMES, (*VALIDATION_NAMES, "test")) if split in names), ())
+    pairs = [("image", "label"), ("images", "labels"), *((f"x_{name}", f"y_{name}") for name in (split, *synonyms))]
     for images, labels in pairs:
         if images in arrays and labels in arrays:
             return arrays[images], arrays[labels]
-    found = ", ".join(arrays.files) or "nothing"
-    raise DataError(f"{path} holds {found}; expected the arrays image and label, or x_{split} and y_{split}.")
-
-
-def _spellings(split: str) -> list[str]:
-    names = [split]
-    for synonyms in (TRAIN_NAMES, (*VALIDATION_NAMES, "test")):
-        if split in synonyms:
-            names += synonyms
-    return names
+    held = ", ".join(arrays.files) or "nothing"
+    raise DataError(f"{path} holds {held}; expected the arrays image and label, or x_{split} and y_{split}.")
 
 
 def _images(pictures: Any, path: Path) -> Tensor:
@@ -80,10 +67,6 @@ def _images(pictures: Any, path: Path) -> Tensor:
         images = images.movedim(-1, 1)
     if images.dtype == torch.uint8:
         return images
-    return _checked_floats(images, path)
-
-
-def _checked_floats(images: Tensor, path: Path) -> Tensor:
     if not images.is_floating_point() or not (images.min() >= 0 and images.max() <= 1):  # NaN is neither
         raise DataError(f"{path}: images are {images.dtype}, expected uint8, or floats from 0 to 1.")
     return images.float()

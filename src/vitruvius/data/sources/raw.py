@@ -16,27 +16,23 @@ from PIL import Image
 
 from vitruvius._errors import DataError
 from vitruvius.data._config import DataConfig
-from vitruvius.data.sources._base import Size, check_num_classes, data_source
+from vitruvius.data.base import Size, check_num_classes, data_source
 
 Shape = tuple[int, int, int]  # height, width, channels
 _SHAPE = re.compile(r"bin/([1-9]\d*)x([1-9]\d*)x([134])")
 
 
 class RawImages:
-    """Images by number, read where they lie; a worker process that gets a copy maps the files anew.
+    """Images by number, read where they lie; a worker process that gets a copy maps the files again.
 
-    path: of the bytes.
-    labels: the .npy file of labels (N).
-    shape: (rows, columns, channels) of an image.
-    name: what errors and reports call the set.
-    num_classes: of the labels.
+    `path` is the file of bytes, `labels` the .npy file of labels (N).
     """
 
     def __init__(self, path: Path, labels: Path, shape: Shape, name: str, num_classes: int) -> None:
         self.name, self.num_classes = name, num_classes
         self._made_of = (path, labels, shape, name, num_classes)
         self.labels = _mapped_labels(labels)
-        self.images = _mapped_bytes(path).reshape(len(self.labels), *shape)
+        self.pixels = _mapped_bytes(path).reshape(len(self.labels), *shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RawImages, self._made_of
@@ -45,41 +41,32 @@ class RawImages:
         return len(self.labels)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        """The image and its label, by its `index` from 0."""
-        pixels = np.array(self.images[index])  # a copy: what is done to the image is not done to the file
-        if pixels.shape[-1] == 1:
-            pixels = pixels.squeeze(-1)
-        return Image.fromarray(pixels), int(self.labels[index])
+        """The image and its label."""
+        pixels = np.array(self.pixels[index])  # a copy: what is done to the image is not done to the file
+        return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels), int(self.labels[index])
 
     def describe(self, index: int) -> str:
-        """Where the image of this `index` lies, for an error."""
+        """Where the image lies, for an error."""
         return f"image {index} of {self._made_of[0]}"
 
 
 @data_source("bin", after_slash="<height>x<width>x<channels>")
 def open_raw(config: DataConfig, split: str, size: Size) -> RawImages:
-    """Raw bytes in the file `root`, `…images.bin`, with labels in `…labels.npy` beside it; one split.
-
-    `config` is the data section; `split` is not looked at; `size` what the model takes, which is left to the transform.
-    """
-    shape = _shape(config.dataset)
+    """Raw bytes in the file `root`, `…images.bin`, with labels in `…labels.npy` beside it; one split."""
+    written = _SHAPE.fullmatch(config.dataset)
+    if written is None:
+        raise DataError(
+            f"{config.dataset!r} does not say how large an image is; write height, width and 1, 3 or 4 channels, "
+            "as in bin/32x32x3."
+        )
+    height, width, channels = (int(number) for number in written.groups())
+    shape = (height, width, channels)
     path, beside = _files(config.root)
     labels = _mapped_labels(beside)
     _check_labels(labels, beside, config.num_classes)
     _check_bytes(path, beside, len(labels), shape)
     classes = check_num_classes(config, str(beside), max(int(labels.max()) + 1, config.num_classes or 0))
     return RawImages(path, beside, shape, f"{config.dataset}/{split}", classes)
-
-
-def _shape(dataset: str) -> Shape:
-    found = _SHAPE.fullmatch(dataset)
-    if found is None:
-        raise DataError(
-            f"{dataset!r} does not say how large an image is; write height, width and 1, 3 or 4 channels, "
-            "as in bin/32x32x3."
-        )
-    height, width, channels = (int(number) for number in found.groups())
-    return height, width, channels
 
 
 def _files(root: str | None) -> tuple[Path, Path]:

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from timm.data import create_dataset
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from vitruvius._checks import as_label
 from vitruvius._errors import DataError
 from vitruvius._files import is_url
+from vitruvius._processes import usable_cores
 from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
-from vitruvius.data._image_loader import Sample, collate, pil_mode, usable_cores
 from vitruvius.data._image_seeds import seed_of, seeded
-from vitruvius.data._loader import BatchLoader, BatchWithIds
-from vitruvius.data._preprocessing import Transform, to_pixels
-from vitruvius.data.sources._base import Size, check_num_classes, data_source, existing_folder, find_source
-from vitruvius.data.sources._hub_stream import HubStream
+from vitruvius.data.base import Size, check_num_classes, data_source, existing_folder, find_source, to_pixels
+from vitruvius.data.loader import BatchWithIds, Loader, Sample, collate, pil_mode
+from vitruvius.data.preprocessing import Transform
+from vitruvius.data.sources.hub_stream import HubStream
 
 logger = logging.getLogger(__name__)
 
@@ -51,89 +50,62 @@ class Share:
     epoch: int = 0
 
 
-StreamOpener = Callable[[bool, int], Stream]  # (training, seed) → Stream
+def open_stream(config: DataConfig, split: str, size: Size, *, training: bool, seed: int = 0) -> Stream:
+    """The stream that a recipe names; for training shuffled by `seed`, as timm's reader does."""
+    opener: Any = find_source(config.dataset)[0]
+    stream: Stream = opener(config, split, size, training=training, seed=seed)
+    return stream
 
 
 @data_source("tfds", after_slash="<name>", stream=True)
-def open_tfds(config: DataConfig, split: str, size: Size) -> StreamOpener:
+def open_tfds(config: DataConfig, split: str, size: Size, *, training: bool, seed: int) -> Stream:
     """A data set of TensorFlow Datasets, prepared under `root` or downloaded if asked.
 
-    `config` is the data section; `split` of the data set, `train[:1000]` too; `size` (channels, rows, columns), of
-    which the channels decide grey or colour.
+    `split` is the data set's, `train[:1000]` too.
     """
     require("tensorflow_datasets", "tfds")
-
-    def opened(training: bool, seed: int) -> Stream:
-        if _limit(config, training) is not None:
-            raise DataError("tfds takes a number of images in the name of the split, as in train[:1000].")
-        return _open_reader(config, split, size, training=training, seed=seed)
-
-    return opened
+    if _limit(config, training) is not None:
+        raise DataError("tfds takes a number of images in the name of the split, as in train[:1000].")
+    return _open_reader(config, split, size, training, seed)
 
 
 @data_source("wds", after_slash="<name>", stream=True)
-def open_webdataset(config: DataConfig, split: str, size: Size) -> StreamOpener:
+def open_webdataset(config: DataConfig, split: str, size: Size, *, training: bool, seed: int) -> Stream:
     """Tar files in WebDataset's layout, in the folder or at the URL `root`.
 
-    `config` is the data section; `split` as timm's reader takes it, a name or a pattern of tar files; `size` (channels,
-    rows, columns), of which the channels decide grey or colour.
+    `split` is a name or a pattern of tar files, as timm's reader takes it.
     """
     require("webdataset", "wds")
     if not (config.root and is_url(config.root)):
         existing_folder(config.root)
-
-    def opened(training: bool, seed: int) -> Stream:
-        return _open_reader(config, split, size, training=training, seed=seed)
-
-    return opened
+    return _open_reader(config, split, size, training, seed)
 
 
 @data_source("hfids", after_slash="<owner>/<name>", stream=True)
-def open_streamed_hugging_face(config: DataConfig, split: str, size: Size) -> StreamOpener:
-    """A Hugging Face data set that is streamed and never stored.
-
-    `config` is the data section; `split` of the data set; `size` (channels, rows, columns), of which the channels
-    decide grey or colour.
-    """
+def open_streamed_hugging_face(config: DataConfig, split: str, size: Size, *, training: bool, seed: int) -> Stream:
+    """A Hugging Face data set that is streamed and never stored."""
     require("datasets", "hf")
     if config.class_map is not None:
         raise DataError("hfids numbers its classes itself; data.class_map belongs to folder, torch, hfds and tfds.")
-
-    def opened(training: bool, seed: int) -> Stream:
-        try:
-            reader = HubStream(
-                config.dataset.removeprefix("hfids/"),
-                root=config.root,
-                split=split,
-                training=training,
-                batch_size=config.batch_size,
-                num_samples=_limit(config, training),
-                seed=seed,
-                mode=pil_mode(size[0]),
-            )
-        except (OSError, RuntimeError, ValueError, KeyError) as error:
-            raise DataError(f"cannot open {config.dataset} ({split}): {error}") from error
-        classes = check_num_classes(config, config.dataset, len(reader.class_to_idx) or None)
-        return Stream(name=f"{config.dataset}/{split}", reader=reader, num_classes=classes)
-
-    return opened
+    try:
+        reader = HubStream(
+            config.dataset.removeprefix("hfids/"),
+            root=config.root,
+            split=split,
+            training=training,
+            batch_size=config.batch_size,
+            num_samples=_limit(config, training),
+            seed=seed,
+            mode=pil_mode(size[0]),
+        )
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise DataError(f"cannot open {config.dataset} ({split}): {error}") from error
+    return _stream(config, split, reader)
 
 
-def open_stream(config: DataConfig, split: str, size: Size, *, training: bool, seed: int = 0) -> Stream:
-    """The stream that a recipe names, for training or evaluation.
+def _open_reader(config: DataConfig, split: str, size: Size, training: bool, seed: int) -> Stream:
+    from timm.data import create_dataset
 
-    config: the data section, whose `dataset` names the stream.
-    split: of the data set.
-    size: what the model takes: (channels, rows, columns).
-    training: shuffle, as timm's reader does for training.
-    seed: of the shuffling; default 0.
-    """
-    opener, _ = find_source(config.dataset)
-    stream: Stream = opener(config, split, size)(training, seed)
-    return stream
-
-
-def _open_reader(config: DataConfig, split: str, size: Size, *, training: bool, seed: int) -> Stream:
     try:
         dataset = create_dataset(
             config.dataset,
@@ -149,9 +121,13 @@ def _open_reader(config: DataConfig, split: str, size: Size, *, training: bool, 
         )
     except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
         raise DataError(f"cannot open {config.dataset} ({split}) in {config.root}: {error}") from error
-    found = len(getattr(dataset.reader, "class_to_idx", None) or ()) or None
+    return _stream(config, split, dataset.reader)
+
+
+def _stream(config: DataConfig, split: str, reader: Any) -> Stream:
+    found = len(getattr(reader, "class_to_idx", None) or ()) or None
     classes = check_num_classes(config, config.dataset, found)
-    return Stream(name=f"{config.dataset}/{split}", reader=dataset.reader, num_classes=classes)
+    return Stream(name=f"{config.dataset}/{split}", reader=reader, num_classes=classes)
 
 
 def _limit(config: DataConfig, training: bool) -> int | None:
@@ -159,10 +135,7 @@ def _limit(config: DataConfig, training: bool) -> int | None:
 
 
 class Streamed(IterableDataset[Sample]):
-    """Samples of one process, or of one of its workers.
-
-    `reader` is timm's; `transform` makes pixels of an image; `share` says which of several processes this is.
-    """
+    """Samples of one process, or of one of its workers."""
 
     def __init__(self, reader: Any, transform: Transform, share: Share) -> None:
         self.reader, self.transform, self.share = reader, transform, share
@@ -170,9 +143,7 @@ class Streamed(IterableDataset[Sample]):
     def __iter__(self) -> Iterator[Sample]:
         share = self.share
         worker = get_worker_info()
-        first, step = 0, 1
-        if worker is not None:
-            first, step = worker.id, worker.num_workers
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for position, (image, label) in enumerate(self.reader):
             number = position * step + first
             if share.training:
@@ -183,15 +154,8 @@ class Streamed(IterableDataset[Sample]):
                 yield Sample(number, as_label(label), self.transform(image))
 
 
-class StreamLoader(BatchLoader):
-    """Batches of a stream; resuming in the middle of an epoch reads the skipped images again.
-
-    stream: the reader, with its name and number of classes.
-    share: which of several processes this is, and whether it trains.
-    transform: makes uint8 pixels of an image.
-    config: the data section: batch size and workers.
-    device: where batches go.
-    """
+class StreamLoader(Loader):
+    """Batches of a stream; resuming in the middle of an epoch reads the skipped images again."""
 
     def __init__(
         self, stream: Stream, share: Share, transform: Transform, config: DataConfig, device: torch.device | str
@@ -214,17 +178,24 @@ class StreamLoader(BatchLoader):
     def __len__(self) -> int:
         if self.share.training:
             return len(self.reader) // self.batch_size
-        mine = len(range(self.share.rank, self.num_images, self.share.world_size))
-        return -(-mine // self.batch_size)
+        return -(-self._mine() // self.batch_size)
 
-    def with_ids(self) -> Iterator[BatchWithIds]:
+    def _mine(self) -> int:
+        """Images that this process evaluates."""
+        return len(range(self.share.rank, self.num_images, self.share.world_size))
+
+    def every_batch(self) -> Iterator[BatchWithIds]:
         seen = 0
         for batch in itertools.islice(self._loader(), self.start_batch, None):
             seen += len(batch.ids)
             images = to_pixels(batch.images.to(self.device, non_blocking=True))
             yield images, batch.labels.to(self.device), batch.ids
-        if not self.share.training and self.start_batch == 0:
-            self._compare(seen)
+        missing = self._mine() - seen  # readers drop what they cannot decode, which must not go unnoticed
+        if self.share.training or self.start_batch > 0 or missing <= 0:
+            return
+        if self.config.broken == "error":
+            raise DataError(f"{self.name} lacks {missing} of its images; skip broken ones with data.broken=skip.")
+        logger.warning("%s lacks %d of its images, which could not be read", self.name, missing)
 
     def _loader(self) -> DataLoader[Any]:
         """New workers for each epoch, so that their seeds are those of the epoch."""
@@ -240,11 +211,3 @@ class StreamLoader(BatchLoader):
             pin_memory=self.device.type not in ("cpu", "mps", "meta"),
             generator=torch.Generator().manual_seed(seed_of(share.seed, self.epoch, share.rank)),
         )
-
-    def _compare(self, seen: int) -> None:
-        """Readers of streams drop what they cannot decode; that must not go unnoticed in an evaluation."""
-        missing = len(range(self.share.rank, self.num_images, self.share.world_size)) - seen
-        if missing > 0 and self.config.broken == "error":
-            raise DataError(f"{self.name} lacks {missing} of its images; skip broken ones with data.broken=skip.")
-        if missing > 0:
-            logger.warning("%s lacks %d of its images, which could not be read", self.name, missing)

@@ -3,56 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torchvision.datasets
 from PIL import Image
-from timm.data import create_dataset
 
 from vitruvius._checks import as_label
 from vitruvius._errors import DataError, suggest
 from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
 from vitruvius.data._image_seeds import image_keys
-from vitruvius.data._subsets import class_names, names_by_number, read_class_map, require_classes
-from vitruvius.data.sources._base import TRAIN_NAMES, VALIDATION_NAMES, Size, check_num_classes, data_source
+from vitruvius.data.base import TRAIN_NAMES, VALIDATION_NAMES, Size, check_num_classes, data_source
+from vitruvius.data.classes import class_names, names_by_number, read_class_map, require_classes
 
-_TIMM = ("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist", "inaturalist", "places365", "imagenet")
-_TWO_SPLITS = _TIMM[:6]  # training or test
-_MORE = {  # name: (class, training split, validation split)
-    "svhn": ("SVHN", "train", "test"),
-    "clevr": ("CLEVRClassification", "train", "val"),
-    "flowers102": ("Flowers102", "train", "val"),
-    "food101": ("Food101", "train", "test"),
-    "stl10": ("STL10", "train", "test"),
-    "oxford_iiit_pet": ("OxfordIIITPet", "trainval", "test"),
-    "dtd": ("DTD", "train", "val"),
-    "gtsrb": ("GTSRB", "train", "test"),
-    "country211": ("Country211", "train", "valid"),
-    "fgvc_aircraft": ("FGVCAircraft", "train", "val"),
-    "imagenette": ("Imagenette", "train", "val"),
-    "lfw_people": ("LFWPeople", "train", "test"),
-    "pcam": ("PCAM", "train", "val"),
-    "rendered_sst2": ("RenderedSST2", "train", "val"),
-    "stanford_cars": ("StanfordCars", "train", "test"),
+
+@dataclass(frozen=True)
+class Known:
+    """How one set of torchvision is opened."""
+
+    kind: str | None = None  # class of torchvision.datasets; None: timm's factory opens it
+    train: str = "train"  # its words for the splits
+    validation: str = "test"
+    two_splits: bool = False  # training or test
+    training: float | None = None  # of a set without splits: images of a class that train, or a share of them
+    classes: int | None = None  # where it does not name them
+    first_label: int = 0
+
+
+SETS = {
+    **dict.fromkeys(("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist"), Known(two_splits=True)),
+    **dict.fromkeys(("inaturalist", "places365", "imagenet"), Known()),
+    "svhn": Known("SVHN", classes=10),
+    "clevr": Known("CLEVRClassification", validation="val", classes=8, first_label=3),  # 3 to 10 objects in an image
+    "flowers102": Known("Flowers102", validation="val", classes=102),
+    "food101": Known("Food101"),
+    "stl10": Known("STL10", classes=10),
+    "oxford_iiit_pet": Known("OxfordIIITPet", train="trainval"),
+    "dtd": Known("DTD", validation="val"),
+    "gtsrb": Known("GTSRB", classes=43),
+    "country211": Known("Country211", validation="valid"),
+    "fgvc_aircraft": Known("FGVCAircraft", validation="val"),
+    "imagenette": Known("Imagenette", validation="val"),
+    "lfw_people": Known("LFWPeople"),
+    "pcam": Known("PCAM", validation="val", classes=2),
+    "rendered_sst2": Known("RenderedSST2", validation="val"),
+    "stanford_cars": Known("StanfordCars"),
+    "caltech101": Known("Caltech101", two_splits=True, training=30),
+    "caltech256": Known("Caltech256", two_splits=True, training=30),
+    "sun397": Known("SUN397", two_splits=True, training=50),
+    "eurosat": Known("EuroSAT", two_splits=True, training=0.8),
+    "lsun": Known("LSUN", validation="val"),
 }
-_UNSPLIT = {"caltech101": "Caltech101", "caltech256": "Caltech256", "eurosat": "EuroSAT", "sun397": "SUN397"}
-_SCENES = "lsun"  # its argument is called classes, and it cannot be downloaded
-_FEWEST, _MOST = 3, 10  # objects in an image of CLEVR; their number is its class
-_CLASSES = {"clevr": _MOST - _FEWEST + 1, "svhn": 10, "stl10": 10, "flowers102": 102, "gtsrb": 43, "pcam": 2}
-_NAMES = (*_UNSPLIT, *_TIMM, *_MORE, _SCENES)
-_TRAINING: dict[str, float] = {"caltech101": 30, "caltech256": 30, "sun397": 50}  # images of a class, as is usual
-_TRAINING |= {"eurosat": 0.8}  # a share of them; all others are for validation
 
 
 class TorchvisionImages:
-    """A torchvision data set by number: all its images, or the `rows`; labels may be renumbered.
+    """A torchvision data set by number: all its images, or the `rows`.
 
-    `dataset` is torchvision's; `name` what errors and reports call it; `num_classes` of the labels given out; `numbers`
-    maps the labels of the data set to those given out (default: as they are).
+    `name` is what errors and reports call it; `numbers` maps the labels of the data set to those given out, of which
+    there are `num_classes` (default: as they are).
     """
 
     def __init__(
@@ -63,11 +74,8 @@ class TorchvisionImages:
         rows: Sequence[int] | None = None,
         numbers: dict[int, int] | None = None,
     ) -> None:
-        self.dataset = dataset
-        self.name = name
-        self.num_classes = num_classes
+        self.dataset, self.name, self.num_classes, self.numbers = dataset, name, num_classes, numbers
         self.rows = range(len(dataset)) if rows is None else rows
-        self.numbers = numbers  # label → number, None: as they are
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,30 +89,25 @@ class TorchvisionImages:
         return names_by_number(numbers)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        """The image and its label, by its `index` among those chosen, from 0."""
+        """The image and its label, by its number among those chosen."""
         image, label = self.dataset[self.rows[index]]
-        if self.numbers is not None:
-            return image, self.numbers[as_label(label)]
-        return image, as_label(label)
+        label = as_label(label)
+        return image, label if self.numbers is None else self.numbers[label]
 
     @property
     def labels(self) -> Any:
         """(n,) as the data set numbers them; None where it does not say without reading the images."""
-        known = np.asarray(_labels(self.dataset))
-        if known.ndim != 1 or known.dtype.kind not in "iu":
-            return None
-        return known[list(self.rows)]
+        labels = np.asarray(_labels(self.dataset))
+        return labels[list(self.rows)] if labels.ndim == 1 and labels.dtype.kind in "iu" else None
 
     @property
     def pixels(self) -> Any:
         """(n, …) where the data set holds all its images as one array and all are used; else None."""
         held = getattr(self.dataset, "data", None)
-        if not isinstance(held, np.ndarray | torch.Tensor) or len(self.rows) != len(held):
-            return None
-        return held
+        return held if isinstance(held, np.ndarray | torch.Tensor) and len(self.rows) == len(held) else None
 
     def describe(self, index: int) -> str:
-        """Which image of the data set has this `index`, for an error."""
+        """Which image of the data set this is, for an error."""
         return f"image {self.rows[index]} of {self.name}"
 
 
@@ -112,100 +115,74 @@ class TorchvisionImages:
 def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionImages:
     """A data set of torchvision, e.g. torch/cifar10, from the folder `root`; downloaded only if asked.
 
-    `config` is the data section; `split` train or validation, or the data set's own word; `size` what the model takes,
-    which is left to the transform.
+    `split` is train or validation, or the data set's own word.
     """
     name = config.dataset.removeprefix("torch/").lower()
-    if name not in _NAMES:
-        known = ", ".join(sorted(_NAMES))
-        raise DataError(f"no torchvision data set {name!r}{suggest(name, _NAMES)} Known: {known}.")
+    if name not in SETS:
+        raise DataError(f"no torchvision data set {name!r}{suggest(name, SETS)} Known: {', '.join(sorted(SETS))}.")
+    known = SETS[name]
     if config.root is None:
         raise DataError(f"data.root is not set; it must name the folder of {config.dataset}.")
-    if name in (*_TWO_SPLITS, *_UNSPLIT) and split not in (*TRAIN_NAMES, *VALIDATION_NAMES, "test"):
+    if known.two_splits and split not in (*TRAIN_NAMES, *VALIDATION_NAMES, "test"):
         raise DataError(f"{config.dataset} has no split {split!r}; choose train or test.")
-    dataset = _opened(config, name, split)
-    rows = None
-    if name in _UNSPLIT:
-        rows = _split_rows(dataset, _TRAINING[name], training=split in TRAIN_NAMES)
-    place = f"{config.dataset}/{split}"
-    if config.class_map is not None:
-        return _mapped(dataset, place, config, rows)
-    if config.classes is not None:
-        return _chosen(dataset, place, config, rows)
-    numbers = None
-    if name == "clevr":
-        numbers = {count: count - _FEWEST for count in range(_FEWEST, _MOST + 1)}
-    classes = check_num_classes(config, config.dataset, _found(name, dataset))
-    return TorchvisionImages(dataset, place, classes, rows, numbers)
-
-
-def _opened(config: DataConfig, name: str, split: str) -> Any:
-    """torchvision's data set, or an error that says where it was looked for."""
     try:
-        return _build(config, name, split)
+        dataset = _open(config, name, known, split)
     except (RuntimeError, OSError, ValueError) as error:
-        said = f"cannot open {config.dataset} ({split}) in {config.root}: {error}"
-        if not config.download:
-            said += " Set data.root to its folder, or data.download=true."
-        raise DataError(said) from error
+        advice = "" if config.download else " Set data.root to its folder, or data.download=true."
+        raise DataError(f"cannot open {config.dataset} ({split}) in {config.root}: {error}{advice}") from error
+    rows = None
+    if known.training is not None:
+        rows = _split_rows(dataset, known.training, training=split in TRAIN_NAMES)
+    place, names = f"{config.dataset}/{split}", _class_names(dataset)
+    if config.class_map is not None:  # e.g. caltech-102 for a model that knows TensorFlow's numbering
+        if not names:
+            raise DataError(f"{config.dataset} does not name its classes, so data.class_map cannot renumber them.")
+        order = read_class_map(config.class_map, Path(config.root))
+        require_classes(names, list(order), f"data.class_map={config.class_map}")
+        renumbered = {label: order[name] for label, name in enumerate(names)}
+        return TorchvisionImages(dataset, place, len(order), rows, renumbered)
+    if config.classes is not None:
+        wanted, labels = class_names(config.classes), _labels(dataset)
+        if not names or labels is None:
+            raise DataError(f"data.classes: torchvision does not say which classes the images of {place} have.")
+        require_classes(wanted, names, place)
+        numbers = {names.index(name): number for number, name in enumerate(wanted)}
+        chosen = [row for row in (range(len(dataset)) if rows is None else rows) if int(labels[row]) in numbers]
+        return TorchvisionImages(dataset, place, check_num_classes(config, place, len(wanted)), chosen, numbers)
+    found = _inaturalist_classes(dataset) if name == "inaturalist" else len(names) or known.classes
+    shifted = {known.first_label + number: number for number in range(known.classes or 0)}
+    classes = check_num_classes(config, config.dataset, found)
+    return TorchvisionImages(dataset, place, classes, rows, shifted if known.first_label else None)
 
 
-def _mapped(dataset: Any, place: str, config: DataConfig, rows: Sequence[int] | None) -> TorchvisionImages:
-    """Labels renumbered by a class map, e.g. caltech-102 for a model that knows TensorFlow's numbering."""
-    names = _class_names(dataset)
-    if not names:
-        raise DataError(f"{config.dataset} does not name its classes, so data.class_map cannot renumber them.")
-    numbers = read_class_map(str(config.class_map), Path(config.root or "."))
-    require_classes(names, list(numbers), f"data.class_map={config.class_map}")
-    renumbered = {label: numbers[name] for label, name in enumerate(names)}
-    return TorchvisionImages(dataset, place, len(numbers), rows, renumbered)
+def _open(config: DataConfig, name: str, known: Known, split: str) -> Any:
+    import torchvision.datasets
+    from timm.data import create_dataset
 
-
-def _build(config: DataConfig, name: str, split: str) -> Any:
-    if name in _UNSPLIT:
-        return getattr(torchvision.datasets, _UNSPLIT[name])(config.root, download=config.download)
-    if name == _SCENES:
-        return _open_scenes(config, split)
-    if name in _TIMM:
+    if known.kind is None:
         dataset = create_dataset(f"torch/{name}", root=config.root, split=split, download=config.download)
         if name == "inaturalist":
             dataset.index.sort()  # torchvision lists files in the order of the disk; ids should not depend on it
         return dataset
-    kind, training, validation = _MORE[name]
-    if split in TRAIN_NAMES:
-        split = training
-    elif split in VALIDATION_NAMES:
-        split = validation
-    return getattr(torchvision.datasets, kind)(config.root, split=split, download=config.download)
-
-
-def _open_scenes(config: DataConfig, split: str) -> Any:
-    """LSUN: ten scenes, one LMDB file each, for training or validation."""
+    kind = getattr(torchvision.datasets, known.kind)
+    if known.training is not None:
+        return kind(config.root, download=config.download)
+    own = {**dict.fromkeys(TRAIN_NAMES, known.train), **dict.fromkeys(VALIDATION_NAMES, known.validation)}
+    if name != "lsun":
+        return kind(config.root, split=own.get(split, split), download=config.download)
     require("lmdb", "lsun")
-    words = {**dict.fromkeys(TRAIN_NAMES, "train"), **dict.fromkeys(VALIDATION_NAMES, "val"), "test": "test"}
-    if split not in words:
+    if split not in (*own, "test"):
         raise ValueError(f"there is no split {split!r}; choose train, validation or test.")
     if config.download:
         raise ValueError("torchvision cannot download LSUN; fetch its LMDB files by hand and unset data.download.")
-    return torchvision.datasets.LSUN(config.root, classes=words[split])
-
-
-def _found(name: str, dataset: Any) -> int | None:
-    if name == "inaturalist":
-        return _inaturalist_classes(dataset)
-    names = _class_names(dataset)
-    if names:
-        return len(names)
-    return _CLASSES.get(name)
+    return kind(config.root, classes=own.get(split, split))  # ten scenes, one LMDB file each
 
 
 def _inaturalist_classes(dataset: Any) -> int:
     if len(dataset.target_type) != 1:
         raise DataError(f"torch/inaturalist: one label per image, not {', '.join(dataset.target_type)}.")
     (rank,) = dataset.target_type
-    if rank == "full":
-        return len(dataset.all_categories)
-    return len(dataset.categories_index[rank])
+    return len(dataset.all_categories if rank == "full" else dataset.categories_index[rank])
 
 
 def _class_names(dataset: Any) -> list[str]:
@@ -214,6 +191,14 @@ def _class_names(dataset: Any) -> list[str]:
         if names := getattr(dataset, attribute, None):
             return list(names)
     return []
+
+
+def _labels(dataset: Any) -> Any:
+    """The labels of all images, under whichever name a class of torchvision keeps them; None if it does not."""
+    for name in ("targets", "labels", "_labels", "y"):
+        if hasattr(dataset, name):
+            return getattr(dataset, name)
+    return None
 
 
 def _split_rows(dataset: Any, wanted: float, *, training: bool) -> list[int]:
@@ -227,27 +212,3 @@ def _split_rows(dataset: Any, wanted: float, *, training: bool) -> list[int]:
         chosen[members[rank[members].argsort()[:count]]] = True
     rows: list[int] = (chosen if training else ~chosen).nonzero()[:, 0].tolist()
     return rows
-
-
-def _chosen(dataset: Any, place: str, config: DataConfig, rows: Sequence[int] | None) -> TorchvisionImages:
-    """Only the classes that `data.classes` lists, numbered in its order."""
-    assert config.classes is not None
-    wanted = class_names(config.classes)
-    known = _class_names(dataset)
-    labels = _labels(dataset)
-    if not known or labels is None:
-        raise DataError(f"data.classes: torchvision does not say which classes the images of {place} have.")
-    require_classes(wanted, known, place)
-    numbers = {known.index(name): number for number, name in enumerate(wanted)}
-    if rows is None:
-        rows = range(len(dataset))
-    chosen = [row for row in rows if int(labels[row]) in numbers]
-    return TorchvisionImages(dataset, place, check_num_classes(config, place, len(wanted)), chosen, numbers)
-
-
-def _labels(dataset: Any) -> Any:
-    """The labels of all images, under whichever name a class of torchvision keeps them; None if it does not."""
-    for name in ("targets", "labels", "_labels", "y"):
-        if hasattr(dataset, name):
-            return getattr(dataset, name)
-    return None

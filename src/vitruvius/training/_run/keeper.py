@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitruvius._errors import Preempted, RunError
 from vitruvius._signals import saving, set_patience
-from vitruvius.data.identity import Identity, changes, touched
+from vitruvius.data.identity import Identity, changes
 from vitruvius.training._guards.alarm import Alarm, Reading, logger
 from vitruvius.training._guards.nonfinite import LossWatch, as_json, error_for
 from vitruvius.training._guards.preemption import Stop
@@ -187,13 +187,6 @@ def check_data(session: Session, before: dict[str, Identity], source: str) -> No
     """Refuse, or mention, images that are not those the state was trained on; older states say nothing of theirs."""
     for role, identity in before.items():
         now = session.data_identity.get(role, {})
-        if touched(identity, now):
-            logger.warning(
-                "%s: files of the %s have other times than before; their names and sizes, and a sample of their "
-                "contents, are the same, so the run goes on.",
-                source,
-                role,
-            )
         said = changes(identity, now)
         if not said:
             continue

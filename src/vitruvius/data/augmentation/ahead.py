@@ -18,10 +18,7 @@ MEMORY_SHARE = 64  # a chunk of pixels takes at most this fraction of the device
 
 
 def batches_in_chunk(device: torch.device, batch_bytes: int) -> int:
-    """How many batches are augmented together: one on a CPU, whose caches are small.
-
-    `batch_bytes` is the size of a batch of float32 pixels.
-    """
+    """How many batches of float32 pixels are augmented together: one on a CPU, whose caches are small."""
     if not has_streams(device):
         return 1
     memory = torch.get_device_module(device).get_device_properties(device).total_memory

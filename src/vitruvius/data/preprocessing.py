@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from PIL import Image, ImageOps
-from timm.data import IMAGENET_DEFAULT_MEAN, create_transform
-from timm.data.transforms import str_to_interp_mode
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision import transforms
 
 from vitruvius._errors import ConfigError
 from vitruvius.data._config import DataConfig
 from vitruvius.data.augmentation.erasing import Erase
+from vitruvius.data.base import InputSize
 
-InputSize = Mapping[str, Any] | Sequence[int]
 Transform = Callable[[Image.Image], Tensor]  # → uint8 (C, H, W), or (S, C, H, W) with aug_splits
+
+_DEFAULTS: dict[str, Any] = {  # timm's, for what a model does not say
+    "interpolation": "bicubic",
+    "crop_pct": 0.875,
+    "crop_mode": "center",
+    "mean": (0.485, 0.456, 0.406),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +39,9 @@ class Preprocessing:
 
 
 def resolve(config: DataConfig, input_size: InputSize) -> Preprocessing:
-    """From timm's resolved data config of the model, or from (channels, height, width) alone.
-
-    `config` is the data section, which overrules the model; `input_size` is what the model says.
-    """
-    model = _model_settings(input_size)
+    """What the model asks for, by timm's data config or (channels, height, width) alone, overruled by `config`."""
+    asked = input_size if isinstance(input_size, Mapping) else {"input_size": tuple(input_size)}
+    model = {**_DEFAULTS, **{key: value for key, value in asked.items() if value}}
     channels, height, width = model["input_size"]
     if config.image_size is not None:
         height = width = config.image_size
@@ -52,17 +54,10 @@ def resolve(config: DataConfig, input_size: InputSize) -> Preprocessing:
     )
 
 
-def _model_settings(input_size: InputSize) -> dict[str, Any]:
-    """timm's data config of the model, with defaults for what it does not say."""
-    settings: dict[str, Any] = {"interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center"}
-    settings["mean"] = IMAGENET_DEFAULT_MEAN
-    if not isinstance(input_size, Mapping):
-        return {**settings, "input_size": tuple(input_size)}
-    return {**settings, **{key: value for key, value in input_size.items() if value}}
-
-
 def eval_transform(pre: Preprocessing) -> Transform:
     """Resize and crop, as the model was evaluated by its authors."""
+    from timm.data import create_transform
+
     transform: Transform = create_transform(
         pre.size,
         crop_pct=pre.crop_pct,
@@ -75,12 +70,29 @@ def eval_transform(pre: Preprocessing) -> Transform:
 
 
 def train_transform(config: DataConfig, pre: Preprocessing) -> Transform:
-    """timm's training transform up to uint8, then erasing; mixing follows on batches."""
+    """timm's training transform up to uint8, with our padding, rotation and erasing; mixing follows on batches."""
+    from torchvision import transforms
+
     made = _timm_transform(config, pre)
     if config.no_aug:
         whole: Transform = made
         return whole
-    return _assembled(*(part.transforms for part in made), config=config, pre=pre)
+    (first, *flips), colours, last = (part.transforms for part in made)
+    for step in colours:
+        _repair_posterize(step)
+    pad = config.pad or 0
+    front = [transforms.Pad(pad), first] if pad else [first]
+    if config.rand_crop:
+        front = [transforms.RandomCrop(pre.size[1:], padding=pad or None, pad_if_needed=True)]
+    turn = [transforms.RandomRotation(config.rotation)] if config.rotation else []
+    erase = [Erase(probability=config.reprob, mode=config.remode, count=config.recount)] if config.reprob else []
+    shared, augmented = [*front, *flips], [*colours, *turn, *last, *erase]
+    compose = transforms.Compose
+    if not config.aug_splits:
+        return compose([*shared, *augmented])
+    if len(augmented) == len(last):
+        raise ConfigError("data.aug_splits: all splits are alike; augment them with data.aa, e.g. augmix-m5-w4-d2.")
+    return Splits(compose(shared), compose(last), compose(augmented), count=config.aug_splits)
 
 
 def training_steps(config: DataConfig, pre: Preprocessing) -> tuple[list[Any], list[Any]]:
@@ -91,6 +103,8 @@ def training_steps(config: DataConfig, pre: Preprocessing) -> tuple[list[Any], l
 
 def _timm_transform(config: DataConfig, pre: Preprocessing) -> Any:
     """One transform, or three (shared, colours, last) unless the recipe asks for no augmentation."""
+    from timm.data import create_transform
+
     jitter = 0.4 if config.color_jitter is None else config.color_jitter
     try:
         return create_transform(
@@ -139,7 +153,7 @@ def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
     return image if bits >= 8 else ImageOps.posterize(image, bits)
 
 
-def _mend(step: Any) -> None:
+def _repair_posterize(step: Any) -> None:
     """timm 1.0's policies may keep 0 bits, which Pillow 13 refuses and Pillow 12 took for black."""
     chains = getattr(step, "policy", None) or [getattr(step, "ops", ())]  # AutoAugment, or RandAugment and AugMix
     for operation in itertools.chain.from_iterable(chains):
@@ -154,8 +168,8 @@ def needs_pil(config: DataConfig) -> bool:
     return any(value is not None for value in asked) or any(amounts) or config.rand_crop or config.aug_splits > 0
 
 
-def gentle(config: DataConfig) -> DataConfig:
-    """Only what the recipe asks for: what suits photographs unasked does not suit digits."""
+def only_what_is_asked(config: DataConfig) -> DataConfig:
+    """Without timm's defaults: what suits photographs does not suit digits."""
     return replace(
         config,
         scale=config.scale or (1.0, 1.0),
@@ -165,41 +179,12 @@ def gentle(config: DataConfig) -> DataConfig:
     )
 
 
-def _assembled(
-    shared: list[Any], colours: list[Any], last: list[Any], *, config: DataConfig, pre: Preprocessing
-) -> Transform:
-    """Padding and cropping at the front, rotation before the conversion to a tensor, erasing after it."""
-    for step in colours:
-        _mend(step)
-    first, *flips = shared
-    pad = config.pad or 0
-    if config.rand_crop:
-        front = [transforms.RandomCrop(pre.size[1:], padding=pad or None, pad_if_needed=True)]
-    else:
-        front = [transforms.Pad(pad), first] if pad else [first]
-    erase = [Erase(probability=config.reprob, mode=config.remode, count=config.recount)] if config.reprob else []
-    turn = [transforms.RandomRotation(config.rotation)] if config.rotation else []
-    shared, augmented = [*front, *flips], [*colours, *turn, *last, *erase]
-    if not config.aug_splits:
-        return transforms.Compose([*shared, *augmented])
-    if len(augmented) == len(last):
-        raise ConfigError("data.aug_splits: all splits are alike; augment them with data.aa, e.g. augmix-m5-w4-d2.")
-    compose = transforms.Compose
-    return Splits(compose(shared), compose(last), compose(augmented), count=config.aug_splits)
-
-
 def resize_pixels(images: Tensor, pre: Preprocessing) -> Tensor:
     """Batches in memory to the model's size and channels; overshoot of bicubic curves is cut off."""
     channels, height, width = pre.size
     if images.shape[-2:] != (height, width):
-        mode = str_to_interp_mode(pre.interpolation).value
-        smooth = mode in ("bilinear", "bicubic")
-        if not smooth and mode != "nearest":
+        mode = pre.interpolation
+        if mode not in ("nearest", "bilinear", "bicubic"):
             raise ConfigError(f"data in memory cannot be resized by {mode!r}; use nearest, bilinear or bicubic.")
-        images = F.interpolate(images, size=(height, width), mode=mode, antialias=smooth).clamp(0, 1)
+        images = F.interpolate(images, size=(height, width), mode=mode, antialias=mode != "nearest").clamp(0, 1)
     return images if images.shape[1] == channels else images.expand(-1, channels, -1, -1)
-
-
-def to_pixels(images: Tensor) -> Tensor:
-    """uint8 → float32 in [0, 1]; floats are pixels already."""
-    return images.float().div_(255) if images.dtype == torch.uint8 else images.float()

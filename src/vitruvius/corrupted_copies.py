@@ -1,0 +1,311 @@
+"""Corrupted copies of data, written once: a folder in ImageNet-C's layout, a data set by name in CIFAR-10-C's.
+
+`corruption/severity/class/file`, or `corruption.npy` (5 N, height, width, channels) and `labels.npy`. Every file is
+written whole or not at all, and one that is there is not made again: a copy that was interrupted is continued. On the
+fly, `vitruvius evaluate --threat fog:severity=3` needs none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitruvius._checks import check_count
+from vitruvius._config import build, override
+from vitruvius._errors import ConfigError, DataError, RunError
+from vitruvius._files import (
+    Lock,
+    MadeFolder,
+    atomic_write_bytes,
+    atomic_write_text,
+    ensure_writable,
+    is_lock,
+    read_json,
+    sweep,
+)
+from vitruvius._processes import usable_cores
+from vitruvius._progress import Progress, no_progress
+from vitruvius._secrets import redact
+from vitruvius._version import __version__
+from vitruvius.corruptions.base import GROUPS, SEVERITIES, Corruption, Scale, corruption_names, corruptions
+from vitruvius.data import DataConfig
+from vitruvius.data.base import chosen_ids, open_data
+from vitruvius.data.identity import digest_of, identify
+
+RECORD = "corrupt.json"  # the settings of a copy and a hash of its images
+USUAL_SUFFIXES = {"jpeg": (".jpg", ".jpeg"), "png": (".png",)}
+JPEG_QUALITY = 85  # of the published ImageNet-C
+CHUNK = 16  # files that a worker takes at a time
+BATCH = 256  # images of an array at a time
+
+Format = Literal["jpeg", "png"]
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+
+
+def write_corrupted(
+    data: str,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path,
+    names: Sequence[str] = ("benchmark",),
+    severities: Sequence[int] = SEVERITIES,
+    size: int | None = 224,
+    format: Format = "jpeg",
+    seed: int = 0,
+    scale: Scale = "auto",
+    textures: str | None = None,
+    images: int | None = None,
+    workers: int | None = None,
+    progress: Progress = no_progress,
+) -> int:
+    """Write a corrupted copy of a folder or of a data set by name; returns how many files it has.
+
+    A folder is copied as ImageNet-C was published: the middle 224 × 224 pixels after the shorter side was made 256,
+    then the corruption, then JPEG of quality 85; `format="png"` leaves out that last loss.
+
+    data: a folder with one folder per class, or the name of a data set (`digits`, `torch/cifar10`).
+    overrides: `data.key=value` settings of a data set by name; a folder takes none.
+    out: the folder to write; one that was begun with the same settings is finished.
+    names: corruptions, or groups of them: benchmark, extra, all.
+    severities: of a folder; a data set by name gets all five.
+    size: of a folder: pixels of the middle square that is kept; None keeps images as they are.
+    format: of the files of a folder.
+    seed, scale: of all corruptions. textures: a folder with photographs of frost, instead of drawn frost.
+    images: how many, the fixed random choice of `data.val_num_samples`; default all.
+    workers: processes; default one per core.
+    """
+    for count, flag in ((images, "--images"), (workers, "--workers")):
+        if count is not None:
+            check_count(count, flag)
+    grid: list[Corruption] = []
+    for name in _ordered(names):
+        settings: dict[str, Any] = {"seed": seed, "scale": scale}
+        if name == "frost" and textures:
+            settings["textures"] = textures
+        grid += [corruptions.make({"use": name, "severity": severity, **settings}) for severity in severities]
+    workers = usable_cores() if workers is None else workers
+    out, source = Path(out).expanduser(), Path(data).expanduser()
+    if not source.is_dir():
+        return _copy_arrays(*_read_data(data, overrides, images), out, grid, workers, progress)
+    if overrides:
+        raise ConfigError(f"{overrides[0]!r} is for data sets by name; {data} is a folder.")
+    return _copy_folder(source, out, grid, size, format, images, workers, progress)
+
+
+def _ordered(names: Sequence[str]) -> list[str]:
+    """Names and groups, each corruption once: registered ones in the order of the group `all`, others last."""
+    wanted = {name for group in names for name in (corruption_names(group) if group in GROUPS else [group])}
+    registered = [name for name in corruption_names("all") if name in wanted]
+    return [*registered, *sorted(wanted.difference(registered))]
+
+
+def _copy_folder(
+    source: Path,
+    out: Path,
+    grid: Sequence[Corruption],
+    size: int | None,
+    format: Format,
+    limit: int | None,
+    workers: int,
+    progress: Progress,
+) -> int:
+    data = open_data(DataConfig(dataset="folder", root=str(source), train_split=".", val_split="."), ".", (3, 1, 1))
+    ids = chosen_ids(data, limit)
+    files = [Path(data.describe(index)) for index in ids.tolist()]
+    if out.resolve().is_relative_to(source.resolve()):
+        raise ConfigError(f"{out} lies inside {source}, whose folders are the classes. Choose a folder elsewhere.")
+    if size is not None and size < 4:
+        raise ConfigError(f"images of {size} pixels are too small to corrupt; 4 or more.")
+    targets: dict[Path, Path] = {}
+    for file in files:
+        target = _target(out, grid[0], file, format)
+        if target in targets:
+            raise DataError(f"{targets[target]} and {file} would both become {target.name}; rename one of them.")
+        targets[target] = file
+    settings = {
+        "layout": "folders",
+        "source": str(source.resolve()),
+        "size": size,
+        "format": format,
+        "limit": len(ids) if len(ids) < len(data) else None,
+        "images": digest_of(identify(data, ids)),
+    }
+    chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
+    with _claimed(out, settings, grid):
+        share(functools.partial(_copy_files, out, grid, size, format), chunks, workers, progress)
+    return len(files) * len(grid)
+
+
+def _copy_files(out: Path, grid: Sequence[Corruption], size: int | None, format: Format, files: Sequence[Path]) -> None:
+    """The copies of some files that are not there yet; each image is read once."""
+    for file in files:
+        missing = [one for one in grid if not _target(out, one, file, format).exists()]
+        if missing:
+            x, ids = read_image(file, size), torch.tensor([file_id(file)])
+        for one in missing:
+            atomic_write_bytes(_target(out, one, file, format), encoded(one.apply(x, ids=ids)[0], format))
+
+
+def _target(out: Path, corruption: Corruption, file: Path, format: Format) -> Path:
+    name = file.name if file.suffix.lower() in USUAL_SUFFIXES[format] else f"{file.stem}.{format}"
+    return out / corruption.name / str(corruption.severity) / file.parent.name / name
+
+
+def file_id(file: Path) -> int:
+    """A number for the dice that belongs to `class/file`, whatever else is in the folder."""
+    name = f"{file.parent.name}/{file.name}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def read_image(file: Path, size: int | None) -> Tensor:
+    """(1, 3, H, W) pixels, cropped if a size is asked for."""
+    try:
+        with Image.open(file) as opened:
+            image = opened.convert("RGB")
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise DataError(f"{file} cannot be read as an image: {error}. Repair it or take it away.") from error
+    if size is not None:
+        image = cropped(image, size)
+    return torch.from_numpy(np.array(image)).movedim(-1, 0)[None].float() / 255
+
+
+def cropped(image: Image.Image, size: int) -> Image.Image:
+    """The middle square of `size` pixels, after the shorter side was made 256/224 of it (bilinear)."""
+    factor = round(size * 256 / 224) / min(image.size)
+    width, height = (max(round(side * factor), size) for side in image.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
+
+
+def encoded(pixels: Tensor, format: Format) -> bytes:
+    """One image (3, H, W) in [0, 1] as the bytes of a file."""
+    image = Image.fromarray((pixels * 255).round().byte().movedim(0, -1).numpy())
+    options: dict[str, Any] = {"quality": JPEG_QUALITY, "optimize": True} if format == "jpeg" else {}
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def _read_data(name: str, overrides: Sequence[str], images: int | None) -> tuple[Array, Array, Array]:
+    """Images (N, H, W, C) uint8, labels (N,) and ids (N,) of the validation images of a data set."""
+    if Path(name).suffix or name.startswith((".", "/", "~")):
+        raise DataError(f"no folder {name}; expected one that holds a folder of images for every class.")
+    for setting in overrides:
+        if not setting.startswith("data."):
+            raise ConfigError(f"{setting!r} says nothing about the data; write data.root=…, data.val_split=….")
+    config = build(DataConfig, override({"data": {"dataset": name}}, overrides)["data"], source=name)
+    side = config.image_size or 32
+    data = open_data(config, config.val_split, (config.in_chans or 3, side, side))
+    ids = chosen_ids(data, images or config.val_num_samples)
+    pairs = [data.read(index) for index in ids.tolist()]
+    pixels = [np.asarray(image) for image, _ in pairs]
+    if len({image.shape for image in pixels}) != 1:
+        raise DataError(f"{name} has images of several sizes; a copy in one file needs one. Corrupt it on the fly.")
+    height, width, *_ = pixels[0].shape
+    return np.stack(pixels).reshape(len(ids), height, width, -1), np.array([label for _, label in pairs]), ids.numpy()
+
+
+def _copy_arrays(
+    images: Array, labels: Array, ids: Array, out: Path, grid: Sequence[Corruption], workers: int, progress: Progress
+) -> int:
+    if images.shape[-1] not in (1, 3):
+        raise DataError(f"images have {images.shape[-1]} channels; only grey and colour can be corrupted.")
+    by_name: dict[str, list[Corruption]] = {}
+    for one in sorted(grid, key=lambda one: one.severity):
+        by_name.setdefault(one.name, []).append(one)
+    if any(tuple(one.severity for one in five) != SEVERITIES for five in by_name.values()):
+        raise ConfigError("a file in CIFAR-10-C's layout holds severities 1, 2, 3, 4, 5, each once. Omit --severities.")
+    digest = hashlib.sha256(images.tobytes() + labels.tobytes() + ids.tobytes()).hexdigest()
+    with _claimed(out, {"layout": "arrays", "images": list(images.shape), "sha256": digest}, grid):
+        small = np.min_scalar_type(int(labels.max()))
+        _save_array(out / "labels.npy", np.tile(labels.astype(small), len(SEVERITIES)))
+        missing = [five for name, five in by_name.items() if not (out / f"{name}.npy").exists()]
+        share(functools.partial(_copy_array, images, ids, out), missing, workers, progress)
+    return len(by_name)
+
+
+def _copy_array(images: Array, ids: Array, out: Path, severities: Sequence[Corruption]) -> None:
+    """All images under one corruption, severity after severity, as one file."""
+    result = np.empty((len(severities), *images.shape), dtype=np.uint8)
+    for corruption, rows in zip(severities, result, strict=True):
+        for start in range(0, len(images), BATCH):
+            part = slice(start, start + BATCH)
+            x = torch.from_numpy(np.array(images[part])).movedim(-1, 1).float() / 255
+            corrupted = corruption.apply(x, ids=torch.from_numpy(ids[part]))
+            rows[part] = (corrupted * 255).round().byte().movedim(1, -1).numpy()
+    _save_array(out / f"{severities[0].name}.npy", result.reshape(-1, *images.shape[1:]))
+
+
+def _save_array(path: Path, array: Array) -> None:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    atomic_write_bytes(path, file.getvalue())
+
+
+@contextlib.contextmanager
+def _claimed(out: Path, settings: dict[str, Any], grid: Sequence[Corruption]) -> Iterator[None]:
+    """A folder for the copy, locked: new, or begun with the same settings; what a killed process left is removed.
+
+    Names and severities may be added later; the other settings of corruptions are settings of the copy.
+    """
+    shared = {field.name: getattr(one, field.name) for one in grid for field in dataclasses.fields(one)}
+    settings = redact({**settings, **{name: value for name, value in shared.items() if name != "severity"}})
+    record = out / RECORD
+    with Lock(out):
+        made = MadeFolder(out)
+        try:
+            before: dict[str, Any] = {"version": __version__}
+            if record.exists():
+                before = read_json(record)
+                changed = [key for key, value in settings.items() if key in before and before[key] != value]
+                if changed:
+                    how = ", ".join(f"{key} was {before[key]!r}, is now {settings[key]!r}" for key in changed)
+                    raise ConfigError(f"{out} holds a copy made otherwise ({how}). Choose another folder.")
+            elif any(not is_lock(path) and path.suffix != ".tmp" for path in out.iterdir()):
+                raise ConfigError(f"{out} exists and is not a corrupted copy. Choose a new or empty folder.")
+            ensure_writable(out)
+            for folder in (out, *out.glob("*/*/*/")):
+                sweep(folder)
+            atomic_write_text(record, json.dumps({**before, **settings}, indent=2) + "\n")
+            yield
+        except BaseException:
+            made.take_back(RECORD)
+            raise
+
+
+def share(work: Callable[[T], object], items: Sequence[T], workers: int, progress: Progress = no_progress) -> None:
+    """`work(item)` for every item, in `workers` processes; the first error ends all, what is written stays."""
+    if workers == 1:
+        for done, item in enumerate(items, 1):
+            work(item)
+            progress(done, len(items))
+        return
+    context = get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            for done, future in enumerate(as_completed([pool.submit(work, item) for item in items]), 1):
+                future.result()
+                progress(done, len(items))
+        except BrokenProcessPool as error:
+            raise RunError(
+                f"a worker process was killed, perhaps for lack of memory ({workers} worked). What is written stays; "
+                "the same command with fewer --workers continues."
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
