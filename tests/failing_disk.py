@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from vitruvius._files import _local
+from vitruvius._files import paths
 
 
 def fill_the_disk(monkeypatch: pytest.MonkeyPatch, after: int, number: int = errno.ENOSPC) -> None:
     """Let so many files be written, then no more."""
-    write, written = _local.write_synced, 0
+    write, written = paths.write_synced, 0
 
     def failing(path: Path, data: bytes) -> None:
         nonlocal written
@@ -23,7 +23,7 @@ def fill_the_disk(monkeypatch: pytest.MonkeyPatch, after: int, number: int = err
             raise OSError(number, "simulated")
         write(path, data)
 
-    monkeypatch.setattr(_local, "write_synced", failing)
+    monkeypatch.setattr(paths, "write_synced", failing)
 
 
 @contextlib.contextmanager

@@ -40,8 +40,8 @@ def state_of(run: Path) -> dict[str, Any]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file, as it stands."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    """Every file of a run, as it stands; of the state before the last one a copy elsewhere may have an older one."""
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file() and p.name != "state.previous.pt"}
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:

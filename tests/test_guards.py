@@ -14,8 +14,8 @@ import torch
 
 from vitruvius import cli
 from vitruvius._errors import CheckpointError, RunError
-from vitruvius._files import append_line, atomic_write_text, ensure_writable, read_text, save_tensors, seal, unseal
-from vitruvius._files._store import make_folder
+from vitruvius._files import append_line, atomic_write_text, read_text, save_tensors
+from vitruvius._files.store import make_folder
 from vitruvius.cli import main
 from vitruvius.cli._verb import Verb
 from vitruvius.converters._checkpoint import read_checkpoint
@@ -67,17 +67,17 @@ def test_checkpoints_are_converted_without_running_code(tmp_path: Path) -> None:
 
 
 def test_states_are_read_without_running_code(tmp_path: Path) -> None:
-    sealed = seal({"updates": 1, "more": Intruder(tmp_path / "ran")})
+    sealed = state_file.add_checksum({"updates": 1, "more": Intruder(tmp_path / "ran")})
     with pytest.raises(pickle.UnpicklingError):
-        unseal(sealed)
+        state_file.verify_checksum(sealed)
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_state_with_another_bit_does_not_match_its_checksum() -> None:
-    data = bytearray(seal({"updates": 1, "weights": torch.arange(1000.0)}))
+    data = bytearray(state_file.add_checksum({"updates": 1, "weights": torch.arange(1000.0)}))
     data[len(data) // 2] ^= 1
     with pytest.raises(ValueError, match="does not match its checksum"):
-        unseal(bytes(data))
+        state_file.verify_checksum(bytes(data))
 
 
 def test_a_damaged_state_is_answered_by_the_one_before(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_folders_are_made_where_there_are_folders_and_never_a_bucket() -> None:
 
     make_folder(Store(), "bucket/run")
     memory = fsspec.filesystem("memory")
-    ensure_writable("memory://guards/run")
+    make_folder(memory, "/guards/run")
     assert memory.isdir("/guards/run")
     memory.rm("/guards", recursive=True)
 

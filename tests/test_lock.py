@@ -1,8 +1,10 @@
-"""Folders have one owner: the second process is told, a dead one's lock is taken over. The processes here are real."""
+"""Folders have one writer: the second process is told, a dead one's lock is taken over. The processes here are real."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -11,47 +13,65 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from other_machines import Machine, require_names
 from small_run import RECIPE, SMALL, small_run
 from vitruvius._errors import RunError
-from vitruvius._files import Lock, MadeFolder, _lock, _owners
+from vitruvius._files import Lock, MadeFolder
+from vitruvius._files import lock as lock_module
 from vitruvius.cli import main
 from vitruvius.corrupted_copies.arrays import copy_arrays
 from vitruvius.corruptions import corruptions
 
+pytest.importorskip("fcntl", reason="the other processes here lock as on POSIX")
 CONTRAST = [corruptions["contrast"](severity=severity) for severity in (1, 2, 3, 4, 5)]
-needs_proc = pytest.mark.skipif(_owners.system() is None, reason="this system has no /proc to know processes by")
+HOLDER = """
+import fcntl, json, os, socket, sys
+file, host = sys.argv[1:]
+os.makedirs(os.path.dirname(file), exist_ok=True)
+with open(file, "w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    json.dump({"pid": os.getpid(), "host": host or socket.gethostname(), "since": "noon", "token": "other"}, lock)
+    lock.flush()
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+TAKER = """
+import sys
+from vitruvius._files import Lock
+Lock(sys.argv[1]).take()
+print("ready", flush=True)
+sys.stdin.read()
+"""
 
 
-@pytest.fixture
-def somebody() -> Iterator[subprocess.Popen[bytes]]:
-    """Another process of this machine."""
-    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(100)"]) as process:
-        yield process
-        process.kill()
+@contextlib.contextmanager
+def somebody(file: Path, *, host: str = "", program: str = HOLDER, before: tuple[str, ...] = ()) -> Iterator[int]:
+    """Another process that holds a lock; its number. It dies by SIGKILL."""
+    command = [*before, sys.executable, *(["-S"] if program == HOLDER else []), "-c", program, str(file)]
+    if program == HOLDER:
+        command.append(host)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process.pid
+        finally:
+            process.kill()
 
 
-def lock_of(process: subprocess.Popen[bytes], **other: Any) -> dict[str, Any]:
-    mine = _owners.myself()
-    return {**mine, "pid": process.pid, "started": _owners.started(process.pid), "since": "noon", **other}
-
-
-def leave_lock(folder: Path, note: dict[str, Any], name: str = ".lock") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(json.dumps(note))
-    return folder / name
+def note_of(folder: Path) -> dict[str, object]:
+    note: dict[str, object] = json.loads((folder / ".lock").read_text())
+    return note
 
 
 def test_a_lock_says_who_has_it_and_leaves_nothing(tmp_path: Path) -> None:
     with Lock(tmp_path / "a" / "b"):
-        note = json.loads((tmp_path / "a" / "b" / ".lock").read_text())
+        note = note_of(tmp_path / "a" / "b")
         assert note["pid"] == os.getpid()
-        assert {"host", "started", "since", "token"} <= set(note)
+        assert {"host", "since", "token"} <= set(note)
         with Lock(tmp_path / "a" / "b"):  # the same process
             pass
         assert (tmp_path / "a" / "b" / ".lock").exists()
@@ -72,74 +92,135 @@ def test_a_locked_folder_that_comes_to_nothing_goes_with_its_records(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-@needs_proc
-def test_the_second_process_is_told_and_a_dead_ones_lock_is_taken_over(
-    tmp_path: Path, somebody: subprocess.Popen[bytes]
-) -> None:
-    lock = leave_lock(tmp_path / "run", lock_of(somebody))
-    with pytest.raises(RunError, match=rf"run is being written by process {somebody.pid} on .*since noon.*Wait for it"):
-        Lock(tmp_path / "run").take()
-    assert lock.exists()
-    somebody.kill()
-    somebody.wait()
+def test_the_second_process_is_told_and_a_dead_ones_lock_is_taken_over(tmp_path: Path) -> None:
+    with somebody(tmp_path / "run" / ".lock") as pid:
+        with pytest.raises(RunError, match=rf"run is being written by process {pid} on .*since noon.*Wait for it"):
+            Lock(tmp_path / "run").take()
+        assert note_of(tmp_path / "run")["pid"] == pid
     with Lock(tmp_path / "run"):
-        assert json.loads(lock.read_text())["pid"] == os.getpid()
+        assert note_of(tmp_path / "run")["pid"] == os.getpid()
     assert not list((tmp_path / "run").iterdir())
 
 
-@needs_proc
-def test_a_number_that_another_process_has_got_since_is_not_the_owner(
-    tmp_path: Path, somebody: subprocess.Popen[bytes]
-) -> None:
-    leave_lock(tmp_path / "run", lock_of(somebody, started="1"))
-    with Lock(tmp_path / "run"):
-        pass
+@pytest.mark.parametrize("left", ["", "{", '{"pid": 1, "host": 3}'])
+def test_a_lock_that_is_not_whole_is_taken_over(left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a machine leaves it that has lost its power."""
+    monkeypatch.setattr(lock_module, "BEAT", 0.02)
+    (tmp_path / ".lock").write_text(left)
+    with Lock(tmp_path):
+        assert note_of(tmp_path)["pid"] == os.getpid()
 
 
-def test_of_a_process_elsewhere_the_heartbeat_tells(
-    tmp_path: Path, somebody: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other machine is simulated; the test after this one has a true one."""
-    monkeypatch.setattr(_owners, "BEAT", 0.04)
-    lock = leave_lock(tmp_path / "run", lock_of(somebody, host="far-away"))
-    over = threading.Event()
+def test_of_many_processes_at_once_one_has_the_folder(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, answers = context.Barrier(6), context.Queue()
+
+    def race() -> None:
+        barrier.wait()
+        try:
+            with Lock(tmp_path / "run"):
+                answers.put("has it")
+                time.sleep(0.5)
+        except RunError as error:
+            answers.put(str(error))
+
+    processes = [context.Process(target=race) for _ in range(6)]
+    for process in processes:
+        process.start()
+    told = sorted(answers.get(timeout=30) for _ in processes)
+    for process in processes:
+        process.join()
+    assert told[-1].endswith("another place.") or told[-1] == "has it"
+    assert told.count("has it") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_workers_of_a_dead_process_do_not_keep_its_lock(tmp_path: Path) -> None:
+    """A forked child outlives its parent for a while, as the workers of a loader do."""
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        Lock(tmp_path / "run").take()
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        os.write(writing, str(child).encode())
+        time.sleep(60)
+        os._exit(0)
+    child = int(os.read(reading, 20))
+    os.kill(parent, 9)
+    os.waitpid(parent, 0)
+    try:
+        with Lock(tmp_path / "run"):
+            assert note_of(tmp_path / "run")["pid"] == os.getpid()
+    finally:
+        os.kill(child, 9)
+
+
+def test_of_a_process_elsewhere_the_heartbeat_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other machine is simulated, once with a file system that locks across machines and once without."""
+    monkeypatch.setattr(lock_module, "BEAT", 0.04)
+    lock, over = tmp_path / "run" / ".lock", threading.Event()
 
     def beat() -> None:
         while not over.wait(0.02):
             os.utime(lock)
 
-    heart = threading.Thread(target=beat)
-    heart.start()
-    try:
-        with pytest.raises(RunError, match="on far-away"):
-            Lock(tmp_path / "run").take()
-    finally:
-        over.set()
-        heart.join()
-    with Lock(tmp_path / "run"):  # silent now
-        assert json.loads(lock.read_text())["host"] != "far-away"
+    with somebody(lock, host="far-away"):
+        heart = threading.Thread(target=beat)
+        heart.start()
+        try:
+            with pytest.raises(RunError, match="on far-away"):
+                Lock(tmp_path / "run").take()
+        finally:
+            over.set()
+            heart.join()
+        with Lock(tmp_path / "run"):  # silent now, though the file system keeps its lock
+            assert note_of(tmp_path / "run")["pid"] == os.getpid()
+    lock.write_text(json.dumps({"pid": 1, "host": "far-away"}))
+    with Lock(tmp_path / "run"):
+        assert note_of(tmp_path / "run")["pid"] == os.getpid()
 
 
-def test_a_process_on_a_machine_with_another_name_is_told_by_its_heart_alone(
+def test_where_the_file_system_knows_no_locks_the_heartbeat_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A true host name, in a UTS namespace of its own, and a true SIGKILL: its number is not looked up here."""
-    require_names()
-    monkeypatch.setattr(_owners, "BEAT", 0.2)
-    other = Machine(tmp_path / "run", tmp_path / "other", name="far-away")
-    try:
-        other.takes_it()
-        with pytest.raises(RunError, match=f"is being written by process {other.process.pid} on far-away"):
-            Lock(tmp_path / "run").take()
-    finally:
-        other.dies()
-    assert json.loads((tmp_path / "run" / ".lock").read_text())["host"] == "far-away"
+    """Simulated: flock is refused."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(lock_module, "BEAT", 0.02)
+    monkeypatch.setattr("fcntl.flock", refuse)
     with Lock(tmp_path / "run"):
-        assert json.loads((tmp_path / "run" / ".lock").read_text())["pid"] == os.getpid()
+        shutil.copytree(tmp_path / "run", tmp_path / "other")
+    with Lock(tmp_path / "other"):  # nobody touches what is there
+        pass
+    with Lock(tmp_path / "run") as lock, monkeypatch.context() as patch:
+        patch.setattr(lock_module, "_held", {})  # as another process sees it
+        with pytest.raises(RunError, match="is being written by process"):
+            Lock(tmp_path / "run").take()
+        lock.check()
+
+
+def test_a_process_on_a_machine_with_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A true host name, in a UTS namespace of its own, and a true SIGKILL."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "--uts", "true"], check=False).returncode:
+        pytest.skip("no other host name is allowed here")
+    monkeypatch.setattr(lock_module, "BEAT", 0.2)
+    far_away = ("unshare", "--uts", "sh", "-c", 'hostname far-away; exec "$@"', "sh")
+    taker = f"from vitruvius._files import lock\nlock.BEAT = 0.2\n{TAKER}"
+    with somebody(tmp_path / "run", program=taker, before=far_away):
+        with pytest.raises(RunError, match=r"is being written by process \d+ on far-away"):
+            Lock(tmp_path / "run").take()
+        assert note_of(tmp_path / "run")["host"] == "far-away"
+    with Lock(tmp_path / "run"):
+        assert note_of(tmp_path / "run")["pid"] == os.getpid()
 
 
 def test_the_owner_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_owners, "BEAT", 0.02)
+    monkeypatch.setattr(lock_module, "BEAT", 0.02)
     with Lock(tmp_path):
         first = (tmp_path / ".lock").stat().st_mtime_ns
         end = time.monotonic() + 5
@@ -148,20 +229,13 @@ def test_the_owner_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.Monke
             time.sleep(0.01)
 
 
-def test_an_owner_that_was_thought_dead_does_not_go_on(tmp_path: Path, somebody: subprocess.Popen[bytes]) -> None:
+def test_an_owner_that_was_thought_dead_stops(tmp_path: Path) -> None:
     with Lock(tmp_path / "run") as lock:
         lock.check()
-        leave_lock(tmp_path / "run", lock_of(somebody))
-        with pytest.raises(RunError, match=f"was taken over by process {somebody.pid}"):
+        (tmp_path / "run" / ".lock").write_text(json.dumps({"pid": 7, "host": "elsewhere", "token": "other"}))
+        with pytest.raises(RunError, match="was taken over by process 7 on elsewhere"):
             lock.check()
     assert (tmp_path / "run" / ".lock").exists()  # the other's
-
-
-def test_a_faster_process_keeps_the_lock_it_has_just_taken(tmp_path: Path, somebody: subprocess.Popen[bytes]) -> None:
-    lock = leave_lock(tmp_path / "run", lock_of(somebody))
-    _lock._take_away(lock, {"pid": "one that died before"})
-    assert json.loads(lock.read_text())["pid"] == somebody.pid
-    assert [path.name for path in lock.parent.iterdir()] == [".lock"]
 
 
 # the verbs
@@ -172,7 +246,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_run(tmp_path_factory.mktemp("runs") / "run")
 
 
-@needs_proc
 @pytest.mark.parametrize(
     ("words", "lock"),
     [
@@ -196,29 +269,27 @@ def test_every_verb_that_writes_a_folder_respects_its_owner(
     lock: str,
     run: Path,
     tmp_path: Path,
-    somebody: subprocess.Popen[bytes],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     name = ".a.safetensors.lock" if lock == "file" else lock
-    leave_lock(tmp_path / "out", lock_of(somebody), name)
-    spoken = [word.replace("{run}", str(run)).replace("{out}", str(tmp_path / "out")) for word in words]
-    assert main(spoken) == 1
-    assert f"is being written by process {somebody.pid}" in capsys.readouterr().err
+    words = [word.replace("{run}", str(run)).replace("{out}", str(tmp_path / "out")) for word in words]
+    with somebody(tmp_path / "out" / name) as pid:
+        assert main(words) == 1
+        assert f"is being written by process {pid}" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
 
 
 KILLED = """
 import os, signal, sys, numpy as np
-from vitruvius._files import _local
+from vitruvius._files import paths
 from vitruvius.corrupted_copies.arrays import copy_arrays
 from vitruvius.corruptions import corruptions
-_local.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # at the first file, before it has its name
+paths.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # at the first file, before it has its name
 contrast = [corruptions["contrast"](severity=s) for s in (1, 2, 3, 4, 5)]
 copy_arrays(np.zeros((3, 8, 8, 1), np.uint8), np.arange(3), sys.argv[1], contrast)
 """
 
 
-@needs_proc
 def test_a_copy_killed_in_its_first_moments_is_taken_up_again(tmp_path: Path) -> None:
     """A true SIGKILL: nothing was cleaned up."""
     out = tmp_path / "out"
@@ -230,29 +301,29 @@ def test_a_copy_killed_in_its_first_moments_is_taken_up_again(tmp_path: Path) ->
     assert sorted(path.name for path in out.rglob("*")) == ["contrast.npy", "corrupt.json", "labels.npy"]
 
 
-def test_a_lock_on_a_full_or_read_only_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_on_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated; the true ones are in test_real_faults.py."""
 
     def failing(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", failing)
+        patch.setattr(lock_module.json, "dump", failing)
         with pytest.raises(RunError, match="the disk is full"):
             Lock(tmp_path / "new").take()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_is_being_written_has_a_page_without_a_viewer(
-    run: Path, tmp_path: Path, somebody: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
-    leave_lock(copy, lock_of(somebody))
     before = sorted(path.name for path in copy.iterdir())
-    assert main(["report", str(copy), "--images", "2", "--out", str(tmp_path / "page.html")]) == 1
-    assert f"is being written by process {somebody.pid}" in capsys.readouterr().err
-    assert not (tmp_path / "page.html").exists()
-    assert main(["report", str(copy), "--out", str(tmp_path / "page.html")]) == 0
-    assert f"no attention viewer: {copy} is being written by process {somebody.pid}" in capsys.readouterr().err
-    assert sorted(path.name for path in copy.iterdir()) == before
+    with somebody(copy / ".lock") as pid:
+        assert main(["report", str(copy), "--images", "2", "--out", str(tmp_path / "page.html")]) == 1
+        assert f"is being written by process {pid}" in capsys.readouterr().err
+        assert not (tmp_path / "page.html").exists()
+        assert main(["report", str(copy), "--out", str(tmp_path / "page.html")]) == 0
+        assert f"no attention viewer: {copy} is being written by process {pid}" in capsys.readouterr().err
+    assert sorted(path.name for path in copy.iterdir()) == [".lock", *before]

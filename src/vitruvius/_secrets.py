@@ -1,9 +1,10 @@
-"""Secrets stay out of what is written: the one place that knows what they look like, used by every writer of text.
+"""Secrets stay out of what is written and said: the one place that knows what they look like, used by every writer.
 
 Hidden are, as `***`: what URLs say before the host (`https://TOKEN@host`, `s3://user:password@host`, also with a slash
-or an @ in the password), parameters of URLs with a secret name (`?token=…`), values of keys with a secret name
-(`aws_secret_access_key: …`, `password=…`), and the values of environment variables with a secret name. Where a text can
-be read in two ways, more is hidden rather than less: `https://host:80/a@b` may be a password with a slash.
+or an @ in the password), parameters of URLs and values of keys with a secret name (`?token=…`, `;jwt=…`,
+`aws_secret_access_key: …`, `X-Auth-Pin: …`), tokens that are known by how they begin (`ghp_…`, `hf_…`, `sk-…`,
+`AKIA…`, `eyJ…`), and the values of environment variables with a secret name. Where a text can be read in two ways,
+more is hidden rather than less: `https://host:80/a@b` may be a password with a slash.
 """
 
 from __future__ import annotations
@@ -17,37 +18,47 @@ from typing import Any
 from urllib.parse import quote
 
 HIDDEN = "***"
+SHORTEST = 6  # characters; shorter values of environment variables ("1", "true") are no secrets
+
 _MERGED = r"(?:https?|s3a?|gcs|gs|s?ftp|ssh|abfss?|az|oss|r2|hf|hdfs|wss?|git|webdav):/"  # by Path, from two slashes
 _SCHEME = rf"(\b(?:[a-z][\w+.-]{{0,20}}://|{_MERGED}(?!/)))"
 _PASSWORD = re.compile(_SCHEME + r'[^\s/@:"<>]*:[^\s"<>]*@', re.I)  # up to the last @
 _BEFORE_HOST = re.compile(_SCHEME + r'[^\s/?#"<>]*@', re.I)
 _NO_SCHEME = re.compile(r'(?<![\w/.+-])[\w.+-]{1,64}:[^\s:@/="<>]{1,200}@(?=[\w-]+\.\w)')  # me:password@host.org
-_IN_QUERY = r"key|token|secret|signature|sig|password|passwd|credential"
-_QUERY = re.compile(rf'([?&#;][^=&\s"<>]{{0,40}}?(?:{_IN_QUERY})[^=&\s"<>]{{0,40}}=)[^&\s"<>]+', re.I)
-_NAMES = (
-    r"(?:[\w.-]{0,60}[._-])?(?:password|passwd|passphrase|secret\w{0,30}|credentials?|connection_string"
-    r"|(?:api|access|account|private)_?key|aws_\w{0,30}(?:key|token)\w{0,10}"
-    r"|(?:access|auth|session|security|refresh|bearer|sas|api|hf|hub|wandb)_?token)"
+
+_NAME = (  # of a key; with what may stand before it
+    r"(?:[\w.-]{0,60}[._-])?(?:password|passwd|passphrase|secret\w{0,30}|credentials?|connection_string|pat|jwt|pin"
+    r"|(?:api|access|account|private|signing|encryption|auth)[_-]?key|aws_\w{0,30}(?:key|token)\w{0,10}"
+    r"|(?:access|auth|session|security|refresh|bearer|sas|api|hf|hub|wandb|github|gitlab|slack|bot|id)[_-]?token)"
+    r"|(?-i:(?:[A-Z][A-Z0-9_]{0,60}_)?(?:KEY|TOKEN))"  # as variables of the environment are written
 )
+_IN_QUERY = r"key|token|secret|signature|sig|password|passwd|credential"
+_QUERY_NAME = (
+    rf"(?:[^=&\s\"<>]{{0,40}}?(?:{_IN_QUERY})[^=&\s\"<>]{{0,40}}|(?:[\w.-]{{0,40}}[._-])?(?:pat|jwt|pin|auth))"
+)
+_QUERY = re.compile(rf'([?&#;]{_QUERY_NAME}=)[^&\s"<>]+', re.I)
 _QUOTED = r"""(?P<quote>\\{0,7}["'])(?:(?!(?P=quote))(?:\\.|[^\n]))*(?P=quote)"""
 _VALUE = rf"""(?:{_QUOTED}|(?!null\b|none\b|true\b|false\b)[^\s"'\\&,;{{}}\[\]<>()]+)"""
-_NAMED = re.compile(rf"""(?<![\w.-])(?P<key>{_NAMES}\\{{0,7}}["']?\s?[=:]\s?){_VALUE}""", re.I)
+_NAMED = re.compile(rf"""(?<![\w.-])(?P<key>(?:{_NAME})\\{{0,7}}["']?\s?[=:]\s?){_VALUE}""", re.I)
 _BARE = r"""(?:^|[{,]|\\n)\s*(?:-\s)?\\{0,7}["']?token\\{0,7}["']?\s?[=:]\s?"""  # where only a key can stand
 _TOKEN = re.compile(rf"(?P<key>{_BARE}){_VALUE}", re.I | re.M)
-_HINT = re.compile(r"passw|passphrase|secret|credential|connection_string|token|sig|key=|[a-z_-]key|aws_", re.I)
-_KEY = re.compile(rf"{_NAMES}|(?:[\w-]+\.)*token", re.I)
-_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.I)
-_SHORTEST = 8  # letters; shorter values of such variables ("1", "true") are no secrets
+_HEADER = re.compile(r"\b(authorization[\"']?\s?[:=]\s?[\"']?(?:\w+\s)?|bearer\s)[\w.~+/=-]{8,}", re.I)
+_HINT = re.compile(
+    r"passw|passphrase|secret|credential|connection_string|token|sig|auth|bearer|[_-]?key\\*[\"']?\s?[=:]|aws_"
+    r"|(?:pat|jwt|pin)\\*[\"']?\s?[=:]",
+    re.I,
+)  # most texts have none of these, and pages are long
+_KNOWN = re.compile(  # not in the middle of a word, a path or base64
+    r"(?<![\w+/=.-])(?:gh[oprsu]_\w{12,}|github_pat_\w{12,}|glpat-[\w-]{12,}|hf_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{12,}"
+    r"|sk[-_](?=[\w-]*\d)[\w-]{12,}|A[KS]IA[A-Z0-9]{12,}|xox[a-z]-[\w-]{8,}|AIza[\w-]{30,}|eyJ[\w-]{8,}[\w.-]*)"
+)
+_KEY = re.compile(rf"{_NAME}|(?:[\w-]+\.)*token", re.I)
+_VARIABLE = re.compile(r"KEY(?!BOARD|MAP)|TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL|(?:^|_)(?:PAT|JWT|PIN)(?:_|$)", re.I)
 
 
 def redact(value: Any) -> Any:
-    """The same mappings and lists, with every secret in their texts hidden, and whatever a key calls secret."""
+    """The same text, or the same mappings and lists, with every secret hidden, and whatever a key calls secret."""
     return _redact(value, _from_environment())
-
-
-def redact_text(text: str) -> str:
-    """The same text with every secret hidden."""
-    return _redact_text(text, _from_environment())
 
 
 class RedactedStream:
@@ -58,7 +69,7 @@ class RedactedStream:
 
     def write(self, text: str) -> int:
         """Write the text without its secrets."""
-        self._stream.write(redact_text(text))
+        self._stream.write(redact(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -67,45 +78,47 @@ class RedactedStream:
 
 def _from_environment() -> list[str]:
     """Values of environment variables whose names say that they are secret, as files may spell them, longest first."""
-    found: set[str] = set()
+    secrets: set[str] = set()
     for name, text in os.environ.items():
-        if _VARIABLE.search(name) and len(text) >= _SHORTEST:
-            found |= {text, json.dumps(text)[1:-1], html.escape(text), quote(text, safe="")}
-    return sorted(found, key=len, reverse=True)
+        is_number = text.isdecimal() and len(text) < 8  # as are many figures
+        if _VARIABLE.search(name) and len(text) >= SHORTEST and not is_number and not os.path.exists(text):  # noqa: PTH110
+            secrets |= {text, json.dumps(text)[1:-1], html.escape(text), quote(text, safe="")}
+    return sorted(secrets, key=len, reverse=True)
 
 
-def _redact(value: Any, hidden: list[str]) -> Any:
+def _redact(value: Any, secrets: list[str]) -> Any:
     if isinstance(value, dict):
-        return {_redact(key, hidden): _redact_item(key, item, hidden) for key, item in value.items()}
+        return {_redact(key, secrets): _redact_item(key, item, secrets) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_redact(item, hidden) for item in value]
+        return [_redact(item, secrets) for item in value]
     if isinstance(value, str):
-        return _redact_text(value, hidden)
+        return _redact_text(value, secrets)
     return value
 
 
-def _redact_item(key: Any, item: Any, hidden: list[str]) -> Any:
+def _redact_item(key: Any, item: Any, secrets: list[str]) -> Any:
     is_value = isinstance(item, str | int) and not isinstance(item, bool)
     if is_value and isinstance(key, str) and _KEY.fullmatch(key):
         return HIDDEN
-    return _redact(item, hidden)
+    return _redact(item, secrets)
 
 
-def _redact_text(text: str, hidden: list[str]) -> str:
-    for secret in hidden:
+def _redact_text(text: str, secrets: list[str]) -> str:
+    for secret in secrets:
         text = text.replace(secret, HIDDEN)
     if "@" in text:
         text = _PASSWORD.sub(rf"\1{HIDDEN}@", text)
         text = _BEFORE_HOST.sub(rf"\1{HIDDEN}@", text)
         text = _NO_SCHEME.sub(f"{HIDDEN}@", text)
-    if _HINT.search(text):  # most texts have none, and pages are long
+    if _HINT.search(text):
+        text = _HEADER.sub(rf"\1{HIDDEN}", text)
         text = _QUERY.sub(rf"\1{HIDDEN}", text)
         text = _NAMED.sub(_hide_value, text)
         text = _TOKEN.sub(_hide_value, text)
-    return text
+    return _KNOWN.sub(HIDDEN, text)
 
 
-def _hide_value(found: re.Match[str]) -> str:
+def _hide_value(match: re.Match[str]) -> str:
     """`key: "value"` as `key: "***"`, in its own quotes."""
-    quotes = found["quote"] or ""
-    return f"{found['key']}{quotes}{HIDDEN}{quotes}"
+    quotes = match["quote"] or ""
+    return f"{match['key']}{quotes}{HIDDEN}{quotes}"

@@ -17,7 +17,7 @@ from crews import finish, kill, working
 from judging import rows
 
 from shift_layouts import write_corrupted
-from vitruvius._files import _local
+from vitruvius._files import paths
 from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 from vitruvius.evaluation.ledger import Ledger
 
@@ -87,7 +87,7 @@ def held(folder: Path) -> Asked:
 
 def in_writing_the_whole() -> None:
     """Half of the one file with all rows of the shift."""
-    write = _local.write_synced
+    write = paths.write_synced
 
     def dying(path: Path, data: bytes) -> None:
         if path.parent.name == "folder-c" and "ledger.safetensors" in path.name:
@@ -95,7 +95,7 @@ def in_writing_the_whole() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         write(path, data)
 
-    _local.write_synced = dying
+    paths.write_synced = dying
 
 
 def in_sweeping_up() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from small_run import assert_same_run, rows_of, small_run, state_of
-from vitruvius._files import _local
+from vitruvius._files import paths
 from vitruvius.training import _step
 from vitruvius.training._run import state_file
 from vitruvius.training._run.folder import Run
@@ -39,7 +39,7 @@ def die(*_: Any) -> None:
 
 def die_half_way(at: int) -> None:
     """Die in the middle of the so-many-th file that is written."""
-    write, files = _local.write_synced, 0
+    write, files = paths.write_synced, 0
 
     def dying(path: Path, data: bytes) -> None:
         nonlocal files
@@ -49,7 +49,7 @@ def die_half_way(at: int) -> None:
             die()
         write(path, data)
 
-    _local.write_synced = dying
+    paths.write_synced = dying
 
 
 def die_between_moves(at: int) -> None:
@@ -138,7 +138,7 @@ def test_two_damaged_states_are_one_clear_error(tmp_path: Path) -> None:
 def test_a_state_is_what_torch_reads_and_carries_its_checksum(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", "train.epochs=1")
     data = (run / "state.pt").read_bytes()
-    assert state_file.from_bytes(data)["epoch"] == state_of(run)["epoch"] == 1
+    assert state_file.verify_checksum(data)["epoch"] == state_of(run)["epoch"] == 1
     assert Run(run).load_state() is not None
 
 

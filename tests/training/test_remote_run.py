@@ -1,7 +1,8 @@
-"""Runs elsewhere: worked on in a local mirror, uploaded as they go, taken up on another machine."""
+"""Runs elsewhere: worked on in a folder here, copied as they go, taken up on another machine."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from small_run import assert_same_run, contents, small_run
 from vitruvius._errors import RunError
-from vitruvius._files import Mirror, _store, atomic_write_bytes, place_of, seal, unseal
+from vitruvius._files import RemoteCopy, local_path, store
 from vitruvius.cli import main
 from vitruvius.models import load_model
 from vitruvius.training import _epoch, fetch
@@ -48,34 +49,63 @@ def test_a_remote_run_goes_on_on_another_machine(url: str, tmp_path: Path, monke
             small_run(url, *settings)  # type: ignore[arg-type]
     shutil.rmtree("runs")  # the other machine has nothing
     run = small_run(url, *settings)  # type: ignore[arg-type]
-    assert run == place_of(url)
+    assert run == local_path(url)
     assert seen == 7
     assert_same_run(run, unbroken)
     copy = fetch(url, Path("copy"))
     assert contents(copy) == contents(run)
+    assert (copy / "state.previous.pt").exists()
     assert load_model(copy).num_classes == 10
 
 
-def test_a_mirror_uploads_what_has_changed_and_copies_what_was_renamed(url: str) -> None:
-    mirror = Mirror(url, Path("mirror"))
-    folder = mirror.pull()
-    (folder / "deep").mkdir()
-    for name in ("b", "a", "deep/c"):
-        (folder / name).write_text(name)
-    assert mirror.push("b") == ["b", "a", "deep/c"]
-    assert mirror.push() == []
-    (folder / "a").rename(folder / "old")
-    (folder / "a").write_text("new")
-    assert mirror.push("old") == ["old", "a"]
+def files_at(url: str) -> dict[str, bytes]:
     filesystem, root = fsspec.core.url_to_fs(url)
-    assert filesystem.cat_file(f"{root}/old") == b"a"
-    again = Mirror(url, Path("again")).pull()
-    assert sorted(str(path.relative_to(again)) for path in again.rglob("*") if path.is_file()) == [
-        "a",
-        "b",
-        "deep/c",
-        "old",
-    ]
+    return {path.removeprefix(root).lstrip("/"): filesystem.cat_file(path) for path in filesystem.find(root)}
+
+
+def write(folder: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def test_what_has_changed_is_uploaded_states_first_and_metrics_last(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put, uploaded = RemoteCopy._put, []
+
+    def recording(self: RemoteCopy, name: str) -> None:
+        uploaded.append(name)
+        put(self, name)
+
+    monkeypatch.setattr(RemoteCopy, "_put", recording)
+    run = Path("run")
+    names = ("metrics.jsonl", "best", "deep/c", "state.pt", "config.yaml", ".lock")
+    write(run, dict.fromkeys(names, "1"))
+    RemoteCopy(url, run).upload()
+    assert uploaded == ["config.yaml", "state.pt", "best", "deep/c", "metrics.jsonl"]
+    uploaded.clear()
+    (run / "state.pt").replace(run / "state.previous.pt")
+    write(run, {"state.pt": "2"})
+    RemoteCopy(url, run).upload()  # another process
+    assert uploaded == ["state.pt"]
+    assert files_at(url)["state.pt"] == b"2"
+    assert files_at(url)["state.previous.pt"] == b"1"
+    assert ".lock" not in files_at(url)
+
+
+def test_files_of_one_size_and_one_moment_are_not_taken_for_each_other(url: str) -> None:
+    """On a disk whose clock is coarse, best and last weights may differ in their bytes alone."""
+    run = Path("run")
+    write(run, {"best": "best", "last": "last"})
+    for name in ("best", "last"):
+        os.utime(run / name, ns=(10**18, 10**18))
+    copy = RemoteCopy(url, run)
+    copy.upload()
+    (run / "new").write_text("good")
+    os.utime(run / "new", ns=(10**18, 10**18))
+    (run / "new").replace(run / "best")
+    copy.upload()
+    assert files_at(url) == {"best": b"good", "last": b"last"}
 
 
 def test_a_copy_never_replaces_what_is_there(tmp_path: Path) -> None:
@@ -85,81 +115,79 @@ def test_a_copy_never_replaces_what_is_there(tmp_path: Path) -> None:
     assert fetch(tmp_path) == tmp_path
 
 
-def test_the_mirror_of_a_url_has_a_speaking_place_without_passwords() -> None:
-    assert place_of("s3://bucket/a/b") == Path("runs/remote/s3/bucket/a/b")
-    assert place_of("ftp://me:secret@host/../a") == Path("runs/remote/ftp/host/a")
+def test_the_copy_of_a_url_has_a_speaking_place_without_passwords() -> None:
+    assert local_path("s3://bucket/a/b") == Path("runs/remote/s3/bucket/a/b")
+    assert local_path("ftp://me:secret@host/../a") == Path("runs/remote/ftp/host/a")
     with pytest.raises(RunError, match="names no folder"):
-        place_of("gs://")
+        local_path("gs://")
 
 
-# the newer state wins
+# what is here and what is there
 
 
-def save_state(folder: Path, updates: int, *, salt: int = 0) -> bytes:
-    """A state of so many updates; the salt makes its checksum another."""
-    data = seal({"updates": updates, "salt": salt})
-    atomic_write_bytes(folder / "state.pt", data)
-    (folder / "metrics.jsonl").write_text(f"{updates} {salt}")
-    return data
-
-
-def two_copies(url: str, here: int | None, there: int | None, *, salt: int = 0) -> Path:
-    """A run that has come so far here and there."""
-    if there is not None:
-        elsewhere = Mirror(url, Path("elsewhere"))
-        elsewhere.pull()
-        save_state(Path("elsewhere"), there)
-        elsewhere.push()
-    if here is not None:
-        Path("mirror").mkdir()
-        save_state(Path("mirror"), here, salt=salt)
-        (Path("mirror") / "notes.txt").write_text("mine")
-    return Mirror(url, Path("mirror")).pull()
-
-
-@pytest.mark.parametrize(
-    ("here", "there", "wins"), [(9, 4, 9), (4, 9, 9), (4, None, 4), (None, 4, 4), (4, 4, 4)], ids=str
-)
-def test_the_newer_state_wins_and_nothing_of_the_other_is_lost(
-    here: int | None, there: int | None, wins: int, url: str
+@pytest.mark.parametrize(("here", "there", "wins"), [(3, 2, "here"), (2, 2, "here"), (2, 3, "there"), (0, 1, "there")])
+def test_the_run_that_has_come_farther_stays_and_nothing_else_is_lost(
+    here: int, there: int, wins: str, url: str
 ) -> None:
-    folder = two_copies(url, here, there)
-    assert unseal((folder / "state.pt").read_bytes())["updates"] == wins
-    assert (folder / "metrics.jsonl").read_text() == f"{wins} 0"
-    if here is not None:
-        assert (folder / "notes.txt").read_text() == "mine"
-    Mirror(url, Path("mirror")).push()
-    again = Mirror(url, Path("again")).pull()
-    assert unseal((again / "state.pt").read_bytes())["updates"] == wins
+    """By finished epochs; without a state nothing can be trained further, so that what is there is taken."""
+    for name, epochs in (("there", there), ("here", here)):
+        write(Path(name), {"state.pt": name, "last": name, "metrics.jsonl": "{}\n" * epochs, name: "mine"})
+    RemoteCopy(url, Path("there")).upload()
+    if here == 0:
+        (Path("here") / "state.pt").unlink()
+    assert RemoteCopy(url, Path("here")).download()
+    assert {name: (Path("here") / name).read_text() for name in ("state.pt", "last")} == {
+        "state.pt": wins,
+        "last": wins,
+    }
+    assert (Path("here") / "here").read_text() == "mine"
+    assert (Path("here") / "there").read_text() == "mine"
+    RemoteCopy(url, Path("here")).upload()
+    assert files_at(url)["state.pt"] == wins.encode()
 
 
-def test_two_runs_that_differ_at_the_same_update_are_both_kept(url: str) -> None:
-    folder = two_copies(url, 4, 4, salt=1)
-    assert (folder / "metrics.jsonl").read_text() == "4 0"
-    assert (Path("mirror.local-1") / "metrics.jsonl").read_text() == "4 1"
+def test_only_what_has_changed_there_is_downloaded_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path("there"), {"state.pt": "large", "last": "1", "deep/rows": "1"})
+    there = RemoteCopy(url, Path("there"))
+    there.upload()
+    copy = fetch(url, states=False)
+    assert sorted(path.name for path in copy.rglob("*") if path.is_file()) == ["last", "rows"]
+    (copy / "deep" / "rows").write_text("1, and mine")
+    write(Path("there"), {"last": "22"})
+    there.upload()
+    fetch(url, states=False)
+    assert (copy / "last").read_text() == "22"
+    assert (copy / "deep" / "rows").read_text() == "1, and mine"
+    monkeypatch.setattr(type(fsspec.core.url_to_fs(url)[0]), "get_file", lambda *_, **__: pytest.fail("downloaded"))
+    fetch(url, states=False)
 
 
-def test_a_damaged_state_is_older_than_any_other(url: str) -> None:
-    two_copies(url, None, 4)
-    data = bytearray(save_state(Path("mirror"), 9))
-    data[-70] ^= 1
-    (Path("mirror") / "state.pt").write_bytes(data)
-    assert unseal((Mirror(url, Path("mirror")).pull() / "state.pt").read_bytes())["updates"] == 4
+def test_a_download_that_fails_touches_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path("there"), {"first": "new", "second": "new"})
+    RemoteCopy(url, Path("there")).upload()
+    write(Path("here"), {"first": "old"})
+    filesystem = type(fsspec.core.url_to_fs(url)[0])
+    get = filesystem.get_file
 
+    def failing(self: Any, path: str, *arguments: Any, **settings: Any) -> Any:
+        if path.endswith("second"):
+            raise PermissionError("no")
+        return get(self, path, *arguments, **settings)
 
-def test_what_has_not_changed_is_not_downloaded_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    two_copies(url, None, 4)
-    monkeypatch.setattr(Mirror, "_fetch", lambda self, names, arriving: pytest.fail(str(names)) if names else None)
-    Mirror(url, Path("mirror")).pull()
+    monkeypatch.setattr(filesystem, "get_file", failing)
+    with pytest.raises(RunError, match="no permission"):
+        RemoteCopy(url, Path("here")).download()
+    assert {path.name: path.read_text() for path in Path("here").iterdir()} == {"first": "old"}
+    assert sorted(path.name for path in Path().iterdir()) == [".there.copy.json", "here", "there"]
 
 
 def test_an_upload_is_tried_again_and_then_left_for_the_next_save(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Simulated: a store that fails so many times. True outages are in test_stores.py."""
-    monkeypatch.setattr(_store, "DELAYS", (0.001, 0.002))
+    monkeypatch.setattr(store, "DELAYS", (0.001, 0.002))
     filesystem = type(fsspec.core.url_to_fs(url)[0])
-    put, failures = filesystem.pipe_file, 2
+    put, failures = filesystem.put_file, 2
 
     def failing(self: Any, *arguments: Any, **settings: Any) -> Any:
         nonlocal failures
@@ -168,18 +196,20 @@ def test_an_upload_is_tried_again_and_then_left_for_the_next_save(
             raise ConnectionResetError("reset by peer")
         return put(self, *arguments, **settings)
 
-    monkeypatch.setattr(filesystem, "pipe_file", failing)
-    mirror = Mirror(url, Path("mirror"))
-    (mirror.pull() / "a").write_text("1")
-    assert mirror.push() == ["a"]  # at the third attempt
-    (mirror.folder / "a").write_text("22")
+    monkeypatch.setattr(filesystem, "put_file", failing)
+    copy = RemoteCopy(url, Path("run"))
+    write(copy.folder, {"a": "1"})
+    copy.upload()  # at the third attempt
+    assert files_at(url) == {"a": b"1"}
+    write(copy.folder, {"a": "22"})
     failures = 3
-    assert mirror.push(required=False) == []
+    copy.upload(required=False)
     assert "the store cannot be reached" in caplog.text
     failures = 3
     with pytest.raises(RunError, match="is whole; the same command uploads it"):
-        mirror.push()
-    assert mirror.push() == ["a"]
+        copy.upload()
+    copy.upload()
+    assert files_at(url) == {"a": b"22"}
 
 
 # a URL is a target of every verb
@@ -214,7 +244,7 @@ def test_a_url_is_a_target_of_every_verb(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([word.replace("{url}", remote) for word in words]) == 0, capsys.readouterr().err
-    copy = place_of(remote)
+    copy = local_path(remote)
     assert (copy / "config.yaml").exists()
     assert not (copy / "state.pt").exists()  # large, and of no use here
     assert not Path("memory:").exists()

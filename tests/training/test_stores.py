@@ -17,7 +17,8 @@ from torch import nn
 from small_run import RECIPE, SMALL, assert_same_run, contents, rows_of, small_config, small_run
 from stores import Store, forget_connections, gcs_server, s3_server
 from vitruvius._errors import RunError
-from vitruvius._files import _store, place_of
+from vitruvius._files import local_path
+from vitruvius._files import store as store_module
 from vitruvius.cli import main
 from vitruvius.training import fetch, train
 
@@ -30,7 +31,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """A server with one empty bucket; the working folder is empty, and nobody waits long."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(_store, "DELAYS", (0.01, 0.02))
+    monkeypatch.setattr(store_module, "DELAYS", (0.01, 0.02))
     with SERVERS[request.param](monkeypatch, tmp_path / "server") as server:
         yield server
 
@@ -71,7 +72,7 @@ def test_a_run_survives_an_outage_of_its_store_and_goes_on_elsewhere(
     said = [record.getMessage() for record in caplog.records if record.name.startswith("vitruvius")]
     assert said
     assert "the store cannot be reached" in said[0]
-    assert f"Going on in {run}; the next save tries again." in said[0]
+    assert f"Training continues in {run}; the next save tries again." in said[0]
     assert not any(record.exc_info for record in caplog.records)
     copy = fetch(store.url, Path("copy"))
     assert contents(copy) == contents(run)
@@ -85,14 +86,14 @@ def test_what_could_not_be_uploaded_is_uploaded_by_the_same_command(
 ) -> None:
     small_run(store.url, "train.epochs=1")  # type: ignore[arg-type]
     longer = ("train.epochs=2",)
-    place = place_of(store.url)
+    place = local_path(store.url)
     shutil.rmtree(place)
-    place.with_name(f".{place.name}.mirror.json").unlink()
+    place.with_name(f".{place.name}.copy.json").unlink()
     url = f"{store.url}-longer"
     with pytest.raises(RunError, match=r"the store cannot be reached.*is whole; the same command uploads it"):
         train(small_config(url, *longer), quiet=True, callbacks=[Outage(store, back_after=None)])  # type: ignore[arg-type]
-    assert len(rows_of(place_of(url))) == 2
-    before = contents(place_of(url))
+    assert len(rows_of(local_path(url))) == 2
+    before = contents(local_path(url))
     store.start()
     run = small_run(url, *longer)  # type: ignore[arg-type]
     assert contents(run) == before  # the newer copy was here, and stayed

@@ -1,63 +1,32 @@
-"""Files that are whole or absent; paths may be fsspec URLs.
+"""Files that are whole or absent, locks, tensors, and runs at URLs: all that is written goes through here."""
 
-Local writes are atomic (temporary file in the same folder, fsync, `os.replace`); object stores put whole objects.
-"""
-
-from vitruvius._files._arrays import is_array, read_arrays, read_mask_arrays
-from vitruvius._files._lock import Lock
-from vitruvius._files._mirror import Mirror, fetch, place_of
-from vitruvius._files._paths import (
-    MadeFolder,
-    StrPath,
-    append_line,
-    atomic_write_bytes,
-    atomic_write_text,
-    check_new_file,
-    ensure_writable,
-    exists,
-    explained,
-    is_url,
-    join,
-    read_bytes,
-    read_json,
-    read_text,
-    sweep,
-)
-from vitruvius._files._sealed import PREVIOUS, STATE, seal, unseal
-from vitruvius._files._store import is_lock
-from vitruvius._files._tensors import bytes_of, load_tensors, pack_tensors, save_tensors, unpack_tensors
-
-__all__ = [
-    "PREVIOUS",
-    "STATE",
-    "Lock",
-    "MadeFolder",
-    "Mirror",
-    "StrPath",
-    "append_line",
-    "atomic_write_bytes",
-    "atomic_write_text",
-    "bytes_of",
-    "check_new_file",
-    "ensure_writable",
-    "exists",
-    "explained",
-    "fetch",
-    "is_array",
-    "is_lock",
-    "is_url",
-    "join",
-    "load_tensors",
-    "pack_tensors",
-    "place_of",
-    "read_arrays",
-    "read_bytes",
-    "read_json",
-    "read_mask_arrays",
-    "read_text",
-    "save_tensors",
-    "seal",
-    "sweep",
-    "unpack_tensors",
-    "unseal",
-]
+from vitruvius._files.arrays import is_array as is_array
+from vitruvius._files.arrays import read_arrays as read_arrays
+from vitruvius._files.arrays import read_mask_arrays as read_mask_arrays
+from vitruvius._files.lock import Lock as Lock
+from vitruvius._files.paths import MadeFolder as MadeFolder
+from vitruvius._files.paths import StrPath as StrPath
+from vitruvius._files.paths import append_line as append_line
+from vitruvius._files.paths import atomic_write_bytes as atomic_write_bytes
+from vitruvius._files.paths import atomic_write_text as atomic_write_text
+from vitruvius._files.paths import check_new_file as check_new_file
+from vitruvius._files.paths import ensure_writable as ensure_writable
+from vitruvius._files.paths import exists as exists
+from vitruvius._files.paths import explained as explained
+from vitruvius._files.paths import is_lock as is_lock
+from vitruvius._files.paths import join as join
+from vitruvius._files.paths import read_bytes as read_bytes
+from vitruvius._files.paths import read_json as read_json
+from vitruvius._files.paths import read_text as read_text
+from vitruvius._files.paths import sweep as sweep
+from vitruvius._files.remote import PREVIOUS as PREVIOUS
+from vitruvius._files.remote import STATE as STATE
+from vitruvius._files.remote import RemoteCopy as RemoteCopy
+from vitruvius._files.remote import fetch as fetch
+from vitruvius._files.remote import local_path as local_path
+from vitruvius._files.store import is_url as is_url
+from vitruvius._files.tensors import bytes_of as bytes_of
+from vitruvius._files.tensors import load_tensors as load_tensors
+from vitruvius._files.tensors import pack_tensors as pack_tensors
+from vitruvius._files.tensors import save_tensors as save_tensors
+from vitruvius._files.tensors import unpack_tensors as unpack_tensors

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from vitruvius._errors import ConfigError, VitruviusError
 from vitruvius._registry import first_line
-from vitruvius._secrets import RedactedStream, redact_text
+from vitruvius._secrets import RedactedStream, redact
 from vitruvius._signals import CODES, answering, goodbye
 from vitruvius._version import __version__
 from vitruvius.cli._verb import Verb
@@ -63,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:
         if options.verbose:
-            print(redact_text(traceback.format_exc()), file=sys.stderr, end="")
-        print(redact_text(f"vitruvius: {in_one_line(error)}"), file=sys.stderr)
+            print(redact(traceback.format_exc()), file=sys.stderr, end="")
+        print(redact(f"vitruvius: {in_one_line(error)}"), file=sys.stderr)
         return exit_code_of(error)
     return 0
 
@@ -174,7 +174,7 @@ class Once:
 
     def __call__(self, message: Warning | str, *_: Any, **__: Any) -> None:
         """Stands in for `warnings.showwarning`: of what that is told, only the `message` is said."""
-        text = redact_text(" ".join(str(message).split()))
+        text = redact(" ".join(str(message).split()))
         if text not in self.said:
             self.said.add(text)
             print(f"vitruvius: warning: {text}", file=sys.stderr)

@@ -120,7 +120,7 @@ def copy_files(job: FolderCopy, files: Sequence[str]) -> None:
         x, ids = read(job, file), torch.tensor([file_id(file)])
         for corruption in missing:
             data = encoded(corruption.apply(x, ids=ids)[0], job.format)
-            atomic_write_bytes(job.place(corruption, file), data, workshop=job.out / WORKSHOP)
+            atomic_write_bytes(job.place(corruption, file), data, tmp_dir=job.out / WORKSHOP)
 
 
 def class_files(source: Path) -> list[str]:

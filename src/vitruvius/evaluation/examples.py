@@ -249,7 +249,7 @@ class PictureFolder:
         names = self.class_names()
         for image, label, number in zip(images, labels.tolist(), ids.tolist(), strict=True):
             file = self.folder / "validation" / names[label] / f"{number:08d}.png"
-            atomic_write_bytes(file, _png(image), workshop=self.folder / WORKSHOP)
+            atomic_write_bytes(file, _png(image), tmp_dir=self.folder / WORKSHOP)
         with contextlib.suppress(OSError):
             (self.folder / WORKSHOP).rmdir()
 

@@ -22,7 +22,7 @@ from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import Lock, MadeFolder, append_line, atomic_write_text, ensure_writable, read_json
 from vitruvius._processes import choose_device
 from vitruvius._registry import Registry
-from vitruvius._secrets import redact, redact_text
+from vitruvius._secrets import redact
 from vitruvius._yaml import parse_value
 from vitruvius.attacks import StepProgress, watched_by
 from vitruvius.data import DataConfig, eval_loader
@@ -124,7 +124,7 @@ def study(
     first = next(subjects)  # what is wrong with it is said before a file is written
     with Lock(out):
         made = MadeFolder(out)
-        folder = Path(ensure_writable(out))
+        folder = ensure_writable(out)
         try:
             rows = _resume(folder, {"study": name, "settings": {**settings}})
             _ask_all(itertools.chain([first], subjects), plan, folder, rows, on_row)
@@ -275,7 +275,7 @@ def open_subject(
             break
     x, y, ids = (torch.cat(column)[:images] for column in zip(*batches, strict=True))
     return Subject(
-        name=redact_text(target),
+        name=redact(target),
         model=model,
         x=x.to(device),
         y=y.to(device),
@@ -319,7 +319,7 @@ def _claim(folder: Path, subject: Subject, *, resumed: bool) -> None:
 def _resume(folder: Path, signature: dict[str, Any]) -> list[Row]:
     """Rows of an interrupted study of the same settings; another study in this folder is refused."""
     file = folder / "study.json"
-    text = redact_text(json.dumps(redact(signature), indent=1, sort_keys=True, default=str))
+    text = redact(json.dumps(redact(signature), indent=1, sort_keys=True, default=str))
     if file.exists() and file.read_text() != text:
         raise RunError(f"{folder} holds another study. Choose another folder with --out, or delete it.")
     atomic_write_text(file, text)

@@ -17,7 +17,7 @@ from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import Lock, atomic_write_text
 from vitruvius._registry import read_spec
-from vitruvius._secrets import redact, redact_text
+from vitruvius._secrets import redact
 from vitruvius._yaml import dump_yaml, read_yaml
 from vitruvius.attention import Kernel, attentions
 from vitruvius.compression.command import cycles_of, export_target, maps_of_target, masks_of_maps, read_rules
@@ -134,7 +134,7 @@ def _check_rank(run: Path, rank: int) -> None:
 def _claim(folder: Path, run: Path, asked: Compression, overrides: Sequence[str]) -> None:
     """Remember what the folder is for; other settings need another folder."""
     settings = {"run": str(run), **asdict(asked), "overrides": list(overrides)}
-    wanted = redact_text(json.dumps(settings, indent=1))
+    wanted = redact(json.dumps(settings, indent=1))
     known = folder / "compress.json"
     if known.is_file() and known.read_text(encoding="utf-8") != wanted:
         raise ConfigError(

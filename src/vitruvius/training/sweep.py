@@ -27,11 +27,11 @@ from vitruvius._bar import Bar
 from vitruvius._checks import check_count
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, Preempted, VitruviusError
-from vitruvius._files import Lock, atomic_write_text, exists, is_url, join, place_of, read_json, read_text
+from vitruvius._files import Lock, atomic_write_text, exists, is_url, join, local_path, read_json, read_text
 from vitruvius._keys import key, key_from
 from vitruvius._processes import Process, process_group
 from vitruvius._registry import load_plugins
-from vitruvius._secrets import redact, redact_text
+from vitruvius._secrets import redact
 from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.training._progress_bar import make_teller
 from vitruvius.training._run.folder import flatten
@@ -202,7 +202,7 @@ class Sweep:
     def _logs(self) -> Path:
         """The folder of the logs, on this machine also where the sweep is elsewhere."""
         if is_url(self.folder):
-            return place_of(self.folder) / "logs"
+            return local_path(self.folder) / "logs"
         return Path(self.folder) / "logs"
 
     def _begin(self, run: Planned, children: SideBySide, clock: Clock, tell: Callable[[str], None]) -> None:
@@ -274,7 +274,7 @@ class Sweep:
         for run in self.runs:
             status = self._status(run)
             if faults and run.name in faults:
-                status = f"would fail: {redact_text(faults[run.name])}"
+                status = f"would fail: {redact(faults[run.name])}"
             lines.append(f"{run.name:<{width}}  {status}")
         return "\n".join([f"{self.recipe}: {len(self.runs)} runs in {self.folder}", *lines])
 

@@ -30,14 +30,14 @@ from vitruvius._config import build
 from vitruvius._errors import RunError
 from vitruvius._files import (
     Lock,
-    Mirror,
+    RemoteCopy,
     atomic_write_bytes,
     atomic_write_text,
     ensure_writable,
     explained,
     is_lock,
     is_url,
-    place_of,
+    local_path,
     read_text,
     save_tensors,
     sweep,
@@ -70,16 +70,16 @@ FREE = {  # what may change between two halves of a run
 
 
 class Run:
-    """One run folder on disk; of a remote one (an fsspec URL) a local mirror, uploaded as the run goes.
+    """One run folder on disk; of a remote one (an fsspec URL) the folder here, which is copied there after epochs.
 
     `folder` is a path, or the URL of a remote folder.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.mirror = Mirror(str(folder), place_of(str(folder))) if is_url(folder) else None
-        self.folder = Path(folder) if self.mirror is None else self.mirror.folder
+        self.copy = RemoteCopy(str(folder), local_path(str(folder))) if is_url(folder) else None
+        self.folder = Path(folder) if self.copy is None else self.copy.folder
         self.saved_updates: int | None = None  # of the newest state that this process knows
-        self._locks = [Lock(place) for place in dict.fromkeys([self.folder, folder])]  # here, and elsewhere
+        self._lock = Lock(self.folder)
         self._made = False
         self._begun = False
 
@@ -90,8 +90,7 @@ class Run:
         """
         self._made = not self.folder.exists()
         try:
-            for lock in self._locks:
-                lock.take()
+            self._lock.take()
             self._make_or_recognise(config)
         except BaseException:
             self.release()
@@ -109,12 +108,11 @@ class Run:
 
     def release(self) -> None:
         """Let other processes write to the folder again."""
-        for lock in reversed(self._locks):
-            lock.release()
+        self._lock.release()
 
     def _make_or_recognise(self, config: Config) -> None:
-        if self.mirror is not None:
-            self.mirror.pull()
+        if self.copy is not None:
+            self.copy.download()
         file = self.folder / "config.yaml"
         if file.exists():
             self._recognise(config, file)
@@ -127,13 +125,13 @@ class Run:
         self.push(required=True)
 
     def push(self, *, required: bool = False) -> None:
-        """Upload what has changed: states first, since the other files follow from them, metrics last.
+        """Copy what has changed to the run's URL, if it has one.
 
-        required: whether a store that fails ends the run; by default the run goes on, and the next save tries again.
+        required: whether a store that fails ends the run; by default the next save tries again.
         """
-        if self.mirror is not None:
-            self._locks[-1].check()
-            self.mirror.push("config.yaml", checkpoint.PREVIOUS, checkpoint.STATE, required=required)
+        if self.copy is not None:
+            self._lock.check()
+            self.copy.upload(required=required)
 
     def abandon(self) -> None:
         """Take the folder back if nothing has come of it: no state, nothing but the recipe."""
@@ -141,8 +139,8 @@ class Run:
             return
         if [path.name for path in self.folder.iterdir() if not is_lock(path)] == ["config.yaml"]:
             (self.folder / "config.yaml").unlink(missing_ok=True)
-            if self.mirror is not None:
-                self.mirror.forget("config.yaml")
+            if self.copy is not None:
+                self.copy.forget()
             self.release()
             with contextlib.suppress(OSError):  # somebody has put a file there
                 self.folder.rmdir()
@@ -175,12 +173,12 @@ class Run:
     def save_calm(self, state: dict[str, Any]) -> None:
         """Keep a `state` from a time without an alarm, for a rollback."""
         self._check_place()
-        atomic_write_bytes(self.folder / checkpoint.CALM, checkpoint.to_bytes(state))
+        atomic_write_bytes(self.folder / checkpoint.CALM, checkpoint.add_checksum(state))
 
     def load_calm(self) -> dict[str, Any] | None:
         """The state to come back to, if there is one."""
         file = self.folder / checkpoint.CALM
-        return checkpoint.from_bytes(file.read_bytes()) if file.exists() else None
+        return checkpoint.verify_checksum(file.read_bytes()) if file.exists() else None
 
     def save_nonfinite(self, note: str, state: dict[str, Any]) -> None:
         """What is known of a non-finite loss, beside the states that go on.
@@ -188,7 +186,7 @@ class Run:
         `note` is JSON text; `state` is that before the update.
         """
         atomic_write_text(self.folder / "nonfinite.json", note)
-        atomic_write_bytes(self.folder / "nonfinite.pt", checkpoint.to_bytes(state))
+        atomic_write_bytes(self.folder / "nonfinite.pt", checkpoint.add_checksum(state))
         self.push()
 
     def save_weights(self, name: str, weights: dict[str, Tensor], **notes: Any) -> None:
@@ -225,7 +223,7 @@ class Run:
                 f"{self.folder} was moved or deleted while the run was writing to it: config.yaml is gone. Move it "
                 "back and call the same command again; it goes on from the last state in it."
             )
-        self._locks[0].check()
+        self._lock.check()
 
     def _recognise(self, config: Config, file: Path) -> None:
         known = flatten(redact(to_plain(build(Config, read_yaml(file), source=str(file)))))

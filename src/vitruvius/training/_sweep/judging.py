@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from vitruvius._errors import ConfigError
-from vitruvius._files import Lock, Mirror, atomic_write_text, is_url, place_of, save_tensors
+from vitruvius._files import Lock, RemoteCopy, atomic_write_text, is_url, local_path, save_tensors
 from vitruvius._keys import key
 from vitruvius._processes import Process
 from vitruvius._secrets import redact
@@ -103,13 +103,13 @@ def judge(config: Config, plans: Sequence[EvaluationPlan], process: Process) -> 
             _measure(plan, target, out, process)
     if is_url(folder):
         with Lock(folder):
-            Mirror(folder, place_of(folder)).push()
+            RemoteCopy(folder, local_path(folder)).upload()
 
 
 def _start(config: Config) -> Path:
     folder = str(config.out)
     if is_url(folder):
-        return Path(place_of(folder)) / START
+        return Path(local_path(folder)) / START
     return Path(folder) / START
 
 

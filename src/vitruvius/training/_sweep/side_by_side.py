@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitruvius._files import atomic_write_text
-from vitruvius._secrets import redact_text
+from vitruvius._secrets import redact
 
 LOOK_EVERY = 2.0  # seconds between two looks at what runs have said
 
@@ -73,7 +73,7 @@ class SideBySide:
         seconds = time.monotonic() - begun
         log = self.logs / f"{name}.txt"
         text = log.read_text(encoding="utf-8")
-        if redact_text(text) != text:  # of a library that printed by itself, or of a traceback
+        if redact(text) != text:  # of a library that printed by itself, or of a traceback
             atomic_write_text(log, text)
         last = self._last_line(name)
         if child.returncode == 0:
@@ -83,5 +83,5 @@ class SideBySide:
     def _last_line(self, name: str) -> str:
         """What a run has said last."""
         log = self.logs / f"{name}.txt"
-        lines = redact_text(log.read_text(encoding="utf-8", errors="replace")).split("\n")
+        lines = redact(log.read_text(encoding="utf-8", errors="replace")).split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "nothing printed")

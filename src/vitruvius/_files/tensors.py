@@ -1,4 +1,7 @@
-"""Tensors in safetensors files, written atomically, with metadata and a checksum in the header."""
+"""Tensors in safetensors files, written atomically, with metadata and a checksum in the header.
+
+Equal tensors and metadata have equal bytes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import CheckpointError, RunError
-from vitruvius._files._paths import StrPath, atomic_write_bytes, read_bytes
+from vitruvius._files.paths import StrPath, atomic_write_bytes, read_bytes
 from vitruvius._secrets import redact
 
 CHECKSUM = "sha256"  # metadata key of `save_tensors`; checked and removed by `load_tensors`
@@ -26,8 +29,13 @@ def save_tensors(path: StrPath, tensors: Mapping[str, Tensor], metadata: Mapping
 def pack_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """The bytes of such a file; secrets in the metadata are hidden."""
     plain = _separate(tensors)
-    header = {**redact(dict(metadata or {})), CHECKSUM: _checksum(plain)}
-    return safetensors.torch.save(plain, metadata=header)
+    data = safetensors.torch.save(plain)
+    size = int.from_bytes(data[:8], "little")
+    notes = {**redact(dict(metadata or {})), CHECKSUM: _checksum(plain)}
+    header = {"__metadata__": dict(sorted(notes.items())), **json.loads(data[8 : 8 + size])}  # its own order is random
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, memoryview(data)[8 + size :]])
 
 
 def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -54,11 +62,11 @@ def unpack_tensors(data: bytes, path: StrPath) -> tuple[dict[str, Tensor], dict[
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous CPU tensors that share no memory, as safetensors wants them."""
+    """Contiguous CPU tensors that share no memory, as safetensors wants them, by their sorted names."""
     seen: set[int] = set()
     separate: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
+    for name in sorted(tensors):
+        plain = tensors[name].detach().cpu().contiguous()
         storage = plain.untyped_storage().data_ptr()
         separate[name] = plain.clone() if storage in seen else plain
         seen.add(storage)

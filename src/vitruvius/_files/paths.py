@@ -1,4 +1,7 @@
-"""Read and write by path, local or an fsspec URL; every failure is one RunError."""
+"""Read and write by path, local or an fsspec URL. Files are whole or absent, and every failure is one RunError.
+
+Local writes are atomic (a temporary file in the same folder, fsync, `os.replace`); object stores put whole objects.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from vitruvius._errors import RunError, VitruviusError
-from vitruvius._files import _local
-from vitruvius._files._store import is_lock, make_folder, open_url, persist, reason_of
-from vitruvius._secrets import redact_text
+from vitruvius._files.store import at_url, is_url, reason_of
+from vitruvius._secrets import redact
 
 StrPath = str | Path
+LOCK = ".lock"  # end of the names of files that say who writes a folder
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-
-
-def is_url(path: StrPath) -> bool:
-    """True for `scheme://…`; such paths must stay strings, a `Path` would merge their slashes."""
-    return isinstance(path, str) and "://" in path
 
 
 def join(folder: StrPath, *names: str) -> StrPath:
@@ -35,8 +34,7 @@ def exists(path: StrPath) -> bool:
     if not is_url(path):
         return Path(path).exists()
     with explained(path, "read"):
-        filesystem, inner = open_url(str(path))
-        return bool(persist(lambda: filesystem.exists(inner)))
+        return at_url(str(path), lambda filesystem, inner: bool(filesystem.exists(inner)))
 
 
 def read_bytes(path: StrPath) -> bytes:
@@ -44,8 +42,7 @@ def read_bytes(path: StrPath) -> bytes:
     with explained(path, "read"):
         if not is_url(path):
             return Path(path).read_bytes()
-        filesystem, inner = open_url(str(path))
-        data: bytes = persist(lambda: filesystem.cat_file(inner))
+        data: bytes = at_url(str(path), lambda filesystem, inner: filesystem.cat_file(inner))
         return data
 
 
@@ -57,51 +54,58 @@ def read_text(path: StrPath) -> str:
 def read_json(path: StrPath) -> dict[str, Any]:
     """The JSON object in a file, or a RunError that calls it damaged."""
     try:
-        found = json.loads(read_text(path))
+        content = json.loads(read_text(path))
     except ValueError as error:
         raise RunError(
             f"{path} is damaged, it is not JSON: {error}. Delete it, or use a copy that is whole."
         ) from error
-    if not isinstance(found, dict):
-        raise RunError(f"{path} is damaged: it holds {type(found).__name__}, expected a JSON object.")
-    return found
+    if not isinstance(content, dict):
+        raise RunError(f"{path} is damaged: it holds {type(content).__name__}, expected a JSON object.")
+    return content
 
 
-def atomic_write_bytes(path: StrPath, data: bytes, *, workshop: Path | None = None) -> None:
+def atomic_write_bytes(path: StrPath, data: bytes, *, tmp_dir: Path | None = None) -> None:
     """Replace `path` by `data` in one step; on any failure the previous file stays and nothing else is left.
 
-    path: the file. data: its bytes. workshop: a folder on the same disk where it is written before it is moved, so that
-    a kill leaves nothing beside it; default: its own folder.
+    tmp_dir: a folder on the same disk where the file is written before it is moved, so that a kill leaves nothing
+    beside it; default: its own folder.
     """
     with explained(path, "write"):
         if is_url(path):
-            filesystem, inner = open_url(str(path))
-            persist(lambda: filesystem.pipe_file(inner, data))
+            at_url(str(path), lambda filesystem, inner: filesystem.pipe_file(inner, data))
         else:
-            _local.replace(Path(path), data, workshop)
+            _replace(Path(path), data, tmp_dir or Path(path).parent)
 
 
 def atomic_write_text(path: StrPath, text: str) -> None:
     """`atomic_write_bytes` of UTF-8 text, with secrets hidden (`vitruvius._secrets`)."""
-    atomic_write_bytes(path, redact_text(text).encode("utf-8"))
+    atomic_write_bytes(path, redact(text).encode("utf-8"))
 
 
-def append_line(path: StrPath, text: str, *, sync: bool = False) -> None:
+def append_line(path: StrPath, text: str) -> None:
     """Add one line in one write, with secrets hidden; a line that does not fit on the disk is taken back."""
-    line = (redact_text(text).rstrip("\n") + "\n").encode("utf-8")
+    line = (redact(text).rstrip("\n") + "\n").encode("utf-8")
+    if is_url(path):  # object stores cannot append: the whole object is put again
+        atomic_write_bytes(path, (read_bytes(path) if exists(path) else b"") + line)
+        return
     with explained(path, "append to"):
-        if is_url(path):  # object stores cannot append: the whole object is put again
-            filesystem, inner = open_url(str(path))
-            before = persist(lambda: filesystem.cat_file(inner) if filesystem.exists(inner) else b"")
-            persist(lambda: filesystem.pipe_file(inner, before + line))
-        else:
-            _local.append(Path(path), line, sync)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _BINARY, 0o666)
+        try:
+            before = os.fstat(handle).st_size
+            try:
+                if os.write(handle, line) != len(line):
+                    raise OSError(errno.ENOSPC, "only a part of the line was written")
+            except OSError:
+                os.ftruncate(handle, before)
+                raise
+        finally:
+            os.close(handle)
 
 
 def check_new_file(path: StrPath, example: str) -> None:
     """Refuse a path at which no file can be made, before anything is computed for it.
 
-    path: where the file shall be. example: a name for it, told to whoever named a folder.
+    example: a name for the file, told to whoever named a folder.
     """
     if is_url(path):
         return
@@ -110,34 +114,22 @@ def check_new_file(path: StrPath, example: str) -> None:
     with explained(path, "write"):
         if str(path).endswith(("/", os.sep)) or Path(path).is_dir():
             raise RunError(f"{path} is a folder; name the file, e.g. {Path(path) / example}.")
-        above = _nearest_that_exists(Path(path))
+        above = next(folder for folder in Path(path).absolute().parents if folder.exists())
         if not above.is_dir():
             raise RunError(f"cannot write {path}: {above} is a file, not a folder. Choose another folder.")
 
 
-def _nearest_that_exists(path: Path) -> Path:
-    """The first of the folders above a path that is there."""
-    return next(folder for folder in path.absolute().parents if folder.exists())
-
-
-def ensure_writable(folder: StrPath) -> StrPath:
-    """Make the folder if need be and prove that a file can be written there, else RunError."""
-    if is_url(folder):
-        with explained(folder, "write to"):
-            filesystem, inner = open_url(str(folder))
-            persist(lambda: make_folder(filesystem, inner))
-        return folder
+def ensure_writable(folder: str | Path) -> Path:
+    """Make a local folder if need be and prove that a file can be written there, else RunError."""
+    folder = Path(folder)
     with explained(folder, "write to"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        probe = Path(folder) / f".writable.{os.getpid()}.tmp"
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable.{os.getpid()}.tmp"
         try:
-            _local.write_synced(probe, b"vitruvius")
+            write_synced(probe, b"vitruvius")
         finally:
             probe.unlink(missing_ok=True)
-    return Path(folder)
-
-
-made_for_locks: set[Path] = set()  # folders that were made to be locked: they go with the lock if they stay empty
+    return folder
 
 
 class MadeFolder:
@@ -146,15 +138,13 @@ class MadeFolder:
     def __init__(self, folder: StrPath) -> None:
         self.folder = Path(folder)
         self.missing = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
-        if not self.missing and self.folder.resolve() in made_for_locks:
-            self.missing = [self.folder]
 
     def take_back(self, *files: str) -> None:
-        """Remove these files and the folder, if it was not there before and holds nothing else; its parents too.
+        """Remove these files if the folder holds nothing else, and the folder and its parents as far as they are new.
 
-        While the folder is locked it stays, and goes with the lock.
+        A folder that is locked stays; if it was made to be locked, it goes with its lock.
         """
-        if not self.missing or not self.folder.is_dir():
+        if not self.folder.is_dir():
             return
         if any(path.name not in files and not is_lock(path) for path in self.folder.iterdir()):
             return
@@ -165,14 +155,15 @@ class MadeFolder:
                 folder.rmdir()
 
 
-def sweep(folder: StrPath) -> list[str]:
-    """Remove temporary files that a killed process left in a folder; their names."""
-    if is_url(folder):
-        return []
-    left = sorted(Path(folder).glob(".*.tmp"))
-    for path in left:
+def is_lock(path: Path) -> bool:
+    """Whether a file says who writes a folder or file."""
+    return path.name.startswith(".") and path.name.endswith(LOCK)
+
+
+def sweep(folder: str | Path) -> None:
+    """Remove temporary files that a killed process left in a local folder."""
+    for path in Path(folder).glob(".*.tmp"):
         path.unlink(missing_ok=True)
-    return [path.name for path in left]
 
 
 @contextlib.contextmanager
@@ -184,9 +175,9 @@ def explained(path: StrPath, verb: str) -> Iterator[None]:
         raise
     except Exception as error:
         if is_url(path):
-            raise RunError(redact_text(f"cannot {verb} {path}: {reason_of(error)}")) from error
+            raise RunError(redact(f"cannot {verb} {path}: {reason_of(error)}")) from error
         if isinstance(error, OSError):
-            raise RunError(redact_text(f"cannot {verb} {path}: {_reason(error)}")) from error
+            raise RunError(redact(f"cannot {verb} {path}: {_reason(error)}")) from error
         raise
 
 
@@ -202,3 +193,34 @@ def _reason(error: OSError) -> str:
     if error.errno == errno.ENOENT or isinstance(error, FileNotFoundError):
         return "there is no such file."
     return f"{error.strerror or error}."
+
+
+def _replace(path: Path, data: bytes, tmp_dir: Path) -> None:
+    """Write `data` in `tmp_dir`, then move it to `path`."""
+    for folder in (path.parent, tmp_dir):
+        folder.mkdir(parents=True, exist_ok=True)
+    temporary = tmp_dir / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        write_synced(temporary, data)
+        os.replace(temporary, path)  # noqa: PTH105 (tests replace os.replace)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    with contextlib.suppress(OSError):  # make the move itself durable; Windows cannot open folders
+        folder_handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder_handle)
+        finally:
+            os.close(folder_handle)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and wait until the disk has it."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, 0o666)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(handle, view) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
