@@ -13,9 +13,9 @@ import pytest
 
 from small_run import assert_same_run, rows_of, small_run, state_of
 from vitruvius._files import paths
-from vitruvius.training import _step
 from vitruvius.training._run import state_file
 from vitruvius.training._run.folder import Run
+from vitruvius.training.loop import Trainer
 
 KILLS = 20
 LIVELY = (  # everything with a memory: averages, momentum, dice of layers, of mixup and of images, a schedule, rows
@@ -68,16 +68,16 @@ def die_between_moves(at: int) -> None:
 
 
 def die_after_updates(at: int) -> None:
-    update, updates = _step.update, 0
+    update, updates = Trainer.update, 0
 
-    def dying(session: Any) -> None:
+    def dying(self: Trainer) -> None:
         nonlocal updates
-        update(session)
+        update(self)
         updates += 1
         if updates == at:
             die()
 
-    _step.update = dying
+    Trainer.update = dying  # type: ignore[method-assign]
 
 
 def die_after_milliseconds(at: int) -> None:

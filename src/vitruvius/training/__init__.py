@@ -2,10 +2,10 @@
 
 from vitruvius._errors import Diverged, Overfitted, Preempted
 from vitruvius._files import fetch
-from vitruvius.training._loop import Callback, open_gradual
 from vitruvius.training._run.folder import Run, kept_weights, versions
-from vitruvius.training._train import train
+from vitruvius.training.callbacks import Callback
 from vitruvius.training.config import Config, Recipe, TrainConfig, as_config, read_recipe
+from vitruvius.training.loop import open_gradual, train
 
 __all__ = [
     "Callback",
