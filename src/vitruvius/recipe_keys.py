@@ -11,8 +11,9 @@ from vitruvius.data import DataConfig, Mix
 from vitruvius.models import AttentionRule, ModelConfig
 from vitruvius.tasks import schedules, tasks
 from vitruvius.tracking import trackers
-from vitruvius.training import Config, TrainConfig, open_gradual
+from vitruvius.training import Config, TrainConfig
 from vitruvius.training.config import Keep
+from vitruvius.training.loop import open_gradual
 from vitruvius.training.slurm import launch
 from vitruvius.training.sweep import EvaluationPlan, MapsPlan, MaskPlan, SweepConfig
 

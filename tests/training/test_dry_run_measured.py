@@ -24,7 +24,8 @@ import torch
 torch.set_num_threads(1)
 time.perf_counter = time.process_time
 from vitruvius._processes import process_group
-from vitruvius.training import as_config, dry_run, session, train
+from vitruvius.training import dry_run, session, train
+from vitruvius.training.config import as_config
 from vitruvius.training.loop import Trainer
 
 def kilobytes(name):

@@ -16,8 +16,9 @@ from vitruvius._files import load_tensors
 from vitruvius.tasks import Objective, Schedule, make_schedule, tasks
 from vitruvius.tracking import Trackers
 from vitruvius.tracking.csv import CSV
-from vitruvius.training import Config, as_config, read_recipe
+from vitruvius.training import Config, read_recipe
 from vitruvius.training.checkpoint import capture, restore
+from vitruvius.training.config import as_config
 from vitruvius.training.session import Counters, Session
 
 QUICK = ["train.epochs=1", "train.warmup_epochs=0", "data.train_num_samples=80", "data.val_num_samples=16"]

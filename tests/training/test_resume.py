@@ -13,9 +13,8 @@ from PIL import Image
 from small_run import Stop, assert_same_run, rows_of, small_run, state_of, stop_at, stopped_run
 from vitruvius._errors import RunError
 from vitruvius._files import save_tensors
-from vitruvius.training._run import state_file
-from vitruvius.training._run.folder import Run
 from vitruvius.training.loop import Trainer
+from vitruvius.training.run_folder import Run
 
 LIVELY = (  # everything with a memory: average, momentum, dice of layers and of mixup, a schedule with warm-up
     "train.epochs=3",
@@ -95,7 +94,7 @@ def test_a_plateau_schedule_remembers_how_long_it_has_waited(tmp_path: Path, mon
 
 def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run")
-    state_file.save(run, {**state_of(run), "processes": 4})
+    Run(run).save_state({**state_of(run), "processes": 4})
     with pytest.raises(RunError, match=r"was trained by 4 process\(es\) and cannot be resumed by 1"):
         small_run(run)
 

@@ -18,8 +18,8 @@ from vitruvius._errors import RunError
 from vitruvius._yaml import read_yaml
 from vitruvius.models import create_model
 from vitruvius.training import read_recipe, train
-from vitruvius.training._run.folder import Run
 from vitruvius.training.loop import Trainer
+from vitruvius.training.run_folder import Run
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from vitruvius._errors import Diverged, Preempted
 from vitruvius.cli import main
 from vitruvius.tasks.supervised import Supervised
 from vitruvius.training import train
-from vitruvius.training._run import state_file
 from vitruvius.training.loop import Trainer
 from vitruvius.training.losses import LossWatch
+from vitruvius.training.run_folder import verify_checksum
 from vitruvius.training.selection import Selection
 
 ACCUMULATED = ("train.grad_accum_steps=3", "train.model_ema=true", "data.mixup=0.4")
@@ -92,7 +92,7 @@ def test_workers_that_died_of_the_same_signal_do_not_claim_a_state_that_is_not_t
         raise RuntimeError("a data worker was terminated")
 
     monkeypatch.setattr(Supervised, "forward", dying)
-    with pytest.raises(Preempted, match="SIGTERM: nothing was saved yet; the same command begins anew"):
+    with pytest.raises(Preempted, match="SIGTERM: nothing was saved yet; the same command starts again"):
         small_run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -136,7 +136,7 @@ def test_a_loss_that_is_no_number_stops_with_its_images_and_a_state(
             small_run(run)
     note = json.loads((run / "nonfinite.json").read_text())
     assert (note["epoch"], note["batch"], note["updates"], len(note["ids"])) == (1, 1, 5, 8)
-    state = state_file.verify_checksum((run / "nonfinite.pt").read_bytes())
+    state = verify_checksum((run / "nonfinite.pt").read_bytes())
     assert state["updates"] == 5
     assert all(torch.isfinite(value).all() for value in state["model"].values())  # alone on a CPU: from before it
     assert len(rows_of(run)) == 1

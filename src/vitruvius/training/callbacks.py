@@ -11,7 +11,7 @@ from vitruvius._files import atomic_write_text
 from vitruvius.analysis import AnalysisCallback, first_images, rows_with_analyses
 from vitruvius.analysis.callback import FILE
 from vitruvius.tracking import Trackers
-from vitruvius.training._run.folder import Run
+from vitruvius.training.run_folder import Run
 from vitruvius.training.session import Session
 
 

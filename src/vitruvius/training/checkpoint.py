@@ -17,7 +17,6 @@ from vitruvius._errors import RunError
 from vitruvius._signals import saving
 from vitruvius.data.identity import changes, touched
 from vitruvius.surgery import inner
-from vitruvius.training._run.folder import KEPT, Run
 from vitruvius.training.config import Keep
 from vitruvius.training.parallel import (
     full_optimizer,
@@ -26,6 +25,7 @@ from vitruvius.training.parallel import (
     load_statistics,
     statistics_of,
 )
+from vitruvius.training.run_folder import KEPT, Run
 from vitruvius.training.session import Counters, Session
 
 logger = logging.getLogger(__name__)

@@ -37,7 +37,6 @@ from vitruvius.compression.gradual import GradualMask
 from vitruvius.init import inits
 from vitruvius.tracking import Trackers
 from vitruvius.training._fast.session_step import make_fast_step
-from vitruvius.training._run.folder import Run
 from vitruvius.training.alarm import Alarm, RolledBack
 from vitruvius.training.callbacks import Analyses, Callback, Tracking
 from vitruvius.training.checkpoint import Checkpoint
@@ -45,6 +44,7 @@ from vitruvius.training.config import Config, Recipe, as_config, check
 from vitruvius.training.losses import LossWatch, Means, all_finite, is_finite
 from vitruvius.training.parallel import load_statistics, statistics_of
 from vitruvius.training.preemption import Stop, listening
+from vitruvius.training.run_folder import Run
 from vitruvius.training.seeding import batch_seed, preserve_rng, seed_batch
 from vitruvius.training.selection import Selection
 from vitruvius.training.session import Session, describe_session, open_session

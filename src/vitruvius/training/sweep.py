@@ -38,7 +38,6 @@ from vitruvius._recipes import find_recipe
 from vitruvius._registry import load_plugins
 from vitruvius._secrets import redact
 from vitruvius._yaml import read_yaml, to_plain
-from vitruvius.training._run.folder import flatten
 from vitruvius.training.config import Config, read_recipe
 from vitruvius.training.judging import (
     EvaluationPlan,
@@ -53,6 +52,7 @@ from vitruvius.training.judging import (
     needs_missing_masks,
 )
 from vitruvius.training.loop import check_run, train
+from vitruvius.training.run_folder import flatten
 from vitruvius.training.seeding import preserve_rng
 
 __all__ = ["EvaluationPlan", "MapsPlan", "MaskPlan", "Planned", "Sweep", "SweepConfig", "name_of"]
