@@ -224,33 +224,23 @@ def images(
 
 
 def ours(name: str, settings: dict[str, Any]) -> Callable[[], None]:
-    """An epoch of `train_epoch` over images that lie on the device."""
+    """An epoch of the loop over images that lie on the device."""
     from vitruvius._config import build
     from vitruvius._processes import process_group
     from vitruvius.training import Config
-    from vitruvius.training._epoch import train_epoch
-    from vitruvius.training._guards.means import Means
-    from vitruvius.training._session import open_session
+    from vitruvius.training.loop import Trainer
+    from vitruvius.training.losses import Means
+    from vitruvius.training.session import open_session
 
     with process_group("auto") as process:
         session = open_session(build(Config, recipe(name, settings), source=name), process)
 
     def play() -> None:
         session.batch, session.means = 0, Means(session.process)
-        train_epoch(session, lambda *_: None, Idle())
+        Trainer(session).train_epoch()
         session.epoch += 1
 
     return play
-
-
-class Idle:
-    """Nothing to do between updates."""
-
-    def between(self, suspects: Any, **_: Any) -> None:
-        pass
-
-    def nonfinite(self, suspects: Any) -> None:
-        pass
 
 
 def recipe(name: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from vitruvius._files import load_tensors
+from vitruvius._processes import Process
 from vitruvius.training import Config, read_recipe, train
+from vitruvius.training.loop import Trainer
+from vitruvius.training.session import Session, open_session
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "digits" / "softmax.yaml"
 SMALL = (
@@ -30,8 +35,43 @@ def small_config(out: Path, *overrides: str) -> Config:
     return read_recipe(RECIPE, [*SMALL, f"out={out}", *overrides])
 
 
+def small_session(*overrides: str) -> Session:
+    """What that training works with, without a folder."""
+    return open_session(small_config(Path("unused"), *overrides), Process(device=torch.device("cpu")))
+
+
 def small_run(out: Path, *overrides: str) -> Path:
     return train(small_config(out, *overrides), quiet=True)
+
+
+class Stop(Exception):
+    """The plug is pulled."""
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, *, after: bool = False) -> None:
+    """Raise Stop at the so-many-th call of a function, before or after it has done its work."""
+    original: Callable[..., Any] = getattr(owner, name)
+    calls = 0
+
+    def stopping(*arguments: Any, **settings: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call and not after:
+            raise Stop
+        result = original(*arguments, **settings)
+        if calls == call:
+            raise Stop
+        return result
+
+    monkeypatch.setattr(owner, name, stopping)
+
+
+def stopped_run(monkeypatch: pytest.MonkeyPatch, out: Path, batches: int, *overrides: str) -> None:
+    """A run that is stopped before its so-many-th batch."""
+    with monkeypatch.context() as patch:
+        stop_at(patch, Trainer, "train_batch", batches)
+        with pytest.raises(Stop):
+            small_run(out, *overrides)
 
 
 def state_of(run: Path) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from vitruvius._yaml import dump_yaml, read_yaml
 from vitruvius.attention import attentions
 from vitruvius.cli import main
 from vitruvius.evaluation.threats import make_threats
-from vitruvius.listing import find_recipe
 from vitruvius.studies import study
 from vitruvius.training import read_recipe
 from vitruvius.training.sweep import Sweep
@@ -58,7 +57,7 @@ def test_every_campaign_has_a_miniature_and_every_recipe_a_campaign() -> None:
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
 def test_every_row_and_every_threat_of_a_campaign_resolves(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    sweep = Sweep(file.relative_to(ROOT), find=find_recipe)
+    sweep = Sweep(file.relative_to(ROOT))
     assert sweep.folder == f"runs/campaigns/{file.stem}"
     for run in sweep.runs:
         for rule in run.config.attention:

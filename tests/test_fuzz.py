@@ -29,7 +29,8 @@ from vitruvius.recipe_keys import SECTIONS, find_key, sections
 from vitruvius.studies._base import studies
 from vitruvius.tasks import schedules, tasks
 from vitruvius.tracking import trackers
-from vitruvius.training import as_config, read_recipe
+from vitruvius.training import read_recipe
+from vitruvius.training.config import as_config
 
 BY_SETTINGS_ALONE: dict[str, Registry[Any]] = {  # their pieces are made of settings and nothing else
     "attacks": attacks,

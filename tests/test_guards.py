@@ -22,7 +22,7 @@ from vitruvius.converters._checkpoint import read_checkpoint
 from vitruvius.evaluation.metrics.calibration import EqualWidth
 from vitruvius.models import create_model
 from vitruvius.models._weights import load_weights
-from vitruvius.training._run import state_file
+from vitruvius.training.run_folder import Run, add_checksum, verify_checksum
 
 SECRET = "https://me:planted-1@host/data?token=planted-2"
 
@@ -67,30 +67,30 @@ def test_checkpoints_are_converted_without_running_code(tmp_path: Path) -> None:
 
 
 def test_states_are_read_without_running_code(tmp_path: Path) -> None:
-    sealed = state_file.add_checksum({"updates": 1, "more": Intruder(tmp_path / "ran")})
+    sealed = add_checksum({"updates": 1, "more": Intruder(tmp_path / "ran")})
     with pytest.raises(pickle.UnpicklingError):
-        state_file.verify_checksum(sealed)
+        verify_checksum(sealed)
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_state_with_another_bit_does_not_match_its_checksum() -> None:
-    data = bytearray(state_file.add_checksum({"updates": 1, "weights": torch.arange(1000.0)}))
+    data = bytearray(add_checksum({"updates": 1, "weights": torch.arange(1000.0)}))
     data[len(data) // 2] ^= 1
     with pytest.raises(ValueError, match="does not match its checksum"):
-        state_file.verify_checksum(bytes(data))
+        verify_checksum(bytes(data))
 
 
 def test_a_damaged_state_is_answered_by_the_one_before(tmp_path: Path) -> None:
-    state_file.save(tmp_path, {"updates": 1})
-    state_file.save(tmp_path, {"updates": 2})
-    assert state_file.load(tmp_path) == {"updates": 2}
+    Run(tmp_path).save_state({"updates": 1})
+    Run(tmp_path).save_state({"updates": 2})
+    assert Run(tmp_path).load_state() == {"updates": 2}
     (tmp_path / "state.pt").write_bytes(b"cut off")
-    assert state_file.load(tmp_path) == {"updates": 1}
-    state_file.save(tmp_path, {"updates": 3})
+    assert Run(tmp_path).load_state() == {"updates": 1}
+    Run(tmp_path).save_state({"updates": 3})
     (tmp_path / "state.pt").write_bytes(b"cut off")
     (tmp_path / "state.previous.pt").write_bytes(b"cut off")
     with pytest.raises(CheckpointError, match=r"state\.pt is damaged.*state\.previous\.pt is damaged"):
-        state_file.load(tmp_path)
+        Run(tmp_path).load_state()
 
 
 def test_folders_are_made_where_there_are_folders_and_never_a_bucket() -> None:

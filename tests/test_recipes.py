@@ -20,15 +20,15 @@ from vitruvius._yaml import dump_yaml
 from vitruvius.analysis import analyses
 from vitruvius.attention import build_core
 from vitruvius.heads import Site
-from vitruvius.listing import find_recipe, recipes, recipes_folder
+from vitruvius.listing import recipes, recipes_folder
 from vitruvius.models import create_model
 from vitruvius.models._wiring import parts_of, without_files
 from vitruvius.surgery import survey
 from vitruvius.surgery.rewiring import match
 from vitruvius.tasks import tasks
 from vitruvius.training import Config, read_recipe
-from vitruvius.training._epoch import train_epoch
-from vitruvius.training._session import open_session
+from vitruvius.training.loop import Trainer
+from vitruvius.training.session import open_session
 from vitruvius.training.sweep import Sweep
 
 NAMES = [name for name, _, _ in recipes()]
@@ -157,16 +157,6 @@ def test_the_pieces_a_recipe_names_exist_and_take_its_settings(name: str) -> Non
         assert question.partition(":")[0] in analyses
 
 
-class Restless:
-    """Nothing happens between two updates."""
-
-    def between(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def nonfinite(self, *_: Any, **__: Any) -> None:
-        pass
-
-
 def reduced(name: str, folder: Path) -> Config:
     config = recipe(name)
     settings = [*COMMON, *REDUCED[family(config)]]
@@ -191,7 +181,7 @@ def reduced(name: str, folder: Path) -> Config:
 def test_a_recipe_makes_two_steps_on_fake_images(name: str, tmp_path: Path) -> None:
     session = open_session(reduced(name, tmp_path), Process(device=torch.device("cpu")))
     before = {key: value.clone() for key, value in session.model.state_dict().items()}
-    row = train_epoch(session, lambda *_: None, Restless())
+    row = Trainer(session).train_epoch()
     assert session.updates == 2
     assert row["train_loss"] > 0
     assert any(not torch.equal(value, before[key]) for key, value in session.model.state_dict().items())
@@ -210,7 +200,7 @@ def test_a_sweep_of_the_papers_can_be_planned(file: Path) -> None:
         "adv_fine_tuning": 24,
         "tiny_imagenet_wd": 4,
     }
-    sweep = Sweep(file, find=lambda name: find_recipe(str(name)))
+    sweep = Sweep(file)
     assert len(sweep.runs) == published[file.stem]
     for run in sweep.runs:
         use, settings = read_spec(run.config.task, where="task")

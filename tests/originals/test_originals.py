@@ -6,7 +6,6 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,9 +20,9 @@ from vitruvius.listing import find_recipe, recipes, recipes_folder
 from vitruvius.models import create_model
 from vitruvius.models._wiring import without_files
 from vitruvius.training import Config, read_recipe
-from vitruvius.training._epoch import train_epoch
-from vitruvius.training._estimates import schedule
-from vitruvius.training._session import open_session, with_rate
+from vitruvius.training.dry_run import schedule
+from vitruvius.training.loop import Trainer
+from vitruvius.training.session import open_session, with_rate
 from vitruvius.training.sweep import Sweep
 
 NAMES = [name for name, _, _ in recipes()]
@@ -131,16 +130,6 @@ SIZES = {
 }
 
 
-class Idle:
-    """Nothing happens between two updates."""
-
-    def between(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def nonfinite(self, *_: Any, **__: Any) -> None:
-        pass
-
-
 @pytest.mark.parametrize("name", commands())
 def test_a_run_made_from_a_converted_file_starts(name: str, tmp_path: Path) -> None:
     config = theirs(name, tmp_path)
@@ -155,14 +144,14 @@ def test_a_run_made_from_a_converted_file_starts(name: str, tmp_path: Path) -> N
     read = read_recipe(tmp_path / "recipe.yaml", small)
     read = replace(read, attention=tuple(without_files(rule) for rule in read.attention))
     session = open_session(read, Process(device=torch.device("cpu")))
-    train_epoch(session, lambda *_: None, Idle())
+    Trainer(session).train_epoch()
     assert session.updates == 1
 
 
 @pytest.mark.parametrize("processes", [1, 8])
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
 def test_every_run_of_a_sweep_resolves_its_rate(file: Path, processes: int) -> None:
-    runs = Sweep(file, find=lambda name: find_recipe(str(name))).runs
+    runs = Sweep(file).runs
     rates = {with_rate(run.config, processes).train.lr for run in runs}
     assert all(rate is not None and rate > 0 for rate in rates)
     varied = {replace(run.config.train, lr=None).lr_base for run in runs}

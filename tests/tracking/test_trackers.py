@@ -16,17 +16,13 @@ from typing import Any
 
 import pytest
 
-from small_run import small_config, small_run
+from small_run import small_config, small_run, stopped_run
 from vitruvius._errors import ConfigError, MissingExtra, UnknownName
 from vitruvius._registry import require
 from vitruvius.tracking import Row, Trackers, trackers
-from vitruvius.training import _epoch, train
+from vitruvius.training import train
 
 ROWS = [{"epoch": 0, "train_loss": 2.0}, {"epoch": 1, "train_loss": 1.0, "val_accuracy": 0.5}]
-
-
-class Stop(Exception):
-    pass
 
 
 class Listener:
@@ -56,29 +52,13 @@ def test_a_tracker_is_opened_shown_all_rows_after_every_epoch_and_closed(
     assert listener.told[5:] == [("open", 3), [0, 1], "close"]
 
 
-def stopped_and_finished(run: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
-    """A run of three epochs, stopped in the third and taken up again."""
-    batch, seen = _epoch.train_batch, 0
-
-    def stopping(*arguments: Any) -> Any:
-        nonlocal seen
-        seen += 1
-        if seen == 10:
-            raise Stop
-        return batch(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_epoch, "train_batch", stopping)
-        with pytest.raises(Stop):
-            small_run(run, "train.epochs=3", *overrides)
-    small_run(run, "train.epochs=3", *overrides)
-
-
 def test_the_table_has_one_line_an_epoch_and_the_numbers_of_the_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    stopped_and_finished(run, monkeypatch, "tracking=[csv]")
+    settings = ("train.epochs=3", "tracking=[csv]")
+    stopped_run(monkeypatch, run, 10, *settings)
+    small_run(run, *settings)
     with (run / "metrics.csv").open() as file:
         table = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
     assert table == [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

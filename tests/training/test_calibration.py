@@ -4,7 +4,7 @@ from small_run import small_config, small_run
 from vitruvius._processes import Process
 from vitruvius.models import load_model
 from vitruvius.surgery import inner
-from vitruvius.training._session import open_session
+from vitruvius.training.session import open_session
 
 PARTS = "attention=[{where: '*', parts: [{use: low_rank, rank: 2, start: START}]}]"
 
@@ -21,6 +21,6 @@ def test_a_calibrated_start_gives_the_dense_maps_and_resuming_does_not_calibrate
     assert gaps["calibrated"] < gaps["svd"] / 2
     overrides = f"model.weights={dense}", PARTS.replace("START", "calibrated")
     run = small_run(tmp_path / "run", *overrides)
-    monkeypatch.setattr("vitruvius.training._build.calibrate_low_rank", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("vitruvius.training.session.calibrate_low_rank", lambda *_, **__: 1 / 0)
     again = small_run(run, *overrides)
     assert "blocks.0.attn.core.low_rank.q.0.weight" in inner(load_model(again)).state_dict()

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-import vitruvius.training.dry_run as room
+import vitruvius.training.dry_run as dry_running
 from small_run import RECIPE, SMALL, small_config
 from vitruvius.cli import main
 from vitruvius.data import DataConfig
 from vitruvius.models import create_model
 from vitruvius.training import read_recipe
-from vitruvius.training._estimates import format_bytes, format_time
-from vitruvius.training.dry_run import SavedTensors, dry_run, forward_flops, probe_plan
+from vitruvius.training.dry_run import SavedTensors, dry_run, format_bytes, format_time, forward_flops
+from vitruvius.training.loop import Trainer
 
 
 def numbers(text: str, name: str) -> list[str]:
@@ -96,7 +96,7 @@ def test_the_passes_of_an_attack_are_counted(settings: list[str], passes: tuple[
 
 def test_memory_without_numbers_is_that_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = dry_run(small_config(tmp_path / "run"))
-    monkeypatch.setattr(room, "probe_plan", lambda *_: (0, 0))
+    monkeypatch.setattr(dry_running, "LONGEST", 0.0)
     without = dry_run(small_config(tmp_path / "run"))
     assert "measured without numbers" in without
     assert "time: not measured here" in without
@@ -109,32 +109,22 @@ def test_memory_without_numbers_is_that_with_numbers(tmp_path: Path, monkeypatch
 
 def test_a_step_that_does_not_fit_is_tried_with_fewer_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lack of memory is simulated."""
-    measure = room.measure
+    train_batch = Trainer.train_batch
 
-    def small(session: Any, most: int) -> Any:
-        if session.config.data.batch_size > 2:
+    def on_a_small_device(self: Trainer, x: torch.Tensor, y: torch.Tensor, number: int) -> Any:
+        if len(x) > 4:
             raise torch.OutOfMemoryError("out of memory")
-        assert most == 2  # nor is a timed step made larger than what fits
-        return measure(session, most)
+        return train_batch(self, x, y, number)
 
-    monkeypatch.setattr(room, "measure", small)
+    monkeypatch.setattr(Trainer, "train_batch", on_a_small_device)
     said = dry_run(small_config(tmp_path / "run"))
     assert "note: a step with 8 images does not fit into the memory of this device." in said
-    assert "measured with 2 images" in said
+    assert "measured with 4 images a step" in said
 
 
 def test_splits_of_augmix_count_as_images(tmp_path: Path) -> None:
     said = dry_run(small_config(tmp_path / "run", "data.aug_splits=3", "data.aa=augmix-m5-w4-d2"))
     assert re.search(r"activations of 24 images", said)
-
-
-def test_models_that_are_too_slow_to_try_are_not_tried(tmp_path: Path) -> None:
-    config = small_config(tmp_path / "run")
-    process = type("Process", (), {"device": torch.device("cpu")})()
-    assert probe_plan(config, process, flops=1000) == (8, 3)
-    assert probe_plan(config, process, flops=10**9) == (2, 3)
-    assert probe_plan(config, process, flops=10**10) == (2, 2)  # one to warm up, one to time
-    assert probe_plan(config, process, flops=10**12) == (0, 0)
 
 
 def test_operations_are_counted_as_by_hand() -> None:
@@ -151,7 +141,7 @@ def test_what_autograd_keeps_is_counted_once_and_without_weights() -> None:
     model = nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 5))
     x = torch.rand(4, 10, requires_grad=True)
     kept = SavedTensors(model)
-    with kept:
+    with kept.hooks:
         model(x).sum().backward()
     assert kept.peak == 4 * (4 * 10 + 4 * 20)  # the input, and tanh's output, which two layers share
     assert kept.now == 0

@@ -24,7 +24,9 @@ import torch
 torch.set_num_threads(1)
 time.perf_counter = time.process_time
 from vitruvius._processes import process_group
-from vitruvius.training import _build, _epoch, as_config, dry_run, train
+from vitruvius.training import dry_run, session, train
+from vitruvius.training.config import as_config
+from vitruvius.training.loop import Trainer
 
 def kilobytes(name):
     lines = open("/proc/self/status").read().splitlines()
@@ -33,9 +35,10 @@ def kilobytes(name):
 config = as_config(json.loads(sys.argv[2]))
 if sys.argv[1] == "said":
     with process_group("cpu") as process:
-        known = _build.with_classes(config, 10)
-        session, probe = dry_run._probe(known, process, dry_run.forward_flops(known), [])
-    weights = sum(p.nbytes for p in session.model.parameters())
+        known = session.with_classes(config, 10)
+        opened = session.open_session(dry_run.pretended(known), process, fresh=False)
+        probe = dry_run.measure(opened, known.data.batch_size, [])
+    weights = sum(p.nbytes for p in opened.model.parameters())
     images = config.data.batch_size
     print(json.dumps({
         "seconds": probe.seconds / probe.images * images,
@@ -44,7 +47,7 @@ if sys.argv[1] == "said":
         "backwards": probe.backwards,
     }))
 else:
-    real, seconds, begun = _epoch.train_batch, [], None
+    real, seconds, begun = Trainer.train_batch, [], None
     def timed(*arguments):
         global begun
         if begun is None:
@@ -54,7 +57,7 @@ else:
         found = real(*arguments)
         seconds.append(time.process_time() - before)
         return found
-    _epoch.train_batch = timed
+    Trainer.train_batch = timed
     train(config, quiet=True, callbacks=[])
     print(json.dumps({"seconds": min(seconds[1:]), "megabytes": (kilobytes("VmHWM") - begun) / 1024}))
 """

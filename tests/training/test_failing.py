@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from failing_disk import fill_the_disk
-from small_run import rows_of, small_run, state_of
+from small_run import rows_of, small_run, state_of, stopped_run
 from vitruvius._errors import Diverged, RunError
-from vitruvius.training import _epoch, _step
+from vitruvius.training.loop import Trainer
 
 
 def test_no_permission_is_one_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,16 +26,16 @@ def test_a_disk_that_fills_up_leaves_the_previous_files(
     files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the second epoch so many more files fit: of state, last and metrics each is the old one or the new, whole."""
-    run, update, seen = tmp_path / "run", _step.update, 0
+    run, update, seen = tmp_path / "run", Trainer.update, 0
 
-    def counting(session: Any) -> None:
+    def counting(self: Trainer) -> None:
         nonlocal seen
         seen += 1
         if seen == 5:
             fill_the_disk(monkeypatch, after=files)
-        update(session)
+        update(self)
 
-    monkeypatch.setattr(_step, "update", counting)
+    monkeypatch.setattr(Trainer, "update", counting)
     with pytest.raises(RunError, match=r"cannot write .*: the disk is full. What was there before is intact"):
         small_run(run)
     monkeypatch.undo()
@@ -55,14 +54,14 @@ def test_a_disk_that_fills_up_leaves_the_previous_files(
 
 
 def test_weights_that_the_last_update_spoilt_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    update = _step.update
+    update = Trainer.update
 
-    def spoiling(session: Any) -> None:
-        update(session)
-        if session.updates == 4:
-            next(session.model.parameters()).data.fill_(math.inf)
+    def spoiling(self: Trainer) -> None:
+        update(self)
+        if self.session.updates == 4:
+            next(self.session.model.parameters()).data.fill_(math.inf)
 
-    monkeypatch.setattr(_step, "update", spoiling)
+    monkeypatch.setattr(Trainer, "update", spoiling)
     with pytest.raises(Diverged, match="weights are no longer finite after epoch 1"):
         small_run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -71,15 +70,9 @@ def test_weights_that_the_last_update_spoilt_are_noticed(tmp_path: Path, monkeyp
 def test_a_run_that_fails_before_its_first_epoch_takes_its_folder_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_epoch, "train_batch", stop)
-    with pytest.raises(KeyboardInterrupt):
-        small_run(tmp_path / "run")
+    stopped_run(monkeypatch, tmp_path / "run", 1)
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(KeyboardInterrupt):
-        small_run(tmp_path / "run")
+    stopped_run(monkeypatch, tmp_path / "run", 1)
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"

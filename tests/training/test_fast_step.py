@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,10 @@ import torch
 from small_run import assert_same_run, small_config, small_run
 from vitruvius._processes import Process
 from vitruvius.tasks import Objective
-from vitruvius.training import _step, train
-from vitruvius.training._build import can_fuse
+from vitruvius.training import train
 from vitruvius.training._fast import session_step
 from vitruvius.training._fast.regions import Regions
-from vitruvius.training._fast.session_step import FastStep, is_capturable, obstacle
+from vitruvius.training._fast.session_step import FastStep, is_capturable, why_not_recorded
 
 ADVERSARIAL = "task={use: adversarial, eps: 4/255, attack: 'pgd:steps=1'}"
 
@@ -25,29 +23,30 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> list[FastStep]:
     """Records on the CPU: the work is done again instead of replayed."""
     made: list[FastStep] = []
 
-    def again(work: Callable[[], None]) -> Callable[[], None]:
-        return work
-
     class Watched(FastStep):
-        def __init__(self, step: session_step.SessionStep, tell: Callable[[str], None]) -> None:
-            super().__init__(step, again, tell)
+        def __init__(self, step: session_step.SessionStep) -> None:
+            super().__init__(step, lambda work: work)
             made.append(self)
 
-    monkeypatch.setattr(_step, "obstacle", lambda *_: "")
-    monkeypatch.setattr(_step, "FastStep", Watched)
-    monkeypatch.setattr(_step, "Regions", lambda model: Regions(model, backend="eager"))
+    monkeypatch.setattr(session_step, "why_not_recorded", lambda *_: "")
+    monkeypatch.setattr(session_step, "FastStep", Watched)
+    monkeypatch.setattr(session_step, "Regions", lambda model: Regions(model, backend="eager"))
     return made
+
+
+def assert_fast_is_plain(tmp_path: Path, *settings: str) -> None:
+    plain = small_run(tmp_path / "plain", "train.compile=false", *settings)
+    fast = small_run(tmp_path / "fast", *settings)
+    (plain / "config.yaml").write_text((fast / "config.yaml").read_text())
+    assert_same_run(plain, fast)
 
 
 @pytest.mark.parametrize("how", [(), (ADVERSARIAL,), ("train.model_ema=true", "train.clip_grad=0.1", "train.opt=lamb")])
 def test_recorded_training_is_plain_training(tmp_path: Path, recording: list[FastStep], how: tuple[str, ...]) -> None:
     settings = ("train.epochs=3", "train.holdout=0", "model.kwargs={depth: 2, embed_dim: 24}", *how)
-    plain = small_run(tmp_path / "plain", "train.compile=false", *settings)
-    fast = small_run(tmp_path / "fast", *settings)
+    assert_fast_is_plain(tmp_path, *settings)
     assert len(recording) == 1
     assert recording[0].recorder._recordings
-    (plain / "config.yaml").write_text((fast / "config.yaml").read_text())
-    assert_same_run(plain, fast)
 
 
 @pytest.mark.parametrize(
@@ -64,11 +63,8 @@ def test_a_radius_that_grows_with_every_update_is_read_by_one_recording(
 ) -> None:
     grows = f"task={{{task}, eps: 8/255, schedule: {{use: linear, epochs: 2, per: update}}}}"
     settings = ("train.epochs=2", "train.holdout=0", grows)
-    plain = small_run(tmp_path / "plain", "train.compile=false", *settings)
-    fast = small_run(tmp_path / "fast", *settings)
+    assert_fast_is_plain(tmp_path, *settings)
     assert len(recording[0].recorder._recordings) == 1
-    (plain / "config.yaml").write_text((fast / "config.yaml").read_text())
-    assert_same_run(plain, fast)
 
 
 def test_an_attack_that_needs_its_radius_as_a_number_is_never_frozen(tmp_path: Path, recording: list[FastStep]) -> None:
@@ -76,11 +72,8 @@ def test_an_attack_that_needs_its_radius_as_a_number_is_never_frozen(tmp_path: P
         "task={use: adversarial, eps: 8/255, attack: 'apgd:steps=2', schedule: {use: linear, epochs: 2, per: update}}"
     )
     settings = ("train.epochs=2", "train.holdout=0", grows)
-    plain = small_run(tmp_path / "plain", "train.compile=false", *settings)
-    fast = small_run(tmp_path / "fast", *settings)
+    assert_fast_is_plain(tmp_path, *settings)
     assert not recording[0].recorder._recordings
-    (plain / "config.yaml").write_text((fast / "config.yaml").read_text())
-    assert_same_run(plain, fast)
 
 
 def test_blocks_that_cannot_be_compiled_are_run_as_they_are(
@@ -89,13 +82,10 @@ def test_blocks_that_cannot_be_compiled_are_run_as_they_are(
     def broken(graph: object, inputs: object) -> object:
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(_step, "Regions", lambda model: Regions(model, backend=broken))  # type: ignore[arg-type]
+    monkeypatch.setattr(session_step, "Regions", lambda model: Regions(model, backend=broken))  # type: ignore[arg-type]
     two_blocks = "model.kwargs={depth: 2, embed_dim: 24}"
-    plain = small_run(tmp_path / "plain", "train.compile=false", two_blocks)
-    fast = small_run(tmp_path / "fast", two_blocks)
+    assert_fast_is_plain(tmp_path, two_blocks)
     assert "cannot be compiled" in caplog.text
-    (plain / "config.yaml").write_text((fast / "config.yaml").read_text())
-    assert_same_run(plain, fast)
 
 
 @pytest.mark.parametrize(
@@ -110,17 +100,10 @@ def test_blocks_that_cannot_be_compiled_are_run_as_they_are(
 def test_what_stands_in_the_way_is_named(tmp_path: Path, setting: str, reason: str) -> None:
     config = small_config(tmp_path, setting)
     task = Objective(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss())
-    said = obstacle(config, Process(device=torch.device("cuda")), task)
+    said = why_not_recorded(config, Process(device=torch.device("cuda")), task)
     assert reason in said
     assert bool(said) == bool(reason)
-    assert "cpu" in obstacle(config, Process(device=torch.device("cpu")), task)
-
-
-def test_weights_that_are_split_over_processes_are_fused_by_adam_alone() -> None:
-    assert can_fuse(torch.optim.SGD, sharded=False)
-    assert not can_fuse(torch.optim.SGD, sharded=True)  # the fused kernel of SGD knows no DTensor
-    assert can_fuse(torch.optim.AdamW, sharded=True)
-    assert not can_fuse(torch.optim.LBFGS, sharded=False)
+    assert "cpu" in why_not_recorded(config, Process(device=torch.device("cpu")), task)
 
 
 def test_only_pytorchs_own_fused_updates_are_recorded() -> None:
@@ -130,5 +113,5 @@ def test_only_pytorchs_own_fused_updates_are_recorded() -> None:
 
 
 def test_training_on_a_cpu_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_step, "Regions", lambda *_: pytest.fail("nothing is compiled on a CPU"))
+    monkeypatch.setattr(session_step, "Regions", lambda *_: pytest.fail("nothing is compiled on a CPU"))
     train(small_config(tmp_path / "run"), quiet=True)

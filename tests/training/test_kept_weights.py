@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from small_run import assert_same, rows_of, small_run
+from small_run import assert_same, rows_of, small_run, stopped_run
 from vitruvius._errors import ConfigError
 from vitruvius._files import load_tensors
-from vitruvius.training import _epoch, kept_weights
-from vitruvius.training._run.keeper import epochs_to_keep
+from vitruvius.training import kept_weights
+from vitruvius.training.checkpoint import epochs_to_keep
 from vitruvius.training.config import Keep
 
 KEEP = ("train.epochs=4", "train.keep={every: 2, best: 1}")
@@ -39,18 +39,7 @@ def test_the_best_are_chosen_under_attack_where_there_is_one() -> None:
 
 def test_a_run_that_goes_on_keeps_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = small_run(tmp_path / "whole", *KEEP)
-    batch = _epoch.train_batch
-    calls: list[int] = []
-
-    def stopping(*arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 11:
-            raise KeyboardInterrupt
-        return batch(*arguments)
-
-    monkeypatch.setattr(_epoch, "train_batch", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        small_run(tmp_path / "run", *KEEP)
+    stopped_run(monkeypatch, tmp_path / "run", 11, *KEEP)
     run = small_run(tmp_path / "run", *KEEP)
     assert set(kept_weights(run)) == set(kept_weights(whole))
     for epoch, file in kept_weights(run).items():

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from small_run import assert_same_run, rows_of, small_run, state_of
-from vitruvius._files import paths
-from vitruvius.training import _step
-from vitruvius.training._run import state_file
-from vitruvius.training._run.folder import Run
+from vitruvius._files import PREVIOUS, paths
+from vitruvius.training.loop import Trainer
+from vitruvius.training.run_folder import Run, verify_checksum
 
 KILLS = 20
 LIVELY = (  # everything with a memory: averages, momentum, dice of layers, of mixup and of images, a schedule, rows
@@ -59,7 +58,7 @@ def die_between_moves(at: int) -> None:
     def dying(self: Path, target: Path) -> Path:
         nonlocal moves
         moved = replace(self, target)
-        moves += target.name == state_file.PREVIOUS
+        moves += target.name == PREVIOUS
         if moves == at:
             die()
         return moved
@@ -68,16 +67,16 @@ def die_between_moves(at: int) -> None:
 
 
 def die_after_updates(at: int) -> None:
-    update, updates = _step.update, 0
+    update, updates = Trainer.update, 0
 
-    def dying(session: Any) -> None:
+    def dying(self: Trainer) -> None:
         nonlocal updates
-        update(session)
+        update(self)
         updates += 1
         if updates == at:
             die()
 
-    _step.update = dying
+    Trainer.update = dying  # type: ignore[method-assign]
 
 
 def die_after_milliseconds(at: int) -> None:
@@ -123,7 +122,7 @@ def test_a_damaged_state_is_passed_over_for_the_one_before(
     harm(run / "state.pt", damage)
     small_run(run)
     assert "state.pt is damaged" in caplog.text
-    assert "going on from state.previous.pt" in caplog.text
+    assert "resuming from state.previous.pt" in caplog.text
     assert_same_run(run, unbroken)
 
 
@@ -131,14 +130,14 @@ def test_two_damaged_states_are_one_clear_error(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", "train.epochs=2")
     for name in ("state.pt", "state.previous.pt"):
         harm(run / name, "one bit")
-    with pytest.raises(ValueError, match=r"state.pt is damaged: .*; state.previous.pt is damaged: .* Delete .* anew"):
+    with pytest.raises(ValueError, match=r"state.pt is damaged: .*; state.previous.pt is damaged: .* Delete .* again"):
         small_run(run, "train.epochs=2")
 
 
 def test_a_state_is_what_torch_reads_and_carries_its_checksum(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", "train.epochs=1")
     data = (run / "state.pt").read_bytes()
-    assert state_file.verify_checksum(data)["epoch"] == state_of(run)["epoch"] == 1
+    assert verify_checksum(data)["epoch"] == state_of(run)["epoch"] == 1
     assert Run(run).load_state() is not None
 
 

@@ -11,33 +11,19 @@ import pytest
 import torch
 from PIL import Image
 
-from small_run import rows_of, small_config, small_run, state_of
+from small_run import rows_of, small_config, small_run, small_session, state_of
 from vitruvius._errors import DataError
 from vitruvius._processes import Process
 from vitruvius.data import eval_loader, held_out
 from vitruvius.evaluation import evaluate
 from vitruvius.models import load_model
-from vitruvius.training import _epoch, _step
-from vitruvius.training._epoch import train_epoch
-from vitruvius.training._session import Session, open_session
+from vitruvius.training import loop
+from vitruvius.training.checkpoint import Checkpoint
+from vitruvius.training.loop import Trainer
+from vitruvius.training.selection import Selection
+from vitruvius.training.session import Session
 
 ALONE = Process(device=torch.device("cpu"))
-
-
-def watch(_: int, numbers: dict[str, float]) -> None:
-    assert math.isfinite(numbers["loss"])
-
-
-class Undisturbed:
-    """Nothing happens between updates."""
-
-    def between(self, losses: Any, *, before: int, looked: bool) -> None: ...
-
-    def nonfinite(self, losses: Any) -> None: ...
-
-
-def session_of(tmp_path: Path, *overrides: str) -> Session:
-    return open_session(small_config(tmp_path / "unused", *overrides), ALONE)
 
 
 def weights(session: Session) -> dict[str, torch.Tensor]:
@@ -48,13 +34,13 @@ def weights(session: Session) -> dict[str, torch.Tensor]:
 def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The learning rate of every update, as the optimiser sees it."""
     seen: list[float] = []
-    update = _step.update
+    update = Trainer.update
 
-    def noting(session: Session) -> None:
-        seen.append(session.optimizer.param_groups[0]["lr"])
-        update(session)
+    def noting(self: Trainer) -> None:
+        seen.append(self.session.optimizer.param_groups[0]["lr"])
+        update(self)
 
-    monkeypatch.setattr(_step, "update", noting)
+    monkeypatch.setattr(Trainer, "update", noting)
     return seen
 
 
@@ -93,9 +79,9 @@ def test_other_schedules_do_what_they_say(
 
 def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path: Path) -> None:
     settings = ("train.opt=sgd", "train.lr=0.1", "data.train_num_samples=44")  # 33 images: 4 batches of 8, or 2 of 16
-    large = session_of(tmp_path, *settings, "data.batch_size=16")
-    small = session_of(tmp_path, *settings, "data.batch_size=8", "train.grad_accum_steps=2")
-    rows = [train_epoch(session, watch, Undisturbed()) for session in (large, small)]
+    large = small_session(*settings, "data.batch_size=16")
+    small = small_session(*settings, "data.batch_size=8", "train.grad_accum_steps=2")
+    rows = [Trainer(session).train_epoch() for session in (large, small)]
     assert large.updates == small.updates == 2
     assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-6)
     torch.testing.assert_close(weights(small), weights(large), rtol=1e-5, atol=1e-6)
@@ -103,7 +89,7 @@ def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("mode", ["norm", "value", "agc"])
 def test_gradients_are_clipped_as_asked(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, f"train.clip_mode={mode}", "train.clip_grad=1e-3", "train.opt=sgd")
+    session = small_session(f"train.clip_mode={mode}", "train.clip_grad=1e-3", "train.opt=sgd")
     step, seen = session.optimizer.step, []
 
     def noting(*arguments: Any) -> Any:
@@ -111,7 +97,7 @@ def test_gradients_are_clipped_as_asked(mode: str, tmp_path: Path, monkeypatch: 
         return step(*arguments)
 
     monkeypatch.setattr(session.optimizer, "step", noting)
-    train_epoch(session, watch, Undisturbed())
+    Trainer(session).train_epoch()
     for gradients in seen:
         if mode == "norm":
             total = torch.stack([g.norm() for g in gradients.values()]).norm()
@@ -126,13 +112,13 @@ def test_the_average_is_an_exponential_one_and_is_judged_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history: list[torch.Tensor] = []
-    update = _step.update
+    update = Trainer.update
 
-    def noting(session: Session) -> None:
-        update(session)
-        history.append(session.model.model.head.weight.detach().clone())
+    def noting(self: Trainer) -> None:
+        update(self)
+        history.append(self.session.model.model.head.weight.detach().clone())
 
-    monkeypatch.setattr(_step, "update", noting)
+    monkeypatch.setattr(Trainer, "update", noting)
     run = small_run(tmp_path / "run", "train.model_ema=true", "train.model_ema_decay=0.7")
     average = history[0]  # the first update is copied, as upstream does
     for weight in history[1:]:
@@ -147,7 +133,7 @@ def test_the_average_is_an_exponential_one_and_is_judged_and_kept(
 
 
 def test_weights_are_chosen_by_images_kept_from_training(tmp_path: Path) -> None:
-    session = session_of(tmp_path)
+    session = small_session()
     assert session.val_loader.name == "digits/train"
     chosen = {int(i) for _, _, ids in session.val_loader.with_ids() for i in ids}
     trained = set()
@@ -160,25 +146,23 @@ def test_weights_are_chosen_by_images_kept_from_training(tmp_path: Path) -> None
 
 
 def test_without_a_held_out_part_the_validation_split_chooses(tmp_path: Path) -> None:
-    session = session_of(tmp_path, "train.holdout=0")
+    session = small_session("train.holdout=0")
     assert session.val_loader.name == "digits/validation"
     assert session.train_loader.num_images == 48
 
 
 def test_the_best_weights_are_those_of_the_best_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitruvius.training._run import keeper
-    from vitruvius.training._selection import Selection
 
     scores = iter([0.2, 0.9, 0.5, 0.9])
-    monkeypatch.setattr(Selection, "look", lambda self, progress: {"val_accuracy": next(scores), "val_loss": 1.0})
+    monkeypatch.setattr(Selection, "judge", lambda self, progress: {"val_accuracy": next(scores), "val_loss": 1.0})
     kept: dict[int, torch.Tensor] = {}
-    publish = keeper.publish
+    save_epoch = Checkpoint.save_epoch
 
-    def noting(session: Session, run: Any, files: Any) -> None:
-        kept[session.epoch - 1] = session.model.model.head.weight.detach().clone()
-        publish(session, run, files)
+    def noting(self: Checkpoint) -> None:
+        kept[self.session.epoch - 1] = self.session.model.model.head.weight.detach().clone()
+        save_epoch(self)
 
-    monkeypatch.setattr(keeper, "publish", noting)
+    monkeypatch.setattr(Checkpoint, "save_epoch", noting)
     run = small_run(tmp_path / "run", "train.epochs=4")
     torch.testing.assert_close(load_model(run).model.head.weight.data, kept[1], rtol=0, atol=0)
     torch.testing.assert_close(load_model(run, best=False).model.head.weight.data, kept[3], rtol=0, atol=0)
@@ -209,14 +193,14 @@ def test_training_works_with(settings: list[str], tmp_path: Path) -> None:
 
 
 def test_checkpointed_activations_change_nothing(tmp_path: Path) -> None:
-    plain, thrifty = session_of(tmp_path), session_of(tmp_path, "train.grad_checkpointing=true")
+    plain, thrifty = small_session(), small_session("train.grad_checkpointing=true")
     for session in (plain, thrifty):
-        train_epoch(session, watch, Undisturbed())
+        Trainer(session).train_epoch()
     torch.testing.assert_close(weights(thrifty), weights(plain), rtol=0, atol=1e-7)
 
 
 def test_bf16_computes_in_bf16_and_keeps_float32_weights(tmp_path: Path) -> None:
-    session = session_of(tmp_path, "train.precision=bf16")
+    session = small_session("train.precision=bf16")
     with session.autocast():
         assert session.model(torch.rand(1, 3, 8, 8)).dtype == torch.bfloat16
     assert next(session.model.parameters()).dtype == torch.float32
@@ -239,25 +223,28 @@ def test_the_penalty_of_stages_is_trained_and_told(tmp_path: Path) -> None:
 
 
 def test_smoothing_of_the_data_reaches_the_task(tmp_path: Path) -> None:
-    assert session_of(tmp_path, "data.smoothing=0.3").task.criterion.smoothing == 0.3
-    own = session_of(tmp_path, "data.smoothing=0.3", "task={use: supervised, smoothing: 0.2}")
+    assert small_session("data.smoothing=0.3").task.criterion.smoothing == 0.3
+    own = small_session("data.smoothing=0.3", "task={use: supervised, smoothing: 0.2}")
     assert own.task.criterion.smoothing == 0.2
 
 
-def test_slow_batches_are_shown_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[int] = []
-    session = session_of(tmp_path, "data.train_num_samples=44")  # 33 images: 4 batches of 8
-    monkeypatch.setattr(_epoch, "LOOK_SECONDS", 0.0)
-    train_epoch(session, lambda done, _: shown.append(done), Undisturbed())
-    assert shown == [1, 2, 3, 4]
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, list(range(1, 13))), (math.inf, [10, 12])])
+def test_slow_batches_are_shown_one_by_one_and_quick_ones_ten_at_a_time(
+    seconds: float, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[float] = []
+    monkeypatch.setattr(loop, "LOOK_SECONDS", seconds)
+    session = small_session("data.train_num_samples=128", "data.batch_size=8")  # 96 images: 12 batches
+    Trainer(session, progress=lambda done, total, text="": shown.append(done)).train_epoch()
+    assert shown == expected
 
 
-def test_quick_batches_are_shown_ten_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[int] = []
-    monkeypatch.setattr(_epoch, "LOOK_SECONDS", math.inf)
-    session = session_of(tmp_path, "data.train_num_samples=128", "data.batch_size=8")  # 96 images: 12 batches
-    train_epoch(session, lambda done, _: shown.append(done), Undisturbed())
-    assert shown == [10, 12]
+def test_the_metrics_do_not_depend_on_when_somebody_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    for seconds in (0.0, math.inf):
+        monkeypatch.setattr(loop, "LOOK_SECONDS", seconds)
+        rows.append(rows_of(small_run(tmp_path / str(seconds), "data.train_num_samples=320", "train.epochs=2")))
+    assert rows[0] == rows[1]
 
 
 def folder_session(tmp_path: Path, *overrides: str, broken: tuple[int, ...]) -> Session:
@@ -270,7 +257,7 @@ def folder_session(tmp_path: Path, *overrides: str, broken: tuple[int, ...]) -> 
             path.write_bytes(b"no picture")
     data = ("data.dataset=folder", f"data.root={tmp_path / 'images'}", "data.batch_size=1", "data.broken=skip")
     small = ("data.train_num_samples=null", "data.val_num_samples=null", "data.cache=none", "train.holdout=0")
-    return session_of(tmp_path, *data, *small, "data.workers=0", *overrides)
+    return small_session(*data, *small, "data.workers=0", *overrides)
 
 
 @pytest.mark.parametrize("broken", [(2,), (0, 1, 2, 3, 4)])
@@ -280,15 +267,17 @@ def test_a_batch_without_a_readable_image_keeps_its_number_and_its_place_in_the_
     session = folder_session(tmp_path, "train.grad_accum_steps=2", "train.clip_grad=1", broken=broken)
     seen: list[int] = []
 
-    def noting(session: Session, x: torch.Tensor, y: torch.Tensor, number: int, batches: int) -> Any:
-        seen.append(number)
-        return _step.train_batch(session, x, y, number, batches)
+    train_batch = Trainer.train_batch
 
-    monkeypatch.setattr(_epoch, "train_batch", noting)
+    def noting(self: Trainer, x: torch.Tensor, y: torch.Tensor, number: int) -> Any:
+        seen.append(number)
+        return train_batch(self, x, y, number)
+
+    monkeypatch.setattr(Trainer, "train_batch", noting)
     loader: Any = session.train_loader
     order = loader.order.epoch(0)[0].tolist()
     lost = [index for index in range(6) if any(f"/{n}.png" in loader.images.describe(index) for n in broken)]
-    train_epoch(session, watch, Undisturbed())
+    Trainer(session).train_epoch()
     assert seen == [number for number, index in enumerate(order) if index not in lost]
     assert (session.batch, session.updates) == (6, 3)
     assert all(p.grad is None for p in session.model.parameters())  # no group is left over for the next epoch
@@ -300,4 +289,4 @@ def test_one_of_several_processes_with_nothing_to_read_says_so_instead_of_lettin
     session = folder_session(tmp_path, broken=tuple(range(6)))
     session.process = Process(device=torch.device("cpu"), rank=1, world_size=2)
     with pytest.raises(DataError, match=r"none of the images of batch 1 of process 2 of 2 could be read"):
-        train_epoch(session, watch, Undisturbed())
+        Trainer(session).train_epoch()

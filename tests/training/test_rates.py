@@ -9,17 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from small_run import rows_of, small_config, small_run, state_of
+from small_run import rows_of, small_config, small_run, small_session, state_of
 from vitruvius._errors import ConfigError
 from vitruvius._processes import Process
 from vitruvius._yaml import read_yaml
-from vitruvius.training._session import Session, open_session, with_rate
+from vitruvius.training.session import with_rate
 
 ALONE = Process(device=torch.device("cpu"))
-
-
-def session_of(tmp_path: Path, *overrides: str) -> Session:
-    return open_session(small_config(tmp_path / "unused", *overrides), ALONE)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +60,7 @@ def test_a_schedule_by_epochs_moves_between_epochs_only(tmp_path: Path) -> None:
 
 def test_a_warmup_may_come_before_the_schedule(tmp_path: Path) -> None:
     settings = ["train.warmup_epochs=1", "train.warmup_prefix=true", "train.lr=1", "train.min_lr=0", "train.opt=sgd"]
-    session = session_of(tmp_path, *settings, "train.warmup_lr=0")
+    session = small_session(*settings, "train.warmup_lr=0")
     assert session.num_epochs == 3
     rates = []
     for update in range(1, 13):
@@ -75,7 +71,7 @@ def test_a_warmup_may_come_before_the_schedule(tmp_path: Path) -> None:
 
 
 def test_layer_decay_gives_early_layers_smaller_steps(tmp_path: Path) -> None:
-    session = session_of(tmp_path, "train.layer_decay=0.5", "model.kwargs.depth=2")
+    session = small_session("train.layer_decay=0.5", "model.kwargs.depth=2")
     scales = {id(p): group["lr_scale"] for group in session.optimizer.param_groups for p in group["params"]}
     model = session.model.model
     places = [model.patch_embed.proj.weight, model.blocks[0].mlp.fc1.weight, model.blocks[1].mlp.fc1.weight]
@@ -83,15 +79,15 @@ def test_layer_decay_gives_early_layers_smaller_steps(tmp_path: Path) -> None:
 
 
 def test_more_settings_reach_the_optimiser(tmp_path: Path) -> None:
-    group = session_of(tmp_path, "train.opt=adamw", "train.opt_kwargs={amsgrad: true}").optimizer.param_groups[0]
+    group = small_session("train.opt=adamw", "train.opt_kwargs={amsgrad: true}").optimizer.param_groups[0]
     assert group["amsgrad"] is True
     with pytest.raises(ConfigError, match="cannot be made"):
-        session_of(tmp_path, "train.opt_kwargs={amsgard: true}")
+        small_session("train.opt_kwargs={amsgard: true}")
 
 
 def test_frozen_weights_are_neither_optimised_nor_averaged_away(tmp_path: Path) -> None:
     settings = ["model.freeze=[patch_embed, pos_embed]", "train.model_ema=true", "train.epochs=1"]
-    session = session_of(tmp_path, *settings)
+    session = small_session(*settings)
     optimised = {id(p) for group in session.optimizer.param_groups for p in group["params"]}
     frozen = [p for p in session.model.parameters() if not p.requires_grad]
     assert frozen

@@ -7,20 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 import vitruvius
-from small_run import assert_same, small_config, small_run
+from small_run import assert_same, small_run, small_session
 from vitruvius._errors import ConfigError
 from vitruvius._files import load_tensors
-from vitruvius._processes import Process
 from vitruvius.tasks import Objective, Schedule, make_schedule, tasks
 from vitruvius.tracking import Trackers
 from vitruvius.tracking.csv import CSV
-from vitruvius.training import Config, as_config, read_recipe
-from vitruvius.training._run.state import apply, capture
-from vitruvius.training._session import Counters, Session, open_session
+from vitruvius.training import Config, read_recipe
+from vitruvius.training.checkpoint import capture, restore
+from vitruvius.training.config import as_config
+from vitruvius.training.session import Counters, Session
 
 QUICK = ["train.epochs=1", "train.warmup_epochs=0", "data.train_num_samples=80", "data.val_num_samples=16"]
 
@@ -130,7 +129,7 @@ def test_every_counter_of_a_session_is_saved_and_put_back(tmp_path: Path) -> Non
     without_default = {one.name for one in fields(Session) if one.default is MISSING and one.default_factory is MISSING}
     assert made_new == without_default, "a field that begins at some value is a counter and belongs to Counters"
 
-    session = open_session(small_config(tmp_path / "run"), Process(device=torch.device("cpu")))
+    session = small_session()
     values = {
         one.name: type(getattr(session, one.name))(i + 1)
         for i, one in enumerate(fields(Counters))
@@ -140,15 +139,7 @@ def test_every_counter_of_a_session_is_saved_and_put_back(tmp_path: Path) -> Non
         setattr(session, name, value)
     session.rows = [{"epoch": 0}]
     state = capture(session)
-    other = open_session(small_config(tmp_path / "run"), Process(device=torch.device("cpu")))
-    apply(other, state, "here")
+    other = small_session()
+    restore(other, state, "here")
     assert {name: getattr(other, name) for name in values} == values
     assert other.rows == [{"epoch": 0}]
-
-
-def test_a_state_without_a_counter_that_is_new_is_still_read(tmp_path: Path) -> None:
-    session = open_session(small_config(tmp_path / "run"), Process(device=torch.device("cpu")))
-    state = capture(session)
-    del state["group_nonfinite"]
-    apply(session, state, "here")
-    assert session.group_nonfinite is False

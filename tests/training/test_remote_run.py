@@ -10,16 +10,12 @@ from typing import Any
 import fsspec
 import pytest
 
-from small_run import assert_same_run, contents, small_run
+from small_run import assert_same_run, contents, small_run, stopped_run
 from vitruvius._errors import RunError
 from vitruvius._files import RemoteCopy, local_path, store
 from vitruvius.cli import main
 from vitruvius.models import load_model
-from vitruvius.training import _epoch, fetch
-
-
-class Stop(Exception):
-    pass
+from vitruvius.training import fetch
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -34,23 +30,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_remote_run_goes_on_on_another_machine(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("train.save_every=1", "train.model_ema=true", "tracking=[csv]")
     unbroken = small_run(tmp_path / "unbroken", *settings)
-    batch, seen = _epoch.train_batch, 0
-
-    def stopping(*arguments: Any) -> Any:
-        nonlocal seen
-        seen += 1
-        if seen == 7:
-            raise Stop
-        return batch(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_epoch, "train_batch", stopping)
-        with pytest.raises(Stop):
-            small_run(url, *settings)  # type: ignore[arg-type]
+    stopped_run(monkeypatch, url, 7, *settings)  # type: ignore[arg-type]
     shutil.rmtree("runs")  # the other machine has nothing
     run = small_run(url, *settings)  # type: ignore[arg-type]
     assert run == local_path(url)
-    assert seen == 7
     assert_same_run(run, unbroken)
     copy = fetch(url, Path("copy"))
     assert contents(copy) == contents(run)
@@ -265,13 +248,7 @@ def test_verbs_that_refuse_a_run_say_so_of_a_url_too(
 
 
 def test_a_remote_run_of_which_nothing_came_leaves_nothing_there(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopping(*_: Any) -> Any:
-        raise Stop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_epoch, "train_batch", stopping)
-        with pytest.raises(Stop):
-            small_run(url)  # type: ignore[arg-type]
+    stopped_run(monkeypatch, url, 1)  # type: ignore[arg-type]
     filesystem, root = fsspec.core.url_to_fs(url)
     assert not filesystem.exists(root) or filesystem.find(root) == []
     assert not [path for path in Path().rglob("*") if path.is_file()]

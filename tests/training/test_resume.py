@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from small_run import assert_same_run, rows_of, small_run, state_of
+from small_run import Stop, assert_same_run, rows_of, small_run, state_of, stop_at, stopped_run
 from vitruvius._errors import RunError
 from vitruvius._files import save_tensors
-from vitruvius.training import _epoch, _step
-from vitruvius.training._run import state_file
-from vitruvius.training._run.folder import Run
+from vitruvius.training.loop import Trainer
+from vitruvius.training.run_folder import Run
 
 LIVELY = (  # everything with a memory: average, momentum, dice of layers and of mixup, a schedule with warm-up
     "train.epochs=3",
@@ -32,28 +30,6 @@ LIVELY = (  # everything with a memory: average, momentum, dice of layers and of
 )
 
 
-class Stop(Exception):
-    """The plug is pulled."""
-
-
-def stop_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, *, after: bool = False) -> None:
-    """Raise at the so-many-th call of a function, before or after it has done its work."""
-    original: Callable[..., Any] = getattr(owner, name)
-    calls = 0
-
-    def stopping(*arguments: Any, **settings: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == call and not after:
-            raise Stop
-        result = original(*arguments, **settings)
-        if calls == call:
-            raise Stop
-        return result
-
-    monkeypatch.setattr(owner, name, stopping)
-
-
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_run(tmp_path_factory.mktemp("unbroken") / "run", *LIVELY)
@@ -62,9 +38,9 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("owner", "name", "call", "after"),
     [
-        (_epoch, "train_batch", 2, False),  # the first epoch: begun anew
-        (_epoch, "train_batch", 7, False),  # in the middle of the second
-        (_step, "update", 5, True),
+        (Trainer, "train_batch", 2, False),  # the first epoch: begun anew
+        (Trainer, "train_batch", 7, False),  # in the middle of the second
+        (Trainer, "update", 5, True),
         (Run, "save_state", 2, False),  # epoch 2 is trained and lost
         (Run, "save_state", 2, True),  # state written, weights not
         (Run, "save_weights", 4, False),  # between last and last_ema of the second epoch, or best of the first
@@ -91,10 +67,7 @@ def test_a_run_stopped_again_and_again_ends_as_the_unbroken_one(
     unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for call in (6, 3, 5):
-        with monkeypatch.context() as patch:
-            stop_at(patch, _epoch, "train_batch", call)
-            with pytest.raises(Stop):
-                small_run(tmp_path / "run", *LIVELY)
+        stopped_run(monkeypatch, tmp_path / "run", call, *LIVELY)
     small_run(tmp_path / "run", *LIVELY)
     assert_same_run(tmp_path / "run", unbroken)
 
@@ -121,16 +94,9 @@ def test_a_plateau_schedule_remembers_how_long_it_has_waited(tmp_path: Path, mon
 
 def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run")
-    state_file.save(run, {**state_of(run), "processes": 4})
-    with pytest.raises(RunError, match=r"was trained by 4 process\(es\) and cannot go on with 1"):
+    Run(run).save_state({**state_of(run), "processes": 4})
+    with pytest.raises(RunError, match=r"was trained by 4 process\(es\) and cannot be resumed by 1"):
         small_run(run)
-
-
-def half_done(run: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> None:
-    with monkeypatch.context() as patch:
-        stop_at(patch, _epoch, "train_batch", 6)
-        with pytest.raises(Stop):
-            small_run(run, *settings)
 
 
 def digits_on_disk(file: Path, *, brighter: float = 0.0, swapped: bool = False) -> tuple[str, ...]:
@@ -156,7 +122,7 @@ def test_data_that_changed_between_two_halves_is_noticed_and_said(
 ) -> None:
     run = tmp_path / "run"
     settings = digits_on_disk(tmp_path / "digits.safetensors")
-    half_done(run, monkeypatch, *settings)
+    stopped_run(monkeypatch, run, 6, *settings)
     before = state_of(run)
     digits_on_disk(tmp_path / "digits.safetensors", **change)
     letter = rf"images have changed since the run stopped: .*{said} .*\. Put them back, .* data\.changed=warn"
@@ -164,21 +130,18 @@ def test_data_that_changed_between_two_halves_is_noticed_and_said(
         small_run(run, *settings)
     assert state_of(run)["updates"] == before["updates"]
     small_run(run, *settings, "data.changed=warn")
-    assert "The run goes on with them" in caplog.text
+    assert "The run resumes with them" in caplog.text
     assert len(rows_of(run)) == 2
 
 
-def test_data_that_has_moved_and_states_that_say_nothing_of_theirs_are_no_matter(
+def test_data_that_has_moved_is_no_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
-    half_done(run, monkeypatch, *digits_on_disk(tmp_path / "digits.safetensors"))
-    state = state_of(run)
-    del state["data"]  # as an earlier release has saved it
-    state_file.save(run, state)
+    stopped_run(monkeypatch, run, 6, *digits_on_disk(tmp_path / "digits.safetensors"))
     small_run(run, *digits_on_disk(tmp_path / "elsewhere.safetensors"))
     assert len(rows_of(run)) == 2
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_files_with_other_times_alone_are_no_matter(
@@ -195,7 +158,7 @@ def test_files_with_other_times_alone_are_no_matter(
             file = tmp_path / "data" / split / f"c{number % 10}" / f"{number}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (8, 8), (number, 0, 0)).save(file)
-    half_done(tmp_path / "run", monkeypatch, *settings)
+    stopped_run(monkeypatch, tmp_path / "run", 6, *settings)
     os.utime(file)
     os.utime(tmp_path / "data" / "train" / "c0" / "0.png")
     small_run(tmp_path / "run", *settings)

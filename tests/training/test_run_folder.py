@@ -17,8 +17,9 @@ from vitruvius import __version__
 from vitruvius._errors import RunError
 from vitruvius._yaml import read_yaml
 from vitruvius.models import create_model
-from vitruvius.training import _epoch, read_recipe, train
-from vitruvius.training._run.folder import Run
+from vitruvius.training import read_recipe, train
+from vitruvius.training.loop import Trainer
+from vitruvius.training.run_folder import Run
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_the_weights_carry_plain_timm_keys_and_say_where_they_come_from(run: Pat
 
 def test_running_the_same_recipe_again_is_finished_at_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(run)
-    monkeypatch.setattr(_epoch, "train_batch", None)  # no batch is ever trained on
+    monkeypatch.setattr(Trainer, "train_batch", None)  # no batch is ever trained on
     assert train(small_config(run, "seed=7", "train.model_ema=true"), quiet=True) == run
     assert contents(run) == before
 

@@ -11,24 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from small_run import assert_same_run, rows_of, small_config, small_run, state_of
+from small_run import assert_same_run, rows_of, small_config, small_run, small_session, state_of, stopped_run
 from vitruvius._errors import ConfigError, Overfitted
 from vitruvius._processes import Process
 from vitruvius.attacks.pgd import PGD
 from vitruvius.data import eval_loader, held_out
 from vitruvius.evaluation import evaluate
 from vitruvius.models import load_model
-from vitruvius.training import _epoch
-from vitruvius.training._guards.alarm import Alarm, Reading
-from vitruvius.training._selection import Selection
-from vitruvius.training._session import Session, open_session
+from vitruvius.training.alarm import Alarm, Reading
+from vitruvius.training.selection import Selection
 
 ALONE = Process(device=torch.device("cpu"))
 HARDENED = ("task={use: adversarial, eps: 0.1, attack: {use: pgd, steps: 1}}", "train.alarm_images=8")
-
-
-def session_of(tmp_path: Path, *overrides: str) -> Session:
-    return open_session(small_config(tmp_path / "unused", *overrides), ALONE)
 
 
 def test_the_robust_accuracy_is_that_of_ten_steps_on_the_held_out_images(tmp_path: Path) -> None:
@@ -44,27 +38,27 @@ def test_the_robust_accuracy_is_that_of_ten_steps_on_the_held_out_images(tmp_pat
 
 
 def test_robust_accuracy_chooses_where_the_task_has_a_threat(tmp_path: Path) -> None:
-    selection = Selection(session_of(tmp_path, *HARDENED))
+    selection = Selection(small_session(*HARDENED))
     for epoch, (clean, robust) in enumerate([(0.5, 0.3), (0.9, 0.1), (0.6, 0.4)]):
         selection.choose({"epoch": epoch, "val_accuracy": clean, "val_robust_accuracy": robust})
     assert (selection.session.best_epoch, selection.session.best) == (2, 0.4)
-    clean_only = Selection(session_of(tmp_path, *HARDENED, "train.select=clean"))
+    clean_only = Selection(small_session(*HARDENED, "train.select=clean"))
     assert clean_only.threat is None
-    assert Selection(session_of(tmp_path)).threat is None
+    assert Selection(small_session()).threat is None
 
 
 def test_few_images_may_choose_and_they_are_held_out(tmp_path: Path) -> None:
-    session = session_of(tmp_path, *HARDENED, "train.select_images=5")
+    session = small_session(*HARDENED, "train.select_images=5")
     few = {int(i) for _, _, ids in Selection(session).attacked.with_ids() for i in ids}
     held = {int(i) for _, _, ids in session.val_loader.with_ids() for i in ids}
     assert len(few) == 5
     assert few < held
-    assert Selection(session).look()["val_robust_accuracy"] * 5 % 1 == pytest.approx(0)
+    assert Selection(session).judge()["val_robust_accuracy"] * 5 % 1 == pytest.approx(0)
 
 
 def test_a_threat_of_ones_own_may_choose(tmp_path: Path) -> None:
     spec = '"pgd:eps=0.05,steps=4,restarts=2"'
-    selection = Selection(session_of(tmp_path, "train.select=robust", f"train.select_threat={spec}"))
+    selection = Selection(small_session("train.select=robust", f"train.select_threat={spec}"))
     assert isinstance(selection.threat, PGD)
     assert (selection.threat.eps, selection.threat.steps, selection.threat.restarts) == (0.05, 4, 2)
 
@@ -92,7 +86,7 @@ def test_what_cannot_choose_is_refused_before_a_folder_is_made(
 
 def test_choosing_on_the_validation_split_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        Selection(session_of(tmp_path, *HARDENED, "train.holdout=0"))
+        Selection(small_session(*HARDENED, "train.holdout=0"))
     assert "the best weights are chosen on data.val_split=validation. If that is the test set" in caplog.text
 
 
@@ -116,6 +110,7 @@ def test_a_model_that_only_one_step_cannot_fool_rings() -> None:
         config=SimpleNamespace(train=config, data=SimpleNamespace(eval_batch_size=None, batch_size=4)),
         task=SimpleNamespace(threat=("linf", 0.1), radius=0.1),
         process=ALONE,
+        alarms=0,
         eval_model=lambda: model,
         autocast=lambda: torch.no_grad(),
     )
@@ -190,26 +185,10 @@ def test_a_rolled_back_run_stopped_anywhere_ends_as_the_unbroken_one(
     collapse: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unbroken, run = small_run(tmp_path / "unbroken", *BACK), tmp_path / "run"
-    for call in (3, 5, 2, 3):
-        with monkeypatch.context() as patch:
-            count, original = iter(range(call)), _epoch.train_batch
-
-            def stopping(*arguments: Any) -> Any:
-                next(count)  # noqa: B023
-                return original(*arguments)  # noqa: B023
-
-            patch.setattr(_epoch, "train_batch", stopping)
-            with pytest.raises(RuntimeError):
-                _without_stop_iteration(run)
+    for call in (4, 6, 3, 4):
+        stopped_run(monkeypatch, run, call, *BACK)
     small_run(run, *BACK)
     assert_same_run(run, unbroken)
-
-
-def _without_stop_iteration(run: Path) -> None:
-    try:
-        small_run(run, *BACK)
-    except StopIteration as stop:
-        raise RuntimeError from stop
 
 
 def test_an_alarm_that_no_rollback_silences_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

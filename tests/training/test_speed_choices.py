@@ -1,45 +1,48 @@
-"""What is chosen for speed alone: optimisers that update in one launch on a GPU, and dice seeded without detours."""
+"""What is chosen for speed alone: optimisers that update in one launch on a GPU, generators seeded without detours."""
 
 import random
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from vitruvius.training._build import _in_one_kernel
-from vitruvius.training._seeding import seed_batch
+from vitruvius.training.seeding import seed_batch
+from vitruvius.training.session import can_fuse, fused_setting
+
+ON_A_GPU: Any = SimpleNamespace(parameters=lambda: [SimpleNamespace(is_cuda=True)])
 
 
-def model_on_a_gpu() -> SimpleNamespace:
-    weights = [SimpleNamespace(is_cuda=True)]
-    return SimpleNamespace(parameters=lambda: weights)
+@pytest.mark.parametrize(
+    ("name", "settings", "fused"),
+    [
+        *((name, {}, True) for name in ("adamw", "adam", "sgd", "momentum")),
+        *((name, {}, False) for name in ("lamb", "nadamw", "radam", "no such optimiser")),
+        ("adamw", {"fused": False}, False),  # what the recipe asks for is left alone
+        ("adamw", {"foreach": True}, False),
+    ],
+)
+def test_pytorchs_own_optimisers_are_fused_on_an_nvidia_gpu(name: str, settings: dict[str, bool], fused: bool) -> None:
+    assert fused_setting(name, settings, ON_A_GPU) == ({"fused": True} if fused else {})
+    assert fused_setting(name, settings, nn.Linear(2, 2)) == {}
 
 
-@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "momentum"])
-def test_pytorchs_own_optimisers_are_fused_on_an_nvidia_gpu(name: str) -> None:
-    assert _in_one_kernel(name, {}, model_on_a_gpu()) == {"fused": True}
-    assert _in_one_kernel(name, {}, nn.Linear(2, 2)) == {}
+def test_weights_that_are_split_over_processes_are_fused_by_adam_alone() -> None:
+    assert can_fuse(torch.optim.SGD, sharded=False)
+    assert not can_fuse(torch.optim.SGD, sharded=True)  # the fused kernel of SGD knows no DTensor
+    assert can_fuse(torch.optim.AdamW, sharded=True)
+    assert not can_fuse(torch.optim.LBFGS, sharded=False)
 
 
-@pytest.mark.parametrize("asked", [{"fused": False}, {"foreach": True}])
-def test_what_the_recipe_asks_for_is_left_alone(asked: dict[str, bool]) -> None:
-    assert _in_one_kernel("adamw", asked, model_on_a_gpu()) == {}
-
-
-@pytest.mark.parametrize("name", ["lamb", "nadamw", "radam", "no such optimiser"])
-def test_others_are_not_asked_for_what_they_cannot_do(name: str) -> None:
-    assert _in_one_kernel(name, {}, model_on_a_gpu()) == {}
-
-
-def test_dice_are_those_of_manual_seed_and_differ_from_batch_to_batch() -> None:
-    thrown = []
+def test_random_numbers_are_those_of_manual_seed_and_differ_from_batch_to_batch() -> None:
+    drawn = []
     for batch in (0, 1, 0):
         seed_batch(seed=3, epoch=1, batch=batch, rank=0, device=torch.device("cpu"))
-        thrown.append((float(torch.rand(())), random.random(), float(np.random.rand())))  # noqa: NPY002
-    assert thrown[0] == thrown[2]
-    assert all(a != b for a, b in zip(thrown[0], thrown[1], strict=True))
+        drawn.append((float(torch.rand(())), random.random(), float(np.random.rand())))  # noqa: NPY002
+    assert drawn[0] == drawn[2]
+    assert all(a != b for a, b in zip(drawn[0], drawn[1], strict=True))
     mixed = np.random.SeedSequence([3, 1, 0, 0]).generate_state(4)
     torch.manual_seed((int(mixed[0]) << 31) ^ int(mixed[1]))
-    assert float(torch.rand(())) == thrown[0][0]
+    assert float(torch.rand(())) == drawn[0][0]

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +18,36 @@ from two_processes import in_two_processes
 from vitruvius._errors import Diverged, Preempted
 from vitruvius.cli import main
 from vitruvius.tasks.supervised import Supervised
-from vitruvius.training import _step, train
-from vitruvius.training._guards.nonfinite import LossWatch
-from vitruvius.training._run import state_file
-from vitruvius.training._selection import Selection
+from vitruvius.training import train
+from vitruvius.training.loop import Trainer
+from vitruvius.training.losses import LossWatch
+from vitruvius.training.run_folder import verify_checksum
+from vitruvius.training.selection import Selection
 
 ACCUMULATED = ("train.grad_accum_steps=3", "train.model_ema=true", "data.mixup=0.4")
 
 
-def signal_in_batch(monkeypatch: pytest.MonkeyPatch, number: int, which: signal.Signals) -> None:
-    """Somebody sends a signal while the so-many-th batch is on its way."""
+def at_batch(monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """What the task answers to the so-many-th batch goes through `do`."""
     forward, seen = Supervised.forward, 0
 
-    def interrupted(self: Any, x: Any, y: Any) -> Any:
+    def changed(self: Any, x: Any, y: Any) -> Any:
         nonlocal seen
         seen += 1
-        if seen == number:
-            os.kill(os.getpid(), which)
-        return forward(self, x, y)
+        result = forward(self, x, y)
+        return do(result) if seen == number else result
 
-    monkeypatch.setattr(Supervised, "forward", interrupted)
+    monkeypatch.setattr(Supervised, "forward", changed)
+
+
+def signal_in_batch(monkeypatch: pytest.MonkeyPatch, number: int, which: signal.Signals) -> None:
+    """Somebody sends a signal while the so-many-th batch is on its way."""
+    at_batch(monkeypatch, number, lambda result: os.kill(os.getpid(), which) or result)  # type: ignore[func-returns-value]
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """The loss of the so-many-th batch is not a number, and neither are its gradients."""
+    at_batch(monkeypatch, number, lambda result: {**result, "loss": result["loss"] * math.nan})
 
 
 @pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGUSR1])
@@ -46,7 +57,7 @@ def test_a_signal_lets_the_update_finish_saves_and_leaves(
     before, unbroken = signal.getsignal(which), small_run(tmp_path / "unbroken", *ACCUMULATED)
     with monkeypatch.context() as patch:
         signal_in_batch(patch, 2, which)
-        with pytest.raises(Preempted, match=rf"{which.name}: saved at update 1 in .*run; the same command goes on"):
+        with pytest.raises(Preempted, match=rf"{which.name}: saved at update 1 in .*run; the same command resumes"):
             small_run(tmp_path / "run", *ACCUMULATED)
     assert state_of(tmp_path / "run")["batch"] == 3  # the update's third batch was still trained on
     assert signal.getsignal(which) is before
@@ -58,14 +69,14 @@ def test_a_signal_while_the_held_out_images_are_judged_saves_the_epoch_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unbroken = small_run(tmp_path / "unbroken")
-    look = Selection.look
+    judge = Selection.judge
 
     def interrupted(self: Selection, *arguments: Any) -> dict[str, float]:
         os.kill(os.getpid(), signal.SIGTERM)
-        return look(self, *arguments)
+        return judge(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Selection, "look", interrupted)
+        patch.setattr(Selection, "judge", interrupted)
         with pytest.raises(Preempted, match="SIGTERM: saved at update 4 in"):
             small_run(tmp_path / "run")
     assert (state_of(tmp_path / "run")["epoch"], state_of(tmp_path / "run")["batch"]) == (0, 4)
@@ -81,7 +92,7 @@ def test_workers_that_died_of_the_same_signal_do_not_claim_a_state_that_is_not_t
         raise RuntimeError("a data worker was terminated")
 
     monkeypatch.setattr(Supervised, "forward", dying)
-    with pytest.raises(Preempted, match="SIGTERM: nothing was saved yet; the same command begins anew"):
+    with pytest.raises(Preempted, match="SIGTERM: nothing was saved yet; the same command starts again"):
         small_run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -103,36 +114,16 @@ def test_saving_by_the_clock_changes_nothing(tmp_path: Path) -> None:
 
 def _signalled(rank: int, out: str) -> None:
     config = small_config(Path(out), "data.batch_size=4", "train.epochs=3")
-    forward, seen = Supervised.forward, 0
-
-    def interrupted(self: Any, x: Any, y: Any) -> Any:
-        nonlocal seen
-        seen += 1
-        if seen == 2 and rank == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return forward(self, x, y)
-
-    Supervised.forward = interrupted  # type: ignore[method-assign]
-    with pytest.raises(Preempted, match="saved at update 4"):
-        train(config, quiet=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            signal_in_batch(patch, 2, signal.SIGTERM)
+        with pytest.raises(Preempted, match="saved at update 4"):
+            train(config, quiet=True)
 
 
 def test_several_processes_leave_together_when_one_is_asked(tmp_path: Path) -> None:
     in_two_processes(_signalled, str(tmp_path / "run"))
     assert state_of(tmp_path / "run")["processes"] == 2
-
-
-def poison(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """The loss of the so-many-th batch is no number, and neither are its gradients."""
-    forward, seen = Supervised.forward, 0
-
-    def poisoned(self: Any, x: Any, y: Any) -> Any:
-        nonlocal seen
-        seen += 1
-        result = forward(self, x, y)
-        return {**result, "loss": result["loss"] * math.nan} if seen == number else result
-
-    monkeypatch.setattr(Supervised, "forward", poisoned)
 
 
 def test_a_loss_that_is_no_number_stops_with_its_images_and_a_state(
@@ -145,7 +136,7 @@ def test_a_loss_that_is_no_number_stops_with_its_images_and_a_state(
             small_run(run)
     note = json.loads((run / "nonfinite.json").read_text())
     assert (note["epoch"], note["batch"], note["updates"], len(note["ids"])) == (1, 1, 5, 8)
-    state = state_file.verify_checksum((run / "nonfinite.pt").read_bytes())
+    state = verify_checksum((run / "nonfinite.pt").read_bytes())
     assert state["updates"] == 5
     assert all(torch.isfinite(value).all() for value in state["model"].values())  # alone on a CPU: from before it
     assert len(rows_of(run)) == 1
@@ -164,13 +155,13 @@ def test_a_run_that_never_saved_keeps_the_record_of_its_explosion(tmp_path: Path
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_spoilt_update_is_left_out_and_counted(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights: list[torch.Tensor] = []
-    update = _step.update
+    update = Trainer.update
 
-    def noting(session: Any) -> None:
-        update(session)
-        weights.append(session.model.model.head.weight.detach().clone())
+    def noting(self: Trainer) -> None:
+        update(self)
+        weights.append(self.session.model.model.head.weight.detach().clone())
 
-    monkeypatch.setattr(_step, "update", noting)
+    monkeypatch.setattr(Trainer, "update", noting)
     poison(monkeypatch, 3)
     rows = rows_of(small_run(tmp_path / "run", "train.nonfinite=skip", f"train.grad_accum_steps={every}"))
     assert [row["skipped_updates"] for row in rows] == [1, 0]
@@ -181,17 +172,11 @@ def test_a_spoilt_update_is_left_out_and_counted(every: int, tmp_path: Path, mon
 
 
 def test_gradients_that_are_no_numbers_are_left_out_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward, seen = Supervised.forward, 0
+    def steep(result: dict[str, Any]) -> dict[str, Any]:
+        """A finite loss with an endless slope: sqrt at 0."""
+        return {**result, "loss": result["loss"] + (result["output"] * 0).sum().abs().sqrt()}
 
-    def steep(self: Any, x: Any, y: Any) -> Any:
-        nonlocal seen
-        seen += 1
-        result = forward(self, x, y)
-        if seen == 2:  # a finite loss with an endless slope: sqrt at 0
-            result["loss"] = result["loss"] + (result["output"] * 0).sum().abs().sqrt()
-        return result
-
-    monkeypatch.setattr(Supervised, "forward", steep)
+    at_batch(monkeypatch, 2, steep)
     rows = rows_of(small_run(tmp_path / "run", "train.nonfinite=skip"))
     assert [row["skipped_updates"] for row in rows] == [1, 0]
 

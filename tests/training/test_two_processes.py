@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from small_run import assert_same_run, rows_of, small_config, small_run, state_of
+from small_run import Stop, assert_same_run, rows_of, small_config, small_run, state_of, stop_at
 from two_processes import as_only_rank, in_two_processes
 from vitruvius._errors import RunError
 from vitruvius._processes import process_group
 from vitruvius.evaluation import evaluate
 from vitruvius.models import load_model
-from vitruvius.training import _epoch, train
-from vitruvius.training._session import open_session
+from vitruvius.training import train
+from vitruvius.training.loop import Trainer
+from vitruvius.training.session import open_session
 
 SETTINGS = ("train.opt=sgd", "train.lr=0.05", "train.model_ema=true", "train.clip_grad=1.0", "data.pad=1")
 
@@ -74,22 +75,14 @@ def test_shared_out_weights_train_as_whole_ones(task: str, tmp_path: Path) -> No
 
 
 def _stopped(rank: int, out: str, *overrides: str) -> None:
-    batch, seen = _epoch.train_batch, 0
-
-    def stopping(*arguments: Any) -> Any:
-        nonlocal seen
-        seen += 1
-        if seen == 7:
-            raise KeyboardInterrupt
-        return batch(*arguments)
-
-    _epoch.train_batch = stopping
-    with pytest.raises(KeyboardInterrupt):
-        _train(rank, out, *overrides)
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, Trainer, "train_batch", 7)
+        with pytest.raises(Stop):
+            _train(rank, out, *overrides)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_go_on_in_the_middle_of_an_epoch(parallel: str, tmp_path: Path) -> None:
+def test_two_processes_resume_in_the_middle_of_an_epoch(parallel: str, tmp_path: Path) -> None:
     settings = (f"train.parallel={parallel}", "train.save_every=3", "train.opt=adamw", "train.lr=1e-3")
     in_two_processes(_train, str(tmp_path / "whole"), *settings)
     in_two_processes(_stopped, str(tmp_path / "run"), *settings)
@@ -168,7 +161,7 @@ def test_cait_trains_in_two_processes_as_in_one(tmp_path: Path) -> None:
     assert_close_runs(tmp_path / "two", one)
 
 
-def test_batch_norms_go_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+def test_batch_norms_resume_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     settings = (
         *CONVOLUTIONS,
         "train.epochs=3",

@@ -71,14 +71,15 @@ def run_sweep(options: argparse.Namespace) -> None:
     `options` hold what `sweep_arguments` adds.
     """
     from vitruvius._errors import RunError
-    from vitruvius.listing import find_recipe
+    from vitruvius._progress import Bar, messages_shown
     from vitruvius.training.sweep import Sweep
 
-    sweep = Sweep(options.sweep, options.overrides, find=find_recipe)
+    sweep = Sweep(options.sweep, options.overrides)
     if options.only:
         sweep.choose(options.only)
     if options.dry_run:
-        faults = sweep.find_faults()
+        with Bar("opening runs") as bar:
+            faults = sweep.find_faults(progress=bar)
         print(sweep.listing(faults))
         if faults:
             raise RunError(f"{len(faults)} of {len(sweep.chosen)} runs would fail.")
@@ -88,7 +89,9 @@ def run_sweep(options: argparse.Namespace) -> None:
             raise RunError(outcome)
         print(outcome)
     else:
-        print(sweep.train(quiet=False, tell=print, minutes=options.minutes, jobs=options.jobs))
+        with messages_shown(), Bar("sweep", shown=options.jobs > 1) as bar:
+            table = sweep.train(quiet=False, minutes=options.minutes, jobs=options.jobs, progress=bar)
+        print(table)
         failed = sweep.failed()
         if failed:
             raise RunError(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}.")

@@ -23,6 +23,7 @@ from vitruvius._files import Lock, MadeFolder, append_line, atomic_write_text, e
 from vitruvius._processes import choose_device
 from vitruvius._registry import Registry
 from vitruvius._secrets import redact
+from vitruvius._version import versions
 from vitruvius._yaml import parse_value
 from vitruvius.attacks import StepProgress, watched_by
 from vitruvius.data import DataConfig, eval_loader
@@ -32,7 +33,7 @@ from vitruvius.models import PixelModel, load_weights
 from vitruvius.report import save_figure
 from vitruvius.report.blocks import write_csv
 from vitruvius.targets import check_head, check_numbering, open_target
-from vitruvius.training import kept_weights, versions
+from vitruvius.training import kept_weights
 
 Row = dict[str, Any]
 IMAGES = 512  # of a subject, unless a study or the caller says otherwise

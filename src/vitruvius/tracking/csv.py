@@ -1,4 +1,4 @@
-"""Metrics as a table that every spreadsheet reads: metrics.csv, written anew after every epoch."""
+"""Metrics as a table that every spreadsheet reads: metrics.csv, written again after every epoch."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from vitruvius._files import atomic_write_text
-from vitruvius.tracking._base import Row, trackers
+from vitruvius.tracking.base import Row, trackers
 
 
 @trackers.register("csv")
 class CSV:
     """metrics.csv in the run folder: one line per epoch, one column per number."""
 
-    def __init__(self) -> None:
-        self.file = Path()
-
     def open(self, folder: Path, config: dict[str, Any]) -> None:
-        """The file in the `folder` of the run; `config`, the recipe, is not written there."""
         self.file = folder / "metrics.csv"
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Write the file anew, with all `rows` so far."""
         text = io.StringIO()
         columns = list(dict.fromkeys(key for row in rows for key in row))
         writer = csv.DictWriter(text, columns, lineterminator="\n")

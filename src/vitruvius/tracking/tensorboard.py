@@ -7,27 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from vitruvius._registry import require
-from vitruvius.tracking._base import Row, scalars, trackers
+from vitruvius.tracking.base import Row, scalars, trackers
 
 
 @trackers.register("tensorboard")
 class TensorBoard:
-    """Scalars by epoch in <run>/tensorboard; a run that goes on writes its file anew, so that no row is there twice."""
+    """Scalars by epoch in <run>/tensorboard; a resumed run writes its file again, so that no row is there twice."""
 
     def __init__(self) -> None:
         require("tensorboard", "tensorboard")
-        self.folder = Path()
         self.writer: Any = None
         self.written: list[Row] = []
 
     def open(self, folder: Path, config: dict[str, Any]) -> None:
-        """A place in the `folder` of the run; `config`, the recipe, is not written there."""
         self.folder = folder / "tensorboard"
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Add what is new among all `rows` so far; if rows were taken back, begin the file again."""
-        if self.written != list(rows[: len(self.written)]) or self.writer is None:
-            self._begin()
+        """Add what is new among all `rows` so far; if rows were taken back, start the file again."""
+        if self.writer is None or self.written != list(rows[: len(self.written)]):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.close()
+            for old in self.folder.glob("events.out.tfevents.*"):
+                old.unlink()
+            self.written, self.writer = [], SummaryWriter(str(self.folder))
         for row in rows[len(self.written) :]:
             for name, value in scalars(row).items():
                 self.writer.add_scalar(name, value, row["epoch"])
@@ -37,12 +40,3 @@ class TensorBoard:
     def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
-
-    def _begin(self) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.close()
-        for old in self.folder.glob("events.out.tfevents.*"):
-            old.unlink()
-        self.written = []
-        self.writer = SummaryWriter(str(self.folder))

@@ -11,17 +11,15 @@ from typing import Any, Literal
 
 from vitruvius._files import atomic_write_text, read_json
 from vitruvius._registry import require
-from vitruvius.tracking._base import Row, scalars, trackers
-
-FILE = "wandb.json"
+from vitruvius.tracking.base import Row, scalars, trackers
 
 
 @trackers.register("wandb")
 class WeightsAndBiases:
-    """One W&B run for one run folder, also when it goes on; offline files lie in <run>/wandb.
+    """One W&B run for one run folder, also when it resumes; offline files lie in <run>/wandb.
 
-    wandb writes offline files when it likes, and a kill loses what it still had. So a run that goes on offline logs all
-    its rows anew, into a file that takes the place of the earlier ones.
+    wandb writes offline files when it likes, and a kill loses what it still had. So a run that resumes offline logs all
+    its rows again, into a file that takes the place of the earlier ones.
 
     project: name of the W&B project
     name: name of the W&B run; null: that of the run folder
@@ -44,19 +42,15 @@ class WeightsAndBiases:
         require("wandb", "wandb")
         self.settings = {"project": project, "name": name, "entity": entity, "group": group, "tags": list(tags)}
         self.mode = mode
-        self.file = Path()
         self.run: Any = None
-        self.id = ""
         self.logged = 0  # epochs that W&B has
 
     def open(self, folder: Path, config: dict[str, Any]) -> None:
-        """Begin or go on in the `folder` of the run; `config`, the recipe without secrets, goes to W&B."""
+        """Start or resume in the `folder` of the run; `config`, the recipe without secrets, goes to W&B."""
         wandb: Any = require("wandb", "wandb")
-        self.file = folder / FILE
-        known: dict[str, Any] = {}
-        if self.file.exists():
-            known = read_json(self.file)
-        self.id = known.get("id") or uuid.uuid4().hex[:12]
+        self.file = folder / "wandb.json"
+        notes = read_json(self.file) if self.file.exists() else {}
+        self.id = notes.get("id") or uuid.uuid4().hex[:12]
         quiet = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True, x_disable_meta=True)
         settings = {**self.settings, "name": self.settings["name"] or folder.name, "mode": self.mode}
         self.run = wandb.init(
@@ -68,35 +62,26 @@ class WeightsAndBiases:
             reinit="finish_previous",
             **settings,
         )
-        self.logged = 0
-        if self.mode == "online":
-            self.logged = int(self.run.step)  # the server knows best
+        self.logged = int(self.run.step) if self.mode == "online" else 0  # the server knows best
         self._note()
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Epochs that W&B has not seen; it takes steps in their order only, so those it has seen stay as they are.
-
-        `rows` are all so far.
-        """
+        """Epochs of `rows` that W&B has not seen; it takes steps in their order only, so those it has stay."""
         for row in rows:
             if row["epoch"] >= self.logged:
                 self.run.log(scalars(row), step=row["epoch"])
                 self.logged = row["epoch"] + 1
-        if self.mode == "offline":
-            self._remove_earlier_files()
+        if self.mode == "offline":  # files of earlier processes, whose rows are all in that of this one
+            own = Path(self.run.dir).parent
+            for folder in own.parent.glob(f"offline-run-*-{self.id}"):
+                if folder.resolve() != own.resolve():
+                    shutil.rmtree(folder, ignore_errors=True)
         self._note()
 
     def close(self) -> None:
         if self.run is not None:
             self.run.finish()
             self.run = None
-
-    def _remove_earlier_files(self) -> None:
-        """Offline files of earlier processes, whose rows are all in that of this one."""
-        own = Path(self.run.dir).parent
-        for folder in own.parent.glob(f"offline-run-*-{self.id}"):
-            if folder.resolve() != own.resolve():
-                shutil.rmtree(folder, ignore_errors=True)
 
     def _note(self) -> None:
         atomic_write_text(self.file, json.dumps({"id": self.id, "logged": self.logged}) + "\n")

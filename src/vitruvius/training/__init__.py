@@ -1,25 +1,27 @@
 """Training: a recipe becomes a run folder."""
 
-from vitruvius._errors import Diverged, Overfitted, Preempted
-from vitruvius._files import fetch
-from vitruvius.training._loop import Callback
-from vitruvius.training._run.folder import Run, kept_weights, versions
-from vitruvius.training._train import train
-from vitruvius.training.config import Config, Recipe, TrainConfig, as_config, read_recipe
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Callback",
-    "Config",
-    "Diverged",
-    "Overfitted",
-    "Preempted",
-    "Recipe",
-    "Run",
-    "TrainConfig",
-    "as_config",
-    "fetch",
-    "kept_weights",
-    "read_recipe",
-    "train",
-    "versions",
-]
+from vitruvius._lazy import exports
+
+if TYPE_CHECKING:
+    from vitruvius._files import fetch as fetch
+    from vitruvius.training.config import Config as Config
+    from vitruvius.training.config import TrainConfig as TrainConfig
+    from vitruvius.training.config import read_recipe as read_recipe
+    from vitruvius.training.loop import train as train
+    from vitruvius.training.run_folder import kept_weights as kept_weights
+    from vitruvius.training.sweep import Sweep as Sweep
+else:
+    __getattr__, __dir__, __all__ = exports(
+        __name__,
+        {
+            "Config": "config",
+            "Sweep": "sweep",
+            "TrainConfig": "config",
+            "fetch": "run_folder",
+            "kept_weights": "run_folder",
+            "read_recipe": "config",
+            "train": "loop",
+        },
+    )

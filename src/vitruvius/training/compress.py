@@ -26,9 +26,8 @@ from vitruvius.evaluation.threats import make_threats
 from vitruvius.models import load_model
 from vitruvius.surgery import survey
 from vitruvius.targets import load_target_plugins, local_run
-from vitruvius.training._train import train
 from vitruvius.training.config import as_config
-from vitruvius.training.dry_run import rehearse
+from vitruvius.training.loop import check_run, train
 
 SECTIONS = ("model", "attention", "data", "task", "train", "seed", "plugins")  # of the run, for its fine-tuning
 TUNED = ("train.", "data.", "task", "seed=", "tracking", "analyses")  # settings of fine-tuning that may be said
@@ -119,7 +118,7 @@ def _check_tuning(run: Path, asked: Compression, overrides: Sequence[str]) -> No
                 "and its data can: train.epochs=5, data.root=…."
             )
     old = read_yaml(run / "config.yaml").get("attention") or []
-    rehearse(as_config({**_tuning(run, asked), "attention": old, "out": None}, overrides))
+    check_run(as_config({**_tuning(run, asked), "attention": old, "out": None}, overrides))
     if asked.rank is not None:
         _check_rank(run, asked.rank)
 

@@ -9,39 +9,29 @@ tensors without numbers (PyTorch's meta device), and the rest is left out.
 from __future__ import annotations
 
 import copy
-import inspect
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitruvius._errors import ConfigError, DataError
-from vitruvius._processes import Process, choose_device, process_group
-from vitruvius._registry import load_plugins, read_spec
-from vitruvius.analysis.analysing import ask_all
-from vitruvius.data import Loader
-from vitruvius.init import inits
+from vitruvius._errors import ConfigError, DataError, NoSiteError, UnsuitableSite
+from vitruvius._processes import choose_device, process_group
+from vitruvius._registry import load_plugins
+from vitruvius._yaml import dump_yaml
 from vitruvius.models import create_model
-from vitruvius.tracking import Trackers
-from vitruvius.training import _build as make
-from vitruvius.training._estimates import Findings, describe, images_in_words
-from vitruvius.training._guards.alarm import Alarm
-from vitruvius.training._run.folder import Run
-from vitruvius.training._seeding import preserve_rng
-from vitruvius.training._selection import Selection
-from vitruvius.training._session import Session, open_session
-from vitruvius.training._step import train_batch
+from vitruvius.surgery import head_weights, inner, survey
 from vitruvius.training.config import Config
+from vitruvius.training.loop import Trainer
+from vitruvius.training.seeding import preserve_rng
+from vitruvius.training.session import Session, make_loaders, make_optimizer, open_session, with_classes, with_rate
 
-STEPS = 3  # the first warms up
 SLOW = 1e10  # floating-point operations a second that any processor can do
-PATIENCE = 10.0  # seconds for a few steps
-LONGEST = 120.0  # seconds for one step, at that speed; most processors are ten times as fast
+PATIENCE = 3.0  # seconds for a timed step
+LONGEST = 120.0  # seconds for one step, at the speed of SLOW; most processors are ten times as fast
 PASSES = 12  # forward passes' worth of work in a step of adversarial training with a few steps
 
 
@@ -64,316 +54,287 @@ def dry_run(config: Config, *, processes: int | None = None) -> str:
     config: the recipe. processes: how many its command is written for; default: those that run.
     """
     load_plugins(config.plugins)
-    device, remarks = _device(config)
+    device, remarks = config.train.device, []
+    try:
+        choose_device(device)
+    except ConfigError as error:
+        device, remarks = "cpu", [str(error)]
     with process_group(device) as process, preserve_rng(process.device):
-        loader = _training_images(config, process, remarks)
-        config = make.with_classes(config, _num_classes(config, loader))
+        batches, classes = None, int(config.data.num_classes or config.model.kwargs.get("num_classes") or 1000)
+        try:
+            loader, _ = make_loaders(replace(config, data=replace(config.data, cache="none")), process)
+            batches, classes = len(loader), loader.num_classes
+        except DataError as error:
+            remarks.append(f"the data cannot be opened here: {error}")
+        config = with_classes(config, classes)
         flops = forward_flops(config)
-        session, probe = _probe(config, process, flops, remarks)
+        session = open_session(pretended(config), process, fresh=False)
+        if process.device.type == "cpu" and PASSES * session.config.data.batch_size * flops / SLOW > LONGEST:
+            probe = measure_without_numbers(session)
+        else:
+            probe = measure(session, config.data.batch_size, remarks)
     if device != config.train.device:
         probe = replace(probe, seconds=None)
-    known = session.config.model
-    config = replace(config, model=replace(config.model, mean=known.mean, std=known.std))
-    found = Findings(
-        config=config,
-        processes=processes or process.world_size,
-        session=session,
-        batches=None if loader is None else len(loader),
-        flops=flops,
-        images=probe.images,
-        seconds=probe.seconds,
-        activations=probe.activations,
-        optimizer=probe.optimizer,
-        forwards=probe.forwards,
-        backwards=probe.backwards,
-        how=probe.how,
-        remarks=tuple(remarks),
-    )
-    return describe(found)
+    statistics = {name: getattr(session.config.model, name) for name in ("mean", "std")}
+    config = replace(config, model=replace(config.model, **statistics))
+    sections = [dump_yaml(config).strip(), schedule(config, processes or process.world_size), describe_sites(session)]
+    sections += [describe_parameters(session), describe_memory(config, session, probe)]
+    sections += [describe_time(config, session, probe, flops, batches), *(f"note: {remark}" for remark in remarks)]
+    return "\n\n".join(sections)
 
 
-def rehearse(config: Config) -> None:
-    """Do all that `train` does before it writes a file, and nothing else: what would fail there fails here.
-
-    An init that is optimised takes one step, and low rank is not calibrated: only settings and sites are of interest.
-
-    config: the recipe.
-    """
-    load_plugins(config.plugins)
-    Trackers.of(config.tracking)
-    ask_all(config.analyses)
-    with process_group(config.train.device) as process, preserve_rng(process.device):
-        quick = replace(config, data=replace(config.data, cache="none"), init=_one_step(config.init))
-        opened = open_session(quick, process, fresh=False)
-        Alarm.of(opened)
-        Selection(opened)
-        Run(config.out or "runs/unnamed").check(replace(opened.config, data=config.data, init=config.init))
-
-
-def _one_step(init: Any) -> Any:
-    """An init that makes a number of `steps`, with one of them; any other as it is."""
-    if not init:
-        return init
-    name, settings = read_spec(init, where="init")
-    if name not in inits or "steps" not in inspect.signature(inits.get(name, where="init")).parameters:
-        return init
-    asked = settings.get("steps", 1)
-    if not isinstance(asked, int) or asked < 1:
-        return init  # refused, as it will be
-    return {"use": name, **settings, "steps": 1}
-
-
-def _num_classes(config: Config, loader: Loader | None) -> int:
-    """Of the data; of the recipe where the data are not here; else ImageNet's."""
-    if loader is not None:
-        return loader.num_classes
-    return int(config.data.num_classes or config.model.kwargs.get("num_classes") or 1000)
+# measuring
 
 
 def forward_flops(config: Config) -> int:
-    """Floating-point operations of one image's forward pass, counted on a model without numbers.
-
-    `config` is the recipe.
-    """
+    """Floating-point operations of one image's forward pass, counted on a model without numbers."""
     with torch.device("meta"):
         model = create_model(config.model.name, restride=config.model.restride, **config.model.kwargs)
-        channels, height, width = model.data_config["input_size"]
-        size = config.data.image_size
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model.eval()(torch.empty(1, channels, size or height, size or width))
+            model.eval()(torch.empty(1, *image_shape(config, model)))
     return int(counter.get_total_flops())
 
 
-def _probe(config: Config, process: Process, flops: int, remarks: list[str]) -> tuple[Session, Probe]:
-    """A session on random images and what its steps have shown; on a device that is too small, with fewer images."""
-    images, steps = probe_plan(config, process, flops)
-    if not images:
-        session = open_session(pretended(config, _fewest(config), 1), process, fresh=False)
-        return session, measure_without_numbers(session)
-    most = config.data.batch_size
-    while True:
-        session = open_session(pretended(config, images, steps), process, fresh=False)
-        try:
-            return session, measure(session, most)
-        except torch.OutOfMemoryError:
-            remarks.append(f"a step with {images_in_words(images)} does not fit into the memory of this device.")
-            if images == 1:
-                return session, Probe()
-            most = images = images // 2
+def image_shape(config: Config, model: Any) -> tuple[int, int, int]:
+    channels, height, width = model.data_config["input_size"]
+    side = config.data.image_size
+    return channels, side or height, side or width
 
 
-def probe_plan(config: Config, process: Process, flops: int) -> tuple[int, int]:
-    """Images in a measured step, and steps: as many as trained at once; few on a processor; 0 if that takes minutes.
-
-    `config` is the recipe; `process` says whether there is a GPU; `flops` are those of one image's forward pass.
-    """
-    if process.device.type != "cpu":
-        return config.data.batch_size, STEPS
-    images = min(config.data.batch_size, 8)
-    while images > _fewest(config) and STEPS * PASSES * images * flops / SLOW > PATIENCE:
-        images //= 2
-    if STEPS * PASSES * images * flops / SLOW <= PATIENCE:
-        return images, STEPS
-    if PASSES * images * flops / SLOW <= LONGEST:
-        return images, 2
-    return 0, 0
-
-
-def _fewest(config: Config) -> int:
-    """Images that a step needs: batch norms of a head need two."""
-    return min(config.data.batch_size, 2)
-
-
-def pretended(config: Config, images: int, steps: int = STEPS) -> Config:
-    """The recipe on random images, without files: a few batches, nothing compiled, no pretrained weights.
-
-    `config` is the recipe as given; `images` of a batch; `steps` are how many batches there are.
-    """
-    splits = config.data.aug_splits
+def pretended(config: Config) -> Config:
+    """The recipe on random images, without files: two small batches, nothing compiled, no pretrained weights."""
+    images = min(config.data.batch_size, 2)  # batch norms of a head need two
     data = replace(
         config.data, dataset="fake", root=None, subset=None, classes=None, class_map=None, mix=None, cache="none",
-        num_classes=config.model.kwargs["num_classes"], no_aug=splits == 0, aug_repeats=0, workers=0, batch_size=images,
-        train_num_samples=steps * images, val_num_samples=1, eval_batch_size=1,
+        num_classes=config.model.kwargs["num_classes"], no_aug=config.data.aug_splits == 0, aug_repeats=0, workers=0,
+        batch_size=images, train_num_samples=2 * images, val_num_samples=1, eval_batch_size=1,
     )  # fmt: skip
     train = replace(config.train, holdout=0.0, compile=False, grad_accum_steps=1)
     model = replace(config.model, weights=None, pretrained=False)
     return replace(config, data=data, train=train, model=model, init=None, analyses=[], gradual=None)
 
 
-def measure(session: Session, most: int) -> Probe:
-    """A few steps as they would be trained, on random images; the first one warms up and shows the memory.
+def measure(session: Session, most: int, remarks: list[str]) -> Probe:
+    """Steps as they would be trained: a small one, which warms up and shows the memory; a large one, which is timed.
 
     `session` was opened on the pretended recipe; `most` images are trained at once. Of a small batch the work that does
-    not grow with it would be too large a share of the time, so the timed ones are as large as patience allows.
+    not grow with it would be too large a share of the time, so as many images are timed as patience and memory allow.
     """
-    saved = SavedTensors(session.model)
-    passes = CountedPasses(session.model)
-    seconds: list[float] = []
-    shown = images = session.config.data.batch_size
-    grown = 1
+    passes: Counter[str] = Counter()
+
+    def count(model: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+        images = len(inputs[0])
+        passes["forward"] += images
+        logits = output[0] if isinstance(output, tuple) else output
+        if isinstance(logits, Tensor) and logits.requires_grad:
+            logits.register_hook(lambda _: passes.update(backward=images))
+
+    def timed(x: Tensor, y: Tensor, number: int) -> float:
+        start = time.perf_counter()
+        trainer.train_batch(x, y, number)
+        if session.process.device.type != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter() - start
+
     session.epoch = session.num_epochs - 1  # when an attack has grown to its full strength
     session.updates = session.epoch * session.updates_per_epoch
     session.task.train()
-    for number, (x, y) in enumerate(session.train_loader):
-        if number == 1:
-            grown = _growth(session, most, seconds[0])
-        if number:
-            x, y = x.repeat(grown, 1, 1, 1), y.repeat(grown, *[1] * (y.ndim - 1))
-            shown += grown * images
-        begun = time.perf_counter()
-        with saved if number == 0 else torch.enable_grad(), passes:
-            train_batch(session, x, y, number, len(session.train_loader))
-        if session.process.device.type != "cpu":
-            torch.accelerator.synchronize()
-        seconds.append(time.perf_counter() - begun)
-    shown *= max(1, session.config.data.aug_splits)
+    trainer, saved = Trainer(session), SavedTensors(session.model)
+    (x, y), (more_x, more_y) = session.train_loader
+    images = session.config.data.batch_size
+    shown = images * max(1, session.config.data.aug_splits)
+    handle = session.model.register_forward_hook(count)
+    with saved.hooks:
+        timed(x, y, 0)
+    handle.remove()
+    seconds, times = timed(more_x, more_y, 1), 1
+    if session.process.world_size == 1 and session.task.replays == 1:  # replays keep what they found for a batch
+        times = max(1, min(most // images, int(PATIENCE / max(seconds, 1e-9))))
+    while times > 1:
+        try:
+            seconds = timed(more_x.repeat(times, 1, 1, 1), more_y.repeat(times, *[1] * (y.ndim - 1)), 1)
+            break
+        except torch.OutOfMemoryError:
+            remarks.append(f"a step with {count_images(images * times)} does not fit into the memory of this device.")
+            times //= 2
     return Probe(
-        images=images * grown,
-        seconds=min(seconds[1:] or seconds),
+        images=images * times,
+        seconds=seconds,
         activations=saved.peak // images,
-        optimizer=_optimizer_bytes(session.optimizer),
-        forwards=passes.forwards / shown,
-        backwards=passes.backwards / shown,
-        how=f"measured with {images_in_words(images)}",
+        optimizer=optimizer_bytes(session.optimizer),
+        forwards=passes["forward"] / shown,
+        backwards=passes["backward"] / shown,
+        how=f"measured with {count_images(images)}",
     )
-
-
-def _growth(session: Session, most: int, first: float) -> int:
-    """How many times larger a timed step may be than the first, which took `first` seconds, all processes alike."""
-    if session.process.world_size > 1 or session.task.replays > 1:  # replays keep what they found for a batch
-        return 1
-    fits = int(PATIENCE / max(first, 1e-9))
-    return max(1, min(most // session.config.data.batch_size, fits))
 
 
 def measure_without_numbers(session: Session) -> Probe:
-    """Memory alone, of one pass there and back on the meta device.
-
-    `session` was opened on the pretended recipe.
-    """
+    """Memory alone, of one pass there and back on the meta device; `session` was opened on the pretended recipe."""
     images = session.config.data.batch_size
     model = copy.deepcopy(session.model).to("meta").train()
-    channels, height, width = session.model.data_config["input_size"]
-    side = session.config.data.image_size
     saved = SavedTensors(model)
-    with saved:
-        model(torch.empty(images, channels, side or height, side or width, device="meta")).float().sum().backward()
+    with saved.hooks:
+        x = torch.empty(images, *image_shape(session.config, session.model), device="meta")
+        model(x).float().sum().backward()
     config = replace(session.config, train=replace(session.config.train, opt_kwargs={}))
-    optimizer = make.optimizer(config, model, session.task)
+    optimizer = make_optimizer(config, model, session.task)
     optimizer.step()
-    return Probe(
-        activations=saved.peak // images,
-        optimizer=_optimizer_bytes(optimizer),
-        how="measured without numbers, of one pass there and back",
-    )
+    how = "measured without numbers, of one pass there and back"
+    return Probe(activations=saved.peak // images, optimizer=optimizer_bytes(optimizer), how=how)
 
 
-def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Of the tensors that the optimiser remembers."""
     states: Any = [value for state in optimizer.state.values() for value in state.values()]
-    return sum(value.nbytes for value in states if isinstance(value, torch.Tensor))
-
-
-def _device(config: Config) -> tuple[str, list[str]]:
-    """The device that would train; the CPU, with a remark, if it is not here."""
-    try:
-        choose_device(config.train.device)
-    except ConfigError as error:
-        return "cpu", [str(error)]
-    return config.train.device, []
-
-
-def _training_images(config: Config, process: Process, remarks: list[str]) -> Loader | None:
-    """Opened for their number alone; data that are not here are a remark."""
-    try:
-        return make.loaders(replace(config, data=replace(config.data, cache="none")), process)[0]
-    except DataError as error:
-        remarks.append(f"the data cannot be opened here: {error}")
-        return None
+    return sum(value.nbytes for value in states if isinstance(value, Tensor))
 
 
 class SavedTensors:
-    """`with SavedTensors(model) as kept: step()`; then `kept.peak` is the most that was kept at a time."""
+    """`with SavedTensors(model).hooks: step()`; then `peak` is the most bytes that autograd kept, weights left out."""
 
     def __init__(self, model: nn.Module) -> None:
         self.peak = self.now = 0
-        self._own = {_place(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        self._holders: Counter[int] = Counter()
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        self.own = {storage_key(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self.holders: Counter[int] = Counter()
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: _Held(tensor, self), lambda held: held.tensor
+        )
 
-    def __enter__(self) -> SavedTensors:
-        self._hooks.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hooks.__exit__(kind, error, trace)
-
-    def _pack(self, tensor: Tensor) -> _Held:
-        place = _place(tensor)
-        if place in self._own:
-            return _Held(tensor, None, place)
-        if self._holders[place] == 0:
-            self.now += tensor.untyped_storage().nbytes()
+    def take(self, storage: int, nbytes: int) -> None:
+        """One holder more of a storage."""
+        if self.holders[storage] == 0:
+            self.now += nbytes
             self.peak = max(self.peak, self.now)
-        self._holders[place] += 1
-        return _Held(tensor, self, place)
+        self.holders[storage] += 1
 
-    def release(self, tensor: Tensor, place: int) -> None:
-        """One holder of a storage is gone.
-
-        `tensor` is any view of that storage, `place` its address.
-        """
-        self._holders[place] -= 1
-        if self._holders[place] == 0:
-            self.now -= tensor.untyped_storage().nbytes()
+    def release(self, storage: int, nbytes: int) -> None:
+        """One holder less."""
+        self.holders[storage] -= 1
+        if self.holders[storage] == 0:
+            self.now -= nbytes
 
 
 class _Held:
-    """A tensor in the graph; says goodbye when the graph lets it go."""
+    """A tensor in the graph; counted until the graph lets it go."""
 
-    def __init__(self, tensor: Tensor, kept: SavedTensors | None, place: int) -> None:
-        self.tensor, self.kept, self.place = tensor, kept, place
+    def __init__(self, tensor: Tensor, saved: SavedTensors) -> None:
+        self.tensor, self.storage, self.nbytes = tensor, storage_key(tensor), tensor.untyped_storage().nbytes()
+        self.saved = None if self.storage in saved.own else saved
+        if self.saved is not None:
+            self.saved.take(self.storage, self.nbytes)
 
     def __del__(self) -> None:
-        if self.kept is not None:
-            self.kept.release(self.tensor, self.place)
+        if self.saved is not None:
+            self.saved.release(self.storage, self.nbytes)
 
 
-def _unpack(held: Any) -> Tensor:
-    tensor: Tensor = held.tensor
-    return tensor
-
-
-def _place(tensor: Tensor) -> int:
+def storage_key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata  # also of a tensor without numbers, whose address is 0
 
 
-class CountedPasses:
-    """`with CountedPasses(model) as passes: step()`; then how many images went through it, forward and backward."""
+# what is said
 
-    def __init__(self, model: nn.Module) -> None:
-        self.forwards = 0
-        self.backwards = 0
-        self._model = model
-        self._handle: Any = None
 
-    def __enter__(self) -> CountedPasses:
-        self._handle = self._model.register_forward_hook(self._count)
-        return self
+def schedule(config: Config, processes: int) -> str:
+    """Epochs that run, peak rate and global batch, with this number of processes."""
+    train = with_rate(config, processes).train
+    epochs = train.epochs
+    if train.sched in ("cosine", "tanh", "poly"):
+        epochs += train.cooldown_epochs
+    if train.warmup_prefix:
+        epochs += train.warmup_epochs
+    batch = config.data.batch_size * processes * train.grad_accum_steps
+    count = "1 process" if processes == 1 else f"{processes} processes"
+    return f"schedule with {count}: {epochs} epochs, peak rate {train.lr:.6g}, {batch:,} images an update"
 
-    def __exit__(self, *_: object) -> None:
-        self._handle.remove()
 
-    def _count(self, model: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
-        images = len(inputs[0])
-        self.forwards += images
-        first = output
-        if isinstance(output, tuple):
-            first = output[0]
-        if isinstance(first, Tensor) and first.requires_grad:
-            first.register_hook(lambda _: self._count_back(images))
+def describe_sites(session: Session) -> str:
+    try:
+        sites = survey(session.model)
+    except NoSiteError:
+        return "attention sites: none; attacks, training and evaluation work, surgery does not"
+    root, lines, width = inner(session.model), ["attention sites"], max(map(len, sites))
+    for name, site in sites.items():
+        core = getattr(root.get_submodule(name), "core", None)
+        what = "upstream" if core is None else core.describe()
+        shape = f"{site.num_heads} heads of {site.key_dim}, {site.num_queries} × {site.num_keys} {site.attends}"
+        lines.append(f"  {name:<{width}}  {site.family:<8} {shape:<40} {what}")
+    return "\n".join(lines)
 
-    def _count_back(self, images: int) -> None:
-        self.backwards += images
+
+def describe_parameters(session: Session) -> str:
+    parameters = list(session.model.parameters())
+    total = sum(p.numel() for p in parameters)
+    trainable = sum(p.numel() for p in parameters if p.requires_grad)
+    idle = idle_parameters(session)
+    return f"parameters\n  total      {total:>13,}\n  trainable  {trainable:>13,}\n  idle       {idle:>13,}"
+
+
+def idle_parameters(session: Session) -> int:
+    """Weights that are kept in timm's layout though no core looks at them: the queries of symmetric attention."""
+    cores = {name: getattr(module, "core", None) for name, module in inner(session.model).named_modules()}
+    parts = {name: getattr(core, "parts", {}).values() for name, core in cores.items()}
+    names = [name for name in parts if any("q" in getattr(part, "discards", ()) for part in parts[name])]
+    try:
+        views = head_weights(session.model, names) if names else {}
+    except UnsuitableSite:
+        return 0
+    queries = [tensor for _, weights in views.values() for tensor in (weights.q, weights.q_bias)]
+    return sum(tensor.numel() for tensor in queries if tensor is not None)
+
+
+def describe_memory(config: Config, session: Session, probe: Probe) -> str:
+    parameters = list(session.model.parameters())
+    weights = sum(p.nbytes for p in parameters)
+    batch = config.data.batch_size * max(1, config.data.aug_splits)
+    parts = {
+        "parameters": weights,
+        "gradients": sum(p.nbytes for p in parameters if p.requires_grad),
+        "optimiser": probe.optimizer,
+        "average": weights if config.train.model_ema else 0,
+        f"activations of {count_images(batch)}": None if probe.activations is None else probe.activations * batch,
+    }
+    how = f"optimiser and activations {probe.how}" if probe.how else "nothing was run"
+    total = format_bytes(sum(size or 0 for size in parts.values()))
+    lines = [f"memory of a process: about {total} ({how}; buffers of kernels come on top)"]
+    for name, size in parts.items():
+        lines.append(f"  {name:<28} {'not measured' if size is None else format_bytes(size)}")
+    return "\n".join(lines)
+
+
+def describe_time(config: Config, session: Session, probe: Probe, flops: int, batches: int | None) -> str:
+    work = f"{flops / 1e9:.2f} GFLOP per image and forward pass"
+    if probe.forwards is not None and probe.backwards is not None:
+        work += f"; a step makes {probe.forwards:.3g} forward and {probe.backwards:.3g} backward passes of each image"
+        work += f", {flops * (probe.forwards + 2 * probe.backwards) / 1e9:,.2f} GFLOP"
+    if probe.seconds is None:
+        return f"time: not measured here; {work}"
+    device, rate = session.process.device.type, probe.images / probe.seconds
+    text = f"time: {rate:,.1f} images/s on one {device}, measured with {count_images(probe.images)} a step; {work}"
+    if config.train.compile and (config.train.compile != "auto" or device != "cpu"):
+        text += "; measured before compiling"
+    if batches is None:
+        return text
+    epoch, epochs = batches * config.data.batch_size / rate, session.num_epochs
+    return f"{text}\n  an epoch {format_time(epoch)}, {epochs} epochs {format_time(epoch * epochs)}, without evaluation"
+
+
+def count_images(number: int) -> str:
+    """`1 image`, `1,024 images`."""
+    return f"{number:,} image{'' if number == 1 else 's'}"
+
+
+def format_bytes(number: float) -> str:
+    """1536 → 1.5 KiB."""
+    units = ["B", "KiB", "MiB", "GiB"]
+    while number >= 1024 and len(units) > 1:
+        number, units = number / 1024, units[1:]
+    return f"{number:,.1f} {units[0]}"
+
+
+def format_time(seconds: float) -> str:
+    """90 → 90.0 s, 180 → 3.0 min."""
+    for limit, unit, scale in ((120, "s", 1), (7200, "min", 60)):
+        if seconds < limit:
+            return f"{seconds / scale:.1f} {unit}"
+    return f"{seconds / 3600:.1f} h"

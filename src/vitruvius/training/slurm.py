@@ -18,9 +18,9 @@ from vitruvius._errors import ConfigError, Preempted
 from vitruvius._files import is_url, join
 from vitruvius._registry import parse_spec, require
 from vitruvius._yaml import to_plain
-from vitruvius.training._guards.preemption import Stop
-from vitruvius.training._train import train
 from vitruvius.training.config import Config
+from vitruvius.training.loop import train
+from vitruvius.training.preemption import Stop
 
 WARNING = signal.SIGUSR2  # submitit's default; NCCL may catch SIGUSR1
 REQUEUES = 1000  # a run that times out so often will never end

@@ -1,58 +1,64 @@
-"""Sweep: one recipe trained under many settings, with a table at the end; called again it goes on where it stopped.
+"""Sweep: one recipe trained under many settings, with a table at the end; called again it resumes where it stopped.
 
 A sweep file: `recipe`, `grid` (every combination of the values), `list` (sets of overrides, a run each; `name` names
 its folder, `recipe` replaces the common one), `maps` and `masks` (made of another run before the first begins),
-`evaluate` (how each run is judged when it is trained), `out`. A run that fails is reported and the others go on. With a
-time limit no run is started that would not end in time, and several runs may share one device. Under torchrun all
-processes work on one run after the other.
+`evaluate` (how each run is judged when it is trained), `out`. A run that fails is reported and the others continue.
+With a time limit no run is started that would not end in time, and several runs may share one device. Under torchrun
+all processes work on one run after the other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import gc
 import hashlib
+import io
 import itertools
 import json
+import logging
 import re
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitruvius._bar import Bar
 from vitruvius._checks import check_count
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, Preempted, VitruviusError
 from vitruvius._files import Lock, atomic_write_text, exists, is_url, join, local_path, read_json, read_text
 from vitruvius._processes import Process, process_group
+from vitruvius._progress import Progress, no_progress
+from vitruvius._recipes import find_recipe
 from vitruvius._registry import load_plugins
 from vitruvius._secrets import redact
 from vitruvius._yaml import read_yaml, to_plain
-from vitruvius.training._progress_bar import make_teller
-from vitruvius.training._run.folder import flatten
-from vitruvius.training._seeding import preserve_rng
-from vitruvius.training._sweep.judging import check_names, check_plans, judge, keep_start
-from vitruvius.training._sweep.masks import (
+from vitruvius.training.config import Config, SweepConfig, read_recipe
+from vitruvius.training.judging import (
     check_masks,
+    check_plans,
     check_trained,
+    judge,
+    keep_start,
     make_missing,
-    missing_masks,
+    needs_missing_masks,
 )
-from vitruvius.training._sweep.side_by_side import SideBySide
-from vitruvius.training._sweep.table import Row, best_of, markdown, plain_text, sorted_by_score, write_tables
-from vitruvius.training._train import train
-from vitruvius.training.config import Config, EvaluationPlan, SweepConfig, read_recipe
-from vitruvius.training.dry_run import rehearse
+from vitruvius.training.loop import check_run, train
+from vitruvius.training.run_folder import flatten
+from vitruvius.training.seeding import preserve_rng
 
-__all__ = ["Clock", "Planned", "Sweep", "name_of"]
+__all__ = ["Planned", "Sweep", "name_of"]
+
+logger = logging.getLogger(__name__)
 
 OWN = ("out=", "metric=", "order=", "evaluate=", "evaluate.", "maps=", "maps.", "masks=", "masks.")  # no recipe's keys
+LOOK_EVERY = 2.0  # seconds between two looks at the logs of runs in other processes
 Settings = dict[str, Any]
-Find = Callable[[str], Path]
+Rows = list[dict[str, Any]]  # of metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -70,28 +76,47 @@ class Planned:
 
 
 class Sweep:
-    """All runs of a sweep file, every one checked before the first begins.
+    """All runs of a sweep file, every one checked before the first starts.
 
     `file` is the YAML file; `overrides` are settings for every run, and of the sweep itself, `out=…`,
-    `evaluate.0.images=8` (default: none); `find` makes a path of the recipe that the file names (default: it is a
-    path).
+    `evaluate.0.images=8` (default: none).
     """
 
-    def __init__(self, file: str | Path, overrides: Iterable[str] = (), *, find: Find = Path) -> None:
-        overrides = list(overrides)
-        self.file = str(file)
-        self.overrides = overrides
-        own = [text for text in overrides if text.startswith(OWN)]
-        self.common = [text for text in overrides if text not in own]
-        self.settings: SweepConfig = build(SweepConfig, override(read_yaml(file), own), source=str(file))
+    def __init__(self, file: str | Path, overrides: Iterable[str] = ()) -> None:
+        self.file, self.overrides = str(file), list(overrides)
+        own = [text for text in self.overrides if text.startswith(OWN)]
+        self.common = [text for text in self.overrides if text not in own]
+        self.settings: SweepConfig = build(SweepConfig, override(read_yaml(file), own), source=self.file)
         self.folder = self.settings.out or str(Path("runs") / "sweeps" / Path(file).stem)
-        self.find = find
-        self.recipe = find(self.settings.recipe)
-        self._ledger = join(self.folder, "sweep.json")
-        self.runs = self._plan(str(file))
+        self.recipe = find_recipe(self.settings.recipe)
+        self.runs = self._plan()
         self.chosen = self.runs
-        check_names(self.settings.evaluate, [run.name for run in self.runs], str(file))
-        check_masks(self.settings.maps, self.settings.masks, str(file))
+        names = [run.name for run in self.runs]
+        for pattern in [pattern for plan in self.settings.evaluate for pattern in plan.runs]:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigError(f"{self.file}: evaluate.runs: {pattern!r} fits no run; there are {', '.join(names)}.")
+        check_masks(self.settings.maps, self.settings.masks, self.file)
+
+    # planning
+
+    def _plan(self) -> list[Planned]:
+        sets = [*_combinations(self.settings.grid, self.file), *self.settings.list]
+        if not sets:
+            raise ConfigError(f"{self.file}: neither grid nor list.")
+        varied = {key for settings in sets for key in settings}
+        clash = varied & {"out", *(text.partition("=")[0] for text in self.common)}
+        if clash:
+            raise ConfigError(f"{self.file}: {', '.join(sorted(clash))} is what the sweep varies; do not set it.")
+        names = [str(settings.get("name") or name_of(settings)) for settings in sets]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ConfigError(f"{self.file}: twice the same run: {min(twice)}.")
+        return [self._planned(name, settings) for name, settings in zip(names, sets, strict=True)]
+
+    def _planned(self, name: str, settings: Settings) -> Planned:
+        words = [f"{key}={json.dumps(value)}" for key, value in settings.items() if key not in ("name", "recipe")]
+        recipe = find_recipe(settings["recipe"]) if "recipe" in settings else self.recipe
+        return Planned(name, settings, read_recipe(recipe, [*self.common, *words, f"out={join(self.folder, name)}"]))
 
     def choose(self, patterns: Sequence[str]) -> None:
         """Train only the runs whose names fit one of these `patterns`, such as `*_seed1`."""
@@ -101,48 +126,98 @@ class Sweep:
                 raise ConfigError(f"--only {pattern}: no run has such a name; there are {', '.join(names)}.")
         self.chosen = [run for run in self.runs if any(fnmatchcase(run.name, pattern) for pattern in patterns)]
 
+    def find_faults(self, *, progress: Progress = no_progress) -> dict[str, str]:
+        """The unfinished runs that would fail, and why: each is opened as for training, and nothing is written.
+
+        progress: called before each run is opened.
+        """
+        faults: dict[str, str] = {}
+        waiting = self._waiting()
+        for number, run in enumerate(waiting):
+            progress(number, len(waiting), run.name)
+            try:
+                self._check_plans()
+                if self.settings.maps is not None and needs_missing_masks(run.config, self.settings.masks):
+                    check_trained(self.settings.maps)  # the rest is known when the masks are made
+                else:
+                    check_run(run.config)
+            except Exception as error:
+                faults[run.name] = _in_one_line(error)
+            gc.collect()
+        return faults
+
+    def _check_plans(self) -> None:
+        """Find a misspelt threat before hours of training, with the plugins that may have brought some."""
+        for run in self.runs:
+            load_plugins(run.config.plugins)
+        check_plans(self.settings.evaluate)
+
+    # training
+
     def train(
-        self,
-        *,
-        quiet: bool = True,
-        tell: Callable[[str], None] = lambda _: None,
-        minutes: float | None = None,
-        jobs: int = 1,
+        self, *, quiet: bool = True, minutes: float | None = None, jobs: int = 1, progress: Progress = no_progress
     ) -> str:
         """Train and judge what is not finished; the summary table, which is also written as summary.csv and summary.md.
 
-        quiet: no progress bars.
-        tell: told which run begins, and what went wrong with one.
+        quiet: no progress bars of the runs.
         minutes: start no run that would not end within this many minutes, going by the longest run so far.
         jobs: runs trained at a time, each in a process of its own, on one device.
+        progress: with several jobs, told every few seconds how many runs are done and what the others are doing.
         """
         check_count(jobs, "--jobs")
-        clock = Clock(minutes)
+        if minutes is not None and not minutes > 0:
+            raise ConfigError(f"--minutes {minutes}; expected a number above 0.")
+        end = None if minutes is None else time.monotonic() + 60 * minutes
         self._check_plans()
         with Lock(self.folder):
             if self._waiting():
-                make_missing(self.settings.maps, self.settings.masks, self._of_other_runs(), tell)
+                data = [text for text in self.common if text.startswith("data.")]
+                device = f"device={self.runs[0].config.train.device}"
+                make_missing(self.settings.maps, self.settings.masks, [*data, device])
             if jobs > 1:
-                return self._train_side_by_side(clock, jobs, tell)
-            return self._train_in_turn(clock, quiet, tell)
+                return self._train_side_by_side(end, jobs, progress)
+            return self._train_in_turn(end, quiet)
 
-    def _train_in_turn(self, clock: Clock, quiet: bool, tell: Callable[[str], None]) -> str:
-        device = self.runs[0].config.train.device
-        with process_group(device) as process:  # one group for all runs
+    def _train_in_turn(self, end: float | None, quiet: bool) -> str:
+        with process_group(self.runs[0].config.train.device) as process:  # one group for all runs
             for number, run in enumerate(self.chosen, 1):
                 if process.broadcast(self._status(run)) == "finished":
                     continue
-                if process.broadcast(not clock.allows(self._longest())):
-                    tell(f"[{number}/{len(self.chosen)}] {run.name}: no time left, not started")
+                label = f"[{number}/{len(self.chosen)}] {run.name}"
+                if process.broadcast(not self._has_time(end)):
+                    logger.info("%s: no time left, not started", label)
                     continue
-                tell(f"[{number}/{len(self.chosen)}] {run.name}")
-                begun = time.monotonic()
+                logger.info("%s", label)
+                start = time.monotonic()
                 outcome = self._train(run, process, quiet)
-                seconds = time.monotonic() - begun
+                seconds = time.monotonic() - start
                 process.on_first(lambda run=run, outcome=outcome, s=seconds: self._note(run, outcome, s))  # type: ignore[misc]
                 if outcome != "finished":
-                    tell(f"    {outcome}")
+                    logger.info("    %s", outcome)
             return process.on_first(self.summarise)
+
+    def _train_side_by_side(self, end: float | None, jobs: int, progress: Progress) -> str:
+        waiting = {run.name: run for run in self._waiting()}
+        done = len(self.chosen) - len(waiting)
+
+        def names() -> Iterator[str]:
+            for name in waiting:
+                has_time = self._has_time(end)
+                logger.info("%s: %s", name, "started" if has_time else "no time left, not started")
+                if has_time:
+                    yield name
+
+        def look(text: str) -> None:
+            progress(done, len(self.chosen), text)
+
+        command = [sys.executable, "-m", "vitruvius", "sweep", self.file, *self.overrides, "--run"]
+        logs = (local_path(self.folder) if is_url(self.folder) else Path(self.folder)) / "logs"
+        with contextlib.closing(in_processes(command, names(), jobs, logs, look)) as ended:
+            for name, outcome, seconds in ended:
+                done += 1
+                self._note(waiting[name], outcome, seconds)
+                logger.info("%s: %s after %.0f s", name, outcome, seconds)
+        return self.summarise()
 
     def train_one(self, name: str) -> str:
         """Train and judge one run by its name; `finished`, or what went wrong. The caller keeps the notes."""
@@ -154,152 +229,12 @@ class Sweep:
             f"{self.folder} has no run named {name!r}; it has {', '.join(run.name for run in self.runs)}."
         )
 
-    def _waiting(self) -> list[Planned]:
-        return [run for run in self.chosen if self._status(run) != "finished"]
-
-    def _of_other_runs(self) -> list[str]:
-        """The overrides that a run folder takes: its data, and the device."""
-        data = [text for text in self.common if text.startswith("data.")]
-        return [*data, f"device={self.runs[0].config.train.device}"]
-
-    def _train_side_by_side(self, clock: Clock, jobs: int, tell: Callable[[str], None]) -> str:
-        waiting = self._waiting()
-        by_name = {run.name: run for run in self.runs}
-        done = len(self.chosen) - len(waiting)
-        with Bar("sweep") as bar, SideBySide(self.file, self.overrides, self._logs()) as children:
-            while waiting or children:
-                while waiting and len(children) < jobs:
-                    self._begin(waiting.pop(0), children, clock, tell)
-                show = partial(self._show, bar, done, children)
-                show()
-                for name, outcome, seconds in children.wait(show):
-                    done += 1
-                    self._note(by_name[name], outcome, seconds)
-                    tell(f"{name}: {outcome} after {seconds:.0f} s")
-        return self.summarise()
-
-    def _show(self, bar: Bar, done: int, children: SideBySide) -> None:
-        bar(done, len(self.chosen), children.in_words())
-
-    def _logs(self) -> Path:
-        """The folder of the logs, on this machine also where the sweep is elsewhere."""
-        if is_url(self.folder):
-            return local_path(self.folder) / "logs"
-        return Path(self.folder) / "logs"
-
-    def _begin(self, run: Planned, children: SideBySide, clock: Clock, tell: Callable[[str], None]) -> None:
-        if clock.allows(self._longest()):
-            tell(f"{run.name}: begins")
-            children.start(run.name)
-        else:
-            tell(f"{run.name}: no time left, not started")
-
-    def _longest(self) -> float:
-        """Seconds of the longest finished run."""
-        return max((float(note.get("seconds", 0.0)) for note in self._notes().values()), default=0.0)
-
-    def summarise(self) -> str:
-        """The table of all runs as they stand, best first; written beside them."""
-        rows = [self._row(run) for run in self.runs]
-        metric = self.settings.metric or _choosing_metric(rows)
-        order = self.settings.order
-        scored = [row.scored(best_of(row.metrics, metric, order)) for row in rows]
-        ranked = sorted_by_score(scored, order)
-        write_tables(self.folder, ranked, metric)
-        return markdown(ranked, metric)
-
-    def failed(self) -> dict[str, str]:
-        """The runs that have failed, and why."""
-        statuses = {run.name: self._status(run) for run in self.runs}
-        return {name: status for name, status in statuses.items() if status.startswith("failed")}
-
-    def find_faults(self) -> dict[str, str]:
-        """The unfinished runs that would fail, and why: each is opened as for training, and nothing is written."""
-        faults: dict[str, str] = {}
-        waiting = self._waiting()
-        with Bar("opening runs") as bar:
-            for number, run in enumerate(waiting):
-                bar(number, len(waiting), run.name)
-                fault = self._fault(run)
-                if fault:
-                    faults[run.name] = fault
-                gc.collect()
-        return faults
-
-    def _fault(self, run: Planned) -> str:
-        """Why a run would fail; nothing if it would not."""
-        try:
-            self._check_plans()
-            if self.settings.maps is not None and missing_masks(run.config, self.settings.masks):
-                check_trained(self.settings.maps)  # the rest is known when the masks are made
-            else:
-                rehearse(run.config)
-        except VitruviusError as error:
-            return " ".join(str(error).split())
-        except Exception as error:
-            return f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return ""
-
-    def _check_plans(self) -> None:
-        """Find a misspelt threat before hours of training, with the plugins that may have brought some."""
-        for run in self.runs:
-            load_plugins(run.config.plugins)
-        check_plans(self.settings.evaluate)
-
-    def listing(self, faults: Mapping[str, str] | None = None) -> str:
-        """Every run and how it stands; nothing is written.
-
-        faults: what `find_faults` has found, shown with the runs; default: not looked for.
-        """
-        width = max(len(run.name) for run in self.runs)
-        lines = []
-        for run in self.runs:
-            status = self._status(run)
-            if faults and run.name in faults:
-                status = f"would fail: {redact(faults[run.name])}"
-            lines.append(f"{run.name:<{width}}  {status}")
-        return "\n".join([f"{self.recipe}: {len(self.runs)} runs in {self.folder}", *lines])
-
-    def _plan(self, source: str) -> list[Planned]:
-        sets = [*_combinations(self.settings.grid, source), *self.settings.list]
-        if not sets:
-            raise ConfigError(f"{source}: neither grid nor list.")
-        self._check_overrides(sets, source)
-        names = [str(settings.get("name") or name_of(settings)) for settings in sets]
-        _refuse_doubles(names, source)
-        return [self._planned(name, settings) for name, settings in zip(names, sets, strict=True)]
-
-    def _check_overrides(self, sets: list[Settings], source: str) -> None:
-        """Refuse overrides of what the sweep varies, and a run's own folder, which is the sweep's to choose."""
-        varied = {key for settings in sets for key in settings}
-        clash = varied & {text.partition("=")[0] for text in self.common}
-        if "out" in varied:
-            clash.add("out")
-        if clash:
-            raise ConfigError(f"{source}: {', '.join(sorted(clash))} is what the sweep varies; do not set it.")
-
-    def _planned(self, name: str, settings: Settings) -> Planned:
-        words = [f"{key}={json.dumps(value)}" for key, value in settings.items() if key not in ("name", "recipe")]
-        recipe = self.recipe
-        if "recipe" in settings:
-            recipe = self.find(settings["recipe"])
-        config = read_recipe(recipe, [*self.common, *words, f"out={join(self.folder, name)}"])
-        return Planned(name, settings, config)
-
-    def _status(self, run: Planned) -> str:
-        """waiting, unfinished, finished, or failed and why."""
-        noted = self._notes().get(run.name)
-        has_metrics = exists(join(self.folder, run.name, "metrics.jsonl"))
-        if noted is None or noted["mark"] != run.mark or (noted["status"] == "finished" and not has_metrics):
-            return "unfinished" if exists(join(self.folder, run.name, "config.yaml")) else "waiting"
-        return str(noted["status"])
-
     def _train(self, run: Planned, process: Process, quiet: bool) -> str:
         """`finished`, or what went wrong, the same on every process."""
+        plans = [plan for plan in self.settings.evaluate if plan.is_for(run.name)]
         try:
-            plans = self._plans_of(run)
             with preserve_rng(process.device):
-                keep_start(run.config, plans, process, make_teller(None, shown=process.first and not quiet))
+                keep_start(run.config, plans, process)
             with self._timed(run, "train", process):
                 train(run.config, quiet=quiet)
             with self._timed(run, "judge", process):
@@ -307,68 +242,129 @@ class Sweep:
             outcome = "finished"
         except Preempted:
             raise
-        except VitruviusError as error:
-            outcome = f"failed: {' '.join(str(error).split())}"
-        except Exception as error:  # of many processes perhaps only this one has failed: then nobody can go on
-            if process.world_size > 1:
+        except Exception as error:
+            # of many processes perhaps only this one has failed unexpectedly: then nobody can continue
+            if process.world_size > 1 and not isinstance(error, VitruviusError):
                 raise
-            outcome = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
+            outcome = f"failed: {_in_one_line(error)}"
         gc.collect()
-        return next((said for said in process.gather(outcome) if said != "finished"), outcome)
-
-    def _plans_of(self, run: Planned) -> list[EvaluationPlan]:
-        return [plan for plan in self.settings.evaluate if plan.is_for(run.name)]
+        return next((other for other in process.gather(outcome) if other != "finished"), outcome)
 
     @contextlib.contextmanager
     def _timed(self, run: Planned, part: str, process: Process) -> Iterator[None]:
         """Add the seconds of a part of a run to what earlier calls have spent on it, in seconds/NAME.json."""
-        begun = time.monotonic()
+        start = time.monotonic()
         yield
         file = join(self.folder, "seconds", f"{run.name}.json")
         if process.first:
-            known: dict[str, float] = read_json(file) if exists(file) else {}
-            spent = known.get(part, 0.0) + time.monotonic() - begun
-            atomic_write_text(file, json.dumps({**known, part: round(spent, 2)}) + "\n")
+            before: dict[str, float] = read_json(file) if exists(file) else {}
+            spent = before.get(part, 0.0) + time.monotonic() - start
+            atomic_write_text(file, json.dumps({**before, part: round(spent, 2)}) + "\n")
+
+    def _has_time(self, end: float | None) -> bool:
+        """Whether a run would end in time, if it takes as long as the longest finished one."""
+        longest = max((float(note.get("seconds", 0.0)) for note in self._notes().values()), default=0.0)
+        return end is None or time.monotonic() + longest < end
+
+    # how runs stand
+
+    def _notes(self) -> dict[str, Any]:
+        """What sweep.json says of runs: status, mark, settings, seconds."""
+        file = join(self.folder, "sweep.json")
+        return read_json(file) if exists(file) else {}
 
     def _note(self, run: Planned, status: str, seconds: float) -> None:
         note = {"status": status, "mark": run.mark, "settings": run.settings, "seconds": round(seconds, 1)}
         notes = {**self._notes(), run.name: note}
-        atomic_write_text(self._ledger, json.dumps(redact(notes), indent=1) + "\n")
+        atomic_write_text(join(self.folder, "sweep.json"), json.dumps(redact(notes), indent=1) + "\n")
 
-    def _notes(self) -> dict[str, Any]:
-        if not exists(self._ledger):
-            return {}
-        notes: dict[str, Any] = read_json(self._ledger)
-        return notes
+    def _status(self, run: Planned) -> str:
+        """waiting, unfinished, finished, or failed and why."""
+        note = self._notes().get(run.name)
+        has_metrics = exists(join(self.folder, run.name, "metrics.jsonl"))
+        if note is None or note["mark"] != run.mark or (note["status"] == "finished" and not has_metrics):
+            return "unfinished" if exists(join(self.folder, run.name, "config.yaml")) else "waiting"
+        return str(note["status"])
 
-    def _row(self, run: Planned) -> Row:
-        file = join(self.folder, run.name, "metrics.jsonl")
-        lines: list[str] = []
-        if exists(file):
-            lines = read_text(file).splitlines()
-        return Row(run.name, redact(run.settings), self._status(run), [json.loads(line) for line in lines])
+    def _waiting(self) -> list[Planned]:
+        return [run for run in self.chosen if self._status(run) != "finished"]
+
+    def failed(self) -> dict[str, str]:
+        """The runs that have failed, and why."""
+        statuses = {run.name: self._status(run) for run in self.runs}
+        return {name: status for name, status in statuses.items() if status.startswith("failed")}
+
+    def listing(self, faults: Mapping[str, str] | None = None) -> str:
+        """Every run and how it stands; nothing is written.
+
+        faults: what `find_faults` has found, shown with the runs; default: not looked for.
+        """
+        width = max(len(run.name) for run in self.runs)
+        lines = [f"{self.recipe}: {len(self.runs)} runs in {self.folder}"]
+        for run in self.runs:
+            fault = (faults or {}).get(run.name)
+            status = f"would fail: {redact(fault)}" if fault else self._status(run)
+            lines.append(f"{run.name:<{width}}  {status}")
+        return "\n".join(lines)
+
+    # the table
+
+    def summarise(self) -> str:
+        """The table of all runs as they stand, best first; also written as summary.csv and summary.md."""
+        files = {run.name: join(self.folder, run.name, "metrics.jsonl") for run in self.runs}
+        metrics: dict[str, Rows] = {
+            name: [json.loads(line) for line in read_text(file).splitlines()] if exists(file) else []
+            for name, file in files.items()
+        }
+        metric, order = self.settings.metric or choosing_metric(metrics.values()), self.settings.order
+        best = {name: best_of(rows, metric, order) for name, rows in metrics.items()}
+        scored = [run for run in self.runs if best[run.name]]
+        scored.sort(key=lambda run: (best[run.name] or (0.0, 0))[0], reverse=order == "max")
+        keys = list(dict.fromkeys(key for run in self.runs for key in redact(run.settings)))
+        table = [[*keys, metric, "epoch", "epochs", "train_loss", "hours", "status"]]
+        for run in [*scored, *(run for run in self.runs if not best[run.name])]:
+            rows, score = metrics[run.name], best[run.name]
+            settings = redact(run.settings)
+            cells = [plain_text(settings[key]) if key in settings else "" for key in keys]
+            cells += [f"{score[0]:.4f}", str(score[1] + 1)] if score else ["", ""]
+            loss = f"{rows[-1]['train_loss']:.4f}" if rows and "train_loss" in rows[-1] else ""
+            hours = sum(float(row.get("seconds", 0.0)) for row in rows) / 3600
+            table.append([*cells, str(len(rows)), loss, f"{hours:.2f}", self._status(run)])
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(table)
+        atomic_write_text(join(self.folder, "summary.csv"), text.getvalue())
+        atomic_write_text(join(self.folder, "summary.md"), markdown(table) + "\n")
+        return markdown(table)
 
 
-def _refuse_doubles(names: list[str], source: str) -> None:
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ConfigError(f"{source}: twice the same run: {min(twice)}.")
+def best_of(rows: Rows, metric: str, order: str) -> tuple[float, int] | None:
+    """The best value of a metric and its epoch. `accuracy` means that of the weights or of their running average."""
+    names = (metric, f"val_{metric}", f"ema_{metric}")
+    values = [(float(row[name]), int(row["epoch"])) for row in rows for name in names if row.get(name) is not None]
+    choose = max if order == "max" else min
+    return choose(values, key=lambda value: value[0]) if values else None
 
 
-class Clock:
-    """A time limit, from now on.
+def choosing_metric(metrics: Iterable[Rows]) -> str:
+    """Robust accuracy if an attack has chosen the weights of every run that has numbers, else accuracy."""
+    robust = [any("val_robust_accuracy" in row for row in rows) for rows in metrics if rows]
+    return "robust_accuracy" if robust and all(robust) else "accuracy"
 
-    `minutes` from now on, above 0; None is no limit.
-    """
 
-    def __init__(self, minutes: float | None) -> None:
-        if minutes is not None and not minutes > 0:
-            raise ConfigError(f"--minutes {minutes}; expected a number above 0.")
-        self.end = None if minutes is None else time.monotonic() + 60 * minutes
+def markdown(table: list[list[str]]) -> str:
+    """A table, its columns aligned."""
+    cells = [[text.replace("|", "\\|") for text in line] for line in table]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |" for line in cells
+    ]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
 
-    def allows(self, seconds: float) -> bool:
-        """Whether work of this many `seconds` would end in time."""
-        return self.end is None or time.monotonic() + seconds < self.end
+
+def plain_text(value: Any) -> str:
+    """A setting as one writes it: text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def name_of(settings: Settings) -> str:
@@ -388,15 +384,50 @@ def _combinations(grid: dict[str, Any], source: str) -> list[Settings]:
     for name, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{source}: grid.{name} = {values!r}, expected a list of values, e.g. [1e-4, 5e-4].")
-    if not grid:
-        return []
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
 
 
-def _choosing_metric(rows: list[Row]) -> str:
-    """Robust accuracy if an attack has chosen the weights of every run that has numbers, else accuracy."""
-    trained = [row.metrics for row in rows if row.metrics]
-    robust = [any("val_robust_accuracy" in line for line in metrics) for metrics in trained]
-    if robust and all(robust):
-        return "robust_accuracy"
-    return "accuracy"
+def _in_one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, VitruviusError) else f"{type(error).__name__}: {text}"
+
+
+def in_processes(
+    command: list[str], names: Iterator[str], jobs: int, logs: Path, look: Callable[[str], object]
+) -> Generator[tuple[str, str, float]]:
+    """(name, outcome, seconds) of `command NAME` for each of the names as they end, `jobs` at a time, with a log each.
+
+    `look` is told every few seconds what the last lines of the logs say. What still runs when the generator is closed
+    is asked to stop, so that it saves its state.
+    """
+
+    def last_line(name: str) -> str:
+        text = redact((logs / f"{name}.txt").read_text(encoding="utf-8", errors="replace"))
+        return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "nothing printed")
+
+    logs.mkdir(parents=True, exist_ok=True)
+    running: dict[str, tuple[subprocess.Popen[str], float]] = {}  # and when they were started
+    looked_at = float("-inf")
+    try:
+        while True:
+            for name in itertools.islice(names, jobs - len(running)):
+                with (logs / f"{name}.txt").open("w", encoding="utf-8") as log:
+                    child = subprocess.Popen([*command, name], stdout=log, stderr=subprocess.STDOUT, text=True)
+                running[name] = child, time.monotonic()
+            if not running:
+                return
+            if time.monotonic() - looked_at >= LOOK_EVERY:
+                looked_at = time.monotonic()
+                look("; ".join(f"{name}: {last_line(name)}" for name in running))
+            time.sleep(0.2)
+            for name in [name for name, (child, _) in running.items() if child.poll() is not None]:
+                child, start = running.pop(name)
+                text = (logs / f"{name}.txt").read_text(encoding="utf-8")
+                atomic_write_text(logs / f"{name}.txt", redact(text))  # a library may have printed a secret
+                failed = f"failed: {last_line(name).removeprefix('failed: ')}"
+                yield name, "finished" if child.returncode == 0 else failed, time.monotonic() - start
+    finally:
+        for child, _ in running.values():
+            child.terminate()
+        for child, _ in running.values():
+            child.wait()

@@ -93,11 +93,10 @@ class Recording:
 class StepRecorder:
     """Runs training steps, and replays their recordings where it has them."""
 
-    def __init__(self, step: Step, record: Record, *, whole: bool, tell: Callable[[str], None] = logger.info) -> None:
+    def __init__(self, step: Step, record: Record, *, whole: bool) -> None:
         self.step = step
         self.record = record
         self.whole = whole
-        self.tell = tell
         self.given_up = False
         self._seen: dict[Hashable, int] = {}
         self._recordings: dict[Hashable, Recording] = {}
@@ -127,7 +126,7 @@ class StepRecorder:
 
     def _record(self, key: Hashable, batch: Sequence[Tensor]) -> Numbers:
         """A step as it is, and a recording of it if that repeats the gradients of this batch."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         randomness = Randomness(batch[0])
         numbers, gradients = self.step.gradients(*batch)
         expected = copies(gradients)
@@ -137,11 +136,11 @@ class StepRecorder:
         except Exception as error:  # whatever cannot be recorded can still be run
             self.given_up = True
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            self.tell(f"training steps are not recorded as CUDA graphs: {reason}")
+            logger.info("training steps are not recorded as CUDA graphs: %s", reason)
         else:
             self._recordings[key] = recording
-            seconds = time.perf_counter() - begun
-            self.tell(f"training steps of {len(batch[0])} images are recorded as CUDA graphs: {seconds:.1f} s")
+            seconds = time.perf_counter() - start
+            logger.info("training steps of %d images are recorded as CUDA graphs: %.1f s", len(batch[0]), seconds)
         with torch.no_grad():
             for buffer, kept in zip(self.step.buffers(), buffers, strict=True):
                 buffer.copy_(kept)

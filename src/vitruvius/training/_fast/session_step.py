@@ -21,7 +21,7 @@ from vitruvius.training.config import Config
 logger = logging.getLogger(__name__)
 
 
-def obstacle(config: Config, process: Process, task: Objective) -> str:
+def why_not_recorded(config: Config, process: Process, task: Objective) -> str:
     """Why the steps of a session are run as they are; nothing if they can be faster."""
     train = config.train
     if not hasattr(torch.get_device_module(process.device), "CUDAGraph"):
@@ -78,12 +78,12 @@ class SessionStep:
             except Exception as error:
                 if x.is_cuda and torch.cuda.is_current_stream_capturing():
                     raise
-                self._go_on_without_regions(error, kept)
+                self._without_regions(error, kept)
         return self._gradients(None, x, y, labels)
 
-    def _go_on_without_regions(self, error: Exception, buffers: list[Tensor]) -> None:
+    def _without_regions(self, error: Exception, buffers: list[Tensor]) -> None:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        logger.warning("the model's blocks cannot be compiled, training goes on without: %s", reason)
+        logger.warning("the model's blocks cannot be compiled, training continues without: %s", reason)
         self.regions = None
         self.put(None)
         with torch.no_grad():
@@ -136,16 +136,39 @@ class SessionStep:
 class FastStep:
     """One step of a session: recorded where it can be."""
 
-    def __init__(
-        self, step: SessionStep, record: Record = record_cuda_graph, tell: Callable[[str], None] = logger.info
-    ) -> None:
+    def __init__(self, step: SessionStep, record: Record = record_cuda_graph) -> None:
         self.step = step
-        self.recorder = StepRecorder(step, record, whole=step.records_update, tell=tell)
+        self.recorder = StepRecorder(step, record, whole=step.records_update)
 
     def __call__(self, x: Tensor, y: Tensor, labels: Tensor, *, settings: Hashable) -> Numbers:
         """Numbers for the log; the weights are updated."""
         self.step.read_rates()
         return self.recorder(x, y, labels, settings=settings)
+
+
+def make_fast_step(
+    config: Config,
+    process: Process,
+    model: nn.Module,
+    task: Objective,
+    optimizer: torch.optim.Optimizer,
+    forward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Numbers]],
+    update: Callable[[], None],
+) -> FastStep | None:
+    """What `train.compile: auto` makes of the steps of a session; None, and a line in the log, if it makes nothing.
+
+    `forward` gives the loss and the numbers for the log; `update` turns gradients into weights.
+    """
+    if config.train.compile != "auto":
+        return None
+    reason = why_not_recorded(config, process, task)
+    if reason:
+        logger.debug("train.compile = auto: steps are run as they are, since %s", reason)
+        return None
+    task.read_settings_from(process.device)
+    has_penalties = task.penalties is not None  # hooks inside the blocks
+    regions = None if has_penalties else Regions(model)
+    return FastStep(SessionStep(task, optimizer, forward, update, regions=regions))
 
 
 def is_capturable(optimizer: torch.optim.Optimizer) -> bool:

@@ -1,6 +1,6 @@
-"""Several processes: weights shared out by FSDP2, and batch norms that agree.
+"""Several processes: weights sharded by FSDP2, and batch norms that agree.
 
-Sharding is FSDP2's `fully_shard` on every block (Zhao et al. 2023, arXiv:2304.11277), with whole copies to look at and
+Sharding is FSDP2's `fully_shard` on every block (Zhao et al. 2023, arXiv:2304.11277), with whole copies to evaluate and
 to save; DDP, the default, needs none of it. Batch norms gather running statistics from the images of their own process;
 before an evaluation they are made equal, so that what is logged is what is saved.
 """
@@ -46,25 +46,20 @@ class Replica:
         return self.model
 
 
-def share_out(task: TrainingTask, config: Config, process: Process) -> Replica | None:
+def shard(task: TrainingTask, config: Config, process: Process) -> Replica | None:
     """Shard the task's model, and its average; None where the recipe does not ask, or there is no group."""
     if config.train.parallel != "fsdp" or not process.grouped:
         return None
     if config.train.clip_mode == "agc" and config.train.clip_grad is not None:
         raise ConfigError("train.clip_mode = agc looks at whole rows of weights; with train.parallel = fsdp use norm.")
-    model = bare(task)
-    _refuse_other_weights(task, model)
-    replica = Replica(model, process)
-    _shard(model, process)
-    if task.has_ema():
-        _shard(bare(task, ema=True), process)
-    return replica
-
-
-def _refuse_other_weights(task: TrainingTask, model: nn.Module) -> None:
-    trained = task.get_trainable_module()
+    model, trained = bare(task), task.get_trainable_module()
     if trained is not None and len(list(trained.parameters())) > len(list(model.parameters())):
         raise ConfigError("the task trains weights beside the model's; with it use train.parallel=ddp.")
+    replica = Replica(model, process)
+    _shard_blocks(model, process)
+    if task.has_ema():
+        _shard_blocks(bare(task, ema=True), process)
+    return replica
 
 
 def bare(task: TrainingTask, *, ema: bool = False) -> nn.Module:
@@ -77,7 +72,7 @@ def bare(task: TrainingTask, *, ema: bool = False) -> nn.Module:
 
 
 def full_weights(model: nn.Module) -> dict[str, Tensor]:
-    """A sharded model's whole weights on the first process, nothing on the others. Every process must ask."""
+    """A sharded model's whole weights on the first process, nothing on the others. Every process must call this."""
     weights: dict[str, Any] = dcp.get_model_state_dict(model, options=WHOLE)
     return weights
 
@@ -120,10 +115,10 @@ class PlainSync(_BatchNorm):
         if not self.training:
             return super().forward(input)
         axes = [axis for axis in range(input.ndim) if axis != 1]
-        count = _total(input.new_tensor(float(input.numel() // input.shape[1])))
-        mean = _total(input.sum(axes)) / count  # (C,)
+        count = _Total.apply(input.new_tensor(float(input.numel() // input.shape[1])))
+        mean = _Total.apply(input.sum(axes)) / count  # (C,)
         centred = input - _channels(mean, input)
-        variance = _total(centred.square().sum(axes)) / count
+        variance = _Total.apply(centred.square().sum(axes)) / count
         if self.track_running_stats:
             self._track(mean.detach(), variance.detach() * count / (count - 1))
         output = centred * _channels((variance + self.eps).rsqrt(), input)
@@ -172,11 +167,6 @@ class _Total(torch.autograd.Function):
         return _Total.forward(ctx, grads[0].contiguous())
 
 
-def _total(value: Tensor) -> Tensor:
-    total: Tensor = _Total.apply(value)
-    return total
-
-
 def _channels(values: Tensor, like: Tensor) -> Tensor:
     """(C,) in the second axis of `like`."""
     return values.view(1, -1, *[1] * (like.ndim - 2))
@@ -205,21 +195,17 @@ def agree_on_statistics(model: nn.Module, how: str, process: Process) -> None:
     statistics = [buffer for buffer in statistics_of(model) if buffer.is_floating_point()]
     if how == "none" or not process.grouped or not statistics:
         return
-    flat = _agreed(torch.cat([buffer.flatten().double() for buffer in statistics]), how, process)
+    flat = torch.cat([buffer.flatten().double() for buffer in statistics])
+    if how == "reduce":
+        flat = process.total(flat) / process.world_size
+    else:
+        torch.distributed.broadcast(flat, src=0)
     parts = flat.split([buffer.numel() for buffer in statistics])
     for buffer, part in zip(statistics, parts, strict=True):
         buffer.copy_(part.view_as(buffer))
 
 
-def _agreed(flat: Tensor, how: str, process: Process) -> Tensor:
-    """The mean over the processes, or the first one's."""
-    if how == "reduce":
-        return process.total(flat) / process.world_size
-    torch.distributed.broadcast(flat, src=0)
-    return flat
-
-
-def _shard(model: nn.Module, process: Process) -> None:
+def _shard_blocks(model: nn.Module, process: Process) -> None:
     """Each block of the outermost lists of blocks by itself, the rest as one."""
     mesh = init_device_mesh(process.device.type, (process.world_size,))
     for block in list(_blocks(inner(model))):

@@ -1,7 +1,7 @@
 """What a tracker is: it is opened with a run, shown all rows after every epoch, and closed.
 
-It gets all rows every time, because a run that goes on after a stop, or is rolled back, may take rows back: what
-was written must become what is true.
+It gets all rows every time, because a run that resumes after a stop, or is rolled back, may take rows back: what was
+written must become what is true.
 """
 
 from __future__ import annotations
@@ -19,29 +19,20 @@ class Tracker(Protocol):
     """One place where metrics go."""
 
     def open(self, folder: Path, config: dict[str, Any]) -> None:
-        """Begin, or go on; `config` is the resolved recipe without secrets.
-
-        `folder` is that of the run.
-        """
-        ...
+        """Start, or resume, in the `folder` of the run; `config` is the resolved recipe without secrets."""
 
     def log(self, rows: Sequence[Row]) -> None:
         """All `rows` so far, one per epoch; rows that are there already must not be there twice."""
-        ...
 
     def close(self) -> None:
         """No more rows in this process."""
-        ...
 
 
 trackers: Registry[Callable[..., Tracker]] = Registry("tracker", homes=["vitruvius.tracking"])
 
 
 class Trackers:
-    """All trackers of a run; without any it does nothing.
-
-    `members` are opened, shown rows and closed in their order.
-    """
+    """All trackers of a run; `members` are opened, shown rows and closed in their order."""
 
     def __init__(self, members: Sequence[Tracker] = ()) -> None:
         self.members = list(members)
@@ -49,17 +40,14 @@ class Trackers:
 
     @classmethod
     def of(cls, specs: Sequence[Any]) -> Trackers:
-        """From a recipe: `csv`, `wandb:mode=offline`, `{use: wandb, mode: offline}`; checked before anything begins.
+        """From the entries of a recipe's `tracking:`, checked before anything starts.
 
-        `specs` are the entries of its list `tracking:`.
+        `specs` are such as `csv`, `wandb:mode=offline`, `{use: wandb, mode: offline}`.
         """
         return cls([trackers.make(spec, where="tracking") for spec in specs])
 
     def open(self, folder: Path, config: dict[str, Any], rows: Sequence[Row]) -> None:
-        """All of them, up to the rows that a resumed run brings.
-
-        `folder` is that of the run; `config` the resolved recipe without secrets; `rows` those so far.
-        """
+        """All of them, up to the `rows` that a resumed run brings."""
         for member in self.members:
             member.open(folder, config)
             self._opened.append(member)

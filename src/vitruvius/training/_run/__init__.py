@@ -1,1 +1,0 @@
-"""The run folder: its files, the state a run resumes from, and when each is written."""

@@ -1,1 +1,0 @@
-"""What a sweep is made of: its masks, how runs are judged, runs side by side, the table."""

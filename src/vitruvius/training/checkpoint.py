@@ -1,0 +1,210 @@
+"""Checkpoints: everything a run needs to resume as if it had never stopped, in the middle of an epoch as well.
+
+Weights, their average, optimiser, schedule, scaler, what the task itself remembers, the place in the epoch with its
+half-made means, and all rows. Random streams need no place in it: see seeding.py. The state is written first, in one
+step; weights and metrics follow from it, so that a resume repairs what a crash at any point has left.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields
+from typing import Any
+
+from torch import Tensor
+
+from vitruvius._errors import RunError
+from vitruvius._signals import saving
+from vitruvius.data.identity import changes
+from vitruvius.surgery import inner
+from vitruvius.training.config import Keep
+from vitruvius.training.parallel import (
+    full_optimizer,
+    load_full,
+    load_full_optimizer,
+    load_statistics,
+    statistics_of,
+)
+from vitruvius.training.run_folder import KEPT, Run
+from vitruvius.training.session import Counters, Session
+
+logger = logging.getLogger(__name__)
+
+VERSION = 2
+Files = dict[str, tuple[dict[str, Tensor], dict[str, Any]]]  # name → weights and notes
+
+
+class Checkpoint:
+    """The state of a session in its run folder, and the files that follow from it. Every process calls its methods."""
+
+    def __init__(self, session: Session, run: Run) -> None:
+        self.session, self.run = session, run
+
+    def save(self) -> None:
+        """The state alone."""
+        with saving():
+            state = capture(self.session)
+            self.session.process.on_first(lambda: self._write(state))
+
+    def _write(self, state: dict[str, Any]) -> None:
+        self.run.save_state(state)
+        self.run.push()
+
+    def save_epoch(self) -> None:
+        """After an epoch: the state, the weights, the metrics."""
+        with saving():
+            state, files = capture(self.session), files_of(self.session)
+            self.session.process.on_first(lambda: self._write_epoch(state, files))
+
+    def _write_epoch(self, state: dict[str, Any], files: Files) -> None:
+        self.run.save_state(state)
+        self._publish(files)
+
+    def _publish(self, files: Files) -> None:
+        """Weights and metrics, the metrics last."""
+        for name, (weights, notes) in files.items():
+            self.run.save_weights(name, weights, **notes)
+        self.run.keep_epochs(epochs_to_keep(self.session.config.train.keep, self.session.rows))
+        self.run.save_metrics(self.session.rows)
+        self.run.push()
+
+    def save_calm(self) -> None:
+        """A state from a time without an alarm, for a rollback."""
+        state = capture(self.session)
+        self.session.process.on_first(lambda: self.run.save_calm(state))
+
+    def load_calm(self) -> bool:
+        """Go back to that state; whether there is one."""
+        state = self.session.process.on_first(self.run.load_calm)
+        if state is not None:
+            restore(self.session, state, str(self.run.folder))
+        return state is not None
+
+    def save_nonfinite(self, note: str) -> None:
+        """The record of a loss that is not a number: `note` is JSON text."""
+        state = capture(self.session)
+        self.session.process.on_first(lambda: self.run.save_nonfinite(note, state))
+
+    def resume(self) -> None:
+        """Go back to where the state was saved; files that a crash has kept from following it are written now."""
+        session, run = self.session, self.run
+        state = session.process.on_first(run.load_state)
+        if state is None:
+            return
+        session.process.on_first(lambda: self._check_data(state["data"]))
+        restore(session, state, str(run.folder))
+        if session.process.on_first(lambda: run.has_metrics(session.rows)):
+            return
+        # in the middle of an epoch the weights are not those of its start
+        files = files_of(session) if session.batch == 0 else {}
+        session.process.on_first(lambda: self._publish(files))
+
+    def _check_data(self, before: dict[str, Any]) -> None:
+        """Refuse, or mention, images that are not those the state was trained on."""
+        folder = self.run.folder
+        for role, identity in before.items():
+            now = self.session.data_identity.get(role, {})
+            differences = changes(identity, now)
+            if not differences:
+                continue
+            text = f"{folder}: the {role} have changed since the run stopped: {'; '.join(differences[:3])}."
+            if self.session.config.data.changed == "error":
+                raise RunError(
+                    f"{text} Put them back, choose another folder with out=…, or resume with data.changed=warn."
+                )
+            logger.warning("%s The run resumes with them (data.changed=warn).", text)
+
+
+def files_of(session: Session) -> Files:
+    """The weights that belong to the last finished epoch. Every process must call this."""
+    epoch = session.epoch - 1
+    files: Files = {"last": (session.weights(), {"epoch": epoch})}
+    if session.task.has_ema():
+        files["last_ema"] = (session.weights(ema=True), {"epoch": epoch})
+    if session.best_epoch == epoch:
+        weights = files["last_ema" if session.best_is_ema else "last"][0]
+        files["best"] = (weights, {"epoch": epoch, "accuracy": session.best, "ema": session.best_is_ema})
+    if epoch in epochs_to_keep(session.config.train.keep, session.rows):
+        files[f"{KEPT}/epoch_{epoch + 1:04d}"] = (files["last"][0], {"epoch": epoch})
+    return files
+
+
+def epochs_to_keep(keep: Keep, rows: list[dict[str, Any]]) -> set[int]:
+    """The epochs, counted from 0, whose weights `train.keep` wants, as far as the run has come."""
+    regular = {row["epoch"] for row in rows if keep.every and (row["epoch"] + 1) % keep.every == 0}
+    judged = [row for row in rows if "val_accuracy" in row]
+    judged.sort(key=lambda row: row.get("val_robust_accuracy", row["val_accuracy"]), reverse=True)
+    return regular | {row["epoch"] for row in judged[: keep.best]}
+
+
+def capture(session: Session) -> dict[str, Any]:
+    """The state after an update. Every process must call this; the first one's answer is whole."""
+    task, replica, process = session.task, session.replica, session.process
+    state: dict[str, Any] = {counter.name: getattr(session, counter.name) for counter in fields(Counters)}
+    optimizer = session.optimizer
+    state |= {
+        "version": VERSION,
+        "processes": process.world_size,
+        "means": session.means.state(),
+        "model": session.weights(),
+        "optimizer": optimizer.state_dict() if replica is None else full_optimizer(session.model, optimizer),
+        "scaler": session.scaler.state_dict(),
+        "plateau": None,
+        "task": process.gather(on_cpu(task.get_task_state())),
+        "rows": list(session.rows),
+        "data": session.data_identity,
+    }
+    plateau = getattr(session.scheduler, "lr_scheduler", None)  # timm's only schedule with a memory: torch's inside,
+    if plateau is not None:  # and the rate under the noise
+        state["plateau"] = {"inside": plateau.state_dict(), "restore_lr": session.scheduler.restore_lr}
+    if task.has_ema():
+        state["ema"] = session.weights(ema=True)
+        state["task_ema"] = on_cpu(task.get_task_state(ema=True))
+    if process.world_size > 1:  # running statistics, which processes do not share between evaluations
+        statistics = {"model": on_cpu(statistics_of(session.wrapped()))}
+        if task.has_ema():
+            statistics["ema"] = on_cpu(statistics_of(session.wrapped(ema=True)))
+        state["statistics"] = process.gather(statistics)
+    return state
+
+
+def restore(session: Session, state: dict[str, Any], source: str) -> None:
+    """Put a captured state back."""
+    task, replica, process = session.task, session.replica, session.process
+    if state["processes"] != process.world_size:
+        raise RunError(
+            f"{source} was trained by {state['processes']} process(es) and cannot be resumed by "
+            f"{process.world_size}: every update would see another number of images."
+        )
+    if state.get("version") != VERSION:
+        raise RunError(f"{source} was saved by another version of vitruvius and cannot resume. Choose another folder.")
+    for name in ("model", "ema") if task.has_ema() else ("model",):
+        model = inner(session.wrapped(ema=name == "ema"))
+        model.load_state_dict(state[name]) if replica is None else load_full(model, state[name])
+    if task.has_ema():
+        task.load_task_state(state["task_ema"] or None, ema=True)
+    if "statistics" in state:
+        for name, values in state["statistics"][process.rank].items():
+            load_statistics(session.wrapped(ema=name == "ema"), values)
+    task.load_task_state(state["task"][process.rank] or None)
+    if replica is None:
+        session.optimizer.load_state_dict(state["optimizer"])
+    else:
+        load_full_optimizer(session.model, session.optimizer, state["optimizer"])
+    session.scaler.load_state_dict(state["scaler"])
+    session.means.load(state["means"])
+    for counter in fields(Counters):
+        setattr(session, counter.name, state[counter.name])
+    session.rows = list(state["rows"])
+    if state["plateau"] is not None:
+        session.scheduler.lr_scheduler.load_state_dict(state["plateau"]["inside"])
+        session.scheduler.restore_lr = state["plateau"]["restore_lr"]
+
+
+def on_cpu(value: Any) -> Any:
+    """Tensors anywhere in a state, where every process can read them."""
+    if isinstance(value, dict):
+        return {key: on_cpu(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(on_cpu(item) for item in value)
+    return value.cpu() if isinstance(value, Tensor) else value

@@ -1,0 +1,124 @@
+"""How the runs of a sweep are judged, and the masks that they share.
+
+A run is judged when it is trained, and, where a plan says so, as it starts: the model before its first update, with
+pretrained weights, masks and auto-encoders in place, is kept as a run folder `start` inside the run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitruvius._errors import ConfigError, VitruviusError
+from vitruvius._files import Lock, RemoteCopy, atomic_write_text, is_url, local_path, save_tensors
+from vitruvius._processes import Process
+from vitruvius._secrets import redact
+from vitruvius._version import __version__
+from vitruvius._yaml import dump_yaml, to_plain
+from vitruvius.compression.command import cycles_of, maps_of_target, masks_of_maps, read_rules
+from vitruvius.evaluation.command import EvaluateOptions, evaluate_target, read_ball
+from vitruvius.evaluation.speed import measure_speed, save_speed
+from vitruvius.evaluation.threats import make_threats
+from vitruvius.targets import limit_images, local_run, open_target
+from vitruvius.training.config import Config, EvaluationPlan, MapsPlan, MaskPlan
+from vitruvius.training.session import open_session
+
+logger = logging.getLogger(__name__)
+
+
+def check_plans(plans: Sequence[EvaluationPlan]) -> None:
+    """Find a misspelt threat before hours of training; plugins may have brought some."""
+    for plan in plans:
+        limit_images(plan.images)
+        read_ball(plan.sanity)
+        if plan.speed < 0:
+            raise ConfigError(f"evaluate.speed = {plan.speed}, expected the images of a batch, or 0.")
+        for spec in plan.threats:
+            make_threats(spec, where="evaluate.threats")
+
+
+def keep_start(config: Config, plans: Sequence[EvaluationPlan], process: Process) -> None:
+    """Keep the model of a run as it starts, once, if one of its `plans` judges it."""
+    folder = _start_folder(config)
+    if not any(plan.start for plan in plans) or process.broadcast((folder / "config.yaml").is_file()):
+        return
+    session = open_session(config, process)
+    weights = {name: value.detach().cpu() for name, value in session.weights().items()}
+    recipe = redact({**to_plain(session.config), "out": str(folder)})
+
+    def write() -> None:
+        save_tensors(folder / "best.safetensors", weights, {"vitruvius": json.dumps(__version__)})
+        atomic_write_text(folder / "config.yaml", dump_yaml(recipe))  # last: a run folder is whole when it has one
+
+    process.on_first(write)
+
+
+def _start_folder(config: Config) -> Path:
+    folder = str(config.out)
+    return (local_path(folder) if is_url(folder) else Path(folder)) / "start"
+
+
+def judge(config: Config, plans: Sequence[EvaluationPlan], process: Process) -> None:
+    """Judge one run by its `plans`, in order; what is there already is not done again."""
+    folder = str(config.out)
+    for plan in plans:
+        target = _start_folder(config) if plan.start else Path(local_run(folder))
+        out = target / plan.out
+        # checks against masking are not kept image by image, so they are made once
+        sanity = None if (out / "sanity.json").is_file() else plan.sanity
+        options = EvaluateOptions(threats=plan.threats, images=plan.images, sanity=sanity)
+        evaluate_target(str(target), plan.overrides, options, str(out))
+        if process.first and plan.speed and not (out / "speed.json").is_file():
+            model = open_target(str(target), data_needed=False).model.to(process.device).eval()
+            save_speed(measure_speed(model, model.data_config["input_size"], batch_size=plan.speed), out / "speed.json")
+        if process.first and plan.cycles:
+            cycles_of(str(target))
+    if is_url(folder):
+        with Lock(folder):
+            RemoteCopy(folder, local_path(folder)).upload()
+
+
+# masks
+
+
+def check_masks(maps: MapsPlan | None, masks: Sequence[MaskPlan], source: str) -> None:
+    """Refuse masks without maps, maps without masks, and rules that are not known; `source` is the sweep file."""
+    if bool(masks) != (maps is not None):
+        raise ConfigError(f"{source}: maps and masks belong together; there is only one of them.")
+    for plan in masks:
+        read_rules(plan.rule)
+
+
+def check_trained(maps: MapsPlan) -> None:
+    """Refuse maps of a run that is not there."""
+    if not (Path(maps.of) / "config.yaml").is_file():
+        raise ConfigError(f"the masks of this sweep are made of the run {maps.of}, which is not there: train it first.")
+
+
+def needs_missing_masks(config: Config, masks: Sequence[MaskPlan]) -> bool:
+    """Whether a run names files of the sweep's `masks` that are not made yet."""
+    parts = [part for rule in config.attention for part in rule.parts if isinstance(part, dict)]
+    needed = {str(part.get("file")) for part in parts} | {config.gradual.masks if config.gradual else ""}
+    return any(plan.file in needed and not Path(plan.file).is_file() for plan in masks)
+
+
+def make_missing(maps: MapsPlan | None, masks: Sequence[MaskPlan], overrides: Sequence[str]) -> None:
+    """Maps and masks that are not there yet. Masks that cannot be made are logged, and only runs that need them fail.
+
+    `maps` and `masks` are those of the sweep; `overrides` are settings of the maps' run, `data.root=…`.
+    """
+    missing = [plan for plan in masks if not Path(plan.file).is_file()]
+    if maps is None or not missing:
+        return
+    check_trained(maps)
+    if not Path(maps.file).is_file():
+        logger.info("maps of %s", maps.of)
+        maps_of_target(maps.of, overrides, maps.file, images=maps.images)
+    for plan in missing:
+        logger.info("masks %s", plan.file)
+        try:
+            masks_of_maps(maps.file, plan.rule, plan.file, sparsity=plan.sparsity, of=maps.of, tiles=plan.tiles)
+        except VitruviusError as error:
+            logger.info("    failed: %s", " ".join(str(error).split()))

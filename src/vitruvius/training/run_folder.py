@@ -1,0 +1,299 @@
+"""A run folder: what was asked, what happened, and the weights. It is a model everywhere.
+
+config.yaml            the resolved recipe, with versions and seed
+state.pt               everything needed to resume; written first, the files below follow from it
+state.previous.pt      the state before that, should state.pt be damaged
+state.calm.pt          with `alarm: rollback`, the last state in which the alarm was silent
+last.safetensors       weights after the last finished epoch, and last_ema.safetensors: their running average, if kept
+kept/epoch_0010.safetensors   with `train.keep`, the weights after that epoch, counted from 1
+best.safetensors       the weights that did best on the images that choose
+metrics.jsonl          one line per epoch; written last
+nonfinite.json, .pt    of a run that was stopped by a non-finite loss: its batch, and the state then
+
+States are written whole, with a checksum: the sha256 of everything before it is the comment of the zip file that
+torch.save makes, so that torch.load reads the file as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitruvius._config import build
+from vitruvius._errors import CheckpointError, RunError
+from vitruvius._files import (
+    PREVIOUS,
+    STATE,
+    Lock,
+    RemoteCopy,
+    atomic_write_bytes,
+    atomic_write_text,
+    ensure_writable,
+    explained,
+    is_lock,
+    is_url,
+    local_path,
+    read_text,
+    save_tensors,
+    sweep,
+)
+from vitruvius._files import fetch as fetch  # a run at a URL, for whoever imports vitruvius.training
+from vitruvius._secrets import redact
+from vitruvius._version import __version__, versions
+from vitruvius._yaml import dump_yaml, read_yaml, to_plain
+from vitruvius.training.config import Config
+
+logger = logging.getLogger(__name__)
+
+CALM = "state.calm.pt"
+KEPT = "kept"  # folder of the weights that `train.keep` leaves
+CHECKSUM = 64  # digits of sha256, in hexadecimal
+COMMENT = CHECKSUM.to_bytes(2, "little")  # ends the zip file's last record: how long the comment is
+FREE = {  # what may change when a run resumes
+    "started",
+    "versions",
+    "out",
+    "data.root",
+    "data.download",
+    "data.mix.root",
+    "data.mix.download",
+    "data.workers",
+    "data.changed",
+    "data.eval_batch_size",
+    "train.device",
+    "train.save_every",
+    "train.save_minutes",
+    "train.keep",
+    "tracking",
+}
+
+
+class Run:
+    """One run folder on disk; of a remote one (an fsspec URL) the folder here, which is copied there after epochs.
+
+    `folder` is a path, or the URL of a remote folder.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.copy = RemoteCopy(str(folder), local_path(str(folder))) if is_url(folder) else None
+        self.folder = Path(folder) if self.copy is None else self.copy.folder
+        self.saved_updates: int | None = None  # of the newest state that this process knows
+        self._lock = Lock(self.folder)
+        self._made = False  # whether this process has made the folder
+        self._started = False
+
+    # the folder
+
+    def begin(self, config: Config) -> None:
+        """Make the folder, or recognise it as that of this very `config`; it is ours alone until `release`."""
+        self._made = not self.folder.exists()
+        try:
+            self._lock.take()
+            if self.copy is not None:
+                self.copy.download()
+            self.check(config)
+            ensure_writable(self.folder)
+            sweep(self.folder)
+            if not (self.folder / "config.yaml").exists():
+                started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+                stamped = dataclasses.replace(config, versions=versions(), started=started)
+                atomic_write_text(self.folder / "config.yaml", dump_yaml(redact(to_plain(stamped))))
+                self.push(required=True)
+        except BaseException:
+            self.release()
+            raise
+        self._started = True
+
+    def check(self, config: Config) -> None:
+        """Refuse a folder on this machine that holds the run of another recipe; nothing is written."""
+        file = self.folder / "config.yaml"
+        if not file.exists():
+            return
+        before = flatten(redact(to_plain(build(Config, read_yaml(file), source=str(file)))))
+        now = flatten(redact(to_plain(config)))
+        keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+        differing = [f"{key} was {before.get(key)}, now {now.get(key)}" for key in keys]
+        if not differing:
+            return
+        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        raise RunError(
+            f"{self.folder} holds a run of another recipe: {'; '.join(differing[:3])}{more}. "
+            "Choose another folder with out=…, or delete this one."
+        )
+
+    def release(self) -> None:
+        """Let other processes write to the folder again."""
+        self._lock.release()
+
+    def push(self, *, required: bool = False) -> None:
+        """Copy what has changed to the run's URL, if it has one.
+
+        required: whether a store that fails ends the run; by default the next save tries again.
+        """
+        if self.copy is not None:
+            self._lock.check()
+            self.copy.upload(required=required)
+
+    def abandon(self) -> None:
+        """Remove the folder if nothing has come of it: no state, nothing but the recipe."""
+        if not self._made or not self.folder.is_dir():
+            return
+        if [path.name for path in self.folder.iterdir() if not is_lock(path)] == ["config.yaml"]:
+            (self.folder / "config.yaml").unlink(missing_ok=True)
+            if self.copy is not None:
+                self.copy.forget()
+            self.release()
+            with contextlib.suppress(OSError):  # somebody has put a file there
+                self.folder.rmdir()
+
+    def describe_kept(self) -> str:
+        """What somebody who interrupts the run now will find, in a sentence."""
+        if self.saved_updates is not None:
+            return f"{self.folder} keeps the state of update {self.saved_updates}; the same command resumes from there."
+        if self.has_state():
+            return f"{self.folder} keeps the state that was saved before; the same command resumes from there."
+        return "nothing was saved yet; the same command starts again."
+
+    def _check_folder(self) -> None:
+        """Refuse to write to a folder that was moved, deleted or taken over since the run started in it."""
+        if self._started and not (self.folder / "config.yaml").exists():
+            raise RunError(
+                f"{self.folder} was moved or deleted while the run was writing to it: config.yaml is gone. Move it "
+                "back and call the same command again; it resumes from the last state in it."
+            )
+        self._lock.check()
+
+    # states
+
+    def has_state(self) -> bool:
+        """Whether a state has been saved."""
+        with explained(self.folder, "read"):
+            return (self.folder / STATE).exists() or (self.folder / PREVIOUS).exists()
+
+    def save_state(self, state: dict[str, Any]) -> None:
+        """A new state.pt; what was state.pt becomes state.previous.pt. Killed anywhere, one of them is whole."""
+        self._check_folder()
+        new = self.folder / ".state.pt.new.tmp"  # swept when a run resumes
+        atomic_write_bytes(new, add_checksum(state))
+        if (self.folder / STATE).exists():
+            (self.folder / STATE).replace(self.folder / PREVIOUS)
+        new.replace(self.folder / STATE)
+        self.saved_updates = state["updates"]
+
+    def load_state(self) -> dict[str, Any] | None:
+        """The newest whole state, or None where there is none at all; both damaged is an error."""
+        damaged: list[str] = []
+        for file in (self.folder / STATE, self.folder / PREVIOUS):
+            if not file.exists():
+                continue
+            try:
+                state = verify_checksum(file.read_bytes())
+            except Exception as error:  # whatever a broken file makes of the reader
+                damaged.append(f"{file.name} is damaged: {(str(error) or type(error).__name__).splitlines()[0]}")
+                continue
+            if damaged:
+                logger.warning("%s; resuming from %s.", damaged[0], file.name)
+                (self.folder / STATE).unlink()  # or the next save would put it in the place of the good one
+            self.saved_updates = state["updates"]
+            return state
+        if damaged:
+            raise CheckpointError(f"{self.folder}: {'; '.join(damaged)}. Delete {self.folder} to start this run again.")
+        return None
+
+    def save_calm(self, state: dict[str, Any]) -> None:
+        """Keep a `state` from a time without an alarm, for a rollback."""
+        self._check_folder()
+        atomic_write_bytes(self.folder / CALM, add_checksum(state))
+
+    def load_calm(self) -> dict[str, Any] | None:
+        """The state to come back to, if there is one."""
+        file = self.folder / CALM
+        return verify_checksum(file.read_bytes()) if file.exists() else None
+
+    def save_nonfinite(self, note: str, state: dict[str, Any]) -> None:
+        """What is known of a non-finite loss: `note` is JSON text, `state` that before the update."""
+        atomic_write_text(self.folder / "nonfinite.json", note)
+        atomic_write_bytes(self.folder / "nonfinite.pt", add_checksum(state))
+        self.push()
+
+    # weights and metrics
+
+    def save_weights(self, name: str, weights: dict[str, Tensor], **notes: Any) -> None:
+        """The inner model's own keys; plain timm can read them after `restore`.
+
+        `name` is that of the file without its ending; `notes` go into its head, as JSON.
+        """
+        metadata = {key: json.dumps(value) for key, value in {"vitruvius": __version__, **notes}.items()}
+        self._check_folder()
+        file = self.folder / f"{name}.safetensors"
+        file.parent.mkdir(exist_ok=True)
+        save_tensors(file, weights, metadata)
+
+    def keep_epochs(self, epochs: set[int]) -> None:
+        """Remove kept weights of epochs other than these, counted from 0."""
+        for epoch, file in kept_weights(self.folder).items():
+            if epoch - 1 not in epochs:
+                file.unlink()
+
+    def save_metrics(self, rows: list[dict[str, Any]]) -> None:
+        """All rows: none twice, none missing, whenever the run was stopped."""
+        self._check_folder()
+        atomic_write_text(self.folder / "metrics.jsonl", json_lines(rows))
+
+    def has_metrics(self, rows: list[dict[str, Any]]) -> bool:
+        """Whether the metrics are these `rows`, and so every file is as new as the state."""
+        file = self.folder / "metrics.jsonl"
+        return file.exists() and read_text(file) == json_lines(rows)
+
+
+def add_checksum(state: dict[str, Any]) -> bytes:
+    """A state as torch.save writes it, with a checksum at its end."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    data = buffer.getvalue()
+    assert data[-2:] == b"\0\0", "torch.save ends its file with a comment of its own"
+    body = data[:-2] + COMMENT
+    return body + hashlib.sha256(body).hexdigest().encode()
+
+
+def verify_checksum(data: bytes) -> dict[str, Any]:
+    """The state in such a file; ValueError says what is wrong with it."""
+    body = data[:-CHECKSUM]
+    if body[-2:] != COMMENT:
+        raise ValueError(f"its {len(data)} bytes do not end with a checksum")
+    if hashlib.sha256(body).hexdigest().encode() != data[-CHECKSUM:]:
+        raise ValueError("it does not match its checksum")
+    state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return state
+
+
+def kept_weights(run: str | Path) -> dict[int, Path]:
+    """The weights that `train.keep` has left in a run folder: epoch, counted from 1 → file."""
+    files = sorted((Path(run) / KEPT).glob("epoch_*.safetensors"))
+    return {int(file.stem.removeprefix("epoch_")): file for file in files}
+
+
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """`{"train": {"lr": 1}}` → `{"train.lr": 1}`, without what may change."""
+    if path in FREE:
+        return {}
+    if not isinstance(value, dict) or not value:
+        return {path: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= flatten(item, f"{path}.{key}".lstrip("."))
+    return flat
+
+
+def json_lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)

@@ -1,0 +1,441 @@
+"""Everything one training run works with, each part made from its section of the recipe."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
+from timm.scheduler import create_scheduler_v2
+from timm.task import TrainingTask
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from vitruvius._checks import device_of
+from vitruvius._errors import ConfigError
+from vitruvius._processes import Process
+from vitruvius._registry import read_spec
+from vitruvius.analysis import first_images
+from vitruvius.attention.low_rank import LowRank
+from vitruvius.data import Loader, eval_loader, held_out, make_mixup, train_loader
+from vitruvius.data.augmentation.mixup import Mixer
+from vitruvius.data.identity import Identity, identity_of
+from vitruvius.models import PixelModel, create_from_config, create_model
+from vitruvius.surgery import inner
+from vitruvius.surgery.calibrating import calibrate_low_rank
+from vitruvius.tasks import BatchDraws, Objective, evaluating, tasks
+from vitruvius.training._fast.session_step import FastStep
+from vitruvius.training.config import Config
+from vitruvius.training.losses import Means
+from vitruvius.training.parallel import (
+    Replica,
+    agree_on_statistics,
+    bare,
+    batch_norms,
+    full_weights,
+    shard,
+    synchronise_batch_norms,
+)
+
+logger = logging.getLogger(__name__)
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DEFAULT_RATE = 1e-3
+CALIBRATION_IMAGES = 512
+CALIBRATION_BATCH = 64
+
+
+@dataclass(kw_only=True)
+class Counters:
+    """How far a run has come; every field is saved with the state and restored when the run resumes."""
+
+    epoch: int = 0  # epochs done
+    batch: int = 0  # batches of this epoch done
+    updates: int = 0  # in the whole run
+    elapsed: float = 0.0  # seconds of training in this epoch
+    rate: float = 0.0  # learning rate of the last batch
+    skipped: int = 0  # updates of this epoch that were left out
+    best: float = float("-inf")  # accuracy of the best weights so far
+    best_epoch: int = -1
+    best_is_ema: bool = False  # whether the best weights are the running average
+    rows: list[dict[str, Any]] = field(default_factory=list)  # metrics, one row per epoch
+    alarms: int = 0
+    rollbacks: int = 0
+    group_nonfinite: bool = False  # whether a loss since the last update was not finite
+
+
+@dataclass(kw_only=True)
+class Session(Counters):
+    """Model, task, data and optimisation of one run, and how far it has come."""
+
+    config: Config
+    process: Process
+    model: PixelModel
+    task: Objective
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    scaler: torch.amp.GradScaler
+    train_loader: Loader
+    val_loader: Loader
+    mixer: Mixer | None
+    num_epochs: int
+    updates_per_epoch: int
+    means: Means
+    fast_step: FastStep | None  # compiled blocks and recorded steps, where that is safe
+    data_identity: dict[str, Identity]  # of the images trained on, and of those held out
+    replica: Replica | None  # where weights are sharded: a whole copy to evaluate
+
+    @property
+    def checks_every_loss(self) -> bool:
+        """Whether looking at every loss costs nothing: one process on a CPU."""
+        alone = self.process.world_size == 1 and self.process.device.type == "cpu"
+        return alone and self.config.train.nonfinite == "stop"
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        dtype = PRECISIONS.get(self.config.train.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.process.device.type, dtype)
+
+    def wrapped(self, *, ema: bool = False) -> nn.Module:
+        """The module that is trained (or its average), out of DDP and the compiler."""
+        return bare(self.task, ema=ema)
+
+    def eval_model(self, *, ema: bool = False) -> nn.Module:
+        """The module to evaluate, whole and unwrapped. Every process must call this."""
+        wrapped = self.wrapped(ema=ema)
+        return wrapped if self.replica is None else self.replica.like(wrapped)
+
+    def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        """The whole weights under their own names. Every process must call this."""
+        wrapped = inner(self.wrapped(ema=ema))
+        return wrapped.state_dict() if self.replica is None else full_weights(wrapped)
+
+    def agree_on_statistics(self) -> None:
+        """Make the running statistics of batch norms the same everywhere. Every process must call this."""
+        for ema in (False, True) if self.task.has_ema() else (False,):
+            agree_on_statistics(self.wrapped(ema=ema), self.config.train.dist_bn, self.process)
+
+
+def open_session(config: Config, process: Process, *, fresh: bool = True) -> Session:
+    """Data first, since it may be missing; then the model, the task and the optimiser.
+
+    A `fresh` session has no state to resume from: what is fitted to the data before training is fitted now.
+    """
+    config = with_rate(config, process.world_size)
+    loaders = make_loaders(config, process)
+    config = with_classes(config, loaders[0].num_classes)
+    model = make_model(config, process)
+    mean, std = model.statistics  # the normalisation that the model really uses: it is not in the weights
+    config = replace(config, model=replace(config.model, mean=mean, std=std))
+    if fresh:
+        calibrate(model, loaders[0], process)
+    task = make_task(config, model)
+    task.draws = BatchDraws(process.rank, process.world_size)
+    task.to(process.device)
+    if config.train.model_ema:
+        together = config.train.parallel != "fsdp"  # sharded weights and whole buffers are averaged one by one
+        task.setup_ema(decay=config.train.model_ema_decay, use_warmup=config.train.model_ema_warmup, foreach=together)
+    replica = shard(task, config, process)
+    optimizer = make_optimizer(config, model, task)
+    updates = updates_per_epoch(config, loaders[0], task)
+    scheduler, num_epochs = make_scheduler(config, optimizer, updates)
+    wrap(task, model, config, process)
+    role = "held-out images" if config.train.holdout else "validation images"
+    identity = process.on_first(
+        lambda: {"training images": identity_of(loaders[0]), role: identity_of(loaders[1])},
+    )
+    return Session(
+        config=config,
+        process=process,
+        model=model,
+        task=task,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        scaler=torch.amp.GradScaler(process.device.type, enabled=config.train.precision == "fp16"),
+        train_loader=loaders[0],
+        val_loader=loaders[1],
+        mixer=make_mixup(config.data, model.num_classes, seed=config.seed, rank=process.rank),
+        num_epochs=num_epochs,
+        updates_per_epoch=updates,
+        means=Means(process),
+        fast_step=None,
+        data_identity=identity,
+        replica=replica,
+    )
+
+
+def describe_session(session: Session) -> list[str]:
+    """`data digits: 1,294 images to train on, 143 held out, 10 classes`, and a line about the model."""
+    config, process, images = session.config, session.process, session.train_loader
+    role = "held out" if config.train.holdout else "for validation"
+    data = f"{images.num_images:,} images to train on, {session.val_loader.num_images:,} {role}"
+    model = f"{sum(p.numel() for p in session.model.parameters()):,} parameters on {process.device}"
+    if process.grouped:
+        backend = torch.distributed.get_backend()
+        model += f", {config.train.parallel} in a group of {process.world_size} by {backend}"
+    return [
+        f"data {config.data.dataset}: {data}, {images.num_classes:,} classes",
+        f"model {config.model.name}: {model}",
+    ]
+
+
+def with_rate(config: Config, world_size: int) -> Config:
+    """The recipe with its learning rate as a number: given, or scaled from a base rate to the global batch.
+
+    Linear: Goyal et al. 2017, arXiv:1706.02677; square root: Krizhevsky 2014, arXiv:1404.5997. The global batch is
+    images per process × processes × accumulated batches. Unless told otherwise the rule is timm's: the square root for
+    Adam- and LAMB-type optimisers, linear for others.
+    """
+    train = config.train
+    if train.lr_base is None:
+        return config if train.lr is not None else replace(config, train=replace(train, lr=DEFAULT_RATE))
+    batch = config.data.batch_size * world_size * train.grad_accum_steps
+    is_adaptive = any(name in train.opt.lower() for name in ("ada", "lamb"))
+    rule = train.lr_base_scale or ("sqrt" if is_adaptive else "linear")
+    ratio = batch / train.lr_base_size
+    rate = train.lr_base * (math.sqrt(ratio) if rule == "sqrt" else ratio)
+    if train.lr is not None and not math.isclose(train.lr, rate, rel_tol=1e-9):
+        raise ConfigError(
+            f"train.lr = {train.lr}, but train.lr_base = {train.lr_base} means {rate:.6g} for a global batch of "
+            f"{batch} ({rule}, base {train.lr_base_size}). Give one of the two."
+        )
+    logger.debug("learning rate %.6g: %s from %g at %d to %d", rate, rule, train.lr_base, train.lr_base_size, batch)
+    return replace(config, train=replace(train, lr=rate, lr_base_scale=rule))
+
+
+# data
+
+
+def preprocessing(config: Config) -> dict[str, Any]:
+    """Input size, interpolation and crop of the model, learned without allocating it."""
+    with torch.device("meta"):
+        model = create_model(config.model.name, **config.model.kwargs)
+    return model.data_config
+
+
+def make_loaders(config: Config, process: Process) -> tuple[Loader, Loader]:
+    """Training images, and those that choose the best weights: a held-out part, or the validation split."""
+    data = config.data
+    shares: dict[str, Any] = {"input_size": preprocessing(config), "device": process.device}
+    shares |= {"rank": process.rank, "world_size": process.world_size}
+    if not config.train.holdout:
+        return train_loader(data, seed=config.seed, **shares), eval_loader(data, **shares)
+    chosen = held_out(data, config.train.holdout, seed=config.seed)
+    train = train_loader(data, seed=config.seed, exclude=chosen, **shares)
+    return train, eval_loader(data, split=data.train_split, only=chosen, **shares)
+
+
+def selection_loader(session: Session, images: int | None, *, whole: bool = False) -> Loader:
+    """At most this many of the images that choose, a fixed random choice; `whole`: all of them on every process."""
+    config, process = session.config, session.process
+    shares: dict[str, Any] = {"input_size": preprocessing(config), "device": process.device}
+    if not whole:
+        shares |= {"rank": process.rank, "world_size": process.world_size}
+    if not config.train.holdout:
+        return eval_loader(replace(config.data, val_num_samples=images or config.data.val_num_samples), **shares)
+    chosen = held_out(config.data, config.train.holdout, seed=config.seed)
+    if images is not None and images < len(chosen):
+        generator = torch.Generator().manual_seed(config.seed)
+        chosen = chosen[torch.randperm(len(chosen), generator=generator)[:images].sort().values]
+    return eval_loader(config.data, split=config.data.train_split, only=chosen, **shares)
+
+
+def with_classes(config: Config, num_classes: int) -> Config:
+    """The recipe with the data's number of classes, unless it names one itself."""
+    named = config.model.kwargs.get("num_classes")
+    if named is None:
+        kwargs = {**config.model.kwargs, "num_classes": num_classes}
+        return replace(config, model=replace(config.model, kwargs=kwargs))
+    if named < num_classes:
+        raise ConfigError(f"model.kwargs.num_classes = {named}, but {config.data.dataset} has {num_classes} classes.")
+    return config
+
+
+# model and task
+
+
+def make_model(config: Config, process: Process) -> PixelModel:
+    """The recipe's model on this process's device."""
+    model = create_from_config(config.model, config.attention, init=config.init, seed=config.seed)
+    model.to(process.device)
+    if config.train.channels_last:
+        model.to(memory_format=torch.channels_last)
+    if config.train.sync_bn and process.world_size > 1:
+        synchronise_batch_norms(model)
+    if config.train.grad_checkpointing:
+        try:
+            model.model.set_grad_checkpointing()  # type: ignore[operator]
+        except (AttributeError, AssertionError):
+            raise ConfigError(f"train.grad_checkpointing = true, but {config.model.name} does not offer it.") from None
+    return model
+
+
+def calibrate(model: PixelModel, loader: Loader, process: Process) -> None:
+    """Fit the auto-encoders with `start: calibrated` to the dense model's attention maps on training images.
+
+    The first process does it, the others take its weights.
+    """
+    if not any(isinstance(part, LowRank) and part.start == "calibrated" for part in model.modules()):
+        return
+
+    def fitted() -> dict[str, Tensor]:
+        images = first_images(loader, CALIBRATION_IMAGES)
+        calibrate_low_rank(model, images.to(device_of(model)).split(CALIBRATION_BATCH))
+        return {name: value.detach().cpu() for name, value in model.state_dict().items()}
+
+    model.load_state_dict(process.on_first(fitted))
+
+
+def make_task(config: Config, model: nn.Module) -> Objective:
+    """The objective the recipe names; label smoothing is the data's unless the task says otherwise."""
+    name, settings = read_spec(config.task, where="task")
+    if "smoothing" in inspect.signature(tasks.get(name, where="task")).parameters:
+        settings.setdefault("smoothing", config.data.smoothing)
+    task = tasks.make({"use": name, **settings}, model, where="task")
+    if not isinstance(task, Objective):
+        raise ConfigError(f"task {name!r} makes a {type(task).__name__}; expected a vitruvius.tasks.Objective.")
+    return task
+
+
+def wrap(task: TrainingTask, model: PixelModel, config: Config, process: Process) -> None:
+    """The compiler, then the other processes, in the order that timm's tasks expect."""
+    if config.train.compile and config.train.compile != "auto":  # auto: see training/_fast
+        compile_task(task, config.train.compile, config.train.compile_mode)
+    if process.grouped and config.train.parallel == "ddp":
+        task.prepare_distributed(**ddp_settings(model, config, process))
+        # Have DDP let go of its reducer before the process group: attributes go in the order in which they came. A
+        # group that the reducer is the last to hold is freed with the GIL, waiting for gloo's thread, which may be
+        # waiting for the GIL: with torch 2.11 on CPUs, one run in a few never ended.
+        for module in task.modules():
+            if isinstance(module, nn.parallel.DistributedDataParallel):
+                vars(module)["group_held_to_the_end"] = module.process_group
+
+
+def compile_task(task: TrainingTask, how: bool | str, mode: str | None) -> None:
+    """torch.compile; `how` may name its backend."""
+    try:
+        task.compile(backend=how if isinstance(how, str) else "inductor", mode=mode)
+    except Exception as error:  # nothing is compiled yet: only the settings can be wrong
+        raise ConfigError(f"train.compile = {how!r} with compile_mode = {mode!r} cannot be used: {error}") from error
+
+
+def ddp_settings(model: PixelModel, config: Config, process: Process) -> dict[str, Any]:
+    """How DistributedDataParallel wraps a model."""
+    settings: dict[str, Any] = {"find_unused_parameters": bool(idle_parameters(model, config))}
+    if config.train.dist_bn == "reduce" and batch_norms(model):
+        # or the first process's images alone would count; older torch calls the setting broadcast_buffers
+        known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+        settings["forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"] = False
+    if process.device.type != "cpu":
+        settings["device_ids"] = [process.device]
+    return settings
+
+
+def idle_parameters(model: PixelModel, config: Config) -> list[str]:
+    """Weights that get no gradient, such as the norm of queries that a core discards; found by one backward pass."""
+    channels, height, width = model.data_config["input_size"]
+    data = config.data
+    shape = (2, data.in_chans or channels, data.image_size or height, data.image_size or width)
+    with evaluating(model), torch.enable_grad():
+        logits: Tensor = model(torch.full(shape, 0.5, device=device_of(model)))
+        logits.float().sum().backward()
+    idle = [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
+    model.zero_grad(set_to_none=True)
+    return idle
+
+
+# optimisation
+
+
+def make_optimizer(config: Config, model: nn.Module, task: TrainingTask) -> torch.optim.Optimizer:
+    """timm's optimiser of that name, with its parameter groups; frozen weights stay out of it."""
+    train = config.train
+    extras = {"eps": train.opt_eps, "betas": train.opt_betas, **fused_setting(train.opt, train.opt_kwargs, model)}
+    try:
+        optimizer = create_optimizer_v2(
+            inner(model),
+            opt=train.opt,
+            lr=train.lr,
+            weight_decay=train.weight_decay,
+            momentum=train.momentum,
+            filter_bias_and_bn=train.filter_bias_and_bn,
+            layer_decay=train.layer_decay,
+            layer_decay_min_scale=train.layer_decay_min_scale,
+            **{key: value for key, value in extras.items() if value is not None},
+            **train.opt_kwargs,
+        )
+    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+        raise ConfigError(f"train.opt = {train.opt!r} cannot be made: {error}") from error
+    # what a task trains besides the model, such as the projection of a feature distillation
+    of_model = {id(p) for p in model.parameters()}
+    trained: Any = task.get_trainable_module()
+    of_task = [p for p in trained.parameters() if p.requires_grad and id(p) not in of_model]
+    if of_task:
+        optimizer.add_param_group({"params": of_task, "weight_decay": train.weight_decay})
+    return optimizer
+
+
+def fused_setting(name: str, opt_kwargs: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """On an NVIDIA GPU, PyTorch's own optimisers update all weights in one launch unless the recipe says how.
+
+    An update of DeiT-Tiny in a hundred launches keeps the host longer than the GPU.
+    """
+    if not all(parameter.is_cuda for parameter in model.parameters()) or {"fused", "foreach"} & set(opt_kwargs):
+        return {}
+    if name not in list_optimizers():
+        return {}
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return {"fused": True} if can_fuse(get_optimizer_info(name).opt_class, sharded=sharded) else {}
+
+
+def can_fuse(optimizer_class: Any, *, sharded: bool) -> bool:
+    """Whether an optimiser has one kernel for all weights; for `sharded` ones (FSDP2) only Adam and AdamW have."""
+    if sharded and optimizer_class not in (torch.optim.Adam, torch.optim.AdamW):
+        return False
+    return optimizer_class.__module__.startswith("torch.") and "fused" in inspect.signature(optimizer_class).parameters
+
+
+def updates_per_epoch(config: Config, loader: Loader, task: Objective) -> int:
+    """Updates in an epoch; the last may see fewer batches. A task that replays its batches updates after each."""
+    every = config.train.grad_accum_steps
+    if task.replays > 1 and every > 1:
+        raise ConfigError(
+            f"train.grad_accum_steps = {every}, but the task replays every batch {task.replays} times; use 1."
+        )
+    return math.ceil(len(loader) / every) * task.replays
+
+
+def make_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates: int) -> tuple[Any, int]:
+    """timm's scheduler, moved by every update (or every epoch); and the number of epochs, cool-down included."""
+    train = config.train
+    with warnings.catch_warnings():  # timm does not save the counters of a plateau; the state of a run does
+        warnings.filterwarnings("ignore", "PlateauLRScheduler is deprecated", FutureWarning)
+        return create_scheduler_v2(
+            optimizer,
+            sched=train.sched,
+            num_epochs=train.epochs,
+            warmup_epochs=train.warmup_epochs,
+            warmup_lr=train.warmup_lr,
+            warmup_prefix=train.warmup_prefix,
+            min_lr=train.min_lr,
+            cooldown_epochs=train.cooldown_epochs,
+            decay_epochs=train.decay_epochs,
+            decay_milestones=list(train.decay_milestones),
+            decay_rate=train.decay_rate,
+            patience_epochs=train.patience_epochs,
+            noise=None if train.lr_noise is None else list(train.lr_noise),
+            noise_pct=train.lr_noise_pct,
+            noise_std=train.lr_noise_std,
+            noise_seed=config.seed,
+            cycle_mul=train.lr_cycle_mul,
+            cycle_decay=train.lr_cycle_decay,
+            cycle_limit=train.lr_cycle_limit,
+            k_decay=train.lr_k_decay,
+            step_on_epochs=train.sched == "plateau" or not train.sched_on_updates,
+            updates_per_epoch=updates,
+        )
