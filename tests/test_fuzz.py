@@ -19,7 +19,7 @@ from vitruvius._registry import Registry
 from vitruvius._yaml import parse_value, read_yaml
 from vitruvius.analysis._registry import analyses
 from vitruvius.analysis.explanations import explanations
-from vitruvius.attacks import attacks
+from vitruvius.attacks.base import attacks
 from vitruvius.attention import attentions
 from vitruvius.compression.rules import rules
 from vitruvius.corruptions._base import corruptions

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vitruvius._errors import ConfigError, UnknownName
-from vitruvius.attacks import attacks
+from vitruvius.attacks.base import attacks
 from vitruvius.attention import attentions
 from vitruvius.listing import (
     INDEX,

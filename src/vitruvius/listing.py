@@ -32,12 +32,6 @@ def registered(room: str, registry: str) -> list[Row]:
     return rows
 
 
-def attacks() -> list[Row]:
-    """Attacks that need a model and nothing else, and those of evaluation, which look inside it or at a second one."""
-    import_module("vitruvius.evaluation")
-    return registered("attacks", "attacks")
-
-
 def models() -> list[Row]:
     """The models under vitruvius/; their settings are timm's."""
     return [(name, "", doc) for name, _, doc in registered("models", "models")]
@@ -51,7 +45,7 @@ def told_by(room: str, function: str) -> list[Row]:
 
 KINDS: dict[str, Callable[[], list[Row]]] = {
     "analyses": partial(registered, "analysis", "analyses"),
-    "attacks": attacks,
+    "attacks": partial(registered, "attacks", "attacks"),
     "attentions": partial(registered, "attention", "attentions"),
     "bases": partial(registered, "init", "bases"),
     "checkpoints": partial(told_by, "converters.published", "describe_published"),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from looking import make_heads, make_site
 
+from vitruvius._dice import Dice
 from vitruvius.analysis._collect import Collector
 from vitruvius.analysis._items import has_padding, over_windows, real_groups
 from vitruvius.analysis._moments import Moments
@@ -15,7 +16,6 @@ from vitruvius.analysis._nulls import NULLS
 from vitruvius.analysis._registry import question
 from vitruvius.analysis._rows import Sample, judge
 from vitruvius.analysis.value_vectors import value_vectors
-from vitruvius.attacks import Dice
 from vitruvius.heads import Heads
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitruvius._checks import check_eval_mode
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.attacks import NORMS, Attack, attacks, check_inputs, disturb
+from vitruvius.attacks.base import NORMS, Attack, attacks, check_inputs, disturb
 
 SMALL: dict[str, dict[str, Any]] = {
     "apgd": {"steps": 6},

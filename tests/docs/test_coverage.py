@@ -13,7 +13,7 @@ from vitruvius._config import parse_spec
 from vitruvius._keys import Key
 from vitruvius._registry import Registry, signature_of
 from vitruvius.analysis import analyses
-from vitruvius.attacks import attacks
+from vitruvius.attacks.base import attacks
 from vitruvius.attention import attentions
 from vitruvius.cli import make_parser
 from vitruvius.compression.rules import rules

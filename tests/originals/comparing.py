@@ -18,7 +18,7 @@ import torch
 
 from vitruvius._config import split_use
 from vitruvius._yaml import read_yaml
-from vitruvius.attacks import attacks
+from vitruvius.attacks.base import attacks
 from vitruvius.attention import attentions
 from vitruvius.listing import recipes_folder
 from vitruvius.models import PixelModel, create_model

@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 from sklearn.datasets import load_digits
 
 from vitruvius.corruptions import BENCHMARK
-from vitruvius.evaluation import Ledger
-from vitruvius.evaluation._judging import read_logits
+from vitruvius.evaluation.base import read_logits
+from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.metrics import alexnet
 from vitruvius.evaluation.shift_report import reduce_entries
 from vitruvius.evaluation.threats import Entry

@@ -10,7 +10,8 @@ import torch
 
 from vitruvius._errors import RunError
 from vitruvius._files import save_tensors
-from vitruvius.evaluation import Report, Score
+from vitruvius.evaluation import Report
+from vitruvius.evaluation.result import Score
 from vitruvius.report import save_examples, write_page
 from vitruvius.report._runs import Run, read_runs
 

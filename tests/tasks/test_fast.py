@@ -9,7 +9,7 @@ from hardened import grad_of, small, some_digits
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import L2, LINF, Dice
+from vitruvius.attacks.base import L2, LINF, Dice
 from vitruvius.attacks.pgd import PGD
 from vitruvius.tasks.fast import METHODS, Fast, NoisyFGSM, misalignment
 from vitruvius.tasks.free import Free

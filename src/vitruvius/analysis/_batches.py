@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vitruvius._checks import Progress, check_pixels
+from vitruvius._dice import image_ids
 from vitruvius._errors import DataError
 from vitruvius._processes import Process
-from vitruvius.attacks import image_ids
 
 
 class Count:

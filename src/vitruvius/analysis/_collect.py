@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius._errors import UnsuitableSite
 from vitruvius.analysis._attended import Teller, in_float64
 from vitruvius.analysis._items import Group, finite_rows, gather_rows, over_windows, real_groups, rows_of
 from vitruvius.analysis._moments import Moments
 from vitruvius.analysis._registry import ModelAnalysis, Question, Statistics
 from vitruvius.analysis._threads import Threads
-from vitruvius.attacks import Dice
 from vitruvius.attention import Core
 from vitruvius.heads import Heads, Site
 

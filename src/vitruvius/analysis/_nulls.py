@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vitruvius.attacks import Dice
+from vitruvius._dice import Dice
 from vitruvius.heads import Heads
 
 

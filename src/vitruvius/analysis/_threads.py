@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import torch
 
+from vitruvius._dice import Dice
 from vitruvius.analysis._items import rows_of
 from vitruvius.analysis._nulls import NULLS
 from vitruvius.analysis._registry import Statistics
-from vitruvius.attacks import Dice
 from vitruvius.heads import Heads
 
 T = TypeVar("T")

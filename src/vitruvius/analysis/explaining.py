@@ -23,7 +23,7 @@ from vitruvius.analysis._registry import Question
 from vitruvius.analysis._rows import make_rows
 from vitruvius.analysis._table import Pictures, Table
 from vitruvius.analysis.explanations import Score, explain, explanations, score
-from vitruvius.attacks import Dice, disturb
+from vitruvius.attacks.base import Dice, disturb
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.surgery import inner
 

@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -24,11 +25,12 @@ from vitruvius._checks import check_labels, check_logits
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text, read_text
 from vitruvius._processes import Process
-from vitruvius.attacks import LINF, MARGIN, Ensemble, Norm, frozen, full_precision, loss_and_grad
 from vitruvius.attacks.adapters import FromAutoAttack
-from vitruvius.evaluation.findings import SLACK, Finding
-from vitruvius.evaluation.ledger import AFTER, DRAWS_RIGHT, Columns
+from vitruvius.attacks.base import LINF, MARGIN, Ensemble, Norm, frozen, full_precision, loss_and_grad
+from vitruvius.evaluation.base import DRAWS_RIGHT, Columns
+from vitruvius.evaluation.ledger import AFTER
 
+SLACK = 0.01  # share of images by which an order may be missed, and one image always
 IMAGES = 64  # looked at, of the first batches
 DRAWS = 10  # answers of a random model to each x'
 VANISHING = 0.01  # of the margin: a gradient that promises less for all pixels moved by 1 has vanished
@@ -38,6 +40,33 @@ PROMISE = 0.3  # part of the gradient's promise that a step must keep
 # 0.02 to 0.3 on an ImageNet classifier; inputs shattered by a sine, where eps is longer than its wave: 0.55 to 1.
 MISLED = 0.45
 RANDOMNESS = "randomness"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one check saw."""
+
+    name: str
+    passed: bool
+    sentence: str
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        verdict = "ok        " if self.passed else "suspicious"
+        return f"{verdict}  {self.name}: {self.sentence}{self._in_brackets()}"
+
+    def remark(self) -> str:
+        """What it says of a figure, in one sentence."""
+        return f"{self.name}: {self.sentence}{self._in_brackets()}."
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def _in_brackets(self) -> str:
+        if not self.numbers:
+            return ""
+        numbers = ", ".join(f"{key} {value:.4g}" for key, value in self.numbers.items())
+        return f" ({numbers})"
 
 
 class MaskingChecks:

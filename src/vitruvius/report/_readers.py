@@ -15,7 +15,7 @@ from vitruvius._errors import CheckpointError, ConfigError, DataError, RunError
 from vitruvius._files import load_tensors
 from vitruvius._secrets import redact
 from vitruvius._yaml import read_yaml
-from vitruvius.evaluation import ShiftReport, load_shift_report
+from vitruvius.evaluation.shift_report import ShiftReport, load_shift_report
 from vitruvius.report._numbers import number
 
 

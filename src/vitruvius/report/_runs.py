@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitruvius._errors import RunError
-from vitruvius.evaluation import ShiftReport
+from vitruvius.evaluation.shift_report import ShiftReport
 from vitruvius.report._examples import Examples, read_examples
 from vitruvius.report._numbers import interval, number
 from vitruvius.report._readers import read_config, read_epochs, read_json, read_maps, read_shifts, read_weight_counts

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitruvius._bar import Bar
 from vitruvius._checks import check_count
 from vitruvius._config import build, override
 from vitruvius._errors import DataError, VitruviusError
 from vitruvius._files import Lock, check_new_file
 from vitruvius._processes import choose_device
+from vitruvius._progress import Bar, part_of, scaled
 from vitruvius._yaml import read_yaml
-from vitruvius.attacks import StepProgress, watched_by
+from vitruvius.attacks.base import disturb
 from vitruvius.data import DataConfig, Loader, class_words, eval_loader, is_stream
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.models import create_from_config
@@ -124,9 +124,7 @@ def _record(target: Target, folder: str | Path, images: int, threat: Threat) -> 
     check_numbering(target, loader)
     x, y, ids = choose_pictures(loader, images)
     with Bar(f"attacking the pictures of {folder}") as bar:
-        tell = StepProgress(lambda share, words: bar(int(len(x) * share), len(x), f"{describe(threat)}, {words}"))
-        with watched_by(tell):
-            attacked = threat(model, x, y, ids=ids)  # type: ignore[call-arg]
+        attacked = disturb(threat, model, x, y, ids, part_of(scaled(bar, len(x)), 0, 0, describe(threat)))
     record_examples(
         folder,
         model,

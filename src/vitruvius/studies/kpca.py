@@ -70,7 +70,7 @@ def kpca(
             *analyses,
             images=len(subject.y),
             seed=seed,
-            progress=subject.progress,
+            progress=subject.progress,  # type: ignore[arg-type]
             facts={"model": subject.name},
         )
         table.save(subject.folder)

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitruvius._errors import ConfigError
 from vitruvius._keys import key
-from vitruvius.attacks import CE, Attack, Dice, Model, Norm, hard_labels, loss_and_grad
+from vitruvius.attacks.base import CE, Attack, Dice, Model, Norm, hard_labels, loss_and_grad
 from vitruvius.tasks._adversarial import AdversarialObjective
 from vitruvius.tasks._base import tasks
 from vitruvius.tasks._inner import Spec

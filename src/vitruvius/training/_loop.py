@@ -82,7 +82,7 @@ class Loop:
         last = session.epoch + 1 == session.num_epochs
         if last or (session.epoch + 1) % session.config.train.evaluate_every == 0:
             self.bar.looking(self.bar.held)
-            row |= self.selection.look(self.keeper.leave_while_looking)
+            row |= self.selection.look(self.keeper.leave_while_looking)  # type: ignore[arg-type]
         return row
 
     def _finish(self, row: dict[str, Any], *, final: bool) -> None:

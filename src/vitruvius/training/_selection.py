@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from vitruvius._checks import Progress
 from vitruvius._errors import ConfigError
+from vitruvius._progress import Progress, no_progress
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.data import Loader, eval_loader, held_out
-from vitruvius.evaluation import Threat, describe, evaluate, make_threat
+from vitruvius.evaluation import describe, evaluate, make_threat
+from vitruvius.evaluation.threats import Threat
 from vitruvius.training._build import preprocessing
 from vitruvius.training._session import Session
 
@@ -51,7 +52,7 @@ class Selection:
                 session.config.data.val_split,
             )
 
-    def look(self, progress: Progress | None = None) -> dict[str, float]:
+    def look(self, progress: Progress = no_progress) -> dict[str, float]:
         """Accuracy on the images that choose, of the weights and of their running average.
 
         progress: called after every batch; by default nobody is.
@@ -87,7 +88,7 @@ class Selection:
             return "accuracy"
         return "robust_accuracy"
 
-    def _look(self, ema: bool, progress: Progress | None) -> dict[str, float]:
+    def _look(self, ema: bool, progress: Progress) -> dict[str, float]:
         session = self.session
         model = session.eval_model(ema=ema).eval()
         threats: list[Threat] = []

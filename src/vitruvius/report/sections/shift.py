@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitruvius.evaluation import PartScore, ShiftReport
+from vitruvius.evaluation.shift_report import PartScore, ShiftReport
 from vitruvius.report._blocks import Block, Drawing
 from vitruvius.report._markup import inline_svg
 from vitruvius.report._names import run_keys, shift_names

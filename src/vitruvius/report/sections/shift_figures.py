@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
-from vitruvius.evaluation import ShiftReport
+from vitruvius.evaluation.shift_report import ShiftReport
 from vitruvius.report._runs import Run
 from vitruvius.report.style import figure_style, heat, new_axes
 

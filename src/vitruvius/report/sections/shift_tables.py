@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vitruvius._errors import DataError
-from vitruvius.evaluation import PartScore, ShiftReport
 from vitruvius.evaluation.metrics import CorruptionErrors, corruption_errors
+from vitruvius.evaluation.shift_report import PartScore, ShiftReport
 from vitruvius.report._blocks import Cell, Column, Table
 from vitruvius.report._numbers import DASH, interval, number, percent
 from vitruvius.report._runs import Run

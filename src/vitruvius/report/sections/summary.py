@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitruvius.evaluation import ShiftReport
+from vitruvius.evaluation.shift_report import ShiftReport
 from vitruvius.report._blocks import Block, Card, Cards, Note
 from vitruvius.report._names import describe_attention
 from vitruvius.report._numbers import duration, interval, number, percent
