@@ -9,13 +9,15 @@ import torch
 from attacked import digits_cnn, digits_vit, golden, labels_of, small_net, some_images
 from torch import Tensor, nn
 
+from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError, DataError, UnknownName
 from vitruvius.attacks._compiled import compile_model
 from vitruvius.attacks._lower_precision import Autocast, Bfloat16Copy, bfloat16_view
 from vitruvius.attacks._models import SurrogateGradient, frozen
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack, Cascade
-from vitruvius.attacks.base import CE, DLR, Dice, attacks
+from vitruvius.attacks.base import CE, attacks
+from vitruvius.attacks.losses import DLR
 from vitruvius.attacks.pgd import PGD
 
 

@@ -11,9 +11,10 @@ from attacked import GoldenNet, accuracy, digits_cnn, golden, labels_of, small_n
 from torch import nn
 
 from vitruvius.attacks._fab import BoundaryRules, Nearest, dual_length, project_to_plane, toward_target
-from vitruvius.attacks.base import L2, LINF, MARGIN, NORMS, Norm
+from vitruvius.attacks.base import LINF, MARGIN, Norm
 from vitruvius.attacks.fab import FAB
 from vitruvius.attacks.fab_targeted import FABTargeted
+from vitruvius.attacks.norms import L2, NORMS
 
 
 @pytest.mark.parametrize("norm", NORMS.values(), ids=str)

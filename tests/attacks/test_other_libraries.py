@@ -14,7 +14,7 @@ from attacked import accuracy, digits_cnn, digits_vit, labels_of, small_net, som
 from torch import Tensor, nn
 
 from vitruvius.attacks.adapters import FromFoolbox, FromTorchattacks, cross_check
-from vitruvius.attacks.base import L2, LINF, NORMS, Attack, Norm
+from vitruvius.attacks.base import LINF, Attack, Norm
 from vitruvius.attacks.carlini import Carlini
 from vitruvius.attacks.ddn import DDN
 from vitruvius.attacks.deepfool import DeepFool
@@ -22,6 +22,7 @@ from vitruvius.attacks.fab import FAB
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.momentum_fgsm import MIFGSM, NIFGSM
+from vitruvius.attacks.norms import L2, NORMS
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.transfer import Transfer
 

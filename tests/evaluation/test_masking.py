@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
-from vitruvius.attacks.base import NORMS, Attack
+from vitruvius.attacks.base import Attack
+from vitruvius.attacks.norms import NORMS
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.square import Square
 from vitruvius.data import DataConfig, eval_loader

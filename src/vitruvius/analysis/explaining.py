@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import Progress, check_eval_mode, device_of
+from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius._registry import Spec, read_spec
@@ -23,7 +24,7 @@ from vitruvius.analysis._registry import Question
 from vitruvius.analysis._rows import make_rows
 from vitruvius.analysis._table import Pictures, Table
 from vitruvius.analysis.explanations import Score, explain, explanations, score
-from vitruvius.attacks.base import Dice, disturb
+from vitruvius.attacks.base import disturb
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.surgery import inner
 

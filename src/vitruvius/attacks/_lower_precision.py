@@ -128,9 +128,7 @@ def widened(layer: type[nn.Module]) -> type[nn.Module]:
 
 
 def _lowered_tensor(tensor: Tensor) -> Tensor:
-    if tensor.is_floating_point():
-        return tensor.bfloat16()
-    return tensor
+    return tensor.bfloat16() if tensor.is_floating_point() else tensor
 
 
 _known: WeakKeyDictionary[nn.Module, dict[torch.Size, bool]] = WeakKeyDictionary()  # so that a model is measured once
@@ -160,10 +158,7 @@ def _measure(exact: nn.Module, view: nn.Module, x: Tensor, y: Tensor) -> bool:
 
 
 def pass_seconds(model: nn.Module, x: Tensor, y: Tensor, clock: Clock = time.perf_counter) -> float:
-    """Seconds of a gradient, the fastest of a few after warming up.
-
-    model: returns logits (B, K). x, y: a batch. clock: gives seconds; by default the wall clock.
-    """
+    """Seconds of a gradient, the fastest of a few after warming up."""
     fastest = torch.inf
     for number in range(WARM_UP + PASSES):
         _wait(x)

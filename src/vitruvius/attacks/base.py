@@ -21,41 +21,20 @@ from vitruvius._dice import Dice, image_ids
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._progress import Progress, no_progress
 from vitruvius._registry import Registry
-from vitruvius.attacks._models import (
-    LossAndGrad,
-    Searched,
-    SurrogateGradient,
-    check_answer,
-    frozen,
-    full_precision,
-    logits_in_batches,
-    loss_and_grad,
-    note_grad,
-    progress_of,
-    tell_step,
-    unwrapped,
-)
-from vitruvius.attacks.losses import CE, DLR, KL, MARGIN, Loss, as_loss, hard_labels
-from vitruvius.attacks.norms import L1, L2, LINF, NORMS, L2Norm, Norm, as_norm, per_image
+from vitruvius.attacks._models import Searched, SurrogateGradient, frozen, full_precision, loss_and_grad
+from vitruvius.attacks.losses import CE, KL, MARGIN, hard_labels
+from vitruvius.attacks.norms import LINF, Norm, as_norm
 
 __all__ = [
     "CE",
-    "DLR",
     "KL",
-    "L1",
-    "L2",
     "LINF",
     "MARGIN",
-    "NORMS",
     "ROBUST",
     "Attack",
     "Ball",
     "Cost",
-    "Dice",
     "Ensemble",
-    "L2Norm",
-    "Loss",
-    "LossAndGrad",
     "Model",
     "Norm",
     "Outcome",
@@ -63,25 +42,15 @@ __all__ = [
     "StageResult",
     "SurrogateGradient",
     "Threat",
-    "as_loss",
     "as_norm",
     "attacks",
-    "check_answer",
-    "check_eps",
     "check_inputs",
     "cost_of",
     "disturb",
     "frozen",
     "full_precision",
     "hard_labels",
-    "image_ids",
-    "logits_in_batches",
     "loss_and_grad",
-    "note_grad",
-    "per_image",
-    "progress_of",
-    "tell_step",
-    "unwrapped",
 ]
 
 Model: TypeAlias = Callable[[Tensor], Tensor]
