@@ -24,13 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvius.attacks import CE, LINF
+from vitruvius.attacks._auto_pgd import Ascent, AscentState
+from vitruvius.attacks._compiled import compile_model
+from vitruvius.attacks._lower_precision import Autocast, bfloat16_view
 from vitruvius.attacks._models import frozen, loss_and_grad
-from vitruvius.attacks._search.auto_pgd_step import Ascent, AscentState
-from vitruvius.attacks._views.compiled import compile_model
-from vitruvius.attacks._views.lower_precision import Autocast, bfloat16_view
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.base import CE, LINF
 
 STEPS = 100
 WAYS = ("exact", "fast", "exact+compile", "fast+compile")

@@ -29,8 +29,8 @@ from vitruvius._recipes import ZOO, zoo_folder
 from vitruvius._version import __version__
 from vitruvius._yaml import dump_yaml, read_yaml
 from vitruvius.corruptions import corruptions
-from vitruvius.evaluation import ShiftReport
 from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
+from vitruvius.evaluation.shift_report import ShiftReport
 from vitruvius.targets import find_checkpoint, hash_file, read_card
 
 WEIGHTS = "best.safetensors"

@@ -18,7 +18,7 @@ from vitruvius._errors import VitruviusError
 from vitruvius._registry import Registry, parse_spec
 from vitruvius._yaml import parse_value, read_yaml
 from vitruvius.analysis import analyses, explanations
-from vitruvius.attacks import attacks
+from vitruvius.attacks.base import attacks
 from vitruvius.attention import attentions
 from vitruvius.compression.rules import rules
 from vitruvius.corruptions.base import corruptions

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vitruvius._errors import ConfigError, UnknownName
-from vitruvius.attacks import attacks
+from vitruvius.attacks.base import attacks
 from vitruvius.attention import attentions
 from vitruvius.listing import KINDS, find_recipe, listing, plural_of, recipes, rows_of
 

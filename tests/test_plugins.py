@@ -11,7 +11,7 @@ import torch
 
 import vitruvius
 from vitruvius._registry import load_plugins
-from vitruvius.attacks import attacks
+from vitruvius.attacks.base import attacks
 from vitruvius.attention import attentions
 from vitruvius.listing import listing
 from vitruvius.surgery import _socket
@@ -61,7 +61,7 @@ class Louder(Stage):
 ATTACK = '''
 from dataclasses import dataclass
 
-from vitruvius.attacks import attacks
+from vitruvius.attacks.base import attacks
 
 
 @attacks.register("brighten")

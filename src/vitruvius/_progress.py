@@ -41,6 +41,28 @@ def no_progress(done: float, total: float | None, text: str = "", /) -> None:
     """Nobody watches."""
 
 
+def part_of(progress: Progress, before: float, after: float | None, text: str = "") -> Progress:
+    """The progress of a part of longer work.
+
+    `before` is done already, `after` follows (None: not known how much); `text` goes before the part's own.
+    """
+
+    def tell(done: float, total: float | None, own: str = "", /) -> None:
+        whole = None if total is None or after is None else before + total + after
+        progress(before + done, whole, ", ".join(words for words in (text, own) if words))
+
+    return no_progress if progress is no_progress else tell
+
+
+def scaled(progress: Progress, units: float) -> Progress:
+    """The progress of work that counts as so many `units`, whatever it is told in: 3 of 4 is three quarters of them."""
+
+    def tell(done: float, total: float | None, text: str = "", /) -> None:
+        progress(units * done / total if total else 0.0, units, text)
+
+    return no_progress if progress is no_progress else tell
+
+
 class Pace:
     """How fast a count rises, over the last two minutes."""
 

@@ -13,7 +13,9 @@ from vitruvius.attacks.pgd import PGD
 from vitruvius.compression import average_maps, save_maps
 from vitruvius.corruptions.base import corruption_grid
 from vitruvius.data import eval_loader
-from vitruvius.evaluation import Threat, data_settings, evaluate
+from vitruvius.evaluation import evaluate
+from vitruvius.evaluation.base import data_settings
+from vitruvius.evaluation.threats import Threat
 from vitruvius.listing import find_recipe
 from vitruvius.models import load_model
 from vitruvius.report import write_page

@@ -15,7 +15,7 @@ Row = tuple[str, str, str]  # name, settings, one line
 
 KINDS = {  # kind → its registry, or a function that lists it; only what is listed is imported
     "analyses": "analysis:analyses",
-    "attacks": "attacks:attacks",
+    "attacks": "attacks.base:attacks",
     "attentions": "attention:attentions",
     "bases": "init:bases",
     "checkpoints": "converters.published:describe_published",

@@ -10,15 +10,17 @@ import pytest
 import torch
 from attacked import GoldenNet, accuracy, digits_cnn, golden, labels_of, small_net, some_images
 
+from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import CE, DLR, L1, L2, LINF, Dice, Norm
-from vitruvius.attacks._losses import TARGETED_DLR
-from vitruvius.attacks._search.auto_pgd_step import Ascent, checkpoints
-from vitruvius.attacks._search.auto_pgd_step_l1 import SparseAscent, largest, moved_share
+from vitruvius.attacks._auto_pgd import Ascent, checkpoints
+from vitruvius.attacks._auto_pgd_l1 import SparseAscent, largest, moved_share
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.apgd_malt import APGDMalt
 from vitruvius.attacks.apgd_targeted import APGDTargeted
 from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.base import CE, LINF, Norm
+from vitruvius.attacks.losses import DLR, TARGETED_DLR
+from vitruvius.attacks.norms import L1, L2
 from vitruvius.attacks.pgd import PGD
 
 OBJECTIVES = {

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from attacked import golden
 
 from vitruvius._errors import UnknownName
-from vitruvius.attacks import CE, DLR, KL, MARGIN
-from vitruvius.attacks._losses import TARGETED_DLR, TARGETED_MARGIN, as_loss, as_targeted_loss
+from vitruvius.attacks.base import CE, KL, MARGIN
+from vitruvius.attacks.losses import DLR, TARGETED_DLR, TARGETED_MARGIN, as_loss, as_targeted_loss
 
 
 def test_dlr_is_the_released_one() -> None:

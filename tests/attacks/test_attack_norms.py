@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitruvius import attacks
+from vitruvius._dice import Dice
 from vitruvius._errors import UnknownName
-from vitruvius.attacks import L1, L2, LINF, NORMS, Dice, Norm, as_norm
-from vitruvius.attacks._search.auto_pgd_step_l1 import project_l1_box
+from vitruvius.attacks._auto_pgd_l1 import project_l1_box
+from vitruvius.attacks.base import LINF, Norm, as_norm
+from vitruvius.attacks.norms import L1, L2, NORMS, L2Norm
 
 each_norm = pytest.mark.parametrize("norm", NORMS.values(), ids=str)
 
@@ -66,7 +67,7 @@ def test_projection_is_the_nearest_point_of_the_ball(norm: Norm, seed: int, eps:
 
 def test_the_light_recipes_l2_arithmetic_is_torchs_renorm() -> None:
     delta = torch.randn(6, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    norm = attacks.L2Norm(floor=1e-10, slack=1e-7)
+    norm = L2Norm(floor=1e-10, slack=1e-7)
     torch.testing.assert_close(norm.project(delta, 2.5), delta.renorm(2, 0, 2.5), rtol=0, atol=1e-15)
 
 

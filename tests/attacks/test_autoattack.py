@@ -9,14 +9,15 @@ import torch
 from attacked import digits_cnn, digits_vit, golden, labels_of, small_net, some_images
 from torch import Tensor, nn
 
+from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError, DataError, UnknownName
-from vitruvius.attacks import CE, DLR, Dice, Outcome, StageResult, attacks
-from vitruvius.attacks._ensemble.cascade import Cascade
+from vitruvius.attacks._compiled import compile_model
+from vitruvius.attacks._lower_precision import Autocast, Bfloat16Copy, bfloat16_view
 from vitruvius.attacks._models import SurrogateGradient, frozen
-from vitruvius.attacks._views.compiled import compile_model
-from vitruvius.attacks._views.lower_precision import Autocast, Bfloat16Copy, bfloat16_view
 from vitruvius.attacks.apgd import APGD
-from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.autoattack import AutoAttack, Cascade
+from vitruvius.attacks.base import CE, attacks
+from vitruvius.attacks.losses import DLR
 from vitruvius.attacks.pgd import PGD
 
 
@@ -174,16 +175,16 @@ def test_auto_searches_in_bfloat16_where_that_pays(
     net, x, y = digits_cnn()
     monkeypatch.setattr("vitruvius.attacks.autoattack.bfloat16_pays", lambda *_: pays)
     attack = AutoAttack(eps=0.01, precision="auto", batch_size=10, version="custom", attacks=(APGD(eps=0.01, steps=5),))
-    cascade = Cascade(net, x[:10], y[:10], torch.arange(10), 10)
     with torch.no_grad(), frozen(net):
-        attack._run_fast(cascade, net, x[:10], 10)  # as on a GPU
-    assert [stage.label for stage in cascade.outcome().stages[1:]][: len(labels)] == labels
+        cascade = Cascade(net, x[:10], y[:10], torch.arange(10), 10)
+        attack._run_fast(cascade)  # as on a GPU
+    assert [stage.label for stage in cascade.outcome.stages[1:]][: len(labels)] == labels
 
 
 @pytest.mark.parametrize(
     ("name", "norm"), [("apgd-ce", "linf"), ("apgd-ce", "l1"), ("apgd-t", "l2"), ("fab-t", "linf"), ("square", "linf")]
 )
-def test_polishing_is_short_and_stays_in_the_ball(name: str, norm: str) -> None:
+def test_refining_is_short_and_stays_in_the_ball(name: str, norm: str) -> None:
     net, x, y = digits_cnn()
     x, y, eps = x[:6], y[:6], {"linf": 0.15, "l2": 1.0, "l1": 4.0}[norm]
     ((_, attack),) = AutoAttack(eps=eps, norm=norm, version="custom", attacks=(name,)).stages()
@@ -195,7 +196,7 @@ def test_polishing_is_short_and_stays_in_the_ball(name: str, norm: str) -> None:
         calls.append(len(x))
         return net(x)
 
-    moved = attack.polish(counted, x, y, dice, start)
+    moved = attack.refine(counted, x, y, dice, start)
     assert float(attack.norm.length(moved - x).max()) <= eps + 1e-6
     assert len(calls) <= {"apgd-ce": 11, "apgd-t": 100, "fab-t": 181, "square": 500}[name]
 
@@ -305,14 +306,3 @@ def test_autoattack_is_a_threat_that_returns_images() -> None:
     y = labels_of(net, x)
     attack = AutoAttack(eps=0.3, version="custom", attacks=("apgd-ce",))
     assert torch.equal(attack(net, x, y), attack.run(net, x, y).x)
-
-
-def test_the_old_names_of_an_outcome_still_work_and_warn() -> None:
-    stage = StageResult("clean", "exact", 2, 1, 0.0)
-    outcome = Outcome(torch.zeros(2, 1), torch.tensor([-1, 0]), (stage,))
-    with pytest.warns(DeprecationWarning, match="Outcome.standing is now called robust"):
-        assert outcome.standing.tolist() == [True, False]
-    with pytest.warns(DeprecationWarning, match="Outcome.fallen_by is now called broken_by"):
-        assert outcome.fallen_by.tolist() == [-1, 0]
-    with pytest.warns(DeprecationWarning, match="StageResult.fallen is now called broken"):
-        assert stage.fallen == 1

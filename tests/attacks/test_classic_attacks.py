@@ -9,13 +9,14 @@ import torch
 from attacked import accuracy, digits_cnn, labels_of, small_net, some_images
 from torch import Tensor, nn
 
-from vitruvius.attacks import L2, LINF, MARGIN, Norm
-from vitruvius.attacks._search.fab_step import dual_length
+from vitruvius.attacks._fab import dual_length
+from vitruvius.attacks.base import LINF, MARGIN, Norm
 from vitruvius.attacks.carlini import Carlini
 from vitruvius.attacks.ddn import DDN
 from vitruvius.attacks.deepfool import DeepFool
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.momentum_fgsm import MIFGSM, NIFGSM
+from vitruvius.attacks.norms import L2
 from vitruvius.attacks.pgd import PGD
 
 

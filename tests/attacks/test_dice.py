@@ -6,7 +6,7 @@ import pytest
 import torch
 from attacked import some_images
 
-from vitruvius.attacks import Dice, image_ids
+from vitruvius._dice import Dice, image_ids
 
 
 def test_numbers_of_an_image_do_not_depend_on_its_batch() -> None:

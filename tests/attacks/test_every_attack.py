@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from vitruvius._checks import check_eval_mode
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.attacks import NORMS, Attack, attacks, check_inputs, disturb
+from vitruvius.attacks.base import Attack, attacks, check_inputs, disturb
+from vitruvius.attacks.norms import NORMS
 
 SMALL: dict[str, dict[str, Any]] = {
     "apgd": {"steps": 6},

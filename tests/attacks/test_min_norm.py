@@ -7,12 +7,14 @@ import torch
 from attacked import accuracy, digits_cnn, labels_of, small_net, some_images
 from torch import Tensor, nn
 
-from vitruvius.attacks import L2, LINF, MARGIN, Dice, Norm
-from vitruvius.attacks._search.fab_step import dual_length
+from vitruvius._dice import Dice
+from vitruvius.attacks._fab import dual_length
 from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.base import LINF, MARGIN, Norm
 from vitruvius.attacks.carlini import Carlini
 from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.noise import GaussianNoise, UniformNoise
+from vitruvius.attacks.norms import L2
 from vitruvius.attacks.spsa import SPSA
 
 

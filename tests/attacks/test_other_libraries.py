@@ -13,8 +13,8 @@ import torch
 from attacked import accuracy, digits_cnn, digits_vit, labels_of, small_net, some_images
 from torch import Tensor, nn
 
-from vitruvius.attacks import L2, LINF, NORMS, Attack, Norm
 from vitruvius.attacks.adapters import FromFoolbox, FromTorchattacks, cross_check
+from vitruvius.attacks.base import LINF, Attack, Norm
 from vitruvius.attacks.carlini import Carlini
 from vitruvius.attacks.ddn import DDN
 from vitruvius.attacks.deepfool import DeepFool
@@ -22,8 +22,9 @@ from vitruvius.attacks.fab import FAB
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.momentum_fgsm import MIFGSM, NIFGSM
+from vitruvius.attacks.norms import L2, NORMS
 from vitruvius.attacks.pgd import PGD
-from vitruvius.evaluation import Transfer
+from vitruvius.attacks.transfer import Transfer
 
 EPS = 0.15
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs

@@ -10,9 +10,10 @@ from attacked import GoldenNet, accuracy, digits_cnn, digits_vit, golden, labels
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, UnknownName
-from vitruvius.attacks import CE, KL, L2, LINF, L2Norm
+from vitruvius.attacks.base import CE, KL, LINF
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.noise import UniformNoise
+from vitruvius.attacks.norms import L2, L2Norm
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.targeted_pgd import TARGETS, TargetedPGD
 
@@ -122,7 +123,7 @@ def test_targeted_pgd_raises_its_target_which_is_never_the_label(target: str) ->
 
 
 def test_random_targets_are_spread_over_all_other_classes() -> None:
-    from vitruvius.attacks import Dice
+    from vitruvius._dice import Dice
 
     y = torch.full((3000,), 2)
     chosen = TARGETS["random"](torch.zeros(3000, 5), y, Dice(torch.arange(3000)))

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from vitruvius.attacks import CE
+from vitruvius.attacks._cuda_graphs import PAYS, GraphedModel, padded_size, with_cuda_graphs
 from vitruvius.attacks._models import loss_and_grad, unwrapped
-from vitruvius.attacks._views.cuda_graphs import PAYS, GraphedModel, padded_size, with_cuda_graphs
 from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.base import CE
 
 
 class Repeats:

@@ -11,7 +11,7 @@ from attacked import digits_cnn, digits_vit
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import as_norm
+from vitruvius.attacks.base import as_norm
 from vitruvius.evaluation.masking import look as look_for_masks
 from vitruvius.evaluation.sanity import Finding, Sanity
 
@@ -20,12 +20,10 @@ def by_name(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.name: finding for finding in findings}
 
 
-def look(
-    model: nn.Module, surrogate: nn.Module | None = None, *, count: int = 24, queries: int = 40, **more: Any
-) -> dict[str, Finding]:
+def look(model: nn.Module, *, count: int = 24, queries: int = 40, **more: Any) -> dict[str, Finding]:
     _, x, y = digits_cnn()
     settings = {"eps": 0.2, "steps": 20, "eot_iterations": 3, "long_queries": 0, "hops": 0} | more
-    plan = Sanity(queries=queries, surrogate=surrogate, **settings)
+    plan = Sanity(queries=queries, **settings)
     return by_name(plan(model.eval(), x[:count], y[:count]))
 
 
@@ -56,10 +54,10 @@ def test_a_staircase_is_caught_by_black_box_unbounded_and_the_surrogate() -> Non
         def forward(self, x: Tensor) -> Tensor:
             return (64 * net(x)).round() / 64 + 0 * x.sum()
 
-    findings = look(Staircase(), surrogate=net, queries=300)
-    for name in ("zero gradients", "unbounded", "black box", "transfer", "adaptive"):
+    findings = look(Staircase(), twins={"plain": net}, queries=300)
+    for name in ("zero gradients", "unbounded", "black box", "transfer (plain)", "adaptive (plain)"):
         assert not findings[name].passed, name
-    assert findings["adaptive"].numbers["images only it breaks"] >= 5
+    assert findings["adaptive (plain)"].numbers["images only it breaks"] >= 5
 
 
 def test_randomness_is_noticed_and_answered_with_averaged_gradients() -> None:
@@ -81,9 +79,9 @@ def test_randomness_is_noticed_and_answered_with_averaged_gradients() -> None:
 
 def test_an_honest_model_is_not_hurt_more_through_itself() -> None:
     net = digits_cnn()[0]
-    findings = look(net, surrogate=net)
-    assert findings["transfer"].passed
-    assert findings["adaptive"].passed
+    findings = look(net, twins={"plain": net})
+    assert findings["transfer (plain)"].passed
+    assert findings["adaptive (plain)"].passed
 
 
 @pytest.mark.parametrize("make", [digits_cnn, digits_vit])

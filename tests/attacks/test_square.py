@@ -9,11 +9,12 @@ import torch
 from attacked import GoldenNet, accuracy, digits_cnn, golden
 from torch import Tensor, nn
 
+from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import L1, L2, Dice, Norm
-from vitruvius.attacks._search.square_proposals import SquareDraws, paint, share, spans, square_sides
-from vitruvius.attacks._search.square_proposals_l2 import bump, bump_proposals
+from vitruvius.attacks._square_proposals import SquareDraws, bump, bump_proposals, paint, share, spans, square_sides
+from vitruvius.attacks.base import Norm
 from vitruvius.attacks.noise import UniformNoise
+from vitruvius.attacks.norms import L1, L2
 from vitruvius.attacks.square import Square, unsearched
 
 

@@ -11,14 +11,13 @@ import torch
 from attacked import digits_cnn, digits_vit, labels_of, small_net, some_images
 from torch import Tensor, nn
 
-from vitruvius.attacks import Dice
-from vitruvius.attacks._models import VerifiedView, unwrapped, verifier_of
-from vitruvius.attacks._search.auto_pgd import AutoPGD
-from vitruvius.attacks._search.auto_pgd_step import Ascent, take_step
-from vitruvius.attacks._search.best_so_far import BestSoFar, take_chunk
-from vitruvius.attacks._views import choice
-from vitruvius.attacks._views.compiled import CompiledModel, CompiledStep, compile_model
-from vitruvius.attacks._views.lower_precision import Bfloat16Copy, first_layer_of
+from vitruvius._dice import Dice
+from vitruvius.attacks import _lower_precision
+from vitruvius.attacks._auto_pgd import Ascent, AutoPGD, take_step
+from vitruvius.attacks._batching import BestSoFar, take_chunk
+from vitruvius.attacks._compiled import CompiledModel, CompiledStep, compile_model
+from vitruvius.attacks._lower_precision import Bfloat16Copy, first_layer_of
+from vitruvius.attacks._models import Searched, unwrapped
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.apgd_targeted import APGDTargeted
 from vitruvius.attacks.autoattack import AutoAttack
@@ -88,21 +87,22 @@ def test_a_search_in_a_view_goes_on_until_the_judge_is_fooled(norm: str) -> None
     x, y, eps = x[:20], y[:20], {"linf": 0.2, "l2": 1.5, "l1": 8.0}[norm]
 
     attack, view = APGD(eps=eps, norm=norm, steps=15), Counting(net)
-    assert torch.equal(attack(VerifiedView(view, net).eval(), x, y), attack(net, x, y))
+    dice = attack.dice(torch.arange(20))
+    with torch.no_grad():
+        assert torch.equal(attack.search(Searched(view, y, verifier=net), x, y, dice), attack.search(net, x, y, dice))
     never = Counting(lambda x: torch.nn.functional.one_hot(torch.zeros(len(x), dtype=torch.long), 10).float())
-    stubborn = VerifiedView(Counting(net), never).eval()
+    asked = Counting(net)
     zeros = torch.zeros_like(y)
-    attack(stubborn, x, zeros)  # what is never confirmed ends with its steps
-    assert stubborn.inner.asked == 20 * 16 if norm != "l1" else stubborn.inner.asked > 0
+    with torch.no_grad():
+        attack.search(Searched(asked, zeros, verifier=never), x, zeros, dice)
+    assert asked.asked == 20 * 16 if norm != "l1" else asked.asked > 0  # what is never confirmed ends with its steps
 
 
-def test_who_judges_and_who_is_plain() -> None:
-    net, view = small_net(), small_net(seed=1)
-    judged = VerifiedView(CompiledModel(view), net)
-    assert verifier_of(judged) is net
-    assert verifier_of(net) is None
-    assert unwrapped(judged) is view
-    assert compile_model(judged, torch.rand(2, 3, 6, 6)) is judged  # not twice
+def test_a_model_is_found_inside_its_wrappers_and_compiled_once() -> None:
+    view = small_net(seed=1)
+    compiled = CompiledModel(view)
+    assert unwrapped(Searched(compiled, torch.zeros(2))) is view
+    assert compile_model(compiled, torch.rand(2, 3, 6, 6)) is compiled
 
 
 @pytest.mark.parametrize("attack", [APGD(eps=0.1, steps=12), APGD(eps=0.5, norm="l2", steps=12), PGD(eps=0.1)], ids=str)
@@ -170,7 +170,7 @@ def test_targets_that_are_tried_together_end_as_they_would_one_after_the_other(a
 def test_later_attempts_count_only_where_all_before_them_failed() -> None:
     best, rows = BestSoFar(torch.zeros(3, 1)), torch.tensor([0, 2])
     points, fooled = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([True, False, True, True])
-    best.offer_in_turn(rows, points, fooled, torch.tensor([0.0, 0.0, 9.0, 9.0]))
+    best.offer_attempts(rows, points, fooled, torch.tensor([0.0, 0.0, 9.0, 9.0]))
     assert best.x.flatten().tolist() == [1.0, 0.0, 4.0]
     assert take_chunk([1, 2, 3, 4, 5], room=10, images=4) == ([1, 2], [3, 4, 5])
     assert take_chunk([1, 2], room=3, images=4) == ([1], [2])
@@ -205,12 +205,14 @@ def test_bfloat16_pays_where_its_passes_take_less_than_half_the_time(
     ticks: float, pays: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(choice, "pass_seconds", functools.partial(choice.pass_seconds, clock=lambda: clock[0]))
+    monkeypatch.setattr(
+        _lower_precision, "pass_seconds", functools.partial(_lower_precision.pass_seconds, clock=lambda: clock[0])
+    )
     exact, view = Slow(clock, 1.0), Slow(clock, ticks)
     x, y = torch.rand(2, 3, 4, 4), torch.tensor([0, 1])
     with caplog.at_level("INFO"):
-        assert choice.bfloat16_pays(exact, exact, view, x, y) == pays
+        assert _lower_precision.bfloat16_pays(exact, exact, view, x, y) == pays
     assert f"takes 1000.00 ms in float32, {1000 * ticks:.2f} in bfloat16" in caplog.text
     spent = clock[0]
-    assert choice.bfloat16_pays(exact, exact, view, x, y) == pays
+    assert _lower_precision.bfloat16_pays(exact, exact, view, x, y) == pays
     assert clock[0] == spent  # a model is measured once

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import vitruvius.attacks
-from vitruvius.attacks.apgd import APGD
-from vitruvius.attacks.apgd_targeted import APGDTargeted
+import vitruvius
+from vitruvius._dice import Dice
+from vitruvius.attacks import APGD, APGDTargeted
 
-ROOM = Path(vitruvius.attacks.__file__).parent
+PACKAGE = Path(vitruvius.__file__).parent
 
 
 class Tracing(nn.Module):
@@ -33,8 +33,8 @@ class Tracing(nn.Module):
 
     def _note(self, frame: Any, event: str, argument: object) -> None:
         path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(ROOM.parent):
-            self.files.add(path.relative_to(ROOM.parent))
+        if path.is_relative_to(PACKAGE):
+            self.files.add(path.relative_to(PACKAGE))
 
 
 ATTACKS = [APGD(eps=1e-4), APGD(eps=1e-3, norm="l1"), APGDTargeted(eps=1e-4)]
@@ -47,7 +47,7 @@ def test_one_step_of_auto_pgd_is_followed_in_at_most_six_files(attack: APGD) -> 
     with torch.no_grad():
         y = model.linear(x.flatten(1)).argmax(1)
     try:
-        attack.search(model, x, y, vitruvius.attacks.Dice(torch.arange(2)))
+        attack.search(model, x, y, Dice(torch.arange(2)))
     finally:
         sys.setprofile(None)
     assert model.calls > 3

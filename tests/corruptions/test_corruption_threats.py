@@ -12,20 +12,13 @@ from PIL import Image
 
 import vitruvius
 from vitruvius._errors import ConfigError, UnknownName
-from vitruvius.attacks import Attack
+from vitruvius.attacks.base import Attack
 from vitruvius.cli import main
 from vitruvius.corruptions.base import BENCHMARK, EXTRA, corruption_grid, corruptions
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.evaluation import (
-    Report,
-    ShiftReport,
-    describe,
-    evaluate,
-    evaluate_shift,
-    load_shift_report,
-    make_threat,
-    make_threats,
-)
+from vitruvius.evaluation import Report, describe, evaluate, evaluate_shift, make_threat
+from vitruvius.evaluation.shift_report import ShiftReport, load_shift_report
+from vitruvius.evaluation.threats import make_threats
 from vitruvius.report import write_page
 from vitruvius.shifts import open_shift
 

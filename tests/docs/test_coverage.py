@@ -11,7 +11,7 @@ import pytest
 
 from vitruvius._registry import Registry, parse_spec, signature_of
 from vitruvius.analysis import analyses
-from vitruvius.attacks import attacks
+from vitruvius.attacks.base import attacks
 from vitruvius.attention import attentions
 from vitruvius.cli import make_parser
 from vitruvius.compression.rules import rules

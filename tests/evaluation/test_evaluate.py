@@ -21,9 +21,11 @@ from vitruvius.attacks.fab import FAB
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.pgd import PGD
-from vitruvius.evaluation import corruption_report, describe, evaluate, load_shift_report, wilson
+from vitruvius.evaluation import describe, evaluate
 from vitruvius.evaluation._text import shorten_labels
 from vitruvius.evaluation.metrics import Baseline
+from vitruvius.evaluation.result import wilson
+from vitruvius.evaluation.shift_report import corruption_report, load_shift_report
 
 
 def test_the_numbers_are_those_of_a_slow_loop() -> None:

@@ -13,14 +13,12 @@ import torch
 from rich.console import Console
 
 import vitruvius
-from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError
-from vitruvius.attacks._search import watch
+from vitruvius._progress import Bar
 from vitruvius.attention import part
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.evaluation.examination import examine, make_twins, plain_surrogate
-from vitruvius.evaluation.sanity import Sanity
+from vitruvius.evaluation.sanity import Sanity, examine, make_twins
 
 NAME = "vitruvius/vit_digits"
 
@@ -28,8 +26,7 @@ NAME = "vitruvius/vit_digits"
 def test_the_surrogate_of_rpc_is_symmetric_softmax_with_the_same_weights() -> None:
     model = vitruvius.create_model(NAME, depth=2)
     vitruvius.rewire(model, part("rpc", iterations=3), where="blocks.1.attn")
-    surrogate = plain_surrogate(model)
-    assert surrogate is not None
+    surrogate = make_twins(model)["plain"]
     expected = vitruvius.create_model(NAME, depth=2)
     vitruvius.rewire(expected, "symmetric", where="blocks.1.attn")
     x = torch.rand(2, 3, 8, 8)
@@ -38,7 +35,7 @@ def test_the_surrogate_of_rpc_is_symmetric_softmax_with_the_same_weights() -> No
 
 
 def test_a_model_without_rpc_needs_no_surrogate() -> None:
-    assert plain_surrogate(vitruvius.create_model(NAME, depth=1)) is None
+    assert make_twins(vitruvius.create_model(NAME, depth=1)) == {}
 
 
 @pytest.fixture
@@ -50,16 +47,15 @@ def no_long_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_long_search")
 @pytest.mark.parametrize(
-    ("words", "eps"), [("l2:0.5", "l2 eps 0.25"), ("L1:10", "l1 eps 5.0"), ("linf:8/255", "eps 4/255")]
+    ("norm", "eps", "half"), [("l2", 0.5, "l2 eps 0.25"), ("L1", 10, "l1 eps 5.0"), ("linf", 8 / 255, "eps 4/255")]
 )
-def test_the_checks_take_every_norm(words: str, eps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = ["evaluate", NAME, "data.dataset=digits", "data.val_num_samples=2", "model.kwargs.depth=1", "device=cpu"]
-    assert main([*target, "--sanity", words, "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert f"({eps} " in printed
-    names = [finding["name"] for finding in json.loads((tmp_path / "sanity.json").read_text())]
-    assert "longer black box" in names
-    assert ("decision based" in names) == ("l1" not in words.lower())  # HopSkipJump knows linf and l2
+def test_the_checks_take_every_norm(norm: str, eps: float, half: str) -> None:
+    net = vitruvius.create_model(NAME, depth=1).eval()
+    loader = eval_loader(DataConfig(val_num_samples=2), input_size=net.data_config)
+    findings = {finding.name: finding for finding in examine(net, loader, eps, norm=norm)}
+    assert half in findings["larger radius"].numbers
+    assert "longer black box" in findings
+    assert ("decision based" in findings) == (norm != "L1")  # HopSkipJump knows linf and l2
 
 
 @pytest.mark.usefixtures("no_long_search")
@@ -99,7 +95,7 @@ def test_findings_do_not_depend_on_how_many_images_are_looked_at_at_once() -> No
     model = vitruvius.create_model(NAME, depth=2).eval()
     vitruvius.rewire(model, part("rpc", iterations=2), where="blocks.1.attn")
     x, y = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 3, 4, 4, 9])
-    plan = Sanity(eps=8 / 255, steps=6, queries=20, long_queries=30, hops=2, surrogate=plain_surrogate(model))
+    plan = Sanity(eps=8 / 255, steps=6, queries=20, long_queries=30, hops=2, twins=make_twins(model))
     sizes: list[int] = []
     handle = model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
     few = replace(plan, batch_size=2)(model, x, y)
@@ -155,25 +151,22 @@ def test_a_model_in_half_precision_is_attacked_through_float32() -> None:
 
 
 @pytest.mark.usefixtures("no_long_search")
-def test_whoever_waits_hears_which_check_is_made_how_far_it_is_and_what_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(watch, "PAUSE", 0.0)
+def test_progress_says_which_check_is_made_how_far_it_is_and_what_is_left() -> None:
     console = Console(file=io.StringIO(), force_terminal=False, width=160)
     told: list[str] = []
     with Bar("checking", console=console) as bar:
 
-        def progress(done: int, total: int | None, /, words: str = "") -> None:
-            bar(done, total, words)
+        def progress(done: float, total: float | None, text: str = "", /) -> None:
+            bar(done, total, text)
             told.append(bar.sentence())
 
-        progress.pace = bar.pace  # type: ignore[attr-defined]
         net = vitruvius.create_model(NAME, depth=1).eval()
         data = DataConfig(val_num_samples=16, batch_size=8)
         loader = eval_loader(data, input_size=net.data_config)
         examine(net, loader, 8 / 255, images=16, progress=progress)
-    pattern = r"checking: \d+/1\d, more steps, batch 2 of 2, step \d+ of \d+, \d+ of 16 images robust .+ left"
+    pattern = r"checking: \d+/1\d, more steps, batch 2 of 2, \d+ of 16 images robust .+, step \d+ of \d+, .+ left"
     assert any(re.fullmatch(pattern, line) for line in told), told[:40]
+    assert [line for line in told if not line.startswith("checking: ")] == []
     names = dict.fromkeys(line.split(", ")[1] for line in told)
     assert list(names)[:2] == ["white box", "first look"]
     assert {"black box", "longer black box", "decision based"} <= set(names)

@@ -18,7 +18,8 @@ from families import FAMILIES, Family
 from small_run import small_run
 from vitruvius._errors import RunError
 from vitruvius.cli import main
-from vitruvius.evaluation import evaluate, settings_fingerprint
+from vitruvius.evaluation import evaluate
+from vitruvius.evaluation.base import settings_fingerprint
 
 FGSM = "fgsm:eps=4/255"
 

@@ -16,8 +16,9 @@ from vitruvius._processes import process_group
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attention import part
-from vitruvius.evaluation import Ledger, _judging, data_settings, describe, evaluate, fingerprint, load_ledger
-from vitruvius.evaluation._subject import settings_fingerprint
+from vitruvius.evaluation import _evaluate, describe, evaluate, load_ledger
+from vitruvius.evaluation.base import data_settings, fingerprint, settings_fingerprint
+from vitruvius.evaluation.ledger import Ledger
 
 SPECS = ["clean", *map(describe, THREATS)]
 
@@ -43,7 +44,7 @@ def assert_same_rows(one: Path, other: Path, *, atol: float = 0.0) -> None:
 
 def answers_until(monkeypatch: pytest.MonkeyPatch, calls: int) -> list[int]:
     """Let the model answer so often, then pull the plug; how many images it was asked about."""
-    answer, asked = _judging.answer, []
+    answer, asked = _evaluate.answer, []
 
     def answering(*arguments: Any) -> Any:
         if len(asked) == calls:
@@ -51,7 +52,7 @@ def answers_until(monkeypatch: pytest.MonkeyPatch, calls: int) -> list[int]:
         asked.append(len(arguments[1]))
         return answer(*arguments)
 
-    monkeypatch.setattr(_judging, "answer", answering)
+    monkeypatch.setattr(_evaluate, "answer", answering)
     return asked
 
 
@@ -170,7 +171,7 @@ def test_the_ledger_of_something_else_is_refused(
     before = {path: path.read_bytes() for path in undisturbed.iterdir() if path.is_file()}
     with pytest.raises(RunError, match=f"holds the ledger of another evaluation: .*{letter}") as caught:
         evaluate(other, data, THREATS, folder=undisturbed, signature=signature)
-    assert "Choose another folder (--out), or begin anew (--fresh" in str(caught.value)
+    assert "Choose another folder (--out), or start again (--fresh" in str(caught.value)
     assert {path: path.read_bytes() for path in undisturbed.iterdir() if path.is_file()} == before
 
 
@@ -246,36 +247,6 @@ def test_one_file_reads_back_to_the_same_columns(tmp_path: Path) -> None:
     assert load_ledger(tmp_path).keys() == {"a/b(c=1/2)"}
     assert columns["id"].tolist() == [1, 2, 3]
     assert columns["correct"].tolist() == [False, True, True]  # the first word about an image counts
-
-
-def test_a_ledger_of_an_older_version_is_read_and_goes_on_with_its_columns(tmp_path: Path) -> None:
-    old = Ledger(tmp_path)
-    old.claim({}, [])
-    old.add("clean", {"id": torch.tensor([1, 2]), "confidence": torch.tensor([0.5, 0.6])})
-    again = Ledger(tmp_path)
-    again.read()
-    again.add("clean", {"id": torch.tensor([3]), "confidence": torch.tensor([0.7]), "energy": torch.tensor([4.0])})
-    rows = again.rows("clean")
-    assert set(rows) == {"id", "confidence"}
-    assert rows["id"].tolist() == [1, 2, 3]
-
-
-def test_rows_of_an_attack_whose_defaults_have_changed_are_refused(tmp_path: Path) -> None:
-    import json
-
-    model, batches = (
-        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2)).eval(),
-        [(torch.rand(2, 3, 1, 1), torch.tensor([0, 1]))],
-    )
-    attack = PGD(eps=0.1, steps=7)
-    evaluate(model, batches, [attack], folder=tmp_path)
-    file = tmp_path / "ledger.json"
-    known = json.loads(file.read_text())
-    assert [threat.pop("revision") for threat in known["threats"]] == [1, 2]  # as version 0.1 wrote it
-    file.write_text(json.dumps(known))
-    with pytest.raises(RunError, match=r"rows of pgd\(eps=0.1, steps=7\) made by an earlier form"):
-        evaluate(model, batches, [attack], folder=tmp_path)
-    evaluate(model, batches, [PGD(eps=0.1, steps=7, step_size=0.02)], folder=tmp_path)
 
 
 def test_a_false_start_killed_before_its_first_image_locks_nothing(tmp_path: Path) -> None:

@@ -12,13 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvius.attacks import NORMS, Attack
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.base import Attack
+from vitruvius.attacks.norms import NORMS
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.square import Square
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.evaluation import Ledger, Report, evaluate
+from vitruvius.evaluation import Report, evaluate
+from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.masking import DRAWS, MaskingChecks, calls_autograd, look, stage_findings
 from vitruvius.evaluation.robustbench import benchmark
 from vitruvius.models import create_model
@@ -311,9 +313,12 @@ def test_the_page_shows_no_masked_model_without_its_finding(
     assert f"{MASKS[mask]}: " in text  # the remark
 
 
-def test_findings_are_told_before_the_attack_begins(honest: dict[str, nn.Module]) -> None:
-    news: list[str] = []
-    evaluate(Masked(probabilities(honest["cnn"])), batches(), [QUICK], on_news=news.append)
+def test_findings_are_told_before_the_attack_begins(
+    honest: dict[str, nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("DEBUG", "vitruvius.evaluation"):
+        evaluate(Masked(probabilities(honest["cnn"])), batches(), [QUICK])
+    news = [record.getMessage() for record in caplog.records]
     told = next(place for place, line in enumerate(news) if line.startswith("doubtful: probabilities"))
     attacked = next(place for place, line in enumerate(news) if line.startswith("autoattack"))
     assert told < attacked

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 import vitruvius
 from families import FAMILIES, Family
+from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError, DataError, UnsuitableSite
-from vitruvius.attacks import Dice, attacks
-from vitruvius.evaluation import PatchFool, evaluate, make_threat
-from vitruvius.evaluation.patch_fool import attacked_layers, patch_mask, token_sites, without_conflict
+from vitruvius.attacks.base import attacks
+from vitruvius.attacks.patch_fool import PatchFool, attacked_layers, patch_mask, token_sites, without_conflict
+from vitruvius.evaluation import evaluate, make_threat
 from vitruvius.surgery.recording import map_of
 
 

@@ -21,10 +21,11 @@ from vitruvius._imagenet import imagenet_classes, subset_columns
 from vitruvius._processes import process_group
 from vitruvius.data import DataConfig
 from vitruvius.data.preprocessing import eval_transform, resolve
-from vitruvius.evaluation import evaluate_shift, load_shift_report
+from vitruvius.evaluation import evaluate_shift
 from vitruvius.evaluation import shift as room
 from vitruvius.evaluation.metrics import Baseline, EqualWidth, alexnet, detect, expected_error
 from vitruvius.evaluation.shift import shift_loader
+from vitruvius.evaluation.shift_report import load_shift_report
 from vitruvius.shifts import open_shift
 
 DATA = DataConfig(batch_size=4, workers=0)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitruvius
-from vitruvius.attacks import MARGIN, loss_and_grad
+from vitruvius.attacks.base import MARGIN, loss_and_grad
 from vitruvius.evaluation.sanity import Finding, Sanity
 from vitruvius.evaluation.straight_through import InFloat64, StraightThrough, modules_without_gradient
 

@@ -11,7 +11,8 @@ from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.pgd import PGD
 from vitruvius.cli import main
-from vitruvius.evaluation import evaluate, make_threat, make_threats
+from vitruvius.evaluation import evaluate, make_threat
+from vitruvius.evaluation.threats import make_threats
 
 
 def test_norms_and_losses_are_words_on_the_command_line() -> None:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import vitruvius
 from small_run import small_run
 from vitruvius._errors import ConfigError, DataError, UnknownName
-from vitruvius.attacks import CE, LINF, loss_and_grad
+from vitruvius.attacks.base import CE, LINF, loss_and_grad
 from vitruvius.attacks.pgd import PGD
+from vitruvius.attacks.transfer import Source, Transfer
 from vitruvius.cli import main
-from vitruvius.evaluation import Transfer, describe, evaluate, make_threat
-from vitruvius.evaluation.transfer import Source
+from vitruvius.evaluation import describe, evaluate, make_threat
 
 NAME = "vitruvius/vit_digits"
 

@@ -18,7 +18,7 @@ import torch
 
 from vitruvius._registry import read_spec
 from vitruvius._yaml import read_yaml
-from vitruvius.attacks import attacks
+from vitruvius.attacks.base import attacks
 from vitruvius.attention import attentions
 from vitruvius.listing import recipes_folder
 from vitruvius.models import PixelModel, create_model

@@ -20,8 +20,8 @@ from sklearn.datasets import load_digits
 
 from vitruvius.analysis.recording import Examples, SiteMaps, save_examples
 from vitruvius.corruptions.base import BENCHMARK
-from vitruvius.evaluation import Ledger
-from vitruvius.evaluation._judging import read_logits
+from vitruvius.evaluation.base import read_logits
+from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.metrics import alexnet
 from vitruvius.evaluation.shift_report import reduce_entries
 from vitruvius.evaluation.threats import Entry

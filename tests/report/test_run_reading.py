@@ -12,7 +12,8 @@ import torch
 from vitruvius._errors import RunError
 from vitruvius._files import save_tensors
 from vitruvius.analysis.recording import Examples, SiteMaps, save_examples
-from vitruvius.evaluation import Report, Score
+from vitruvius.evaluation import Report
+from vitruvius.evaluation.result import Score
 from vitruvius.report import write_page
 from vitruvius.report.run import Run, read_runs
 

@@ -11,8 +11,8 @@ import pytest
 from fake_run import write_run
 from html_page import read_page
 
-from vitruvius.evaluation import ShiftReport
 from vitruvius.evaluation.metrics import corruption_errors
+from vitruvius.evaluation.shift_report import ShiftReport
 from vitruvius.report import write_page
 from vitruvius.report.blocks import Drawing, Table
 from vitruvius.report.run import Run, read_runs

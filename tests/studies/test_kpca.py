@@ -14,8 +14,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from small_run import small_run
-from vitruvius._bar import Bar
 from vitruvius._errors import DataError
+from vitruvius._progress import Bar
 from vitruvius.analysis import NULLS, Table, read_rows
 from vitruvius.analysis.shipped import read_shipped_folder
 from vitruvius.studies import kpca, study

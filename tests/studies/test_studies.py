@@ -14,9 +14,8 @@ import torch
 import vitruvius
 from shift_layouts import write_pictures
 from small_run import small_run
-from vitruvius import _bar
+from vitruvius import _progress
 from vitruvius._errors import ConfigError, DataError, RunError, UnknownName
-from vitruvius.attacks._search import watch
 from vitruvius.attacks.pgd import PGD
 from vitruvius.cli.look import show_row
 from vitruvius.data import DataConfig, eval_loader
@@ -246,7 +245,7 @@ def test_rows_of_other_images_labels_or_settings_are_refused(
 @pytest.mark.parametrize(
     ("name", "settings", "said"),
     [
-        ("attack-convergence", {"steps": [0, 60], "seeds": [0], "points": 4}, r"\d+/100, row 1, step \d+ of 60"),
+        ("attack-convergence", {"steps": [0, 60], "seeds": [0], "points": 4}, r"\d+/60, row 1, step \d+ of 60"),
         (
             "eps-sweep",
             {"eps": [0.1], "threat": "pgd:steps=60"},
@@ -262,8 +261,7 @@ def test_whoever_waits_hears_how_far_a_study_is(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(_bar, "EVERY", 0.02)
-    monkeypatch.setattr(watch, "PAUSE", 0.0)
+    monkeypatch.setattr(_progress, "EVERY", 0.02)
     study(name, [MODEL], {**FEW, **settings}, tmp_path)
     assert re.search(rf"studying {MODEL}: {said}, .+ left", capsys.readouterr().err)
 

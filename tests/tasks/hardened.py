@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vitruvius.attacks import L2Norm
+from vitruvius.attacks.norms import L2Norm
 from vitruvius.attacks.pgd import PGD
 from vitruvius.models import PixelModel, create_model
 

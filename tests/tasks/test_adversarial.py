@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.attacks import attacks
+from vitruvius.attacks.base import attacks
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attention import part
 from vitruvius.tasks import batch_norm_frozen, evaluating, tasks

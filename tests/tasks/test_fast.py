@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from hardened import grad_of, small, some_digits
 from torch import Tensor, nn
 
+from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import L2, LINF, Dice
+from vitruvius.attacks.base import LINF
+from vitruvius.attacks.norms import L2
 from vitruvius.attacks.pgd import PGD
 from vitruvius.tasks.fast import METHODS, Fast, NoisyFGSM, misalignment
 from vitruvius.tasks.free import Free

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import check_eval_mode, check_model, check_pixels, check_seed, device_of
+from vitruvius._dice import image_ids
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius._progress import Progress, no_progress
@@ -24,7 +25,6 @@ from vitruvius.analysis.collecting import Collector, threads
 from vitruvius.analysis.explaining import ATTACK, Explainer
 from vitruvius.analysis.explanations import explanations
 from vitruvius.analysis.table import Table, join_tables
-from vitruvius.attacks import image_ids
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.heads import Heads, Site
 from vitruvius.surgery import Where, inner, record, survey

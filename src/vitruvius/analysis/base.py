@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius._errors import DataError, UnsuitableSite
 from vitruvius._processes import Process
 from vitruvius._registry import Registry, Spec
-from vitruvius.attacks import Dice
 from vitruvius.attention import Core
 from vitruvius.attention.softmax import attention_map
 from vitruvius.heads import Heads, Site

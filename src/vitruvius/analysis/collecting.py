@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from vitruvius._dice import Dice
 from vitruvius._errors import UnsuitableSite
 from vitruvius._processes import Process
 from vitruvius.analysis._statistics import MODEL, OBSERVED, Sums, make_curves, make_remarks, make_rows
 from vitruvius.analysis.base import NULLS, Attended, ModelAnalysis, Question, Statistics, precise
 from vitruvius.analysis.table import Table
-from vitruvius.attacks import Dice
 from vitruvius.attention import Approach, Core
 from vitruvius.heads import Heads, Site
 

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitruvius._dice import Dice
 from vitruvius._processes import Process
 from vitruvius.analysis._statistics import MODEL, OBSERVED, Sums, make_rows
 from vitruvius.analysis.base import share_of
 from vitruvius.analysis.explanations import explain, score
 from vitruvius.analysis.table import Pictures, Table
-from vitruvius.attacks import Dice, disturb
+from vitruvius.attacks.base import disturb
 from vitruvius.evaluation.threats import Threat
 
 CHANCE = "chance"  # a map of random numbers for each image

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from vitruvius._errors import DataError, NoSiteError, UnsuitableSite
 from vitruvius._files import atomic_write_text, save_tensors
-from vitruvius._progress import Progress, no_progress
+from vitruvius._progress import Progress, no_progress, part_of, scaled
 from vitruvius._registry import Spec
 from vitruvius.analysis.explanations import relevance
-from vitruvius.attacks import disturb
+from vitruvius.attacks.base import disturb
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.heads import Site
 from vitruvius.surgery import Where, inner, record, survey
@@ -96,9 +96,7 @@ def record_pictures(
     x, y, ids = (torch.cat(parts) for parts in zip(*batches, strict=True))
     attacked = None
     if attack is not None:
-        progress(0, len(x), f"attacking the pictures with {describe(attack)}")
-        attacked = disturb(attack, model, x, y, ids)
-        progress(len(x), len(x))
+        attacked = disturb(attack, model, x, y, ids, part_of(scaled(progress, len(x)), 0, 0, describe(attack)))
     record_examples(
         folder,
         model,

@@ -1,79 +1,67 @@
 """Attacks, the worst case: one file per attack, (model, x, y) → x'."""
 
-from vitruvius._dice import Dice, image_ids
-from vitruvius.attacks._base import (
-    Attack,
-    Ensemble,
-    Model,
-    Threat,
-    Work,
-    attacks,
-    check_eps,
-    check_inputs,
-    disturb,
-    work_of,
-)
-from vitruvius.attacks._ensemble.journal import Journal, StageEvent
-from vitruvius.attacks._ensemble.result import Outcome, StageResult
-from vitruvius.attacks._losses import CE, DLR, KL, LOSSES, MARGIN, Loss, hard_labels
-from vitruvius.attacks._models import (
-    CheckedModel,
-    LossAndGrad,
-    SurrogateGradient,
-    check_logits,
-    frozen,
-    full_precision,
-    loss_and_grad,
-    note_grad,
-    unwrapped,
-)
-from vitruvius.attacks._norms import L1, L2, LINF, NORMS, L1Norm, L2Norm, LinfNorm, Norm, as_norm
-from vitruvius.attacks._search.watch import SearchWatch, StepProgress, watched_by, watched_range
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CE",
-    "DLR",
-    "KL",
-    "L1",
-    "L2",
-    "LINF",
-    "LOSSES",
-    "MARGIN",
-    "NORMS",
-    "Attack",
-    "CheckedModel",
-    "Dice",
-    "Ensemble",
-    "Journal",
-    "L1Norm",
-    "L2Norm",
-    "LinfNorm",
-    "Loss",
-    "LossAndGrad",
-    "Model",
-    "Norm",
-    "Outcome",
-    "SearchWatch",
-    "StageEvent",
-    "StageResult",
-    "StepProgress",
-    "SurrogateGradient",
-    "Threat",
-    "Work",
-    "as_norm",
-    "attacks",
-    "check_eps",
-    "check_inputs",
-    "check_logits",
-    "disturb",
-    "frozen",
-    "full_precision",
-    "hard_labels",
-    "image_ids",
-    "loss_and_grad",
-    "note_grad",
-    "unwrapped",
-    "watched_by",
-    "watched_range",
-    "work_of",
-]
+from vitruvius._lazy import exports
+
+if TYPE_CHECKING:
+    from vitruvius.attacks.adapters import FromART as FromART
+    from vitruvius.attacks.adapters import FromAutoAttack as FromAutoAttack
+    from vitruvius.attacks.adapters import FromFoolbox as FromFoolbox
+    from vitruvius.attacks.adapters import FromSecML as FromSecML
+    from vitruvius.attacks.adapters import FromTorchattacks as FromTorchattacks
+    from vitruvius.attacks.apgd import APGD as APGD
+    from vitruvius.attacks.apgd_malt import APGDMalt as APGDMalt
+    from vitruvius.attacks.apgd_targeted import APGDTargeted as APGDTargeted
+    from vitruvius.attacks.autoattack import AutoAttack as AutoAttack
+    from vitruvius.attacks.base import Attack as Attack
+    from vitruvius.attacks.base import attacks as attacks
+    from vitruvius.attacks.carlini import Carlini as Carlini
+    from vitruvius.attacks.ddn import DDN as DDN
+    from vitruvius.attacks.deepfool import DeepFool as DeepFool
+    from vitruvius.attacks.fab import FAB as FAB
+    from vitruvius.attacks.fab_targeted import FABTargeted as FABTargeted
+    from vitruvius.attacks.fgsm import FGSM as FGSM
+    from vitruvius.attacks.hopskipjump import HopSkipJump as HopSkipJump
+    from vitruvius.attacks.momentum_fgsm import MIFGSM as MIFGSM
+    from vitruvius.attacks.momentum_fgsm import NIFGSM as NIFGSM
+    from vitruvius.attacks.patch_fool import PatchFool as PatchFool
+    from vitruvius.attacks.pgd import PGD as PGD
+    from vitruvius.attacks.sparse_l1 import SparseL1 as SparseL1
+    from vitruvius.attacks.spsa import SPSA as SPSA
+    from vitruvius.attacks.square import Square as Square
+    from vitruvius.attacks.targeted_pgd import TargetedPGD as TargetedPGD
+    from vitruvius.attacks.transfer import Transfer as Transfer
+else:
+    __getattr__, __dir__, __all__ = exports(
+        __name__,
+        {
+            "APGD": "apgd",
+            "APGDMalt": "apgd_malt",
+            "APGDTargeted": "apgd_targeted",
+            "Attack": "base",
+            "AutoAttack": "autoattack",
+            "Carlini": "carlini",
+            "DDN": "ddn",
+            "DeepFool": "deepfool",
+            "FAB": "fab",
+            "FABTargeted": "fab_targeted",
+            "FGSM": "fgsm",
+            "FromART": "adapters",
+            "FromAutoAttack": "adapters",
+            "FromFoolbox": "adapters",
+            "FromSecML": "adapters",
+            "FromTorchattacks": "adapters",
+            "HopSkipJump": "hopskipjump",
+            "MIFGSM": "momentum_fgsm",
+            "NIFGSM": "momentum_fgsm",
+            "PGD": "pgd",
+            "PatchFool": "patch_fool",
+            "SPSA": "spsa",
+            "SparseL1": "sparse_l1",
+            "Square": "square",
+            "TargetedPGD": "targeted_pgd",
+            "Transfer": "transfer",
+            "attacks": "base",
+        },
+    )

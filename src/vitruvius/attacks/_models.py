@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitruvius import _checks
+from vitruvius._checks import check_labels, check_logits
 from vitruvius._errors import ConfigError, DataError
+from vitruvius._progress import Progress, no_progress
 
 
 class LossAndGrad(NamedTuple):
@@ -34,10 +35,10 @@ def loss_and_grad(
 
     `model` returns logits (B, K) that depend on its input by operations with a gradient.
     """
-    found = [_one_pass(model, x, loss) for _ in range(passes)]
+    results = [_one_pass(model, x, loss) for _ in range(passes)]
     if passes == 1:
-        return found[0]
-    return LossAndGrad(*(torch.stack(parts).mean(0) for parts in zip(*found, strict=True)))
+        return results[0]
+    return LossAndGrad(*(torch.stack(parts).mean(0) for parts in zip(*results, strict=True)))
 
 
 def _one_pass(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tensor], Tensor]) -> LossAndGrad:
@@ -56,10 +57,8 @@ def _one_pass(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tens
 
 
 def full_precision(logits: Tensor) -> Tensor:
-    """Logits in at least float32, whatever the model computes in. `logits` may be bfloat16 or float16."""
-    if logits.dtype in (torch.bfloat16, torch.float16):
-        return logits.float()
-    return logits
+    """Logits in at least float32; `logits` may be bfloat16 or float16."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
 def logits_in_batches(model: Callable[[Tensor], Tensor], x: Tensor, batch_size: int | None = None) -> Tensor:
@@ -70,15 +69,13 @@ def logits_in_batches(model: Callable[[Tensor], Tensor], x: Tensor, batch_size: 
 @contextmanager
 def frozen(model: object) -> Iterator[None]:
     """Inside, the parameters of `model` ask for no gradient; afterwards they ask for what they asked before."""
-    asking = []
-    if isinstance(model, nn.Module):
-        asking = [p for p in model.parameters() if p.requires_grad]
-    for p in asking:
+    parameters = [p for p in model.parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
+    for p in parameters:
         p.requires_grad_(False)
     try:
         yield
     finally:
-        for p in asking:
+        for p in parameters:
             p.requires_grad_(True)
 
 
@@ -105,34 +102,41 @@ class SurrogateGradient(nn.Module):
         return answer + (guide - guide.detach())
 
 
-class ModelWrapper:
-    """Something put around a model to check it or to make it faster."""
+class Wrapper:
+    """Something around a model that checks it or makes it faster."""
 
     inner: Callable[[Tensor], Tensor]
 
 
 def unwrapped(model: Any) -> Callable[[Tensor], Tensor]:
     """The model inside all wrappers. `model` may be none of them."""
-    while isinstance(model, ModelWrapper):
+    while isinstance(model, Wrapper):
         model = model.inner
     return model
 
 
-class CheckedModel(ModelWrapper):
-    """A model whose logits are checked as it is searched, so that no extra pass is spent on it.
+class Searched(Wrapper):
+    """A model while it is searched: what it answers is checked, and whoever watches is told how far the search is.
 
-    The first ones are checked against the labels at once. Whether a later one is finite, and whether a gradient is NaN
-    (which a signed step would take for 0), is noted on the device and read once, by `check_finite`: nothing waits for
-    the device in between.
+    The first logits are checked against the labels at once. Whether a later one is finite, and whether a gradient is
+    NaN (which a signed step would take for 0), is noted on the device and read once, by `check_finite`: nothing waits
+    for the device in between.
 
-    `y` (B,) or (B, K) are the labels of the images that are searched.
-
-    `model` is the one that is searched.
+    model: answers with logits (B, K). y: (B,) or (B, K), labels of the images that are searched. progress: told how
+    many steps are made, and of how many. verifier: the model that has the last word where `model` is a faster view.
     """
 
-    def __init__(self, model: Callable[[Tensor], Tensor], y: Tensor) -> None:
+    def __init__(
+        self,
+        model: Callable[[Tensor], Tensor],
+        y: Tensor,
+        progress: Progress = no_progress,
+        verifier: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.inner = model
         self.y = y
+        self.progress = progress
+        self.verifier = verifier
         self.finite: Tensor | None = None  # () bool, of all logits so far
         self.nan_grad: Tensor | None = None  # () bool, of all gradients so far
 
@@ -141,34 +145,25 @@ class CheckedModel(ModelWrapper):
         logits = self.inner(x)
         finite = logits.detach().isfinite().all()
         if self.finite is None:
-            check_logits(logits, self.y, len(x))
+            check_answer(logits, self.y, len(x))
             self.finite = finite
         self.finite = self.finite & finite
         return logits
 
     def note_grad(self, grad: Tensor) -> None:
-        """Take note of a gradient `grad` (B, …) that an attack has computed.
-
-        That of logits that are not finite says nothing new.
-        """
+        """Take note of a gradient `grad` (B, …); that of logits that are not finite says nothing new."""
         nan = grad.isnan().any()
         if self.finite is not None:
             nan = nan & self.finite
-        if self.nan_grad is not None:
-            nan = nan | self.nan_grad
-        self.nan_grad = nan
+        self.nan_grad = nan if self.nan_grad is None else nan | self.nan_grad
 
     def check_finite(self, moved: Tensor) -> None:
         """Refuse x' that come from logits that are not finite or from gradients that are not numbers.
 
         `moved` (B, C, H, W) is what the search returned.
         """
-        finite = self.finite
-        if finite is None:
-            finite = moved.isfinite().all()
-        nan = self.nan_grad
-        if nan is None:
-            nan = torch.zeros_like(finite)
+        finite = moved.isfinite().all() if self.finite is None else self.finite
+        nan = torch.zeros_like(finite) if self.nan_grad is None else self.nan_grad
         if bool(moved.isfinite().all() & finite & ~nan):
             return
         if bool(~finite & ~nan):
@@ -183,41 +178,26 @@ class CheckedModel(ModelWrapper):
 
 
 def note_grad(model: Callable[[Tensor], Tensor], grad: Tensor) -> None:
-    """Tell a `model` that is checked which gradient `grad` (B, …) was computed of it."""
-    if isinstance(model, CheckedModel):
+    """Tell a `model` that is being searched which gradient `grad` (B, …) was computed of it."""
+    if isinstance(model, Searched):
         model.note_grad(grad)
 
 
-def check_logits(logits: Tensor, y: Tensor, rows: int) -> None:
-    """Refuse logits that are not (rows, K) finite numbers with a class for each label (B,) or (B, K).
+def progress_of(model: Callable[[Tensor], Tensor]) -> Progress:
+    """Who watches the search of this model."""
+    return model.progress if isinstance(model, Searched) else no_progress
 
-    `y` are the labels, `rows` the images that were asked about.
 
-    `logits` are what the model answered.
-    """
-    _checks.check_logits(logits, rows)
+def tell_step(model: Callable[[Tensor], Tensor], step: int, steps: int, run: int = 0, runs: int = 1) -> None:
+    """Tell whoever watches the search of `model` that so many of the steps of a run are made; runs count from 0."""
+    text = f"step {step} of {steps}"
+    if runs > 1:
+        text = f"run {run + 1} of {runs}, {text}"
+    progress_of(model)(run * steps + step, runs * steps, text)
+
+
+def check_answer(logits: Tensor, y: Tensor, rows: int) -> None:
+    """Refuse logits that are not (rows, K) finite numbers with a class for each label `y` (B,) or (B, K)."""
+    check_logits(logits, rows)
     if y.ndim == 1:
-        _checks.check_labels(y, logits.shape[1])
-
-
-class VerifiedView(nn.Module, ModelWrapper):
-    """A view of a model that is searched in its place, and the model itself, which has the last word."""
-
-    def __init__(self, view: nn.Module, verifier: nn.Module) -> None:
-        super().__init__()
-        self.inner = view
-        self.verifier = verifier
-        self.training = verifier.training
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.inner(x)
-        return logits
-
-
-def verifier_of(model: Any) -> Callable[[Tensor], Tensor] | None:
-    """The model that has the last word on what fools this one, if not this one itself."""
-    while isinstance(model, ModelWrapper):
-        if isinstance(model, VerifiedView):
-            return model.verifier
-        model = model.inner
-    return None
+        check_labels(y, logits.shape[1])

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.attacks._base import Threat
 from vitruvius.attacks._models import frozen
-from vitruvius.attacks._norms import LINF, Norm, as_norm
+from vitruvius.attacks.base import Threat
+from vitruvius.attacks.norms import LINF, Norm, as_norm
 
 Make = Callable[[nn.Module], Any]
 ROUNDING = 1e-5

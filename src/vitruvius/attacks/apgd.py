@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.attacks._base import Model, attacks
-from vitruvius.attacks._losses import CE, KL, Loss, as_loss
-from vitruvius.attacks._search.auto_pgd import Attempt, AutoPGD
+from vitruvius.attacks._auto_pgd import Attempt, AutoPGD
+from vitruvius.attacks.base import Model, attacks
+from vitruvius.attacks.losses import CE, KL, Loss, as_loss
 
 
 @attacks.register("apgd")
@@ -42,5 +42,5 @@ class APGD(AutoPGD):
         for number in range(self.restarts):
             yield Attempt(number, y)
 
-    def tag(self) -> str:
+    def _name_of_dice(self) -> str:
         return f"apgd-{self.loss}"

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvius.attacks._base import Model, attacks, check_at_least
+from vitruvius.attacks._fab import boundaries, dual_length
 from vitruvius.attacks._models import logits_in_batches
-from vitruvius.attacks._search.fab_step import boundaries, dual_length
-from vitruvius.attacks._search.targets import likeliest_classes
 from vitruvius.attacks.apgd_targeted import APGDTargeted
+from vitruvius.attacks.base import Model, attacks, check_at_least
+from vitruvius.attacks.losses import likeliest_classes
 
 
 @attacks.register("apgd_malt")
@@ -49,5 +49,5 @@ class APGDMalt(APGDTargeted):
         planes = boundaries(model, x, y, candidates)
         return torch.stack([-plane.height / (dual_length(self.norm, plane.normal) + 1e-12) for plane in planes], 1)
 
-    def tag(self) -> str:
+    def _name_of_dice(self) -> str:
         return f"apgd-malt-{self.loss}"

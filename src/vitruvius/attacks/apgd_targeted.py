@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvius.attacks._base import Model, attacks, check_at_least
-from vitruvius.attacks._losses import TARGETED_DLR, TargetedLoss, as_targeted_loss
+from vitruvius.attacks._auto_pgd import Attempt, AutoPGD
 from vitruvius.attacks._models import logits_in_batches
-from vitruvius.attacks._search.auto_pgd import Attempt, AutoPGD
-from vitruvius.attacks._search.targets import likeliest_classes
+from vitruvius.attacks.base import Model, attacks, check_at_least
+from vitruvius.attacks.losses import TARGETED_DLR, TargetedLoss, as_targeted_loss, likeliest_classes
 
 
 @attacks.register("apgd_targeted")
@@ -51,5 +50,5 @@ class APGDTargeted(AutoPGD):
         """
         return likeliest_classes(logits_in_batches(model, x, self.batch_size), y, self.targets)
 
-    def tag(self) -> str:
+    def _name_of_dice(self) -> str:
         return f"apgd-targeted-{self.loss}"

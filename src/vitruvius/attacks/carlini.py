@@ -7,17 +7,16 @@ x' = (tanh w + 1) / 2, and bisect c for each image. B images.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, check_positive
-from vitruvius.attacks._losses import MARGIN, hard_labels
-from vitruvius.attacks._models import full_precision, note_grad
-from vitruvius.attacks._norms import L2, Norm, per_image
-from vitruvius.attacks._search.watch import current_watch, watched_range
+from vitruvius.attacks._models import full_precision, note_grad, tell_step
+from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_positive
+from vitruvius.attacks.losses import MARGIN, hard_labels
+from vitruvius.attacks.norms import L2, Norm, per_image
 
 EDGE = 1 - 1e-6  # pixels of exactly 0 and 1 have no finite w
 
@@ -50,7 +49,6 @@ class Carlini(Attack):
 
     norms = ("l2",)
     finds_nearest = True
-    revision: ClassVar[int] = 2  # in version 0.1 black and white pixels did not move: ledgers of that time differ
 
     eps: float = float("inf")
     norm: Norm = L2
@@ -73,27 +71,27 @@ class Carlini(Attack):
         constant = torch.full_like(high, self.first_constant)
         closest = Closest(x, high)
         for number in range(self.search_steps):
-            current_watch().begin(number, self.search_steps, len(x))
-            found = self._descend(model, x, y, constant)
-            worked = found.distance < torch.inf
-            closest = closest.or_nearer(*found, worked)
+            ends = self._descend(model, x, y, constant, number)
+            worked = ends.distance < torch.inf
+            closest = closest.or_nearer(*ends, worked)
             low = torch.where(worked, low, constant)
             high = torch.where(worked, constant, high)
             constant = torch.where(high < torch.inf, (low + high) / 2, constant * 10)
         return (x + self.norm.project(closest.x - x, self.eps)).clamp(0, 1)
 
-    def _descend(self, model: Model, x: Tensor, y: Tensor, constant: Tensor) -> Closest:
-        """One run of Adam with a constant c (B,) for each image."""
+    def _descend(self, model: Model, x: Tensor, y: Tensor, constant: Tensor, number: int) -> Closest:
+        """Run number `number` of Adam, with a constant c (B,) for each image."""
         w = ((2 * x - 1) * EDGE).atanh()
         mean = torch.zeros_like(w)
         square = torch.zeros_like(w)
         closest = Closest(x, x.new_full((len(x),), torch.inf))
-        for step in watched_range(1, self.steps + 1):
+        for step in range(1, self.steps + 1):
             point, distance, fooled, grad = self._look(model, x, y, w, constant)
             closest = closest.or_nearer(point, distance.sqrt(), fooled)
             mean = mean.lerp(grad, 0.1)
             square = square.lerp(grad * grad, 0.001)
             w = w - self.lr * (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
+            tell_step(model, step, self.steps, number, self.search_steps)
         return closest
 
     def _look(self, model: Model, x: Tensor, y: Tensor, w: Tensor, constant: Tensor) -> tuple[Tensor, ...]:

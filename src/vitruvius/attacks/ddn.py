@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, check_positive
-from vitruvius.attacks._losses import CE, hard_labels
-from vitruvius.attacks._models import loss_and_grad
-from vitruvius.attacks._norms import L2, Norm, per_image
-from vitruvius.attacks._search.watch import watched_range
+from vitruvius.attacks._models import loss_and_grad, tell_step
+from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_positive
+from vitruvius.attacks.losses import CE, hard_labels
+from vitruvius.attacks.norms import L2, Norm, per_image
 
 LAST_STEP = 0.01  # length that the steps fall to, from 1, by a cosine
 
@@ -57,7 +56,7 @@ class DDN(Attack):
         farthest = L2.length(torch.maximum(x, 1 - x))  # no change within the image is longer
         nearest = torch.zeros_like(x)
         distance = x.new_full((len(x),), torch.inf)
-        for step in watched_range(self.steps):
+        for step in range(self.steps):
             here = loss_and_grad(model, x + delta, lambda logits: CE(logits, y))
             fooled = here.logits.argmax(1) != y
             nearer = fooled & (L2.length(delta) < distance)
@@ -67,6 +66,7 @@ class DDN(Attack):
             radius = (radius * torch.where(fooled, 1 - self.gamma, 1 + self.gamma)).minimum(farthest)
             delta = delta * per_image(radius / L2.length(delta).clamp(min=1e-12), x)
             delta = (x + delta).clamp(0, 1) - x
+            tell_step(model, step + 1, self.steps)
         return (x + L2.project(nearest, self.eps)).clamp(0, 1)
 
     def _step_length(self, step: int) -> float:

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks, check_at_least
-from vitruvius.attacks._losses import hard_labels
-from vitruvius.attacks._models import full_precision
-from vitruvius.attacks._norms import L2, Norm, per_image
-from vitruvius.attacks._search.fab_step import boundaries, dual_length
-from vitruvius.attacks._search.targets import likeliest_classes
-from vitruvius.attacks._search.watch import watched_range
+from vitruvius.attacks._fab import boundaries, dual_length
+from vitruvius.attacks._models import full_precision, tell_step
+from vitruvius.attacks.base import Attack, Model, attacks, check_at_least
+from vitruvius.attacks.losses import hard_labels, likeliest_classes
+from vitruvius.attacks.norms import L2, Norm, per_image
 
 BEYOND = 1e-4  # length added to each step, so that one that ends on the boundary crosses it
 
@@ -57,7 +55,7 @@ class DeepFool(Attack):
         candidates = likeliest_classes(logits, y, self.candidates)  # (B, C)
         point = x
         total = torch.zeros_like(x)
-        for _ in watched_range(self.steps):
+        for step in range(self.steps):
             fooled = logits.argmax(1) != y
             if bool(fooled.all()):
                 break
@@ -65,6 +63,7 @@ class DeepFool(Attack):
             moved = (x + (1 + self.overshoot) * total).clamp(0, 1)
             point = torch.where(per_image(fooled, x), point, moved)
             logits = full_precision(model(point))
+            tell_step(model, step + 1, self.steps)
         return (x + self.norm.project(point - x, self.eps)).clamp(0, 1)
 
     def _step(self, model: Model, point: Tensor, y: Tensor, candidates: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvius.attacks._base import attacks
-from vitruvius.attacks._search.fab import FastAdaptiveBoundary
-from vitruvius.attacks._search.fab_step import Linearise, Nearest
+from vitruvius.attacks._fab import FastAdaptiveBoundary, Linearise, Nearest
+from vitruvius.attacks.base import attacks
 
 
 @attacks.register("fab")

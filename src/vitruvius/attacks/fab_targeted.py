@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvius.attacks._base import attacks, check_at_least
-from vitruvius.attacks._search.fab import FastAdaptiveBoundary
-from vitruvius.attacks._search.fab_step import Linearise, toward_target
-from vitruvius.attacks._search.targets import likeliest_classes
+from vitruvius.attacks._fab import FastAdaptiveBoundary, Linearise, toward_target
+from vitruvius.attacks.base import attacks, check_at_least
+from vitruvius.attacks.losses import likeliest_classes
 
 
 @attacks.register("fab_targeted")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks
-from vitruvius.attacks._losses import CE, Loss, as_loss
 from vitruvius.attacks._models import loss_and_grad
+from vitruvius.attacks.base import Attack, Model, attacks
+from vitruvius.attacks.losses import CE, Loss, as_loss
 
 
 @attacks.register("fgsm")
@@ -36,6 +36,3 @@ class FGSM(Attack):
         grad = loss_and_grad(model, x, lambda logits: self.loss(logits, y)).grad
         delta = self.norm.project(self.eps * self.norm.steepest(grad), self.eps)
         return (x + delta).clamp(*self.bounds)
-
-    def image_range(self) -> tuple[float, float]:
-        return self.bounds

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, Work, attacks, check_at_least
-from vitruvius.attacks._losses import hard_labels
-from vitruvius.attacks._norms import L2, Norm, per_image
-from vitruvius.attacks._search.watch import watched_range
+from vitruvius.attacks._models import tell_step
+from vitruvius.attacks.base import Attack, Cost, Model, attacks, check_at_least
+from vitruvius.attacks.losses import hard_labels
+from vitruvius.attacks.norms import L2, Norm, per_image
 
 Fools = Callable[[Tensor], Tensor]  # points (B, ...) → (B,) bool
 TRIES = 50  # random images tried for a first point that fools the model
@@ -58,16 +58,17 @@ class HopSkipJump(Attack):
         point, found = self._first(fools, x, dice)
         point = self._to_boundary(fools, x, point)
         nearest = point
-        for step in watched_range(1, self.steps + 1):
+        for step in range(1, self.steps + 1):
             point = self._round(fools, x, point, dice, step)
             nearer = self.norm.length(point - x) < self.norm.length(nearest - x)
             nearest = torch.where(per_image(nearer, x), point, nearest)
+            tell_step(model, step, self.steps)
         nearest = torch.where(per_image(found, x), nearest, x)
         return (x + self.norm.project(nearest - x, self.eps)).clamp(0, 1)
 
-    def work(self) -> Work:
+    def cost(self) -> Cost:
         """The longest round asks for the most samples."""
-        return Work(1, self.steps, min(self.first_queries * math.sqrt(self.steps), self.most_queries) + 2 * HALVINGS)
+        return Cost(self.steps, min(self.first_queries * math.sqrt(self.steps), self.most_queries) + 2 * HALVINGS)
 
     def _first(self, fools: Fools, x: Tensor, dice: Dice) -> tuple[Tensor, Tensor]:
         """The image itself where it is misclassified, else the first random image that is; and whether there is one."""
@@ -81,7 +82,7 @@ class HopSkipJump(Attack):
         return point, found
 
     def _round(self, fools: Fools, x: Tensor, point: Tensor, dice: Dice, step: int) -> Tensor:
-        """SquareState the normal, step along it as far as the point still fools the model, return to the boundary."""
+        """Estimate the normal, step along it as far as the point still fools the model, return to the boundary."""
         distance = self.norm.length(point - x)  # (B,)
         width = self._sample_width(distance, x[0].numel(), step)
         normal = self._normal(fools, point, width.clamp(min=1e-6), dice, step)

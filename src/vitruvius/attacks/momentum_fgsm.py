@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, check_step_size
-from vitruvius.attacks._losses import CE, Loss, as_loss
-from vitruvius.attacks._models import loss_and_grad
-from vitruvius.attacks._norms import per_image
-from vitruvius.attacks._search.watch import watched_range
+from vitruvius.attacks._models import loss_and_grad, tell_step
+from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_step_size
+from vitruvius.attacks.losses import CE, Loss, as_loss
+from vitruvius.attacks.norms import per_image
 
 
 @attacks.register("mi_fgsm")
@@ -47,24 +46,23 @@ class MIFGSM(Attack):
         check_step_size(self, self.step_size)
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
-        step = self.step_size
-        if step is None:
-            step = self.eps / self.steps
+        step_size = self.eps / self.steps if self.step_size is None else self.step_size
         point = x
         velocity = torch.zeros_like(x)
-        for _ in watched_range(self.steps):
-            seen = self.look_ahead(point, step, velocity)
+        for step in range(self.steps):
+            seen = self.look_ahead(point, step_size, velocity)
             grad = loss_and_grad(model, seen, lambda logits: self.loss(logits, y)).grad
             size = grad.flatten(1).abs().mean(1).clamp(min=1e-12)
             velocity = self.decay * velocity + grad / per_image(size, grad)
-            delta = self.norm.project(point + step * self.norm.steepest(velocity) - x, self.eps)
+            delta = self.norm.project(point + step_size * self.norm.steepest(velocity) - x, self.eps)
             point = (x + delta).clamp(0, 1)
+            tell_step(model, step + 1, self.steps)
         return point
 
-    def look_ahead(self, point: Tensor, step: float, velocity: Tensor) -> Tensor:
+    def look_ahead(self, point: Tensor, step_size: float, velocity: Tensor) -> Tensor:
         """Where the gradient is taken.
 
-        `point` (B, C, H, W) has been reached, `velocity` is the sum of gradients so far, `step` the length of a step.
+        `point` (B, C, H, W) has been reached by steps of length `step_size`; `velocity` is the sum of gradients so far.
         """
         return point
 
@@ -79,5 +77,5 @@ class NIFGSM(MIFGSM):
 
     norms: ClassVar[tuple[str, ...]] = ("linf",)
 
-    def look_ahead(self, point: Tensor, step: float, velocity: Tensor) -> Tensor:
-        return point + self.decay * step * velocity
+    def look_ahead(self, point: Tensor, step_size: float, velocity: Tensor) -> Tensor:
+        return point + self.decay * step_size * velocity

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks, check_at_least
+from vitruvius.attacks.base import Attack, Model, attacks, check_at_least
 
 
 @attacks.register("uniform_noise")
@@ -39,8 +39,6 @@ class GaussianNoise(Attack):
             check_at_least(self, 0, "std")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
-        std = self.std
-        if std is None:
-            std = self.eps
+        std = self.eps if self.std is None else self.std
         delta = std * dice.normal("noise", x.shape[1:]).to(x.dtype)
         return (x + self.norm.project(delta, self.eps)).clamp(0, 1)

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, check_step_size
-from vitruvius.attacks._losses import CE, Loss, as_loss, hard_labels
-from vitruvius.attacks._models import LossAndGrad, full_precision, loss_and_grad
-from vitruvius.attacks._norms import L1, per_image
-from vitruvius.attacks._search.best_so_far import BestSoFar
-from vitruvius.attacks._search.watch import current_watch, watched_range
-from vitruvius.attacks._views.compiled import compile_model
+from vitruvius.attacks._batching import BestSoFar
+from vitruvius.attacks._models import LossAndGrad, full_precision, loss_and_grad, tell_step
+from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_step_size
+from vitruvius.attacks.losses import CE, Loss, as_loss, hard_labels
+from vitruvius.attacks.norms import L1, per_image
 
 
 @attacks.register("pgd")
@@ -60,32 +58,17 @@ class PGD(Attack):
         check_at_least(self, 0, "momentum")
         check_step_size(self, self.step_size)
 
-    def prepare(self, model: nn.Module, x: Tensor) -> nn.Module:
-        if self.compile:
-            return compile_model(model, x)
-        return model
-
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
-        if self.restarts == 1 and not self.best:
-            return self._last_iterate(model, x, y, self.start(x, dice))
-        found = BestSoFar(x)
+        best = BestSoFar(x)
         for restart in range(self.restarts):
-            current_watch().begin(restart, self.restarts, len(x))
-            for point, here in self.ascend(model, x, y, self.start(x, dice, restart)):
-                if here is None:
-                    self._offer(found, point, full_precision(model(point)), y)
-                elif self.best:
-                    self._offer(found, point, here.logits, y)
-        return found.x
-
-    def _last_iterate(self, model: Model, x: Tensor, y: Tensor, start: Tensor) -> Tensor:
-        last = start
-        for point, _ in self.ascend(model, x, y, start):
-            last = point
-        return last
-
-    def _offer(self, found: BestSoFar, point: Tensor, logits: Tensor, y: Tensor) -> None:
-        found.offer(point, self.fooled(logits, y), self.objective(logits, y))
+            for step, (point, here) in enumerate(self.ascend(model, x, y, self.start(x, dice, restart))):
+                tell_step(model, step, self.steps, restart, self.restarts)
+                if here is None and self.restarts == 1 and not self.best:
+                    return point
+                if here is None or self.best:
+                    logits = full_precision(model(point)) if here is None else here.logits
+                    best.offer(point, self.fooled(logits, y), self.objective(logits, y))
+        return best.x
 
     def start(self, x: Tensor, dice: Dice, restart: int = 0) -> Tensor:
         """Where an ascent begins.
@@ -104,7 +87,7 @@ class PGD(Attack):
         step = self.step_length()
         point = start
         velocity = torch.zeros_like(x)
-        for _ in watched_range(self.steps):
+        for _ in range(self.steps):
             here = loss_and_grad(model, point, lambda logits: self.objective(logits, y))
             yield point, here
             velocity = self._accumulate(velocity, here.grad)
@@ -115,16 +98,7 @@ class PGD(Attack):
 
     def step_length(self) -> float:
         """The length of a step: `step_size`, or the default for this eps and number of steps."""
-        if self.step_size is not None:
-            return self.step_size
-        return max(self.eps / 4, 1.5 * self.eps / self.steps)
-
-    @property
-    def revision(self) -> int:
-        """2 where the default step is another than in version 0.1: ledgers of that time hold other figures."""
-        if self.step_size is None and self.steps > 6:
-            return 2
-        return 1
+        return max(self.eps / 4, 1.5 * self.eps / self.steps) if self.step_size is None else self.step_size
 
     def objective(self, logits: Tensor, y: Tensor) -> Tensor:
         """What is maximised, (B,).
@@ -144,6 +118,3 @@ class PGD(Attack):
         if not self.momentum:
             return grad
         return self.momentum * velocity + grad / per_image(L1.length(grad) + 1e-12, grad)
-
-    def image_range(self) -> tuple[float, float]:
-        return self.bounds

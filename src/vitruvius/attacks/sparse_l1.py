@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, attacks, check_at_least, check_positive, check_step_size
-from vitruvius.attacks._losses import CE, Loss, as_loss
-from vitruvius.attacks._models import loss_and_grad
-from vitruvius.attacks._norms import L1, Norm, per_image
-from vitruvius.attacks._search.auto_pgd_step_l1 import largest, project_l1_box, safe_radius
-from vitruvius.attacks._search.watch import watched_range
+from vitruvius.attacks._auto_pgd_l1 import largest, project_l1_box, safe_radius
+from vitruvius.attacks._models import loss_and_grad, tell_step
+from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_positive, check_step_size
+from vitruvius.attacks.losses import CE, Loss, as_loss
+from vitruvius.attacks.norms import L1, Norm, per_image
 
 
 @attacks.register("sparse_l1")
@@ -43,14 +42,13 @@ class SparseL1(Attack):
         check_step_size(self, self.step_size)
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
-        step = self.step_size
-        if step is None:
-            step = 2 * self.eps / self.steps
+        step_size = 2 * self.eps / self.steps if self.step_size is None else self.step_size
         point = x
         share = x.new_full((len(x),), self.share)
-        for _ in watched_range(self.steps):
+        for step in range(self.steps):
             grad = loss_and_grad(model, point, lambda logits: self.loss(logits, y)).grad
             signs = largest(L1.usable(grad, point, 0.0, 1.0), share)
-            stride = per_image(step / signs.flatten(1).abs().sum(1).clamp(min=1), x)
+            stride = per_image(step_size / signs.flatten(1).abs().sum(1).clamp(min=1), x)
             point = x + project_l1_box(x, point + stride * signs - x, safe_radius(x, self.eps))
+            tell_step(model, step + 1, self.steps)
         return point

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
-from vitruvius.attacks._base import Attack, Model, Work, attacks, check_at_least, check_positive
-from vitruvius.attacks._losses import MARGIN, Loss, as_loss
-from vitruvius.attacks._models import full_precision
-from vitruvius.attacks._search.watch import watched_range
+from vitruvius.attacks._models import full_precision, tell_step
+from vitruvius.attacks.base import Attack, Cost, Model, attacks, check_at_least, check_positive
+from vitruvius.attacks.losses import MARGIN, Loss, as_loss
 
 
 @attacks.register("spsa")
@@ -48,16 +47,17 @@ class SPSA(Attack):
         delta = torch.zeros_like(x)
         mean = torch.zeros_like(x)
         square = torch.zeros_like(x)
-        for step in watched_range(1, self.steps + 1):
+        for step in range(1, self.steps + 1):
             grad = self.estimate(model, x + delta, y, dice, step)
             mean = mean.lerp(grad, 0.1)
             square = square.lerp(grad * grad, 0.001)
             rise = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
             delta = (x + self.norm.project(delta + self.lr * rise, self.eps)).clamp(0, 1) - x
+            tell_step(model, step, self.steps)
         return (x + self.norm.project(delta, self.eps)).clamp(0, 1)
 
-    def work(self) -> Work:
-        return Work(1, self.steps, 2 * self.samples)
+    def cost(self) -> Cost:
+        return Cost(self.steps, 2 * self.samples)
 
     def estimate(self, model: Model, point: Tensor, y: Tensor, dice: Dice, step: int) -> Tensor:
         """The mean over S random signs v of (loss(point + width v) − loss(point − width v)) / (2 width) · v.

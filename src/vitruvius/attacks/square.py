@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
-from vitruvius.attacks._base import Attack, Model, Work, attacks, check_at_least
-from vitruvius.attacks._losses import MARGIN, hard_labels
-from vitruvius.attacks._models import full_precision
-from vitruvius.attacks._norms import per_image
-from vitruvius.attacks._search.batching import SMALL_BATCH, search_in_batches
-from vitruvius.attacks._search.square_proposals import SquareProposals, square_sides, upcoming
-from vitruvius.attacks._search.square_proposals_l2 import BumpProposals, bump_proposals
-from vitruvius.attacks._search.watch import current_watch
+from vitruvius.attacks._batching import SMALL_BATCH, search_in_batches
+from vitruvius.attacks._models import full_precision, progress_of
+from vitruvius.attacks._square_proposals import (
+    BumpProposals,
+    SquareProposals,
+    bump_proposals,
+    square_sides,
+    upcoming,
+)
+from vitruvius.attacks.base import Attack, Cost, Model, attacks, check_at_least
+from vitruvius.attacks.losses import MARGIN, hard_labels
+from vitruvius.attacks.norms import per_image
 
 BLOCK = 20  # queries, at least, between two checks of who is done
 TRIES = 4  # queries of an image in one pass, at most
@@ -48,8 +52,6 @@ class Square(Attack):
     `batch_size`: images searched at once; default all.
     """
 
-    batches_itself: ClassVar[bool] = True
-
     queries: int = 5000
     first_share: float = 0.8
     rescale: bool = False
@@ -63,10 +65,8 @@ class Square(Attack):
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         y = hard_labels(y)
-        found = x.clone()
+        best = x.clone()
         proposals = self.proposals(x)
-        watch = current_watch()
-        watch.begin(0, 1, len(x))
 
         def begin(rows: Tensor) -> SquareState:
             start = proposals.start(x[rows], dice[rows])
@@ -90,22 +90,21 @@ class Square(Attack):
                 s = self.judge(model, s, points.unflatten(0, (tries, len(s.x))))
             return s
 
-        def finish(rows: Tensor, end: SquareState) -> None:
-            found[rows] = end.best
-            watch.searched(len(rows), int((end.margin > 0).sum()))
-            watch.settled(rows, end.best)
+        def finish(rows: Tensor, end: SquareState) -> Tensor:
+            best[rows] = end.best
+            return end.margin > 0
 
-        steps = math.ceil(self.queries / BLOCK)
         every = torch.arange(len(x), device=x.device)
-        search_in_batches(every, begin, advance, finish, self.batch_size, steps=steps)
-        return found
+        steps = self.cost().steps
+        search_in_batches(every, begin, advance, finish, self.batch_size, steps=steps, progress=progress_of(model))
+        return best
 
-    def polish(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
+    def refine(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
         """A tenth of the queries, and other squares."""
         return replace(self, queries=max(self.queries // 10, 50)).search(model, x, y, replace(dice, owner="polish"))
 
-    def work(self) -> Work:
-        return Work(1, math.ceil(self.queries / BLOCK), BLOCK)
+    def cost(self) -> Cost:
+        return Cost(math.ceil(self.queries / BLOCK), BLOCK)
 
     def judge(self, model: Model, s: SquareState, points: Tensor) -> SquareState:
         """Ask the model, and keep the first point that is better; who is done stays as it is.

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius._errors import UnknownName, suggest
-from vitruvius.attacks._base import Model, attacks
-from vitruvius.attacks._losses import hard_labels
-from vitruvius.attacks._search.targets import TARGETS
+from vitruvius.attacks.base import Model, attacks
+from vitruvius.attacks.losses import hard_labels
 from vitruvius.attacks.pgd import PGD
+
+
+def random_class(logits: Tensor, y: Tensor, dice: Dice) -> Tensor:
+    """(B,) classes drawn evenly from those that are not the label."""
+    other = dice.integers("target", logits.shape[1] - 1)
+    return other + (other >= y)
+
+
+def least_likely_class(logits: Tensor, y: Tensor, dice: Dice) -> Tensor:
+    """(B,) classes of the smallest logit that is not the label's."""
+    return logits.scatter(1, y[:, None], torch.inf).argmin(1)
+
+
+def likeliest_class(logits: Tensor, y: Tensor, dice: Dice) -> Tensor:
+    """(B,) classes of the largest logit that is not the label's."""
+    return logits.scatter(1, y[:, None], -torch.inf).argmax(1)
+
+
+TARGETS: dict[str, Callable[[Tensor, Tensor, Dice], Tensor]] = {
+    "random": random_class,
+    "least_likely": least_likely_class,
+    "likeliest": likeliest_class,
+}
 
 
 @attacks.register("targeted_pgd")

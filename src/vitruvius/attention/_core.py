@@ -45,7 +45,7 @@ class Stage(nn.Module):
     A stage whose `needs` names "x" or "before" is called with (heads, context). With "before" it also hands something
     on to the next layer (`hand_on`); a stage that `reduces` changes the number of tokens between attention and MLP.
     `twins` names chains that can stand in for this part when a model is attacked through something whose gradient hides
-    nothing (`vitruvius.evaluation.examination`): neutral settings, a smooth or exact form; () leaves the part out.
+    nothing (`vitruvius.evaluation.sanity`): neutral settings, a smooth or exact form; () leaves the part out.
     `shows` says in words what the map of a core with this part is, for pages that show one.
 
     Every stage is made for a `site`, its first argument, whose sizes it may read and which it may refuse.

@@ -24,7 +24,7 @@ from vitruvius.compression.polarisation import Polarised, describe, polarise_all
 from vitruvius.compression.rules import Rule, rules
 from vitruvius.compression.sparse import masks_in
 from vitruvius.data import DataConfig, Loader, eval_loader, train_loader
-from vitruvius.evaluation import fingerprint
+from vitruvius.evaluation.base import fingerprint
 from vitruvius.surgery import survey
 from vitruvius.targets import Target, limit_images, local_run, open_target
 

@@ -21,7 +21,7 @@ from vitruvius._progress import Progress, no_progress
 from vitruvius._secrets import redact
 from vitruvius.compression.files import save_maps
 from vitruvius.data.identity import digest_of, identity_of
-from vitruvius.evaluation import fingerprint, numbered, settings_fingerprint
+from vitruvius.evaluation.base import fingerprint, numbered, settings_fingerprint
 from vitruvius.heads import Heads
 from vitruvius.surgery import record
 from vitruvius.surgery.recording import map_of

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
+from vitruvius._progress import Bar
 from vitruvius._yaml import read_yaml
 from vitruvius.data import DataConfig, eval_loader, held_out
 from vitruvius.data.base import split_folder

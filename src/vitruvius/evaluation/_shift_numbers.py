@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import DataError
-from vitruvius.evaluation.ledger import Columns, Ledger
+from vitruvius.evaluation.base import Columns
+from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.metrics import (
     Baseline,
     Bins,

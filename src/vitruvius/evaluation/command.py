@@ -6,25 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitruvius._bar import Bar
 from vitruvius._errors import ConfigError
 from vitruvius._files import Lock
 from vitruvius._processes import Process, process_group
+from vitruvius._progress import Bar
 from vitruvius._signals import keeping
 from vitruvius._yaml import parse_value
-from vitruvius.attacks import Norm, as_norm
+from vitruvius.attacks.base import Ensemble, Norm, as_norm
 from vitruvius.corruptions.base import corruptions
 from vitruvius.data import Loader, eval_loader
 from vitruvius.evaluation._evaluate import evaluate
 from vitruvius.evaluation._shift_command import open_shifts, read_baseline, temperature_of
-from vitruvius.evaluation._subject import data_settings
 from vitruvius.evaluation._text import format_corruption
-from vitruvius.evaluation.examination import examine, save_findings
-from vitruvius.evaluation.findings import Finding
+from vitruvius.evaluation.base import data_settings
 from vitruvius.evaluation.ledger import Ledger
+from vitruvius.evaluation.masking import Finding
 from vitruvius.evaluation.metrics import Baseline
 from vitruvius.evaluation.result import Report
-from vitruvius.evaluation.sanity import Sanity
+from vitruvius.evaluation.sanity import Sanity, examine, save_findings
 from vitruvius.evaluation.shift import check_fit, evaluate_shift
 from vitruvius.evaluation.shift_report import ShiftReport, corruption_report
 from vitruvius.evaluation.threats import Threat, make_threats
@@ -239,7 +238,8 @@ def _read_baselines(
 
 def _evaluate(job: _Job, threats: Sequence[Threat]) -> Report:
     """Clean images and threats."""
-    with Bar("evaluating", shown=job.process.first) as bar:
+    at_most = any(isinstance(threat, Ensemble) for threat in threats)
+    with Bar("evaluating", shown=job.process.first, at_most=at_most) as bar:
         return evaluate(
             job.target.model,
             job.loader(),
@@ -247,7 +247,6 @@ def _evaluate(job: _Job, threats: Sequence[Threat]) -> Report:
             folder=job.folder,
             process=job.process,
             progress=bar,
-            on_news=bar.line,
             signature=data_settings(job.target.config.data),
         )
 

@@ -20,8 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitruvius._bar import Bar
-from vitruvius._checks import Progress, device_of
+from vitruvius._checks import device_of
 from vitruvius._errors import ConfigError
 from vitruvius._files import (
     Lock,
@@ -37,12 +36,11 @@ from vitruvius._files import (
     sweep,
 )
 from vitruvius._processes import choose_device
+from vitruvius._progress import Bar, Progress, no_progress, part_of, scaled
 from vitruvius._secrets import redact
+from vitruvius.attacks.base import disturb
 from vitruvius.data import eval_loader
-from vitruvius.evaluation._evaluate import numbered
-from vitruvius.evaluation._judging import answer
-from vitruvius.evaluation._progress import RoundProgress, disturb_with_progress
-from vitruvius.evaluation._subject import subject_of
+from vitruvius.evaluation.base import answer, numbered, subject_of
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.targets import check_head, check_numbering, limit_images, load_target_plugins, open_target
 
@@ -117,7 +115,7 @@ def make_examples(
     threat: Threat,
     *,
     what: What = "images",
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> ExampleSet:
     """Attack every image once.
 
@@ -126,13 +124,11 @@ def make_examples(
     progress: called after every batch with the images done, how many there are, and the accuracy so far.
     """
     _check_what(threat, what)
-    score = _Score()
+    score = _Score(progress, getattr(loader, "num_images", None))
     batches: list[_Attacked] = []
-    round = RoundProgress(progress, getattr(loader, "num_images", None))
     for x, y, ids in numbered(loader):
-        batches.append(_attack(model, threat, x, y, ids, what, round, score))
+        batches.append(_attack(model, threat, x, y, ids, what, score))
         score.add(batches[-1].rows())
-        score.tell(round)
     labels = torch.cat([batch.labels for batch in batches])
     known = int(getattr(model, "num_classes", 0))
     return ExampleSet(
@@ -153,7 +149,7 @@ def draw_examples(
     pictures: PictureFolder,
     *,
     what: What = "images",
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> ExampleScores:
     """Attack every image that has no picture yet, and write one of each; memory holds a batch at a time.
 
@@ -162,16 +158,14 @@ def draw_examples(
     `model` is in eval mode; `loader` yields (images, labels) or with ids too; `threat` is a function (model, x, y) →
     x'.
     """
-    score = _Score()
-    round = RoundProgress(progress, getattr(loader, "num_images", None))
+    score = _Score(progress, getattr(loader, "num_images", None))
     for x, y, ids in numbered(loader):
         rows = [pictures.rows[number] for number in ids.tolist() if number in pictures.rows]
         if len(rows) < len(ids):  # also of a batch that was interrupted all images: the same ones are attacked together
-            batch = _attack(model, threat, x, y, ids, what, round, score)
+            batch = _attack(model, threat, x, y, ids, what, score)
             rows = batch.rows()
             pictures.write(batch)
         score.add(rows)
-        score.tell(round)
     return ExampleScores(
         accuracy=score.accuracy,
         accuracy_8bit=score.accuracy_8bit,
@@ -266,13 +260,22 @@ class PictureFolder:
 class _Score:
     """How many examples the model is right about, so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress, total: int | None) -> None:
+        self.progress = progress
+        self.total = total
         self.done = self.right = self.right_8bit = 0
 
     def add(self, rows: Sequence[Row]) -> None:
         self.done += len(rows)
         self.right += sum(row["right"] for row in rows)
         self.right_8bit += sum(row["right_8bit"] for row in rows)
+        self.progress(self.done, self.total, f"{100 * self.accuracy:.1f} % still right")
+
+    def of_batch(self, images: int, name: str) -> Progress:
+        """The progress of an attack on the next images."""
+        after = None if self.total is None else self.total - self.done - images
+        so_far = f"{name} {100 * self.accuracy:.1f} % still right" if self.done else name
+        return scaled(part_of(self.progress, self.done, after, so_far), images)
 
     @property
     def accuracy(self) -> float:
@@ -281,10 +284,6 @@ class _Score:
     @property
     def accuracy_8bit(self) -> float:
         return self.right_8bit / max(self.done, 1)
-
-    def tell(self, round: RoundProgress) -> None:
-        round.end_pool(self.done - round.done)
-        round.at(self.done, f"{100 * self.accuracy:.1f} % still right")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,16 +302,11 @@ class _Attacked:
 
 
 def _attack(
-    model: nn.Module, threat: Threat, x: Tensor, y: Tensor, ids: Tensor, what: What, round: RoundProgress, score: _Score
+    model: nn.Module, threat: Threat, x: Tensor, y: Tensor, ids: Tensor, what: What, score: _Score
 ) -> _Attacked:
     device = device_of(model)
     x, y = x.to(device), y.to(device)
-    name = describe(threat)
-    so_far = name
-    if score.done:
-        so_far = f"{name} {100 * score.accuracy:.1f} % still right"
-    round.at(round.done, so_far)
-    moved = disturb_with_progress(threat, model, x, y, ids, round=round, name=name.partition("(")[0], so_far=so_far)
+    moved = disturb(threat, model, x, y, ids, score.of_batch(len(y), describe(threat)))
     kept = moved
     if what == "perturbations":
         eps = float(threat.eps)  # type: ignore[attr-defined]

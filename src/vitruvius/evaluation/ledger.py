@@ -4,8 +4,8 @@ ledger.json            what is judged (data, model, weights), and the threats in
                        version of vitruvius, which may change
 parts/…                the rows of one batch under one threat, written in one step: a kill loses no more than that
 images.json            of a published set, names, sizes and hashes of the images of each part
-stages/…               of an ensemble, which images have survived which stage, batch by batch
-points/…               of an ensemble that searches on a faster view, the worst points of the pool that is at hand
+stages/…, points/…     of an ensemble, for the pool of images at hand: which stage each has survived, and the worst
+                       points of the first stage
 ledger.safetensors     all rows, when an evaluation has finished; the parts have gone into it
 """
 
@@ -15,7 +15,8 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,31 +38,20 @@ from vitruvius._files import (
 from vitruvius._secrets import redact
 from vitruvius._version import __version__
 from vitruvius.data.identity import changes
+from vitruvius.evaluation.base import Columns
 from vitruvius.evaluation.threats import Entry
 
-NOTES = "stages"  # folder of what the stages of an ensemble have decided so far
-POINTS = "points"  # folder of the worst points that a search on a faster view has found so far
+PARTS, STAGES, POINTS = "parts", "stages", "points"  # folders of what is written while an evaluation runs
 IMAGES = "images.json"  # of published sets: what the images of each part are
 PIXELS = "pixels"  # column of clean images: a hash of each, so that other images are noticed
-ANEW = "Choose another folder (--out), or begin anew (--fresh, which deletes that ledger)."
+AGAIN = "Choose another folder (--out), or start again (--fresh, which deletes that ledger)."
 AFTER = "standing after "  # columns of an ensemble: which images were robust after each of its stages
-DRAWS_RIGHT = "draws_right"  # column of random models: share of the draws in which an image is classified correctly
-Columns = dict[str, Tensor]  # every column (n,), `id` among them
 MEANINGS = (
     "id, label, prediction, confidence (max softmax), correct, loss, top5, max_logit, energy (logsumexp of logits), "
     "entropy (nats), seconds"
 )
 
-_log = logging.getLogger(__name__)
-
-
-class Note(NamedTuple):
-    """What one stage of an ensemble has decided about some images."""
-
-    threat: str
-    stage: str
-    attempt: int | None  # they have survived all attempts up to this one (from 0); None: the whole stage
-    columns: Columns  # `id`, and of the first stage what the model answers to the worst points
+logger = logging.getLogger(__name__)
 
 
 class _Images(NamedTuple):
@@ -70,13 +60,6 @@ class _Images(NamedTuple):
     ids: Tensor  # (n,)
     pixels: Tensor  # (n,) a hash of each
     labels: Tensor  # (n,)
-
-    @classmethod
-    def of(cls, columns: Columns) -> _Images | None:
-        if PIXELS not in columns:
-            return None
-        order = columns["id"].argsort()
-        return cls(columns["id"][order], columns[PIXELS][order], columns["label"][order])
 
     def changed(self, ids: Tensor, pixels: Tensor, labels: Tensor) -> Tensor:
         """Ids of images that are known as others."""
@@ -94,16 +77,10 @@ class Ledger:
     """
 
     def __init__(self, folder: str | Path | None = None, *, rank: int = 0) -> None:
-        if folder is None:
-            self.folder = None
-        else:
-            self.folder = Path(folder)
+        self.folder = None if folder is None else Path(folder)
         self.rank = rank
         self.columns: dict[str, Columns] = {}
         self._written = 0
-        self._noted = 0
-        self._earlier: list[Note] = []
-        self._earlier_points: list[Path] = []
         self._images: _Images | None = None  # judged by earlier evaluations
         self._claimed = False
         self._made: MadeFolder | None = None
@@ -122,7 +99,7 @@ class Ledger:
         self._lock = Lock(self.folder)
         self._lock.take()
         try:
-            return self._claim(self.folder, subject, entries)
+            return self._claim(self.folder, redact(dict(subject)), entries)
         except BaseException:
             self.release()
             raise
@@ -132,20 +109,25 @@ class Ledger:
         if self._lock is not None:
             self._lock.release()
 
-    def _claim(self, folder: Path, subject: Mapping[str, object], entries: Sequence[Entry]) -> list[Entry]:
-        subject = redact(dict(subject))
+    def _claim(self, folder: Path, subject: Mapping[str, Any], entries: Sequence[Entry]) -> list[Entry]:
         file = folder / "ledger.json"
-        known: dict[str, Any] = {"subject": subject, "version": __version__, "threats": []}
-        if file.exists() and self._holds_rows():
+        before: list[Entry] = []
+        known: dict[str, Any] = {"subject": subject, "version": __version__}
+        if self._holds_rows():
+            if not file.exists():
+                raise RunError(f"{folder} holds rows, but no ledger.json says of what. {AGAIN}")
             known = read_json(file)
-        before = _entries(known, file)
-        self._compare(redact(known["subject"]), subject, file)
-        self._compare_revisions(before, entries)
+            before = _entries(known, file)
+            judged = redact(known["subject"])
+            differing = [key for key in {**judged, **subject} if judged.get(key) != subject.get(key)]
+            if differing:
+                was = [f"{key} was {judged.get(key, 'not noted')}, now {subject.get(key)}" for key in differing[:3]]
+                raise RunError(f"{folder} holds the ledger of another evaluation: {'; '.join(was)}. {AGAIN}")
         every = {entry.spec: entry for entry in [*before, *entries]}
         self._made = MadeFolder(folder)
         ensure_writable(folder)
-        for left in (folder, *self._growing()):
-            sweep(left)
+        for growing in (folder, *self._growing()):
+            sweep(growing)
         known["threats"] = [dataclasses.asdict(entry) for entry in every.values()]
         atomic_write_text(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
         self._claimed = True
@@ -157,14 +139,22 @@ class Ledger:
             return
         if (self.folder / "ledger.safetensors").exists():
             self.join([load_ledger(self.folder / "ledger.safetensors")])
-        for file in sorted((self.folder / "parts").glob("*.safetensors")):
+        for file in sorted((self.folder / PARTS).glob("*.safetensors")):
             self._read_part(file)
-        for file in sorted((self.folder / NOTES).glob("*.safetensors")):
-            self._read_note(file)
-        self._earlier_points = sorted((self.folder / POINTS).glob("*.safetensors"))
-        for file in self._earlier_points:
-            self._noted = self._number_after(file, self._noted)
-        self._images = _Images.of(self.columns.get("clean", {}))
+        clean = self.columns.get("clean", {})
+        if PIXELS in clean:
+            order = clean["id"].argsort()
+            self._images = _Images(clean["id"][order], clean[PIXELS][order], clean["label"][order])
+
+    def _read_part(self, file: Path) -> None:
+        rank, number = map(int, file.stem.rsplit("-", 2)[1:])
+        if rank == self.rank:
+            self._written = max(self._written, number + 1)
+        try:
+            rows, metadata = load_tensors(file)
+            self._merge(metadata["threat"], _in_order(rows, metadata))
+        except CheckpointError as error:
+            logger.warning("%s Its images are judged again.", error)
 
     def check_images(self, ids: Tensor, x: Tensor, y: Tensor) -> None:
         """Refuse images (B, …) or labels (B,) that are not those an earlier evaluation has judged under these ids.
@@ -177,7 +167,7 @@ class Ledger:
         if len(changed):
             raise RunError(
                 f"{self.folder} holds the ledger of other images: image {int(changed[0])} has other pixels or another "
-                f"label than when it was judged. {ANEW}"
+                f"label than when it was judged. {AGAIN}"
             )
 
     def check_part(self, part: str, identity: Mapping[str, str]) -> None:
@@ -188,12 +178,10 @@ class Ledger:
         if self.folder is None:
             return
         file = self.folder / IMAGES
-        known: dict[str, Any] = {}
-        if file.exists():
-            known = read_json(file)
-        said = changes(known.get(part, {}), identity)
-        if said and len(self.done(part)):
-            raise RunError(f"{self.folder} holds rows of other images of {part}: {said[0]}. {ANEW}")
+        known: dict[str, Any] = read_json(file) if file.exists() else {}
+        differing = changes(known.get(part, {}), identity)
+        if differing and len(self.done(part)):
+            raise RunError(f"{self.folder} holds rows of other images of {part}: {differing[0]}. {AGAIN}")
         if known.get(part) != identity:
             atomic_write_text(file, json.dumps({**known, part: identity}, indent=1) + "\n")
 
@@ -210,9 +198,7 @@ class Ledger:
 
     def done(self, threat: str) -> Tensor:
         """Ids of the images that this `threat` has already seen."""
-        if threat in self.columns:
-            return self.columns[threat]["id"]
-        return torch.empty(0, dtype=torch.int64)
+        return self.columns[threat]["id"] if threat in self.columns else torch.empty(0, dtype=torch.int64)
 
     def add(self, threat: str, rows: Columns) -> None:
         """Rows of one batch, on the CPU; on disk before this returns.
@@ -222,76 +208,45 @@ class Ledger:
         rows = {name: column.detach().cpu() for name, column in rows.items()}
         self._merge(threat, rows)
         if self.folder is not None:
-            self._check_place()
+            self._check_folder()
             name = f"{_safe(threat)}-{self.rank:05d}-{self._written:06d}.safetensors"
-            save_tensors(self.folder / "parts" / name, rows, {"threat": threat, **_notes(rows)})
+            save_tensors(self.folder / PARTS / name, rows, {"threat": threat, **_notes(rows)})
             self._written += 1
 
-    def write_note(self, threat: str, stage: str, attempt: int | None, columns: Columns) -> None:
-        """What a stage of an ensemble has decided about some images; on disk before this returns.
+    def write_pool(self, threat: str, kind: str, columns: Columns, about: Mapping[str, Any]) -> None:
+        """What an ensemble knows about a pool of images, in place of what it knew before; on disk before this returns.
 
-        `threat` and `stage` are descriptions; `attempt` is the last one that all these images survived, None where the
-        stage is through with them; `columns` are what it decided, each (B, …).
+        `kind` is one of the folders `stages` and `points`; `columns` are of the images, the ids of all of the pool
+        first among them; `about` are plain values.
         """
-        if self.folder is None:
-            return
-        self._check_place()
-        name = f"{_safe(threat)}-{self.rank:05d}-{self._noted:06d}.safetensors"
-        about = {"threat": threat, "stage": stage, "attempt": json.dumps(attempt)}
-        save_tensors(self.folder / NOTES / name, columns, {**about, **_notes(columns)})
-        self._noted += 1
+        if self.folder is not None:
+            self._check_folder()
+            file = self._pool_file(threat, kind, columns["pool"])
+            columns = {name: column.detach().cpu() for name, column in columns.items()}
+            save_tensors(file, columns, {"threat": threat, "about": json.dumps(dict(about))})
 
-    def notes_of(self, threat: str) -> list[Note]:
-        """What the stages of this `threat`, an ensemble, had decided when an earlier evaluation was interrupted."""
-        return [note for note in self._earlier if note.threat == threat]
-
-    def write_points(self, threat: str, columns: Columns) -> Path | None:
-        """Worst points (B, …) of images; the file, where there is a folder.
-
-        `threat` is its description; `columns` are the points and the ids of their images.
-        """
-        if self.folder is None:
+    def read_pool(self, threat: str, kind: str, pool: Tensor) -> tuple[Columns, dict[str, Any]] | None:
+        """What `write_pool` has written about the images with these ids, if an earlier evaluation was interrupted."""
+        if self.folder is None or not (file := self._pool_file(threat, kind, pool)).exists():
             return None
-        self._check_place()
-        name = f"{_safe(threat)}-{self.rank:05d}-{self._noted:06d}.safetensors"
-        save_tensors(self.folder / POINTS / name, columns, {"threat": threat})
-        self._noted += 1
-        return self.folder / POINTS / name
-
-    def points_of(self, threat: str) -> Iterator[tuple[Path, Columns]]:
-        """What `write_points` has written in an earlier evaluation, one file at a time."""
-        for file in self._earlier_points:
-            if not file.exists():  # its pool is done
-                continue
-            try:
-                columns, about = load_tensors(file)
-            except CheckpointError as error:
-                _log.warning("%s The short search of its images starts from themselves.", error)
-                continue
-            if about["threat"] == threat:
-                yield file, columns
-
-    def _growing(self) -> list[Path]:
-        """Folders of what is written while an evaluation runs."""
-        assert self.folder is not None
-        return [self.folder / name for name in ("parts", NOTES, POINTS)]
-
-    def _number_after(self, file: Path, number: int) -> int:
-        """The next free number of this process, where `number` was free before this file was seen."""
-        rank, taken = map(int, file.stem.rsplit("-", 2)[1:])
-        if rank != self.rank:
-            return number
-        return max(number, taken + 1)
-
-    def _read_note(self, file: Path) -> None:
-        self._noted = self._number_after(file, self._noted)
         try:
-            columns, about = load_tensors(file)
+            columns, metadata = load_tensors(file)
         except CheckpointError as error:
-            _log.warning("%s Its images are searched again.", error)
-            return
-        attempt = json.loads(about["attempt"])
-        self._earlier.append(Note(about["threat"], about["stage"], attempt, _in_order(columns, about)))
+            logger.warning("%s Its images are searched again.", error)
+            return None
+        same = metadata["threat"] == threat and torch.equal(columns["pool"], pool)
+        return (columns, json.loads(metadata["about"])) if same else None
+
+    def forget_pool(self, threat: str, pool: Tensor) -> None:
+        """All images of the pool have their rows."""
+        if self.folder is not None:
+            for kind in (STAGES, POINTS):
+                self._pool_file(threat, kind, pool).unlink(missing_ok=True)
+
+    def _pool_file(self, threat: str, kind: str, pool: Tensor) -> Path:
+        assert self.folder is not None
+        key = zlib.crc32(f"{threat} {pool.tolist()}".encode())
+        return self.folder / kind / f"{_safe(threat)}-{key:08x}.safetensors"
 
     def join(self, others: Sequence[dict[str, Columns]]) -> None:
         """Take in rows from elsewhere; an image counts once.
@@ -311,7 +266,7 @@ class Ledger:
     def save(self) -> None:
         """All rows in one file, columns named `<threat>/<column>`; only then the parts go."""
         assert self.folder is not None
-        self._check_place()
+        self._check_folder()
         named = {f"{t}/{name}": column for t in self.columns for name, column in self.rows(t).items()}
         save_tensors(self.folder / "ledger.safetensors", named, _notes(named))
         for folder in self._growing():
@@ -323,42 +278,28 @@ class Ledger:
         if self._made is not None and not self._holds_rows():
             self._made.take_back("ledger.json", IMAGES)
 
-    def _check_place(self) -> None:
-        """Refuse to go on in a folder that was moved or deleted since this evaluation began in it."""
+    def _growing(self) -> list[Path]:
+        """Folders of what is written while an evaluation runs."""
+        assert self.folder is not None
+        return [self.folder / name for name in (PARTS, STAGES, POINTS)]
+
+    def _check_folder(self) -> None:
+        """Refuse to continue in a folder that was moved or deleted since this evaluation started in it."""
         if self._claimed and self.folder is not None and not (self.folder / "ledger.json").exists():
             raise RunError(
                 f"{self.folder} was moved or deleted while it was written to: ledger.json is gone. Move it back and "
-                "call the same command again; it goes on where this one stopped."
+                "call the same command again; it resumes where this one stopped."
             )
         if self._lock is not None:
             self._lock.check()
 
-    def _compare(self, known: Mapping[str, Any], asked: Mapping[str, Any], file: Path) -> None:
-        differing = [key for key in {**known, **asked} if known.get(key) != asked.get(key)]
-        if differing:
-            said = "; ".join(f"{key} was {known.get(key, 'not noted')}, now {asked.get(key)}" for key in differing[:3])
-            raise RunError(f"{self.folder} holds the ledger of another evaluation: {said}. {ANEW}")
-        if not file.exists() and self._holds_rows():
-            raise RunError(f"{self.folder} holds rows, but no ledger.json says of what. {ANEW}")
-
     def _holds_rows(self) -> bool:
         if self.folder is None:
             return False
-        if (self.folder / "ledger.safetensors").exists():
-            return True
-        return any(any(folder.glob("*")) for folder in self._growing())
-
-    def _compare_revisions(self, known: Sequence[Entry], asked: Sequence[Entry]) -> None:
-        revisions = {entry.spec: entry.revision for entry in asked}
-        for entry in known:
-            if revisions.get(entry.spec, entry.revision) != entry.revision:
-                raise RunError(
-                    f"{self.folder} holds rows of {entry.spec} made by an earlier form of that attack, whose defaults "
-                    "were others (CHANGELOG.md, figures that change). Choose another folder, or delete that one."
-                )
+        return (self.folder / "ledger.safetensors").exists() or any(any(folder.glob("*")) for folder in self._growing())
 
     def _merge(self, threat: str, rows: Columns) -> None:
-        """Rows written by an older version may lack columns; of a threat all rows have the same ones."""
+        """Of a threat all rows have the same columns; of an image the first row counts."""
         known = self.columns.get(threat)
         if known is None:
             self.columns[threat] = rows
@@ -366,22 +307,15 @@ class Ledger:
         new = ~torch.isin(rows["id"], known["id"])
         self.columns[threat] = {name: torch.cat([known[name], rows[name][new]]) for name in known if name in rows}
 
-    def _read_part(self, file: Path) -> None:
-        self._written = self._number_after(file, self._written)
-        try:
-            rows, metadata = load_tensors(file)
-            self._merge(metadata["threat"], _in_order(rows, metadata))
-        except CheckpointError as error:
-            _log.warning("%s Its images are judged again.", error)
-
 
 def _entries(known: Mapping[str, Any], file: Path) -> list[Entry]:
     """The threats that a ledger.json names."""
     try:
         dict(known["subject"])
-        return [Entry(**threat) for threat in known["threats"]]
+        names = [field.name for field in dataclasses.fields(Entry)]
+        return [Entry(**{name: threat[name] for name in names}) for threat in known["threats"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{file} is damaged: it does not say what was judged ({error}). {ANEW}") from error
+        raise RunError(f"{file} is damaged: it does not say what was judged ({error}). {AGAIN}") from error
 
 
 def load_ledger(path: str | Path) -> dict[str, Columns]:
@@ -389,10 +323,9 @@ def load_ledger(path: str | Path) -> dict[str, Columns]:
 
     `path` is that file or folder.
     """
-    if Path(path).is_dir():
-        path = Path(path) / "ledger.safetensors"
+    file = Path(path) / "ledger.safetensors" if Path(path).is_dir() else path
     columns: dict[str, Columns] = {}
-    for key, tensor in _in_order(*load_tensors(path)).items():
+    for key, tensor in _in_order(*load_tensors(file)).items():
         threat, _, name = key.rpartition("/")
         columns.setdefault(threat, {})[name] = tensor
     return columns
@@ -404,8 +337,8 @@ def _notes(columns: Columns) -> dict[str, str]:
 
 
 def _in_order(columns: Columns, notes: Mapping[str, str]) -> Columns:
-    known = [name for name in json.loads(notes.get("order", "[]")) if name in columns]
-    return {name: columns[name] for name in dict.fromkeys([*known, *columns])}
+    names = [name for name in json.loads(notes.get("order", "[]")) if name in columns]
+    return {name: columns[name] for name in dict.fromkeys([*names, *columns])}
 
 
 def _safe(name: str) -> str:

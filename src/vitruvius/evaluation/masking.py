@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -24,11 +25,12 @@ from vitruvius._checks import check_labels, check_logits
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text, read_text
 from vitruvius._processes import Process
-from vitruvius.attacks import LINF, MARGIN, Ensemble, Norm, frozen, full_precision, loss_and_grad
 from vitruvius.attacks.adapters import FromAutoAttack
-from vitruvius.evaluation.findings import SLACK, Finding
-from vitruvius.evaluation.ledger import AFTER, DRAWS_RIGHT, Columns
+from vitruvius.attacks.base import LINF, MARGIN, Ensemble, Norm, frozen, full_precision, loss_and_grad
+from vitruvius.evaluation.base import DRAWS_RIGHT, Columns
+from vitruvius.evaluation.ledger import AFTER
 
+SLACK = 0.01  # share of images by which an order may be missed, and one image always
 IMAGES = 64  # looked at, of the first batches
 DRAWS = 10  # answers of a random model to each x'
 VANISHING = 0.01  # of the margin: a gradient that promises less for all pixels moved by 1 has vanished
@@ -38,6 +40,58 @@ PROMISE = 0.3  # part of the gradient's promise that a step must keep
 # 0.02 to 0.3 on an ImageNet classifier; inputs shattered by a sine, where eps is longer than its wave: 0.55 to 1.
 MISLED = 0.45
 RANDOMNESS = "randomness"
+SENTENCES = {  # of open findings by name, in the order in which they matter
+    RANDOMNESS: f"two passes over the same images differ, so the model is random; x' is judged over {DRAWS} draws",
+    "probabilities": (
+        "the model returns probabilities instead of logits, whose losses have vanishing gradients; "
+        "evaluate it without its softmax"
+    ),
+    "gradient in the forward pass": (
+        "the model computes gradients in its forward pass, through which attacks do not differentiate; "
+        "a defence that adapts to its input needs an attack made for it"
+    ),
+    "vanishing gradients": (
+        "the margin has no gradient, or next to none, at images that gradient attacks are to break"
+    ),
+    "shattered gradients": (
+        f"a step along the gradient raises the margin by less than {PROMISE:g} of what the gradient says"
+    ),
+    "ties": "the two largest logits are equal in float32, so the class is decided by their order",
+    "saturation": (
+        "the logits are so far apart that softmax is exactly one-hot in float32 and cross-entropy has no gradient; "
+        "divide them by a constant"
+    ),
+    "black box": "Square, which uses no gradients, breaks images that the gradient attacks before it left robust",
+}
+Numbers = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one check of a model's robustness saw, in a sentence and numbers."""
+
+    name: str
+    passed: bool
+    sentence: str
+    numbers: Numbers = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{'ok        ' if self.passed else 'suspicious'}  {self._in_words()}"
+
+    def remark(self) -> str:
+        """What it says of a figure, in one sentence."""
+        return f"{self._in_words()}."
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def _in_words(self) -> str:
+        numbers = ", ".join(f"{key} {value:.4g}" for key, value in self.numbers.items())
+        return f"{self.name}: {self.sentence}" + (f" ({numbers})" if numbers else "")
+
+
+def _open(name: str, numbers: Numbers) -> Finding:
+    return Finding(name=name, passed=False, sentence=SENTENCES[name], numbers=numbers)
 
 
 class MaskingChecks:
@@ -48,11 +102,10 @@ class MaskingChecks:
     """
 
     def __init__(self, threats: Mapping[str, Any], folder: str | Path | None = None, rank: int = 0) -> None:
-        self.folder = None
+        self.folder = None if folder is None else Path(folder)
         self.rank = rank
         self.found: dict[str, list[Finding]] = {}  # by the threat's description; open findings only
-        if folder is not None:
-            self.folder = Path(folder)
+        if self.folder is not None:
             self._join([_load(self.folder / _file_of(0)), _load(self.folder / _file_of(rank))])
         self.waiting = {spec: threat for spec, threat in threats.items() if self._is_open(spec, threat)}
         self.images: list[tuple[Tensor, Tensor]] = []
@@ -84,29 +137,16 @@ class MaskingChecks:
         return list(news.values())
 
     def draws(self, spec: str) -> int:
-        """How often the model is asked about each x' of a threat: several times where it is random.
-
-        `spec` is the description of the threat.
-        """
-        if any(finding.name == RANDOMNESS for finding in self.found.get(spec, [])):
-            return DRAWS
-        return 1
+        """How often the model is asked about each x' of a threat: several times where it is random."""
+        return DRAWS if any(finding.name == RANDOMNESS for finding in self.found.get(spec, [])) else 1
 
     def say(self, spec: str) -> str:
-        """What is put behind a threat's figure: the names of its findings, or nothing.
-
-        `spec` is the description of the threat.
-        """
-        names = [finding.name for finding in self.found.get(spec, [])]
-        if not names:
-            return ""
-        return f", doubtful: {', '.join(names)}"
+        """What is put behind a threat's figure: the names of its findings, or nothing."""
+        names = ", ".join(finding.name for finding in self.found.get(spec, []))
+        return f", doubtful: {names}" if names else ""
 
     def gather(self, process: Process) -> dict[str, list[Finding]]:
-        """What all processes have found, of each name the first; kept in one file. Call it on all processes.
-
-        `process` is this one of several.
-        """
+        """What all processes have found, of each name the first; kept in one file. Call it on all processes."""
         every = process.gather(self.found)
         self.found = {}
         self._join(every)
@@ -134,9 +174,7 @@ class MaskingChecks:
 
 def _file_of(rank: int) -> str:
     """findings.json; of other processes, while they are not together, findings.RANK.json."""
-    if rank == 0:
-        return "findings.json"
-    return f"findings.{rank}.json"
+    return f"findings.{rank}.json" if rank else "findings.json"
 
 
 def _load(file: Path) -> dict[str, list[Finding]]:
@@ -193,69 +231,43 @@ class _Look:
 
     def findings(self) -> list[Finding]:
         """Open findings, in the order in which they matter."""
-        every = [
-            self._randomness(),
-            self._probabilities(),
-            self._gradient_in_forward(),
-            self._vanishing(),
-            self._shattered(),
-            self._ties(),
-            self._saturation(),
-        ]
-        return [finding for finding in every if finding is not None]
+        numbers = {
+            RANDOMNESS: {"largest difference of logits": self.spread} if self.spread > 0 else None,
+            "probabilities": self._probabilities(),
+            "gradient in the forward pass": {} if calls_autograd(self.model, self.x[:2]) else None,
+            "vanishing gradients": self._vanishing(),
+            "shattered gradients": self._shattered(),
+            "ties": self._ties(),
+            "saturation": self._saturation(),
+        }
+        return [_open(name, number) for name, number in numbers.items() if number is not None]
 
-    def _randomness(self) -> Finding | None:
-        if self.spread == 0:
-            return None
-        return _open(
-            RANDOMNESS,
-            f"two passes over the same images differ, so the model is random; x' is judged over {DRAWS} draws",
-            {"largest difference of logits": self.spread},
-        )
-
-    def _probabilities(self) -> Finding | None:
+    def _probabilities(self) -> Numbers | None:
         sums = self.logits.sum(1)
         if bool((self.logits < 0).any()) or bool(((sums - 1).abs() > 1e-2).any()):
             return None
-        return _open(
-            "probabilities",
-            "the model returns probabilities instead of logits, whose losses have vanishing gradients; "
-            "evaluate it without its softmax",
-            {"smallest output": float(self.logits.min())},
-        )
+        return {"smallest output": float(self.logits.min())}
 
-    def _gradient_in_forward(self) -> Finding | None:
-        if not calls_autograd(self.model, self.x[:2]):
-            return None
-        return _open(
-            "gradient in the forward pass",
-            "the model computes gradients in its forward pass, through which attacks do not differentiate; "
-            "a defence that adapts to its input needs an attack made for it",
-        )
-
-    def _vanishing(self) -> Finding | None:
+    def _vanishing(self) -> Numbers | None:
         flat = self._flat()
-        if not self._many(flat):
-            return None
         zero = self.grad.flatten(1).abs().amax(1) == 0
-        return _open(
-            "vanishing gradients",
-            "the margin has no gradient, or next to none, at images that gradient attacks are to break",
-            {"share of images": _share(flat), "exactly zero": _share(zero)},
-        )
+        return {"share of images": _share(flat), "exactly zero": _share(zero)} if _many(flat) else None
 
-    def _shattered(self) -> Finding | None:
+    def _shattered(self) -> Numbers | None:
         """Does a step along the gradient raise the margin by what the gradient says, or else fool the model?"""
         if self.spread > 0 or self.eps is None or not math.isfinite(self.eps) or not len(self.rows):
             return None
         share = max(_share(self._misled(part)) for part in STEPS)
-        if share <= MISLED:
-            return None
-        return _open(
-            "shattered gradients",
-            f"a step along the gradient raises the margin by less than {PROMISE:g} of what the gradient says",
-            {"share of images": share},
-        )
+        return {"share of images": share} if share > MISLED else None
+
+    def _ties(self) -> Numbers | None:
+        top = self.logits.topk(2, dim=1).values
+        tied = top[:, 0] == top[:, 1]
+        return {"share of images": _share(tied)} if _many(tied) else None
+
+    def _saturation(self) -> Numbers | None:
+        one_hot = (self.logits.float().softmax(1) > 0).sum(1) == 1
+        return {"share of images": _share(one_hot)} if _many(one_hot) else None
 
     def _misled(self, part: float) -> Tensor:
         """Images that withstand a step of this part of the ball's radius, and hardly notice it."""
@@ -267,31 +279,6 @@ class _Look:
         after = MARGIN(self._answer(moved), label)
         promised = (self.grad * (moved - start)).flatten(1).sum(1)
         return ~self._flat() & (after < 0) & (after - before < PROMISE * promised)
-
-    def _ties(self) -> Finding | None:
-        top = self.logits.topk(2, dim=1).values
-        tied = top[:, 0] == top[:, 1]
-        if not self._many(tied):
-            return None
-        return _open(
-            "ties",
-            "the two largest logits are equal in float32, so the class is decided by their order",
-            {"share of images": _share(tied)},
-        )
-
-    def _saturation(self) -> Finding | None:
-        one_hot = (self.logits.float().softmax(1) > 0).sum(1) == 1
-        if not self._many(one_hot):
-            return None
-        return _open(
-            "saturation",
-            "the logits are so far apart that softmax is exactly one-hot in float32 and cross-entropy has no gradient; "
-            "divide them by a constant",
-            {"share of images": _share(one_hot)},
-        )
-
-    def _many(self, rows: Tensor) -> bool:
-        return int(rows.sum()) > SLACK * len(rows)
 
     def _flat(self) -> Tensor:
         """Images where, by the gradient, no change of the pixels would move the margin by a hundredth of itself."""
@@ -325,9 +312,7 @@ class _Look:
     def _spread(self) -> float:
         """The largest difference of logits between two passes; 0 if it is rounding."""
         spread = float((self._answer(self.x) - self.logits).abs().max())
-        if spread > max(1e-4, 4 * self.precision) * (1 + float(self.logits.abs().max())):
-            return spread
-        return 0.0
+        return spread if spread > max(1e-4, 4 * self.precision) * (1 + float(self.logits.abs().max())) else 0.0
 
 
 def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -336,9 +321,7 @@ def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def _as_numbers(logits: Tensor) -> Tensor:
     """Classes written as whole numbers or truth values are judged as numbers."""
-    if logits.is_floating_point():
-        return logits
-    return logits.float()
+    return logits if logits.is_floating_point() else logits.float()
 
 
 def calls_autograd(model: nn.Module, x: Tensor) -> bool:
@@ -375,20 +358,11 @@ def stage_findings(rows: Columns) -> list[Finding]:
             broken += int((stages[before] & ~stages[name]).sum())
     if broken <= max(1, SLACK * number):
         return []
-    return [
-        _open(
-            "black box",
-            "Square, which uses no gradients, breaks images that the gradient attacks before it left robust",
-            {"images": broken, "share of images": broken / number},
-        )
-    ]
+    return [_open("black box", {"images": broken, "share of images": broken / number})]
 
 
 def draw_remarks(spec: str, rows: Columns) -> list[str]:
-    """Worst and mean of the draws over which a threat on a random model was judged, from its rows in a ledger.
-
-    `spec` is the description of the threat, `rows` its columns.
-    """
+    """Worst and mean of the draws over which a threat on a random model was judged, from its rows in a ledger."""
     if DRAWS_RIGHT not in rows:
         return []
     worst = float(rows["correct"].double().mean())
@@ -403,15 +377,12 @@ def _advise(finding: Finding, threat: Any) -> Finding:
     """Randomness is answered by another version of AutoAttack, unless that is the one that runs."""
     if finding.name != RANDOMNESS or getattr(threat, "version", "") == "rand":
         return finding
-    advice = f"{finding.sentence}; run AutoAttack as version=rand, which averages gradients"
-    return Finding(name=finding.name, passed=False, sentence=advice, numbers=finding.numbers)
+    return replace(finding, sentence=f"{finding.sentence}; run AutoAttack as version=rand, which averages gradients")
 
 
-def _open(name: str, sentence: str, numbers: dict[str, float] | None = None) -> Finding:
-    return Finding(name=name, passed=False, sentence=sentence, numbers=numbers or {})
+def _many(rows: Tensor) -> bool:
+    return int(rows.sum()) > SLACK * len(rows)
 
 
 def _share(rows: Tensor) -> float:
-    if not len(rows):
-        return 0.0
-    return float(rows.double().mean())
+    return float(rows.double().mean()) if len(rows) else 0.0

@@ -16,9 +16,8 @@ from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
 from vitruvius.corruptions.base import DRAWN, is_drawn
 from vitruvius.evaluation._text import format_grid, label_drawn, shorten_labels
-from vitruvius.evaluation.findings import Finding
 from vitruvius.evaluation.ledger import AFTER, Ledger
-from vitruvius.evaluation.masking import draw_remarks, stage_findings
+from vitruvius.evaluation.masking import Finding, draw_remarks, stage_findings
 from vitruvius.evaluation.threats import Entry, family, name_entries
 
 

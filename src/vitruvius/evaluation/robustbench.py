@@ -14,8 +14,8 @@ from typing import Any
 from torch import nn
 
 from vitruvius._files import atomic_write_text
-from vitruvius.attacks import LINF, Norm
 from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.base import LINF, Norm
 from vitruvius.evaluation._evaluate import evaluate
 from vitruvius.evaluation.result import Report
 from vitruvius.evaluation.threats import describe

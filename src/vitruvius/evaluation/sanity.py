@@ -1,23 +1,33 @@
 """Is the robustness real? The checks a reviewer asks for (Carlini et al. 2019, arXiv:1902.06705; Athalye et al. 2018).
 
-Each check compares accuracies that must be in order if gradients tell the truth. N images.
+Each check compares accuracies that must be in order if gradients tell the truth. Attention may hide its gradient
+(thresholds, hidden keys, saturation), so the model is also attacked through surrogates: copies with the same weights in
+which each part is replaced as it declares itself (`Stage.twins`), and in float32 where the model computes in less.
+Points found there are tried on the model itself, and its forward pass is attacked with their gradients. N images.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import Progress, check_count, check_eval_mode
+from vitruvius._checks import check_count, check_eval_mode, device_of
+from vitruvius._dice import image_ids
 from vitruvius._errors import ConfigError
+from vitruvius._files import atomic_write_text
 from vitruvius._format import format_number
-from vitruvius.attacks import (
+from vitruvius._progress import Progress, no_progress, part_of, scaled
+from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.base import (
     CE,
     LINF,
     MARGIN,
@@ -29,44 +39,106 @@ from vitruvius.attacks import (
     check_inputs,
     disturb,
     frozen,
-    image_ids,
     loss_and_grad,
-    watched_by,
 )
-from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.square import Square
-from vitruvius.evaluation._progress import CheckProgress
-from vitruvius.evaluation.findings import SLACK, Finding
-from vitruvius.evaluation.masking import DRAWS, IMAGES, RANDOMNESS, look
+from vitruvius.attention import Core, build_twin
+from vitruvius.evaluation.base import Batch, numbered
+from vitruvius.evaluation.masking import DRAWS, IMAGES, RANDOMNESS, SLACK, Finding, look
 from vitruvius.evaluation.straight_through import (
+    InFloat32,
     InFloat64,
     StraightThrough,
     ZeroGradient,
     modules_without_gradient,
 )
-
-__all__ = ["Finding", "Sanity"]
+from vitruvius.surgery import Socket, inner, survey
+from vitruvius.surgery.blocks import link_blocks
 
 GRADIENT = 3  # passes that a gradient takes
 SAMPLE = 8  # images of an unsuspicious model that long black-box searches are tried on
 MOST = 64  # of a suspicious one
 T = TypeVar("T")
-Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
-IN_COMMON = {RANDOMNESS}  # checks of `masking.look` that are made here at greater length
+
+
+def examine(
+    model: nn.Module,
+    loader: Iterable[Any],
+    eps: float,
+    *,
+    norm: Norm | str = LINF,
+    images: int = 256,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> list[Finding]:
+    """Every check on the first images of a loader, through the surrogates of the model's attention too.
+
+    model: in eval mode. loader: yields (images, labels, …).
+    eps: the radius in pixels, in `norm`: linf, l2 or l1.
+    images: how many are looked at. seed: that of the attacks.
+    progress: told which check is being made.
+    """
+    batches: list[Batch] = []
+    for batch in numbered(loader):
+        batches.append(batch)
+        if sum(len(y) for _, y, _ in batches) >= images:
+            break
+    x, y, ids = (torch.cat(column)[:images] for column in zip(*batches, strict=True))
+    device = device_of(model)
+    twins = make_twins(model, tuple(x.shape[1:]))
+    sanity = Sanity(eps=eps, norm=as_norm(norm), seed=seed, twins=twins, batch_size=len(batches[0][1]))
+    return sanity(model, x.to(device), y.to(device), ids=ids, progress=progress)
+
+
+def save_findings(findings: Sequence[Finding], path: str | Path) -> None:
+    """As JSON, one object per check."""
+    atomic_write_text(path, json.dumps([finding.to_dict() for finding in findings], indent=1) + "\n")
+
+
+def make_twins(model: nn.Module, input_size: tuple[int, ...] | None = None) -> dict[str, nn.Module]:
+    """Copies of `model` to attack through, by name; none where its attention declares none.
+
+    `input_size` is that of an image, (channels, rows, columns), for models that do not know it themselves.
+    """
+    parts: list[Any] = [part for core in _cores(model).values() for part in core.parts.values()]
+    names = {name for part in parts for name in part.twins}
+    twins = {name: _twin(model, name, input_size) for name in sorted(names)}
+    if any(p.is_floating_point() and p.dtype.itemsize < torch.float32.itemsize for p in model.parameters()):
+        twins["float32"] = InFloat32(copy.deepcopy(model).float())
+    return twins
+
+
+def _cores(model: nn.Module) -> dict[str, Core]:
+    sockets = {name: module for name, module in inner(model).named_modules() if isinstance(module, Socket)}
+    return {name: socket.core for name, socket in sockets.items() if isinstance(socket.core, Core)}
+
+
+def _twin(model: nn.Module, name: str, input_size: Any) -> nn.Module:
+    """A copy in which every part that declares this twin is replaced by it."""
+    twin = copy.deepcopy(model)
+    sites = survey(twin, input_size=input_size)
+    for place, core in _cores(twin).items():
+        replaced = build_twin(core, name, sites[place])
+        if replaced is None:
+            continue
+        socket: Any = inner(twin).get_submodule(place)
+        weight = next(p for p in socket.parameters() if p.is_floating_point())
+        socket.core = replaced.to(weight).train(socket.training)
+    link_blocks(inner(twin))
+    return twin
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sanity:
     """How thoroughly to look: at radius `eps` of `norm`, with `steps` of APGD and `queries` of a black-box search.
 
-    With `twins` (models by name) or one `surrogate`, transfer from each and attacks with its gradients are tried too,
-    and the worst case says who found it. A model that rounds, detaches or saturates is also attacked through itself,
-    with gradients passed straight through (BPDA) and in float64. `eot_iterations` gradients are averaged where the
-    model is random. `long_queries` are spent on images that nothing has broken: by a longer search over squares, and
-    by `hops` rounds of HopSkipJump, which sees classes alone (linf and l2); on a few images, on more where a check is
-    suspicious; 0 leaves either out. `batch_size` images are looked at at once (default all), `seed` is that of the
-    attacks.
+    Through each of the `twins` (models by name) transfer and attacks with its gradients are tried too, and the worst
+    case says who found it. A model that rounds, detaches or saturates is also attacked through itself, with gradients
+    passed straight through (BPDA) and in float64. `eot_iterations` gradients are averaged where the model is random.
+    `long_queries` are spent on images that nothing has broken: by a longer search over squares, and by `hops` rounds of
+    HopSkipJump, which sees classes alone (linf and l2); on a few images, on more where a check is suspicious; 0 leaves
+    either out. `batch_size` images are looked at at once (default all), `seed` is that of the attacks.
     """
 
     eps: float
@@ -75,42 +147,50 @@ class Sanity:
     queries: int = 500
     long_queries: int = 5000
     hops: int = 25
-    eot_iterations: int = 20  # where the model turns out to be random
+    eot_iterations: int = 20
     seed: int = 0
-    surrogate: nn.Module | None = None
     twins: Mapping[str, nn.Module] = field(default_factory=dict)
-    batch_size: int | None = None  # images at once; default all
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "norm", as_norm(self.norm))
         if not self.eps > 0:
             raise ConfigError(f"checks at eps={self.eps:g}; give a radius above 0, such as 8/255.")
-        for count, name in ((self.steps, "steps"), (self.queries, "queries"), (self.eot_iterations, "eot_iterations")):
-            check_count(count, name)
-        for count, name in ((self.long_queries, "long_queries"), (self.hops, "hops")):
-            if count:
-                check_count(count, name)
+        for name in ("steps", "queries", "eot_iterations"):
+            check_count(getattr(self, name), name)
+        for name in ("long_queries", "hops"):
+            if getattr(self, name):
+                check_count(getattr(self, name), name)
         APGD(eps=self.eps, norm=self.norm)  # refuses a radius that allows every image
 
     def __call__(
-        self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None, progress: Progress | None = None
+        self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None, progress: Progress = no_progress
     ) -> list[Finding]:
         """All checks on these images; a few hundred say enough.
 
-        `model` is in eval mode; `x` (B, C, H, W) in [0, 1]; `y` (B,) labels; `ids` (B,) int64 name the images for the
-        dice (default: a hash of their pixels). `progress` is called with the checks done, how many there are, and what
-        is being done now (default: nobody is told).
+        model: in eval mode. x, y: images (B, C, H, W) in [0, 1] and labels (B,).
+        ids: (B,) int64, name the images for the random numbers; default: a hash of their pixels.
+        progress: told how much is done, in checks that take as long as the average, and which is being made.
         """
         check_eval_mode(model)
         check_inputs(x, y)
         return _Examination(self, model, x, y, image_ids(x) if ids is None else ids, progress).findings()
 
 
+class Check(NamedTuple):
+    """One check, and roughly how many passes of the model it takes for each image."""
+
+    name: str
+    passes: float
+    run: Callable[[], list[Finding]]
+    attacks: int = 1  # that it runs, one after the other
+
+
 class _Examination:
     """One model on one set of images."""
 
     def __init__(
-        self, plan: Sanity, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, progress: Progress | None = None
+        self, plan: Sanity, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, progress: Progress = no_progress
     ) -> None:
         self.plan = plan
         self.model = model
@@ -120,84 +200,159 @@ class _Examination:
         self.ids = ids.to(y.device)
         self.batch_size = plan.batch_size or len(y)
         self.batches = self._split(torch.arange(len(y), device=y.device))
-        self.checks = CheckProgress(progress, len(y), self._planned_passes())
-        self.known: dict[
-            tuple[Threat, nn.Module], Tensor
-        ] = {}  # which images are robust to an attack: some are asked for twice
+        self.progress = progress  # of all checks
+        self.attack_progress: list[Progress] = []  # of the attacks that the check will still run
+        self.attacks_run: dict[tuple[Threat, nn.Module], Tensor] = {}  # who is robust to it: some are asked for twice
         self.others: dict[str, Tensor] = {}  # which images are robust to what is no white-box attack, by check
+        self.white = torch.ones_like(y, dtype=torch.bool)  # which are robust to white-box attacks
+        self.found: list[Finding] = []
         self.spread = self._spread()
-        self.passes = 1
-        self.draws = 1
-        if self.spread > 0:
-            self.passes = plan.eot_iterations
-            self.draws = DRAWS
+        self.passes = plan.eot_iterations if self.spread > 0 else 1  # averaged for a gradient
+        self.draws = DRAWS if self.spread > 0 else 1  # answers to each x'
 
     def findings(self) -> list[Finding]:
-        begin = self.checks.begin
-        begin("white box")
-        white = self._robust(self._apgd(self.plan.eps)) & self._robust(self._apgd(self.plan.eps, loss=MARGIN))
-        self.checks.robust = int(white.sum())
-        begin("first look")
-        found = self._first_look()
-        checks: dict[str, Callable[[Tensor], Finding]] = {
-            "randomness": self._randomness,
-            "zero gradients": self._zero_gradients,
-            "more steps": self._steps,
-            "larger radius": self._radius,
-            "unbounded": self._unbounded,
-            "black box": self._black_box,
-        }
-        for name, check in checks.items():
-            begin(name)
-            found.append(check(white))
-        twins = self._twins()
-        for suffix, twin in twins.items():
-            begin(f"transfer{suffix}", GRADIENT * self.plan.steps)
-            found.append(self._transfer(white, suffix, twin))
-            begin(f"adaptive{suffix}", 2 * GRADIENT * self.plan.steps)
-            found.append(self._adaptive(white, suffix, twin))
-        found += self._long_searches(white, suspicious=not all(finding.passed for finding in found))
-        return [*found, self._worst_case(white)]
+        checks = self._checks()
+        unit = sum(check.passes for check in checks) / len(checks)
+        before = 0.0
+        for check in checks:
+            share = check.passes / unit
+            progress = scaled(part_of(self.progress, before, len(checks) - before - share, check.name), share)
+            progress(0, 1, self._in_words())
+            parts = range(check.attacks)
+            self.attack_progress = [scaled(part_of(progress, part, parts.stop - part - 1), 1) for part in parts]
+            self.found += check.run()
+            before += share
+        return self.found
 
-    def _planned_passes(self) -> dict[str, float]:
-        """The checks of every model, and roughly how many passes of an image each takes."""
+    def _in_words(self) -> str:
+        """How many images withstand the white box, where that is known."""
+        if not self.found:
+            return ""
+        return f"{int(self.white.sum())} of {len(self.y)} images robust to the white box"
+
+    def _checks(self) -> list[Check]:
+        """All checks in their order; those after the white box are compared with it."""
         ascent = GRADIENT * self.plan.steps
-        return {
-            "white box": 2 * ascent,
-            "first look": GRADIENT,
-            "randomness": 1,
-            "zero gradients": GRADIENT,
-            "more steps": ascent / 2,
-            "larger radius": 2 * ascent,
-            "unbounded": 2 * ascent,
-            "black box": self.plan.queries,
-            **{
-                name: attack.work().total * SAMPLE / max(len(self.y), SAMPLE)
-                for name, attack in self._searches().items()
-            },
-        }
+        checks = [
+            Check("white box", 2 * ascent, self._white_box, attacks=2),
+            Check("first look", 2 * GRADIENT, self._first_look),
+            Check("randomness", 1, self._randomness),
+            Check("zero gradients", GRADIENT, self._zero_gradients),
+            Check("more steps", ascent / 2, self._steps, attacks=2),
+            Check("larger radius", 2 * ascent, self._radius, attacks=2),
+            Check("unbounded", 2 * ascent, self._unbounded, attacks=2),
+            Check("black box", self.plan.queries, self._black_box),
+        ]
+        for name, twin in {**self.plan.twins, **self._twins_of_itself()}.items():
+            checks.append(Check(f"transfer ({name})", ascent, partial(self._transfer, name, twin)))
+            checks.append(Check(f"adaptive ({name})", 2 * ascent, partial(self._adaptive, name, twin), attacks=2))
+        for name, attack in self._long_searches().items():
+            passes = attack.cost().total * SAMPLE / max(len(self.y), SAMPLE)
+            checks.append(Check(name, passes, partial(self._search_long, name, attack)))
+        return [*checks, Check("worst case", 0, self._worst_case)]
+
+    def _white_box(self) -> list[Finding]:
+        self.white = self._robust(self._apgd(self.plan.eps)) & self._robust(self._apgd(self.plan.eps, loss=MARGIN))
+        return []
 
     def _first_look(self) -> list[Finding]:
-        """What the checks inside every evaluation find, but for what is looked at here at greater length."""
+        """What the checks inside every evaluation find, but for randomness, which has a check of its own."""
         plan = self.plan
         found = look(
             self.model, self.x[:IMAGES], self.y[:IMAGES], eps=plan.eps, norm=plan.norm, batch_size=self.batch_size
         )
-        return [finding for finding in found if finding.name not in IN_COMMON]
+        return [finding for finding in found if finding.name != RANDOMNESS]
 
-    def _twins(self) -> dict[str, nn.Module]:
-        """Every model to attack through, by what its findings' names end in."""
-        twins = {f" ({name})": twin for name, twin in self.plan.twins.items()}
-        if self.plan.surrogate is not None:
-            twins[""] = self.plan.surrogate
-        twins |= {f" ({name})": twin for name, twin in self._own_twins().items()}
-        return twins
+    def _randomness(self) -> list[Finding]:
+        sentence = "two passes agree"
+        if self.spread > 0:
+            sentence = (
+                f"two passes differ: the model is random; gradients here are means of {self.passes} passes, "
+                "and AutoAttack must run as version='rand'"
+            )
+        numbers = {"largest difference of logits": self.spread}
+        return [Finding(name=RANDOMNESS, passed=self.spread == 0, sentence=sentence, numbers=numbers)]
 
-    def _own_twins(self) -> dict[str, nn.Module]:
-        """The model itself: its gradients passed straight through, without what has none, and in float64 where flat."""
-        few = self.x[:2]
-        none: tuple[str, ...] = ()
-        modules = _tried(lambda: modules_without_gradient(self.model, few), none)
+    def _zero_gradients(self) -> list[Finding]:
+        share = float(self._is_flat().double().mean())
+        passed = share <= SLACK
+        sentence = "the loss has a slope at the images" if passed else "the loss is flat at some images"
+        return [Finding(name="zero gradients", passed=passed, sentence=sentence, numbers={"share": share})]
+
+    def _steps(self) -> list[Finding]:
+        counts = [max(self.plan.steps // 10, 1), max(self.plan.steps // 3, 1), self.plan.steps]
+        accuracies = [self._accuracy(self._apgd(self.plan.eps, steps=n)) for n in counts]
+        return self._falling("more steps", "with steps", counts, accuracies, "steps")
+
+    def _radius(self) -> list[Finding]:
+        radii = [self.plan.eps * factor for factor in (0.5, 1.0, 2.0)]
+        unit = f"{self.plan.norm} eps"
+        if self.plan.norm == LINF:
+            unit = "eps"
+            radii = [min(radius, 1.0) for radius in radii]
+        accuracies = [self._accuracy(self._apgd(radius)) for radius in radii]
+        return self._falling("larger radius", "with the radius", radii, accuracies, unit)
+
+    def _unbounded(self) -> list[Finding]:
+        pixels = self.x[0].numel()
+        everything = {"linf": 1.0, "l2": pixels**0.5, "l1": float(pixels)}[self.plan.norm.name]
+        left = self._robust(self._apgd(everything)) & self._robust(self._apgd(everything, loss=MARGIN))
+        passed = int(left.sum()) <= self._tolerated()
+        sentence = "with every image allowed, " + ("none is robust" if passed else "some are still robust")
+        numbers = {"accuracy": float(left.double().mean())}
+        return [Finding(name="unbounded", passed=passed, sentence=sentence, numbers=numbers)]
+
+    def _black_box(self) -> list[Finding]:
+        square = self._square(self.plan.queries, self.plan.seed)
+        return self._not_stronger("black box", "a search without gradients", self._robust(square))
+
+    def _transfer(self, name: str, twin: nn.Module) -> list[Finding]:
+        robust = self._robust(self._apgd(self.plan.eps, loss=MARGIN), twin)
+        return self._not_stronger(f"transfer ({name})", "an attack on the surrogate", robust)
+
+    def _adaptive(self, name: str, twin: nn.Module) -> list[Finding]:
+        through = SurrogateGradient(self.model, twin)
+        robust = self._robust(self._apgd(self.plan.eps), through)
+        robust = robust & self._robust(self._apgd(self.plan.eps, loss=MARGIN), through)
+        return self._not_stronger(f"adaptive ({name})", "an attack with the surrogate's gradients", robust)
+
+    def _search_long(self, name: str, attack: Attack) -> list[Finding]:
+        """A search without gradients on images that nothing has broken: a few, more where a check is suspicious."""
+        suspicious = any(not finding.passed for finding in self.found if finding.name not in self._long_searches())
+        limit = MOST if suspicious else SAMPLE
+        tried = self._left().nonzero().squeeze(1)[:limit]
+        robust = torch.ones_like(self.white)
+        if len(tried):
+            robust[tried] = self._robust_among(attack, self.model, self._split(tried))
+        self.others[name] = robust
+        broken = int((~robust).sum())
+        passed = broken <= self._tolerated()
+        rest = "nothing that all others have left" if passed else "images that all others have left"
+        numbers = {"images tried": float(len(tried)), "images only it breaks": float(broken)}
+        who = "HopSkipJump, which sees predicted classes alone,"
+        if isinstance(attack, Square):
+            who = f"a search over squares of {attack.queries} queries"
+        return [Finding(name=name, passed=passed, sentence=f"{who} breaks {rest}", numbers=numbers)]
+
+    def _worst_case(self) -> list[Finding]:
+        """What is left when each image meets the attack that breaks it, whoever found it."""
+        left = self._left()
+        gains = {name: int((self.white & ~robust).sum()) for name, robust in self.others.items()}
+        best = max(gains, key=lambda name: gains[name])
+        passed = int((self.white & ~left).sum()) <= self._tolerated()
+        sentence = "nothing breaks more than the white-box attack"
+        if not passed:
+            sentence = f"{best} breaks most of what the white-box attack does not: report this accuracy"
+        numbers = {"accuracy": float(left.double().mean()), "white-box accuracy": float(self.white.double().mean())}
+        return [Finding(name="worst case", passed=passed, sentence=sentence, numbers=numbers)]
+
+    def _left(self) -> Tensor:
+        """Images that nothing has broken."""
+        return torch.stack([self.white, *self.others.values()]).all(0)
+
+    def _twins_of_itself(self) -> dict[str, nn.Module]:
+        """The model: its gradients passed straight through, without what has none, and in float64 where flat."""
+        modules: tuple[str, ...] = _tried(lambda: modules_without_gradient(self.model, self.x[:2]), ())
         straight = StraightThrough(self.model, modules)
         twins: dict[str, nn.Module] = {}
         if self._has_gradient(straight) and straight.replaced:
@@ -205,7 +360,7 @@ class _Examination:
             smooth = StraightThrough(self.model, modules, smooth=True)
             if self._has_gradient(smooth):
                 twins["smooth"] = smooth
-        if bool(self._over(self._is_flat).any()):
+        if bool(self._is_flat().any()):
             double = _tried(lambda: InFloat64(copy.deepcopy(self.model)), None)
             if double is not None and self._has_gradient(double):
                 twins["float64"] = double
@@ -213,77 +368,14 @@ class _Examination:
 
     def _has_gradient(self, twin: nn.Module) -> bool:
         """Whether the model can be run this way on two images, and one of them then has a gradient."""
-        gradient = _tried(lambda: self._grad_through(twin, self.x[:2]), None)
-        return gradient is not None and bool(gradient.any())
 
-    def _grad_through(self, twin: nn.Module, x: Tensor) -> Tensor:
-        with frozen(twin):
-            return loss_and_grad(twin, x, lambda logits: MARGIN(logits, self.y[: len(x)])).grad
+        def gradient() -> Tensor:
+            with frozen(twin):
+                return loss_and_grad(twin, self.x[:2], lambda logits: MARGIN(logits, self.y[:2])).grad
 
-    def _randomness(self, white: Tensor) -> Finding:
-        return Finding(
-            name="randomness",
-            passed=self.spread == 0,
-            sentence="two passes agree"
-            if self.spread == 0
-            else f"two passes differ: the model is random; gradients here are means of {self.passes} passes, "
-            "and AutoAttack must run as version='rand'",
-            numbers={"largest difference of logits": self.spread},
-        )
+        return bool(_tried(gradient, torch.zeros(())).any())
 
-    def _zero_gradients(self, white: Tensor) -> Finding:
-        share = float(self._over(self._is_flat).double().mean())
-        sentence = "the loss is flat at some images"
-        if share <= SLACK:
-            sentence = "the loss has a slope at the images"
-        return Finding(name="zero gradients", passed=share <= SLACK, sentence=sentence, numbers={"share": share})
-
-    def _steps(self, white: Tensor) -> Finding:
-        counts = [max(self.plan.steps // 10, 1), max(self.plan.steps // 3, 1), self.plan.steps]
-        accuracies = [self._accuracy(self._apgd(self.plan.eps, steps=n)) for n in counts]
-        return self._falling("more steps", "accuracy does not rise with steps", counts, accuracies, "steps")
-
-    def _radius(self, white: Tensor) -> Finding:
-        radii = [self.plan.eps * factor for factor in (0.5, 1.0, 2.0)]
-        unit = f"{self.plan.norm} eps"
-        if self.plan.norm == LINF:
-            unit = "eps"
-            radii = [min(radius, 1.0) for radius in radii]
-        accuracies = [self._accuracy(self._apgd(radius)) for radius in radii]
-        return self._falling("larger radius", "accuracy does not rise with the radius", radii, accuracies, unit)
-
-    def _unbounded(self, white: Tensor) -> Finding:
-        everything = {"linf": 1.0, "l2": self.x[0].numel() ** 0.5, "l1": float(self.x[0].numel())}[self.plan.norm.name]
-        left = self._robust(self._apgd(everything)) & self._robust(self._apgd(everything, loss=MARGIN))
-        accuracy = float(left.double().mean())
-        passed = int(left.sum()) <= self._tolerated()
-        sentence = "with every image allowed, " + ("none is robust" if passed else "some are still robust")
-        return Finding(name="unbounded", passed=passed, sentence=sentence, numbers={"accuracy": accuracy})
-
-    def _black_box(self, white: Tensor) -> Finding:
-        square = self._square(self.plan.queries, self.plan.seed)
-        return self._not_stronger("black box", "a search without gradients", self._robust(square), white)
-
-    def _square(self, queries: int, seed: int) -> Square:
-        """A search that never asks more rows at once than anybody else here."""
-        plan = self.plan
-        return Square(eps=plan.eps, norm=plan.norm, queries=queries, seed=seed, batch_size=self.batch_size)
-
-    def _transfer(self, white: Tensor, suffix: str, twin: nn.Module) -> Finding:
-        robust = self._robust(self._apgd(self.plan.eps, loss=MARGIN), twin)
-        return self._not_stronger(f"transfer{suffix}", "an attack on the surrogate", robust, white)
-
-    def _adaptive(self, white: Tensor, suffix: str, twin: nn.Module) -> Finding:
-        through = SurrogateGradient(self.model, twin)
-        robust = self._robust(self._apgd(self.plan.eps), through)
-        robust = robust & self._robust(self._apgd(self.plan.eps, loss=MARGIN), through)
-        return self._not_stronger(f"adaptive{suffix}", "an attack with the surrogate's gradients", robust, white)
-
-    def _long_searches(self, white: Tensor, *, suspicious: bool) -> list[Finding]:
-        """What takes long and needs no gradient: of images that nothing has broken, a few or more."""
-        return [self._search_long(name, attack, white, suspicious) for name, attack in self._searches().items()]
-
-    def _searches(self) -> dict[str, Attack]:
+    def _long_searches(self) -> dict[str, Attack]:
         """By the name of the check."""
         searches: dict[str, Attack] = {}
         plan = self.plan
@@ -296,72 +388,27 @@ class _Examination:
             )
         return searches
 
-    def _search_long(self, name: str, attack: Attack, white: Tensor, suspicious: bool) -> Finding:
-        self.checks.begin(name)
-        left = white.clone()
-        for robust in self.others.values():
-            left &= robust
-        limit = SAMPLE
-        if suspicious:
-            limit = MOST
-        tried = left.nonzero().squeeze(1)[:limit]
-        robust = torch.ones_like(white)
-        if len(tried):
-            robust[tried] = self._over(
-                lambda x, y, ids: self._right(disturb(attack, self.model, x, y, ids), y), self._split(tried)
-            )
-        self.others[name] = robust
-        broken = int((~robust).sum())
-        passed = broken <= self._tolerated()
-        sentence = f"{describe_search(attack)} breaks "
-        if passed:
-            sentence += "nothing that all others have left"
-        else:
-            sentence += "images that all others have left"
-        return Finding(
-            name=name,
-            passed=passed,
-            sentence=sentence,
-            numbers={"images tried": float(len(tried)), "images only it breaks": float(broken)},
-        )
-
-    def _worst_case(self, white: Tensor) -> Finding:
-        """What is left when each image meets the attack that breaks it, whoever found it."""
-        left = white.clone()
-        for robust in self.others.values():
-            left &= robust
-        gains = {name: int((white & ~robust).sum()) for name, robust in self.others.items()}
-        best = max(gains, key=lambda name: gains[name])
-        passed = int((white & ~left).sum()) <= self._tolerated()
-        sentence = "nothing breaks more than the white-box attack"
-        if not passed:
-            sentence = f"{best} breaks most of what the white-box attack does not: report this accuracy"
-        numbers = {"accuracy": float(left.double().mean()), "white-box accuracy": float(white.double().mean())}
-        return Finding(name="worst case", passed=passed, sentence=sentence, numbers=numbers)
-
     def _falling(
-        self, name: str, sentence: str, settings: Sequence[float], accuracies: list[float], unit: str
-    ) -> Finding:
+        self, name: str, what: str, settings: Sequence[float], accuracies: list[float], unit: str
+    ) -> list[Finding]:
         slack = self._tolerated() / len(self.y)
         passed = all(later <= earlier + slack for earlier, later in pairwise(accuracies))
-        numbers = {
-            f"{unit} {format_number(setting)}": accuracy for setting, accuracy in zip(settings, accuracies, strict=True)
-        }
-        if not passed:
-            sentence = sentence.replace("does not rise", "rises")
-        return Finding(name=name, passed=passed, sentence=sentence, numbers=numbers)
+        sentence = f"accuracy {'does not rise' if passed else 'rises'} {what}"
+        pairs = zip(settings, accuracies, strict=True)
+        numbers = {f"{unit} {format_number(setting)}": accuracy for setting, accuracy in pairs}
+        return [Finding(name=name, passed=passed, sentence=sentence, numbers=numbers)]
 
-    def _not_stronger(self, name: str, who: str, robust: Tensor, white: Tensor) -> Finding:
+    def _not_stronger(self, name: str, who: str, robust: Tensor) -> list[Finding]:
         self.others[name] = robust
-        surprises = int((white & ~robust).sum())
-        passed = surprises <= self._tolerated()
+        broken = int((self.white & ~robust).sum())
+        passed = broken <= self._tolerated()
         numbers = {
             "its accuracy": float(robust.double().mean()),
-            "white-box accuracy": float(white.double().mean()),
-            "images only it breaks": float(surprises),
+            "white-box accuracy": float(self.white.double().mean()),
+            "images only it breaks": float(broken),
         }
         sentence = f"{who} breaks {'nothing' if passed else 'images'} that the white-box attack does not"
-        return Finding(name=name, passed=passed, sentence=sentence, numbers=numbers)
+        return [Finding(name=name, passed=passed, sentence=sentence, numbers=numbers)]
 
     def _tolerated(self) -> int:
         """Images by which chance may spoil an order."""
@@ -371,52 +418,52 @@ class _Examination:
         chosen = {"steps": self.plan.steps, "seed": self.plan.seed, "eot_iterations": self.passes, **settings}
         return APGD(eps=eps, norm=self.plan.norm, **chosen)
 
+    def _square(self, queries: int, seed: int) -> Square:
+        """A search that never asks more rows at once than anybody else here."""
+        plan = self.plan
+        return Square(eps=plan.eps, norm=plan.norm, queries=queries, seed=seed, batch_size=self.batch_size)
+
     def _accuracy(self, threat: Threat) -> float:
         return float(self._robust(threat).double().mean())
 
     def _robust(self, threat: Threat, victim: nn.Module | None = None) -> Tensor:
         """Which images the model has right after an attack on itself, or on a victim in its place."""
         key = (threat, victim or self.attacked)
-        if key not in self.known:
-            self.known[key] = self._over(lambda x, y, ids: self._right(disturb(threat, key[1], x, y, ids), y))
-        return self.known[key]
+        if key not in self.attacks_run:
+            self.attacks_run[key] = self._robust_among(threat, key[1], self.batches)
+        return self.attacks_run[key]
 
-    def _over(self, judge: Callable[[Tensor, Tensor, Tensor], Tensor], batches: Sequence[Batch] = ()) -> Tensor:
-        """One answer per image, batch by batch; of all images unless some batches are given."""
-        answers = []
-        for number, batch in enumerate(batches or self.batches, 1):
-            with watched_by(self.checks.of_batch(number, len(batches or self.batches))):
-                answers.append(judge(*batch))
-        return torch.cat(answers)
+    def _robust_among(self, threat: Threat, victim: nn.Module, batches: Sequence[Batch]) -> Tensor:
+        """(n,) whether the model is right about the images of these batches after an attack; in all draws."""
+        robust = []
+        progress = self.attack_progress.pop(0) if self.attack_progress else no_progress
+        for number, (x, y, ids) in enumerate(batches, 1):
+            words = [f"batch {number} of {len(batches)}"] if len(batches) > 1 else []
+            text = ", ".join([*words, *filter(None, [self._in_words()])])
+            batch_progress = scaled(part_of(progress, number - 1, len(batches) - number, text), 1)
+            moved = disturb(threat, victim, x, y, ids, batch_progress)
+            with torch.no_grad():
+                robust.append(torch.stack([self.model(moved).argmax(1) == y for _ in range(self.draws)]).all(0))
+        return torch.cat(robust)
 
     def _split(self, rows: Tensor) -> list[Batch]:
         """Some images in batches, with their labels and ids."""
         return [(self.x[part], self.y[part], self.ids[part]) for part in rows.split(self.batch_size)]
 
-    @torch.no_grad()
-    def _right(self, x: Tensor, y: Tensor) -> Tensor:
-        """Whether the answer is the label; of a random model, every one of several answers."""
-        return torch.stack([self.model(x).argmax(1) == y for _ in range(self.draws)]).all(0)
-
-    def _is_flat(self, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
-        with frozen(self.model):
-            grad = loss_and_grad(self.attacked, x, lambda logits: CE(logits, y)).grad
-        return grad.flatten(1).abs().amax(1) < 1e-12
+    def _is_flat(self) -> Tensor:
+        """(N,) whether cross-entropy has no slope at the image."""
+        flat = []
+        for x, y, _ in self.batches:
+            with frozen(self.model):
+                grad = loss_and_grad(self.attacked, x, lambda logits, y=y: CE(logits, y)).grad  # type: ignore[misc]
+            flat.append(grad.flatten(1).abs().amax(1) < 1e-12)
+        return torch.cat(flat)
 
     @torch.no_grad()
     def _spread(self) -> float:
         first, second = (torch.cat([self.model(x) for x, _, _ in self.batches]) for _ in range(2))
         spread = float((first - second).abs().max())
-        if spread > 1e-4 * (1 + float(first.abs().max())):
-            return spread
-        return 0.0
-
-
-def describe_search(attack: Attack) -> str:
-    """A search without gradients in words: what `attack` does, and how many queries it has."""
-    if isinstance(attack, Square):
-        return f"a search over squares of {attack.queries} queries"
-    return "HopSkipJump, which sees predicted classes alone,"
+        return spread if spread > 1e-4 * (1 + float(first.abs().max())) else 0.0
 
 
 def _tried(work: Callable[[], T], otherwise: T) -> T:

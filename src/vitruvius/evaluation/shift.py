@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import Progress, check_eval_mode, check_labels, check_logits, device_of
+from vitruvius._checks import check_eval_mode, check_labels, check_logits, device_of
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
+from vitruvius._progress import Progress, no_progress
 from vitruvius.data import DataConfig, Loader, images_loader
 from vitruvius.data.base import InputSize
 from vitruvius.data.identity import identify
 from vitruvius.data.preprocessing import resolve
-from vitruvius.evaluation._judging import as_floats, read_logits
-from vitruvius.evaluation._subject import data_settings, subject_of
-from vitruvius.evaluation.ledger import Columns, Ledger
+from vitruvius.evaluation.base import Columns, as_floats, data_settings, read_logits, subject_of
+from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.metrics import Baseline, alexnet
 from vitruvius.evaluation.shift_report import ShiftReport, summarise_shift
 from vitruvius.evaluation.threats import Entry
@@ -46,7 +46,7 @@ class _Examiner:
     temperature: float | None
     ledger: Ledger
     process: Process
-    progress: Progress | None
+    progress: Progress
 
 
 def evaluate_shift(
@@ -57,7 +57,7 @@ def evaluate_shift(
     input_size: Any = None,
     folder: str | Path | None = None,
     process: Process | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     temperature: float | None = None,
     baseline: Baseline | None = None,
     clean_error: float | None = None,
@@ -183,9 +183,7 @@ def _judge(who: _Examiner, part: Subset) -> Sequence[Remark | str]:
         seconds = torch.full((len(y),), (time.perf_counter() - begun) / len(y))
         who.ledger.add(part.name, {"id": images.keys[numbers.cpu()], "label": y, **rows, "seconds": seconds})
         done, begun = done + len(y), time.perf_counter()
-        if who.progress is not None:
-            accuracy = float(rows["correct"].float().mean())
-            who.progress(done, mine, words=f"batch {100 * accuracy:.1f} %")
+        who.progress(done, mine, f"batch {100 * float(rows['correct'].float().mean()):.1f} %")
     broken = [f"{part.name}: {len(loader.broken)} image(s) could not be read: {', '.join(loader.broken[:3])}."]
     return [*images.remarks, *(broken if loader.broken else [])]
 

@@ -19,7 +19,8 @@ from vitruvius.evaluation._shift_numbers import (
     reliability_of,
 )
 from vitruvius.evaluation._text import few_images, format_shift, label_drawn
-from vitruvius.evaluation.ledger import Columns, Ledger
+from vitruvius.evaluation.base import Columns
+from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.metrics import Baseline, aurra
 from vitruvius.evaluation.result import Report, wilson
 from vitruvius.evaluation.threats import Entry

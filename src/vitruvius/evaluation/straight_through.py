@@ -86,6 +86,20 @@ class InFloat64(nn.Module):
         return answer.to(x.dtype)
 
 
+class InFloat32(nn.Module):
+    """A `model` in float32 that answers in the precision of its images."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K) for images `x` (B, C, H, W) of any floating-point type."""
+        answer: Tensor = self.model(x.float())
+        return answer.to(x.dtype)
+
+
 def modules_without_gradient(model: nn.Module, x: Tensor) -> tuple[str, ...]:
     """Names of the innermost modules whose output, of their input's shape, has no gradient or a zero one to it.
 

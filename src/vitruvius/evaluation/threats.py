@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitruvius._errors import ConfigError
 from vitruvius._format import format_number
 from vitruvius._registry import Spec, read_spec
-from vitruvius.attacks import attacks
+from vitruvius.attacks.base import attacks
 from vitruvius.corruptions.base import is_corruption, parse_corruptions
 
 Threat = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -32,7 +32,6 @@ class Entry:
     short: str  # pgd
     eps: float | None = None
     severity: int | None = None  # of a corruption
-    revision: int = 1  # a threat whose defaults have changed says so: the same description, another threat
 
 
 def make_threats(spec: Spec | Threat, *, where: str = "threat") -> list[Threat]:
@@ -60,7 +59,7 @@ def make_threat(spec: Spec | Threat, *, where: str = "threat") -> Threat:
 
 
 def enter(threat: Threat) -> Entry:
-    """The line of a `threat` in a ledger: its description, short name, strength and revision.
+    """The line of a `threat` in a ledger: its description, short name and strength.
 
     An attack that looks for the smallest change has an infinite eps, which is none, and no number of JSON's.
     """
@@ -72,7 +71,6 @@ def enter(threat: Threat) -> Entry:
         short=short_name(threat),
         eps=eps,
         severity=getattr(threat, "severity", None),
-        revision=getattr(threat, "revision", 1),
     )
 
 

@@ -15,20 +15,18 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitruvius._bar import Bar
-from vitruvius._checks import Progress
 from vitruvius._dice import image_ids
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import Lock, MadeFolder, append_line, atomic_write_text, ensure_writable, read_json
 from vitruvius._processes import choose_device
+from vitruvius._progress import Bar, Progress, no_progress
 from vitruvius._registry import Registry
 from vitruvius._secrets import redact
 from vitruvius._version import versions
 from vitruvius._yaml import parse_value
-from vitruvius.attacks import StepProgress, watched_by
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.data.identity import hash_tensors
-from vitruvius.evaluation import fingerprint, numbered, settings_fingerprint
+from vitruvius.evaluation.base import fingerprint, numbered, settings_fingerprint
 from vitruvius.models import PixelModel, load_weights
 from vitruvius.report import save_figure
 from vitruvius.report.blocks import write_csv
@@ -52,7 +50,7 @@ class Subject:
     batch_size: int
     kept: Mapping[int, Path] = field(default_factory=dict)  # of a run: epochs, counted from 1 → their weights
     folder: Path = Path()  # for files of its own, in the study's folder
-    progress: Progress | None = None  # told how far an evaluation of it is
+    progress: Progress = no_progress  # told how far an evaluation of it is
 
     def model_at(self, epoch: int) -> PixelModel:
         """The model as it was after a kept `epoch`, counted from 1, on the same device."""
@@ -176,13 +174,12 @@ def _ask_all(
         with Bar(f"studying {subject.name}") as bar:
             progress = _RowProgress(bar, len(done))
             watched = replace(subject, folder=folder_of(folder, subject.name), progress=progress)
-            with watched_by(StepProgress(progress.step)):
-                for row in plan.run(watched, done):
-                    progress.rows += 1
-                    rows.append({"model": subject.name, **row})
-                    append_line(folder / "rows.jsonl", json.dumps(rows[-1]))
-                    if on_row is not None:
-                        on_row(rows[-1])
+            for row in plan.run(watched, done):
+                progress.rows += 1
+                rows.append({"model": subject.name, **row})
+                append_line(folder / "rows.jsonl", json.dumps(rows[-1]))
+                if on_row is not None:
+                    on_row(rows[-1])
 
 
 class _RowProgress:
@@ -192,15 +189,8 @@ class _RowProgress:
         self.bar = bar
         self.rows = rows
 
-    def __call__(self, done: int, total: int | None, /, words: str = "") -> None:
+    def __call__(self, done: float, total: float | None, /, words: str = "") -> None:
         self.bar(done, total, f"row {self.rows + 1}, {words}")
-
-    def pace(self, text: str, /) -> None:
-        self.bar.pace(text)
-
-    def step(self, share: float, words: str) -> None:
-        """The share of an ascent that is done, in hundredths."""
-        self(int(100 * share), 100, words)
 
 
 class _Plan(NamedTuple):

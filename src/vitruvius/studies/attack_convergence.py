@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.attacks import LINF, Dice, Norm, frozen, full_precision
+from vitruvius.attacks.base import LINF, Norm, frozen, full_precision
 from vitruvius.attacks.pgd import PGD
 from vitruvius.report.style import Series, figure_style, legend_below, new_axes, series
 from vitruvius.studies._base import Row, Subject, studies
@@ -102,8 +102,9 @@ def _ascend(
         for part in places.split(subject.batch_size):
             x = subject.x[part]
             y = subject.y[part]
-            start = attack.start(x, Dice(subject.ids[part].to(x.device), attack.seed, attack.tag()))
+            start = attack.start(x, attack.dice(subject.ids[part].to(x.device)))
             for step, (point, here) in enumerate(attack.ascend(subject.model, x, y, start)):
+                subject.progress(step, attack.steps, f"step {step} of {attack.steps}")
                 if step not in losses:
                     continue
                 if here is None:

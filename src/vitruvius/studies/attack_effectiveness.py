@@ -17,9 +17,10 @@ from matplotlib.ticker import MaxNLocator
 
 from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import LINF, Norm
+from vitruvius.attacks.base import LINF, Norm
 from vitruvius.attacks.pgd import PGD
-from vitruvius.evaluation import evaluate, wilson
+from vitruvius.evaluation import evaluate
+from vitruvius.evaluation.result import wilson
 from vitruvius.report.style import figure_style, legend_below, series
 from vitruvius.studies._base import Row, Subject, studies
 

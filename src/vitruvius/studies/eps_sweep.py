@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 
 from vitruvius._errors import ConfigError
 from vitruvius._registry import read_spec
-from vitruvius.attacks import attacks
+from vitruvius.attacks.base import attacks
 from vitruvius.attacks.pgd import PGD
-from vitruvius.evaluation import evaluate, wilson
+from vitruvius.evaluation import evaluate
+from vitruvius.evaluation.result import wilson
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.report.style import figure_style, legend_below, new_axes, series
 from vitruvius.studies._base import Row, Subject, studies

@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitruvius._files import atomic_write_text
-from vitruvius._progress import no_progress
 from vitruvius.analysis import NULLS, Table, analyse, read_rows
 from vitruvius.analysis import Row as Number
 from vitruvius.analysis.shipped import ShippedRun, read_shipped_folder
@@ -69,7 +68,7 @@ def kpca(
             *analyses,
             images=len(subject.y),
             seed=seed,
-            progress=subject.progress or no_progress,  # type: ignore[arg-type]
+            progress=subject.progress,
             facts={"model": subject.name},
         )
         table.save(subject.folder)

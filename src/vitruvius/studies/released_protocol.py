@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitruvius._errors import ConfigError
 from vitruvius._files import save_tensors
 from vitruvius.attacks.pgd import PGD
-from vitruvius.evaluation import wilson
+from vitruvius.evaluation.result import wilson
 from vitruvius.report.style import figure_style, legend_below, series
 from vitruvius.studies._base import Row, Subject, studies
 
@@ -97,7 +97,7 @@ def _answer(subject: Subject, attack: PGD, space: str, told: str, x: Tensor, y: 
         target = y
         if told == "predicted":
             target = model(images).argmax(1)
-        moved = attack(model, images, target, ids=ids)
+        moved = attack(model, images, target, ids=ids, progress=subject.progress)
         answers: Tensor = model(moved).argmax(1).cpu()
     return answers
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitruvius._config import key, required
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import frozen
+from vitruvius.attacks.base import frozen
 from vitruvius.tasks._base import Objective
 from vitruvius.tasks._inner import Inner, Spec
 from vitruvius.tasks._losses import Criterion, accuracy

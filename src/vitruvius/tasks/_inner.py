@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius._registry import read_spec
-from vitruvius.attacks import (
+from vitruvius.attacks.base import (
     Attack,
-    CheckedModel,
-    Dice,
+    Searched,
     Threat,
     as_norm,
     attacks,
@@ -135,7 +134,7 @@ class Inner:
     def _search(self, answer: Answer, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
         attack = self.attack
         if isinstance(attack, Attack) and searches(attack):
-            return attack.search(answer, x, y, Dice(ids, attack.seed, attack.tag()))
+            return attack.search(answer, x, y, attack.dice(ids))
         return disturb(self.attack, answer, x, y, ids)  # type: ignore[arg-type]
 
     def _checked(self, answer: nn.Module, x: Tensor, y: Tensor) -> Any:
@@ -144,7 +143,7 @@ class Inner:
             return answer
         self.checked = True
         check_inputs(x, y)
-        return CheckedModel(answer, y) if searches(self.attack) else answer
+        return Searched(answer, y) if searches(self.attack) else answer
 
     def _made(self, share: float) -> Threat:
         """The attack at a share of the final eps; its eps and step size are tensors where steps read those."""

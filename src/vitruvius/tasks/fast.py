@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitruvius._config import key
+from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import CE, Attack, Dice, Model, Norm, hard_labels, loss_and_grad
+from vitruvius.attacks.base import CE, Attack, Model, Norm, hard_labels, loss_and_grad
 from vitruvius.tasks._adversarial import AdversarialObjective
 from vitruvius.tasks._base import tasks
 from vitruvius.tasks._inner import Spec

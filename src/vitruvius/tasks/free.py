@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import device_of
+from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import Dice, as_norm
+from vitruvius.attacks.base import as_norm
 from vitruvius.tasks._base import Objective, tasks
 from vitruvius.tasks._losses import Criterion
 from vitruvius.tasks._schedules import make_schedule

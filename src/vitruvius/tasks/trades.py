@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitruvius._checks import check_weight
 from vitruvius._config import key
 from vitruvius._errors import ConfigError
-from vitruvius.attacks import KL
+from vitruvius.attacks.base import KL
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.targeted_pgd import TargetedPGD
 from vitruvius.tasks._adversarial import AdversarialObjective, Statistics

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, Overfitted
-from vitruvius.attacks import Threat, disturb
+from vitruvius.attacks.base import Threat, disturb
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.training.checkpoint import Checkpoint

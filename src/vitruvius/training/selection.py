@@ -13,7 +13,8 @@ from vitruvius._errors import ConfigError
 from vitruvius._progress import Progress, no_progress
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
-from vitruvius.evaluation import Threat, describe, evaluate, make_threat
+from vitruvius.evaluation import describe, evaluate, make_threat
+from vitruvius.evaluation.threats import Threat
 from vitruvius.training.session import Session, selection_loader
 
 logger = logging.getLogger(__name__)
@@ -61,20 +62,17 @@ class Selection:
         return numbers
 
     def _judge(self, progress: Progress, *, ema: bool) -> dict[str, float]:
-        def after_batch(done: int, total: int | None, /, words: str = "") -> None:
-            progress(done, total, words)
-
         session = self.session
         model = session.eval_model(ema=ema).eval()
         together = self.threat is not None and self.attacked is session.val_loader
         with session.autocast():
             threats = [self.threat] if self.threat is not None and together else []
-            report = evaluate(model, session.val_loader, threats, process=session.process, progress=after_batch)
+            report = evaluate(model, session.val_loader, threats, process=session.process, progress=progress)
             numbers = {"accuracy": report["clean"].accuracy, "loss": float(report["clean"].loss or 0.0)}
             if self.threat is None:
                 return numbers
             if not together:
-                report = evaluate(model, self.attacked, [self.threat], process=session.process, progress=after_batch)
+                report = evaluate(model, self.attacked, [self.threat], process=session.process, progress=progress)
             numbers["robust_accuracy"] = report[describe(self.threat)].accuracy
         return numbers
 

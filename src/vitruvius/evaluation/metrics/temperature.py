@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import Progress, device_of
+from vitruvius._checks import device_of
 from vitruvius._errors import DataError
+from vitruvius._progress import Progress, no_progress
 
 
 class Tempered(nn.Module):
@@ -60,12 +61,11 @@ def fit_temperature(logits: Tensor, labels: Tensor, *, low: float = 0.2, high: f
 
 @torch.no_grad()
 def collect_logits(
-    model: nn.Module, loader: Iterable[Any], *, progress: Progress | None = None
+    model: nn.Module, loader: Iterable[Any], *, progress: Progress = no_progress
 ) -> tuple[Tensor, Tensor]:
     """(logits (n, K), labels (n)) of every image of a loader, on the CPU.
 
-    `model` is in eval mode; `loader` yields (images, labels, …); `progress` is told the images done and how many there
-    are after every batch (default: nobody is told).
+    `model` is in eval mode; `loader` yields (images, labels, …); `progress` is told the images done.
     """
     device = device_of(model)
     rows = []
@@ -73,8 +73,7 @@ def collect_logits(
     for batch in loader:
         rows.append((model(batch[0].to(device)).float().cpu(), batch[1].cpu()))
         done += len(batch[1])
-        if progress is not None:
-            progress(done, getattr(loader, "num_images", None))
+        progress(done, getattr(loader, "num_images", None))
     if not rows:
         raise DataError("the loader yielded no images; there is nothing to fit a temperature on.")
     logits, labels = (torch.cat(column) for column in zip(*rows, strict=True))

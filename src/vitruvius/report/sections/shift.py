@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from vitruvius._errors import DataError
-from vitruvius.evaluation import PartScore, ShiftReport
 from vitruvius.evaluation.metrics import CorruptionErrors, corruption_errors
+from vitruvius.evaluation.shift_report import PartScore, ShiftReport
 from vitruvius.report.blocks import (
     Block,
     Cell,

@@ -2,8 +2,8 @@
 
 The patch that receives most attention in a layer is replaced by what raises the loss and, in the first half of the
 layers, the attention that all tokens pay to it; a gradient of attention that contradicts that of the loss is first made
-perpendicular to it (equation 9). It needs a model whose attention `vitruvius.record` can see, so it lives here, above
-the attacks that need a model and nothing else. B images, L layers, N tokens, P chosen patches.
+perpendicular to it (equation 9). It needs a model whose attention `vitruvius.record` can see. B images, L layers, N
+tokens, P chosen patches.
 """
 
 from __future__ import annotations
@@ -17,20 +17,10 @@ from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError, NoSiteError, UnsuitableSite
-from vitruvius.attacks import (
-    CE,
-    Attack,
-    Model,
-    attacks,
-    full_precision,
-    hard_labels,
-    note_grad,
-    unwrapped,
-    watched_range,
-)
+from vitruvius.attacks._models import full_precision, note_grad, tell_step, unwrapped
+from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_positive
+from vitruvius.attacks.losses import CE, hard_labels
 from vitruvius.heads import Heads, Site
-from vitruvius.surgery import record, survey
-from vitruvius.surgery.recording import map_of
 
 DECAY = 0.95  # of the learning rate, after every EVERY steps
 EVERY = 10
@@ -62,14 +52,14 @@ class PatchFool(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("patches", 1), ("steps", 1), ("attention_weight", 0), ("layer", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"PatchFool with {name}={getattr(self, name):g}; expected {least} or more.")
-        if not self.lr > 0:
-            raise ConfigError(f"PatchFool with lr={self.lr:g}; expected more than 0.")
+        check_at_least(self, 1, "patches", "steps")
+        check_at_least(self, 0, "attention_weight", "layer")
+        check_positive(self, "lr")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         """Adam on the chosen patches; an image stays as it is once the model is fooled."""
+        from vitruvius.surgery import record
+
         network: Any = unwrapped(model)
         sites = token_sites(network, x)
         y = hard_labels(y)
@@ -79,19 +69,22 @@ class PatchFool(Attack):
             point = torch.where(mask, self._start(x, dice), x)
             look = _Look(model, network, seen, sites, chosen)
             moments = (torch.zeros_like(x), torch.zeros_like(x))
-            for step in watched_range(1, self.steps + 1):
+            for step in range(1, self.steps + 1):
                 grad, fooled = self._ascent(look, point, y, mask)
                 if bool(fooled.all()):
                     break
                 moments = (moments[0].lerp(grad, 0.1), moments[1].lerp(grad * grad, 0.001))
                 moved = self._moved(point, moments, step, x)
                 point = torch.where(mask & ~fooled.view(-1, 1, 1, 1), moved, point)
+                tell_step(model, step, self.steps)
         return (x + self.norm.project(point - x, self.eps)).clamp(0, 1)
 
     def _choose(
         self, model: Model, x: Tensor, seen: Mapping[str, Heads], sites: Mapping[str, Site], network: Any
     ) -> Tensor:
         """(B, P): numbers of the patches that get most attention, mean over heads and queries of one layer."""
+        from vitruvius.surgery.recording import map_of
+
         model(x)
         name = list(sites)[min(self.layer, len(sites) - 1)]
         site = sites[name]
@@ -143,6 +136,8 @@ class _Look(NamedTuple):
 
     def attention_paid(self) -> Iterator[Tensor]:
         """(B,) for each attacked layer: log of the attention to the patches, mean over heads, then over queries."""
+        from vitruvius.surgery.recording import map_of
+
         for name in attacked_layers(list(self.sites)):
             attention = map_of(self.network, name, self.seen[name]).mean(1)  # (B, N, M)
             tokens = self.chosen + self.sites[name].num_prefix_tokens
@@ -157,6 +152,8 @@ def token_sites(model: Any, x: Tensor) -> dict[str, Site]:
 
     `model` may be rewired or bare.
     """
+    from vitruvius.surgery import survey
+
     try:
         sites = survey(model, input_size=_size(x))
     except NoSiteError as error:

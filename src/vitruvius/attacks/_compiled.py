@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitruvius.attacks._models import ModelWrapper, loss_and_grad
-from vitruvius.attacks._search.batching import State
+from vitruvius.attacks._batching import State
+from vitruvius.attacks._models import Wrapper, loss_and_grad
 
 S = TypeVar("S", bound=State)
 
@@ -45,7 +45,7 @@ class CompiledStep(Generic[S]):
         return faster
 
 
-class CompiledModel(nn.Module, ModelWrapper):
+class CompiledModel(nn.Module, Wrapper):
     """A model compiled once for every number of images; `inner` is the model as it was."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -79,7 +79,7 @@ def compile_model(model: nn.Module, x: Tensor) -> nn.Module:
 
 def _is_compiled(model: Any) -> bool:
     """Whether one of the wrappers around the model has compiled it."""
-    while isinstance(model, ModelWrapper):
+    while isinstance(model, Wrapper):
         if isinstance(model, CompiledModel):
             return True
         model = model.inner

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from vitruvius._dice import Dice
 from vitruvius.attacks._models import loss_and_grad
-from vitruvius.attacks._norms import L1, per_image
-from vitruvius.attacks._search.auto_pgd_step import Objective
+from vitruvius.attacks.losses import Objective
+from vitruvius.attacks.norms import L1, per_image
 
 SHRINK = 1.5  # of steps, and of the number of pixels moved against the number already moved
 SHORTEST = 0.1  # of steps, in eps

@@ -1,7 +1,6 @@
 """Transfer: an attack made on one model and judged on another, which is what somebody without the weights can do.
 
-Papernot et al. 2016, arXiv:1605.07277. The source is whatever names a model on the command line (`vitruvius.targets`),
-so this threat lives here, above the attacks. B images, K classes.
+Papernot et al. 2016, arXiv:1605.07277. The source is whatever names a model on the command line. B images, K classes.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitruvius._dice import image_ids
 from vitruvius._errors import ConfigError, DataError
+from vitruvius._progress import Progress, no_progress
 from vitruvius._registry import read_spec
-from vitruvius.attacks import Norm, Threat, as_norm, attacks, disturb, image_ids
-from vitruvius.evaluation._subject import fingerprint
-from vitruvius.targets import open_target
+from vitruvius.attacks.base import Threat, attacks, disturb
+from vitruvius.attacks.norms import Norm, as_norm
 
 
 @attacks.register("transfer")
@@ -51,7 +51,9 @@ class Transfer:
         object.__setattr__(self, "eps", getattr(self.made, "eps", self.eps))
         object.__setattr__(self, "source", self._open())
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None, progress: Progress = no_progress
+    ) -> Tensor:
         """x' of images `x` (B, C, H, W) with labels `y` (B,), found without a look at `model`.
 
         `ids` (B,) int64 name the images for the dice; default: a hash of their pixels.
@@ -59,14 +61,7 @@ class Transfer:
         assert isinstance(self.source, Source)
         source = self.source.on(x)
         self._check_classes(source, model, x)
-        if ids is None:
-            ids = image_ids(x)
-        return disturb(self.made, source, x, y, ids)
-
-    @property
-    def revision(self) -> int:
-        """That of the attack."""
-        return int(getattr(self.made, "revision", 1))
+        return disturb(self.made, source, x, y, image_ids(x) if ids is None else ids, progress)
 
     def _make(self) -> Threat:
         """The attack, in this ball; one that is given as an object has its own."""
@@ -87,9 +82,9 @@ class Transfer:
             return self.source
         if isinstance(self.source, nn.Module):
             return Source(self.source, type(self.source).__name__)
-        overrides = []
-        if self.weights is not None:
-            overrides = [f"model.weights={self.weights}"]
+        from vitruvius.targets import open_target
+
+        overrides = [] if self.weights is None else [f"model.weights={self.weights}"]
         opened = open_target(self.source, overrides, data_needed=False)
         return Source(opened.model, self.source)
 
@@ -111,6 +106,8 @@ class Source:
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:
+        from vitruvius.evaluation.base import fingerprint
+
         self.model = model.eval()
         self.name = f"{name}@{fingerprint(model)[:8]}"
 

@@ -1,0 +1,370 @@
+"""What an attack is: frozen settings, called with (model, x, y), giving x' in the ball and in the image.
+
+The other packages import from here what they need of the attacks. B images (B, C, H, W) of pixels in [0, 1], K classes.
+An attack leaves the train or eval mode as it finds it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from vitruvius._checks import check_labels, check_pixels
+from vitruvius._dice import Dice, image_ids
+from vitruvius._errors import ConfigError, DataError
+from vitruvius._progress import Progress, no_progress
+from vitruvius._registry import Registry
+from vitruvius.attacks._models import Searched, SurrogateGradient, frozen, full_precision, loss_and_grad
+from vitruvius.attacks.losses import CE, KL, MARGIN, hard_labels
+from vitruvius.attacks.norms import LINF, Norm, as_norm
+
+__all__ = [
+    "CE",
+    "KL",
+    "LINF",
+    "MARGIN",
+    "ROBUST",
+    "Attack",
+    "Ball",
+    "Cost",
+    "Ensemble",
+    "Model",
+    "Norm",
+    "Outcome",
+    "Searched",
+    "StageResult",
+    "SurrogateGradient",
+    "Threat",
+    "as_norm",
+    "attacks",
+    "check_inputs",
+    "cost_of",
+    "disturb",
+    "frozen",
+    "full_precision",
+    "hard_labels",
+    "loss_and_grad",
+]
+
+Model: TypeAlias = Callable[[Tensor], Tensor]
+ROBUST = -1  # in `Outcome.broken_by`: no stage broke the image
+CLEAN = 0  # in `Outcome.broken_by`: misclassified as it is
+
+
+class Threat(Protocol):
+    """Anything that disturbs images: (model, x, y) → x'.
+
+    One that also takes `ids=` (B,) int64 gives an image the same x' in every batch, if the ids are the same; one that
+    takes `progress=` says how far it is.
+
+    `model` returns logits (B, K) for images `x` (B, C, H, W) in [0, 1]; `y` (B,) are their labels.
+    """
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /) -> Tensor: ...
+
+
+attacks: Registry[Callable[..., Threat]] = Registry("attack", homes=["vitruvius.attacks"])
+
+
+def disturb(
+    threat: Threat, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, progress: Progress = no_progress
+) -> Tensor:
+    """x' by a threat, which is given the ids (B,) of the images and whom to tell how far it is, if it takes them.
+
+    `threat` is called with `model`, images `x` (B, C, H, W) and labels `y` (B,); `ids` are int64.
+    """
+    optional = {"ids": ids, "progress": progress}
+    taken = inspect.signature(threat).parameters
+    return threat(model, x, y, **{name: value for name, value in optional.items() if name in taken})
+
+
+class StageResult(NamedTuple):
+    """What one attack of an ensemble did."""
+
+    name: str
+    search: str  # exact, fast, or polish: the short exact search after a fast one
+    searched: int  # images
+    broken: int  # images, of those searched
+    seconds: float
+
+    @property
+    def label(self) -> str:
+        """The stage's name, with its way to search unless that is exact."""
+        return stage_label(self.name, self.search)
+
+
+def stage_label(name: str, search: str) -> str:
+    return name if search == "exact" else f"{name} ({search})"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an ensemble of attacks found, so far or in the end; stage 0 is `clean`: what is wrong as it is."""
+
+    x: Tensor  # x': fools the model where the image is broken
+    broken_by: Tensor  # (B,) index into stages; −1 where the image is robust
+    stages: tuple[StageResult, ...]  # those that have run
+    plan: tuple[str, ...] = ()  # labels of all stages, in order; empty where they are not known beforehand
+    view_fooled: Tensor | None = None  # (B,) bool: images that fooled a faster view of the model, and not the model
+    view_error: float | None = None  # of that view's logits, where it was measured
+    view_trusted: bool = True  # whether that view knows the clean images
+
+    @property
+    def robust(self) -> Tensor:
+        """(B,) bool: no stage broke the image."""
+        return self.broken_by == ROBUST
+
+    def robust_by_stage(self) -> dict[str, Tensor]:
+        """(B,) bool after each stage, in order; a stage that comes again has a label of its own."""
+        robust: dict[str, Tensor] = {}
+        for index, stage in enumerate(self.stages):
+            label, number = stage.label, 2
+            while label in robust:
+                label, number = f"{stage.label} #{number}", number + 1
+            robust[label] = self.robust | (self.broken_by > index)
+        return robust
+
+    def accuracies(self) -> dict[str, float]:
+        """Robust accuracy after each stage."""
+        return {label: float(robust.double().mean()) for label, robust in self.robust_by_stage().items()}
+
+
+@runtime_checkable
+class Ensemble(Protocol):
+    """Several attacks run as one: each on the images that are still robust, with a record of which one broke which.
+
+    Whatever has these three members is an ensemble, AutoAttack or your own class: an evaluation calls `run` instead of
+    the threat itself, gives it several batches at once, and writes down which images were robust after each stage.
+    It is also a threat: `__call__(model, x, y, *, ids=None)` returns `run(...).x`. Its `run` may also take
+    `progress=`, told how far it is; `on_stage=`, called with the `Outcome` so far when a stage has ended; and
+    `start=`, such an outcome, to resume after it: then an evaluation that is killed loses no more than one stage.
+    """
+
+    @property
+    def batch_size(self) -> int | None:
+        """Images searched at once; None leaves it to the caller."""
+        ...
+
+    @property
+    def pool_batches(self) -> int:
+        """Batches of an evaluation given to one `run`, so that batches stay full while images drop out; 1 or more."""
+        ...
+
+    def run(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None, batch_size: int | None = None
+    ) -> Outcome:
+        """Attack images (B, C, H, W) with labels (B,).
+
+        `ids` (B,) int64 name the images for the random numbers; `batch_size` is used where the ensemble has none.
+        """
+        ...
+
+
+class Cost(NamedTuple):
+    """At most what an attack spends on an image: steps, and passes of the model in each; a gradient counts as three."""
+
+    steps: int = 1
+    passes: float = 1.0
+
+    @property
+    def total(self) -> float:
+        """Passes of the model."""
+        return self.steps * self.passes
+
+
+def cost_of(threat: object) -> Cost:
+    """What a `threat` spends on an image: one pass where it is no attack of ours."""
+    return threat.cost() if isinstance(threat, Attack) else Cost()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ball:
+    """What attacks and ensembles share: a ball around each image and a seed, checked when they are made."""
+
+    norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1")  # those it works in
+    finds_nearest: ClassVar[bool] = False  # seeks the nearest point that fools the model, so any eps will do, inf too
+
+    eps: float  # radius, in pixels of images in [0, 1]
+    norm: Norm = LINF
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        object.__setattr__(self, "norm", as_norm(self.norm))
+        if self.norm.name not in self.norms:
+            raise ConfigError(f"{name} works in {' and '.join(self.norms)}, not in {self.norm}.")
+        check_eps(self.eps)
+        if self.finds_nearest:
+            return
+        low, high = self.pixel_range
+        if math.isinf(self.eps) and not math.isinf(high - low):
+            raise ConfigError(f"{name} needs a finite eps, such as 4/255; got {self.eps}.")
+        if self.norm == LINF and self.eps > high - low:  # which was most likely meant in 1/255
+            raise ConfigError(
+                f"eps={self.eps:g} in linf allows every image, since pixels are in [{low:g}, {high:g}]; "
+                f"did you mean {self.eps:g}/255?"
+            )
+
+    @property
+    def pixel_range(self) -> tuple[float, float]:
+        """Least and largest pixel: the setting `bounds` of attacks that have it."""
+        bounds: tuple[float, float] = getattr(self, "bounds", (0.0, 1.0))
+        return bounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(Ball, ABC):
+    """A search for x', with checks before and after it. An attack of your own writes `search`.
+
+    Settings of these names mean the same everywhere: `bounds` (least and largest pixel), `batch_size` (the attack takes
+    any number of images and searches so many at once), `compile` (the model by torch.compile), `loss`.
+    """
+
+    radius_may_be_tensor: ClassVar[bool] = False  # whether a search reads eps in tensor arithmetic alone
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None, progress: Progress = no_progress
+    ) -> Tensor:
+        """Check, then search. `ids` (B,) int64 name the images for the random numbers; default: a hash of their pixels.
+
+        `model` returns logits (B, K), in train or eval mode; `x` (B, C, H, W) are images in [0, 1]; `y` (B,) their
+        labels, or (B, K) probabilities where the loss compares with them. `progress` is told the steps made.
+        """
+        check_inputs(x, y, *self.pixel_range)
+        check_not_empty(x)
+        self._check_kind_of_labels(y)
+        with torch.inference_mode(False), torch.no_grad(), frozen(model):
+            x = outside_inference_mode(x)
+            y = outside_inference_mode(whole_labels(y))
+            searched = Searched(self.view(model, x), y, progress)
+            moved = self.search(searched, x, y, self.dice(known_ids(x, ids)))
+            searched.check_finite(moved)
+            return moved
+
+    @abstractmethod
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+        """The attack itself, without checks; called under no_grad with the parameters frozen.
+
+        model: answers with logits (B, K), which are checked as they come.
+        x: (B, C, H, W), the images.
+        y: (B,) int64 labels, or (B, K) probabilities.
+        dice: random numbers that belong to the images, and not to their batch.
+        """
+
+    def refine(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
+        """Search again where a search in lower precision has failed; `start` is the worst point known.
+
+        `model`, `x`, `y` and `dice` are as for `search`. By default the whole search; some attacks have a shorter one.
+        """
+        return self.search(model, x, y, dice)
+
+    def dice(self, ids: Tensor) -> Dice:
+        """The random numbers of images with these `ids` (B,) under this attack."""
+        return Dice(ids, self.seed, self._name_of_dice())
+
+    def view(self, model: nn.Module, x: Tensor) -> nn.Module:
+        """The `model` as it is searched: compiled for images like `x` (B, C, H, W) where `compile` is on."""
+        if not getattr(self, "compile", False):
+            return model
+        from vitruvius.attacks._compiled import compile_model
+
+        return compile_model(model, x)
+
+    def cost(self) -> Cost:
+        """At most what an image takes, for the time left: by the settings that say how long our attacks search."""
+        counts = (int(getattr(self, name, 1)) for name in ("restarts", "targets", "search_steps", "steps"))
+        return Cost(math.prod(counts), 3.0 * getattr(self, "eot_iterations", 1))
+
+    def _name_of_dice(self) -> str:
+        """Two attacks of one seed do not share their random numbers."""
+        return type(self).__name__
+
+    def _check_kind_of_labels(self, y: Tensor) -> None:
+        """Refuse probabilities (B, K), except for a loss that compares with them and nothing else."""
+        name = type(self).__name__
+        if getattr(self, "loss", None) != KL:
+            check_hard_labels(y, name)
+        elif y.ndim != 2:
+            raise DataError(
+                f"{name} with loss=kl compares with probabilities (B, K); labels have shape {tuple(y.shape)}."
+            )
+
+
+def outside_inference_mode(tensor: Tensor) -> Tensor:
+    """The tensor without its history; a copy where it was made in inference mode, which autograd refuses."""
+    return tensor.clone() if tensor.is_inference() else tensor.detach()
+
+
+def known_ids(x: Tensor, ids: Tensor | None) -> Tensor:
+    """(B,) the ids as given, or else a hash of the pixels."""
+    return image_ids(x) if ids is None else ids.to(x.device)
+
+
+def whole_labels(y: Tensor) -> Tensor:
+    """Labels (B,) of any whole type as int64; probabilities (B, K) as they are."""
+    return y.long() if y.ndim == 1 else y
+
+
+def check_eps(eps: float) -> None:
+    """Refuse what is not a radius: `eps` in pixels of images in [0, 1]; inf passes."""
+    if math.isnan(eps) or eps < 0:
+        raise ConfigError(f"eps={eps} is not a radius; give a number that is 0 or more, such as 4 / 255.")
+
+
+def check_at_least(attack: Ball, least: int, *settings: str) -> None:
+    """Refuse an attack one of whose named settings is below `least`."""
+    for name in settings:
+        value = getattr(attack, name)
+        if value < least:
+            raise ConfigError(f"{type(attack).__name__} with {name}={value:g}; expected {least} or more.")
+
+
+def check_positive(attack: Ball, *settings: str) -> None:
+    """Refuse an attack one of whose named settings is not above 0."""
+    for name in settings:
+        value = getattr(attack, name)
+        if not value > 0:
+            raise ConfigError(f"{type(attack).__name__} with {name}={value:g}; expected more than 0.")
+
+
+def check_step_size(attack: Ball, step_size: float | None) -> None:
+    """Refuse a step that leads nowhere or backward; in a ball of radius 0 it may be 0."""
+    if step_size is not None and not (step_size > 0 or step_size == attack.eps == 0):
+        raise ConfigError(f"{type(attack).__name__} with step_size={step_size:g}; expected more than 0.")
+
+
+def check_inputs(x: Tensor, y: Tensor, low: float = 0.0, high: float = 1.0) -> None:
+    """Refuse images (B, ...) that are not pixels in [low, high], and labels that are not classes (B,).
+
+    Probabilities (B, K) pass too: they are what some losses of training compare with.
+
+    `x` and `y` are a batch; `low` and `high` are the least and the largest pixel.
+    """
+    if x.ndim < 2 or len(x) != len(y) or y.ndim not in (1, 2):
+        raise DataError(f"images {tuple(x.shape)} and labels {tuple(y.shape)} do not pair; expected (B, ...) and (B,).")
+    check_pixels(x, low, high)
+    if y.ndim == 1:
+        check_labels(y)
+    elif y.numel() and float(y.amin()) < 0:
+        raise DataError(f"labels reach down to {float(y.amin()):g}; expected 0 or more.")
+
+
+def check_not_empty(x: Tensor) -> None:
+    if not len(x):
+        raise DataError(f"the batch is empty, images have shape {tuple(x.shape)}; an attack needs at least one image.")
+
+
+def check_hard_labels(y: Tensor, name: str) -> None:
+    """Refuse labels that are not one class per image."""
+    if y.ndim != 1:
+        raise DataError(
+            f"labels have shape {tuple(y.shape)}; {name} needs one whole number per image. "
+            "Mixed or smoothed labels belong to training; here take y.argmax(1)."
+        )

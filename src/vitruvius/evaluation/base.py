@@ -1,0 +1,230 @@
+"""What evaluations, and the packages above, share: images with their numbers, answers as rows, and fingerprints.
+
+B images in a batch, K classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitruvius._checks import check_batch, check_labels, check_logits
+from vitruvius._errors import ConfigError, DataError
+from vitruvius._files import bytes_of
+from vitruvius._processes import Process
+from vitruvius.attention import Core
+from vitruvius.data import DataConfig
+from vitruvius.data.identity import hash_tensors
+from vitruvius.surgery import inner
+
+Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, height, width) in [0, 1], labels (B), ids (B)
+Columns = dict[str, Tensor]  # of a ledger, every column (n,), `id` among them
+ALONE = Process(device=torch.device("cpu"))
+DRAWS_RIGHT = "draws_right"  # column of random models: share of the draws in which an image is classified correctly
+JUDGED = (
+    "root",
+    "val_split",
+    "class_map",
+    "val_num_samples",
+    "image_size",
+    "in_chans",
+    "interpolation",
+    "crop_pct",
+    "crop_mode",
+    "broken",
+)  # settings of data that change what is judged
+IGNORED = {  # attributes that change no answer
+    *vars(nn.Module()),
+    "fused_attn",
+    "grad_checkpointing",
+    "pretrained_cfg",
+    "default_cfg",
+}
+
+
+@runtime_checkable
+class NumberedLoader(Protocol):
+    """A loader that knows which image of the data set each one is."""
+
+    def with_ids(self) -> Iterator[Batch]: ...
+
+
+def numbered(loader: Iterable[Any], process: Process = ALONE) -> Iterator[Batch]:
+    """Batches with ids: the loader's own, else counted in order of arrival, every process for itself.
+
+    `loader` yields (images, labels) or (images, labels, ids); `process` is this one of several (default: alone).
+    """
+    if isinstance(loader, NumberedLoader):
+        yield from loader.with_ids()
+        return
+    start = 0
+    for batch in loader:
+        check_batch(batch)
+        x, y, *rest = batch
+        if rest:
+            ids = _check_ids(rest[0], len(y))
+        else:
+            ids = torch.arange(start, start + len(y)) * process.world_size + process.rank
+        start += len(y)
+        yield x, y, ids
+
+
+def _check_ids(ids: object, images: int) -> Tensor:
+    """Refuse what does not number the images, such as the paths that some loaders yield; else the ids as they are."""
+    kind = type(ids).__name__
+    if isinstance(ids, Tensor):
+        if ids.shape == (images,) and not ids.is_floating_point():
+            return ids
+        kind = f"{ids.dtype} {tuple(ids.shape)}"
+    raise DataError(
+        f"the third part of a batch is {kind}; expected ids, a tensor of one whole number per image. Leave it out, and "
+        "images are numbered as they come."
+    )
+
+
+def answer_all(model: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Columns:
+    """`answer`, a batch at a time."""
+    parts = [answer(model, *batch) for batch in zip(x.split(batch_size), y.split(batch_size), strict=True)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def answer_draws(model: nn.Module, x: Tensor, y: Tensor, batch_size: int, draws: int) -> Columns:
+    """`answer_all`; of several draws of a random model `correct` means in all, and the share that are right is kept."""
+    rows = answer_all(model, x, y, batch_size)
+    if draws == 1:
+        return rows
+    others = [answer_all(model, x, y, batch_size)["correct"] for _ in range(draws - 1)]
+    right = torch.stack([rows["correct"], *others])  # (draws, B)
+    return {**rows, "correct": right.all(0), DRAWS_RIGHT: right.float().mean(0)}
+
+
+@torch.no_grad()
+def answer(model: nn.Module, x: Tensor, y: Tensor) -> Columns:
+    """What the model says of a batch of images `x` (B, C, H, W) with labels `y` (B,)."""
+    logits = as_floats(model(x))  # (B, K)
+    check_logits(logits, len(y))
+    check_labels(y, logits.shape[1])
+    return read_logits(logits, y)
+
+
+def as_floats(logits: object) -> Tensor:
+    """Logits in float32; in float64 where the model computes in it, as attacks take them."""
+    if not isinstance(logits, Tensor):
+        raise ConfigError(
+            f"the model returned {type(logits).__name__}; expected one tensor of logits (images, classes). Wrap it in "
+            "a module that returns them alone."
+        )
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def read_logits(logits: Tensor, y: Tensor) -> Columns:
+    """Columns of a ledger from logits (B, K); `top5`: whether the label is among the five best guesses.
+
+    Classes are ranked by logits, whose small differences a softmax rounds away, and equal ones in their order.
+    """
+    log_p = logits.log_softmax(-1)  # (B, K)
+    guesses = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]  # (B, 5), or all K where they are fewer
+    prediction = guesses[:, 0]
+    return {
+        "prediction": prediction.int(),
+        "confidence": logits.softmax(-1).amax(-1),
+        "correct": prediction == y,
+        "loss": F.cross_entropy(logits, y, reduction="none"),
+        "top5": (guesses == y[:, None]).any(-1),
+        "max_logit": logits.amax(-1),
+        "energy": logits.logsumexp(-1),
+        "entropy": -(log_p.exp() * log_p).sum(-1),
+    }
+
+
+def subject_of(model: nn.Module, loader: Any) -> dict[str, Any]:
+    """What an evaluation is about: enough to notice that a ledger belongs to other weights or images.
+
+    Data, number of images, architecture with its cores, and fingerprints of weights and of settings. Which images they
+    are is checked one by one: a ledger keeps a hash of each.
+    """
+    cores = Counter(module.describe() for module in model.modules() if isinstance(module, Core))
+    attention = "".join(f", {core} at {count} sites" for core, count in cores.items())
+    return {
+        "data": str(getattr(loader, "name", "unnamed")),
+        "images": getattr(loader, "num_images", None),
+        "model": f"{type(inner(model)).__name__}{attention}",
+        "weights": fingerprint(model),
+        "settings": settings_fingerprint(model),
+    }
+
+
+def data_settings(config: DataConfig) -> dict[str, Any]:
+    """What the data section of a target says about the images to judge, where it differs from the defaults."""
+    defaults = DataConfig()
+    values = {name: getattr(config, name) for name in JUDGED if getattr(config, name) != getattr(defaults, name)}
+    return {f"data.{name}": value for name, value in values.items()}
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of every parameter and buffer (normalisation included) and of the settings of the cores.
+
+    Equal weights on another device have the same.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(bytes_of(tensor))
+    for core in model.modules():
+        if isinstance(core, Core):
+            digest.update(repr([(name, _settings(part)) for name, part in core.named_modules()]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _settings(part: nn.Module) -> list[tuple[str, Any]]:
+    """Numbers and words among the attributes of a part: its hyper-parameters."""
+    plain = {key: value for key, value in vars(part).items() if isinstance(value, bool | int | float | str | tuple)}
+    return sorted((key, value) for key, value in plain.items() if key != "training" and not key.startswith("_"))
+
+
+def settings_fingerprint(model: nn.Module) -> str:
+    """A hash of the plain attributes of every module, and of their classes.
+
+    Plain are numbers, words, functions by their names, tensors that are no buffers, and lists and dictionaries of them.
+    """
+    digest = hashlib.sha256()
+    for name, module in model.named_modules():
+        plain = []
+        for key, value in sorted(vars(module).items()):
+            if key not in IGNORED and "cache" not in key and _is_plain(value):  # a pass fills a cache, as LeViT's
+                plain.append((key, _described(value)))
+        digest.update(repr((name, type(module).__name__, plain)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value, *value.values()]))
+    return value is None or isinstance(value, bool | int | float | str | Tensor | np.generic) or _is_function(value)
+
+
+def _is_function(value: object) -> bool:
+    return inspect.isfunction(value) or inspect.isbuiltin(value) or inspect.isclass(value)
+
+
+def _described(value: Any) -> object:
+    """What prints alike in every process."""
+    if isinstance(value, tuple | list):
+        return [_described(item) for item in value]
+    if isinstance(value, dict):
+        return [(_described(key), _described(item)) for key, item in value.items()]
+    if isinstance(value, Tensor):
+        return hash_tensors(value)
+    if _is_function(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return value
