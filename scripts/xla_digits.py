@@ -4,7 +4,7 @@ torch_xla ends with 2.9, below the range of PyTorch that vitruvius supports (2.1
 its own, with the package on the path instead of installed:
 
     python -m venv xla && xla/bin/pip install torch==2.9.* torch_xla==2.9.* torchvision==0.24.* timm==1.0.30 \
-        safetensors pyyaml "jsonargparse[signatures]" scikit-learn rich fsspec matplotlib jinja2
+        safetensors pyyaml pydantic scikit-learn rich fsspec matplotlib jinja2
     PJRT_DEVICE=CPU PYTHONPATH=src xla/bin/python scripts/xla_digits.py --out runs/xla
 
 What torch_xla 2.9 needs is supplied here: a random state that `torch.random.fork_rng` can find, `amax` and `amin` over

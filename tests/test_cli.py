@@ -176,7 +176,7 @@ def test_mistakes_of_a_recipe_are_one_line_and_leave_no_folder(
         "model.name=deit_tiny_patch61_224": "did you mean 'deit_tiny_patch16_224'?",
         "attention=[{parts: [rcp]}]": "no attention named 'rcp'; did you mean 'rpc'? Known:",
         "attention=[{where: block.*, parts: [rpc]}]": "matches none of the 1 attention sites of VisionTransformer.",
-        "train.epochs=many": "softmax.yaml: train.epochs = 'many', expected a whole number.",
+        "train.epochs=many": "softmax.yaml: train.epochs = 'many', expected a whole number of at least 1.",
         "data.dataset=folder": "data.root is not set",
         f"data.root={tmp_path / 'missing'}": "missing does not exist; set data.root",
         f"data.root={tmp_path / 'empty'}": "no folder for the split 'train'",
@@ -201,7 +201,7 @@ def test_mistakes_of_an_evaluation_are_one_line(tmp_path: Path, capsys: pytest.C
     assert "no attack named 'pdg'; did you mean 'pgd'?" in mistake(
         capsys, "evaluate", str(run), "--threat", "pdg:eps=4/255"
     )
-    assert "'pgd' needs a value for eps" in mistake(capsys, "evaluate", str(run), "--threat", "pgd")
+    assert "pgd.eps is missing" in mistake(capsys, "evaluate", str(run), "--threat", "pgd")
     assert "is not of the form key=value" in mistake(capsys, "evaluate", str(run), "--threat", "pgd:8")
     assert "its model is what was trained" in mistake(capsys, "evaluate", str(run), "model.name=resnet18")
     assert "has no config.yaml" in mistake(capsys, "evaluate", str(tmp_path))

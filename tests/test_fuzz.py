@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from small_run import RECIPE
-from vitruvius._config import override, parse_spec
+from vitruvius._config import override
 from vitruvius._errors import VitruviusError
-from vitruvius._registry import Registry
+from vitruvius._registry import Registry, parse_spec
 from vitruvius._yaml import parse_value, read_yaml
 from vitruvius.analysis._registry import analyses
 from vitruvius.analysis.explanations import explanations
@@ -26,7 +26,7 @@ from vitruvius.corruptions._base import corruptions
 from vitruvius.evaluation.threats import make_threats
 from vitruvius.init import inits
 from vitruvius.init.filters import filters
-from vitruvius.recipe_keys import CLASSES, find_key, sections
+from vitruvius.recipe_keys import SECTIONS, find_key, sections
 from vitruvius.studies._base import studies
 from vitruvius.tasks import schedules, tasks
 from vitruvius.tracking import trackers
@@ -71,7 +71,9 @@ TEXTS = st.one_of(
         ["!!timestamp x", "!!python/object:os.system x", "&a [*a]", "<<: 3", "? [1]", "0b2", "1:99:99", "%"]
     ),
 )
-KEYS = [f"{section}.{key.name}".removeprefix("recipe.") for section in CLASSES for key in sections()[section][1]]
+KEYS = [
+    f"{section}.{key.name}".removeprefix("recipe.") for section in SECTIONS for key in sections(section)[section].keys
+]
 
 
 @contextlib.contextmanager

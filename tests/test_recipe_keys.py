@@ -1,40 +1,39 @@
-"""`vitruvius list keys` and docs/keys.md: every key of a recipe with type, default and what it does."""
+"""`vitruvius list keys`, docs/keys.md, the JSON schema: every key of a recipe with type, default and what it does."""
 
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vitruvius import create_model
+from vitruvius._config import key, required, section
 from vitruvius._errors import ConfigError, UnknownName
-from vitruvius._keys import Key, key, key_from, keys_of, settings_of
+from vitruvius._yaml import read_yaml
 from vitruvius.cli import main
-from vitruvius.listing import listing
-from vitruvius.recipe_keys import find_key, sections
+from vitruvius.listing import listing, recipes_folder
+from vitruvius.recipe_keys import Key, find_key, keys_of, recipe_schema, sections
 
 
-@dataclass(frozen=True, kw_only=True)
-class Section:
+@section("some")
+class Some:
     """A section for these tests."""
 
-    name: str = field(metadata={"help": "who"})
-    size: int = key(3, "how large")
-    colours: list[str] = key_from(list, "which ones")
+    name: str = required("who")
+    size: int = key(3, "how large", ge=0, le=9)
+    colours: list[str] = key([], "which ones")
     ratio: tuple[float, float] | None = key(None, "from and to")
 
 
 def test_a_section_lists_its_keys_in_order() -> None:
-    assert keys_of(Section) == [
+    assert keys_of(Some) == [
         Key("name", "text", "", "who"),
-        Key("size", "a whole number", "3", "how large"),
+        Key("size", "a whole number from 0 to 9", "3", "how large"),
         Key("colours", "a list of texts", "[]", "which ones"),
-        Key("ratio", "a list of numbers or null", "null", "from and to"),
+        Key("ratio", "a list of 2 numbers or null", "null", "from and to"),
     ]
-    assert Section(name="a").size == 3
-    assert Section(name="a").colours == []
 
 
 def test_a_piece_explains_its_settings_in_its_docstring() -> None:
@@ -44,14 +43,14 @@ def test_a_piece_explains_its_settings_in_its_docstring() -> None:
         steps: how often
         """
 
-    assert settings_of(piece) == [
+    assert keys_of(piece) == [
         Key("steps", "a whole number", "", "how often"),
         Key("loud", "true or false", "false", ""),
     ]
 
 
 def test_every_key_of_every_section_says_what_it_does() -> None:
-    silent = [f"{name}.{one.name}" for name, (_, keys) in sections().items() for one in keys if not one.help]
+    silent = [f"{title}.{key.name}" for title, part in sections().items() for key in part.keys if not key.help]
     assert silent == []
     assert {"recipe", "model", "data", "train", "task adversarial", "task.schedule linear"} <= set(sections())
 
@@ -60,19 +59,18 @@ def test_keys_of_one_section_or_of_all_are_listed() -> None:
     text = listing("keys", "train")
     assert text.startswith("train: ")
     assert "  epochs " in text
-    assert "a whole number; default 10" in text
+    assert "a whole number of at least 1; default 10" in text
+    assert "\ntrain.keep: " in text
     assert "task adversarial" not in text
     assert "eps" in listing("keys", "task")
     assert "must be given" in listing("keys", "model")
-    assert "\ntask.schedule linear: " in listing("keys")
+    assert "`vitruvius list keys task`" in listing("keys")
 
 
 def test_an_unknown_section_is_answered_with_the_nearest() -> None:
-    with pytest.raises(
-        UnknownName, match=r"a recipe has no section 'trian'; did you mean 'train'\? Sections: recipe, "
-    ):
+    with pytest.raises(UnknownName, match=r"no section 'trian'; did you mean 'train'\? Sections: recipe, "):
         listing("keys", "trian")
-    with pytest.raises(ConfigError, match=r"only `vitruvius list keys` takes a section"):
+    with pytest.raises(ConfigError, match="only `vitruvius list keys` takes a section"):
         listing("tasks", "train")
 
 
@@ -84,6 +82,57 @@ def test_the_page_of_keys_is_up_to_date() -> None:
     table = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(table)
     assert table.PAGE.read_text(encoding="utf-8") == table.page(), "run: python scripts/key_table.py"
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["sections", "pieces"])
+def check(request: pytest.FixtureRequest) -> Any:
+    """What the schema says against a recipe."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = recipe_schema(pieces=request.param)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    return lambda recipe: [error.message for error in validator.iter_errors(recipe)]
+
+
+def test_every_packaged_recipe_fits_the_schema(check: Any) -> None:
+    files = [file for file in sorted(recipes_folder().glob("*/*.yaml")) if "model" in read_yaml(file)]
+    assert len(files) > 50
+    assert {file.stem: check(read_yaml(file)) for file in files if check(read_yaml(file))} == {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"trian": {}},
+        {"train": {"epoch": 3}},
+        {"train": {"epochs": 0}},
+        {"train": {"lr": "fast"}},
+        {"data": {"mix": {"dataset": "npz"}}},
+        {"task": 3},
+    ],
+    ids=str,
+)
+def test_what_a_recipe_refuses_does_not_fit_the_schema(check: Any, wrong: dict[str, Any]) -> None:
+    assert check({"model": {"name": "resnet18"}, **wrong})
+
+
+def test_numbers_may_be_written_as_fractions_for_readers_that_take_them_for_text(check: Any) -> None:
+    assert not check({"model": {"name": "a", "mean": ["1/2"]}, "train": {"lr": "1e-5"}})
+
+
+def test_the_schema_knows_the_pieces_and_leaves_room_for_those_of_plugins() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(recipe_schema(pieces=True))
+
+    def fits(**sections: Any) -> bool:
+        return bool(validator.is_valid({"model": {"name": "a"}, **sections}))
+
+    assert fits(task={"use": "trades", "eps": 0.1, "beta": 3})
+    assert not fits(task={"use": "trades", "eps": 0.1, "betta": 3})
+    assert not fits(task={"use": "trades"})
+    assert fits(task={"use": "mine", "colour": "red"})
+    assert fits(task="trades:eps=4/255", init={"use": "mimetic", "where": "*"})
+    assert not fits(attention=[{"parts": [{"use": "rpc", "iterations": "many"}]}])
 
 
 @pytest.mark.parametrize(

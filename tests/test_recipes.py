@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vitruvius._config import bind, split_use
+from vitruvius._config import bind
 from vitruvius._processes import Process
+from vitruvius._registry import read_spec
 from vitruvius._yaml import dump_yaml
 from vitruvius.analysis import analyses
 from vitruvius.attention import build_core
@@ -79,9 +80,9 @@ def recipe(name: str) -> Config:
 
 def kind_of(config: Config) -> str:
     """What decides how a recipe trains: its family of models, attention, start, task and optimiser."""
-    parts = sorted({split_use(part, where="")[0] for rule in config.attention for part in rule.parts})
-    start = [split_use(config.init, where="")[0]] if config.init else []
-    task = split_use(config.task, where="")[0]
+    parts = sorted({read_spec(part, where="")[0] for rule in config.attention for part in rule.parts})
+    start = [read_spec(config.init, where="")[0]] if config.init else []
+    task = read_spec(config.task, where="")[0]
     mixed = ["mix"] if config.data.mix else []
     return "-".join([family(config), *parts, *start, task, config.train.opt, *mixed])
 
@@ -150,7 +151,7 @@ def test_a_recipe_builds_its_model_and_the_cores_of_its_sites(name: str) -> None
 @pytest.mark.parametrize("name", NAMES)
 def test_the_pieces_a_recipe_names_exist_and_take_its_settings(name: str) -> None:
     config = recipe(name)
-    use, settings = split_use(config.task, where="task")
+    use, settings = read_spec(config.task, where="task")
     bind(use, tasks[use], settings, where="task")
     for question in config.analyses:
         assert question.partition(":")[0] in analyses
@@ -169,7 +170,7 @@ class Restless:
 def reduced(name: str, folder: Path) -> Config:
     config = recipe(name)
     settings = [*COMMON, *REDUCED[family(config)]]
-    use, task = split_use(config.task, where="task")
+    use, task = read_spec(config.task, where="task")
     if "attack" in task and "steps" in task["attack"]:
         settings.append("task.attack.steps=2")
     if use == "distillation":
@@ -179,7 +180,7 @@ def reduced(name: str, folder: Path) -> Config:
         np.zeros((4, 32, 32, 3), np.uint8).tofile(folder / "more_images.bin")
         np.save(folder / "more_labels.npy", np.array([0, 1, 2, 0]))
         settings.append(f"data.mix.root={folder / 'more_images.bin'}")
-    if split_use(config.init or "none", where="init")[0] == "impulse_optimised":
+    if read_spec(config.init or "none", where="init")[0] == "impulse_optimised":
         settings.append("init.steps=2")
     small = read_recipe(recipes_folder() / f"{name}.yaml", settings)
     rules = [without_files(rule) for rule in small.attention]
@@ -212,7 +213,7 @@ def test_a_sweep_of_the_papers_can_be_planned(file: Path) -> None:
     sweep = Sweep(file, find=lambda name: find_recipe(str(name)))
     assert len(sweep.runs) == published[file.stem]
     for run in sweep.runs:
-        use, settings = split_use(run.config.task, where="task")
+        use, settings = read_spec(run.config.task, where="task")
         bind(use, tasks[use], settings, where="task")
 
 

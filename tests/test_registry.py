@@ -184,7 +184,7 @@ def test_an_object_makes_itself(hats: Registry) -> None:
     ("spec", "words"),
     [
         ("bowlr", "wardrobe: no hat named 'bowlr'; did you mean 'bowler'"),
-        ("bowler:sise=3", "wardrobe: 'bowler' has no setting 'sise'; did you mean 'size'"),
+        ("bowler:sise=3", "wardrobe: unknown key 'bowler.sise'; did you mean 'size'"),
         ({"use": "bowler", "size": "big"}, "wardrobe: bowler.size = 'big', expected a whole number"),
         ({"size": 3}, "wardrobe: .* does not say which piece to use"),
         (3, "wardrobe: 3 is not a hat; expected a name such as 'bowler'"),

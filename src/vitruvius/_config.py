@@ -1,27 +1,126 @@
-"""Recipes: YAML and `key=value` overrides become frozen dataclasses; every mistake is named with file, key and remedy.
+"""Recipes and settings: frozen dataclasses and signatures of pieces, checked by pydantic.
 
-jsonargparse checks each value against its type hint; what is written here finds the key and the words.
+Whatever is wrong becomes one ConfigError that says where, what came and what was expected.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
+import operator
 import re
 import types
-from argparse import ArgumentError
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,
+    Required,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from jsonargparse import ArgumentParser
+import pydantic.dataclasses
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PydanticInvalidForJsonSchema,
+    PydanticSchemaGenerationError,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import SchemaError
+from typing_extensions import TypedDict
 
-from vitruvius._errors import ConfigError, suggest
-from vitruvius._yaml import parse_value
+from vitruvius._errors import ConfigError, VitruviusError, suggest
+from vitruvius._yaml import parse_value, to_plain
 
 T = TypeVar("T")
 Data = dict[str, Any]
+Spec = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})]  # a piece, in three forms
+Schema = dict[str, Any]  # a JSON schema, or a part of one
+
+SETTINGS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+SECTION = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+def key(default: T, help: str, **bounds: float) -> T:
+    """A field with its `default`, one line that says what it does, and its `bounds` (ge, gt, le, lt)."""
+    metadata: Data = {"description": help, "bounds": bounds}
+    if isinstance(default, list | dict):
+        metadata["json_schema_extra"] = {"default": default}
+        return cast(T, dataclasses.field(default_factory=default.copy, metadata=metadata))
+    made: T = dataclasses.field(default=default, metadata=metadata)
+    return made
+
+
+def required(help: str, **bounds: float) -> Any:
+    """The same for a key that must be given."""
+    return dataclasses.field(metadata={"description": help, "bounds": bounds})
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def section(name: str) -> Callable[[type[T]], type[T]]:
+    """Class decorator: a frozen dataclass whose values pydantic checks whenever one is made.
+
+    `name` is what an error calls it where it is made in Python: `data`, as in `data.batch_size = 0, expected …`.
+    """
+
+    def decorate(plain: type[T]) -> type[T]:
+        for field, hint in get_type_hints(plain, include_extras=True).items():
+            metadata = getattr(plain.__dict__.get(field), "metadata", {})
+            plain.__annotations__[field] = Annotated[_strict(hint), Field(**metadata.get("bounds", {}))]
+        made: Any = pydantic.dataclasses.dataclass(plain, frozen=True, kw_only=True, config=SECTION)
+        checked_init = made.__init__
+
+        @functools.wraps(checked_init)
+        def __init__(self: Any, **values: Any) -> None:
+            try:
+                checked_init(self, **values)
+            except ValidationError as error:
+                raise _explained(error, TypeAdapter(made), path=[name]) from None
+
+        made.__init__ = __init__
+        return cast(type[T], made)
+
+    return decorate
+
+
+def build(schema: type[T], data: Mapping[str, Any], *, source: str) -> T:
+    """A section from a mapping; unknown, missing and wrongly typed keys are ConfigErrors that name the `source`."""
+    adapter = TypeAdapter(schema)
+    try:
+        return adapter.validate_python(data)
+    except ValidationError as error:
+        raise _explained(error, adapter, where=source) from None
+
+
+def bind(name: str, piece: Callable[..., Any], settings: Mapping[str, Any], *, where: str = "") -> Data:
+    """Settings checked and converted against the keyword-only parameters of a piece; `where` begins an error."""
+    adapter = _settings_of(piece)
+    try:
+        return adapter.validate_python(dict(settings))
+    except ValidationError as error:
+        raise _explained(error, adapter, where=where, path=[name]) from None
+
+
+def schema_of(section_or_piece: Any) -> Schema:
+    """The JSON schema of a section, or of the settings of a piece."""
+    is_section = pydantic.dataclasses.is_pydantic_dataclass(section_or_piece)
+    adapter = TypeAdapter(section_or_piece) if is_section else _settings_of(section_or_piece)
+    return adapter.json_schema(schema_generator=_Generator)
 
 
 def override(data: Mapping[str, Any], settings: Iterable[str]) -> Data:
@@ -30,226 +129,25 @@ def override(data: Mapping[str, Any], settings: Iterable[str]) -> Data:
     for setting in settings:
         if not isinstance(setting, str):
             raise ConfigError(f"override {setting!r} is not text of the form section.key=value, e.g. train.epochs=20.")
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
+        dotted, equals, text = setting.partition("=")
+        if not equals or not dotted:
             raise ConfigError(f"override {setting!r} is not of the form section.key=value, e.g. train.epochs=20.")
-        _put(result, key.split("."), parse_value(text), setting)
+        _put(result, dotted.split("."), parse_value(text), setting)
     return result
 
 
-def build(schema: type[T], data: Mapping[str, Any], *, source: str) -> T:
-    """A frozen dataclass from a mapping; unknown, missing and wrongly typed keys are ConfigErrors."""
-    return _build(schema, data, source, ())
-
-
-def split_use(spec: str | Mapping[str, Any], *, where: str) -> tuple[str, Data]:
-    """`"rpc"` or `{use: rpc, iterations: 2}` → name and settings."""
-    if isinstance(spec, str):
-        return spec, {}
-    settings = dict(spec)
-    if "use" not in settings:
-        raise ConfigError(f"{where}: {settings} does not say which piece to use; add a key `use:`.")
-    name = settings.pop("use")
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"{where}: use = {name!r}, expected the name of a piece.")
-    return name, settings
-
-
-def parse_spec(text: str, *, where: str = "") -> tuple[str, Data]:
-    """`pgd:eps=4/255,steps=10` → ("pgd", {"eps": 0.0157, "steps": 10}); commas inside [] and {} stay together.
-
-    `where` begins an error's sentence.
-    """
-    prefix = _prefix(where)
-    name, _, rest = text.partition(":")
-    if not name.strip():
-        raise ConfigError(f"{prefix}{text!r} does not begin with a name; expected e.g. pgd:eps=4/255,steps=10.")
-    settings: Data = {}
-    for item in re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,\[{])+", rest):
-        key, equals, value = item.partition("=")
-        key = key.strip()
-        if not equals or not key:
-            raise ConfigError(
-                f"{prefix}{item!r} in {text!r} is not of the form key=value, e.g. pgd:eps=4/255,steps=10."
-            )
-        if key in settings:
-            raise ConfigError(f"{prefix}{text!r} sets {key!r} twice.")
-        settings[key] = parse_value(value)
-    return name.strip(), settings
-
-
-def bind(name: str, piece: Callable[..., Any], settings: Mapping[str, Any], *, where: str = "") -> Data:
-    """Settings checked and converted against the keyword-only parameters of a piece."""
-    prefix = _prefix(where)
-    known = _settings_of(piece)
-    hints = hints_of(piece)
-    _refuse_unknown_settings(name, settings, known, prefix)
-    _refuse_missing_settings(name, settings, known, prefix)
-    return {key: _value(hints.get(key, Any), value, f"{prefix}{name}.{key}") for key, value in settings.items()}
-
-
-def _refuse_unknown_settings(name: str, settings: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
-    for key in settings:
-        if key not in known:
-            options = ", ".join(known) or "none"
-            raise ConfigError(f"{prefix}{name!r} has no setting {key!r}{suggest(str(key), known)} Settings: {options}.")
-
-
-def _refuse_missing_settings(
-    name: str, settings: Mapping[str, Any], known: Mapping[str, inspect.Parameter], prefix: str
-) -> None:
-    needed = [key for key, parameter in known.items() if parameter.default is parameter.empty]
-    missing = [key for key in needed if key not in settings]
-    if missing:
-        raise ConfigError(f"{prefix}{name!r} needs a value for {', '.join(missing)}.")
-
-
-def _prefix(where: str) -> str:
-    """How an error's sentence begins."""
-    if not where:
-        return ""
-    return f"{where}: "
-
-
-def _settings_of(piece: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The keyword-only parameters of a piece; its generator is not a setting."""
-    parameters = inspect.signature(piece).parameters.values()
-    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "generator"}
-
-
-def _build(schema: type[T], data: Any, source: str, path: tuple[str, ...]) -> T:
-    where = ".".join(path) or "the top level"
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{source}: {where} is {_kind(data)}, expected a section with keys.")
-    hints = get_type_hints(schema)
-    fields = {field.name: field for field in dataclasses.fields(schema) if field.init}  # type: ignore[arg-type]
-    _refuse_unknown_keys(data, fields, source, path)
-    values: Data = {}
-    for name, field in fields.items():
-        if name in data:
-            values[name] = _field(hints[name], data[name], source, (*path, name))
-        elif _is_required(field):
-            raise ConfigError(f"{source}: {_dotted(path, name)} is missing; expected {type_in_words(hints[name])}.")
-    return schema(**values)
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _refuse_unknown_keys(
-    data: Mapping[str, Any], fields: Mapping[str, Any], source: str, path: tuple[str, ...]
-) -> None:
-    for key in data:
-        if key not in fields:
-            known = ", ".join(fields)
-            raise ConfigError(
-                f"{source}: unknown key {_dotted(path, key)!r}{suggest(str(key), fields)} Known: {known}."
-            )
-
-
-def _field(hint: Any, value: Any, source: str, path: tuple[str, ...]) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return _build(hint, value, source, path)  # type: ignore[arg-type]
-    origin = get_origin(hint)
-    if origin in (tuple, list) and dataclasses.is_dataclass(get_args(hint)[0]):
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"{source}: {'.'.join(path)} is {_kind(value)}, expected a list of sections.")
-        item: Any = get_args(hint)[0]
-        return origin(_build(item, one, source, (*path, str(i))) for i, one in enumerate(value))
-    return _value(hint, value, f"{source}: {'.'.join(path)}")
-
-
-def _value(hint: Any, value: Any, where: str) -> Any:
-    """The value as its type, or a ConfigError that says what was expected."""
-    members = _members(hint)
-    for choice in members:
-        if isinstance(value, str) and hasattr(choice, "parse"):
-            return choice.parse(value)
-        if _is_instance(value, choice):
-            return value
-    if _is_stray(value, members):
-        raise ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)}.")
-    found = _parsed(hint, value, where)
-    if _is_no_number(found):
-        raise ConfigError(
-            f"{where} = {value!r}, expected {type_in_words(hint)}; nan and whole numbers beyond 64 bits are refused."
-        )
-    return found
-
-
-def _is_no_number(value: Any) -> bool:
-    """Whether a value is NaN, or a whole number that no tensor can hold; in lists too."""
-    if isinstance(value, list | tuple):
-        return any(_is_no_number(item) for item in value)
-    if isinstance(value, float):
-        return math.isnan(value)
-    return isinstance(value, int) and not -(2**63) <= value < 2**63
-
-
-def _is_stray(value: Any, members: tuple[Any, ...]) -> bool:
-    """Whether a value is true, false or nothing where the hint allows none of them; the parser would let it pass."""
-    if Any in members or inspect.Parameter.empty in members:
-        return False
-    return (isinstance(value, bool) and bool not in members) or (value is None and type(None) not in members)
-
-
-def _parsed(hint: Any, value: Any, where: str) -> Any:
-    parser = _parser(hint)
-    if parser is None:
-        return value
-    try:
-        return parser.parse_object({"value": value}).value
-    except ArgumentError:
-        raise ConfigError(f"{where} = {value!r}, expected {type_in_words(hint)}.") from None
-
-
-def _is_instance(value: Any, choice: Any) -> bool:
-    """Whether a value is of a type already; numbers are left to the parser, which tells 1 from 1.0 and true."""
-    return isinstance(choice, type) and choice not in (int, float, bool, Any) and isinstance(value, choice)
-
-
-@lru_cache(maxsize=512)
-def _parser(hint: Any) -> ArgumentParser | None:
-    if hint is Any or hint is inspect.Parameter.empty:
-        return None
-    parser = ArgumentParser(exit_on_error=False)
-    try:
-        parser.add_argument("--value", type=hint)
-    except ValueError:  # a type jsonargparse has no rule for is left to the piece itself
-        return None
-    return parser
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    if get_origin(hint) in (Union, types.UnionType):
-        return get_args(hint)
-    return (hint,)
-
-
-def hints_of(piece: Callable[..., Any]) -> dict[str, Any]:
-    """The type hints of a piece's settings."""
-    target: Any = piece
-    if isinstance(piece, type) and not dataclasses.is_dataclass(piece):
-        target = piece.__init__  # type: ignore[misc]
-    try:
-        return get_type_hints(inspect.unwrap(target))
-    except (NameError, TypeError):  # annotations of a plugin that only exist for type checkers
-        return {}
-
-
-def _put(data: Any, keys: list[str], value: Any, setting: str) -> None:
+def _put(data: Any, keys: Sequence[str], value: Any, setting: str) -> None:
     head, *rest = keys
-    key = _key_in(data, head, setting)
+    index = _index_in(data, head, setting)
     if not rest:
-        data[key] = value
+        data[index] = value
         return
-    if isinstance(data, dict) and data.get(key) is None:
-        data[key] = {}
-    _put(data[key], rest, value, setting)
+    if isinstance(data, dict) and data.get(index) is None:
+        data[index] = {}
+    _put(data[index], rest, value, setting)
 
 
-def _key_in(data: Any, head: str, setting: str) -> Any:
+def _index_in(data: Any, head: str, setting: str) -> Any:
     """A word of an override as what it means in `data`: the number of an item, or a key."""
     if isinstance(data, dict):
         return head
@@ -268,41 +166,190 @@ def _copy(value: Any) -> Any:
     return value
 
 
-def _dotted(path: tuple[str, ...], key: object) -> str:
-    return ".".join((*path, str(key)))
+_SCALARS: dict[Any, Any] = {
+    int: Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)],  # what a tensor can hold
+    float: Annotated[float, Strict(), Field(ge=-math.inf)],  # NaN is no number
+    bool: Annotated[bool, Strict()],
+    str: Annotated[str, Strict(), BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)],
+}
 
 
-def _kind(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    return f"{type(value).__name__} {value!r}"
+def _strict(hint: Any) -> Any:
+    """A type hint for pydantic that takes numbers, booleans and text only for what they are.
+
+    A class with a method `parse` (a norm, a loss) takes text too.
+    """
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    origin, members = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return functools.reduce(operator.or_, map(_strict, members))
+    if origin in (list, tuple, dict):
+        return origin[tuple(member if member is Ellipsis else _strict(member) for member in members)]
+    if getattr(hint, "_is_protocol", False):  # anything: whether it is one is seen when it is called
+        return Any
+    if isinstance(hint, type) and hasattr(hint, "parse"):
+        return Annotated[hint, BeforeValidator(lambda value: hint.parse(value) if isinstance(value, str) else value)]
+    return hint
 
 
-def type_in_words(hint: Any) -> str:
-    """A type hint in words, for errors and lists of keys."""
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    if hint in plain:
-        return plain[hint]
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, get_args(hint)))
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(type_in_words(member) for member in get_args(hint))
-    if get_origin(hint) in (list, tuple):
-        return _list_in_words(hint)
-    return _kind_in_words(hint)
+def _settings_of(piece: Callable[..., Any]) -> TypeAdapter[Data]:
+    """The keyword-only parameters of a piece, explained by its fields or its docstring; its generator is no setting."""
+    hints, helps = hints_of(piece), _helps_of(piece)
+    fields: Data = {}
+    for parameter in inspect.signature(piece).parameters.values():
+        name, default = parameter.name, parameter.default
+        if parameter.kind is not parameter.KEYWORD_ONLY or name == "generator":
+            continue
+        hint, about = _usable(_strict(hints.get(name, Any))), helps.get(name)
+        if default is parameter.empty:
+            fields[name] = Required[Annotated[hint, Field(description=about)]]
+        else:
+            extra = {"default": to_plain(default)}
+            fields[name] = NotRequired[Annotated[hint, Field(description=about, json_schema_extra=extra)]]
+    settings = cast(Any, TypedDict)("Settings", fields)
+    settings.__pydantic_config__ = SETTINGS
+    return TypeAdapter(settings)
 
 
-def _kind_in_words(hint: Any) -> str:
-    if hint is Any:
-        return "anything"
-    if get_origin(hint) is dict:
-        return "a mapping"
-    if dataclasses.is_dataclass(hint):
+def _usable(hint: Any) -> Any:
+    """The hint, or Any if pydantic has no rule for it: such a value is left to the piece."""
+    try:
+        TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+    except (PydanticSchemaGenerationError, SchemaError, TypeError, NameError):
+        return Any
+    return hint
+
+
+def hints_of(piece: Callable[..., Any]) -> dict[str, Any]:
+    target: Any = piece.__init__ if isinstance(piece, type) and not dataclasses.is_dataclass(piece) else piece  # type: ignore[misc]
+    try:
+        return get_type_hints(inspect.unwrap(target), include_extras=True)
+    except (NameError, TypeError):  # annotations of a plugin that only exist for type checkers
+        return {}
+
+
+def _helps_of(piece: Callable[..., Any]) -> dict[str, str]:
+    """Name → help, from the fields of a dataclass and from the lines `name: …` of the docstring."""
+    helps = dict(re.findall(r"^\s*(\w+): (\S.*)$", inspect.getdoc(piece) or "", flags=re.MULTILINE))
+    if dataclasses.is_dataclass(piece):
+        fields = {field.name: field.metadata.get("description") for field in dataclasses.fields(piece)}
+        helps |= {name: text for name, text in fields.items() if text}
+    return helps
+
+
+class _Generator(GenerateJsonSchema):
+    """JSON schemas without titles made from names of keys; a type that JSON does not know is told by its name."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def int_schema(self, schema: Any) -> Schema:
+        bounds = {"minimum": -(2**63), "exclusiveMaximum": 2**63}
+        return {key: value for key, value in super().int_schema(schema).items() if bounds.get(key) != value}
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Schema:
+        if "cls" not in schema and schema["type"] != "callable":
+            raise PydanticInvalidForJsonSchema(error_info)
+        return {"title": schema["cls"].__name__ if "cls" in schema else "a callable"}
+
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
+
+
+def _explained(
+    error: ValidationError, adapter: TypeAdapter[Any], *, where: str = "", path: Sequence[str] = ()
+) -> ConfigError:
+    """What pydantic found as one sentence; an unknown key first, for it may be what is missing elsewhere."""
+    details = error.errors(include_url=False)
+    detail = min(details, key=lambda one: one["type"] not in _UNKNOWN)
+    opening = f"{where}: " if where else ""
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, VitruviusError):
+        return ConfigError(f"{opening}{cause}")
+    schema = adapter.json_schema(schema_generator=_Generator)
+    keys, node = locate(schema, detail["loc"])
+    dotted = ".".join((*path, *keys)) or "the top level"
+    if detail["type"] in _UNKNOWN:
+        known = [name for choice in _choices(schema, node) for name in choice.get("properties", ())]
+        last = str(detail["loc"][-1])
+        text = (
+            f"unknown key {'.'.join((*path, *keys, last))!r}{suggest(last, known)} Known: {', '.join(known) or 'none'}."
+        )
+        return ConfigError(opening + text)
+    expected = f"expected {words_of(node)}"
+    if detail["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return ConfigError(f"{opening}{dotted} is missing; {expected}.")
+    value = detail["input"]
+    if isinstance(value, int) and abs(value) >= 2**63:
+        expected += ", of at most 64 bits"
+    hint = suggest(value, map(str, node["enum"])) if isinstance(value, str) and "enum" in node else "."
+    return ConfigError(f"{opening}{dotted} = {value!r}, {expected}{hint}")
+
+
+def locate(schema: Schema, steps: Iterable[int | str]) -> tuple[list[str], Schema]:
+    """The keys among the `steps` of an error of pydantic, which names types too, and what is said of the last."""
+    node, keys = schema, []
+    for step in steps:
+        children = [_child(choice, step) for choice in _choices(schema, node)]
+        child = next((child for child in children if child is not None), None)
+        if child is not None:
+            keys.append(str(step))
+            node = child
+    return keys, node
+
+
+def _choices(schema: Schema, node: Schema) -> list[Schema]:
+    """What a part of a schema may be, references followed."""
+    choices = node.get("anyOf", [node])
+    return [schema["$defs"][choice["$ref"].rpartition("/")[2]] if "$ref" in choice else choice for choice in choices]
+
+
+def _child(node: Schema, step: int | str) -> Schema | None:
+    if step in node.get("properties", {}):
+        return cast(Schema, node["properties"][step])
+    if isinstance(step, int) and node.get("type") == "array":
+        return cast(Schema, node["prefixItems"][step] if "prefixItems" in node else node.get("items", {}))
+    return None
+
+
+_PLAIN = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "text",
+    "null": "null",
+}
+_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+_PLURAL = {"a whole number": "whole numbers", "a number": "numbers", "a section": "sections", "text": "texts"}
+
+
+def words_of(node: Schema) -> str:
+    """A type in words, from its JSON schema."""
+    if "anyOf" in node:
+        return " or ".join(words_of(choice) for choice in node["anyOf"])
+    if "enum" in node or "const" in node:
+        return "one of " + ", ".join(map(str, node.get("enum", [node.get("const")])))
+    if "$ref" in node or "properties" in node:
         return "a section"
-    return getattr(hint, "__name__", str(hint))
+    kind = node.get("type")
+    if kind == "array":
+        return _list_in_words(node)
+    if kind == "object":
+        return "a mapping"
+    return _PLAIN.get(str(kind), str(node.get("title", "anything"))) + _bounds_in_words(node)
 
 
-def _list_in_words(hint: Any) -> str:
-    plural = {"a whole number": "whole numbers", "a number": "numbers", "a section": "sections", "text": "texts"}
-    items = dict.fromkeys(type_in_words(arg) for arg in get_args(hint) if arg is not Ellipsis)
-    return "a list of " + " and ".join(plural.get(item, item) for item in items)
+def _bounds_in_words(node: Schema) -> str:
+    if "minimum" in node and "maximum" in node:
+        return f" from {node['minimum']:g} to {node['maximum']:g}"
+    bounds = " and ".join(f"{words} {node[bound]:g}" for bound, words in _BOUNDS.items() if bound in node)
+    return f" of {bounds}" if bounds.startswith("at") else f" {bounds}".rstrip()
+
+
+def _list_in_words(node: Schema) -> str:
+    items = dict.fromkeys(words_of(item) for item in node.get("prefixItems", [node.get("items", {})]))
+    count = f"{node['minItems']} " if "minItems" in node and node["minItems"] == node.get("maxItems") else ""
+    return f"a list of {count}" + " and ".join(_PLURAL.get(item, item) for item in items)

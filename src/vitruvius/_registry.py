@@ -7,15 +7,17 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from vitruvius._config import bind, parse_spec, split_use
+from vitruvius._config import bind
 from vitruvius._errors import ConfigError, MissingExtra, UnknownName, suggest
 from vitruvius._format import format_number
+from vitruvius._yaml import parse_value
 
 T = TypeVar("T")
 
@@ -146,10 +148,39 @@ class Registry(Generic[T]):
 
 
 def read_spec(spec: Spec, *, where: str) -> tuple[str, dict[str, Any]]:
-    """Name and settings of `"name:key=value"` or `{use: name, key: value}`."""
+    """Name and settings of `"name:key=value"` or `{use: name, key: value}`; `where` begins an error's sentence."""
     if isinstance(spec, str):
         return parse_spec(spec, where=where)
-    return split_use(spec, where=where)
+    settings = dict(spec)
+    if "use" not in settings:
+        raise ConfigError(f"{where}: {settings} does not say which piece to use; add a key `use:`.")
+    name = settings.pop("use")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{where}: use = {name!r}, expected the name of a piece.")
+    return name, settings
+
+
+def parse_spec(text: str, *, where: str = "") -> tuple[str, dict[str, Any]]:
+    """`pgd:eps=4/255,steps=10` → ("pgd", {"eps": 0.0157, "steps": 10}); commas inside [] and {} stay together.
+
+    `where` begins an error's sentence.
+    """
+    prefix = f"{where}: " if where else ""
+    name, _, rest = text.partition(":")
+    if not name.strip():
+        raise ConfigError(f"{prefix}{text!r} does not begin with a name; expected e.g. pgd:eps=4/255,steps=10.")
+    settings: dict[str, Any] = {}
+    for item in re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,\[{])+", rest):
+        key, equals, value = item.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise ConfigError(
+                f"{prefix}{item!r} in {text!r} is not of the form key=value, e.g. pgd:eps=4/255,steps=10."
+            )
+        if key in settings:
+            raise ConfigError(f"{prefix}{text!r} sets {key!r} twice.")
+        settings[key] = parse_value(value)
+    return name.strip(), settings
 
 
 def piece_of(bound: Callable[..., Any]) -> Callable[..., Any]:

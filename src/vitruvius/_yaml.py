@@ -1,4 +1,4 @@
-"""YAML as this field writes it: 1e-5 and 4/255 are numbers, only true and false are booleans."""
+"""YAML as this field writes it: 1e-5 and 4/255 are numbers, 1:30 is text, only true and false are booleans."""
 
 from __future__ import annotations
 
@@ -17,12 +17,22 @@ WRONG = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, Rec
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without YAML 1.1's traps; a text that grows out of all bounds by its aliases is refused."""
+    """SafeLoader without YAML 1.1's traps; a repeated key, and a text that aliases blow up, are refused."""
 
     def get_single_node(self) -> Any:
         node = super().get_single_node()
         _count(node, {})
         return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise ConfigError(f"the key {key.value!r} is there twice, in lines {lines[key.value]} and {line}.")
+                lines[key.value] = line
+        return super().construct_mapping(node, deep)
 
 
 def _count(node: Any, known: dict[int, int]) -> int:
@@ -45,19 +55,27 @@ def _children(node: Any) -> list[Any]:
     return []
 
 
-_BOOL, _FLOAT, _DATE = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp"
+_BOOL, _INT, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_DATE, _MERGE = "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:merge"
 _FRACTION = re.compile(r"[-+]?\d+(?:\.\d+)?/\d+(?:\.\d+)?")
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT, _DATE)]  # a date is text
+    first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _INT, _FLOAT, _DATE)]  # a date is text
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
+_Loader.add_implicit_resolver(_INT, re.compile(r"^[-+]?(?:\d[\d_]*|0b[01_]+|0x[\da-fA-F_]+)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     _FLOAT,
     re.compile(r"^(?:[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|[-+]?\.?inf|\.nan)$"),
     list("-+.0123456789i"),
 )
 _Loader.add_implicit_resolver("!fraction", re.compile(rf"^{_FRACTION.pattern}$"), list("-+0123456789"))
+
+
+def _construct_int(_: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    digits = str(node.value).replace("_", "").lstrip("+-")
+    whole = int(digits, 0 if digits[1:2] in ("b", "x") else 10)
+    return -whole if str(node.value).startswith("-") else whole
 
 
 def _construct_float(_: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
@@ -71,6 +89,7 @@ def _construct_fraction(_: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
     return float(over) / float(under)
 
 
+_Loader.add_constructor(_INT, _construct_int)
 _Loader.add_constructor(_FLOAT, _construct_float)
 _Loader.add_constructor("!fraction", _construct_fraction)
 
@@ -124,6 +143,16 @@ def to_plain(value: Any) -> Any:
     return str(value)
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that also puts in quotes what only our loader would take for a number."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *rules]
+    for first, rules in _Loader.yaml_implicit_resolvers.items()
+}
+
+
 def dump_yaml(value: Any) -> str:
     """YAML that reads back to the same values."""
-    return str(yaml.safe_dump(to_plain(value), sort_keys=False, allow_unicode=True, width=100))
+    return str(yaml.dump(to_plain(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import textwrap
-from collections.abc import Callable
-from functools import partial
-from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from vitruvius._errors import ConfigError, UnknownName, suggest
-from vitruvius._keys import Key, choose_sections
-from vitruvius._recipes import describe_zoo, find_recipe, recipe_files, recipes_folder
+from vitruvius._recipes import find_recipe, recipe_files, recipes_folder
+from vitruvius.recipe_keys import PIECES, SECTIONS, Key, load, sections
 
-__all__ = ["KINDS", "find_recipe", "listing", "recipes", "recipes_folder", "write_index"]
+__all__ = ["KINDS", "find_recipe", "listing", "recipes", "recipes_folder", "rows_of"]
 
 Row = tuple[str, str, str]  # name, settings, one line
+
+KINDS = {  # kind → its registry, or a function that lists it; only what is listed is imported
+    "analyses": "analysis:analyses",
+    "attacks": "attacks:attacks",
+    "attentions": "attention:attentions",
+    "bases": "init:bases",
+    "checkpoints": "converters.published:describe_published",
+    "converters": "converters:converters",
+    "corruptions": "corruptions:corruptions",
+    "data": "data:describe_sources",
+    "explanations": "analysis:explanations",
+    "inits": "init:inits",
+    "models": "models:models",
+    "recipes": "listing:recipes",
+    "rules": "compression.rules:rules",
+    "shifts": "shifts:shifts",
+    "sockets": "surgery:sockets",
+    "studies": "studies:studies",
+    "targets": "targets:target_kinds",
+    "tasks": "tasks:tasks",
+    "trackers": "tracking:trackers",
+    "zoo": "_recipes:describe_zoo",
+}
 
 
 def recipes() -> list[Row]:
@@ -26,176 +42,40 @@ def recipes() -> list[Row]:
     return [(name, "", _head(file)) for name, file in recipe_files().items()]
 
 
-def registered(room: str, registry: str) -> list[Row]:
-    """The pieces of one `registry`, by its name in a `room`; only that room is imported."""
-    rows: list[Row] = getattr(import_module(f"vitruvius.{room}"), registry).describe()
+def rows_of(kind: str) -> list[Row]:
+    """The pieces of one `kind` of `KINDS`."""
+    source = load(KINDS[kind])
+    rows: list[Row] = source() if callable(source) else source.describe()
     return rows
-
-
-def attacks() -> list[Row]:
-    """Attacks that need a model and nothing else, and those of evaluation, which look inside it or at a second one."""
-    import_module("vitruvius.evaluation")
-    return registered("attacks", "attacks")
-
-
-def models() -> list[Row]:
-    """The models under vitruvius/; their settings are timm's."""
-    return [(name, "", doc) for name, _, doc in registered("models", "models")]
-
-
-def told_by(room: str, function: str) -> list[Row]:
-    """What a `function` of a `room` lists; only that room is imported."""
-    rows: list[Row] = getattr(import_module(f"vitruvius.{room}"), function)()
-    return rows
-
-
-KINDS: dict[str, Callable[[], list[Row]]] = {
-    "analyses": partial(registered, "analysis", "analyses"),
-    "attacks": attacks,
-    "attentions": partial(registered, "attention", "attentions"),
-    "bases": partial(registered, "init", "bases"),
-    "checkpoints": partial(told_by, "converters.published", "describe_published"),
-    "converters": partial(registered, "converters", "converters"),
-    "corruptions": partial(registered, "corruptions", "corruptions"),
-    "data": partial(told_by, "data", "describe_sources"),
-    "explanations": partial(registered, "analysis", "explanations"),
-    "inits": partial(registered, "init", "inits"),
-    "models": models,
-    "recipes": recipes,
-    "rules": partial(registered, "compression.rules", "rules"),
-    "shifts": partial(registered, "shifts", "shifts"),
-    "sockets": partial(told_by, "surgery", "sockets"),
-    "studies": partial(registered, "studies", "studies"),
-    "targets": partial(registered, "targets", "target_kinds"),
-    "tasks": partial(registered, "tasks", "tasks"),
-    "trackers": partial(registered, "tracking", "trackers"),
-    "zoo": describe_zoo,
-}
-LIVE = ("recipes", "zoo")  # files that are read as they are now, without PyTorch
-
-
-ROOMS = (  # whose public files register what is listed
-    "analysis",
-    "attacks",
-    "attention",
-    "compression/rules",
-    "converters",
-    "corruptions",
-    "data/sources",
-    "evaluation",
-    "init",
-    "models",
-    "shifts",
-    "studies",
-    "surgery",
-    "targets",
-    "tasks",
-    "tracking",
-)
-INDEX = Path(__file__).with_name("listing.json")  # written by scripts/listing_index.py
-
-
-class Registries:
-    """What the pieces say themselves; everything is imported."""
-
-    def rows(self, kind: str) -> list[Row]:
-        """The pieces of one `kind`."""
-        return KINDS[kind]()
-
-    def keys(self) -> dict[str, list[Row]]:
-        """The keys of a recipe, by the title of their section."""
-        from vitruvius.recipe_keys import sections  # which imports every section's room
-
-        return {
-            f"{name}: {about}": [(key.name, _type_and_default(key), key.help) for key in keys]
-            for name, (about, keys) in sections().items()
-        }
-
-
-class Index:
-    """What the pieces of the package say, as it was written down when it was released: nothing is imported.
-
-    A test compares it with the registries.
-
-    `text` is the JSON of the file.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.known: dict[str, Any] = json.loads(text)
-
-    def rows(self, kind: str) -> list[Row]:
-        """The pieces of one `kind`; recipes and checkpoints of the zoo are read as they are now."""
-        if kind in LIVE:
-            return KINDS[kind]()
-        return [(name, settings, line) for name, settings, line in self.known["kinds"][kind]]
-
-    def keys(self) -> dict[str, list[Row]]:
-        """The keys of a recipe, by the title of their section."""
-        return {
-            title: [(name, default, line) for name, default, line in rows] for title, rows in self.known["keys"].items()
-        }
-
-
-def write_index() -> str:
-    """The text of the index, from the registries."""
-    live = Registries()
-    kinds = {kind: live.rows(kind) for kind in KINDS if kind not in LIVE}
-    known = {"files": piece_files(), "kinds": kinds, "keys": live.keys()}
-    return json.dumps(known, indent=0, ensure_ascii=False) + "\n"
-
-
-def piece_files() -> list[str]:
-    """The public files of the rooms that pieces are dropped into."""
-    package = Path(__file__).parent
-    found = [file.relative_to(package) for room in ROOMS for file in (package / room).glob("[!_]*.py")]
-    return sorted(file.as_posix() for file in found)
-
-
-def source_of_pieces() -> Registries | Index:
-    """The index, unless there may be pieces that it does not know.
-
-    Those are a file that was dropped into a room, a plugin that is installed, and what a process that has imported
-    PyTorch already may have registered.
-    """
-    live = Registries()
-    if "torch" in sys.modules or _has_plugins() or not INDEX.is_file():
-        return live
-    index = Index(INDEX.read_text(encoding="utf-8"))
-    if index.known["files"] != piece_files():
-        return live
-    return index
 
 
 def listing(kind: str | None = None, section: str | None = None) -> str:
-    """The pieces of one kind, or of all; of `keys`, those of one section of a recipe, or of all.
+    """The pieces of one kind, or of all; of `keys`, those of one section of a recipe, or of all with fixed keys.
 
     kind: one of KINDS or its singular, or "keys"; by default all kinds of pieces. section: data, train, model, task,
     …; for keys only.
     """
-    if kind is not None:
-        kind = plural_of(kind)
-    pieces = source_of_pieces()
+    kind = plural_of(kind) if kind else None
     if kind == "keys":
-        sections = choose_sections(pieces.keys(), section)
-        return "\n\n".join(_section(title, rows) for title, rows in sections.items())
+        return _keys(section)
     if section is not None:
         raise ConfigError(f"{section!r} after {kind!r}: only `vitruvius list keys` takes a section.")
-    return "\n\n".join(_section(name.upper(), pieces.rows(name)) for name in _chosen_kinds(kind))
-
-
-def _has_plugins() -> bool:
-    """Whether an installed distribution brings pieces by entry points."""
-    return any(group.startswith("vitruvius.") for group in entry_points().groups)
-
-
-def _chosen_kinds(kind: str | None) -> list[str]:
-    """One kind, or all."""
-    if not kind:
-        return list(KINDS)
-    if kind not in KINDS:
+    if kind is not None and kind not in KINDS:
         known = [*KINDS, "keys"]
         raise UnknownName(f"nothing called {kind!r} to list{suggest(kind, known)} Kinds: {', '.join(known)}.")
-    return [kind]
+    return "\n\n".join(_table(name.upper(), rows_of(name)) for name in ([kind] if kind else KINDS))
+
+
+def _keys(name: str | None) -> str:
+    """Without a section those that are known without importing PyTorch; the others are named at the end."""
+    chosen = sections(name) if name else {title: sections(title)[title] for title in SECTIONS}
+    tables = [
+        _table(f"{title}: {section.about}", [(key.name, _type_and_default(key), key.help) for key in section.keys])
+        for title, section in chosen.items()
+    ]
+    if name is None:
+        tables.append("\n".join(f"{title}: see `vitruvius list keys {title}`" for title in PIECES))
+    return "\n\n".join(tables)
 
 
 def plural_of(kind: str) -> str:
@@ -223,12 +103,10 @@ def _head(file: Path) -> str:
 
 
 def _type_and_default(key: Key) -> str:
-    if not key.default:
-        return f"{key.type}; must be given"
-    return f"{key.type}; default {key.default}"
+    return f"{key.type}; default {key.default}" if key.default else f"{key.type}; must be given"
 
 
-def _section(title: str, rows: list[Row]) -> str:
+def _table(title: str, rows: list[Row]) -> str:
     width = max((len(name) for name, _, _ in rows), default=0)
     lines = [title]
     for name, settings, doc in rows:

@@ -59,7 +59,7 @@ def test_custom_lists_take_any_attack_by_name_with_settings() -> None:
     assert pgd == PGD(eps=0.1, norm="l2", seed=4, steps=3)
     assert apgd == APGD(eps=0.2, norm="l2", seed=4, loss="dlr")
     assert (square.eps, square.seed) == (0.1, 4)
-    with pytest.raises(ConfigError, match="attacks: 'pgd' has no setting 'step'"):
+    with pytest.raises(ConfigError, match=r"attacks: unknown key 'pgd.step'"):
         AutoAttack(eps=0.1, version="custom", attacks=("pgd:step=3",))
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import vitruvius
-from vitruvius._config import bind, split_use
+from vitruvius._config import bind
+from vitruvius._registry import read_spec
 from vitruvius.attention import attentions, part
 from vitruvius.surgery.rewiring import match
 from vitruvius.training import read_recipe
@@ -29,7 +30,7 @@ def test_a_recipe_fits_its_model(file: Path) -> None:
     for rule in config.attention:
         for name in match(model, list(sites), rule.where):
             for item in rule.parts:
-                use, settings = split_use(item, where=file.stem)
+                use, settings = read_spec(item, where=file.stem)
                 bound = bind(use, attentions[use], settings)
                 if use == "mask":
                     assert str(bound.pop("file")).startswith("runs/masks")

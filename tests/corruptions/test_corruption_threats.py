@@ -52,9 +52,9 @@ def test_gaussian_noise_with_an_eps_is_still_the_attack() -> None:
     ("text", "said"),
     [
         ("fogg:severity=3", "no corruption named 'fogg'; did you mean 'fog'?"),
-        ("fog", "'fog' needs a value for severity"),
+        ("fog", "fog.severity is missing"),
         ("fog:severity=9", "expected a whole number from 1 to 5"),
-        ("fog:severity=3,density=2", "'fog' has no setting 'density'"),
+        ("fog:severity=3,density=2", "unknown key 'fog.density'"),
         ("corrupt:severity=3", "corrupt needs a name"),
         ("corruptions", "'corruptions' means 75 threats; expected one"),
         ("corruptions:group=some", "one of benchmark, extra, all"),

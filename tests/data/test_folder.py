@@ -282,9 +282,9 @@ def test_an_unknown_data_set_is_named_with_what_is_known(name, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 0}, r"data\.batch_size is 0, expected at least 1"),
-        ({"workers": -1}, r"data\.workers is -1"),
-        ({"reprob": 1.5}, r"data\.reprob is 1\.5, expected between 0 and 1"),
+        ({"batch_size": 0}, r"data\.batch_size = 0"),
+        ({"workers": -1}, r"data\.workers = -1"),
+        ({"reprob": 1.5}, r"data\.reprob = 1\.5"),
         ({"in_chans": 0}, r"data\.in_chans"),
     ],
 )

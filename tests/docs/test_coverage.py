@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from vitruvius._config import parse_spec
-from vitruvius._keys import Key
-from vitruvius._registry import Registry, signature_of
+from vitruvius._registry import Registry, parse_spec, signature_of
 from vitruvius.analysis import analyses
 from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
@@ -22,7 +20,7 @@ from vitruvius.data.sources.torchvision import _NAMES
 from vitruvius.init import bases, inits
 from vitruvius.listing import recipes, recipes_folder
 from vitruvius.models import models
-from vitruvius.recipe_keys import sections
+from vitruvius.recipe_keys import Key, sections
 from vitruvius.studies import studies
 from vitruvius.tasks import tasks
 from vitruvius.tracking import trackers
@@ -86,10 +84,7 @@ def _check_command(words: list[str]) -> None:
 
 
 def _keys(section: str) -> list[Key]:
-    found = sections()
-    if section == "task":
-        return [one for name, (_, keys) in found.items() if name.startswith("task") for one in keys]
-    return list(found[section][1])
+    return [key for part in sections(section).values() for key in part.keys]
 
 
 def _check_piece(name: str) -> None:

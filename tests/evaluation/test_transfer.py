@@ -118,7 +118,7 @@ def test_a_source_with_other_classes_is_refused() -> None:
 def test_mistakes_are_answered_before_anything_runs() -> None:
     with pytest.raises(UnknownName, match="neither a run folder nor a model"):
         Transfer(source="runs/nowhere", eps=0.1)
-    with pytest.raises(ConfigError, match=r"transfer\.attack: 'pgd' needs a value for eps"):
+    with pytest.raises(ConfigError, match=r"transfer\.attack: pgd.eps is missing"):
         Transfer(source=model(), attack="pgd")
     with pytest.raises(ConfigError, match=r"eps=0\.2 and an attack with eps=0\.1"):
         Transfer(source=model(), eps=0.2, attack=PGD(eps=0.1))

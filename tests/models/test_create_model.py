@@ -88,7 +88,7 @@ def test_attention_is_rewired_everywhere_or_by_rules() -> None:
         ([{"parts": ["rcp"]}], UnknownName, r"no attention named 'rcp'; did you mean 'rpc'\? Known: "),
         ([{"where": "block.*", "parts": ["rpc"]}], NoSiteError, r"where='block.\*' matches none of the 2 attention"),
         ([{"parts": ["rpc"]}, {"where": "*.1.*", "parts": ["rpc"]}], ConfigError, "'blocks.1.attn' is matched by two"),
-        ([{"parts": [{"use": "rpc", "iteration": 2}]}], ConfigError, r"attention.0: 'rpc' has no setting 'iteration'"),
+        ([{"parts": [{"use": "rpc", "iteration": 2}]}], ConfigError, r"attention.0: unknown key 'rpc.iteration'"),
         ([{"parts": [{"use": "rpc", "iterations": "x"}]}], ConfigError, r"rpc.iterations = 'x', expected a whole num"),
         ([{"parts": [{"iterations": 2}]}], ConfigError, "does not say which piece to use"),
         ([{"where": "blocks.0.attn", "parts": ["rpc"]}, {"where": "x", "parts": ["rpc"]}], NoSiteError, "where='x'"),

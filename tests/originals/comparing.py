@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from vitruvius._config import split_use
+from vitruvius._registry import read_spec
 from vitruvius._yaml import read_yaml
 from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
@@ -179,7 +179,7 @@ def _with_defaults(spec: Any, registry: Any) -> dict[str, Any]:
 def _named(spec: Any) -> dict[str, Any]:
     if spec is None:
         return {}
-    use, settings = split_use(spec, where="")
+    use, settings = read_spec(spec, where="")
     return {"use": use, **settings}
 
 

@@ -256,7 +256,7 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
         ("imagenet-c:,x", ConfigError, "does not say where the images are"),
         ("imagenet-c:nowhere", DataError, "the folder nowhere of imagenet-c does not exist"),
         ("imagenet-z:.", UnknownName, "no shift named 'imagenet-z'; did you mean"),
-        ("imagenet-c:.,validation=x", ConfigError, "'imagenet-c' has no setting 'validation'"),
+        ("imagenet-c:.,validation=x", ConfigError, "unknown key 'imagenet-c.validation'"),
     ],
 )
 def test_wrong_words_are_refused(spec: str, error: type[Exception], letter: str) -> None:

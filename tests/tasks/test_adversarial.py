@@ -350,7 +350,7 @@ def test_a_moving_eps_does_not_compile_again(name: str, compile_attack: bool) ->
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(ConfigError, match=r"task.attack.eps = 0.1: give eps to the task"):
         Adversarial(small(), eps=0.1, attack={"use": "pgd", "eps": 0.1})
-    with pytest.raises(ConfigError, match=r"task.attack: 'pgd' has no setting 'stepz'; did you mean 'steps'"):
+    with pytest.raises(ConfigError, match=r"task.attack: unknown key 'pgd.stepz'; did you mean 'steps'"):
         Adversarial(small(), eps=0.1, attack={"use": "pgd", "stepz": 1})
     with pytest.raises(ConfigError, match=r"task.coupled = false, but FGSM has no step size"):
         Adversarial(small(), eps=0.1, attack="fgsm", coupled=False)

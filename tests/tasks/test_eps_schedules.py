@@ -70,9 +70,9 @@ def test_a_ramp_that_ends_before_it_begins_and_unknown_names_are_refused() -> No
         make_schedule({"use": "linear", "epochs": 3, "zero": 7})
     with pytest.raises(UnknownName, match="did you mean 'linear'"):
         make_schedule("linaer")
-    with pytest.raises(ConfigError, match=r"task.schedule: 'linear' has no setting 'period'"):
+    with pytest.raises(ConfigError, match=r"task.schedule: unknown key 'linear.period'"):
         make_schedule({"use": "linear", "epochs": 3, "period": 7})
-    with pytest.raises(ConfigError, match="needs a value for epochs"):
+    with pytest.raises(ConfigError, match=r"linear.epochs is missing"):
         make_schedule("linear")
 
 

@@ -58,5 +58,5 @@ def test_a_run_that_goes_on_keeps_the_same_weights(tmp_path: Path, monkeypatch: 
 
 
 def test_a_negative_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.keep\.best = -1, expected 0 or more"):
+    with pytest.raises(ConfigError, match=r"train\.keep\.best = -1, expected a whole number of at least 0"):
         small_run(tmp_path / "run", "train.keep={best: -1}")

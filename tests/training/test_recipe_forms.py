@@ -87,7 +87,7 @@ def test_a_task_a_schedule_and_a_tracker_are_written_in_one_grammar() -> None:
     assert Trackers.of([own, "csv"]).members[0] is own
     with pytest.raises(ConfigError, match=r"tracking: 3 is not a tracker; expected a name such as 'csv'"):
         Trackers.of([3])
-    with pytest.raises(ConfigError, match=r"task\.schedule: 'linear' has no setting 'epoch'; did you mean 'epochs'\?"):
+    with pytest.raises(ConfigError, match=r"task\.schedule: unknown key 'linear.epoch'; did you mean 'epochs'\?"):
         make_schedule("linear:epoch=4")
     with pytest.raises(ConfigError, match=r"task\.schedule is a CSV; expected a Schedule"):
         make_schedule(own)  # type: ignore[arg-type]

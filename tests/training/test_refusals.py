@@ -45,10 +45,10 @@ def test_what_cannot_be_trained_is_refused_before_a_folder_is_made(
 @pytest.mark.parametrize(
     ("setting", "letter"),
     [
-        ("train.epochs=0", "train.epochs = 0, expected at least 1"),
-        ("train.lr=0", "train.lr = 0.0, expected a number above 0"),
-        ("train.holdout=1", "train.holdout = 1.0, expected a number from 0 to below 1"),
-        ("train.clip_grad=-1", "train.clip_grad = -1.0, expected a number above 0"),
+        ("train.epochs=0", "train.epochs = 0, expected a whole number of at least 1"),
+        ("train.lr=0", "train.lr = 0, expected a number above 0"),
+        ("train.holdout=1", "train.holdout = 1, expected a number of at least 0 and below 1"),
+        ("train.clip_grad=-1", "train.clip_grad = -1, expected a number above 0"),
         ("train.warmup_epochs=2", "train.warmup_epochs = 2, expected fewer than the 2 of train.epochs"),
         ("train.lr=fast", "train.lr = 'fast', expected a number"),
         ("train.epoch=3", r"unknown key 'train.epoch'; did you mean 'train.epochs'\?|did you mean 'epochs'\?"),

@@ -77,8 +77,8 @@ def test_a_threat_of_ones_own_may_choose(tmp_path: Path) -> None:
         (["train.select=robust", 'train.select_threat="pgd:eps=0.1,steps=1"'], "one step flatters"),
         (['train.select_threat="pgd:eps=0.1"'], "accuracy on clean images chooses; set train.select=robust"),
         (["train.alarm=stop"], "train.alarm = stop, but the task trains against no attack"),
-        (["train.alarm_gap=0"], "train.alarm_gap = 0.0, expected a number above 0 and at most 1"),
-        (["train.alarm_steps=1"], "train.alarm_steps = 1, expected at least 2"),
+        (["train.alarm_gap=0"], "train.alarm_gap = 0, expected a number above 0 and at most 1"),
+        (["train.alarm_steps=1"], "train.alarm_steps = 1, expected a whole number of at least 2"),
         (["task={use: free, eps: 0.1}", "train.grad_accum_steps=2"], "the task replays every batch 4 times; use 1"),
     ],
 )

@@ -68,7 +68,7 @@ def test_parameters_are_ones_that_submitit_knows(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("partitoin=gpu", "'--slurm' has no setting 'partitoin'; did you mean 'partition'"),
+        ("partitoin=gpu", "unknown key '--slurm.partitoin'; did you mean 'partition'"),
         ("nodes=0", "nodes and timeout_min are at least 1"),
         ("nodes", "'nodes' in .* is not of the form key=value"),
         ("nodes=two", "nodes = 'two', expected a whole number"),

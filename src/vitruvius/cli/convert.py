@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> None:
 
     `options` hold what `arguments` adds.
     """
-    from vitruvius._config import parse_spec
+    from vitruvius._registry import parse_spec
     from vitruvius.converters import MASKS, SETTINGS, convert, write_run
 
     if options.source in SETTINGS:

@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from vitruvius._checks import check_finite
-from vitruvius._config import build
+from vitruvius._config import key, required, section
 from vitruvius._errors import ConfigError
-from vitruvius._keys import key
+
+Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("data.mix")
 class Mix:
     """A second data set in every training batch, read and augmented like the first."""
 
-    dataset: str = field(
-        metadata={"help": "npz, bin/…, tensors, folder, torch/…, hfds/…; nothing that can only be streamed"}
-    )
-    fraction: float = field(
-        metadata={"help": "share of every batch: exactly round(fraction · batch_size) images come from here"}
+    dataset: str = required("npz, bin/…, tensors, folder, torch/…, hfds/…; nothing that can only be streamed")
+    fraction: float = required(
+        "share of every batch: exactly round(fraction · batch_size) images come from here", gt=0, lt=1
     )
     root: str | None = key(None, "folder that holds the data")
     train_split: str = key("train", "the split that is used")
     class_map: str | None = key(None, "as data.class_map")
-    num_samples: int | None = key(None, "use at most this many of its images, a fixed random choice; null: all")
+    num_samples: int | None = key(None, "use at most this many of its images, a fixed random choice; null: all", ge=1)
     epoch_images: int | None = key(
-        None, "images in an epoch, of both sets together; null: as many as the first set has"
+        None, "images in an epoch, of both sets together; null: as many as the first set has", ge=1
     )
     download: bool = key(False, "fetch the data if it is not there")
 
-    def __post_init__(self) -> None:
-        if not 0 < self.fraction < 1:
-            raise ConfigError(f"data.mix.fraction is {self.fraction}, expected a number between 0 and 1.")
-        for name in ("num_samples", "epoch_images"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"data.mix.{name} is {getattr(self, name)}, expected at least 1.")
 
-
-BOUNDS: dict[str, tuple[int, int | None]] = {  # smallest and largest value of a key
-    **dict.fromkeys(("batch_size", "in_chans", "recount", "eval_batch_size", "num_classes", "image_size"), (1, None)),
-    **dict.fromkeys(("train_num_samples", "val_num_samples"), (1, None)),
-    **dict.fromkeys(("workers", "pad", "aug_repeats", "mixup", "cutmix", "mixup_off_epoch", "rotation"), (0, None)),
-    **dict.fromkeys(("hflip", "vflip", "reprob", "mixup_prob", "mixup_switch_prob", "color_jitter_prob"), (0, 1)),
-    **dict.fromkeys(("grayscale_prob", "gaussian_blur_prob", "smoothing"), (0, 1)),
-}
-
-
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")  # timm's names
-
-
-@dataclass(frozen=True, kw_only=True)
+@section("data")
 class DataConfig:
     """A data set, how it is read, and how training images are augmented. All images are pixels in [0, 1].
 
@@ -66,27 +44,29 @@ class DataConfig:
     root: str | None = key(None, "folder that holds the data")
     train_split: str = key("train", "name of the training split")
     val_split: str = key("validation", "name of the split for validation")
-    num_classes: int | None = key(None, "number of classes; null: as found in the data")
+    num_classes: int | None = key(None, "number of classes; null: as found in the data", ge=1)
     classes: str | None = key(None, "only these, in this order: imagenet-100, or a file with one class name per line")
     class_map: str | None = key(
         None,
         "folder: imagenet-1k; folder, torch: caltech-101, caltech-102; also hfds, tfds: a file, one name per line",
     )
-    train_num_samples: int | None = key(None, "use at most this many training images, a fixed random choice; null: all")
-    val_num_samples: int | None = key(None, "use at most this many validation images, a fixed random choice; null: all")
+    train_num_samples: int | None = key(
+        None, "use at most this many training images, a fixed random choice; null: all", ge=1
+    )
+    val_num_samples: int | None = key(
+        None, "use at most this many validation images, a fixed random choice; null: all", ge=1
+    )
     subset: str | None = key(
         None, "of the validation images: robustbench-imagenet, or a file with one file name per line"
     )
     download: bool = key(False, "fetch the data if it is not there, where the source can")
-    mix: dict[str, Any] | None = key(
-        None, "a second set in every training batch: {dataset: npz, root: …, fraction: 0.7}"
-    )
+    mix: Mix | None = key(None, "a second set in every training batch: {dataset: npz, root: …, fraction: 0.7}")
 
-    image_size: int | None = key(None, "side of the images in pixels; null: the model's")
-    in_chans: int | None = key(None, "channels, 1 grey or 3 colour; null: the model's")
-    batch_size: int = key(128, "images per process and batch")
-    eval_batch_size: int | None = key(None, "images per process and batch in evaluation; null: batch_size")
-    workers: int = key(4, "processes that decode; at most one per core and per batch, none for data in memory")
+    image_size: int | None = key(None, "side of the images in pixels; null: the model's", ge=1)
+    in_chans: int | None = key(None, "channels, 1 grey or 3 colour; null: the model's", ge=1)
+    batch_size: int = key(128, "images per process and batch", ge=1)
+    eval_batch_size: int | None = key(None, "images per process and batch in evaluation; null: batch_size", ge=1)
+    workers: int = key(4, "processes that decode; at most one per core and per batch, none for data in memory", ge=0)
     cache: Literal["none", "memory", "auto"] = key(
         "none",
         "none: decode and augment images one by one, in workers; memory: decode once, keep on the device and augment "
@@ -114,84 +94,68 @@ class DataConfig:
     ratio: tuple[float, float] | None = key(None, "width / height of the crop, from and to; null: what suits the data")
     rand_crop: bool = key(False, "crop at the model's size after padding, instead of resizing")
     pad: int | None = key(
-        None, "pixels of zero padding before cropping; null: 1 for digits that are only padded and flipped, else 0"
+        None,
+        "pixels of zero padding before cropping; null: 1 for digits that are only padded and flipped, else 0",
+        ge=0,
     )
-    hflip: float | None = key(None, "probability of a horizontal flip; null: 0.5 for photographs, 0 for digits")
-    vflip: float = key(0.0, "probability of a vertical flip")
+    hflip: float | None = key(
+        None, "probability of a horizontal flip; null: 0.5 for photographs, 0 for digits", ge=0, le=1
+    )
+    vflip: float = key(0.0, "probability of a vertical flip", ge=0, le=1)
     color_jitter: float | tuple[float, ...] | None = key(
         None, "strength of colour jitter, one number or one for each of brightness, contrast, saturation (and hue)"
     )
-    color_jitter_prob: float | None = key(None, "probability of colour jitter; null: always")
-    grayscale_prob: float = key(0.0, "probability of turning an image grey")
-    gaussian_blur_prob: float = key(0.0, "probability of a Gaussian blur")
-    rotation: float = key(0.0, "largest rotation in degrees")
+    color_jitter_prob: float | None = key(None, "probability of colour jitter; null: always", ge=0, le=1)
+    grayscale_prob: float = key(0.0, "probability of turning an image grey", ge=0, le=1)
+    gaussian_blur_prob: float = key(0.0, "probability of a Gaussian blur", ge=0, le=1)
+    rotation: float = key(0.0, "largest rotation in degrees", ge=0)
     aa: str | None = key(
         None,
         "automatic augmentation in timm's notation: rand-m9-mstd0.5-inc1, augmix-m5-w4-d2, 3a, original, …; null: none",
     )
-    train_interpolation: str = key("random", "interpolation for training images; random: bilinear or bicubic")
-    interpolation: str | None = key(None, "interpolation for evaluation; null: the model's")
-    crop_pct: float | None = key(None, "share of the resized side that the evaluation crop keeps; null: the model's")
+    train_interpolation: Literal["random", Interpolation] = key(
+        "random", "interpolation for training images; random: bilinear or bicubic"
+    )
+    interpolation: Interpolation | None = key(None, "interpolation for evaluation; null: the model's")
+    crop_pct: float | None = key(
+        None, "share of the resized side that the evaluation crop keeps; null: the model's", gt=0
+    )
     crop_mode: Literal["center", "squash", "border"] | None = key(None, "how evaluation crops; null: the model's")
-    reprob: float = key(0.0, "probability of random erasing")
+    reprob: float = key(0.0, "probability of random erasing", ge=0, le=1)
     remode: Literal["const", "rand", "pixel"] = key(
         "pixel", "what fills an erased region: zeros, one random colour, or random pixels"
     )
-    recount: int = key(1, "erased regions per image")
+    recount: int = key(1, "erased regions per image", ge=1)
     aug_repeats: int = key(
-        0, "repeated augmentation: times that each image is in an epoch's batches; 3 in DeiT, 0: off"
+        0, "repeated augmentation: times that each image is in an epoch's batches; 3 in DeiT, 0: off", ge=0
     )
-    aug_splits: int = key(0, "each image so often in a batch, first all clean, then augmented anew (AugMix: 3); 0: off")
+    aug_splits: int = key(
+        0, "copies of each image per batch, the first clean, the others augmented (AugMix: 3); 0: off", ge=0
+    )
 
-    mixup: float = key(0.0, "alpha of mixup; 0: off")
-    cutmix: float = key(0.0, "alpha of cutmix; 0: off")
+    mixup: float = key(0.0, "alpha of mixup; 0: off", ge=0)
+    cutmix: float = key(0.0, "alpha of cutmix; 0: off", ge=0)
     cutmix_minmax: tuple[float, float] | None = key(
         None, "smallest and largest share of cutmix, instead of its alpha; null: by alpha"
     )
-    mixup_prob: float = key(1.0, "probability of mixup or cutmix")
-    mixup_switch_prob: float = key(0.5, "probability of cutmix where both are on")
+    mixup_prob: float = key(1.0, "probability of mixup or cutmix", ge=0, le=1)
+    mixup_switch_prob: float = key(0.5, "probability of cutmix where both are on", ge=0, le=1)
     mixup_mode: Literal["batch", "pair", "elem"] = key("batch", "one mix per batch, per pair, or per image")
-    mixup_off_epoch: int = key(0, "epoch from which images are not mixed; 0: never")
-    smoothing: float = key(0.1, "label smoothing")
+    mixup_off_epoch: int = key(0, "epoch from which images are not mixed; 0: never", ge=0)
+    smoothing: float = key(0.1, "label smoothing", ge=0, le=1)
 
     def __post_init__(self) -> None:
-        check_finite(self, "data")
-        for name, (low, high) in BOUNDS.items():
-            self._check(name, low, high)
-        self._check_crop()
-        self._check_interpolation("interpolation", INTERPOLATIONS)
-        self._check_interpolation("train_interpolation", ("random", *INTERPOLATIONS))
         if self.classes is not None and self.class_map is not None:
             raise ConfigError("data.classes and data.class_map both choose and number the classes; keep one of them.")
-        self._check_splits()
-        if self.mixing is not None and self.aug_repeats > 1:
+        if self.mix is not None and self.aug_repeats > 1:
             raise ConfigError("data.aug_repeats repeats the images of one data set; it does not go with data.mix.")
-
-    @property
-    def mixing(self) -> Mix | None:
-        """`mix`, checked and with its defaults."""
-        return None if self.mix is None else build(Mix, self.mix, source="data.mix")
-
-    def _check_crop(self) -> None:
-        if self.crop_pct is not None and self.crop_pct <= 0:
-            raise ConfigError(f"data.crop_pct is {self.crop_pct}, expected a share above 0.")
-
-    def _check_interpolation(self, name: str, known: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if value is not None and value not in known:
-            raise ConfigError(f"data.{name} is {value!r}, expected one of {', '.join(known)}.")
+        if self.aug_splits:
+            self._check_splits()
 
     def _check_splits(self) -> None:
-        if self.aug_splits == 0:
-            return
-        self._check("aug_splits", 2, None)
+        if self.aug_splits < 2:
+            raise ConfigError(f"data.aug_splits = {self.aug_splits}, expected 0 or at least 2.")
         if self.no_aug:
             raise ConfigError(f"data.aug_splits = {self.aug_splits} augments images, data.no_aug forbids it.")
         if self.mixup or self.cutmix or self.cutmix_minmax:
             raise ConfigError("data.aug_splits compares an image with itself; it does not go with mixup and cutmix.")
-
-    def _check(self, name: str, low: float, high: float | None) -> None:
-        value = getattr(self, name)
-        if value is not None and (value < low or (high is not None and value > high)):
-            expected = f"at least {low}" if high is None else f"between {low} and {high}"
-            raise ConfigError(f"data.{name} is {value}, expected {expected}.")

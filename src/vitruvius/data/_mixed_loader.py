@@ -30,7 +30,7 @@ def mixed_loader(
     config: DataConfig, data: AnySet, ids: Tensor, pre: Preprocessing, device: torch.device | str, part: dict[str, Any]
 ) -> MixedLoader:
     """Batches of the images `ids` of the first set and of the second one; `part` is seed, rank and world size."""
-    mix = config.mixing
+    mix = config.mix
     assert mix is not None
     offset = len(data)
     other = open_second(config, mix, data, pre)

@@ -53,7 +53,7 @@ def train_loader(
         return StreamLoader(stream, Share(training=True, **part), train_transform(config, pre), config, device)
     data = open_data(config, split, pre.size)
     ids = chosen_ids(data, config.train_num_samples, without=exclude)
-    if config.mixing is not None:
+    if config.mix is not None:
         return mixed_loader(config, data, ids, pre, device, part)
     source = (data, ids)
     data, ids = cached(data, ids, pre, config, training=True)

@@ -2,12 +2,13 @@
 
 from vitruvius._registry import load_room
 from vitruvius.models._adapting import restride
-from vitruvius.models._create import ModelConfig, create_from_config, create_model, load_model
+from vitruvius.models._create import create_from_config, create_model, load_model
 from vitruvius.models._freezing import freeze
 from vitruvius.models._pixel import PixelModel
 from vitruvius.models._registry import models
 from vitruvius.models._weights import check_fit, load_weights
-from vitruvius.models._wiring import AttentionRule, Parts, wire
+from vitruvius.models._wiring import Parts, wire
+from vitruvius.models.config import AttentionRule, ModelConfig
 
 __all__ = [
     "AttentionRule",

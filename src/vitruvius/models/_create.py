@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,6 @@ from vitruvius._checks import check_seed
 from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, RunError, UnknownName, suggest
 from vitruvius._files import StrPath, exists, is_url, join, read_text
-from vitruvius._keys import key, key_from
 from vitruvius._registry import load_foreign_plugins
 from vitruvius._yaml import parse_value, read_yaml
 from vitruvius.models._adapting import head_keys
@@ -27,36 +25,9 @@ from vitruvius.models._pixel import PixelModel
 from vitruvius.models._registry import PREFIX, models
 from vitruvius.models._starting import Start, begin_low_rank, start, start_new_parts
 from vitruvius.models._weights import load_weights
-from vitruvius.models._wiring import AttentionRule, Parts, wire, without_files
+from vitruvius.models._wiring import Parts, wire, without_files
+from vitruvius.models.config import AttentionRule, ModelConfig
 from vitruvius.surgery.positions import use_sincos_positions
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The `model:` section of a recipe."""
-
-    name: str = field(metadata={"help": "a timm name, or one of ours: vitruvius/…"})
-    pretrained: bool = key(False, "start from timm's weights for that name")
-    weights: str | None = key(None, "a run folder, .safetensors or .pth file to start from; null: none")
-    mean: tuple[float, ...] | None = key(
-        None, "mean of each channel that the model subtracts; null: what timm resolves for it"
-    )
-    std: tuple[float, ...] | None = key(
-        None, "standard deviation of each channel that it divides by; null: what timm resolves for it"
-    )
-    positions: Literal["upstream", "sincos"] = key(
-        "upstream", "position embeddings: the model's own, or a fixed sine-cosine table"
-    )
-    reset_head: bool = key(False, "take no head from the weights: for other classes than theirs")
-    restride: int | None = key(
-        None, "XCiT: patches of this many pixels, made from the weights for 16; null: as they are"
-    )
-    freeze: tuple[str, ...] = key(
-        (), "globs over parameters and modules, e.g. [patch_embed, 'blocks.[0-5]']; a glob that begins with ! thaws"
-    )
-    kwargs: dict[str, Any] = key_from(
-        dict, "passed to the constructor in timm: num_classes, img_size, drop_path_rate, …"
-    )
 
 
 def create_model(

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from vitruvius._config import build
 from vitruvius._errors import ConfigError
-from vitruvius._keys import key
 from vitruvius._registry import read_spec
 from vitruvius.attention import Part, PartSpec, part
+from vitruvius.models.config import AttentionRule
 from vitruvius.surgery import restore, rewire, survey
 from vitruvius.surgery.rewiring import match
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionRule:
-    """One item of the `attention:` section: which sites, which parts, in reading order."""
-
-    where: str = key("*", "a glob over site names")
-    parts: list[str | dict[str, Any]] = field(
-        metadata={"help": "parts in reading order: rpc, rpc:iterations=2 or {use: rpc, iterations: 2}"}
-    )
-
-    def __post_init__(self) -> None:
-        """Text with settings becomes a mapping: run folders and exports hold one form."""
-        object.__setattr__(self, "parts", [_as_mapping(item) for item in self.parts])
-
 
 Parts = PartSpec | AttentionRule | Sequence[PartSpec | AttentionRule]
 
@@ -93,13 +78,6 @@ def parts_of(rule: AttentionRule, where: str) -> list[Part]:
     return [part(item, where=where) for item in rule.parts]
 
 
-def _as_mapping(item: Any) -> Any:
-    if isinstance(item, str) and ":" in item:
-        name, settings = read_spec(item, where="attention")
-        return {"use": name, **settings}
-    return item
-
-
 def _check_overlap(model: nn.Module, rules: Sequence[AttentionRule], input_size: tuple[int, int, int] | None) -> None:
     owner: dict[str, str] = {}
     sites = list(survey(model, input_size=input_size))
@@ -115,10 +93,11 @@ def _check_overlap(model: nn.Module, rules: Sequence[AttentionRule], input_size:
 
 def without_files(rule: AttentionRule) -> AttentionRule:
     """Masks of a run lie in its checkpoint; the file they came from is no longer needed."""
-    parts: list[str | dict[str, Any]] = []
+    parts: list[Any] = []
     for item in rule.parts:
-        name, settings = read_spec(item, where="attention")
-        if name == "mask":
-            item = {"use": name, **settings, "file": None, "keep": "all"}
+        if not callable(item):
+            name, settings = read_spec(item, where="attention")
+            if name == "mask":
+                item = {"use": name, **settings, "file": None, "keep": "all"}
         parts.append(item)
     return replace(rule, parts=parts)

@@ -8,13 +8,13 @@ more file here, one more module under `plugins:`, or an entry point of the group
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
 from vitruvius._checks import check_count
-from vitruvius._config import override
+from vitruvius._config import key, override, section
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text, fetch, is_url
 from vitruvius._registry import Registry, load_foreign_plugins, load_plugins
@@ -24,14 +24,14 @@ from vitruvius.data import DataConfig, Loader
 from vitruvius.models import AttentionRule, ModelConfig, PixelModel
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("target")
 class TargetConfig:
     """What may be said of a target besides its name: `data.root=…`, `model.pretrained=false`, `attention=[…]`."""
 
     model: ModelConfig
     attention: tuple[AttentionRule, ...] = ()
-    data: DataConfig = field(default_factory=DataConfig)
-    plugins: list[str] = field(default_factory=list)
+    data: DataConfig = DataConfig()
+    plugins: list[str] = key([], "modules that are imported first, with pieces of your own")
     device: str = "auto"
     seed: int = 0
 

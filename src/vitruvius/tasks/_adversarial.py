@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from timm.utils import unwrap_model
 from torch import Tensor, nn
 
+from vitruvius._config import key, required
 from vitruvius._errors import ConfigError
-from vitruvius._keys import key
 from vitruvius.attacks import frozen
 from vitruvius.tasks._base import Objective
 from vitruvius.tasks._inner import Inner, Spec
@@ -36,7 +36,7 @@ class AdversarialObjective(Objective):
 
     model: InitVar[nn.Module]
     _: KW_ONLY
-    eps: float = field(metadata={"help": "radius of the attack at the end of the schedule, for pixels in [0, 1]"})
+    eps: float = required("radius of the attack at the end of the schedule, for pixels in [0, 1]")
     norm: str = key("linf", "linf, l2 or l1")
     attack: Spec = key("pgd", "the inner attack: pgd:steps=1, or {use: pgd, steps: 1}; its eps and norm are the task's")
     schedule: str | dict[str, Any] = key("constant", "how eps grows: constant, linear:epochs=10, or {use: sine, …}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from vitruvius._config import key, required
 from vitruvius._errors import ConfigError
-from vitruvius._keys import key
 from vitruvius._registry import Registry
 
 
@@ -53,7 +53,7 @@ class Constant(Schedule):
 class Ramp(Schedule):
     """From 0 at epoch `zero` to 1 at epoch `epochs`; the released code divides by `epochs` and so jumps at the end."""
 
-    epochs: float = field(metadata={"help": "epoch at which eps is final, counted from the start of the run"})
+    epochs: float = required("epoch at which eps is final, counted from the start of the run")
     variant: Literal["paper", "released"] = key("paper", "released: divides by `epochs` even with `zero`, so eps jumps")
 
     def __post_init__(self) -> None:

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vitruvius._config import key
 from vitruvius._errors import ConfigError
-from vitruvius._keys import key
 from vitruvius.attacks import CE, Attack, Dice, Model, Norm, hard_labels, loss_and_grad
 from vitruvius.tasks._adversarial import AdversarialObjective
 from vitruvius.tasks._base import tasks

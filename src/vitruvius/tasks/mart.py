@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import check_weight
-from vitruvius._keys import key
+from vitruvius._config import key
 from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
 from vitruvius.tasks._base import tasks
 from vitruvius.tasks._losses import accuracy, divergence, log_probabilities

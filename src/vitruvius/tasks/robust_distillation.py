@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from torch import Tensor
 
-from vitruvius._keys import key
+from vitruvius._config import key
 from vitruvius.models import PixelModel
 from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
 from vitruvius.tasks._base import tasks
@@ -31,7 +31,7 @@ class RobustDistillation(AdversarialObjective):
 
     model: InitVar[PixelModel]
     _: KW_ONLY
-    teacher: str = field(metadata={"help": "a timm model or a run folder"})
+    teacher: str = field(metadata={"description": "a timm model or a run folder"})
     teacher_weights: str | None = key(None, "a file with the weights of a timm teacher; null: its pretrained ones")
     temperature: float = key(1.0, "divides the logits of both before they are compared")
     distill_loss_weight: float | None = key(None, "weight of the teacher; null: 1, or one minus task_loss_weight")

@@ -11,8 +11,8 @@ from functools import partial
 from torch import Tensor, nn
 
 from vitruvius._checks import check_weight
+from vitruvius._config import key
 from vitruvius._errors import ConfigError
-from vitruvius._keys import key
 from vitruvius.attacks import KL
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.targeted_pgd import TargetedPGD

@@ -2,7 +2,7 @@
 
 from vitruvius._errors import Diverged, Overfitted, Preempted
 from vitruvius._files import fetch
-from vitruvius.training._loop import Callback, open_gradual
+from vitruvius.training._loop import Callback
 from vitruvius.training._run.folder import Run, kept_weights, versions
 from vitruvius.training._train import train
 from vitruvius.training.config import Config, Recipe, TrainConfig, as_config, read_recipe
@@ -19,7 +19,6 @@ __all__ = [
     "as_config",
     "fetch",
     "kept_weights",
-    "open_gradual",
     "read_recipe",
     "train",
     "versions",

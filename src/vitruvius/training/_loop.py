@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from vitruvius._config import bind
 from vitruvius._signals import GRACE, LONGEST, set_patience
 from vitruvius.analysis import rows_with_analyses
 from vitruvius.compression.files import load_maps, load_masks
@@ -115,22 +114,13 @@ class Loop:
 
 def gradual_of(session: Session) -> GradualMask | None:
     """What the recipe asks for; files and sites are checked by putting the first pattern in."""
-    if session.config.gradual is None:
+    asked = session.config.gradual
+    if asked is None:
         return None
-    gradual = open_gradual(**bind("gradual", open_gradual, session.config.gradual, where="gradual"))
+    final, maps = load_masks(asked.masks).keep, load_maps(asked.maps)[0]
+    gradual = GradualMask(final, maps, epochs=asked.epochs, power=asked.power)
     start_epoch(session, gradual)
     return gradual
-
-
-def open_gradual(*, masks: str, maps: str, epochs: int, power: float = 3.0) -> GradualMask:
-    """Masks that tighten while training, from the files that `vitruvius masks` and `vitruvius maps` write.
-
-    masks: file with the final masks
-    maps: file with the average attention maps, which say in what order connections go
-    epochs: epochs until the masks are final
-    power: exponent of the way there; larger prunes earlier
-    """
-    return GradualMask(load_masks(masks).keep, load_maps(maps)[0], epochs=epochs, power=power)
 
 
 def start_epoch(session: Session, gradual: GradualMask | None) -> None:

@@ -36,7 +36,7 @@ from vitruvius.training._seeding import preserve_rng
 from vitruvius.training._selection import Selection
 from vitruvius.training._session import Session, open_session
 from vitruvius.training._step import train_batch
-from vitruvius.training.config import Config, check
+from vitruvius.training.config import Config
 
 STEPS = 3  # the first warms up
 SLOW = 1e10  # floating-point operations a second that any processor can do
@@ -63,7 +63,6 @@ def dry_run(config: Config, *, processes: int | None = None) -> str:
 
     config: the recipe. processes: how many its command is written for; default: those that run.
     """
-    check(config, "the recipe")
     load_plugins(config.plugins)
     device, remarks = _device(config)
     with process_group(device) as process, preserve_rng(process.device):
@@ -100,7 +99,6 @@ def rehearse(config: Config) -> None:
 
     config: the recipe.
     """
-    check(config, "the recipe")
     load_plugins(config.plugins)
     Trackers.of(config.tracking)
     ask_all(config.analyses)

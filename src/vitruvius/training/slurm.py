@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
-from vitruvius._config import bind, build, parse_spec
+from vitruvius._config import bind, build
 from vitruvius._errors import ConfigError, Preempted
 from vitruvius._files import is_url, join
-from vitruvius._registry import require
+from vitruvius._registry import parse_spec, require
 from vitruvius._yaml import to_plain
 from vitruvius.training._guards.preemption import Stop
 from vitruvius.training._train import train

@@ -17,18 +17,17 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from vitruvius._bar import Bar
 from vitruvius._checks import check_count
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, Preempted, VitruviusError
 from vitruvius._files import Lock, atomic_write_text, exists, is_url, join, place_of, read_json, read_text
-from vitruvius._keys import key, key_from
 from vitruvius._processes import Process, process_group
 from vitruvius._registry import load_plugins
 from vitruvius._secrets import redact, redact_text
@@ -36,10 +35,8 @@ from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.training._progress_bar import make_teller
 from vitruvius.training._run.folder import flatten
 from vitruvius.training._seeding import preserve_rng
-from vitruvius.training._sweep.judging import EvaluationPlan, check_names, check_plans, judge, keep_start
+from vitruvius.training._sweep.judging import check_names, check_plans, judge, keep_start
 from vitruvius.training._sweep.masks import (
-    MapsPlan,
-    MaskPlan,
     check_masks,
     check_trained,
     make_missing,
@@ -48,29 +45,14 @@ from vitruvius.training._sweep.masks import (
 from vitruvius.training._sweep.side_by_side import SideBySide
 from vitruvius.training._sweep.table import Row, best_of, markdown, plain_text, sorted_by_score, write_tables
 from vitruvius.training._train import train
-from vitruvius.training.config import Config, read_recipe
+from vitruvius.training.config import Config, EvaluationPlan, SweepConfig, read_recipe
 from vitruvius.training.dry_run import rehearse
 
-__all__ = ["Clock", "EvaluationPlan", "MapsPlan", "MaskPlan", "Planned", "Sweep", "SweepConfig", "name_of"]
+__all__ = ["Clock", "Planned", "Sweep", "name_of"]
 
 OWN = ("out=", "metric=", "order=", "evaluate=", "evaluate.", "maps=", "maps.", "masks=", "masks.")  # no recipe's keys
 Settings = dict[str, Any]
 Find = Callable[[str], Path]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepConfig:
-    """A sweep file."""
-
-    recipe: str = field(metadata={"help": "a path, or the name of a packaged recipe"})
-    grid: dict[str, Any] = key_from(dict, "key: list of values; every combination is a run")
-    list: tuple[dict[str, Any], ...] = key((), "sets of overrides, a run each")
-    out: str | None = key(None, "folder of the runs; null: runs/sweeps/<name of the file>")
-    metric: str | None = key(None, "a column of metrics.jsonl; null: what chooses the best weights")
-    order: Literal["max", "min"] = key("max", "whether a larger or a smaller metric is better")
-    evaluate: tuple[EvaluationPlan, ...] = key((), "how each run is judged after training, in order")
-    maps: MapsPlan | None = key(None, "attention maps of another run, for masks; null: none")
-    masks: tuple[MaskPlan, ...] = key((), "files of masks, made of those maps before the first run begins")
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from vitruvius._errors import ConfigError
 from vitruvius._files import Lock, Mirror, atomic_write_text, is_url, place_of, save_tensors
-from vitruvius._keys import key
 from vitruvius._processes import Process
 from vitruvius._secrets import redact
 from vitruvius._version import __version__
@@ -25,28 +24,9 @@ from vitruvius.evaluation.speed import measure_speed, save_speed
 from vitruvius.evaluation.threats import make_threats
 from vitruvius.targets import limit_images, local_run, open_target
 from vitruvius.training._session import open_session
-from vitruvius.training.config import Config
+from vitruvius.training.config import Config, EvaluationPlan
 
 START = "start"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationPlan:
-    """How each run is judged when it is trained, as by `vitruvius evaluate`."""
-
-    threats: tuple[str, ...] = field(metadata={"help": "as `vitruvius evaluate --threat` takes them: pgd:eps=4/255"})
-    images: int | None = key(None, "how many images, a fixed random choice; null: all")
-    overrides: tuple[str, ...] = key((), "settings such as data.dataset=…, for other images than the run's own")
-    out: str = key("evaluation", "folder inside the run")
-    runs: tuple[str, ...] = key(("*",), "patterns of the names of the runs that are judged so")
-    start: bool = key(False, "judge the model as the run begins, before its first update, in the folder start/")
-    sanity: str | float | None = key(None, "also check for gradient masking at this radius: 8/255, l2:0.5; null: no")
-    speed: int = key(0, "also time the forward pass in batches of this many images; 0: no")
-    cycles: bool = key(False, "also count the cycles of ViTCoD's accelerator; the run must have masks")
-
-    def is_for(self, name: str) -> bool:
-        """Whether the run of this `name` is judged so."""
-        return any(fnmatchcase(name, pattern) for pattern in self.runs)
 
 
 def check_plans(plans: Sequence[EvaluationPlan]) -> None:

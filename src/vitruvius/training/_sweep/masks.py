@@ -3,32 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitruvius._errors import ConfigError, VitruviusError
-from vitruvius._keys import key
 from vitruvius.compression.command import maps_of_target, masks_of_maps, read_rules
-from vitruvius.training.config import Config
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapsPlan:
-    """Average attention maps of a trained run, as `vitruvius maps` makes them."""
-
-    of: str = field(metadata={"help": "the run folder whose attention is averaged"})
-    file: str = field(metadata={"help": "where the maps go; made once"})
-    images: int | None = key(None, "how many training images, a fixed random choice; null: all")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskPlan:
-    """One file of masks, as `vitruvius masks` makes it of the sweep's maps."""
-
-    file: str = field(metadata={"help": "where the masks go, and what runs name under `file`; made once"})
-    rule: str = key("information", "which pairs stay: information, random, ratio:…")
-    sparsity: float | None = key(None, "share of all pairs that is removed; null: as the rule says")
-    tiles: int | None = key(None, "remove whole tiles of this many queries and keys; null: single pairs")
+from vitruvius.training.config import Config, MapsPlan, MaskPlan
 
 
 def check_masks(maps: MapsPlan | None, masks: Sequence[MaskPlan], source: str) -> None:
