@@ -45,10 +45,11 @@ class Size:
 
 
 def exported_names(tree: ast.Module) -> list[str]:
-    """The names in `__all__`, also where that is computed by a call with the names as its keywords or keys."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and any(ast.unparse(target) == "__all__" for target in node.targets):
-            return [item.value for item in ast.walk(node.value) if isinstance(item, ast.Constant)]
+    """The names in `__all__`: a list of them, or the keys of what `vitruvius._lazy.exports` is given."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node.targets[0]):
+            keys = [key for item in ast.walk(node.value) if isinstance(item, ast.Dict) for key in item.keys]
+            return [item.value for item in keys or ast.walk(node.value) if isinstance(item, ast.Constant)]
     return []
 
 
