@@ -18,7 +18,7 @@ from vitruvius._processes import Process
 from vitruvius._registry import read_spec
 from vitruvius._yaml import dump_yaml
 from vitruvius.analysis import analyses
-from vitruvius.attention import build_core
+from vitruvius.attention.base import build_core
 from vitruvius.heads import Site
 from vitruvius.listing import find_recipe, recipes, recipes_folder
 from vitruvius.models import create_model

@@ -7,8 +7,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from vitruvius.attention import attentions, build_core, part
-from vitruvius.attention.softmax import attend, attention_map
+from vitruvius.attention import attentions, part
+from vitruvius.attention.base import attention_map, build_core
+from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -13,9 +13,10 @@ from torch.autograd import gradcheck
 from families import FAMILIES, vit
 from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
 from vitruvius.analysis import analyse
-from vitruvius.attention import build_core, part
+from vitruvius.attention import part
+from vitruvius.attention.base import attention_map, build_core
 from vitruvius.attention.elliptical import stretch
-from vitruvius.attention.softmax import attend, attention_map
+from vitruvius.attention.softmax import attend
 from vitruvius.attention.tome import merge
 from vitruvius.models import create_model
 from vitruvius.surgery import inner, record, restore, rewire, survey
@@ -91,7 +92,7 @@ def test_elliptical_stretches_q_by_how_values_moved_since_the_layer_before():
     rewire(model, "elliptical")
     seen = heads_of(model, x)
     first, second = seen["blocks.0.attn"], seen["blocks.1.attn"]
-    torch.testing.assert_close(second.handed["elliptical"], first.v)
+    torch.testing.assert_close(second.states["elliptical"], first.v)
     moved = torch.zeros(2, 2, 1, 16)
     for b in range(2):
         for h in range(2):
@@ -171,7 +172,7 @@ def test_tome_leaves_fewer_tokens_in_every_block_and_attention_knows_their_sizes
     rewire(model, part("tome", r=3))
     seen = heads_of(model, x)
     assert [heads.k.shape[-2] for heads in seen.values()] == [17, 14, 11]
-    sizes = seen["blocks.2.attn"].handed["tome"]
+    sizes = seen["blocks.2.attn"].states["tome"]
     assert torch.equal(sizes.sum(1), torch.full((2,), 17.0))
     found = map_of(model, "blocks.2.attn", seen["blocks.2.attn"])
     expected = attention_map(seen["blocks.2.attn"]._replace(bias=sizes.log()[:, None, None]))
@@ -230,7 +231,7 @@ def test_models_whose_layers_talk_train_compiled_and_checkpointed(name):
 def test_blocks_that_do_not_hand_on_refuse_by_name(name):
     swin = next(family for family in FAMILIES if family.name == "swin")
     model, _ = swin.randomised()
-    with pytest.raises(UnsuitableSite, match=f"'{name}' needs what the block before hands on"):
+    with pytest.raises(UnsuitableSite, match=f"'{name}' needs a state from the block before"):
         rewire(model, TALKING[name])
 
 

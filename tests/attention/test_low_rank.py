@@ -13,9 +13,10 @@ from attending import (
 from torch import nn
 
 from vitruvius._errors import ConfigError, DataError, SurgeryError
-from vitruvius.attention import build_core, fit_low_rank, part
+from vitruvius.attention import fit_low_rank, part
+from vitruvius.attention.base import attention_map, build_core
 from vitruvius.attention.low_rank import LowRank, fold_into
-from vitruvius.attention.softmax import attend, attention_map
+from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, HeadWeights
 
 FILES = {name: read_golden(name) for name in ("vitcod_attn_ae_a", "vitcod_attn_ae_b", "vitcod_attn_fcq")}

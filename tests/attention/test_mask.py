@@ -13,7 +13,8 @@ from attending import (
 
 from vitruvius._errors import CheckpointError, ConfigError, SurgeryError, UnsuitableSite
 from vitruvius._files import save_tensors
-from vitruvius.attention import build_core, part
+from vitruvius.attention import part
+from vitruvius.attention.base import build_core
 from vitruvius.attention.softmax import attend
 
 TENSORS, METADATA = read_golden("vitcod_attn_noae")

@@ -5,7 +5,8 @@ import torch
 from attending import assert_golden, assert_golden_gradients, make_heads, make_site, of_case, read_golden, run_layer
 
 from vitruvius._errors import ConfigError, UnsuitableSite
-from vitruvius.attention import build_core, part
+from vitruvius.attention import part
+from vitruvius.attention.base import build_core
 from vitruvius.attention.rpc import RPC
 from vitruvius.attention.softmax import attend
 
@@ -251,6 +252,6 @@ def test_backward_remembers_two_bytes_an_entry_beside_keys_and_outputs():
 
 
 def test_a_chain_that_trains_q_before_symmetric_rpc_is_refused():
-    with pytest.raises(ValueError, match="throws away q"):
+    with pytest.raises(ValueError, match="throws away the q"):
         build_core([part("low_rank", tensors="qk"), "rpc"], make_site())
     build_core([part("low_rank", tensors="qk"), part("rpc", asymmetric=True)], make_site())

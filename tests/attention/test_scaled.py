@@ -3,8 +3,9 @@ import torch
 from attending import assert_golden, assert_golden_gradients, make_heads, make_site, of_case, read_golden, run_layer
 
 from vitruvius._errors import ConfigError, SurgeryError
-from vitruvius.attention import build_core, part
-from vitruvius.attention.softmax import attend, attention_map
+from vitruvius.attention import part
+from vitruvius.attention.base import attention_map, build_core
+from vitruvius.attention.softmax import attend
 
 FILES = {"matrix": read_golden("scaled_matrix"), "alpha": read_golden("scaled_scalar")}
 CASES = [(form, case) for form, (_, metadata) in FILES.items() for case in metadata["cases"]]

@@ -3,7 +3,7 @@ import torch
 from attending import assert_golden, make_heads, make_site, read_golden, run_layer
 
 from vitruvius._errors import UnsuitableSite
-from vitruvius.attention import build_core
+from vitruvius.attention.base import build_core
 from vitruvius.attention.softmax import attend
 from vitruvius.attention.standardised import standardise
 

@@ -3,7 +3,7 @@ import torch
 from attending import assert_golden, assert_golden_gradients, make_heads, make_site, read_golden, run_layer
 
 from vitruvius._errors import SurgeryError, UnsuitableSite
-from vitruvius.attention import build_core
+from vitruvius.attention.base import build_core
 from vitruvius.attention.softmax import attend
 from vitruvius.attention.symmetric import symmetrise
 from vitruvius.heads import HeadWeights

@@ -8,8 +8,9 @@ from torch import nn
 from families import FAMILIES
 from vitruvius._errors import UnsuitableSite
 from vitruvius.analysis import analyse
-from vitruvius.attention import Kernel, Stage, build_core, part
-from vitruvius.attention.softmax import attend, attention_map
+from vitruvius.attention import Kernel, Stage, part
+from vitruvius.attention.base import attention_map, build_core
+from vitruvius.attention.softmax import attend
 from vitruvius.compression.maps import average_maps
 from vitruvius.models import create_model
 from vitruvius.report._record import record_examples
@@ -56,7 +57,7 @@ def test_the_map_times_the_values_is_the_output(name):
     if not name.startswith("linear"):  # which refuses one
         heads = with_bias(heads)
     found = core.map(heads)
-    assert found is not None, core.mapless(heads)
+    assert found is not None, core.part_without_map(heads)
     torch.testing.assert_close(core.kernel.finish(found @ heads.v), core(heads))
 
 
@@ -97,7 +98,7 @@ def test_a_mask_hides_pairs_in_the_map():
 def test_a_core_that_cannot_say_is_named_and_never_guessed(parts, blamed):
     core, heads = build_core(parts, make_site()), make_heads()
     assert core.map(heads) is None
-    assert core.mapless(heads) == blamed
+    assert core.part_without_map(heads) == blamed
 
 
 @pytest.mark.parametrize("family", FEW, ids=str)

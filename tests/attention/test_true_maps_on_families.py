@@ -7,7 +7,8 @@ from torch import nn
 
 from families import FAMILIES
 from vitruvius._errors import SurgeryError, UnsuitableSite
-from vitruvius.attention import Kernel, build_core, part
+from vitruvius.attention import Kernel, part
+from vitruvius.attention.base import build_core
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Context, RecordedHeads
 from vitruvius.surgery import record, restore, rewire, survey
@@ -74,15 +75,15 @@ def in_float64(heads):
     if hasattr(heads, "x"):
         found = RecordedHeads(*found)
         found.x = None if heads.x is None else heads.x.double()
-        found.handed = {name: value.double() for name, value in heads.handed.items()}
+        found.states = {name: value.double() for name, value in heads.states.items()}
     return found
 
 
 def output_from(core, heads, found):
     """What the core must put out if it gives these weights to the values."""
     values = heads.v
-    if any(stage.brings_values for stage in core.stages):
-        values = core.approach(heads).received.v
+    if any(stage.adds_values for stage in core.stages.values()):
+        values = core.run_stages(heads).heads.v
     out = core.kernel.finish(found @ values)
     if hasattr(core.kernel, "gate"):
         out = out * core.kernel.gate(heads, Context(heads.x))
@@ -90,7 +91,7 @@ def output_from(core, heads, found):
 
 
 def run(core, heads):
-    return core(heads, getattr(heads, "x", None), getattr(heads, "handed", None))
+    return core(heads, getattr(heads, "x", None), getattr(heads, "states", None))
 
 
 def disturbed(heads):

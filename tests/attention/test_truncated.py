@@ -3,7 +3,8 @@ import torch
 from attending import make_heads, make_site
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention import build_core, part
+from vitruvius.attention import part
+from vitruvius.attention.base import build_core
 from vitruvius.attention.softmax import attend
 from vitruvius.attention.truncated import Truncated
 

@@ -13,9 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
 from vitruvius._registry import first_line
-from vitruvius.attention import attentions, build_core, part
+from vitruvius.attention import attentions, part
+from vitruvius.attention.base import attention_map, build_core
 from vitruvius.attention.entmax import entmax
-from vitruvius.attention.softmax import attend, attention_map
+from vitruvius.attention.softmax import attend
 from vitruvius.models import create_model
 from vitruvius.surgery import rewire
 from vitruvius.surgery.rewiring import plug

@@ -12,7 +12,7 @@ import torch
 from beginnings import seeded, small_vit
 
 from vitruvius._errors import ConfigError, NoSiteError, UnknownName, UnsuitableSite
-from vitruvius.attention.softmax import attention_map
+from vitruvius.attention.base import attention_map
 from vitruvius.init import bases
 from vitruvius.init._offsets import draw_offsets, offset_of, quality
 from vitruvius.surgery import record, rewire

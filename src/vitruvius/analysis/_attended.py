@@ -12,8 +12,7 @@ from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
 from vitruvius.analysis._kernel import precise
-from vitruvius.attention import Approach, Core
-from vitruvius.attention.softmax import attention_map
+from vitruvius.attention.base import Core, Received, attention_map
 from vitruvius.heads import Heads
 
 
@@ -53,7 +52,7 @@ class Attended:
         """What the kernel puts out, (B, H, N, E)."""
         if self.core is None:
             return attention_map(self.heads) @ self.heads.v
-        if self.core.kernel.needs:
+        if self.core.kernel.takes_context:
             raise UnsuitableSite(f"the output of {self._described()!r} depends on more than the Heads analysed here.")
         out: Tensor = self.core.kernel(self.heads._replace(dropout=0.0))
         return out
@@ -83,9 +82,9 @@ class Teller:
     def __init__(self, core: Core | None, precise_core: Core | None, entering: Heads) -> None:
         self.core = precise_core
         if core is None:
-            self.received, self.mixing, self.unsaid = Approach(entering, None, "")
+            self.received, self.mixing, self.unsaid = Received(entering, None, "")
         else:
-            self.received, self.mixing, self.unsaid = core.approach(entering)
+            self.received, self.mixing, self.unsaid = core.run_stages(entering)
 
     def about(self, heads: Heads, rows: Tensor, *, observed: bool) -> Attended:
         """Of `heads`, which are these rows of the batch or drawn in their place."""
@@ -106,7 +105,7 @@ class Teller:
         found: Tensor | None = None
         if self.mixing is None or self.core is None:
             return None
-        for stage in self.core.stages:
+        for stage in self.core.stages.values():
             own = stage.value_mixing(heads)
             if own is not None:
                 if found is None:

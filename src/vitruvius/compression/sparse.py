@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from vitruvius._errors import SurgeryError
-from vitruvius.attention import Core
+from vitruvius.attention.base import Core
 from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.mask import Mask
 from vitruvius.attention.softmax import Softmax

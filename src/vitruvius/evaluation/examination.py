@@ -1,7 +1,7 @@
 """The sanity checks as a command runs them: a few hundred images, twins of the model's attention, findings kept.
 
 Attention may hide its gradient (thresholds, hidden keys, saturation), so the model is also attacked through twins:
-copies with the same weights in which each part is replaced as it declares itself (`Stage.twins`), and in float32
+copies with the same weights in which each part is replaced as it declares itself (`Part.surrogate`), and in float32
 where the model computes in less. Points found there are tried on the real model, and its forward pass is attacked
 with their gradients (straight through).
 """
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitruvius._checks import Progress, device_of
 from vitruvius._files import atomic_write_text
 from vitruvius.attacks import LINF, Norm, as_norm
-from vitruvius.attention import Core, build_twin
+from vitruvius.attention.base import Core, build_surrogate
 from vitruvius.evaluation._evaluate import numbered
 from vitruvius.evaluation.findings import Finding
 from vitruvius.evaluation.sanity import Sanity
@@ -59,11 +59,9 @@ def make_twins(model: nn.Module, input_size: tuple[int, ...] | None = None) -> d
     `input_size` is that of an image, (channels, rows, columns), for models that do not know it themselves (default:
     None).
     """
-    names: set[str] = set()
-    for core in _cores(model).values():
-        for part in core.parts.values():
-            names.update(_twins_of(part))
-    twins = {name: _twin(model, name, input_size) for name in sorted(names)}
+    twins: dict[str, nn.Module] = {}
+    if any(part.surrogate is not None for core in _cores(model).values() for part in core.parts.values()):
+        twins["plain"] = _twin(model, input_size)
     if any(map(_is_half, model.parameters())):
         twins["float32"] = InFloat32(copy.deepcopy(model).float())
     return twins
@@ -107,16 +105,12 @@ def _cores(model: nn.Module) -> dict[str, Core]:
     return {name: socket.core for name, socket in sockets.items() if isinstance(socket.core, Core)}
 
 
-def _twins_of(part: Any) -> Iterable[str]:
-    return tuple(part.twins)
-
-
-def _twin(model: nn.Module, name: str, input_size: Any) -> nn.Module:
-    """A copy in which every part that declares this twin is replaced by it."""
+def _twin(model: nn.Module, input_size: Any) -> nn.Module:
+    """A copy in which every part that has a surrogate is replaced by it."""
     twin = copy.deepcopy(model)
     sites = survey(twin, input_size=input_size)
     for place, core in _cores(twin).items():
-        replaced = build_twin(core, name, sites[place])
+        replaced = build_surrogate(core, sites[place])
         if replaced is None:
             continue
         socket: Any = inner(twin).get_submodule(place)

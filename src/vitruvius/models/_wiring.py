@@ -11,7 +11,7 @@ from torch import nn
 from vitruvius._config import build
 from vitruvius._errors import ConfigError
 from vitruvius._registry import read_spec
-from vitruvius.attention import Part, PartSpec, part
+from vitruvius.attention.base import PartMaker, PartSpec, part
 from vitruvius.models.config import AttentionRule
 from vitruvius.surgery import restore, rewire, survey
 from vitruvius.surgery.rewiring import match
@@ -25,7 +25,7 @@ def wire(model: nn.Module, attention: Parts, *, input_size: tuple[int, int, int]
     `attention` is one part or a list of them, for every site, or a list of rules, `AttentionRule` or
     `{"where": …, "parts": […]}`. `input_size` is the size of an image, for models that do not know it themselves.
     """
-    parts: list[Part] = []
+    parts: list[PartMaker] = []
     rules: list[AttentionRule] = []
     for number, item in enumerate(_listed(attention)):
         read = _read_item(item, f"attention.{number}")
@@ -50,7 +50,7 @@ def _listed(attention: Any) -> list[Any]:
     return [attention]
 
 
-def _read_item(item: Any, where: str) -> Part | AttentionRule:
+def _read_item(item: Any, where: str) -> PartMaker | AttentionRule:
     """A part with its settings checked, or a rule; a mapping with `where` or `parts` is a rule of a recipe."""
     if isinstance(item, AttentionRule):
         return item
@@ -73,7 +73,7 @@ def _apply_rules(model: nn.Module, rules: Sequence[AttentionRule], input_size: t
         raise
 
 
-def parts_of(rule: AttentionRule, where: str) -> list[Part]:
+def parts_of(rule: AttentionRule, where: str) -> list[PartMaker]:
     """The parts a rule names, with their settings checked; `where` begins an error's sentence."""
     return [part(item, where=where) for item in rule.parts]
 

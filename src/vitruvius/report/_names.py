@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from vitruvius.attention import attentions
+from vitruvius.attention.base import attentions
 from vitruvius.report._blocks import Key
 from vitruvius.report._numbers import pixels
 from vitruvius.report._runs import Run, Threat
@@ -39,7 +39,7 @@ def say_maps(runs: Sequence[Run]) -> str:
     """A sentence for a page that shows maps: what the map of each part of the `runs` is; softmax's says itself."""
     told = []
     for name in dict.fromkeys(name for run in runs for name in _part_names(run)):
-        words = getattr(attentions[name], "shows", "")
+        words = getattr(attentions[name], "map_text", "")
         if words:
             told.append(f"of {name} {words}")
     if not told:

@@ -28,11 +28,11 @@ class Probe(nn.Module):
         self.seen: Heads | None = None
         self.knows_input = False
 
-    def forward(self, heads: Heads, x: Tensor | None = None, handed: Any = None) -> Tensor:
+    def forward(self, heads: Heads, x: Tensor | None = None, states: Any = None) -> Tensor:
         self.seen, self.knows_input = heads, x is not None
         return heads.v.new_empty(*heads.q.shape[:-1], heads.v.shape[-1])
 
-    def after(self, tokens: Tensor, heads: Heads, x: Tensor, handed: Any) -> tuple[Tensor, Any]:
+    def after(self, tokens: Tensor, heads: Heads, x: Tensor, states: Any) -> tuple[Tensor, Any]:
         return tokens, {}
 
 

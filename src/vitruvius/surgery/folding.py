@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitruvius._checks import in_eval_mode
 from vitruvius._errors import SurgeryError
-from vitruvius.attention import Core
+from vitruvius.attention.base import Core
 from vitruvius.attention.low_rank import LowRank, fold_into
 from vitruvius.heads import Heads
 from vitruvius.surgery._dry_run import Size, guess_input_size

@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitruvius._errors import UnsuitableSite
-from vitruvius.attention import Core, build_core
-from vitruvius.attention.softmax import attention_map
+from vitruvius.attention.base import Core, attention_map, build_core
 from vitruvius.heads import Heads, RecordedHeads
 from vitruvius.surgery._dry_run import Size
 from vitruvius.surgery._sites import Where, select, survey
@@ -32,7 +31,7 @@ def record(
     """While open, every run of `model` leaves the Heads of each matching site in the dictionary it yields.
 
     `where` is a glob over site names, or several (default: every site). The last run wins. With
-    `on_heads(name, heads)` nothing is kept: each Heads is handed on as it comes (under activation checkpointing once
+    `on_heads(name, heads)` nothing is kept: it gets each Heads as it comes (under activation checkpointing once
     more in the backward pass). `detach` cuts the recorded tensors off from autograd (default: yes). `input_size` is
     the size of an image, (channels, rows, columns), for models that do not know it themselves. Bare sites hold a
     softmax core meanwhile and are upstream's again on leaving, also on an exception.
@@ -83,20 +82,20 @@ def map_of(model: nn.Module, name: str, heads: Heads) -> Tensor:
     found = core.map(heads)
     if found is None:
         raise UnsuitableSite(
-            f"the core {core.describe()} at {name!r} has no attention map: {core.mapless(heads)!r} does not say which "
-            "weights it gives to the values. Choose other sites with where=…"
+            f"the core {core.describe()} at {name!r} has no attention map: {core.part_without_map(heads)!r} does not "
+            "say which weights it gives to the values. Choose other sites with where=…"
         )
     return found
 
 
 def _watch(module: Any, name: str, keep: OnHeads, detach: bool) -> Any:
-    needs: frozenset[str] = getattr(module.core, "needs", frozenset())
+    takes_context: bool = getattr(module.core, "takes_context", False)
 
     def look(_: nn.Module, args: tuple[Any, ...]) -> None:
         heads: Heads = args[0]
         if detach:
             heads = _detached(heads)
-        if needs:
+        if takes_context:
             heads = _with_context(heads, args, detach)
         keep(name, heads)
 
@@ -104,11 +103,11 @@ def _watch(module: Any, name: str, keep: OnHeads, detach: bool) -> Any:
 
 
 def _with_context(heads: Heads, args: tuple[Any, ...], detach: bool) -> RecordedHeads:
-    """The same Heads, with the tokens and what the layer before handed on."""
-    _, x, handed = (*args, None, None)[:3]
+    """The same Heads, with the tokens and the states of the layer before."""
+    _, x, states = (*args, None, None)[:3]
     recorded = RecordedHeads(*heads)
     recorded.x = x.detach() if detach and x is not None else x
-    recorded.handed = {name: value.detach() if detach else value for name, value in (handed or {}).items()}
+    recorded.states = {name: state.detach() if detach else state for name, state in (states or {}).items()}
     return recorded
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from vitruvius._checks import check_model
 from vitruvius._errors import SurgeryError, UnsuitableSite
-from vitruvius.attention import Core, PartSpec, build_core, part
+from vitruvius.attention.base import Core, PartSpec, build_core, part
 from vitruvius.heads import HeadWeights, Site
 from vitruvius.surgery._dry_run import Size
 from vitruvius.surgery._sites import Where, match, select, survey
