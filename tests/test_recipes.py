@@ -24,7 +24,7 @@ from vitruvius.listing import find_recipe, recipes, recipes_folder
 from vitruvius.models import create_model
 from vitruvius.models._wiring import parts_of, without_files
 from vitruvius.surgery import survey
-from vitruvius.surgery.rewiring import match
+from vitruvius.surgery.sites import match
 from vitruvius.tasks import tasks
 from vitruvius.training import Config, read_recipe
 from vitruvius.training._epoch import train_epoch

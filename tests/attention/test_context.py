@@ -19,7 +19,8 @@ from vitruvius.attention.elliptical import stretch
 from vitruvius.attention.softmax import attend
 from vitruvius.attention.tome import merge
 from vitruvius.models import create_model
-from vitruvius.surgery import inner, record, restore, rewire, survey
+from vitruvius.surgery import record, restore, rewire, survey
+from vitruvius.surgery.base import inner
 from vitruvius.surgery.blocks import BlockSocket
 from vitruvius.surgery.recording import map_of
 from vitruvius.surgery.rewiring import plug

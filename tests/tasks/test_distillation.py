@@ -16,7 +16,7 @@ from torch import nn
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import save_tensors
 from vitruvius.models import create_model
-from vitruvius.surgery import inner
+from vitruvius.surgery.base import inner
 from vitruvius.tasks import evaluating
 from vitruvius.tasks.distillation import Distillation
 from vitruvius.tasks.jsd import JSD

@@ -18,7 +18,7 @@ from vitruvius.analysis._moments import Moments
 from vitruvius.analysis._registry import ModelAnalysis, Question, Statistics
 from vitruvius.analysis._threads import Threads
 from vitruvius.attacks import Dice
-from vitruvius.attention.base import Core
+from vitruvius.attention import Core
 from vitruvius.heads import Heads, Site
 
 MODEL = "model"  # the site of statistics that belong to no single one

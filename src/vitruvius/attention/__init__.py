@@ -6,9 +6,12 @@ from vitruvius._lazy import exports
 from vitruvius._registry import load_room
 
 if TYPE_CHECKING:
+    from vitruvius.attention.base import Core as Core
     from vitruvius.attention.base import Kernel as Kernel
+    from vitruvius.attention.base import PartSpec as PartSpec
     from vitruvius.attention.base import Stage as Stage
     from vitruvius.attention.base import attentions as attentions
+    from vitruvius.attention.base import build_core as build_core
     from vitruvius.attention.base import part as part
     from vitruvius.attention.differential import Differential as Differential
     from vitruvius.attention.elliptical import Elliptical as Elliptical
@@ -70,6 +73,9 @@ else:
             "interpolate": "interpolation",
             "interpolate_state": "interpolation",
             "part": "base",
+            "Core": "base",  # until its users import it from there
+            "PartSpec": "base",  # until its users import it from there
+            "build_core": "base",  # until its users import it from there
         },
     )
 

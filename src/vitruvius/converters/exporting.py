@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import SurgeryError
-from vitruvius.attention.base import Core
+from vitruvius.attention import Core
 from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.mask import Mask
 from vitruvius.attention.softmax import Softmax

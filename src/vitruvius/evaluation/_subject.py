@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from vitruvius._files import bytes_of
-from vitruvius.attention.base import Core
+from vitruvius.attention import Core
 from vitruvius.data import DataConfig
 from vitruvius.data.identity import hash_tensors
 from vitruvius.surgery import inner

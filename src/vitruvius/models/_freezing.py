@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitruvius._errors import ConfigError
 from vitruvius.models._pixel import PixelModel
-from vitruvius.surgery import inner
+from vitruvius.surgery.base import inner
 
 
 def freeze(model: PixelModel, globs: Sequence[str]) -> PixelModel:

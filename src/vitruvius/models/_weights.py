@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitruvius._errors import CheckpointError
 from vitruvius._files import StrPath, exists, is_url, join, load_tensors, read_bytes
 from vitruvius.models._adapting import head_keys, resampled, without_head
-from vitruvius.surgery import inner
+from vitruvius.surgery.base import inner
 
 _PART = re.compile(r"^(.*\.core\.[^.]+)\.")
 

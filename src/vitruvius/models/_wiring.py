@@ -14,7 +14,7 @@ from vitruvius._registry import read_spec
 from vitruvius.attention.base import PartMaker, PartSpec, part
 from vitruvius.models.config import AttentionRule
 from vitruvius.surgery import restore, rewire, survey
-from vitruvius.surgery.rewiring import match
+from vitruvius.surgery.sites import match
 
 Parts = PartSpec | AttentionRule | Sequence[PartSpec | AttentionRule]
 

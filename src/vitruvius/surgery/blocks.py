@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitruvius._errors import SurgeryError
 from vitruvius.attention.base import Core
-from vitruvius.surgery._socket import Socket, socket_of
+from vitruvius.surgery.base import Socket, socket_of
 
 
 class Stream(NamedTuple):
@@ -69,20 +69,14 @@ def _no_tokens() -> SurgeryError:
 
 
 def is_chained(root: nn.Module, site: str) -> bool:
-    """Whether the block of a site can pass states on: a plain ViT block, around attention that runs in two halves.
-
-    `root` is timm's model, `site` the name of a site in it.
-    """
+    """Whether the block of a site can pass states on: a plain ViT block, around attention that runs in two halves."""
     parent, _, name = site.rpartition(".")
     is_block = name == "attn" and type(root.get_submodule(parent)) in (Block, BlockSocket)
     return is_block and hasattr(socket_of(root.get_submodule(site)), "enter")
 
 
 def link_blocks(root: nn.Module) -> None:
-    """Swap the blocks whose cores pass states on, give the others back to upstream, mark where a run of them ends.
-
-    `root` is timm's model, its cores in place.
-    """
+    """Swap the blocks whose cores pass states on, give the others back to upstream, mark where a run of them ends."""
     for module in root.modules():
         if type(module) is Block and _passes_state(module):
             module.__class__ = BlockSocket
@@ -90,16 +84,10 @@ def link_blocks(root: nn.Module) -> None:
             module.__class__ = Block
             del module.passes_on
     for container in root.modules():
-        _mark_runs(container)
-
-
-def _mark_runs(container: nn.Module) -> None:
-    """A block passes its states on if the next one in the same sequence can take them."""
-    children: list[Any] = list(container.children())
-    in_turn = isinstance(container, nn.Sequential | nn.ModuleList)
-    for child, behind in itertools.pairwise([*children, None]):
-        if type(child) is BlockSocket:
-            child.passes_on = in_turn and type(behind) is BlockSocket
+        in_sequence = isinstance(container, nn.Sequential | nn.ModuleList)
+        for child, following in itertools.pairwise([*container.children(), None]):
+            if type(child) is BlockSocket:
+                child.passes_on = in_sequence and type(following) is BlockSocket
 
 
 def _passes_state(block: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitruvius._errors import ConfigError, SurgeryError
 from vitruvius._registry import piece_of
 from vitruvius.init.filters import filters
-from vitruvius.surgery._socket import inner
+from vitruvius.surgery.base import inner
 
 
 class SharedFilters(nn.Conv2d):
@@ -67,9 +67,7 @@ def use_filters(
     softmax = piece_of(make) is filters["softmax"]
     for convolution in _depthwise(model):
         channels = convolution.out_channels
-        count = num_filters
-        if count is None:
-            count = channels
+        count = channels if num_filters is None else num_filters
         if not 1 <= count <= channels:
             raise ConfigError(f"num_filters={num_filters}, expected 1 to {channels}, the number of channels.")
         made = make(count, convolution.kernel_size[0], generator=generator)[:, None]
@@ -113,9 +111,7 @@ def _write(convolution: nn.Conv2d, made: Tensor, bias: Tensor, choice: Tensor, *
     if convolution.bias is not None:
         convolution.bias.copy_(bias)
     if softmax or len(made) < len(choice):
-        convolution.__class__ = SharedFilters
-        if softmax:
-            convolution.__class__ = SoftmaxFilters
+        convolution.__class__ = SoftmaxFilters if softmax else SharedFilters
         convolution.register_buffer("choice", choice.to(convolution.weight.device))
 
 

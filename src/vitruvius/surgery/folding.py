@@ -17,11 +17,10 @@ from vitruvius._errors import SurgeryError
 from vitruvius.attention.base import Core
 from vitruvius.attention.low_rank import LowRank, fold_into
 from vitruvius.heads import Heads
-from vitruvius.surgery._dry_run import Size, guess_input_size
-from vitruvius.surgery._sites import Where, match
-from vitruvius.surgery._socket import Socket, inner
+from vitruvius.surgery.base import Socket, inner
 from vitruvius.surgery.recording import record
 from vitruvius.surgery.rewiring import head_weights, refuse_compiled
+from vitruvius.surgery.sites import Size, Where, guess_input_size, match
 
 PROJECTIONS = ("qkv", "q", "k", "q_proj", "k_proj")  # linear layers that may be given a bias
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius._registry import read_spec
 from vitruvius.init import BaseSpec, InitSpec, Layer, bases, inits
-from vitruvius.surgery._dry_run import Size
-from vitruvius.surgery._socket import inner
+from vitruvius.surgery.base import inner
 from vitruvius.surgery.positions import position_table
-from vitruvius.surgery.rewiring import Where, head_weights, refuse_compiled
+from vitruvius.surgery.rewiring import head_weights, refuse_compiled
+from vitruvius.surgery.sites import Size, Where
 
 logger = logging.getLogger(__name__)
 

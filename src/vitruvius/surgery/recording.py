@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from vitruvius._errors import UnsuitableSite
 from vitruvius.attention.base import Core, attention_map, build_core
 from vitruvius.heads import Heads, RecordedHeads
-from vitruvius.surgery._dry_run import Size
-from vitruvius.surgery._sites import Where, select, survey
-from vitruvius.surgery._socket import Socket, inner
+from vitruvius.surgery.base import Socket, inner
 from vitruvius.surgery.rewiring import plug, refuse_compiled, unplug
+from vitruvius.surgery.sites import Size, Where, select, survey
 
 OnHeads = Callable[[str, Heads], None]
 
@@ -51,21 +50,13 @@ def record(
     finally:
         for handle in handles:
             handle.remove()
-        _take_back(bare, lent)
-
-
-def _take_back(bare: Mapping[str, Any], lent: Mapping[str, Core]) -> None:
-    """Give sites back to upstream, unless somebody restored or rewired them meanwhile."""
-    for name, module in bare.items():
-        if getattr(module, "core", None) is lent[name]:
-            unplug(module)
+        for name, module in bare.items():
+            if getattr(module, "core", None) is lent[name]:  # it may have been restored or rewired meanwhile
+                unplug(module)
 
 
 def core_of(model: nn.Module, name: str) -> Core | None:
-    """The core at a site; None where upstream's own attention sits there.
-
-    `model` may be wrapped; `name` is that of a site, as `survey` lists them.
-    """
+    """The core at the site `name` of `model`, which may be wrapped; None where upstream's own attention sits there."""
     core: Core | None = getattr(inner(model).get_submodule(name), "core", None)
     return core
 
@@ -79,40 +70,28 @@ def map_of(model: nn.Module, name: str, heads: Heads) -> Tensor:
     core = core_of(model, name)
     if core is None:
         return attention_map(heads)
-    found = core.map(heads)
-    if found is None:
+    weights = core.map(heads)
+    if weights is None:
         raise UnsuitableSite(
             f"the core {core.describe()} at {name!r} has no attention map: {core.part_without_map(heads)!r} does not "
             "say which weights it gives to the values. Choose other sites with where=…"
         )
-    return found
+    return weights
 
 
 def _watch(module: Any, name: str, keep: OnHeads, detach: bool) -> Any:
     takes_context: bool = getattr(module.core, "takes_context", False)
 
+    def cut(x: Any) -> Any:
+        return x.detach() if detach and isinstance(x, Tensor) else x
+
     def look(_: nn.Module, args: tuple[Any, ...]) -> None:
-        heads: Heads = args[0]
-        if detach:
-            heads = _detached(heads)
+        heads = Heads(*map(cut, args[0]))
         if takes_context:
-            heads = _with_context(heads, args, detach)
+            _, x, states = (*args, None, None)[:3]
+            heads = RecordedHeads(*heads)
+            heads.x = cut(x)
+            heads.states = {part: cut(state) for part, state in (states or {}).items()}
         keep(name, heads)
 
     return module.core.register_forward_pre_hook(look)
-
-
-def _with_context(heads: Heads, args: tuple[Any, ...], detach: bool) -> RecordedHeads:
-    """The same Heads, with the tokens and the states of the layer before."""
-    _, x, states = (*args, None, None)[:3]
-    recorded = RecordedHeads(*heads)
-    recorded.x = x.detach() if detach and x is not None else x
-    recorded.states = {name: state.detach() if detach else state for name, state in (states or {}).items()}
-    return recorded
-
-
-def _detached(heads: Heads) -> Heads:
-    bias = heads.bias
-    if bias is not None:
-        bias = bias.detach()
-    return heads._replace(q=heads.q.detach(), k=heads.k.detach(), v=heads.v.detach(), bias=bias)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitruvius._checks import check_weight
 from vitruvius._errors import ConfigError
 from vitruvius.models import PixelModel
-from vitruvius.surgery import inner
+from vitruvius.surgery.base import inner
 from vitruvius.tasks._base import Objective, tasks
 from vitruvius.tasks._losses import Criterion, divergence
 from vitruvius.tasks._teacher import load_teacher, logits_and_features

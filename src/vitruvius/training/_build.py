@@ -277,5 +277,5 @@ def calibrate(model: PixelModel, loader: Loader, process: Process, tell: Callabl
 
 def _fitted(model: PixelModel, loader: Loader, tell: Callable[[str], None]) -> dict[str, Tensor]:
     images = first_images(loader, CALIBRATION_IMAGES)
-    calibrate_low_rank(model, images.to(device_of(model)).split(CALIBRATION_BATCH), tell=tell)
+    calibrate_low_rank(model, images.to(device_of(model)).split(CALIBRATION_BATCH))
     return {name: value.detach().cpu() for name, value in model.state_dict().items()}

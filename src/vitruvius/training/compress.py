@@ -19,7 +19,7 @@ from vitruvius._files import Lock, atomic_write_text
 from vitruvius._registry import read_spec
 from vitruvius._secrets import redact, redact_text
 from vitruvius._yaml import dump_yaml, read_yaml
-from vitruvius.attention.base import Kernel, attentions
+from vitruvius.attention import Kernel, attentions
 from vitruvius.compression.command import cycles_of, export_target, maps_of_target, masks_of_maps, read_rules
 from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 from vitruvius.evaluation.threats import make_threats
