@@ -20,8 +20,8 @@ def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any
     """`__getattr__`, `__dir__` and `__all__` of a package that exports each name from its home when it is first used.
 
     homes: the module of each name, relative to the package. Public modules of the package are imported on first use
-        too. Where a module has the name of what it holds (`vitruvius.init.mimetic`), the package's attribute is always
-        what it holds; `from vitruvius.init.mimetic import …` reaches the module.
+        too. Where a module has the name of something exported (`vitruvius.init.mimetic`), the package's attribute is
+        what is exported; `from vitruvius.init.mimetic import …` reaches the module.
     """
     module = sys.modules[package]
     names = sorted(homes)
@@ -35,21 +35,10 @@ def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    if any(name == home for name, home in homes.items()):
-        module.__class__ = _named_like_modules({name for name, home in homes.items() if name == home})
-    return get, lambda: names, names
-
-
-def _named_like_modules(names: set[str]) -> type[ModuleType]:
-    """The class of a package that exports `names`, each from the module of the same name.
-
-    Python makes an imported module an attribute of its package; here what the module holds becomes that attribute.
-    """
-
     class Package(ModuleType):
         def __setattr__(self, name: str, value: object) -> None:
-            if name in names and isinstance(value, ModuleType):
-                value = getattr(value, name)
-            super().__setattr__(name, value)
+            if not (name in homes and isinstance(value, ModuleType)):  # an imported module, which Python puts here
+                super().__setattr__(name, value)
 
-    return Package
+    module.__class__ = Package
+    return get, lambda: names, names

@@ -141,7 +141,7 @@ def test_a_dry_run_does_not_wait_for_an_init_that_is_optimised(
         asked.append(steps)
         return q, k, [0.0]
 
-    monkeypatch.setattr("vitruvius.init.impulse_optimised.optimise", optimise)
+    monkeypatch.setattr(sys.modules["vitruvius.init.impulse_optimised"], "optimise", optimise)
     file = write(tmp_path, grid={"init": ["impulse_optimised:kernel=3"]})
     assert main(["sweep", str(file), "--dry-run", *COMMON]) == 0
     assert asked

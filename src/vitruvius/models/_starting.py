@@ -10,7 +10,7 @@ from torch import nn
 
 from vitruvius._errors import SurgeryError
 from vitruvius.attention.low_rank import LowRank
-from vitruvius.init import InitSpec
+from vitruvius.init.base import InitSpec
 from vitruvius.surgery.base import inner
 from vitruvius.surgery.folding import start_low_rank
 from vitruvius.surgery.initialising import initialise
