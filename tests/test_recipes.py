@@ -22,7 +22,7 @@ from vitruvius.attention.base import build_core
 from vitruvius.heads import Site
 from vitruvius.listing import find_recipe, recipes, recipes_folder
 from vitruvius.models import create_model
-from vitruvius.models._wiring import parts_of, without_files
+from vitruvius.models.wiring import parts_of, without_files
 from vitruvius.surgery import survey
 from vitruvius.surgery.sites import match
 from vitruvius.tasks import tasks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,29 +26,16 @@ def wire(model: nn.Module, attention: Parts, *, input_size: tuple[int, int, int]
     `attention` is one part or a list of them, for every site, or a list of rules, `AttentionRule` or
     `{"where": …, "parts": […]}`. `input_size` is the size of an image, for models that do not know it themselves.
     """
-    parts: list[PartMaker] = []
-    rules: list[AttentionRule] = []
-    for number, item in enumerate(_listed(attention)):
-        read = _read_item(item, f"attention.{number}")
-        if isinstance(read, AttentionRule):
-            rules.append(read)
-        else:
-            parts.append(read)
+    items = list(attention) if isinstance(attention, list | tuple) else [attention] if attention is not None else []
+    read = [_read_item(item, f"attention.{number}") for number, item in enumerate(items)]
+    rules = [item for item in read if isinstance(item, AttentionRule)]
+    parts = [item for item in read if not isinstance(item, AttentionRule)]
     if rules and parts:
         raise ConfigError("attention mixes parts and rules; give a list of parts, or a list of rules.")
     if parts:
         rewire(model, *parts, input_size=input_size)
     if rules:
         _apply_rules(model, rules, input_size)
-
-
-def _listed(attention: Any) -> list[Any]:
-    """One part or rule as a list of one, nothing as an empty list."""
-    if attention is None:
-        return []
-    if isinstance(attention, list | tuple):
-        return list(attention)
-    return [attention]
 
 
 def _read_item(item: Any, where: str) -> PartMaker | AttentionRule:
@@ -60,17 +48,13 @@ def _read_item(item: Any, where: str) -> PartMaker | AttentionRule:
 
 
 def _apply_rules(model: nn.Module, rules: Sequence[AttentionRule], input_size: tuple[int, int, int] | None) -> None:
-    made = [parts_of(rule, f"attention.{i}") for i, rule in enumerate(rules)]
+    makers = [parts_of(rule, f"attention.{i}") for i, rule in enumerate(rules)]
     _check_overlap(model, rules, input_size)
-    done: list[str] = []
-    try:
-        for rule, parts in zip(rules, made, strict=True):
+    with contextlib.ExitStack() as undo:
+        for rule, parts in zip(rules, makers, strict=True):
             rewire(model, *parts, where=rule.where, input_size=input_size)
-            done.append(rule.where)
-    except Exception:
-        for where in done:
-            restore(model, where)
-        raise
+            undo.callback(restore, model, rule.where)
+        undo.pop_all()  # all went well
 
 
 def parts_of(rule: AttentionRule, where: str) -> list[PartMaker]:
