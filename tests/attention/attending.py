@@ -21,7 +21,7 @@ CHAINS = {  # every registered part at least once, for a site of 3 heads and 7 t
     "symmetric": ["symmetric"],
     "rpc": [part("rpc", iterations=3)],
     "rpc_paper": [part("rpc", iterations=3, sparsity=0.3, variant="paper")],
-    "rpc_asymmetric": [part("rpc", iterations=3, asymmetric=True)],
+    "rpc_asymmetric": [part("rpc", iterations=3, sparsity=0.5, asymmetric=True, dual_sign=1)],
     "scaled": [part("scaled")],
     "scaled_alpha": [part("scaled", form="alpha")],
     "standardised": ["standardised"],

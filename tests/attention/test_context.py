@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from families import FAMILIES, vit
-from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
+from vitruvius._errors import SurgeryError, UnsuitableSite
 from vitruvius.analysis import analyse
 from vitruvius.attention import part
 from vitruvius.attention.base import attention_map, build_core
@@ -84,8 +84,6 @@ def test_a_gate_reaches_every_family_whose_socket_tells_the_tokens():
         "swin",
         "cait_class",
     }
-    with pytest.raises(UnsuitableSite, match="'gated' needs the tokens that ask"):
-        build_core(["gated"], make_site(knows_input=False))
 
 
 def test_elliptical_stretches_q_by_how_values_moved_since_the_layer_before():
@@ -132,8 +130,6 @@ def test_value_residual_learns_its_share_where_asked():
     shares = {name: p for name, p in model.named_parameters() if name.endswith("value_residual.share")}
     assert len(shares) == 3
     assert shares["blocks.2.attn.core.value_residual.share"].grad.abs() > 0
-    with pytest.raises(ConfigError, match="from 0 to 1"):
-        build_core([part("value_residual", share=2.0)], make_site())
 
 
 def slow_merge(tokens, sizes, keys, r, prefix):
@@ -239,8 +235,6 @@ def test_blocks_that_do_not_hand_on_refuse_by_name(name):
 def test_what_merges_and_what_hands_on_tokens_do_not_go_together():
     with pytest.raises(SurgeryError, match="one of them merges tokens"):
         build_core(["tome", "value_residual"], make_site())
-    with pytest.raises(ConfigError, match="'tome' got r=-1"):
-        build_core([part("tome", r=-1)], make_site())
 
 
 def test_analyses_of_merged_tokens_measure_what_can_be_measured_and_say_the_rest():

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from attending import CHAINS, registered
+from attending import CHAINS
 from torch import nn
 
 from families import FAMILIES
 from vitruvius._errors import SurgeryError, UnsuitableSite
-from vitruvius.attention import Kernel, part
+from vitruvius.attention import part
 from vitruvius.attention.base import build_core
-from vitruvius.attention.softmax import attend
 from vitruvius.heads import Context, RecordedHeads
 from vitruvius.surgery import record, restore, rewire, survey
 from vitruvius.surgery.recording import map_of
@@ -17,16 +16,6 @@ from vitruvius.surgery.recording import map_of
 ALL = {**CHAINS, "low_rank": ["low_rank"], "gated": ["gated"]}  # rank: half of the heads that there are
 KNOW_MORE = ("gated", "elliptical", "value_residual", "tome")  # which are told more than Heads, by the whole model
 PATTERNED = ("mask", "sparse_softmax", "scaled_then_mask")
-
-
-class Turned(Kernel):
-    """Says nothing of its weights."""
-
-    def __init__(self, site):
-        super().__init__()
-
-    def forward(self, heads):
-        return attend(heads).flip(-1)
 
 
 def chain_for(name, site):
@@ -155,18 +144,3 @@ def refusal(name, site):
     with pytest.raises(UnsuitableSite) as refused:
         build_core(ALL[name], site)
     return str(refused.value)
-
-
-def test_every_registered_part_is_among_them():
-    with_a_map = {part_name for name in ALL for part_name in registered() if part_name in str(ALL[name])}
-    assert with_a_map == registered()
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_a_core_without_a_map_is_refused_by_name_on_every_family(family):
-    model, x = family.randomised()
-    kinds, _ = kinds_of(model, family)
-    rewire(model, Turned, where=kinds, input_size=family.input_size)
-    for site, heads in heads_at(model, x, kinds, family).items():
-        with pytest.raises(UnsuitableSite, match="'turned' does not say which weights"):
-            map_of(model, site, heads)
