@@ -26,7 +26,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from vitruvius.attention import build_core, part
+from vitruvius.attention import part
+from vitruvius.attention.base import build_core
 from vitruvius.attention.fused import masked, use
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads

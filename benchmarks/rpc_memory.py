@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import vitruvius.surgery as surgery
-from vitruvius.attention import Kernel, Part, part
+from vitruvius.attention import Kernel, part
+from vitruvius.attention.base import PartMaker
 from vitruvius.heads import Heads, Site
 
 
@@ -52,7 +53,7 @@ class DenseRPC(Kernel):
         return low.to(v.dtype)
 
 
-def build(kernel: Part, device: torch.device) -> nn.Module:
+def build(kernel: PartMaker, device: torch.device) -> nn.Module:
     torch.manual_seed(0)
     model = timm.create_model("deit_tiny_patch16_224")
     surgery.rewire(model, kernel)
@@ -91,7 +92,7 @@ def saved_by_autograd(model: nn.Module, x: Tensor, precision: str) -> int:
 
 def measure(batch: int, iterations: int, device: torch.device) -> list[dict[str, object]]:
     weigh: Callable[[nn.Module, Tensor, str], int] = peak_on_cuda if device.type == "cuda" else saved_by_autograd
-    kernels: dict[str, Part] = {
+    kernels: dict[str, PartMaker] = {
         "dense": lambda site: DenseRPC(site, iterations=iterations),
         "ours": part("rpc", iterations=iterations),
         "softmax": part("softmax"),

@@ -27,7 +27,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import vitruvius
-from vitruvius.attention import build_core, part
+from vitruvius.attention import part
+from vitruvius.attention.base import build_core
 from vitruvius.compression.masks import make_masks
 from vitruvius.compression.rules.local_global import LocalGlobal
 from vitruvius.compression.sparse import use_sparse

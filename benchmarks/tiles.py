@@ -33,7 +33,8 @@ from torch import Tensor, nn
 
 import vitruvius
 from vitruvius._processes import choose_device
-from vitruvius.attention import build_core, part
+from vitruvius.attention import part
+from vitruvius.attention.base import build_core
 from vitruvius.attention.fused import masked
 from vitruvius.compression.sparse import use_sparse
 from vitruvius.heads import Heads

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from vitruvius._errors import SurgeryError
-from vitruvius.surgery import sockets, survey
-from vitruvius.surgery._socket import socket_of
+from vitruvius.surgery import survey
+from vitruvius.surgery.base import socket_of, sockets
 
 ALIKE = re.compile(r"Att(n|ention)|XCA|ParallelScalingBlock")
 GATES = {"SplitAttn", "SelectiveKernelAttn"}  # weigh channels by pooled features: no queries, no keys

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from vitruvius.attention.softmax import attention_map
-from vitruvius.init._offsets import Offset, draw_offsets, impulse_map, offset_of, quality
+from vitruvius.attention.base import attention_map
+from vitruvius.init.impulses import Offset, draw_offsets, impulse_map, offset_of, quality
 from vitruvius.surgery import record
 from vitruvius.surgery.initialising import initialise, layers
 from vitruvius.surgery.positions import use_sincos_positions

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitruvius.attention import build_core, part
+from vitruvius.attention import part
+from vitruvius.attention.base import build_core
 from vitruvius.attention.fused import use
 from vitruvius.attention.softmax import attend as our_attend
 from vitruvius.heads import Heads, Site

@@ -21,7 +21,7 @@ from vitruvius.cli._verb import Verb
 from vitruvius.converters._checkpoint import read_checkpoint
 from vitruvius.evaluation.metrics.calibration import EqualWidth
 from vitruvius.models import create_model
-from vitruvius.models._weights import load_weights
+from vitruvius.models.weights import load_weights
 from vitruvius.training.run_folder import Run, add_checksum, verify_checksum
 
 SECRET = "https://me:planted-1@host/data?token=planted-2"

@@ -18,7 +18,7 @@ from vitruvius.attention import attentions, part
 from vitruvius.converters import convert
 from vitruvius.init import inits
 from vitruvius.models import AttentionRule
-from vitruvius.surgery import inner
+from vitruvius.surgery.base import inner
 from vitruvius.surgery.convmixer import use_filters
 
 SMALL = {"img_size": 32, "patch_size": 16, "embed_dim": 48, "num_heads": 3, "depth": 1, "num_classes": 2}

@@ -14,7 +14,7 @@ from vitruvius._registry import load_plugins
 from vitruvius.attacks.base import attacks
 from vitruvius.attention import attentions
 from vitruvius.listing import listing
-from vitruvius.surgery import _socket
+from vitruvius.surgery import base as _socket
 
 Plugin = Callable[[str, str], None]
 
@@ -22,7 +22,7 @@ SOCKET = '''
 from timm.models.davit import WindowAttention
 
 from vitruvius.heads import Heads
-from vitruvius.surgery import Socket, fused_head_weights, merge_heads, split_heads
+from vitruvius.surgery.base import Socket, fused_head_weights, merge_heads, split_heads
 
 
 class DaViTSocket(Socket, WindowAttention):

@@ -18,13 +18,13 @@ from vitruvius._processes import Process
 from vitruvius._registry import read_spec
 from vitruvius._yaml import dump_yaml
 from vitruvius.analysis import analyses
-from vitruvius.attention import build_core
+from vitruvius.attention.base import build_core
 from vitruvius.heads import Site
 from vitruvius.listing import recipes, recipes_folder
 from vitruvius.models import create_model
-from vitruvius.models._wiring import parts_of, without_files
+from vitruvius.models.wiring import parts_of, without_files
 from vitruvius.surgery import survey
-from vitruvius.surgery.rewiring import match
+from vitruvius.surgery.sites import match
 from vitruvius.tasks import tasks
 from vitruvius.training import Config, read_recipe
 from vitruvius.training.loop import Trainer

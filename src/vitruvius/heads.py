@@ -28,17 +28,17 @@ class Heads(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a part may know besides Heads, if it says so (`needs`)."""
+    """What a part knows besides Heads, if its `forward` takes a `context`."""
 
     x: Tensor | None = None  # (B, N, C): the tokens that ask, as they enter the attention module
-    before: Tensor | None = None  # what this part of the layer before handed on; None in the first layer
+    prev_state: Tensor | None = None  # what the same part of the layer before passed on; None in the first layer
 
 
 class RecordedHeads(Heads):
     """Heads as `record` saw them, with what came beside them for parts that need it."""
 
     x: Tensor | None = None
-    handed: Mapping[str, Tensor] | None = None
+    states: Mapping[str, Tensor] | None = None  # by the name of the part
 
 
 class HeadWeights(NamedTuple):
@@ -71,7 +71,7 @@ class Site:
     grid: tuple[int, int] | None = None  # rows and columns of patches behind the prefix tokens
     biased: bool = False  # whether a bias is added to the scores: relative positions, masks of windows
     knows_input: bool = False  # whether the core is told the tokens that ask (`Context.x`)
-    chained: bool = False  # whether its block hands on to the next one (`Context.before`) and may reduce tokens
+    chained: bool = False  # whether its block passes states on (`Context.prev_state`) and may reduce tokens
 
     def answering(self) -> slice:
         """The tokens that the head sees: class and distillation token, or the patches where it averages them."""

@@ -11,8 +11,7 @@ from vitruvius._errors import ConfigError, MissingExtra, UnsuitableSite
 from vitruvius.analysis import Table, analyse, chance_map, explain, explaining, explanations, score
 from vitruvius.analysis.explanations import attended_layers, attention_gradient, relevance
 from vitruvius.attention import part
-from vitruvius.attention._dense import DenseKernel
-from vitruvius.attention.softmax import attention_map
+from vitruvius.attention.base import DenseKernel, attention_map
 from vitruvius.models import create_model
 
 NAME = "vitruvius/vit_digits"

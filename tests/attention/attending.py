@@ -7,8 +7,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from vitruvius.attention import attentions, build_core, part
-from vitruvius.attention.softmax import attend, attention_map
+from vitruvius.attention import attentions, part
+from vitruvius.attention.base import attention_map, build_core
+from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -20,7 +21,7 @@ CHAINS = {  # every registered part at least once, for a site of 3 heads and 7 t
     "symmetric": ["symmetric"],
     "rpc": [part("rpc", iterations=3)],
     "rpc_paper": [part("rpc", iterations=3, sparsity=0.3, variant="paper")],
-    "rpc_asymmetric": [part("rpc", iterations=3, asymmetric=True)],
+    "rpc_asymmetric": [part("rpc", iterations=3, sparsity=0.5, asymmetric=True, dual_sign=1)],
     "scaled": [part("scaled")],
     "scaled_alpha": [part("scaled", form="alpha")],
     "standardised": ["standardised"],

@@ -5,7 +5,8 @@ from pathlib import Path
 import yaml
 from attending import make_site, registered
 
-from vitruvius.attention import attentions, build_core, part
+from vitruvius.attention import attentions, part
+from vitruvius.attention.base import build_core
 
 PAGE = (Path(__file__).parents[2] / "docs" / "attention.md").read_text()
 
@@ -26,7 +27,7 @@ def test_the_table_has_a_row_for_every_part_of_the_page_and_no_empty_cell():
 
 
 def test_every_part_says_what_its_map_is():
-    assert [name for name in registered() if not attentions[name].shows] == []
+    assert [name for name in registered() if not attentions[name].map_text] == []
 
 
 def test_where_a_variant_is_accepted_it_trains_and_compiles():

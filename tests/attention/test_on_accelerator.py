@@ -8,7 +8,8 @@ import torch
 from attending import make_heads, make_site
 from torch import nn
 
-from vitruvius.attention import build_core, part
+from vitruvius.attention import part
+from vitruvius.attention.base import build_core
 from vitruvius.heads import Heads
 from vitruvius.surgery import rewire
 

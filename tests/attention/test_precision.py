@@ -4,8 +4,9 @@ import pytest
 import torch
 from attending import CHAINS, make_core, make_heads, make_site
 
-from vitruvius.attention import build_core, part
-from vitruvius.attention.softmax import attend, attention_map
+from vitruvius.attention import part
+from vitruvius.attention.base import attention_map, build_core
+from vitruvius.attention.softmax import attend
 
 PARTS = {
     name: chain for name, chain in CHAINS.items() if name not in ("sparse_softmax", "scaled_then_mask")

@@ -4,8 +4,6 @@ import pytest
 import torch
 from attending import assert_golden, assert_golden_gradients, make_heads, make_site, of_case, read_golden, run_layer
 
-from vitruvius._errors import ConfigError, UnsuitableSite
-from vitruvius.attention import build_core, part
 from vitruvius.attention.rpc import RPC
 from vitruvius.attention.softmax import attend
 
@@ -168,22 +166,6 @@ def test_dropout_acts_in_the_last_iteration_only(monkeypatch):
     assert seen == [0.0, 0.0, 0.25]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sparsity": -1.0}, "must be 0 or more"),
-        ({"sparsity": float("nan")}, "rpc.sparsity = nan, expected a number"),
-        ({"iterations": 0}, "at least 1"),
-        ({"iterations": 1.5}, "expected a whole number"),
-        ({"variant": "paer"}, "expected one of released, paper"),
-        ({"dual_sign": 0}, "expected one of -1, 1"),
-    ],
-)
-def test_impossible_settings_are_refused(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        part("rpc", **settings)(make_site())
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("variant", ["released", "paper"])
 def test_all_zero_keys_give_no_nan_in_any_precision(variant, dtype):
@@ -203,36 +185,6 @@ def test_tiny_keys_in_half_precision_do_not_overflow_the_threshold():
     assert torch.autograd.grad(out.float().square().sum(), heads.k)[0].isfinite().all()
 
 
-def test_one_token_attends_to_itself():
-    heads = make_heads(tokens=1)
-    torch.testing.assert_close(rpc(make_site(queries=1), iterations=4)(heads), heads.v)
-
-
-def test_sites_where_a_pursuit_makes_no_sense_are_refused():
-    with pytest.raises(UnsuitableSite, match="self-attention"):
-        RPC(make_site("class", queries=1, keys=7))
-    with pytest.raises(UnsuitableSite, match="one width"):
-        RPC(make_site(value_dim=8))
-    with pytest.raises(ValueError, match="asymmetric=True keeps q"):
-        RPC(make_site("channels", family="xcit"))
-    RPC(make_site("channels", family="xcit"), asymmetric=True)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"iterations": 3, "sparsity": 0.5},
-        {"iterations": 2, "sparsity": 0.3, "variant": "paper"},
-        {"iterations": 2, "sparsity": 0.5, "asymmetric": True, "dual_sign": 1},
-    ],
-)
-def test_gradients_are_those_of_the_function(settings):
-    heads = make_heads(batch=1, heads=2, tokens=3, width=2)
-    tensors = tuple(x.requires_grad_() for x in heads[:3])
-    kernel = rpc(make_site(), **settings)
-    torch.autograd.gradcheck(lambda q, k, v: kernel(heads._replace(q=q, k=k, v=v)), tensors)
-
-
 def test_backward_remembers_two_bytes_an_entry_beside_keys_and_outputs():
     heads = make_heads(tokens=16, width=16)
     heads = heads._replace(k=heads.k.requires_grad_(), v=heads.v.requires_grad_())
@@ -248,9 +200,3 @@ def test_backward_remembers_two_bytes_an_entry_beside_keys_and_outputs():
     entries = heads.k.numel()
     # clean keys and their output, a byte each for side and condition, the log-sum-exp of each row
     assert saved_bytes(5) - saved_bytes(4) <= entries * (8 + 8 + 1 + 1) + entries // 16 * 8 + 64
-
-
-def test_a_chain_that_trains_q_before_symmetric_rpc_is_refused():
-    with pytest.raises(ValueError, match="throws away q"):
-        build_core([part("low_rank", tensors="qk"), "rpc"], make_site())
-    build_core([part("low_rank", tensors="qk"), part("rpc", asymmetric=True)], make_site())

@@ -2,8 +2,7 @@ import pytest
 import torch
 from attending import assert_golden, make_heads, make_site, read_golden, run_layer
 
-from vitruvius._errors import UnsuitableSite
-from vitruvius.attention import build_core
+from vitruvius.attention.base import build_core
 from vitruvius.attention.softmax import attend
 from vitruvius.attention.standardised import standardise
 
@@ -39,14 +38,3 @@ def test_a_constant_token_becomes_zeros_and_has_no_nan_gradient(value, dtype):
     assert (z[..., 0, :] == 0).all()
     assert float(z[..., 1, :].detach().float().std()) == pytest.approx(1, rel=1e-2)
     assert torch.autograd.grad(z.float().pow(3).sum(), x)[0].isfinite().all()
-
-
-def test_gradients_are_those_of_the_function():
-    torch.autograd.gradcheck(standardise, make_heads(batch=1, heads=1, tokens=3).q.requires_grad_())
-
-
-def test_channels_and_heads_of_width_one_are_refused():
-    with pytest.raises(UnsuitableSite, match="attends over channels"):
-        build_core(["standardised"], make_site("channels"))
-    with pytest.raises(UnsuitableSite, match="width 2 or more"):
-        build_core(["standardised"], make_site(key_dim=1))

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from attending import CHAINS, registered
+from attending import CHAINS
 from torch import nn
 
 from families import FAMILIES
 from vitruvius._errors import SurgeryError, UnsuitableSite
-from vitruvius.attention import Kernel, build_core, part
-from vitruvius.attention.softmax import attend
+from vitruvius.attention import part
+from vitruvius.attention.base import build_core
 from vitruvius.heads import Context, RecordedHeads
 from vitruvius.surgery import record, restore, rewire, survey
 from vitruvius.surgery.recording import map_of
@@ -16,16 +16,6 @@ from vitruvius.surgery.recording import map_of
 ALL = {**CHAINS, "low_rank": ["low_rank"], "gated": ["gated"]}  # rank: half of the heads that there are
 KNOW_MORE = ("gated", "elliptical", "value_residual", "tome")  # which are told more than Heads, by the whole model
 PATTERNED = ("mask", "sparse_softmax", "scaled_then_mask")
-
-
-class Turned(Kernel):
-    """Says nothing of its weights."""
-
-    def __init__(self, site):
-        super().__init__()
-
-    def forward(self, heads):
-        return attend(heads).flip(-1)
 
 
 def chain_for(name, site):
@@ -74,15 +64,15 @@ def in_float64(heads):
     if hasattr(heads, "x"):
         found = RecordedHeads(*found)
         found.x = None if heads.x is None else heads.x.double()
-        found.handed = {name: value.double() for name, value in heads.handed.items()}
+        found.states = {name: value.double() for name, value in heads.states.items()}
     return found
 
 
 def output_from(core, heads, found):
     """What the core must put out if it gives these weights to the values."""
     values = heads.v
-    if any(stage.brings_values for stage in core.stages):
-        values = core.approach(heads).received.v
+    if any(stage.adds_values for stage in core.stages.values()):
+        values = core.run_stages(heads).heads.v
     out = core.kernel.finish(found @ values)
     if hasattr(core.kernel, "gate"):
         out = out * core.kernel.gate(heads, Context(heads.x))
@@ -90,7 +80,7 @@ def output_from(core, heads, found):
 
 
 def run(core, heads):
-    return core(heads, getattr(heads, "x", None), getattr(heads, "handed", None))
+    return core(heads, getattr(heads, "x", None), getattr(heads, "states", None))
 
 
 def disturbed(heads):
@@ -154,18 +144,3 @@ def refusal(name, site):
     with pytest.raises(UnsuitableSite) as refused:
         build_core(ALL[name], site)
     return str(refused.value)
-
-
-def test_every_registered_part_is_among_them():
-    with_a_map = {part_name for name in ALL for part_name in registered() if part_name in str(ALL[name])}
-    assert with_a_map == registered()
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_a_core_without_a_map_is_refused_by_name_on_every_family(family):
-    model, x = family.randomised()
-    kinds, _ = kinds_of(model, family)
-    rewire(model, Turned, where=kinds, input_size=family.input_size)
-    for site, heads in heads_at(model, x, kinds, family).items():
-        with pytest.raises(UnsuitableSite, match="'turned' does not say which weights"):
-            map_of(model, site, heads)

@@ -14,7 +14,8 @@ from torch import Tensor
 import vitruvius
 from families import FAMILIES
 from vitruvius._errors import ConfigError, SurgeryError
-from vitruvius.attention import build_core, part
+from vitruvius.attention import part
+from vitruvius.attention.base import build_core
 from vitruvius.attention.sparse_softmax import BUCKET, KEY, make_buckets, tile_order
 from vitruvius.compression.rules.local_global import LocalGlobal
 from vitruvius.compression.sparse import use_sparse

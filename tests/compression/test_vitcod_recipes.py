@@ -11,7 +11,7 @@ import vitruvius
 from vitruvius._config import bind
 from vitruvius._registry import read_spec
 from vitruvius.attention import attentions, part
-from vitruvius.surgery.rewiring import match
+from vitruvius.surgery.sites import match
 from vitruvius.training import read_recipe
 
 FOLDER = Path(__file__).parents[2] / "recipes"

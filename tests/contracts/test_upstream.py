@@ -8,8 +8,7 @@ import inspect
 import pytest
 from timm.models.vision_transformer import Block
 
-from vitruvius.surgery import Socket
-from vitruvius.surgery._socket import _SOCKETS
+from vitruvius.surgery.base import _SOCKETS, Socket
 from vitruvius.surgery.blocks import BlockSocket
 
 # SHA-256 (first 12 digits) of inspect.getsource(upstream.forward), one for each text seen in timm >= 1.0.29.

@@ -17,7 +17,7 @@ from vitruvius._errors import CheckpointError
 from vitruvius.attention import part
 from vitruvius.converters import convert
 from vitruvius.models import restride
-from vitruvius.models.wide_resnets import WideResNet
+from vitruvius.models.resnets import WideResNet
 from vitruvius.surgery import rewire
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rpc_model.safetensors"

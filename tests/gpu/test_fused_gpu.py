@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitruvius.attention import build_core, part
+from vitruvius.attention import part
+from vitruvius.attention.base import build_core
 from vitruvius.attention.fused import masked, use
 from vitruvius.attention.fused.hopper import _dispatch
 from vitruvius.attention.fused.hopper._dispatch import on_hopper

@@ -5,7 +5,7 @@ from beginnings import seeded, small_vit
 from torch import nn
 
 from vitruvius._errors import UnsuitableSite
-from vitruvius.init.impulse_filters import mixes_space
+from vitruvius.init.filters import mixes_space
 from vitruvius.models import create_model
 from vitruvius.surgery.initialising import initialise
 

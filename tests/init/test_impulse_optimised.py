@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 from beginnings import attention_of, golden, make_layers, seeded, sincos
 
-import vitruvius.init.impulse_optimised as module
 from vitruvius._errors import ConfigError
 from vitruvius.init import inits
-from vitruvius.init._impulses import Task
-from vitruvius.init._offsets import offset_of, quality
 from vitruvius.init.impulse_optimised import attention, optimise, start
+from vitruvius.init.impulses import Task, offset_of, quality
 
 RUN, RUN_META = golden("impulse_opt")
 STATS, STATS_META = golden("impulse_stats")
 LAYOUT, LAYOUT_META = golden("impulse_layout")
 impulse_optimised = inits["impulse_optimised"]
+MODULE = sys.modules[optimise.__module__]
 
 
 def golden_problem():
@@ -83,7 +84,7 @@ def test_a_thousand_steps_from_a_seed_reach_the_released_loss():
 
 def test_q_and_k_are_written_where_the_released_code_writes_them(monkeypatch):
     made = LAYOUT["made0.Q"], LAYOUT["made0.K"], 0.0
-    monkeypatch.setattr(module, "optimise", lambda *args, **kwargs: made)
+    monkeypatch.setattr(MODULE, "optimise", lambda *args, **kwargs: made)
     side = LAYOUT_META["img"] // LAYOUT_META["patch"]
     layers = make_layers(
         LAYOUT["pos_embed"], (side, side), dim=LAYOUT_META["dim"], num_heads=LAYOUT_META["heads"],
@@ -108,7 +109,7 @@ def test_the_symmetric_variant_keeps_q_and_k_of_one_size():
 
 
 def test_it_stops_when_the_loss_no_longer_falls(monkeypatch):
-    monkeypatch.setattr(module, "WINDOW", 2)
+    monkeypatch.setattr(MODULE, "WINDOW", 2)
     x, target = sincos(2, 2, 4), torch.eye(4, dtype=torch.float64)[None]
     q, k = torch.randn(2, 1, 4, 4, generator=seeded(), dtype=torch.float64)
     counts = []

@@ -12,9 +12,9 @@ import torch
 from beginnings import seeded, small_vit
 
 from vitruvius._errors import ConfigError, NoSiteError, UnknownName, UnsuitableSite
-from vitruvius.attention.softmax import attention_map
+from vitruvius.attention.base import attention_map
 from vitruvius.init import bases
-from vitruvius.init._offsets import draw_offsets, offset_of, quality
+from vitruvius.init.impulses import draw_offsets, offset_of, quality
 from vitruvius.surgery import record, rewire
 from vitruvius.surgery.initialising import initialise, layers
 from vitruvius.surgery.positions import use_sincos_positions
@@ -197,7 +197,7 @@ def test_a_model_that_sees_another_grid_than_its_table_is_refused():
 
 
 def test_it_says_what_stayed_as_it_was(caplog):
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, logger="vitruvius"):
         initialise(small_vit(init_values=1.0), "timm", generator=seeded())
     assert "blocks.0.ls1.gamma" in caplog.text
     assert "qkv.weight" not in caplog.text

@@ -12,7 +12,7 @@ from timm.data import resolve_data_config
 from vitruvius._errors import ConfigError, NoSiteError, UnknownName
 from vitruvius.attention import part
 from vitruvius.models import AttentionRule, PixelModel, create_model, models, wire
-from vitruvius.surgery import Socket
+from vitruvius.surgery.base import Socket
 
 SMALL = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 5}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from small_run import small_run
 from vitruvius._errors import CheckpointError, ConfigError
 from vitruvius.models import ModelConfig, create_from_config, create_model, freeze, load_model, load_weights
-from vitruvius.models._adapting import head_keys
+from vitruvius.models.weights import head_keys
 from vitruvius.surgery import survey
 
 SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 5}

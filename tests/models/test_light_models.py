@@ -10,8 +10,7 @@ import torch
 
 from vitruvius.attacks.pgd import PGD
 from vitruvius.models import create_model
-from vitruvius.models.preact_resnet import PreActResNet
-from vitruvius.models.wide_resnets import WideResNet
+from vitruvius.models.resnets import PreActResNet, WideResNet
 from vitruvius.tasks.adversarial import Adversarial
 
 PUBLISHED = {  # millions of parameters, classes, image size, crop

@@ -175,10 +175,3 @@ def test_adversarial_training_makes_two_steps() -> None:
         losses.append(loss.item())
         assert tracked == step + 1  # the attack, in evaluation, counts nothing
     assert losses[0] != losses[1]
-
-
-def test_the_file_still_answers_to_its_former_name_with_a_warning() -> None:
-    from vitruvius.models import eight_norms
-
-    with pytest.warns(DeprecationWarning, match="now vitruvius.models.resnet_gelu_adv"):
-        assert eight_norms.EightNorms is EightNorms

@@ -7,7 +7,7 @@ import torch
 
 from vitruvius import create_model, initialise
 from vitruvius._errors import UnsuitableSite
-from vitruvius.surgery import inner
+from vitruvius.surgery.base import inner
 
 SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 32}
 

@@ -16,7 +16,8 @@ from vitruvius._errors import CheckpointError, ConfigError, RunError
 from vitruvius._files import atomic_write_bytes, atomic_write_text, save_tensors
 from vitruvius.attention import part
 from vitruvius.models import create_model, load_model, load_weights
-from vitruvius.surgery import inner, restore
+from vitruvius.surgery import restore
+from vitruvius.surgery.base import inner
 
 SMALL = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 5}
 

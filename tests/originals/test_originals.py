@@ -18,7 +18,7 @@ from vitruvius._yaml import dump_yaml, read_yaml
 from vitruvius.cli import main
 from vitruvius.listing import find_recipe, recipes, recipes_folder
 from vitruvius.models import create_model
-from vitruvius.models._wiring import without_files
+from vitruvius.models.wiring import without_files
 from vitruvius.training import Config, read_recipe
 from vitruvius.training.dry_run import schedule
 from vitruvius.training.loop import Trainer

@@ -11,7 +11,8 @@ from families import FAMILIES, Family
 from vitruvius.attention import Kernel
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
-from vitruvius.surgery import Socket, rewire
+from vitruvius.surgery import rewire
+from vitruvius.surgery.base import Socket
 
 BY_NAME = {family.name: family for family in FAMILIES}
 VARIANTS = {"vit_narrow", "vit_qk_norm", "vit_gated", "vit_registers", "deit_distilled", "rope_mixed", "rope_separate",

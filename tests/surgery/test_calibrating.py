@@ -48,13 +48,12 @@ def test_maps_come_closer_to_the_dense_ones_in_every_family(name):
 
 def test_the_images_pass_through_the_model_twice_however_many_sites_there_are():
     _, model, x = squeezed("vit")
-    passes, said = [], []
+    passes, counts = [], []
     model.patch_embed.register_forward_hook(lambda *_: passes.append(1))  # copies of the model have it too
-    losses = calibrate_low_rank(model, [x], steps=1, tell=said.append)
+    losses = calibrate_low_rank(model, [x], steps=1, progress=lambda *count: counts.append(count))
     assert len(losses) > 1
     assert len(passes) == 2
-    assert len(said) == len(losses)
-    assert said[0].startswith(f"calibrated {next(iter(losses))}, 1 of {len(losses)}: KL from the dense maps ")
+    assert counts == [(number, len(losses), name) for number, name in enumerate(losses, 1)]
 
 
 def test_only_queries_keys_and_the_auto_encoder_move_and_folding_stays_exact():

@@ -11,7 +11,8 @@ from operating import ONE_EACH, gradient, inputs_of, rewired
 from torch import Tensor, nn
 
 from families import Family
-from vitruvius.surgery import Socket, rewire
+from vitruvius.surgery import rewire
+from vitruvius.surgery.base import Socket
 
 CHECKPOINTED = [family for family in ONE_EACH if family.name != "crossvit"]  # upstream has none there
 

@@ -11,7 +11,8 @@ import torch
 from operating import BY_NAME, ONE_EACH, Zeros, rewired
 
 from families import Family
-from vitruvius.surgery import Socket, head_weights, record, restore, rewire, survey
+from vitruvius.surgery import head_weights, record, restore, rewire, survey
+from vitruvius.surgery.base import Socket
 
 
 @torch.no_grad()

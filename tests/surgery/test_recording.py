@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads
-from vitruvius.surgery import Socket, record, restore, rewire
+from vitruvius.surgery import record, restore, rewire
+from vitruvius.surgery.base import Socket
 
 Vit = tuple[nn.Module, Tensor]
 

@@ -8,7 +8,8 @@ from operating import Scaled, Wrapper, Zeros
 from torch import Tensor, nn
 
 from families import FAMILIES
-from vitruvius.surgery import Socket, record, restore, rewire, sockets, survey
+from vitruvius.surgery import record, restore, rewire, survey
+from vitruvius.surgery.base import Socket, sockets
 
 Vit = tuple[nn.Module, Tensor]
 

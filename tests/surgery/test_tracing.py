@@ -12,7 +12,8 @@ from timm.layers import create_feature_extractor, get_graph_node_names
 
 from families import LEVIT, Family
 from vitruvius._errors import SurgeryError
-from vitruvius.surgery import Socket, rewire, survey
+from vitruvius.surgery import rewire, survey
+from vitruvius.surgery.base import Socket
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")  # torchvision's own
 FEATURES = {k: v for k, v in LEVIT.items() if k != "num_classes"} | {"out_indices": (0, 1), "features_only": True}

@@ -20,7 +20,7 @@ from vitruvius._errors import CheckpointError, ConfigError, MissingExtra, NoSite
 from vitruvius.analysis import explain
 from vitruvius.cli import main
 from vitruvius.surgery import record, restore, rewire, survey
-from vitruvius.surgery._socket import _SOCKETS, load_transformers_sockets
+from vitruvius.surgery.base import _SOCKETS, load_transformers_sockets
 from vitruvius.surgery.recording import map_of
 from vitruvius.targets import open_target
 

@@ -17,8 +17,9 @@ from vitruvius._errors import ConfigError, DataError
 from vitruvius.attacks.base import attacks
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attention import part
-from vitruvius.tasks import batch_norm_frozen, evaluating, tasks
+from vitruvius.tasks import tasks
 from vitruvius.tasks.adversarial import Adversarial
+from vitruvius.tasks.base import batch_norm_frozen, evaluating
 from vitruvius.tasks.mart import Mart
 from vitruvius.tasks.trades import Trades
 

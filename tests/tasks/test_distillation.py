@@ -16,8 +16,8 @@ from torch import nn
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import save_tensors
 from vitruvius.models import create_model
-from vitruvius.surgery import inner
-from vitruvius.tasks import evaluating
+from vitruvius.surgery.base import inner
+from vitruvius.tasks.base import evaluating
 from vitruvius.tasks.distillation import Distillation
 from vitruvius.tasks.jsd import JSD
 from vitruvius.tasks.robust_distillation import RobustDistillation
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> str:
 
 def teacher_of(task: Any) -> nn.Module:
     """The timm model of our teacher, with the statistics where timm's tasks look for them."""
-    teacher = inner(task.teacher.model)
+    teacher = inner(task.frozen_teacher.model)
     teacher.pretrained_cfg = {**teacher.pretrained_cfg, "mean": (0.4,) * 3, "std": (0.3,) * 3}
     return teacher
 
@@ -64,7 +64,7 @@ def test_feature_distillation_is_timms_and_its_projection_is_trained_and_kept(ru
     student_x = normalised(x)
     features = inner(model).forward_head(inner(model).forward_features(student_x), pre_logits=True)
     expected = F.cross_entropy(model(x), y) + 2 * F.mse_loss(
-        theirs.trainable_module.projection(features), ours.teacher.features(x)
+        theirs.trainable_module.projection(features), ours.frozen_teacher.features(x)
     )
     loss = ours(x, y)["loss"]
     torch.testing.assert_close(loss, expected)
@@ -109,9 +109,9 @@ def test_the_teacher_stays_in_eval_mode_and_gets_no_gradient(run: str) -> None:
     model, batch = small(), some_digits()
     task = Distillation(model, teacher=run)
     task.train()
-    assert not any(module.training for module in task.teacher.modules())
+    assert not any(module.training for module in task.frozen_teacher.modules())
     task(*batch)["loss"].backward()
-    assert all(p.grad is None and not p.requires_grad for p in task.teacher.parameters())
+    assert all(p.grad is None and not p.requires_grad for p in task.frozen_teacher.parameters())
 
 
 def test_a_teacher_of_other_classes_or_without_a_name_is_refused(run: str) -> None:

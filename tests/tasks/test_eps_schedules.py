@@ -11,8 +11,8 @@ import torch
 from hardened import golden, small
 
 from vitruvius._errors import ConfigError, UnknownName
-from vitruvius.tasks import make_schedule
 from vitruvius.tasks.adversarial import Adversarial
+from vitruvius.tasks.schedules import make_schedule
 
 CASES = golden("light_eps_schedules")[1]
 

@@ -15,7 +15,8 @@ from two_processes import in_two_processes
 from vitruvius._errors import ConfigError
 from vitruvius._processes import process_group
 from vitruvius.attacks.pgd import PGD
-from vitruvius.tasks import evaluating, tasks
+from vitruvius.tasks import tasks
+from vitruvius.tasks.base import evaluating
 from vitruvius.tasks.trades import Trades
 
 

@@ -3,7 +3,7 @@ import torch
 from small_run import small_config, small_run
 from vitruvius._processes import Process
 from vitruvius.models import load_model
-from vitruvius.surgery import inner
+from vitruvius.surgery.base import inner
 from vitruvius.training.session import open_session
 
 PARTS = "attention=[{where: '*', parts: [{use: low_rank, rank: 2, start: START}]}]"

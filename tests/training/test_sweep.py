@@ -177,7 +177,7 @@ def test_a_dry_run_waits_neither_for_an_init_that_is_optimised_nor_for_a_calibra
         steps_made.append(steps)
         return q, k, [0.0]
 
-    monkeypatch.setattr("vitruvius.init.impulse_optimised.optimise", optimise)
+    monkeypatch.setattr(sys.modules["vitruvius.init.impulse_optimised"], "optimise", optimise)
     monkeypatch.setattr("vitruvius.training.session.calibrate_low_rank", lambda *_, **__: 1 / 0)
     parts = [{"parts": [{"use": "low_rank", "rank": 2, "start": "calibrated"}]}]
     runs = [{"name": "a", "init": "impulse_optimised:kernel=3"}, {"name": "b", "attention": parts}]

@@ -20,8 +20,7 @@ from vitruvius._dice import Dice
 from vitruvius._errors import DataError, UnsuitableSite
 from vitruvius._processes import Process
 from vitruvius._registry import Registry, Spec
-from vitruvius.attention import Core
-from vitruvius.attention.softmax import attention_map
+from vitruvius.attention.base import Core, attention_map
 from vitruvius.heads import Heads, Site
 
 Statistics = dict[str, Tensor]  # each (B, H); with one more axis (B, H, K) it is a curve
@@ -88,7 +87,7 @@ class Attended:
         """What the kernel puts out, (B, H, N, E)."""
         if self.core is None:
             return attention_map(self.heads) @ self.heads.v
-        if self.core.kernel.needs:
+        if self.core.kernel.takes_context:
             raise UnsuitableSite(f"the output of {self._described()!r} depends on more than the Heads analysed here.")
         out: Tensor = self.core.kernel(self.heads._replace(dropout=0.0))
         return out

@@ -22,7 +22,7 @@ from vitruvius._processes import Process
 from vitruvius.analysis._statistics import MODEL, OBSERVED, Sums, make_curves, make_remarks, make_rows
 from vitruvius.analysis.base import NULLS, Attended, ModelAnalysis, Question, Statistics, precise
 from vitruvius.analysis.table import Table
-from vitruvius.attention import Approach, Core
+from vitruvius.attention.base import Core, Received
 from vitruvius.heads import Heads, Site
 
 MASKED = -1e4  # a bias below this hides a key
@@ -80,7 +80,7 @@ class CoreView:
 
     def __init__(self, core: Core | None, precise_core: Core | None, entering: Heads) -> None:
         self.core = precise_core
-        way = Approach(entering, None, "") if core is None else core.approach(entering)
+        way = Received(entering, None, "") if core is None else core.run_stages(entering)
         self.received, self.mixing, self.unmapped = way
 
     def attended(self, heads: Heads, rows: Tensor, *, observed: bool) -> Attended:
@@ -96,7 +96,7 @@ class CoreView:
     def _mixing_of(self, heads: Heads) -> Tensor | None:
         """How the stages would mix the values of Heads that were drawn where the kernel receives them."""
         mixing: Tensor | None = None
-        for stage in [] if self.core is None else self.core.stages:
+        for stage in [] if self.core is None else self.core.stages.values():
             step = stage.value_mixing(heads)
             if step is not None:
                 mixing = step if mixing is None else step @ mixing

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitruvius._checks import check_count, check_eval_mode, check_pixels
 from vitruvius._errors import ConfigError, UnsuitableSite
 from vitruvius._registry import Registry, require
-from vitruvius.attention import Kernel
+from vitruvius.attention.base import Kernel
 from vitruvius.heads import Heads, Site
 from vitruvius.surgery import record, survey
 from vitruvius.surgery.recording import core_of, map_of
@@ -126,12 +126,12 @@ def attended_layers(
 def _layer(model: nn.Module, site: Site, heads: Heads, gradient: Tensor) -> Layer:
     core = core_of(model, site.name)
     assert core is not None
-    if type(core.kernel).finish is not Kernel.finish or core.kernel.needs:
+    if type(core.kernel).finish is not Kernel.finish or core.kernel.takes_context:
         raise UnsuitableSite(
             f"{core.describe()} at {site.name!r} does more than weigh values (a norm or a gate behind the sum), so the "
             "gradient of its map is not to be had from its output."
         )
-    values = core.approach(heads).received.v if any(stage.brings_values for stage in core.stages) else heads.v
+    values = core.run_stages(heads).heads.v if any(s.adds_values for s in core.stages.values()) else heads.v
     return Layer(site, map_of(model, site.name, heads), gradient @ values.mT)
 
 

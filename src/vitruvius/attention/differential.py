@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, UnsuitableSite
-from vitruvius.attention._core import Kernel, attention_map, attentions
-from vitruvius.attention._dense import at_least_float32
+from vitruvius.attention.base import Kernel, at_least_float32, attention_map, attentions
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
@@ -34,7 +33,7 @@ class Differential(Kernel):
     `seed` draws the four vectors of λ, of deviation 0.1, together with the site's name.
     """
 
-    shows = "A₁ − λA₂ of its two softmaxes, before the norm; weights may be negative"
+    map_text = "A₁ − λA₂ of its two softmaxes, before the norm; weights may be negative"
     lambda_q1: Tensor
     lambda_k1: Tensor
     lambda_q2: Tensor
@@ -80,10 +79,7 @@ class Differential(Kernel):
 
 
 def halves(heads: Heads) -> tuple[Heads, Heads]:
-    """The heads of the two softmaxes: each has half the width and the scale that goes with it.
-
-    `heads` are those that reach the kernel.
-    """
+    """The heads of the two softmaxes: each has half the width and the scale that goes with it."""
     q_1, q_2 = heads.q.chunk(2, -1)
     k_1, k_2 = heads.k.chunk(2, -1)
     scale = heads.scale * math.sqrt(2)
@@ -92,5 +88,5 @@ def halves(heads: Heads) -> tuple[Heads, Heads]:
 
 def depth_of(site: Site) -> int:
     """The first number in the name of `site`, `blocks.3.attn` → 3; 0 where it has none."""
-    found = re.search(r"\d+", site.name)
-    return int(found.group()) if found else 0
+    number = re.search(r"\d+", site.name)
+    return int(number.group()) if number else 0

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
-from vitruvius.attention._core import LEFT_OUT, Stage, attentions
-from vitruvius.attention._dense import at_least_float32
+from vitruvius.attention.base import Stage, at_least_float32, attentions
 from vitruvius.heads import Context, Heads, Site
 
 
@@ -20,9 +19,8 @@ from vitruvius.heads import Context, Heads, Site
 class Elliptical(Stage):
     """Stretch q along directions in which values change from layer to layer (Nielsen et al. 2024, arXiv:2406.13770)."""
 
-    shows = "the softmax of q, stretched by how values moved since the layer before, with k"
-    needs = frozenset({"before"})
-    twins = LEFT_OUT  # no gradient flows through M
+    map_text = "the softmax of q, stretched by how values moved since the layer before, with k"
+    surrogate = ()  # no gradient flows through M
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -34,20 +32,17 @@ class Elliptical(Stage):
             )
 
     def forward(self, heads: Heads, context: Context = Context()) -> Heads:  # noqa: B008
-        if context.before is None:
+        if context.prev_state is None:
             return heads
-        return heads._replace(q=heads.q * stretch(heads.v, context.before))
+        return heads._replace(q=heads.q * stretch(heads.v, context.prev_state))
 
-    def hand_on(self, heads: Heads, context: Context) -> Tensor:
+    def next_state(self, heads: Heads, context: Context) -> Tensor:
         return heads.v.detach()
 
 
 @torch.no_grad()
-def stretch(v: Tensor, before: Tensor) -> Tensor:
-    """The diagonal of M, (B, H, 1, D), at most 1.
-
-    `v` are the values of this layer, `before` those of the layer before, both (B, H, N, D).
-    """
-    moved = at_least_float32(v - before).abs().mean(-2, keepdim=True)
+def stretch(v: Tensor, prev_v: Tensor) -> Tensor:
+    """The diagonal of M, (B, H, 1, D), at most 1, for the values of this layer and the one before, (B, H, N, D)."""
+    moved = at_least_float32(v - prev_v).abs().mean(-2, keepdim=True)
     largest = moved.amax(-1, keepdim=True)
     return torch.where(largest > 0, moved / largest.clamp(min=torch.finfo(moved.dtype).tiny), 1.0).to(v.dtype)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvius.attention._core import PLAIN, attentions
-from vitruvius.attention._dense import DenseKernel, scores
+from vitruvius.attention.base import DenseKernel, attentions, scores
 from vitruvius.heads import Heads, Site
 
 
@@ -19,8 +18,8 @@ from vitruvius.heads import Heads, Site
 class Entmax(DenseKernel):
     """Entmax with α = 1.5 in place of softmax: weights of exactly 0 (Peters et al. 2019, arXiv:1905.05702)."""
 
-    shows = "its entmax weights; keys that are not chosen are 0"
-    twins = PLAIN  # through weights of 0 no gradient flows
+    map_text = "its entmax weights; keys that are not chosen are 0"
+    surrogate = ("softmax",)  # through weights of 0 no gradient flows
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -30,10 +29,7 @@ class Entmax(DenseKernel):
 
 
 def entmax(x: Tensor) -> Tensor:
-    """1.5-entmax along the last axis.
-
-    `x` (…, M) are scores; −∞ hides a key.
-    """
+    """1.5-entmax of scores `x` (…, M) along the last axis; −∞ hides a key."""
     half = (x - x.detach().amax(-1, keepdim=True)).clamp(min=-4) / 2  # below −2 nothing is ever chosen
     with torch.no_grad():
         tau = threshold(half)
@@ -43,10 +39,7 @@ def entmax(x: Tensor) -> Tensor:
 
 
 def chosen_threshold(half: Tensor, chosen: Tensor) -> Tensor:
-    """τ again, (…, 1), as a smooth function: mean − √((1 − Σ (half − mean)²) / k) of the k keys that are chosen.
-
-    `half` (…, M) are scores divided by two, `chosen` (…, M) is True where they are above τ.
-    """
+    """τ again, (…, 1), as a smooth function: mean − √((1 − Σ (half − mean)²) / k) of the k keys that are chosen."""
     count = chosen.sum(-1, keepdim=True)
     mean = half.where(chosen, 0.0).sum(-1, keepdim=True) / count
     spread = (half - mean).where(chosen, 0.0).square().sum(-1, keepdim=True)  # at most 1 − 1/k
@@ -54,10 +47,7 @@ def chosen_threshold(half: Tensor, chosen: Tensor) -> Tensor:
 
 
 def threshold(half: Tensor) -> Tensor:
-    """τ with Σ relu(half − τ)² = 1, (…, 1): of the first k scores in order it is mean − √((1 − k var) / k).
-
-    `half` (…, M) are scores divided by two.
-    """
+    """τ with Σ relu(half − τ)² = 1, (…, 1): of the first k scores in order it is mean − √((1 − k var) / k)."""
     ordered = half.sort(-1, descending=True).values
     count = torch.arange(1, half.shape[-1] + 1, dtype=half.dtype, device=half.device)
     mean = ordered.cumsum(-1) / count

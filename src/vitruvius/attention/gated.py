@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
-from vitruvius.attention._core import Kernel, attention_map, attentions
+from vitruvius.attention.base import Kernel, attention_map, attentions
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Context, Heads, Site
 
@@ -27,8 +27,8 @@ class Gated(Kernel):
     deviation 0.02, together with the site's name.
     """
 
-    shows = "its softmax, before the gate"
-    needs = frozenset({"x"})
+    map_text = "its softmax, before the gate"
+    needs_tokens = True
 
     def __init__(self, site: Site, *, start: float = 0.0, seed: int = 0) -> None:
         super().__init__()
@@ -49,10 +49,7 @@ class Gated(Kernel):
         return attend(heads) * self.gate(heads, context)
 
     def gate(self, heads: Heads, context: Context) -> Tensor:
-        """Between 0 and 1, (B, H, N, E).
-
-        `heads` enter the kernel; `context` holds the tokens that ask, (B, N, C).
-        """
+        """Between 0 and 1, (B, H, N, E), for the tokens that ask."""
         if context.x is None:
             raise SurgeryError(f"'gated' at {self.site_name!r} was called without the tokens that ask.")
         gates = nn.functional.linear(context.x, self.weight.to(context.x.dtype), self.bias.to(context.x.dtype))

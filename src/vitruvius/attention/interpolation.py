@@ -21,22 +21,20 @@ def interpolate(pattern: Tensor, old: Site, new: Site) -> Tensor:
     """A mask (bool) or a matrix S (floating), (H, N, M), made for site `old`, for the same site at another size.
 
     Masks: a pair is kept if any pair it stands for was kept, so no query loses its last key.
-    Matrices: bilinear, with the columns shared out so that S of a constant image stays the same.
-
-    `pattern` is not changed; `new` is the site at the other size, as `survey` describes it.
+    Matrices: bilinear, with the columns shared out so that S of a constant image stays the same. `survey` describes the
+    sites at both sizes.
     """
-    _check(pattern, old, new)
-    if old.num_keys == new.num_keys and old.grid == new.grid:
+    same_size = old.num_keys == new.num_keys and old.grid == new.grid
+    _check(pattern, old, new, same_size)
+    if same_size:
         return pattern.clone()
     across_queries = pattern.shape[-2] == old.num_keys  # class attention has one query and no grid of them
-    if pattern.dtype == torch.bool:
-        stands_for = _nearest(old, new)  # (M', M)
-        rows = stands_for @ pattern.double() if across_queries else pattern.double()
-        return rows @ stands_for.mT > 0
-    spread = _bilinear(old, new)  # (M', M)
-    share = spread / spread.sum(0)
+    is_mask = pattern.dtype == torch.bool
+    spread = _nearest(old, new) if is_mask else _bilinear(old, new)  # (M', M)
     rows = spread @ pattern.double() if across_queries else pattern.double()
-    return (rows @ share.mT).to(pattern.dtype)
+    if is_mask:
+        return rows @ spread.mT > 0
+    return (rows @ (spread / spread.sum(0)).mT).to(pattern.dtype)
 
 
 def interpolate_state(
@@ -44,8 +42,7 @@ def interpolate_state(
 ) -> dict[str, Tensor]:
     """A checkpoint whose masks and matrices fit the sites of the same model at another image size.
 
-    `state` are the tensors of the checkpoint by key; `old` and `new` the sites by name, as `survey` describes the model
-    at both sizes.
+    `old` and `new` are the sites by name, as `survey` describes the model at both sizes.
     """
     changed = dict(state)
     for name in old.keys() & new.keys():
@@ -55,7 +52,7 @@ def interpolate_state(
     return changed
 
 
-def _check(pattern: Tensor, old: Site, new: Site) -> None:
+def _check(pattern: Tensor, old: Site, new: Site, same_size: bool) -> None:
     if pattern.shape[-1] != old.num_keys or pattern.shape[-2] not in (old.num_keys, old.num_queries):
         raise SurgeryError(
             f"a pattern of shape {tuple(pattern.shape)} is not of {old.name!r}, which has {old.num_queries} queries "
@@ -63,7 +60,7 @@ def _check(pattern: Tensor, old: Site, new: Site) -> None:
         )
     if pattern.shape[-2] not in (1, old.num_keys):
         raise SurgeryError(f"{old.name!r} attends from one grid to another; such a pattern cannot be resampled.")
-    if old.num_keys == new.num_keys and old.grid == new.grid:
+    if same_size:
         return
     for site in (old, new):
         if site.grid is None:

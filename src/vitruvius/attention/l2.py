@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 
 from vitruvius._errors import ConfigError, UnsuitableSite
-from vitruvius.attention._core import Stage, attentions
-from vitruvius.attention._dense import at_least_float32
+from vitruvius.attention.base import Stage, at_least_float32, attentions
 from vitruvius.attention.symmetric import require_keys_can_ask
 from vitruvius.heads import Heads, Site
 
@@ -25,7 +24,7 @@ class L2(Stage):
     distance: 1 is the paper's; 0.5 with tied=False is softmax up to the keys' lengths.
     """
 
-    shows = "the softmax of negative squared distances"
+    map_text = "the softmax of negative squared distances"
 
     def __init__(self, site: Site, *, tied: bool = True, strength: float = 1.0) -> None:
         super().__init__()

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
-from vitruvius.attention._core import Kernel, attentions
-from vitruvius.attention._dense import at_least_float32
+from vitruvius.attention.base import Kernel, at_least_float32, attentions
 from vitruvius.heads import Heads, Site
 
 TINY = 1e-20  # the least sum of a query's weights, which is small where scores are large
@@ -29,7 +28,7 @@ class Linear(Kernel):
     `seed` and the site's name; the more, the nearer to softmax. It has no pairs, so it refuses a bias and dropout.
     """
 
-    shows = "φ(q) φ(k)ᵀ, each row divided by its sum; written out for looking at only"
+    map_text = "φ(q) φ(k)ᵀ, each row divided by its sum; written out for looking at only"
     directions: Tensor  # (R, D)
 
     def __init__(
@@ -45,10 +44,11 @@ class Linear(Kernel):
             raise ConfigError(f"'linear' got count={count}, features={features!r}; count is for 'favor', 1 or more.")
         self.site_name, self.features = site.name, features
         if features == "favor":
-            width = torch.tensor(float(site.key_dim))
-            number = max(1, round(float(2 * width * width.log().clamp(min=1)))) if count is None else count
+            if count is None:
+                width = torch.tensor(float(site.key_dim))
+                count = max(1, round(float(2 * width * width.log().clamp(min=1))))
             generator = torch.Generator().manual_seed(seed + zlib.crc32(site.name.encode()))
-            self.register_buffer("directions", orthogonal_directions(number, site.key_dim, generator))
+            self.register_buffer("directions", orthogonal_directions(count, site.key_dim, generator))
 
     def forward(self, heads: Heads) -> Tensor:
         self._refuse_pairs(heads)
@@ -95,10 +95,7 @@ def _elu(x: Tensor) -> Tensor:
 
 
 def orthogonal_directions(count: int, width: int, generator: torch.Generator) -> Tensor:
-    """(`count`, `width`): blocks of orthogonal rows, each as long as a normal vector would be.
-
-    `generator` draws them, on the CPU.
-    """
+    """(`count`, `width`): blocks of orthogonal rows, each as long as a normal vector would be."""
     blocks = []
     for _ in range(-(-count // width)):
         drawn = torch.randn(width, width, generator=generator, dtype=torch.float64)

@@ -7,13 +7,15 @@ q'[b, h, n, d] = Σ_g M[h, g] q[b, g, n, d] + c[h],  M = W_decode W_encode of ra
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
-from vitruvius.attention._core import Stage, attentions
+from vitruvius._checks import in_eval_mode
+from vitruvius._errors import ConfigError, DataError, SurgeryError, UnsuitableSite
+from vitruvius.attention.base import Stage, attentions
 from vitruvius.heads import Heads, HeadWeights, Site
 
 
@@ -25,14 +27,12 @@ class LowRank(Stage):
     projection; `start_from_weights` or `fit_low_rank` then choose the one that keeps most of the pretrained q and k
     (rank = H changes nothing at all). start="calibrated": a training run first fits q, k and the auto-encoder to the
     dense model's maps (`surgery.calibrating`). start="released" begins near zero as the published code does, with
-    uniform maps. `reconstruction` is the penalty: "normalised" is the relative squared error, "released" ‖q' − q‖ + ‖k'
-    − k‖ over the whole batch; `detach_target` stops it from training the projections.
-
-    `tensors` says which are mixed, "qk", "q" or "k"; `seed` draws the beginning of start="released" together with the
-    site's name.
+    uniform maps, drawn from `seed` and the site's name. `reconstruction` is the penalty: "normalised" is the relative
+    squared error, "released" ‖q' − q‖ + ‖k' − k‖ over the whole batch; `detach_target` stops it from training the
+    projections. `tensors` says which are mixed, "qk", "q" or "k".
     """
 
-    shows = "the softmax of q and k as the bottleneck leaves them"
+    map_text = "the softmax of q and k as the bottleneck leaves them"
 
     def __init__(
         self,
@@ -72,10 +72,7 @@ class LowRank(Stage):
         return heads._replace(**mixed)
 
     def penalty(self, before: Heads, after: Heads) -> Tensor:
-        """What the auto-encoder loses, to be added to the training loss.
-
-        `before` are the Heads that enter the stage, `after` those that leave it.
-        """
+        """What the auto-encoder loses between the Heads that enter the stage and those that leave it."""
         return torch.stack([self._loss(getattr(before, name), getattr(after, name)) for name in self.tensors]).sum()
 
     def mixing(self, name: str) -> tuple[Tensor, Tensor]:
@@ -140,8 +137,7 @@ def principal_heads(rows: Tensor, rank: int) -> Tensor:
 def fold_into(weights: HeadWeights, low_rank: LowRank) -> None:
     """Merge the auto-encoder into the projections: W' = (M ⊗ I) W, b' = M b + c. Exact; the stage can then go.
 
-    `weights` are views into the projections of the site (`head_weights`), which are written to; `low_rank` is the stage
-    there.
+    `weights` are views into the projections of the site (`head_weights`), which are written to.
     """
     merged: list[tuple[Tensor, Tensor]] = []
     for name in low_rank.tensors:
@@ -161,3 +157,60 @@ def fold_into(weights: HeadWeights, low_rank: LowRank) -> None:
 def _bottleneck(num_heads: int, rank: int) -> nn.Sequential:
     with torch.random.fork_rng(devices=()):  # both starts overwrite what nn.Linear draws
         return nn.Sequential(nn.Linear(num_heads, rank), nn.Linear(rank, num_heads))
+
+
+class Moments:
+    """Mean and covariance of heads over samples, tokens and width, streamed in float64."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = torch.zeros(())
+        self.gram = torch.zeros(())
+
+    def add(self, x: Tensor) -> None:
+        rows = x.detach().double().transpose(0, 1).flatten(1)  # (H, B N D)
+        self.count += rows.shape[1]
+        self.total = self.total.to(rows.device) + rows.sum(1)
+        self.gram = self.gram.to(rows.device) + rows @ rows.mT
+
+    def mean(self) -> Tensor:
+        return self.total / self.count
+
+    def covariance(self) -> Tensor:
+        return self.gram / self.count - torch.outer(self.mean(), self.mean())
+
+
+@torch.no_grad()
+def fit_low_rank(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
+    """Start every `low_rank` of `model` from what flows through it on `batches` of input; in place, returns the model.
+
+    Each begins as the principal components of its activations. While they are observed, the stages pass their input on
+    unchanged, so each sees the pretrained activations.
+    """
+    stages = {name: module for name, module in model.named_modules() if isinstance(module, LowRank)}
+    if not stages:
+        raise SurgeryError("the model has no 'low_rank' part to fit; rewire it first.")
+    moments = {(name, tensor): Moments() for name, stage in stages.items() for tensor in stage.tensors}
+
+    def observe(name: str, stage: LowRank) -> Any:
+        def hook(_: nn.Module, args: tuple[Heads], __: Heads) -> Heads:
+            for tensor in stage.tensors:
+                moments[name, tensor].add(getattr(args[0], tensor))
+            return args[0]
+
+        return stage.register_forward_hook(hook)
+
+    hooks = [observe(name, stage) for name, stage in stages.items()]
+    try:
+        with in_eval_mode(model):
+            for batch in batches:
+                model(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for (name, tensor), seen in moments.items():
+        if seen.count == 0:
+            raise DataError(f"no batch reached {name!r}; fitting needs at least one.")
+        rank = stages[name].get_parameter(f"{tensor}.0.weight").shape[0]
+        stages[name].set_projection(tensor, principal_heads(seen.covariance(), rank), seen.mean())
+    return model

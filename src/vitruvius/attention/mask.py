@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite, suggest
 from vitruvius._files import StrPath, is_array, load_tensors, read_mask_arrays
-from vitruvius.attention._core import Stage, attentions
+from vitruvius.attention.base import Stage, attentions
 from vitruvius.heads import Heads, Site
 
 
@@ -26,8 +26,8 @@ class Mask(Stage):
     checkpoint.
     """
 
-    shows = "the softmax of the pairs that are kept; removed ones are 0"
-    hides = True
+    map_text = "the softmax of the pairs that are kept; removed ones are 0"
+    discards = frozenset({"choice of keys"})
     keep: Tensor
 
     def __init__(self, site: Site, *, file: StrPath | None = None, keep: Tensor | Literal["all"] | None = None) -> None:
@@ -38,7 +38,13 @@ class Mask(Stage):
                 "or keep='all' when a checkpoint will bring it."
             )
         self.site_name = site.name
-        self.register_buffer("keep", _pattern(site, file, keep))
+        if isinstance(keep, Tensor):
+            pattern = check_keep(keep, site).clone()
+        elif file is not None:
+            pattern = check_keep(_read(site, file), site)
+        else:
+            pattern = torch.ones(site.num_heads, site.num_queries, site.num_keys, dtype=torch.bool)
+        self.register_buffer("keep", pattern)
 
     def forward(self, heads: Heads) -> Heads:
         if (heads.q.shape[-2], heads.k.shape[-2]) != self.keep.shape[-2:]:
@@ -55,10 +61,7 @@ class Mask(Stage):
 
 
 def check_keep(keep: Tensor, site: Site) -> Tensor:
-    """The pattern itself if it suits the site, else an error that says why.
-
-    `keep` is (H, N, M) bool, True = kept; `site` says how many heads, queries and keys there are.
-    """
+    """The pattern (H, N, M) itself if it suits the site, else an error that says why."""
     shape = (site.num_heads, site.num_queries, site.num_keys)
     if keep.dtype != torch.bool:
         raise ConfigError(f"mask for {site.name!r} is {keep.dtype}; it must be bool, True = kept.")
@@ -77,16 +80,9 @@ def check_keep(keep: Tensor, site: Site) -> Tensor:
     return keep
 
 
-def _pattern(site: Site, file: StrPath | None, keep: Tensor | Literal["all"] | None) -> Tensor:
-    if isinstance(keep, Tensor):
-        return check_keep(keep, site).clone()
-    if file is not None:
-        return check_keep(_read(site, file), site)
-    return torch.ones(site.num_heads, site.num_queries, site.num_keys, dtype=torch.bool)
-
-
 def _read(site: Site, file: StrPath) -> Tensor:
-    masks = _load(file)
+    """The site's pattern in a file, True = kept."""
+    masks = read_mask_arrays(file) if is_array(file) else load_tensors(file)[0]
     if site.name not in masks:
         known = ", ".join(sorted(masks)[:4]) + (" …" if len(masks) > 4 else "")
         raise UnsuitableSite(
@@ -94,11 +90,3 @@ def _read(site: Site, file: StrPath) -> Tensor:
             "Choose those sites with where=…"
         )
     return masks[site.name]
-
-
-def _load(file: StrPath) -> dict[str, Tensor]:
-    """Patterns by site, True = kept; in ViTCoD's arrays True is what was removed."""
-    if is_array(file):
-        return read_mask_arrays(file)
-    masks, _ = load_tensors(file)
-    return masks

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import PLAIN, attention_map, attentions
-from vitruvius.attention._dense import DenseKernel, at_least_float32
+from vitruvius.attention.base import DenseKernel, at_least_float32, attention_map, attentions
 from vitruvius.heads import Heads, Site
 
 Penalty = Literal["mcp", "l1", "huber", "huber_mcp"]
@@ -33,8 +32,8 @@ class Pro(DenseKernel):
     from vanishing. `iterations` is the number of re-weightings; 0 is softmax.
     """
 
-    shows = "the weights of its last iteration"
-    twins = PLAIN  # weights held at epsilon have no gradient
+    map_text = "the weights of its last iteration"
+    surrogate = ("softmax",)  # weights held at epsilon have no gradient
 
     def __init__(
         self,
@@ -72,10 +71,7 @@ class Pro(DenseKernel):
 
 
 def distances(z: Tensor, v: Tensor) -> Tensor:
-    """‖z_i − v_j‖, (…, N, M); of points that coincide, about 0 and without a gradient.
-
-    `z` (…, N, E) are the averages, `v` (…, M, E) the values.
-    """
+    """‖z_i − v_j‖, (…, N, M), of averages (…, N, E) and values (…, M, E); without a gradient where they coincide."""
     squares = z.square().sum(-1)[..., :, None] + v.square().sum(-1)[..., None, :] - 2 * z @ v.mT
     return squares.clamp(min=1e-8).sqrt()
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, UnsuitableSite
-from vitruvius.attention._core import Kernel, attentions
+from vitruvius.attention.base import Kernel, at_least_float32, attentions
 from vitruvius.attention.fused import wanted
 from vitruvius.attention.fused.rpc import pursue
 from vitruvius.attention.softmax import attend
@@ -39,7 +39,7 @@ class RPC(Kernel):
     `iterations` is the number of steps of the pursuit; 1 with an infinite `sparsity` is symmetric softmax.
     """
 
-    shows = "the softmax of its last iteration, over the cleaned keys; q has no say unless asymmetric"
+    map_text = "the softmax of its last iteration, over the cleaned keys; q has no say unless asymmetric"
 
     def __init__(
         self,
@@ -52,14 +52,12 @@ class RPC(Kernel):
         dual_sign: Literal[-1, 1] = -1,
     ) -> None:
         super().__init__()
-        _check(iterations, sparsity)
-        _require_pursuit(site, asymmetric)
+        _check_settings(iterations, sparsity)
+        _check_site(site, asymmetric)
         self.iterations, self.sparsity, self.variant = iterations, float(sparsity), variant
         self.asymmetric, self.dual_sign = asymmetric, dual_sign
         self.discards = frozenset() if asymmetric else frozenset({"q"})
-        self.twins = {"plain": ("symmetric", "softmax")}  # without its thresholds
-        if asymmetric:
-            self.twins = {"plain": ("softmax",)}
+        self.surrogate = ("softmax",) if asymmetric else ("symmetric", "softmax")  # without its thresholds
 
     def forward(self, heads: Heads) -> Tensor:
         if wanted(heads, part="rpc"):
@@ -67,11 +65,8 @@ class RPC(Kernel):
         return attend(self.last_softmax(heads))
 
     def last_softmax(self, heads: Heads) -> Heads:
-        """The last iteration: the cleaned keys, and they or q as the queries.
-
-        `heads` are those that enter the kernel.
-        """
-        keys = heads.k.float() if heads.k.dtype.itemsize < 4 else heads.k  # half precision: iterate in float32
+        """The last iteration: the cleaned keys, and they or q as the queries."""
+        keys = at_least_float32(heads.k)
         tau = THRESHOLDS[self.variant](keys, self.sparsity)  # (B, H, 1, 1)
         low = dual = keys.new_zeros(())  # then (B, H, N, D)
         attended = heads
@@ -81,18 +76,16 @@ class RPC(Kernel):
             query = heads.q if self.asymmetric else clean
             attended = heads._replace(q=query, k=clean)
             if remaining:
-                before = low
-                low = attend(attended._replace(dropout=0.0))
-                dual = clipped + before - low
+                previous, low = low, attend(attended._replace(dropout=0.0))
+                dual = clipped + previous - low
         return attended
 
     def _fused(self, heads: Heads) -> Tensor:
         released = self.variant == "released"
-        coefficient = self.sparsity * heads.k.shape[1] / 4 if released else 4 * self.sparsity
         return pursue(
             heads,
             iterations=self.iterations,
-            coefficient=coefficient,
+            coefficient=self.sparsity * heads.k.shape[1] / 4 if released else 4 * self.sparsity,
             inverse=released,
             asymmetric=self.asymmetric,
             dual_sign=self.dual_sign,
@@ -117,21 +110,14 @@ def clip(x: Tensor, tau: Tensor | None) -> Tensor:
 def released_threshold(keys: Tensor, sparsity: float) -> Tensor | None:
     """lambda · mu with mu = N · C / (4 ‖k_h‖₁): the published code, which counts all heads' channels.
 
-    `keys` (B, H, N, D); `sparsity` is lambda; None where that is infinite, so that nothing is clipped.
+    `keys` are (B, H, N, D), `sparsity` is lambda; None where that is infinite, so that nothing is clipped.
     """
-    if math.isinf(sparsity):
-        return None
-    return sparsity * keys.shape[1] / (4 * _mean_size(keys))
+    return None if math.isinf(sparsity) else sparsity * keys.shape[1] / (4 * _mean_size(keys))
 
 
 def paper_threshold(keys: Tensor, sparsity: float) -> Tensor | None:
-    """lambda / mu with mu = N · D / (4 ‖k_h‖₁): definition 1 of the paper.
-
-    `keys` (B, H, N, D); `sparsity` is lambda; None where that is infinite, so that nothing is clipped.
-    """
-    if math.isinf(sparsity):
-        return None
-    return 4 * sparsity * _mean_size(keys)
+    """lambda / mu with mu = N · D / (4 ‖k_h‖₁): definition 1 of the paper. Arguments as in `released_threshold`."""
+    return None if math.isinf(sparsity) else 4 * sparsity * _mean_size(keys)
 
 
 THRESHOLDS: dict[str, Callable[[Tensor, float], Tensor | None]] = {
@@ -145,7 +131,7 @@ def _mean_size(keys: Tensor) -> Tensor:
     return keys.abs().mean((-2, -1), keepdim=True).clamp(min=torch.finfo(keys.dtype).tiny ** 0.5)
 
 
-def _check(iterations: int, sparsity: float) -> None:
+def _check_settings(iterations: int, sparsity: float) -> None:
     if not isinstance(iterations, int) or iterations < 1:
         raise ConfigError(f"'rpc' got iterations={iterations!r}; it needs a whole number, at least 1.")
     if not sparsity >= 0:
@@ -157,7 +143,7 @@ def _check(iterations: int, sparsity: float) -> None:
         )
 
 
-def _require_pursuit(site: Site, asymmetric: bool) -> None:
+def _check_site(site: Site, asymmetric: bool) -> None:
     if asymmetric:
         site.require_self_attention("rpc")
     else:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import SurgeryError
-from vitruvius.attention._core import Stage, attention_map, attentions
+from vitruvius.attention.base import Stage, attention_map, attentions
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
@@ -25,7 +25,7 @@ class Scaled(Stage):
     number, shared by the heads, times softmax(k kᵀ · scale + bias); any number of tokens.
     """
 
-    shows = "A (I − S); weights may be negative"
+    map_text = "A (I − S); weights may be negative"
     writes = frozenset({"v"})
     matrix: Tensor  # (H, M, M)
     alpha: Tensor  # (1)
@@ -38,7 +38,12 @@ class Scaled(Stage):
         self.register_parameter(form, nn.Parameter(torch.zeros(shape)))
 
     def forward(self, heads: Heads) -> Heads:
-        mixed = self._matrix_mix(heads.v) if self.form == "matrix" else self._symmetric_mix(heads)
+        if self.form == "matrix":
+            self._require_size(heads.v)
+            mixed = self.matrix.to(heads.v.dtype) @ heads.v
+        else:
+            mixed = attend(self._symmetric(heads))
+            mixed = self.alpha.to(mixed.dtype) * mixed
         return heads._replace(v=heads.v - mixed)
 
     def value_mixing(self, heads: Heads) -> Tensor:
@@ -49,14 +54,6 @@ class Scaled(Stage):
         else:
             s = self.alpha.to(heads.v.dtype) * attention_map(self._symmetric(heads))
         return torch.eye(s.shape[-1], dtype=s.dtype, device=s.device) - s
-
-    def _matrix_mix(self, v: Tensor) -> Tensor:
-        self._require_size(v)
-        return self.matrix.to(v.dtype) @ v
-
-    def _symmetric_mix(self, heads: Heads) -> Tensor:
-        mixed = attend(self._symmetric(heads))
-        return self.alpha.to(mixed.dtype) * mixed
 
     def _symmetric(self, heads: Heads) -> Heads:
         bias = heads.bias if self.is_self_attention else None

@@ -12,8 +12,7 @@ import math
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import PLAIN, attentions
-from vitruvius.attention._dense import DenseKernel, scores
+from vitruvius.attention.base import DenseKernel, attentions, scores
 from vitruvius.heads import Heads, Site
 
 
@@ -24,8 +23,8 @@ class Sigmoid(DenseKernel):
     `offset` is added to every score; by default −log(number of keys), so that small scores begin with weights 1/M.
     """
 
-    shows = "its weights, which do not sum to one"
-    twins = PLAIN  # a sigmoid saturates
+    map_text = "its weights, which do not sum to one"
+    surrogate = ("softmax",)  # a sigmoid saturates
 
     def __init__(self, site: Site, *, offset: float | None = None) -> None:
         super().__init__()

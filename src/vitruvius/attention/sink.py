@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import Kernel, attention_map, attentions
+from vitruvius.attention.base import Kernel, attention_map, attentions
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
@@ -28,7 +28,7 @@ class Sink(Kernel):
     `start` is the logit at the beginning: 0 is softmax-one, −∞ would be softmax. learned=False keeps it.
     """
 
-    shows = "its weights without the sink; rows sum to less than one"
+    map_text = "its weights without the sink; rows sum to less than one"
     logit: Tensor  # (H)
 
     def __init__(self, site: Site, *, start: float = 0.0, learned: bool = True) -> None:
@@ -49,15 +49,12 @@ class Sink(Kernel):
 
     def _with_sink(self, heads: Heads) -> Heads:
         """One more key, whose score is the sink's logit whatever the query, and whose value is 0."""
-        own = self.logit.to(heads.q.dtype)[:, None, None]  # (H, 1, 1)
+        H, M = self.logit.shape[0], heads.k.shape[-2]
+        sink = self.logit.to(heads.q.dtype)[:, None, None]  # (H, 1, 1)
         if heads.bias is None:
-            given = own.new_zeros(1, heads.k.shape[-2]).expand(own.shape[0], -1, -1)
+            bias = sink.new_zeros(1, M).expand(H, -1, -1)
         else:
-            given = _four(heads.bias).expand(-1, own.shape[0], -1, heads.k.shape[-2])
-        bias = torch.cat([given, own.expand(*given.shape[:-1], 1)], -1)
+            missing_axes = (1,) * (4 - heads.bias.dim())
+            bias = heads.bias.reshape(missing_axes + tuple(heads.bias.shape)).expand(-1, H, -1, M)
+        bias = torch.cat([bias, sink.expand(*bias.shape[:-1], 1)], -1)
         return heads._replace(k=F.pad(heads.k, (0, 0, 0, 1)), v=F.pad(heads.v, (0, 0, 0, 1)), bias=bias)
-
-
-def _four(bias: Tensor) -> Tensor:
-    """A bias as (B or 1, H or 1, N or 1, M or 1)."""
-    return bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))

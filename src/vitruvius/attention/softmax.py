@@ -14,10 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitruvius.attention._core import Kernel, attention_map, attentions
+from vitruvius.attention.base import Kernel, attentions
 from vitruvius.heads import Heads, Site
-
-__all__ = ["Softmax", "attend", "attention_map", "matched", "needs_another_backend"]
 
 MOST_KEYS = 1536  # beyond, products are no faster than the fused kernel (docs/speed.md)
 MOST_SCORES = 2**27  # entries of (B, H, N, M) that products may write: 256 MB
@@ -28,7 +26,7 @@ WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 class Softmax(Kernel):
     """Plain scaled dot-product attention, what timm's models do (Vaswani et al. 2017, arXiv:1706.03762)."""
 
-    shows = "softmax(q kᵀ)"
+    map_text = "softmax(q kᵀ)"
 
     def __init__(self, site: Site) -> None:
         super().__init__()

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvius.attention._core import PLAIN, attentions
-from vitruvius.attention._dense import DenseKernel, hidden, scores
+from vitruvius.attention.base import DenseKernel, attentions, hidden, scores
 from vitruvius.heads import Heads, Site
 
 TINY = 1e-8  # where every score is exactly 0, as in the published code
@@ -21,8 +20,8 @@ TINY = 1e-8  # where every score is exactly 0, as in the published code
 class Softpick(DenseKernel):
     """Rectified softmax: scores below 0 get nothing, a query may look nowhere (Zuhri et al. 2025, arXiv:2504.20966)."""
 
-    shows = "its weights; rows sum to at most one"
-    twins = PLAIN  # through scores below 0 no gradient flows
+    map_text = "its weights; rows sum to at most one"
+    surrogate = ("softmax",)  # through scores below 0 no gradient flows
 
     def __init__(self, site: Site) -> None:
         super().__init__()

@@ -8,17 +8,16 @@ B batch, H heads, N queries, M keys, E value width; S blocks of a bucket, T quer
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, SurgeryError
 from vitruvius._files import StrPath
-from vitruvius.attention._core import Kernel, attentions
-from vitruvius.attention._sparse_rows import FETCHED, SparseRows, fits
+from vitruvius.attention.base import Kernel, attentions
 from vitruvius.attention.fused import can_run, wanted
 from vitruvius.attention.fused.masked import attend_kept, make_pattern
 from vitruvius.attention.mask import Mask
@@ -29,13 +28,14 @@ NAMES = ("queries", "keys", "bias")
 BLOCKS = (64, 32, 16)  # queries computed together, unless a number is asked for
 BUCKET = 4096  # pairs that take about as long as the calls for one more bucket
 KEY = 4  # pairs that take about as long as fetching a key and its value
+FETCHED = 6144  # keys fetched at a time, about; with their values 3 MB at a width of 64
 
 
 class Bucket(NamedTuple):
     """Blocks with about as many keys each."""
 
-    queries: Tensor  # (S, T), place in H·N; the last may repeat
-    keys: Tensor  # (S, U), place in H·M
+    queries: Tensor  # (S, T), index in H·N; the last may repeat
+    keys: Tensor  # (S, U), index in H·M
     bias: Tensor  # (S, T, U), 0 where kept, -inf elsewhere
 
 
@@ -47,8 +47,8 @@ class SparseSoftmax(Kernel):
     default the one of 16, 32 and 64 that computes least.
     """
 
-    shows = "the softmax of the pairs that are kept; removed ones are 0"
-    hides = True
+    map_text = "the softmax of the pairs that are kept; removed ones are 0"
+    discards = frozenset({"choice of keys"})
     keep: Tensor
     wide: Tensor
     inverse: Tensor
@@ -75,16 +75,13 @@ class SparseSoftmax(Kernel):
         self._require_size(heads)
         if self.num_lists and heads.bias is None and wanted(heads, part="sparse_softmax"):
             return attend_kept(heads, [self.get_buffer(f"list_{i}") for i in range(self.num_lists)])
-        if not fits(heads):
+        if not is_plain_inference(heads):
             return self._put_back(self._attend_all(heads))
         done = [self._put_back(self._attend_group(group)) for group in self.rows.groups(heads)]
         return done[0] if len(done) == 1 else torch.cat(done)
 
     def last_softmax(self, heads: Heads) -> Heads:
-        """The same with everything that the pattern removes hidden by the bias.
-
-        `heads` are those that enter the kernel.
-        """
+        """The same with everything that the pattern removes hidden by the bias."""
         self._require_size(heads)
         hidden = heads.q.new_zeros(self.keep.shape).masked_fill(~self.keep, -torch.inf)  # (H, N, M)
         return heads._replace(bias=hidden if heads.bias is None else heads.bias + hidden)
@@ -128,7 +125,7 @@ class SparseSoftmax(Kernel):
             pairs = bucket.queries[:, :, None] * M + bucket.keys[:, None, :] % M  # (S, T, U)
             bias = bias + given.flatten(-3).index_select(-1, pairs.flatten()).unflatten(-1, (S, T, U))
         rows, columns = bucket.queries.flatten(), bucket.keys.flatten()
-        few = Heads(
+        block_heads = Heads(
             q.index_select(1, rows).unflatten(1, (S, T)),
             k.index_select(1, columns).unflatten(1, (S, U)),
             v.index_select(1, columns).unflatten(1, (S, U)),
@@ -136,9 +133,7 @@ class SparseSoftmax(Kernel):
             heads.scale,
             heads.dropout,
         )
-        if given is None:
-            return attend_few(few).flatten(1, 2)
-        return attend(few).flatten(1, 2)
+        return (attend_blocks(block_heads) if given is None else attend(block_heads)).flatten(1, 2)
 
     def _attend_densely(self, heads: Heads, given: Tensor | None) -> Tensor:
         """The queries that keep most keys, (B, H·W, E)."""
@@ -149,10 +144,8 @@ class SparseSoftmax(Kernel):
         if given is not None:
             shown = given[..., self.wide, :]
             bias = shown if bias is None else bias + shown
-        if self.num_wide_first:
-            asking = heads.q[:, :, : self.num_wide_first]
-        else:
-            asking = heads.q.index_select(2, self.wide)
+        first = self.num_wide_first
+        asking = heads.q[:, :, :first] if first else heads.q.index_select(2, self.wide)
         return attend(heads._replace(q=asking, bias=bias)).flatten(1, 2)
 
     def _buckets(self) -> Iterator[Bucket]:
@@ -205,7 +198,98 @@ class SparseSoftmax(Kernel):
         return f"{tuple(self.keep.shape)}, computes {pairs / self.keep.numel():.1%} of the pairs"
 
 
-def attend_few(heads: Heads) -> Tensor:
+def is_plain_inference(heads: Heads) -> bool:
+    """Whether nothing but the result is wanted, on a CPU, by code that runs as it is written."""
+    q, k, v, bias, _, dropout = heads
+    if q.device.type != "cpu" or bias is not None or dropout:
+        return False
+    if torch.compiler.is_compiling():  # groups of images would be fixed in what is exported
+        return False
+    return not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad)
+
+
+class SparseRows(nn.Module):
+    """The buckets for inference on a CPU: six calls of PyTorch a bucket, and few copies.
+
+    At 197 tokens dense attention takes a third of a millisecond, as long as fifty small calls, so calls are saved: rows
+    are read from where one projection left q, k and v of a token side by side, and indices are worked out before.
+    Images go through in groups of G, so that what is fetched stays in the processor's cache. `shape` is H, N, M.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        H, N, M = shape
+        self.num_buckets = len(buckets)
+        self.num_together = max(1, FETCHED // max((keys.numel() for _, keys, _ in buckets), default=FETCHED))
+        self.shapes = [tuple(bias.shape) for _, _, bias in buckets]  # S, T, U
+        self.whole = [not bias.any() for _, _, bias in buckets]  # every pair is kept, as in tiles: no bias is read
+        for i, (queries, keys, bias) in enumerate(buckets):
+            self.register_buffer(f"bias_{i}", bias[:1, :1, :1] if self.whole[i] else bias, persistent=False)
+            for name, indices, size in (("queries", queries.flatten(), N), ("keys", keys.flatten(), M)):
+                self.register_buffer(f"{name}_by_head_{i}", indices, persistent=False)
+                side_by_side = indices % size * 3 * H + indices // size
+                self.register_buffer(f"{name}_by_token_{i}", side_by_side, persistent=False)
+
+    def groups(self, heads: Heads) -> list[Heads]:
+        """The whole batch, as many images together as fetch what the cache takes."""
+        if len(heads.q) <= self.num_together:
+            return [heads]
+        parts = zip(*(x.split(self.num_together) for x in heads[:3]), strict=True)
+        return [heads._replace(q=q, k=k, v=v) for q, k, v in parts]
+
+    def forward(self, heads: Heads) -> list[Tensor]:
+        """The outputs (G, S·T, E) of the buckets for one group."""
+        (G, H, N, _), M = heads.q.shape, heads.k.shape[2]
+        if _lie_side_by_side(heads):
+            layout, steps = "by_token", (3 * H * N, 3 * H * M)
+            rows = [_side_by_side(x) for x in heads[:3]]
+        else:
+            layout, steps = "by_head", (H * N, H * M)
+            rows = [x.flatten(0, 2) for x in heads[:3]]
+        return [self._attend(rows, i, layout, steps, heads.scale, G) for i in range(self.num_buckets)]
+
+    def _attend(
+        self, rows: list[Tensor], bucket: int, layout: str, steps: tuple[int, int], scale: float, G: int
+    ) -> Tensor:
+        """One bucket, (G, S·T, E)."""
+        q, k, v = rows
+        bias = self._get(f"bias_{bucket}").to(q.dtype)
+        queries = _in_each_image(self._get(f"queries_{layout}_{bucket}"), G, steps[0])
+        keys = _in_each_image(self._get(f"keys_{layout}_{bucket}"), G, steps[1])
+        (S, T, U), D = self.shapes[bucket], q.shape[1]
+        asking, asked = q.index_select(0, queries).view(G * S, T, D), k.index_select(0, keys).view(G * S, U, D)
+        if self.whole[bucket]:
+            scores = torch.baddbmm(bias, asking, asked.mT, alpha=scale, beta=0)  # (G·S, T, U)
+        else:
+            scores = torch.baddbmm(bias.repeat(G, 1, 1) if G > 1 else bias, asking, asked.mT, alpha=scale)
+        return torch.bmm(scores.softmax(-1), v.index_select(0, keys).view(G * S, U, -1)).view(G, S * T, -1)
+
+    def _get(self, name: str) -> Tensor:
+        """A buffer; a module's `__getattr__` takes as long as a small operation."""
+        return cast(Tensor, self._buffers[name])
+
+
+def _lie_side_by_side(heads: Heads) -> bool:
+    """Whether one projection made q, k and v of every token, head by head, and nothing moved them since."""
+    _, H, N, D = heads.q.shape
+    strides = (N * 3 * H * D, D, 3 * H * D, 1)
+    return all(x.stride() == strides and x.shape == heads.q.shape for x in heads[:3])
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """Rows of what that projection made, from the first of this tensor (G, H, N, D) to its last; no copy."""
+    G, H, N, D = x.shape
+    return x.as_strided(((G * N - 1) * 3 * H + H, D), (D, 1), x.storage_offset())
+
+
+def _in_each_image(indices: Tensor, G: int, step: int) -> Tensor:
+    """(G·P) of indices (P) in an image, where those of the next image lie `step` rows further on."""
+    if G == 1:
+        return indices
+    return (torch.arange(0, G * step, step, device=indices.device)[:, None] + indices).view(-1)
+
+
+def attend_blocks(heads: Heads) -> Tensor:
     """Softmax attention of blocks (B, S, T, D) with a few keys (B, S, U, D) each, (B, S, T, E).
 
     `heads` have a bias (S, T, U) that leaves every query a key. On a CPU it is written out: PyTorch's attention with a
@@ -256,18 +340,12 @@ Block = tuple[Tensor, Tensor, Tensor]  # queries (T), keys (U), kept (T, U)
 
 
 def _bucket(members: list[Block]) -> Bucket:
-    """Blocks with as many keys as the widest of them."""
-    most = max(len(keys) for _, keys, _ in members)
-    filled = [_padded(block, most) for block in members]
-    queries, keys, kept = (torch.stack(column) for column in zip(*filled, strict=True))
+    """Blocks with as many keys as the widest of them: the last key of the others is repeated, and removed."""
+    widest = max(len(keys) for _, keys, _ in members)
+    queries = torch.stack([block_queries for block_queries, _, _ in members])
+    keys = torch.stack([torch.cat([keys, keys[-1:].expand(widest - len(keys))]) for _, keys, _ in members])
+    kept = torch.stack([F.pad(kept, (0, widest - kept.shape[1])) for _, _, kept in members])
     return Bucket(queries, keys, torch.zeros(kept.shape).masked_fill(~kept, -torch.inf))
-
-
-def _padded(block: Block, size: int) -> Block:
-    """A block with its last key repeated, and removed."""
-    queries, keys, kept = block
-    missing = size - len(keys)
-    return queries, torch.cat([keys, keys[-1:].expand(missing)]), F.pad(kept, (0, missing))
 
 
 def _gathered(blocks: list[Block]) -> list[list[Block]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
-from vitruvius.attention._core import Stage, attentions
+from vitruvius.attention.base import Stage, at_least_float32, attentions
 from vitruvius.attention.symmetric import QUERY_CARRIES
 from vitruvius.heads import Heads, Site
 
@@ -18,7 +18,7 @@ from vitruvius.heads import Heads, Site
 class Standardised(Stage):
     """Z-scored q and k, so that q·q = D − 1 for every token (Teo & Nguyen 2024, arXiv:2406.13762)."""
 
-    shows = "the softmax of standardised q and k"
+    map_text = "the softmax of standardised q and k"
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Standardised(Stage):
 
 def standardise(x: Tensor) -> Tensor:
     """(x − mean) / unbiased standard deviation over the last axis of `x`; a constant row becomes zeros."""
-    wide = x.float() if x.dtype.itemsize < 4 else x
+    wide = at_least_float32(x)
     mean = wide.mean(-1, keepdim=True)
     variance = (wide - mean).square().sum(-1, keepdim=True) / (x.shape[-1] - 1)
     constant = variance <= (torch.finfo(wide.dtype).eps * mean).square()  # nothing but rounding varies

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import SurgeryError, UnsuitableSite
-from vitruvius.attention._core import Stage, attentions
+from vitruvius.attention.base import Stage, attentions
 from vitruvius.heads import Heads, HeadWeights, Site
 
 
@@ -17,7 +17,7 @@ from vitruvius.heads import Heads, HeadWeights, Site
 class Symmetric(Stage):
     """Keys take the place of the queries: symmetric before the softmax (Teo & Nguyen 2024, arXiv:2406.13762)."""
 
-    shows = "softmax(k kᵀ)"
+    map_text = "softmax(k kᵀ)"
     discards = frozenset({"q"})
 
     def __init__(self, site: Site) -> None:
@@ -38,11 +38,7 @@ QUERY_CARRIES = {
 
 
 def require_keys_can_ask(part: str, site: Site, remedy: str = "") -> None:
-    """Refuse sites where a key cannot stand in for a query.
-
-    `part` is the name of what asks, `site` the one it is for, `remedy` a sentence that says what else to do (default:
-    none).
-    """
+    """Refuse a `site` where a key cannot stand in for a query; `remedy` is a sentence that says what else to do."""
     site.require_self_attention(part)
     if site.family in QUERY_CARRIES:
         raise UnsuitableSite(

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import LEFT_OUT, Stage, attentions
+from vitruvius.attention.base import Stage, attentions
 from vitruvius.heads import Context, Heads, Site
 
 
@@ -26,10 +26,8 @@ class ToMe(Stage):
     the sizes of tokens out of attention. Prefix tokens (class, distillation, registers) are never merged.
     """
 
-    shows = "the softmax over the tokens that are left, sizes included"
-    needs = frozenset({"before"})
-    reduces = True
-    twins = LEFT_OUT  # which tokens are merged has no gradient
+    map_text = "the softmax over the tokens that are left, sizes included"
+    surrogate = ()  # which tokens are merged has no gradient
 
     def __init__(self, site: Site, *, r: int = 8, proportional: bool = True) -> None:
         super().__init__()
@@ -38,14 +36,14 @@ class ToMe(Stage):
         self.r, self.proportional, self.num_prefix_tokens = r, proportional, site.num_prefix_tokens
 
     def forward(self, heads: Heads, context: Context = Context()) -> Heads:  # noqa: B008
-        if context.before is None or not self.proportional:
+        if context.prev_state is None or not self.proportional:
             return heads
-        bias = context.before.log().to(heads.q.dtype)[:, None, None]  # (B, 1, 1, N)
+        bias = context.prev_state.log().to(heads.q.dtype)[:, None, None]  # (B, 1, 1, N)
         return heads._replace(bias=bias if heads.bias is None else heads.bias + bias)
 
     def reduce(self, tokens: Tensor, heads: Heads, context: Context) -> tuple[Tensor, Tensor]:
         """Merged tokens (B, N − r, C), and of how many each consists (B, N − r)."""
-        sizes = context.before
+        sizes = context.prev_state
         if sizes is None:
             sizes = torch.ones(tokens.shape[:2], dtype=torch.float32, device=tokens.device)
         return merge(tokens, sizes, heads.k.mean(1), self.r, self.num_prefix_tokens)
@@ -57,7 +55,7 @@ class ToMe(Stage):
 def merge(tokens: Tensor, sizes: Tensor, keys: Tensor, r: int, prefix: int) -> tuple[Tensor, Tensor]:
     """Tokens (B, N, C) and `sizes` (B, N) with `r` fewer, by the similarity of `keys` (B, N, D).
 
-    `tokens` come with their `prefix` tokens first, which are left alone.
+    The first `prefix` tokens are left alone.
     """
     r = min(r, (tokens.shape[1] - prefix) // 2)
     if r <= 0:
@@ -69,14 +67,13 @@ def merge(tokens: Tensor, sizes: Tensor, keys: Tensor, r: int, prefix: int) -> t
         order = best.argsort(-1, descending=True)
         gone, staying = order[:, :r], order[:, r:].sort(-1).values
         target = target.gather(-1, gone)  # (B, r), among the other set
-    weighed = torch.cat(
-        [tokens * sizes[..., None].to(tokens.dtype), sizes[..., None].to(tokens.dtype)], -1
-    )  # (B, N, C+1)
+    weights = sizes[..., None].to(tokens.dtype)
+    weighed = torch.cat([tokens * weights, weights], -1)  # (B, N, C + 1)
     first, second = weighed[:, prefix + 1 :: 2], weighed[:, prefix::2]
     second = second.scatter_add(1, _wide(target, second), first.gather(1, _wide(gone, first)))
-    kept = torch.cat([weighed[:, :prefix], first.gather(1, _wide(staying, first)), second], 1)
-    total = kept[..., -1:]
-    return kept[..., :-1] / total, total[..., 0].float()
+    merged = torch.cat([weighed[:, :prefix], first.gather(1, _wide(staying, first)), second], 1)
+    total = merged[..., -1:]
+    return merged[..., :-1] / total, total[..., 0].float()
 
 
 def _wide(index: Tensor, like: Tensor) -> Tensor:

@@ -11,8 +11,7 @@ import math
 import torch
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import LEFT_OUT, Stage, attentions
-from vitruvius.attention._dense import scores
+from vitruvius.attention.base import Stage, attentions, scores
 from vitruvius.heads import Heads, Site
 
 
@@ -24,9 +23,9 @@ class TopK(Stage):
     are kept is decided anew for every image; through what is hidden no gradient flows.
     """
 
-    shows = "the softmax of the largest scores; other keys are 0"
-    twins = LEFT_OUT  # through hidden keys no gradient flows
-    chooses = True
+    map_text = "the softmax of the largest scores; other keys are 0"
+    surrogate = ()  # through hidden keys no gradient flows
+    writes = frozenset({"choice of keys"})
 
     def __init__(self, site: Site, *, share: float = 0.5) -> None:
         super().__init__()

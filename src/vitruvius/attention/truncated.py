@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import LEFT_OUT, Stage, attentions
+from vitruvius.attention.base import Stage, at_least_float32, attentions
 from vitruvius.heads import Heads, Site
 
 
@@ -23,15 +23,11 @@ class Truncated(Stage):
     mode="single_head" truncates each head's (N, D) matrix, mode="mix_head" the (H, N·D) matrix of all heads; rank
     defaults to half of the full one, rounded up. gradient="projection" holds the principal directions fixed in the
     backward pass (always stable); "exact" differentiates them too. `probability`: in training, the share of samples
-    that are truncated; in evaluation all are.
-
-    `tensors` says which are truncated: "qk", "q" or "k".
-
-    `rank` is 1 to the full one: the head width or the number of keys if that is less, or the number of heads.
+    that are truncated; in evaluation all are. `tensors` says which are truncated: "qk", "q" or "k".
     """
 
-    shows = "the softmax of q and k of lower rank"
-    twins = LEFT_OUT  # through the principal directions no gradient flows
+    map_text = "the softmax of q and k of lower rank"
+    surrogate = ()  # through the principal directions no gradient flows
 
     def __init__(
         self,
@@ -72,10 +68,7 @@ class Truncated(Stage):
 
 
 def principal_directions(rows: Tensor, rank: int) -> Tensor:
-    """The `rank` right singular vectors of (…, n, m) with the largest singular values, (…, m, rank).
-
-    `rows` is that matrix.
-    """
+    """The `rank` right singular vectors of `rows` (…, n, m) with the largest singular values, (…, m, rank)."""
     with torch.autocast(rows.device.type, enabled=False):
-        wide = rows.float() if rows.dtype.itemsize < 4 else rows
+        wide = at_least_float32(rows)
         return torch.linalg.eigh(wide.mT @ wide).eigenvectors[..., -rank:].to(rows.dtype)

@@ -11,7 +11,7 @@ import math
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import PLAIN, Kernel, attention_map, attentions
+from vitruvius.attention.base import Kernel, attention_map, attentions
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
@@ -23,8 +23,8 @@ class Twicing(Kernel):
     `strength` multiplies the second pass: 1 is the paper's, 0 is softmax.
     """
 
-    shows = "2A − A²; weights may be negative"
-    twins = PLAIN  # one pass of attention
+    map_text = "2A − A²; weights may be negative"
+    surrogate = ("softmax",)  # one pass of attention
 
     def __init__(self, site: Site, *, strength: float = 1.0) -> None:
         super().__init__()

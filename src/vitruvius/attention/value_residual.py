@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
-from vitruvius.attention._core import Stage, attentions
+from vitruvius.attention.base import Stage, attentions
 from vitruvius.heads import Context, Heads, Site
 
 
@@ -22,9 +22,8 @@ class ValueResidual(Stage):
     each layer learns, beginning there.
     """
 
-    shows = "the softmax, over the mixed values"
-    needs = frozenset({"before"})
-    brings_values = True
+    map_text = "the softmax, over the mixed values"
+    adds_values = True
     share: Tensor  # (1)
 
     def __init__(self, site: Site, *, share: float = 0.5, learned: bool = False) -> None:
@@ -39,9 +38,9 @@ class ValueResidual(Stage):
             self.register_buffer("share", number, persistent=False)
 
     def forward(self, heads: Heads, context: Context = Context()) -> Heads:  # noqa: B008
-        if context.before is None:
+        if context.prev_state is None:
             return heads
-        return heads._replace(v=torch.lerp(heads.v, context.before, self.share.to(heads.v.dtype)))
+        return heads._replace(v=torch.lerp(heads.v, context.prev_state, self.share.to(heads.v.dtype)))
 
-    def hand_on(self, heads: Heads, context: Context) -> Tensor:
-        return heads.v if context.before is None else context.before
+    def next_state(self, heads: Heads, context: Context) -> Tensor:
+        return heads.v if context.prev_state is None else context.prev_state

@@ -14,7 +14,7 @@ from vitruvius.attention.softmax import Softmax
 from vitruvius.attention.sparse_softmax import SparseSoftmax
 from vitruvius.heads import Site
 from vitruvius.surgery import Socket, inner, survey
-from vitruvius.surgery.rewiring import Where, match
+from vitruvius.surgery.sites import Where, match
 
 
 def use_sparse(model: nn.Module, where: Where = "*", *, block: int | None = None) -> nn.Module:

@@ -2,7 +2,7 @@
 
 Each check compares accuracies that must be in order if gradients tell the truth. Attention may hide its gradient
 (thresholds, hidden keys, saturation), so the model is also attacked through surrogates: copies with the same weights in
-which each part is replaced as it declares itself (`Stage.twins`), and in float32 where the model computes in less.
+which each part is replaced as it declares itself (`Part.surrogate`), and in float32 where the model computes in less.
 Points found there are tried on the model itself, and its forward pass is attacked with their gradients. N images.
 """
 
@@ -43,7 +43,7 @@ from vitruvius.attacks.base import (
 )
 from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.square import Square
-from vitruvius.attention import Core, build_twin
+from vitruvius.attention.base import Core, build_surrogate
 from vitruvius.evaluation.base import Batch, numbered
 from vitruvius.evaluation.masking import DRAWS, IMAGES, RANDOMNESS, SLACK, Finding, look
 from vitruvius.evaluation.straight_through import (
@@ -101,9 +101,9 @@ def make_twins(model: nn.Module, input_size: tuple[int, ...] | None = None) -> d
 
     `input_size` is that of an image, (channels, rows, columns), for models that do not know it themselves.
     """
-    parts: list[Any] = [part for core in _cores(model).values() for part in core.parts.values()]
-    names = {name for part in parts for name in part.twins}
-    twins = {name: _twin(model, name, input_size) for name in sorted(names)}
+    twins: dict[str, nn.Module] = {}
+    if any(part.surrogate is not None for core in _cores(model).values() for part in core.parts.values()):
+        twins["plain"] = _twin(model, input_size)
     if any(p.is_floating_point() and p.dtype.itemsize < torch.float32.itemsize for p in model.parameters()):
         twins["float32"] = InFloat32(copy.deepcopy(model).float())
     return twins
@@ -114,12 +114,12 @@ def _cores(model: nn.Module) -> dict[str, Core]:
     return {name: socket.core for name, socket in sockets.items() if isinstance(socket.core, Core)}
 
 
-def _twin(model: nn.Module, name: str, input_size: Any) -> nn.Module:
-    """A copy in which every part that declares this twin is replaced by it."""
+def _twin(model: nn.Module, input_size: Any) -> nn.Module:
+    """A copy in which every part that has a surrogate is replaced by it."""
     twin = copy.deepcopy(model)
     sites = survey(twin, input_size=input_size)
     for place, core in _cores(twin).items():
-        replaced = build_twin(core, name, sites[place])
+        replaced = build_surrogate(core, sites[place])
         if replaced is None:
             continue
         socket: Any = inner(twin).get_submodule(place)

@@ -1,6 +1,6 @@
 """Impulse by a closed form: each head begins by attending to one neighbour, found by ridge regression of rank D.
 
-The target map T of a head (Zheng et al. 2024, arXiv:2404.01139, `_offsets.impulse_map`), made a little wider, is
+The target map T of a head (Zheng et al. 2024, arXiv:2404.01139, `impulses.impulse_map`), made a little wider, is
 the map of logits we want. With X the normalised positions and σ the size of the content that the network will
 add to them, the projections M = qᵀk that are best on average over that content minimise
 
@@ -25,9 +25,20 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, UnsuitableSite
-from vitruvius.init._base import Layer, inits
-from vitruvius.init._impulses import Plan, Pseudo, Solution, Task, write_impulses
-from vitruvius.init._offsets import Grid, Offset, Order, impulse_map, partners, quality
+from vitruvius.init.base import Layer, inits
+from vitruvius.init.impulses import (
+    Grid,
+    Offset,
+    Order,
+    Plan,
+    Pseudo,
+    Solution,
+    Task,
+    impulse_map,
+    partners,
+    quality,
+    write_impulses,
+)
 
 ENOUGH = 0.5  # share of patches that must attend most to their target
 
@@ -55,8 +66,6 @@ def impulse(
     `norm` is ‖q‖·‖k‖ of a head, by default √(D C)/3, where the released optimisation keeps it.
     `first`, `rest`: pseudo-inputs of the first and of the other layers. Sets q and k and zeroes their
     biases; values, projections and all else stay as they are.
-
-    `layers` come in the model's order; `generator` draws offsets and pseudo-inputs.
     """
     if content < 0 or width < 0 or (norm is not None and norm <= 0):
         raise ConfigError(f"content={content}, width={width}, norm={norm}: expected content, width ≥ 0 and norm > 0.")
@@ -76,10 +85,7 @@ def impulse(
 
 
 class Ridge:
-    """The regression of one pseudo-input; what it finds for an offset is remembered.
-
-    `task` gives the pseudo-input and the grid; `content`, `width` and `norm` are those of `impulse`.
-    """
+    """The regression of one pseudo-input; what it finds for an offset is remembered."""
 
     def __init__(self, task: Task, *, content: float, width: float, norm: float | None) -> None:
         self.inputs, self.grid = task.inputs, task.grid
@@ -87,34 +93,25 @@ class Ridge:
         self.x = task.inputs.cpu().double()  # (N, C)
         self.queries = Basis(self.x, content)
         self.keys = Basis(self.x - self.x.mean(0), content)
-        self.found: dict[tuple[Offset, int], Solution] = {}
+        self.solutions: dict[tuple[Offset, int], Solution] = {}
 
     def solve(self, task: Task) -> Solution:
-        """q and k of all heads, each (H, D, C).
-
-        `task` gives each head's offset and width.
-        """
+        """q and k of all heads, each (H, D, C)."""
         q, k = zip(*(self.head(offset, task) for offset in task.offsets), strict=True)
         return torch.stack(q), torch.stack(k)
 
     def head(self, offset: Offset, task: Task) -> Solution:
-        """q and k of one head, each (D, C), of equal norms.
-
-        `offset` is (rows, columns) to the neighbour; `task` gives the width of a head and the name of the site.
-        """
-        if (offset, task.head_dim) not in self.found:
+        """q and k of one head, each (D, C), of equal norms."""
+        if (offset, task.head_dim) not in self.solutions:
             q, k = self.factors(offset, task.head_dim)
             norm = self.norm if self.norm is not None else math.sqrt(task.head_dim * q.shape[1]) / 3
             q, k = math.sqrt(norm) * q, math.sqrt(norm) * k
             self.check(q, k, offset, task)
-            self.found[offset, task.head_dim] = q, k
-        return self.found[offset, task.head_dim]
+            self.solutions[offset, task.head_dim] = q, k
+        return self.solutions[offset, task.head_dim]
 
     def factors(self, offset: Offset, rank: int) -> Solution:
-        """The regression itself: q and k of norm 1.
-
-        `offset` is (rows, columns) to the neighbour; `rank` is the head width D.
-        """
+        """The regression itself: q and k of norm 1."""
         wanted = bump(self.grid, offset, self.width)
         wanted = wanted - wanted.mean(-1, keepdim=True)  # softmax ignores what is constant along a row
         whitened = self.queries.whiten(self.keys.whiten(wanted).mT).mT  # (R, R)
@@ -126,10 +123,7 @@ class Ridge:
         return balanced(*product, rank)
 
     def check(self, q: Tensor, k: Tensor, offset: Offset, task: Task) -> None:
-        """Refuse a head that, in single precision, cannot find its neighbour among bare positions.
-
-        `q` and `k` (D, C) are what was found for `offset`; `task` names the site in the error.
-        """
+        """Refuse a head that, in single precision, cannot find its neighbour among bare positions."""
         queries, keys = self.x.float() @ q.float().mT, self.x.float() @ k.float().mT
         hits = quality((queries @ keys.mT / math.sqrt(task.head_dim)).softmax(-1), self.grid, offset).hits
         if hits < ENOUGH:
@@ -142,27 +136,21 @@ class Ridge:
 
 
 class Basis:
-    """Singular directions of one side of the regression, and how far content lets us trust each.
-
-    `x` (N, C) are the positions as the layer sees them; `content` is σ, how large everything else is beside them.
-    """
+    """Singular directions of one side of the regression, and how far content lets us trust each."""
 
     def __init__(self, x: Tensor, content: float) -> None:
         u, s, axes = torch.linalg.svd(x, full_matrices=False)
-        kept = s > 1e-6 * s[0]
-        self.u, self.s, self.axes = u[:, kept], s[kept], axes[kept]  # (N, R), (R,), (R, C)
+        large = s > 1e-6 * s[0]
+        self.u, self.s, self.axes = u[:, large], s[large], axes[large]  # (N, R), (R,), (R, C)
         self.weight = (self.s.square() + len(x) * content**2).rsqrt()  # (R,)
 
     def whiten(self, target: Tensor) -> Tensor:
-        """Columns of (…, N) become (…, R). `target` is what is regressed."""
+        """Columns of (…, N) become (…, R)."""
         return target @ self.u * (self.s * self.weight)
 
 
 def bump(grid: Grid, offset: Offset, width: float) -> Tensor:
-    """The impulse, seen through a Gaussian of this `width` in patches: (N, N); rows without a partner stay zero.
-
-    `grid` is (rows, columns) of patches, `offset` (rows, columns) from a patch to its partner.
-    """
+    """The impulse, seen through a Gaussian of this `width` in patches: (N, N); rows without a partner stay zero."""
     if width == 0:
         return impulse_map(grid, offset)
     rows, columns = grid
@@ -172,10 +160,7 @@ def bump(grid: Grid, offset: Offset, width: float) -> Tensor:
 
 
 def balanced(left: Tensor, right: Tensor, rank: int) -> Solution:
-    """q and k, (rank, C) each and of norm 1, with qᵀ k ∝ left rightᵀ; rows to spare are zero.
-
-    `left` and `right` are (C, R); `rank` is the head width D.
-    """
+    """q and k, (rank, C) each and of norm 1, with qᵀ k ∝ left rightᵀ; rows to spare are zero."""
     left_axes, left_part = torch.linalg.qr(left)
     right_axes, right_part = torch.linalg.qr(right)
     u, size, v = torch.linalg.svd(left_part @ right_part.mT)

@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.init._base import Layer, inits
-from vitruvius.init._impulses import Plan, Pseudo, Solution, Task, write_impulses
-from vitruvius.init._modules import uniform
-from vitruvius.init._offsets import Order, impulse_map
+from vitruvius.init.base import Layer, inits, uniform
+from vitruvius.init.impulses import Order, Plan, Pseudo, Solution, Task, impulse_map, write_impulses
 
 RENEW = 100  # steps between two renormalisations
 WINDOW = 10  # renormalisations without progress that count as converged
@@ -51,8 +49,7 @@ def impulse_optimised(
     loss has not fallen by the share `tolerance` within a thousand steps; 0 takes all `steps`. Runs where
     the weights are. Sets q and k alone: biases, values, projections and all else stay as they are.
 
-    `layers` come in the model's order. `variant`: "released" brings K's columns back to one norm as the published code
-    does, "symmetric" its rows. `learning_rate` is Adam's. `generator` draws offsets, pseudo-inputs and the start.
+    `variant`: "released" brings K's columns back to one norm as the published code does, "symmetric" its rows.
     """
     if variant not in ("released", "symmetric"):
         raise ConfigError(f"variant={variant!r}, expected 'released' or 'symmetric'.")
@@ -75,7 +72,7 @@ def impulse_optimised(
 
 
 def start(task: Task, generator: torch.Generator) -> Solution:
-    """Q (H, C, D) and K (H, D, C), uniform within ±1/√(D H). `task` gives H, D and C; `generator` draws."""
+    """Q (H, C, D) and K (H, D, C), uniform within ±1/√(D H)."""
     num_heads, dim = len(task.offsets), task.inputs.shape[1]
     bound = (task.head_dim * num_heads) ** -0.5
     q = uniform(task.inputs.new_empty(num_heads, dim, task.head_dim), bound, generator)
@@ -96,17 +93,7 @@ def optimise(
     variant: Variant = "released",
     watch: Callable[[int, Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor, float]:
-    """Q, K and the last loss; `watch` is told every loss before its step is taken.
-
-    x: (N, C), what the layer sees.
-    targets: (H, N, N), the maps wanted.
-    q: (H, C, D), where it begins.
-    k: (H, D, C), where it begins.
-    steps: of Adam, at most.
-    learning_rate: of Adam.
-    tolerance: share by which the loss must fall in a thousand steps to go on; 0 takes all steps.
-    variant: which norms of K are kept, as for `impulse_optimised`.
-    """
+    """Q, K and the last loss, from the ones given; `watch` is told every loss before its step is taken."""
     q, k = q.clone().requires_grad_(), k.clone().requires_grad_()
     size = q.detach().norm(dim=1).mean()
     adam = torch.optim.Adam([q, k], lr=learning_rate)
@@ -126,16 +113,13 @@ def optimise(
 
 
 def attention(x: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """softmax(X Q K Xᵀ / √D): (H, N, N). `x` is (N, C), `q` (H, C, D), `k` (H, D, C)."""
+    """softmax(X Q K Xᵀ / √D): (H, N, N)."""
     return (q.shape[-1] ** -0.5 * (x @ q) @ (k @ x.mT)).softmax(-1)
 
 
 @torch.no_grad()
 def renew(q: Tensor, k: Tensor, size: Tensor, variant: Variant) -> None:
-    """Bring columns back to one norm, in place.
-
-    `q` (H, C, D) and `k` (H, D, C) are written to; `size` () is that norm; `variant` says whether K's columns or rows.
-    """
+    """Bring the columns of Q (H, C, D), and the columns or rows of K (H, D, C), back to one norm, in place."""
     q.mul_(size / q.norm(dim=1, keepdim=True))
     k.mul_(size / k.norm(dim=1 if variant == "released" else 2, keepdim=True))
 

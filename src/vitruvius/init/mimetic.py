@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, UnsuitableSite
-from vitruvius.init._base import Layer, inits
-from vitruvius.init._modules import uniform
+from vitruvius.init.base import Layer, inits, uniform
 
 Noise = Callable[[int], Tensor]  # width → Z (C, C), uniform of variance 1/C
 Variant = Literal["paper", "released"]
@@ -42,10 +41,8 @@ def mimetic(
     """Query times key begins as a noisy identity, value times projection as a noisy negative one.
 
     `alpha` weighs the noise and `beta` the identity of query times key; `value_alpha`, `value_beta` those of
-    value times projection. Biases and all else stay as they are.
-
-    `layers` come in the model's order. `variant`: "paper", or "released", which differ in the order of the factors of
-    values and projection. `generator` draws the noise Z.
+    value times projection. `variant`: "paper", or "released", which differ in the order of the factors of values and
+    projection. Biases and all else stay as they are.
     """
     if variant not in ("paper", "released"):
         raise ConfigError(f"variant={variant!r}, expected 'paper' or 'released'.")
@@ -64,10 +61,7 @@ def mimetic(
 
 
 def check_layer(layer: Layer) -> None:
-    """Refuse attention for which query times key is not a map between tokens, or whose heads are too wide.
-
-    `layer` is looked at, not changed.
-    """
+    """Refuse attention for which query times key is not a map between tokens, or whose heads are too wide."""
     site = layer.site
     site.require("mimetic", "tokens", "windows")
     if site.key_dim > site.dim or site.num_heads * site.value_dim != site.dim:
@@ -78,10 +72,7 @@ def check_layer(layer: Layer) -> None:
 
 
 def write_queries_and_keys(layers: Sequence[Layer], alpha: float, beta: float, noise: Noise) -> None:
-    """For each layer and head the best approximation of rank D to α Z + β I.
-
-    `layers` are written to; `alpha` and `beta` are α and β; `noise` makes a Z of the size asked for.
-    """
+    """For each layer and head the best approximation of rank D to α Z + β I."""
     for layer in layers:
         for q, k in zip(layer.weights.q, layer.weights.k, strict=True):  # each (D, C), a view
             left, right = even_factors(near_identity(noise(layer.site.dim), alpha, beta))
@@ -90,11 +81,7 @@ def write_queries_and_keys(layers: Sequence[Layer], alpha: float, beta: float, n
 
 
 def write_values(layers: Sequence[Layer], alpha: float, beta: float, noise: Noise, *, transpose: bool) -> None:
-    """For each layer α′ Z − β′ I, over all heads.
-
-    `layers` are written to; `alpha` and `beta` are α′ and β′; `noise` makes a Z of the size asked for; `transpose` puts
-    the transposed factors in place.
-    """
+    """For each layer α′ Z − β′ I, over all heads; `transpose` puts the transposed factors in place."""
     for layer in layers:
         left, right = even_factors(near_identity(noise(layer.site.dim), alpha, -beta))
         if transpose:
@@ -104,11 +91,11 @@ def write_values(layers: Sequence[Layer], alpha: float, beta: float, noise: Nois
 
 
 def near_identity(noise: Tensor, alpha: float, beta: float) -> Tensor:
-    """α Z + β I. `noise` is Z (C, C), `alpha` α and `beta` β."""
+    """α Z + β I."""
     return alpha * noise + beta * torch.eye(len(noise), dtype=noise.dtype, device=noise.device)
 
 
 def even_factors(a: Tensor) -> tuple[Tensor, Tensor]:
-    """L = U √S and R = √S Vᵀ, so that L R is the matrix itself. `a` is that matrix (C, C)."""
+    """L = U √S and R = √S Vᵀ, so that L R is the matrix itself."""
     u, s, v = torch.linalg.svd(a)
     return u * s.sqrt(), s.sqrt()[:, None] * v

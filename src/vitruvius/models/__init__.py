@@ -1,26 +1,37 @@
 """Models: timm's, and small ones of our own, that take pixels in [0, 1]."""
 
-from vitruvius.models._adapting import restride
-from vitruvius.models._create import create_from_config, create_model, load_model
-from vitruvius.models._freezing import freeze
-from vitruvius.models._pixel import PixelModel
-from vitruvius.models._registry import models
-from vitruvius.models._weights import check_fit, load_weights
-from vitruvius.models._wiring import Parts, wire
-from vitruvius.models.config import AttentionRule, ModelConfig
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AttentionRule",
-    "ModelConfig",
-    "Parts",
-    "PixelModel",
-    "check_fit",
-    "create_from_config",
-    "create_model",
-    "freeze",
-    "load_model",
-    "load_weights",
-    "models",
-    "restride",
-    "wire",
-]
+from vitruvius._lazy import exports
+
+if TYPE_CHECKING:
+    from vitruvius.models.base import PixelModel as PixelModel
+    from vitruvius.models.base import models as models
+    from vitruvius.models.base import restride as restride
+    from vitruvius.models.config import AttentionRule as AttentionRule
+    from vitruvius.models.config import ModelConfig as ModelConfig
+    from vitruvius.models.create import create_from_config as create_from_config
+    from vitruvius.models.create import create_model as create_model
+    from vitruvius.models.create import load_model as load_model
+    from vitruvius.models.freezing import freeze as freeze
+    from vitruvius.models.weights import check_fit as check_fit
+    from vitruvius.models.weights import load_weights as load_weights
+    from vitruvius.models.wiring import wire as wire
+else:
+    __getattr__, __dir__, __all__ = exports(
+        __name__,
+        {
+            "AttentionRule": "config",
+            "ModelConfig": "config",
+            "PixelModel": "base",
+            "check_fit": "weights",
+            "create_from_config": "create",
+            "create_model": "create",
+            "freeze": "freezing",
+            "load_model": "create",
+            "load_weights": "weights",
+            "models": "base",
+            "restride": "base",
+            "wire": "wiring",
+        },
+    )

@@ -12,8 +12,7 @@ import torch
 from timm.models.convmixer import ConvMixer
 from torch import nn
 
-from vitruvius.models._registry import models
-from vitruvius.models.small import configured
+from vitruvius.models.base import configured, models
 from vitruvius.surgery.convmixer import use_filters
 
 

@@ -17,9 +17,9 @@ from timm.models.metaformer import MetaFormer
 from timm.models.resnet import Bottleneck, ResNet
 from torch import nn
 
-from vitruvius.models._registry import models
+from vitruvius.models.base import configured, models
 from vitruvius.models.resnet_gelu_adv import resnet50_gelu_adv
-from vitruvius.models.small import LARGE_XCIT, MEDIUM_XCIT, configured
+from vitruvius.models.small import LARGE_XCIT, MEDIUM_XCIT
 
 Make = Callable[..., nn.Module]
 PHOTOGRAPH = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import timm
-from timm.layers import to_2tuple
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.xcit import Xcit
 from torch import nn
 
-from vitruvius.models._adapting import restride
-from vitruvius.models._registry import models
+from vitruvius.models.base import configured, models, restride
 
 
 def _vit(size: int, patch: int, **defaults: Any) -> Any:
@@ -34,33 +32,6 @@ def _xcit(patch: int, name: str = "", sizes: dict[str, Any] | None = None) -> An
         return configured(model, size, kwargs.get("in_chans", 3), "patch_embed.proj.0.0", "head")
 
     return make
-
-
-def configured(
-    model: Any, size: int | tuple[int, int], channels: int, first: str, last: str, **settings: Any
-) -> nn.Module:
-    """Give a model the preprocessing that timm's resolver reads.
-
-    `model` is any timm model; `size` of its images in pixels, one side or (rows, columns); `channels` of them; `first`
-    and `last` the names of the first convolution and of the classifier; `settings` whatever else timm's config holds.
-    """
-    height, width = to_2tuple(size)
-    model.pretrained_cfg = {
-        "input_size": (channels, height, width),
-        "interpolation": "bicubic",
-        "crop_pct": 1.0,
-        "mean": (0.5,) * channels,
-        "std": (0.5,) * channels,
-        "num_classes": model.num_classes,
-        "first_conv": first,
-        "classifier": last,
-        **settings,
-    }
-    embed = getattr(model, "patch_embed", None)
-    if embed is not None:
-        rows, columns = to_2tuple(embed.patch_size)
-        embed.img_size, embed.num_patches = (height, width), (height // rows) * (width // columns)
-    return model
 
 
 POOLED = {"class_token": False, "global_pool": "avg"}

@@ -12,7 +12,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from vitruvius.models._registry import models
+from vitruvius.models.base import models
 
 
 class KeysAndValues(nn.Linear):

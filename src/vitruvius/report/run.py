@@ -149,7 +149,7 @@ def shift_names(runs: Sequence[Run]) -> list[str]:
 def explain_maps(runs: Sequence[Run]) -> str:
     """A sentence for a page that shows maps: what the map of each part is; softmax's says itself."""
     names = dict.fromkeys(name for run in runs for name in run.parts)
-    told = [f"of {name} {shows}" for name in names if (shows := getattr(attentions[name], "shows", ""))]
+    told = [f"of {name} {text}" for name in names if (text := getattr(attentions[name], "map_text", ""))]
     return f"Maps are the weights that the model really gives to its values: {'; '.join(told)}." if told else ""
 
 

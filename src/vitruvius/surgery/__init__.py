@@ -1,35 +1,46 @@
 """Surgery: finds, replaces and records the attention inside timm's models."""
 
-from vitruvius._registry import load_package
-from vitruvius.surgery._sites import Where, abridge, select
-from vitruvius.surgery._socket import (
-    Socket,
-    fused_head_weights,
-    inner,
-    merge_heads,
-    separate_head_weights,
-    sockets,
-    split_heads,
-)
-from vitruvius.surgery.recording import record
-from vitruvius.surgery.rewiring import head_weights, restore, rewire, survey
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Socket",
-    "Where",
-    "abridge",
-    "fused_head_weights",
-    "head_weights",
-    "inner",
-    "merge_heads",
-    "record",
-    "restore",
-    "rewire",
-    "select",
-    "separate_head_weights",
-    "sockets",
-    "split_heads",
-    "survey",
-]
+from vitruvius._lazy import exports
+from vitruvius._registry import load_package
+
+if TYPE_CHECKING:
+    from vitruvius.surgery.base import Socket as Socket
+    from vitruvius.surgery.base import inner as inner
+    from vitruvius.surgery.base import sockets as sockets
+    from vitruvius.surgery.folding import fold as fold
+    from vitruvius.surgery.initialising import initialise as initialise
+    from vitruvius.surgery.positions import use_sincos_positions as use_sincos_positions
+    from vitruvius.surgery.recording import record as record
+    from vitruvius.surgery.rewiring import head_weights as head_weights
+    from vitruvius.surgery.rewiring import restore as restore
+    from vitruvius.surgery.rewiring import rewire as rewire
+    from vitruvius.surgery.sites import Where as Where
+    from vitruvius.surgery.sites import abridge as abridge
+    from vitruvius.surgery.sites import match as match
+    from vitruvius.surgery.sites import select as select
+    from vitruvius.surgery.sites import survey as survey
+else:
+    __getattr__, __dir__, __all__ = exports(
+        __name__,
+        {
+            "fold": "folding",
+            "head_weights": "rewiring",
+            "initialise": "initialising",
+            "record": "recording",
+            "restore": "rewiring",
+            "rewire": "rewiring",
+            "survey": "sites",
+            "use_sincos_positions": "positions",
+            "Socket": "base",  # until its users import it from there
+            "inner": "base",  # until its users import it from there
+            "sockets": "base",  # until its users import it from there
+            "Where": "sites",  # until its users import it from there
+            "abridge": "sites",  # until its users import it from there
+            "match": "sites",  # until its users import it from there
+            "select": "sites",  # until its users import it from there
+        },
+    )
 
 load_package(__name__, __path__)

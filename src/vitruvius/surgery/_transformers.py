@@ -15,7 +15,7 @@ from transformers.models.vit.modeling_vit import ViTAttention
 
 from vitruvius._errors import UnsuitableSite
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, merge_heads, separate_head_weights
+from vitruvius.surgery.base import Socket, merge_heads, separate_head_weights
 
 
 class _Projected:

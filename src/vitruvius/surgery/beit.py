@@ -12,7 +12,7 @@ from timm.models.beit import Attention
 from torch import Tensor
 
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, merge_heads, split_heads
+from vitruvius.surgery.base import Socket, merge_heads, split_heads
 from vitruvius.surgery.eva import keyless_bias_head_weights, keyless_bias_qkv
 
 
@@ -36,7 +36,5 @@ class BeitSocket(Socket, Attention):
     def _bias(self, shared: Tensor | None) -> Tensor | None:
         if self.relative_position_bias_table is None:
             return shared
-        own: Tensor = self._get_rel_pos_bias()  # (1, H, N, N)
-        if shared is not None:
-            own = own + shared
-        return own
+        bias: Tensor = self._get_rel_pos_bias()  # (1, H, N, N)
+        return bias if shared is None else bias + shared

@@ -1,4 +1,4 @@
-"""Blocks whose layers talk: timm's ViT block, subclassed so that it hands on and may reduce tokens before its MLP.
+"""Blocks that pass states on: timm's ViT block, subclassed so that its core may also reduce tokens before the MLP.
 
 Only blocks with a core that needs it are swapped, and a run of them passes a Stream from one to the next; the last one
 gives plain tokens. B batch, N tokens, C model width.
@@ -14,15 +14,15 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from vitruvius._errors import SurgeryError
-from vitruvius.attention import Core
-from vitruvius.surgery._socket import Socket, socket_of
+from vitruvius.attention.base import Core
+from vitruvius.surgery.base import Socket, socket_of
 
 
 class Stream(NamedTuple):
-    """What goes from one block to the next; who takes it for tokens, as timm's `forward_intermediates`, is told."""
+    """What goes from one block to the next; code that takes it for tokens, as `forward_intermediates`, is refused."""
 
     tokens: Tensor  # (B, N, C)
-    handed: Mapping[str, Tensor]  # by the name of the part of the core
+    states: Mapping[str, Tensor]  # by the name of the part of the core
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, tuple):
@@ -40,68 +40,56 @@ class Stream(NamedTuple):
 
 
 class BlockSocket(Block):
-    """A ViT block that gives its core what the block before handed on, and lets it reduce tokens before the MLP.
+    """A ViT block that gives its core the states of the block before, and lets it reduce tokens before the MLP.
 
-    `x` are tokens (B, N, C), or a `Stream` of them with what the block before handed on; `attn_mask` and `is_causal`
-    say which keys a query may see (default: all).
+    `x` are tokens (B, N, C), or a `Stream` of them with states; `attn_mask` and `is_causal` say which keys a query may
+    see (default: all).
     """
 
     passes_on: bool
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        tokens, handed = x if isinstance(x, Stream) else Stream(x, {})
+        tokens, states = x if isinstance(x, Stream) else Stream(x, {})
         attention: Any = self.attn
         entering = self.norm1(tokens)
         heads = attention.enter(entering, attn_mask, is_causal)
-        out = attention.leave(attention.core(heads, entering, handed), entering)
+        out = attention.leave(attention.core(heads, entering, states), entering)
         tokens = tokens + self.drop_path1(self.ls1(out))
-        tokens, handed = attention.core.after(tokens, heads, entering, handed)
+        tokens, states = attention.core.after(tokens, heads, entering, states)
         tokens = tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
-        return cast(Tensor, Stream(tokens, handed)) if self.passes_on else tokens
+        return cast(Tensor, Stream(tokens, states)) if self.passes_on else tokens
 
 
 def _no_tokens() -> SurgeryError:
     return SurgeryError(
-        "blocks whose attention hands on to the next (tome, value_residual, elliptical) give a Stream, not tokens, so "
+        "blocks whose attention passes states on (tome, value_residual, elliptical) give a Stream, not tokens, so "
         "timm's forward_intermediates and what else runs blocks one by one cannot read it. Use model(x) or "
         "forward_features(x), or a forward hook on a block, whose output has the tokens as output.tokens."
     )
 
 
 def is_chained(root: nn.Module, site: str) -> bool:
-    """Whether the block of a site can hand on: a plain ViT block, around attention that can be run in two halves.
-
-    `root` is timm's model, `site` the name of a site in it.
-    """
+    """Whether the block of a site can pass states on: a plain ViT block, around attention that runs in two halves."""
     parent, _, name = site.rpartition(".")
-    known = name == "attn" and type(root.get_submodule(parent)) in (Block, BlockSocket)
-    return known and hasattr(socket_of(root.get_submodule(site)), "enter")
+    is_block = name == "attn" and type(root.get_submodule(parent)) in (Block, BlockSocket)
+    return is_block and hasattr(socket_of(root.get_submodule(site)), "enter")
 
 
 def link_blocks(root: nn.Module) -> None:
-    """Swap the blocks whose cores talk, give the others back to upstream, and mark where a run of them ends.
-
-    `root` is timm's model, its cores in place.
-    """
+    """Swap the blocks whose cores pass states on, give the others back to upstream, mark where a run of them ends."""
     for module in root.modules():
-        if type(module) is Block and _talks(module):
+        if type(module) is Block and _passes_state(module):
             module.__class__ = BlockSocket
-        elif type(module) is BlockSocket and not _talks(module):
+        elif type(module) is BlockSocket and not _passes_state(module):
             module.__class__ = Block
             del module.passes_on
     for container in root.modules():
-        _mark_runs(container)
+        in_sequence = isinstance(container, nn.Sequential | nn.ModuleList)
+        for child, following in itertools.pairwise([*container.children(), None]):
+            if type(child) is BlockSocket:
+                child.passes_on = in_sequence and type(following) is BlockSocket
 
 
-def _mark_runs(container: nn.Module) -> None:
-    """A block passes on what it knows if the next one in the same sequence can take it."""
-    children: list[Any] = list(container.children())
-    in_turn = isinstance(container, nn.Sequential | nn.ModuleList)
-    for child, behind in itertools.pairwise([*children, None]):
-        if type(child) is BlockSocket:
-            child.passes_on = in_turn and type(behind) is BlockSocket
-
-
-def _talks(block: nn.Module) -> bool:
+def _passes_state(block: nn.Module) -> bool:
     attention: Any = block.attn
-    return isinstance(attention, Socket) and isinstance(attention.core, Core) and attention.core.talks
+    return isinstance(attention, Socket) and isinstance(attention.core, Core) and attention.core.passes_state

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, fused_head_weights, merge_heads, separate_head_weights, split_heads
+from vitruvius.surgery.base import Socket, fused_head_weights, merge_heads, separate_head_weights, split_heads
 
 
 class ClassSocket(Socket, ClassAttn):

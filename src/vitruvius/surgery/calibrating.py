@@ -7,19 +7,21 @@ the dense model's maps on a few images, min Σ KL(P ‖ P') over its own project
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, DataError, SurgeryError
-from vitruvius.attention import fit_low_rank
-from vitruvius.attention.low_rank import LowRank
+from vitruvius._progress import Progress, no_progress
+from vitruvius.attention.low_rank import LowRank, fit_low_rank
 from vitruvius.heads import Heads
-from vitruvius.surgery._socket import Socket, inner
+from vitruvius.surgery.base import Socket, inner
 from vitruvius.surgery.rewiring import refuse_compiled
 
 logger = logging.getLogger(__name__)
@@ -42,14 +44,14 @@ def calibrate_low_rank(
     *,
     steps: int = 150,
     rate: float = 0.05,
-    tell: Callable[[str], None] = logger.info,
+    progress: Progress = no_progress,
 ) -> dict[str, tuple[float, float]]:
     """Fit every `low_rank` of the model to the maps it has without; in place. Mean KL of each site, before and after.
 
     `batches` are images as the model takes them; a few hundred do. Adam runs over them in turn, `steps` times a site,
     its steps at first `rate` times the size of what they change, falling to nothing. Of the model only the sites' own
-    q and k projections and auto-encoders change, and a site that comes no closer is left as it was. `tell` is given a
-    line about every site; by default it goes to the log.
+    q and k projections and auto-encoders change, and a site that comes no closer is left as it was. `progress` counts
+    sites; the log has a line about each.
     """
     refuse_compiled(model)
     if steps < 1 or not rate > 0:
@@ -63,50 +65,44 @@ def calibrate_low_rank(
     for stage in _stages(dense).values():
         stage.register_forward_hook(lambda _, args, __: args[0])
     calls = _calls(dense, list(stages), images)
-    found: dict[str, tuple[float, float]] = {}
+    losses: dict[str, tuple[float, float]] = {}
     for number, (name, stage) in enumerate(stages.items(), 1):
         lessons = _lessons(dense, name, calls.pop(name))
-        found[name] = _fit(inner(model).get_submodule(name), stage, lessons, steps, rate)
-        begun, ended = found[name]
-        tell(f"calibrated {name}, {number} of {len(stages)}: KL from the dense maps {begun:.3g}, now {ended:.3g}")
-        if not ended < begun and begun > CLOSE:
+        before, after = losses[name] = _fit(inner(model).get_submodule(name), stage, lessons, steps, rate)
+        progress(number, len(stages), name)
+        logger.info(
+            "calibrated %s, %d of %d: KL from the dense maps %.3g, now %.3g", name, number, len(stages), before, after
+        )
+        if not after < before and before > CLOSE:
             logger.warning(
-                "%s came no closer to the dense maps (KL %.3g) and was left as it was; lower rate.", name, begun
+                "%s came no closer to the dense maps (KL %.3g) and was left as it was; lower rate.", name, before
             )
-    return found
+    return losses
 
 
 def _stages(model: nn.Module) -> dict[str, LowRank]:
     """The auto-encoder of every site that has one."""
-    found: dict[str, LowRank] = {}
+    stages: dict[str, LowRank] = {}
     for name, module in inner(model).named_modules():
-        if isinstance(module, Socket):
-            encoders = [part for part in module.core.children() if isinstance(part, LowRank)]
-            if encoders:
-                found[name] = encoders[0]
-    if not found:
+        for part in module.core.children() if isinstance(module, Socket) else ():
+            if isinstance(part, LowRank):
+                stages[name] = part
+    if not stages:
         raise SurgeryError("the model has no 'low_rank' part to calibrate; rewire it first.")
-    return found
+    return stages
 
 
 @torch.no_grad()
 def _calls(dense: nn.Module, names: Sequence[str], images: Sequence[Tensor]) -> dict[str, list[Call]]:
     """What every site of the dense model is called with, batch by batch, in one pass over the images."""
     calls: dict[str, list[Call]] = {name: [] for name in names}
-    hooks = [
-        inner(dense)
-        .get_submodule(name)
-        .register_forward_pre_hook(
-            lambda _, args, kwargs, name=name: calls[name].append((args, kwargs)), with_kwargs=True
-        )
-        for name in names
-    ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name in names:
+            hook = functools.partial(lambda calls, _, args, kwargs: calls.append((args, kwargs)), calls[name])
+            site = inner(dense).get_submodule(name)
+            hooks.enter_context(site.register_forward_pre_hook(hook, with_kwargs=True))
         for batch in images:
             dense(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return calls
 
 
@@ -115,23 +111,20 @@ def _lessons(dense: nn.Module, name: str, calls: Sequence[Call]) -> list[Lesson]
     """The maps that one site of the dense model gives when it is called so."""
     site = inner(dense).get_submodule(name)
     maps: list[Tensor] = []
-    hook = _stages(dense)[name].register_forward_hook(lambda _, args, __: maps.append(_log_map(args[0]).exp()))
-    try:
+    with _stages(dense)[name].register_forward_hook(lambda _, args, __: maps.append(_log_map(args[0]).exp())):
         for args, kwargs in calls:
             site(*args, **kwargs)
-    finally:
-        hook.remove()
     return [Lesson(*call, each) for call, each in zip(calls, maps, strict=True)]
 
 
 def _fit(site: nn.Module, stage: LowRank, lessons: Sequence[Lesson], steps: int, rate: float) -> tuple[float, float]:
     """Adam over one site's parameters; the mean KL over all lessons before and after."""
     modes = {module: module.training for module in site.modules()}
-    wanted = {parameter: parameter.requires_grad for parameter in site.parameters()}
-    before = {parameter: parameter.detach().clone() for parameter in wanted}
+    trained = {parameter: parameter.requires_grad for parameter in site.parameters()}
+    before = {parameter: parameter.detach().clone() for parameter in trained}
     site.eval()  # in a line of its own: some families return nothing
     site.requires_grad_(True)
-    optimizer = torch.optim.Adam([{"params": [p], "lr": rate * _size(p)} for p in wanted])
+    optimizer = torch.optim.Adam([{"params": [p], "lr": rate * _size(p)} for p in trained])
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     try:
         first = _mean_loss(site, stage, lessons)
@@ -148,7 +141,7 @@ def _fit(site: nn.Module, stage: LowRank, lessons: Sequence[Lesson], steps: int,
         _put_back(before)
         raise
     finally:
-        for parameter, flag in wanted.items():
+        for parameter, flag in trained.items():
             parameter.requires_grad_(flag).grad = None
         for module, mode in modes.items():
             module.training = mode
@@ -174,11 +167,8 @@ def _mean_loss(site: nn.Module, stage: LowRank, lessons: Sequence[Lesson]) -> fl
 def _loss(site: nn.Module, stage: LowRank, lesson: Lesson) -> Tensor:
     """Mean KL of the maps a site should give from those it gives, over queries."""
     seen: list[Heads] = []
-    hook = stage.register_forward_hook(lambda _, __, heads: seen.append(heads))
-    try:
+    with stage.register_forward_hook(lambda _, __, heads: seen.append(heads)):
         site(*lesson.args, **lesson.kwargs)
-    finally:
-        hook.remove()
     given = _log_map(seen[0])
     gaps = torch.xlogy(lesson.maps, lesson.maps) - torch.where(lesson.maps > 0, lesson.maps * given, 0.0)
     return gaps.sum(-1).mean()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitruvius._errors import ConfigError, SurgeryError
 from vitruvius._registry import piece_of
 from vitruvius.init.filters import filters
-from vitruvius.surgery._socket import inner
+from vitruvius.surgery.base import inner
 
 
 class SharedFilters(nn.Conv2d):
@@ -66,29 +66,25 @@ def use_filters(
     make = filters.bind(kind, where="filters", settings=settings)
     softmax = piece_of(make) is filters["softmax"]
     for convolution in _depthwise(model):
-        channels = convolution.out_channels
-        count = num_filters
-        if count is None:
-            count = channels
+        channels, size = convolution.out_channels, convolution.kernel_size[0]
+        count = channels if num_filters is None else num_filters
         if not 1 <= count <= channels:
             raise ConfigError(f"num_filters={num_filters}, expected 1 to {channels}, the number of channels.")
-        made = make(count, convolution.kernel_size[0], generator=generator)[:, None]
-        bias = made.new_empty(channels).uniform_(-1, 1, generator=generator) / convolution.kernel_size[0]
-        _write(convolution, made, bias, _choose_filters(count, channels, generator), softmax=softmax)
+        made = make(count, size, generator=generator)[:, None]
+        bias = made.new_empty(channels).uniform_(-1, 1, generator=generator) / size
+        choice = torch.arange(channels, device=generator.device)  # of filters: each channel's own, or one at random
+        if count < channels:
+            choice = torch.randint(count, (channels,), generator=generator, device=generator.device)
+        _write(convolution, made, bias, choice, softmax=softmax)
         convolution.requires_grad_(trainable)
     return model
 
 
 def plain_filters(model: nn.Module) -> nn.Module:
-    """Write shared filters out, one a channel, as upstream's convolutions; in place, the function stays the same.
-
-    `model` is a ConvMixer, or a PixelModel around one.
-    """
+    """Write shared filters out, one a channel, as upstream's convolutions; in place, the function stays the same."""
     for convolution in _depthwise(model):
         if isinstance(convolution, SharedFilters):
-            expanded = convolution.taps().detach()[convolution.choice]
-            _unshare(convolution)
-            _replace(convolution, expanded)
+            _set_plain(convolution, convolution.taps().detach()[convolution.choice])
     return model
 
 
@@ -99,34 +95,20 @@ def _depthwise(model: nn.Module) -> list[nn.Conv2d]:
     return [m for m in root.blocks.modules() if isinstance(m, nn.Conv2d) and m.groups == m.in_channels > 1]
 
 
-def _choose_filters(count: int, channels: int, generator: torch.Generator) -> Tensor:
-    """Which filter each channel uses: its own, or one at random."""
-    if count == channels:
-        return torch.arange(channels, device=generator.device)
-    return torch.randint(count, (channels,), generator=generator, device=generator.device)
-
-
 @torch.no_grad()
 def _write(convolution: nn.Conv2d, made: Tensor, bias: Tensor, choice: Tensor, *, softmax: bool) -> None:
-    _unshare(convolution)
-    _replace(convolution, made)
+    _set_plain(convolution, made)
     if convolution.bias is not None:
         convolution.bias.copy_(bias)
     if softmax or len(made) < len(choice):
-        convolution.__class__ = SharedFilters
-        if softmax:
-            convolution.__class__ = SoftmaxFilters
+        convolution.__class__ = SoftmaxFilters if softmax else SharedFilters
         convolution.register_buffer("choice", choice.to(convolution.weight.device))
 
 
-def _unshare(convolution: nn.Conv2d) -> None:
-    """Upstream's class again; the weight is the caller's business."""
+def _set_plain(convolution: nn.Conv2d, weight: Tensor) -> None:
+    """Upstream's class, with another weight on the device and in the precision of the old one."""
     if isinstance(convolution, SharedFilters):
         del convolution.choice
     convolution.__class__ = nn.Conv2d
-
-
-def _replace(convolution: nn.Conv2d, weight: Tensor) -> None:
-    """Another weight, on the device and in the precision of the old one."""
     old = convolution.weight
     convolution.weight = nn.Parameter(weight.to(old), requires_grad=old.requires_grad)

@@ -11,7 +11,7 @@ from timm.models.crossvit import CrossAttention
 from torch import Tensor
 
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, merge_heads, separate_head_weights, split_heads
+from vitruvius.surgery.base import Socket, merge_heads, separate_head_weights, split_heads
 
 
 class CrossSocket(Socket, CrossAttention):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, merge_heads
+from vitruvius.surgery.base import Socket, merge_heads
 
 
 class DifferentialSocket(Socket, DiffAttention):

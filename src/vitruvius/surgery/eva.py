@@ -14,7 +14,7 @@ from timm.models.eva import EvaAttention
 from torch import Tensor
 
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import (
+from vitruvius.surgery.base import (
     Socket,
     biases,
     fused_head_weights,
@@ -40,9 +40,7 @@ class EvaSocket(Socket, EvaAttention):
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
         x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)
         x = self.norm(merge_heads(x))
-        if gate is not None:
-            x = x * gate
-        return self.proj_drop(self.proj(x))
+        return self.proj_drop(self.proj(x if gate is None else x * gate))
 
     def head_weights(self: Any) -> HeadWeights:
         if self.qkv is None:
@@ -58,10 +56,7 @@ class EvaSocket(Socket, EvaAttention):
 
 
 def keyless_bias_qkv(module: Any, x: Tensor) -> Tensor:
-    """One projection to q, k and v whose bias is made of two parameters and zeros for k (EVA, BEiT, Swin v2).
-
-    `module` is one of those classes; `x` are its tokens (B, N, C).
-    """
+    """One projection to q, k and v whose bias is made of two parameters and zeros for k (EVA, BEiT, Swin v2)."""
     if module.q_bias is None:
         return module.qkv(x)
     bias = torch.cat((module.q_bias, module.k_bias, module.v_bias))
@@ -71,10 +66,7 @@ def keyless_bias_qkv(module: Any, x: Tensor) -> Tensor:
 
 
 def keyless_bias_head_weights(module: Any) -> HeadWeights:
-    """Views for the same; the zeros for k are not a parameter, so k has no bias here.
-
-    `module` is one of those classes.
-    """
+    """Views for the same; the zeros for k are not a parameter, so k has no bias here."""
     views = fused_head_weights(module.qkv, module.proj, module.num_heads)
     shape = views.q.shape[:2]
     return views._replace(q_bias=biases(module.q_bias, *shape), v_bias=biases(module.v_bias, *shape))

@@ -6,6 +6,7 @@ the same without the stage.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -14,14 +15,13 @@ from torch import Tensor, nn
 
 from vitruvius._checks import in_eval_mode
 from vitruvius._errors import SurgeryError
-from vitruvius.attention import Core
+from vitruvius.attention.base import Core
 from vitruvius.attention.low_rank import LowRank, fold_into
 from vitruvius.heads import Heads
-from vitruvius.surgery._dry_run import Size, guess_input_size
-from vitruvius.surgery._sites import Where, match
-from vitruvius.surgery._socket import Socket, inner
+from vitruvius.surgery.base import Socket, inner
 from vitruvius.surgery.recording import record
 from vitruvius.surgery.rewiring import head_weights, refuse_compiled
+from vitruvius.surgery.sites import Size, Where, guess_input_size, match
 
 PROJECTIONS = ("qkv", "q", "k", "q_proj", "k_proj")  # linear layers that may be given a bias
 
@@ -30,37 +30,37 @@ PROJECTIONS = ("qkv", "q", "k", "q_proj", "k_proj")  # linear layers that may be
 def fold(model: nn.Module, where: Where = "*", *, add_bias: bool = False, input_size: Size | None = None) -> nn.Module:
     """Merge the `low_rank` of every matching site into its projections and take the stage out; in place.
 
-    `where` is a glob over site names, or several (default: all); `input_size` is the size of an image, (channels, rows,
-    columns), for models that do not know it themselves. `model` is run on noise before and after: where the
-    projections do not reach the stage unchanged (a norm of q and k, rotary positions, batch norm …) the result would
+    `where` and `input_size` are those of `rewire`. `model` is run on noise before and after: where the projections do
+    not reach the stage unchanged (a norm of q and k, rotary positions, batch norm …) the result would
     differ, and everything is put back with an error that says so. A projection without bias that needs one is given
     it if `add_bias` (default: no); plain timm then needs qkv_bias=True.
     """
     refuse_compiled(model)
     stages = _first_stages(model, where)
     expected = _watch(model, stages, input_size)
-    undo = _Undo()
-    try:
-        if add_bias:
-            for name in stages:
-                undo.biased += _add_biases(inner(model).get_submodule(name))
+    with contextlib.ExitStack() as undo:
+        for name in stages if add_bias else ():
+            for layer in _add_biases(inner(model).get_submodule(name)):
+                undo.callback(layer.register_parameter, "bias", None)
         for name, (_, weights) in head_weights(model, list(stages), input_size=input_size).items():
-            undo.written += [(tensor, tensor.clone()) for tensor in weights if tensor is not None]
+            for tensor in weights:
+                if tensor is not None:
+                    undo.callback(tensor.copy_, tensor.clone())
             _fold_one(name, stages[name], weights)
         _compare(_watch(model, stages, input_size, folded=True), expected)
-    except Exception:
-        undo.run()
-        raise
+        undo.pop_all()  # all went well
     for name, stage in stages.items():
-        _take_out(inner(model).get_submodule(f"{name}.core"), stage)
+        core = inner(model).get_submodule(f"{name}.core")
+        for part, child in list(core.named_children()):
+            if child is stage:
+                delattr(core, part)
     return model
 
 
 def start_low_rank(model: nn.Module, where: Where = "*", *, input_size: Size | None = None) -> nn.Module:
     """Let every matching `low_rank` begin as the projection that keeps most of the q and k of `model`; in place.
 
-    `where` is a glob over site names, or several (default: all); `input_size` is the size of an image, (channels, rows,
-    columns), for models that do not know it themselves.
+    `where` and `input_size` are those of `rewire`.
     """
     stages = _first_stages(model, where)
     for name, (_, weights) in head_weights(model, list(stages), input_size=input_size).items():
@@ -68,29 +68,11 @@ def start_low_rank(model: nn.Module, where: Where = "*", *, input_size: Size | N
     return model
 
 
-def _take_out(core: nn.Module, stage: nn.Module) -> None:
-    for key, child in list(core.named_children()):
-        if child is stage:
-            delattr(core, key)
-
-
-class _Undo:
-    """What was written, to be put back if a check fails."""
-
-    def __init__(self) -> None:
-        self.written: list[tuple[Tensor, Tensor]] = []
-        self.biased: list[nn.Linear] = []
-
-    def run(self) -> None:
-        for tensor, old in self.written:
-            tensor.copy_(old)
-        for layer in self.biased:
-            layer.register_parameter("bias", None)
-
-
 def _first_stages(model: nn.Module, where: Where) -> dict[str, LowRank]:
     """The auto-encoders of the matching sites; each must be the first thing its projections meet."""
-    cores = _cores_with_low_rank(model)
+    sockets = {name: module for name, module in inner(model).named_modules() if isinstance(module, Socket)}
+    cores = {name: socket.core for name, socket in sockets.items() if isinstance(socket.core, Core)}
+    cores = {name: core for name, core in cores.items() if any(isinstance(p, LowRank) for p in core.children())}
     if not cores:
         raise SurgeryError(f"{type(inner(model)).__name__} has no 'low_rank' part; there is nothing to fold or start.")
     stages: dict[str, LowRank] = {}
@@ -103,17 +85,6 @@ def _first_stages(model: nn.Module, where: Where) -> dict[str, LowRank]:
             )
         stages[name] = first
     return stages
-
-
-def _cores_with_low_rank(model: nn.Module) -> dict[str, Core]:
-    """The cores that hold an auto-encoder, by site."""
-    found: dict[str, Core] = {}
-    for name, module in inner(model).named_modules():
-        if not isinstance(module, Socket) or not isinstance(module.core, Core):
-            continue
-        if any(isinstance(part, LowRank) for part in module.core.children()):
-            found[name] = module.core
-    return found
 
 
 def _fold_one(name: str, stage: LowRank, weights: Any) -> None:
@@ -129,10 +100,10 @@ def _fold_one(name: str, stage: LowRank, weights: Any) -> None:
 def _add_biases(module: nn.Module) -> list[nn.Linear]:
     """Give the projections of a site a bias of zeros where they have none; those that got one."""
     layers: list[Any] = [layer for key, layer in module.named_children() if key in PROJECTIONS]
-    given = [layer for layer in layers if isinstance(layer, nn.Linear) and cast(Any, layer).bias is None]
-    for layer in given:
+    unbiased = [layer for layer in layers if isinstance(layer, nn.Linear) and cast(Any, layer).bias is None]
+    for layer in unbiased:
         layer.bias = nn.Parameter(layer.weight.new_zeros(len(layer.weight)))
-    return given
+    return unbiased
 
 
 def _watch(
@@ -140,31 +111,15 @@ def _watch(
 ) -> dict[str, Heads]:
     """What leaves each stage on one image of noise; with `folded`, what enters it, the stage being passed by."""
     root = inner(model)
+    weight = next(p for p in root.parameters() if p.is_floating_point())
     size = input_size or guess_input_size(root)
-    image = _noise(root, size)
-    hooks = []
-    if folded:
-        hooks = [stage.register_forward_hook(_pass_by) for stage in stages.values()]
-    try:
+    image = torch.randn(1, *size, generator=torch.Generator().manual_seed(0)).to(weight)
+    with contextlib.ExitStack() as hooks:
+        for stage in stages.values() if folded else ():
+            hooks.enter_context(stage.register_forward_hook(lambda _, args, __: args[0]))
         with in_eval_mode(root), record(root, list(stages), input_size=input_size) as seen:
             root(image)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if folded:
-        return seen
-    return {name: stage(seen[name]) for name, stage in stages.items()}
-
-
-def _noise(root: nn.Module, size: Size) -> Tensor:
-    """One image where the model's weights are, in their precision."""
-    weight = next(p for p in root.parameters() if p.is_floating_point())
-    return torch.randn(1, *size, generator=torch.Generator().manual_seed(0)).to(weight)
-
-
-def _pass_by(_: nn.Module, args: tuple[Heads], __: Heads) -> Heads:
-    """A hook: what goes into a stage comes out."""
-    return args[0]
+    return seen if folded else {name: stage(seen[name]) for name, stage in stages.items()}
 
 
 def _compare(actual: Mapping[str, Heads], expected: Mapping[str, Heads]) -> None:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius._registry import read_spec
-from vitruvius.init import BaseSpec, InitSpec, Layer, bases, inits
-from vitruvius.surgery._dry_run import Size
-from vitruvius.surgery._socket import inner
+from vitruvius.init.base import BaseSpec, InitSpec, Layer, bases, inits
+from vitruvius.surgery.base import inner
 from vitruvius.surgery.positions import position_table
-from vitruvius.surgery.rewiring import Where, head_weights, refuse_compiled
+from vitruvius.surgery.rewiring import head_weights, refuse_compiled
+from vitruvius.surgery.sites import Size, Where
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +59,7 @@ def initialise(
 
 
 def layers(model: nn.Module, where: Where = "*", *, input_size: Size | None = None) -> list[Layer]:
-    """The attention layers that an init works on, in the model's order, with the positions they see.
-
-    `model` may be rewired or bare; `where` is a glob over site names, or several (default: all); `input_size` is that
-    of an image, (channels, rows, columns), for models that do not know it themselves.
-    """
+    """The attention layers that an init works on, in the model's order, with the positions they see."""
     made: list[Layer] = []
     tables: dict[tuple[int, ...], Tensor] = {}
     for site, weights in head_weights(model, where, input_size=input_size).values():
@@ -87,28 +83,21 @@ class _Plan(NamedTuple):
 def _plan(init: InitSpec, where: Where, base: BaseSpec | None, settings: dict[str, Any]) -> _Plan:
     """Both starts with their settings checked; `where` and `base` may also stand among the settings of `init`."""
     if isinstance(init, str | Mapping):
-        name, own = read_spec(init, where="init")
-        where = own.pop("where", where)
-        base = own.pop("base", base)
-        init = {"use": name, **own}
+        name, written = read_spec(init, where="init")
+        where = written.pop("where", where)
+        base = written.pop("base", base)
+        init = {"use": name, **written}
         if name in bases:
             if base is not None or where != "*":
                 raise ConfigError(f"{name!r} is a base init: it starts the whole model, so leave out base and where.")
             return _Plan(bases.bind(init, where="init", settings=settings), None, where)
-        _check_known(name)
+        if name not in inits:
+            hint = suggest(name, [*inits, *bases])
+            raise UnknownName(
+                f"init: no init named {name!r}{hint} Known: {', '.join(inits)}. Base inits: {', '.join(bases)}."
+            )
     start = inits.bind(init, where="init", settings=settings)
-    if base is None:
-        return _Plan(None, start, where)
-    return _Plan(bases.bind(base, where="init.base"), start, where)
-
-
-def _check_known(name: str) -> None:
-    """An unknown name gets suggestions from both kinds of starts."""
-    if name not in inits:
-        hint = suggest(name, [*inits, *bases])
-        raise UnknownName(
-            f"init: no init named {name!r}{hint} Known: {', '.join(inits)}. Base inits: {', '.join(bases)}."
-        )
+    return _Plan(None if base is None else bases.bind(base, where="init.base"), start, where)
 
 
 @contextmanager
@@ -121,5 +110,5 @@ def _all_or_nothing(model: nn.Module) -> Iterator[None]:
         for name, parameter in model.named_parameters():
             parameter.detach().copy_(before[name])
         raise
-    kept = [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
-    logger.debug("initialise left %d of %d parameters as they were: %s", len(kept), len(before), ", ".join(kept))
+    same = [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
+    logger.debug("initialise left %d of %d parameters as they were: %s", len(same), len(before), ", ".join(same))

@@ -12,7 +12,7 @@ from timm.models.levit import Attention, AttentionDownsample
 from torch import Tensor
 
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, columns, merge_heads, rows
+from vitruvius.surgery.base import Socket, columns, merge_heads, rows
 
 
 class LevitSocket(Socket, Attention):

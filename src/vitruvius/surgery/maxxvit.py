@@ -11,7 +11,7 @@ from timm.models.maxxvit import Attention2d, AttentionCl
 from torch import Tensor
 
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, columns, fused_biases, fused_head_weights, merge_heads, rows, split_heads
+from vitruvius.surgery.base import Socket, columns, fused_biases, fused_head_weights, merge_heads, rows, split_heads
 
 
 class MaxViTSocket(Socket, AttentionCl):
@@ -59,10 +59,7 @@ def _split(module: Any, qkv: Tensor) -> tuple[Tensor, ...]:
 
 
 def _bias(module: Any, shared: Tensor | None) -> Tensor | None:
-    if module.rel_pos is None:
-        return shared
-    own: Tensor = module.rel_pos.get_bias()
-    return own
+    return shared if module.rel_pos is None else module.rel_pos.get_bias()
 
 
 def _window(module: Any) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitruvius._errors import UnsuitableSite
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, biases, columns, fused_biases, merge_heads, rows, split_heads
+from vitruvius.surgery.base import Socket, biases, columns, fused_biases, merge_heads, rows, split_heads
 
 
 class PoolSocket(Socket, AttentionPoolLatent):

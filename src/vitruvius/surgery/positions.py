@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitruvius._errors import SurgeryError
 from vitruvius.heads import Site
-from vitruvius.surgery._socket import inner
+from vitruvius.surgery.base import inner
 
 
 def use_sincos_positions(model: nn.Module, *, temperature: float = 10_000.0) -> nn.Module:
@@ -21,9 +21,8 @@ def use_sincos_positions(model: nn.Module, *, temperature: float = 10_000.0) -> 
 
     The table stays a parameter named `pos_embed`, without gradient: it keeps upstream's state-dict key and
     shape, is saved, and moves with the model. Class and register tokens that have rows in it get zeros. It is
-    made for the grid the model is built for: after `set_input_size`, call this again.
-
-    `temperature` is the base of the wavelengths, as in timm (default 10,000).
+    made for the grid the model is built for: after `set_input_size`, call this again. `temperature` is the base of the
+    wavelengths, as in timm.
     """
     root: Any = inner(model)
     old = _table(root)
@@ -38,10 +37,7 @@ def use_sincos_positions(model: nn.Module, *, temperature: float = 10_000.0) -> 
 
 
 def position_table(model: nn.Module, site: Site) -> tuple[Tensor | None, str]:
-    """What is added to the patches that a site attends over, (N, C); or nothing, and why.
-
-    `model` is timm's, or a PixelModel around it; `site` one of its sites.
-    """
+    """What is added to the patches that a site of `model` attends over, (N, C); or nothing, and why."""
     root: Any = inner(model)
     module = root.get_submodule(site.name)
     if getattr(root, "rope", None) is not None:
@@ -54,9 +50,7 @@ def position_table(model: nn.Module, site: Site) -> tuple[Tensor | None, str]:
     except SurgeryError as error:
         return None, str(error).rstrip(".")
     if site.grid != (rows, columns):
-        seen = "no grid"
-        if site.grid is not None:
-            seen = "a {}×{} grid".format(*site.grid)
+        seen = "no grid" if site.grid is None else "a {}×{} grid".format(*site.grid)
         return None, f"the table is made for a {rows}×{columns} grid, the site sees {seen}"
     return table[0, prefix:], ""
 
@@ -65,9 +59,7 @@ def _table(root: Any) -> Tensor:
     """The parameter `pos_embed` of shape (1, tokens, C)."""
     table = getattr(root, "pos_embed", None)
     if not isinstance(table, Tensor):
-        kind = "none"
-        if table is not None:
-            kind = f"a module, {type(table).__name__}"
+        kind = "none" if table is None else f"a module, {type(table).__name__}"
         raise SurgeryError(f"{type(root).__name__} has no table of absolute positions (its pos_embed is {kind}).")
     if table.ndim != 3 or table.shape[0] != 1:
         raise SurgeryError(f"the positions of {type(root).__name__} are {tuple(table.shape)}, not (1, tokens, width).")

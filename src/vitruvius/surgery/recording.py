@@ -9,13 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitruvius._errors import UnsuitableSite
-from vitruvius.attention import Core, build_core
-from vitruvius.attention.softmax import attention_map
+from vitruvius.attention.base import Core, attention_map, build_core
 from vitruvius.heads import Heads, RecordedHeads, Site
-from vitruvius.surgery._dry_run import Size
-from vitruvius.surgery._sites import Where, select, survey
-from vitruvius.surgery._socket import Socket, inner
+from vitruvius.surgery.base import Socket, inner
 from vitruvius.surgery.rewiring import plug, refuse_compiled, unplug
+from vitruvius.surgery.sites import Size, Where, select, survey
 
 OnHeads = Callable[[str, Heads], None]
 
@@ -33,7 +31,7 @@ def record(
     """While open, every run of `model` leaves the Heads of each matching site in the dictionary it yields.
 
     `where` is a glob over site names, or several (default: every site). The last run wins. With
-    `on_heads(name, heads)` nothing is kept: each Heads is handed on as it comes (under activation checkpointing once
+    `on_heads(name, heads)` nothing is kept: it gets each Heads as it comes (under activation checkpointing once
     more in the backward pass). `detach` cuts the recorded tensors off from autograd (default: yes). `input_size` is
     the size of an image, (channels, rows, columns), for models that do not know it themselves. `sites` are what
     `survey` found, where that is known already. Bare sites hold a softmax core meanwhile and are upstream's again on
@@ -54,21 +52,13 @@ def record(
     finally:
         for handle in handles:
             handle.remove()
-        _take_back(bare, lent)
-
-
-def _take_back(bare: Mapping[str, Any], lent: Mapping[str, Core]) -> None:
-    """Give sites back to upstream, unless somebody restored or rewired them meanwhile."""
-    for name, module in bare.items():
-        if getattr(module, "core", None) is lent[name]:
-            unplug(module)
+        for name, module in bare.items():
+            if getattr(module, "core", None) is lent[name]:  # it may have been restored or rewired meanwhile
+                unplug(module)
 
 
 def core_of(model: nn.Module, name: str) -> Core | None:
-    """The core at a site; None where upstream's own attention sits there.
-
-    `model` may be wrapped; `name` is that of a site, as `survey` lists them.
-    """
+    """The core at the site `name` of `model`, which may be wrapped; None where upstream's own attention sits there."""
     core: Core | None = getattr(inner(model).get_submodule(name), "core", None)
     return core
 
@@ -82,40 +72,28 @@ def map_of(model: nn.Module, name: str, heads: Heads) -> Tensor:
     core = core_of(model, name)
     if core is None:
         return attention_map(heads)
-    found = core.map(heads)
-    if found is None:
+    weights = core.map(heads)
+    if weights is None:
         raise UnsuitableSite(
-            f"the core {core.describe()} at {name!r} has no attention map: {core.mapless(heads)!r} does not say which "
-            "weights it gives to the values. Choose other sites with where=…"
+            f"the core {core.describe()} at {name!r} has no attention map: {core.part_without_map(heads)!r} does not "
+            "say which weights it gives to the values. Choose other sites with where=…"
         )
-    return found
+    return weights
 
 
 def _watch(module: Any, name: str, keep: OnHeads, detach: bool) -> Any:
-    needs: frozenset[str] = getattr(module.core, "needs", frozenset())
+    takes_context: bool = getattr(module.core, "takes_context", False)
+
+    def cut(x: Any) -> Any:
+        return x.detach() if detach and isinstance(x, Tensor) else x
 
     def look(_: nn.Module, args: tuple[Any, ...]) -> None:
-        heads: Heads = args[0]
-        if detach:
-            heads = _detached(heads)
-        if needs:
-            heads = _with_context(heads, args, detach)
+        heads = Heads(*map(cut, args[0]))
+        if takes_context:
+            _, x, states = (*args, None, None)[:3]
+            heads = RecordedHeads(*heads)
+            heads.x = cut(x)
+            heads.states = {part: cut(state) for part, state in (states or {}).items()}
         keep(name, heads)
 
     return module.core.register_forward_pre_hook(look)
-
-
-def _with_context(heads: Heads, args: tuple[Any, ...], detach: bool) -> RecordedHeads:
-    """The same Heads, with the tokens and what the layer before handed on."""
-    _, x, handed = (*args, None, None)[:3]
-    recorded = RecordedHeads(*heads)
-    recorded.x = x.detach() if detach and x is not None else x
-    recorded.handed = {name: value.detach() if detach else value for name, value in (handed or {}).items()}
-    return recorded
-
-
-def _detached(heads: Heads) -> Heads:
-    bias = heads.bias
-    if bias is not None:
-        bias = bias.detach()
-    return heads._replace(q=heads.q.detach(), k=heads.k.detach(), v=heads.v.detach(), bias=bias)

@@ -10,27 +10,13 @@ from torch import nn
 
 from vitruvius._checks import check_model
 from vitruvius._errors import SurgeryError, UnsuitableSite
-from vitruvius.attention import Core, PartSpec, build_core, part
+from vitruvius.attention.base import Core, PartSpec, build_core, part
 from vitruvius.heads import HeadWeights, Site
-from vitruvius.surgery._dry_run import Size
-from vitruvius.surgery._sites import Where, match, select, survey
-from vitruvius.surgery._socket import Socket, inner, socket_of
+from vitruvius.surgery.base import Socket, inner, socket_of
 from vitruvius.surgery.blocks import link_blocks
+from vitruvius.surgery.sites import Size, Where, match, select, survey
 
 register_notrace_module(Core)  # to timm's FX tracing a core is one node, as its own attention is to others
-
-__all__ = [
-    "Where",
-    "head_weights",
-    "match",
-    "plug",
-    "refuse_compiled",
-    "restore",
-    "rewire",
-    "select",
-    "survey",
-    "unplug",
-]
 
 
 def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: Size | None = None) -> nn.Module:
@@ -88,10 +74,7 @@ def head_weights(
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Surgery comes before compiling and before wrapping: later it would not be noticed.
-
-    `model` is refused if it, or a part of it, is compiled or wrapped for several GPUs.
-    """
+    """Refuse a model that is compiled, or wrapped for several GPUs, in whole or in part: it would not see a change."""
     check_model(model)
     for module in model.modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
@@ -109,8 +92,7 @@ def refuse_compiled(model: nn.Module) -> None:
 def plug(modules: Mapping[str, Any], cores: Mapping[str, Core]) -> None:
     """Swap classes and attach cores, each on the device and in the precision of its site's weights.
 
-    `modules` are upstream's, or sockets already, by the name of their site; `cores` are what goes in, by the same
-    names.
+    `modules` are upstream's, or sockets already; both are by the name of the site.
     """
     for name, module in modules.items():
         weight = next(p for p in module.parameters() if p.is_floating_point())
@@ -121,7 +103,7 @@ def plug(modules: Mapping[str, Any], cores: Mapping[str, Core]) -> None:
 
 
 def unplug(module: Any) -> None:
-    """Delete the core and give the class back. `module` is a socket."""
+    """Delete the core of a socket and give its class back."""
     del module.core
     module.__class__ = type(module).upstream
 
@@ -131,11 +113,9 @@ def _bare(model: nn.Module, name: str) -> nn.Module:
     module = inner(model).get_submodule(name)
     if isinstance(module, Socket):
         core = module.core
-        words = type(core).__name__
-        if isinstance(core, Core):
-            words = core.describe()
+        present = core.describe() if isinstance(core, Core) else type(core).__name__
         raise SurgeryError(
-            f"{name!r} is already rewired with {words}. Call restore(model, where={name!r}) first, "
+            f"{name!r} is already rewired with {present}. Call restore(model, where={name!r}) first, "
             "or name all parts in one rewire."
         )
     try:

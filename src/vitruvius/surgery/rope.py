@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import (
+from vitruvius.surgery.base import (
     Socket,
     fused_head_weights,
     gate_of,
@@ -39,9 +39,7 @@ class RopeSocket(Socket, AttentionRope):
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
         x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)
         x = self.norm(merge_heads(x))
-        if gate is not None:
-            x = x * gate
-        return self.proj_drop(self.proj(x))
+        return self.proj_drop(self.proj(x if gate is None else x * gate))
 
     def head_weights(self: Any) -> HeadWeights:
         if self.qkv is not None:
@@ -51,10 +49,7 @@ class RopeSocket(Socket, AttentionRope):
         return separate_head_weights(self.q_proj, self.k_proj, self.v_proj, self.proj, self.num_heads)
 
     def width(self: Any) -> int:
-        first = self.qkv
-        if first is None:
-            first = self.q_proj
-        return int(first.weight.shape[1])
+        return int((self.q_proj if self.qkv is None else self.qkv).weight.shape[1])
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         if self.qkv is not None:
@@ -71,12 +66,10 @@ class RopeSocket(Socket, AttentionRope):
 
 
 def rotate(module: Any, q: Tensor, k: Tensor, v: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Turn queries and keys by their positions; prefix tokens have none.
+    """Turn queries and keys (B, H, N, D) by their positions, in the dtype of v; prefix tokens have none.
 
-    module: the attention, which knows how many prefix tokens there are.
-    q, k: (B, H, N, D), before.
-    v: of whose dtype the result is.
-    rope: sines and cosines of the patches; None turns nothing.
+    `module` is the attention, which knows how many prefix tokens there are; `rope` holds sines and cosines of the
+    patches, None turns nothing.
     """
     if rope is None:
         return q, k

@@ -11,7 +11,7 @@ from timm.models.swin_transformer import WindowAttention
 from torch import Tensor
 
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, fused_head_weights, merge_heads, split_heads
+from vitruvius.surgery.base import Socket, fused_head_weights, merge_heads, split_heads
 
 
 class SwinSocket(Socket, WindowAttention):
@@ -34,10 +34,7 @@ class SwinSocket(Socket, WindowAttention):
 
 
 def windowed(positions: Tensor, mask: Tensor | None, num_windows: int) -> Tensor:
-    """Relative positions (1, H, N, N), plus each window's mask (W, N, N) where there is one: (1 or B, H, N, N).
-
-    `positions` and `mask` are added; `num_windows` is B, the windows of all images.
-    """
+    """Relative positions (1, H, N, N), plus each window's mask (W, N, N) where there is one: (1 or B, H, N, N)."""
     if mask is None:
         return positions
     return positions + mask.repeat(num_windows // len(mask), 1, 1)[:, None]

@@ -14,7 +14,7 @@ from timm.models.swin_transformer_v2_cr import WindowMultiHeadAttention
 from torch import Tensor
 
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, fused_head_weights, merge_heads, split_heads
+from vitruvius.surgery.base import Socket, fused_head_weights, merge_heads, split_heads
 from vitruvius.surgery.eva import keyless_bias_head_weights, keyless_bias_qkv
 from vitruvius.surgery.swin import windowed
 
@@ -67,10 +67,6 @@ class SwinV2CrSocket(Socket, WindowMultiHeadAttention):
 
 
 def cosine(q: Tensor, k: Tensor, v: Tensor, log_temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Directions of q and k, the temperature of each head (H, 1, 1) put into q.
-
-    `q` and `k` are (B, H, N, D); `v` gives the dtype of the result; `log_temperature` is the logarithm of what the
-    cosines are multiplied by, cut at log 100.
-    """
+    """Directions of q and k (B, H, N, D) in the dtype of v, the temperature of each head (H, 1, 1) put into q."""
     temperature = log_temperature.clamp(max=MAX_LOG_TEMPERATURE).exp()
     return (F.normalize(q, dim=-1) * temperature).type_as(v), F.normalize(k, dim=-1).type_as(v)

@@ -12,7 +12,7 @@ from timm.layers.attention import resolve_self_attn_mask
 from torch import Tensor
 
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, fused_head_weights, gate_of, merge_heads, split_heads
+from vitruvius.surgery.base import Socket, fused_head_weights, gate_of, merge_heads, split_heads
 
 
 class ViTSocket(Socket, Attention):
@@ -24,24 +24,16 @@ class ViTSocket(Socket, Attention):
         return self.leave(self.core(self.enter(x, attn_mask, is_causal), x), x)
 
     def enter(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Heads:
-        """What comes before the core.
-
-        `x` are tokens (B, N, C); `attn_mask` and `is_causal` say which keys a query may see.
-        """
+        """What comes before the core, for tokens (B, N, C)."""
         q, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
         return Heads(self.q_norm(q), self.k_norm(k), v, bias, self.scale, self.dropout_now())
 
     def leave(self, out: Tensor, x: Tensor) -> Tensor:
-        """What comes behind the core; `x` is what came in.
-
-        `out` (B, H, N, E) is what the core put out.
-        """
+        """What comes behind the core: its output (B, H, N, E), and the tokens that came in."""
         out = self.norm(merge_heads(out))
         gate = gate_of(self, x)
-        if gate is not None:
-            out = out * gate
-        return self.proj_drop(self.proj(out))
+        return self.proj_drop(self.proj(out if gate is None else out * gate))
 
     def head_weights(self: Any) -> HeadWeights:
         return fused_head_weights(self.qkv, self.proj, self.num_heads)

@@ -12,7 +12,7 @@ from timm.models.xcit import XCA
 from torch import Tensor
 
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery._socket import Socket, fused_head_weights
+from vitruvius.surgery.base import Socket, fused_head_weights
 
 
 class XCASocket(Socket, XCA):

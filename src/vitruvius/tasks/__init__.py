@@ -1,23 +1,43 @@
 """Objectives, as timm training tasks: one file each, `task(x, y) → {"loss", "output", …}`."""
 
-from vitruvius.tasks._adversarial import AdversarialObjective
-from vitruvius.tasks._base import BatchDraws, Objective, Penalties, tasks
-from vitruvius.tasks._losses import Criterion, accuracy, divergence
-from vitruvius.tasks._passes import batch_norm_frozen, evaluating
-from vitruvius.tasks._schedules import Schedule, make_schedule, schedules
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AdversarialObjective",
-    "BatchDraws",
-    "Criterion",
-    "Objective",
-    "Penalties",
-    "Schedule",
-    "accuracy",
-    "batch_norm_frozen",
-    "divergence",
-    "evaluating",
-    "make_schedule",
-    "schedules",
-    "tasks",
-]
+from vitruvius._lazy import exports
+
+if TYPE_CHECKING:
+    from vitruvius.tasks.adversarial import Adversarial as Adversarial
+    from vitruvius.tasks.adversarial import AdversarialObjective as AdversarialObjective
+    from vitruvius.tasks.base import BatchDraws as BatchDraws
+    from vitruvius.tasks.base import Objective as Objective
+    from vitruvius.tasks.base import evaluating as evaluating
+    from vitruvius.tasks.base import tasks as tasks
+    from vitruvius.tasks.distillation import Distillation as Distillation
+    from vitruvius.tasks.fast import Fast as Fast
+    from vitruvius.tasks.free import Free as Free
+    from vitruvius.tasks.jsd import JSD as JSD
+    from vitruvius.tasks.mart import Mart as Mart
+    from vitruvius.tasks.robust_distillation import RobustDistillation as RobustDistillation
+    from vitruvius.tasks.schedules import schedules as schedules
+    from vitruvius.tasks.supervised import Supervised as Supervised
+    from vitruvius.tasks.trades import Trades as Trades
+else:
+    __getattr__, __dir__, __all__ = exports(
+        __name__,
+        {
+            "Adversarial": "adversarial",
+            "AdversarialObjective": "adversarial",
+            "Distillation": "distillation",
+            "Fast": "fast",
+            "Free": "free",
+            "JSD": "jsd",
+            "Mart": "mart",
+            "Objective": "base",
+            "RobustDistillation": "robust_distillation",
+            "Supervised": "supervised",
+            "Trades": "trades",
+            "tasks": "base",
+            "BatchDraws": "base",  # until its users import it from there
+            "evaluating": "base",  # until its users import it from there
+            "schedules": "schedules",  # until its users import it from there
+        },
+    )

@@ -7,62 +7,51 @@ are those of timm's distillation tasks, which want normalised images; ours go th
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
 
+import torch
 import torch.nn.functional as F
 from timm.utils import unwrap_model
 from torch import Tensor, nn
 
 from vitruvius._checks import check_weight
+from vitruvius._config import key, required
 from vitruvius._errors import ConfigError
-from vitruvius.models import PixelModel
-from vitruvius.surgery import inner
-from vitruvius.tasks._base import Objective, tasks
-from vitruvius.tasks._losses import Criterion, divergence
-from vitruvius.tasks._teacher import load_teacher, logits_and_features
+from vitruvius.models import ModelConfig, PixelModel, create_from_config, load_model
+from vitruvius.surgery.base import inner
+from vitruvius.tasks.base import Objective, divergence, tasks
 
 
 @tasks.register("distillation")
+@dataclass(eq=False, repr=False, kw_only=True)
 class Distillation(Objective):
     """Cross-entropy plus what keeps the student near a teacher: a timm model or a run folder.
 
     A student with a distillation token (deit_*_distilled, levit) learns from the teacher with that token.
-
-    teacher: a timm model or a run folder
-    teacher_weights: a file with the weights of a timm teacher; null: its pretrained ones
-    kind: the teacher's probabilities (soft), its decision (hard), or its pooled features
-    temperature: divides the logits of both before they are compared (soft)
-    distill_loss_weight: weight of the teacher; null: 1, or one minus task_loss_weight
-    task_loss_weight: weight of the labels; null: 1
-    smoothing: label smoothing of hard labels; the data's if the recipe does not say
-    binary: binary cross-entropy for each class instead of cross-entropy over the classes
-    penalty: weight of the penalties of attention stages such as low_rank
     """
 
-    def __init__(
-        self,
-        model: PixelModel,
-        *,
-        teacher: str,
-        teacher_weights: str | None = None,
-        kind: Literal["soft", "hard", "feature"] = "soft",
-        temperature: float = 1.0,
-        distill_loss_weight: float | None = None,
-        task_loss_weight: float | None = None,
-        smoothing: float = 0.0,
-        binary: bool = False,
-        penalty: float = 0.0,
-    ) -> None:
-        super().__init__(model, Criterion(smoothing=smoothing, binary=binary), penalty=penalty)
-        self.teacher = load_teacher(teacher, weights=teacher_weights, classes=model.num_classes)
-        check_temperature(temperature)
-        self.weights = weights_of(task_loss_weight, distill_loss_weight)
-        self.kind, self.temperature = kind, temperature
-        if kind == "feature":
-            self.trainable_module = Featured(model, feature_width(self.teacher.model))
+    teacher: str = required("a timm model or a run folder")
+    teacher_weights: str | None = key(None, "a file with the weights of a timm teacher; null: its pretrained ones")
+    kind: Literal["soft", "hard", "feature"] = key(
+        "soft", "the teacher's probabilities (soft), its decision (hard), or its pooled features"
+    )
+    temperature: float = key(1.0, "divides the logits of both before they are compared (soft)")
+    distill_loss_weight: float | None = key(None, "weight of the teacher; null: 1, or one minus task_loss_weight")
+    task_loss_weight: float | None = key(None, "weight of the labels; null: 1")
+
+    def __post_init__(self, model: nn.Module) -> None:
+        super().__post_init__(model)
+        student = cast(PixelModel, model)
+        self.frozen_teacher = load_teacher(self.teacher, weights=self.teacher_weights, classes=student.num_classes)
+        check_temperature(self.temperature)
+        self.weights = weights_of(self.task_loss_weight, self.distill_loss_weight)
+        if self.kind == "feature":
+            self.trainable_module = Featured(student, feature_width(self.frozen_teacher.model))
         else:
-            check_classes(self.teacher.model, model)
-            use_token(model)
+            check_classes(self.frozen_teacher.model, student)
+            use_token(student)
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         answer, penalty = self.call_model(input)
@@ -72,28 +61,21 @@ class Distillation(Objective):
         return self.total(loss, output, penalty, task_loss=task_loss.detach(), distill_loss=lesson.detach())
 
     def lesson(self, taught: Tensor, x: Tensor) -> Tensor:
-        """How far the student is from the teacher.
-
-        `taught` is what the student answers, logits or features (B, …); `x` (B, C, H, W) the pixels it answers to.
-        """
+        """How far what the student answers to x, logits or features (B, …), is from the teacher."""
         if self.kind == "feature":
-            return F.mse_loss(taught.float(), self.teacher.features(x).float())
-        return lesson(taught, self.teacher(x), hard=self.kind == "hard", temperature=self.temperature)
+            return F.mse_loss(taught.float(), self.frozen_teacher.features(x).float())
+        return lesson(taught, self.frozen_teacher(x), hard=self.kind == "hard", temperature=self.temperature)
 
     def compile(self, backend: str = "inductor", mode: str | None = None, **settings: Any) -> nn.Module:
-        """torch.compile the student and the teacher.
-
-        `backend` and `mode` are torch.compile's, by default those that torch chooses; `settings` whatever else it
-        takes.
-        """
+        """torch.compile the student and the teacher; the arguments are torch.compile's."""
         if self.kind != "feature":
-            self.teacher.model.compile(backend=backend, mode=mode, **settings)
+            self.frozen_teacher.model.compile(backend=backend, mode=mode, **settings)
         return super().compile(backend=backend, mode=mode, **settings)
 
     def get_eval_model(self, module: nn.Module | None = None, ema: bool = False) -> nn.Module | None:
         """The student itself: evaluation knows nothing of features."""
-        found = super().get_eval_model(module=module, ema=ema)
-        return unwrap_model(found) if self.kind == "feature" and found is not None else found
+        model = super().get_eval_model(module=module, ema=ema)
+        return unwrap_model(model) if self.kind == "feature" and model is not None else model
 
     def own_parameters(self) -> list[nn.Parameter]:
         """What is trained beside the model: the projection of its features."""
@@ -106,36 +88,76 @@ class Distillation(Objective):
     def load_task_state(
         self, state: dict[str, Any] | None, strict: bool = True, module: nn.Module | None = None, ema: bool = False
     ) -> None:
-        """Put back what `get_task_state` returned: `state`, or None for a run that has none.
-
-        `strict` refuses keys that do not fit (default); `module` and `ema` are as timm's loop passes them on.
-        """
+        """Put back what `get_task_state` returned; None for a run that has none."""
         if state:
             self.featured().projection.load_state_dict(state["projection"], strict=strict)
 
     def featured(self) -> Featured:
         """The student with its projection, inside the compiler's and DistributedDataParallel's wrappers."""
-        found: Any = self.trainable_module
-        while not isinstance(found, Featured):
-            found = getattr(found, "_orig_mod", None) or found.module
-        return found
+        module: Any = self.trainable_module
+        while not isinstance(module, Featured):
+            module = getattr(module, "_orig_mod", None) or module.module
+        return module
+
+
+class Teacher(nn.Module):
+    """Logits or features of pixels (B, C, H, W); always in eval mode, never with gradients."""
+
+    def __init__(self, model: PixelModel) -> None:
+        super().__init__()
+        self.model = model.eval().requires_grad_(False)
+        self.size = tuple(model.data_config["input_size"][-2:])
+
+    def train(self, mode: bool = True) -> Teacher:
+        """A teacher stays as it is when the task is set to train."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(self.resized(x))
+        return logits.detach()
+
+    @torch.no_grad()
+    def features(self, x: Tensor) -> Tensor:
+        """(B, C) what the head sees."""
+        return logits_and_features(self.model, self.resized(x))[1].detach()
+
+    def resized(self, x: Tensor) -> Tensor:
+        """Pixels of the size the teacher was made for."""
+        if tuple(x.shape[-2:]) == self.size:
+            return x
+        return F.interpolate(x, self.size, mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
+
+
+def load_teacher(name: str, *, weights: str | None = None, classes: int) -> Teacher:
+    """A run folder; or a timm model with its pretrained weights, or with those of a file."""
+    if (Path(name) / "config.yaml").exists():
+        if weights is not None:
+            raise ConfigError(f"task.teacher = {name} is a run and has weights; leave task.teacher_weights out.")
+        return Teacher(load_model(name))
+    kwargs = {"num_classes": classes} if weights is not None else {}
+    config = ModelConfig(name=name, pretrained=weights is None, weights=weights, kwargs=kwargs)
+    return Teacher(create_from_config(config))
+
+
+def logits_and_features(model: PixelModel, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, K) logits and (B, C) pooled features before the head, of a timm model in its normalisation."""
+    inside: Any = model.model
+    if not hasattr(inside, "forward_features") or not hasattr(inside, "forward_head"):
+        raise ConfigError(f"{type(inside).__name__} does not show its features; distil with kind: soft or hard.")
+    maps = inside.forward_features((x - model.mean) / model.std)
+    return inside.forward_head(maps), inside.forward_head(maps, pre_logits=True)
 
 
 def lesson(student: Tensor, teacher: Tensor, *, hard: bool, temperature: float) -> Tensor:
-    """T² · mean KL(teacher ‖ student) at temperature T; or cross-entropy with the teacher's decision.
-
-    `student` and `teacher` are logits (B, K); `hard` takes that decision; `temperature` is T.
-    """
+    """T² · mean KL(teacher ‖ student) of logits at temperature T; or cross-entropy with the teacher's decision."""
     if hard:
         return F.cross_entropy(student, teacher.argmax(1))
     return divergence(teacher / temperature, student / temperature).mean() * temperature**2
 
 
 def weights_of(task: float | None, distill: float | None) -> tuple[float, float]:
-    """Weights of labels and teacher, by timm's rule.
-
-    `task` and `distill` are those of the recipe, None where it says nothing.
-    """
+    """Weights of labels and teacher, by timm's rule; None is where the recipe says nothing."""
     weights = (1.0, 1.0)
     if distill is not None:
         weights = (1.0 if task is None else task), distill
@@ -147,13 +169,13 @@ def weights_of(task: float | None, distill: float | None) -> tuple[float, float]
 
 
 def check_temperature(temperature: float) -> None:
-    """Refuse a `temperature` by which no logits can be divided."""
+    """Refuse a temperature by which no logits can be divided."""
     if not 0 < temperature < math.inf:
         raise ConfigError(f"task.temperature = {temperature}, expected a finite number above 0.")
 
 
 def check_classes(teacher: PixelModel, student: PixelModel) -> None:
-    """A teacher of other classes has nothing to say about these. `teacher` and `student` must have as many."""
+    """Refuse a teacher of other classes, which has nothing to say about these."""
     if teacher.num_classes != student.num_classes:
         raise ConfigError(
             f"the teacher knows {teacher.num_classes} classes, the student {student.num_classes}; "
@@ -162,25 +184,22 @@ def check_classes(teacher: PixelModel, student: PixelModel) -> None:
 
 
 def use_token(student: nn.Module) -> None:
-    """Let a `student` that has a distillation token answer with both of its heads while it trains."""
+    """Let a student that has a distillation token answer with both of its heads while it trains."""
     set_training = getattr(inner(student), "set_distilled_training", None)
     if set_training is not None:
         set_training(True)
 
 
 class Featured(nn.Module):
-    """x → (logits (B, K), features (B, T)), T the teacher's width; a linear map where the student's differs.
-
-    `model` is the student; `width` is T.
-    """
+    """x → (logits (B, K), features (B, T)), T the teacher's width; a linear map where the student's differs."""
 
     looks_through: ClassVar[bool] = True  # for surgery, checkpoints and evaluation this is the model inside
 
     def __init__(self, model: PixelModel, width: int) -> None:
         super().__init__()
         self.model = model
-        own = feature_width(model)
-        self.projection = nn.Identity() if own == width else nn.Linear(own, width)
+        student = feature_width(model)
+        self.projection = nn.Identity() if student == width else nn.Linear(student, width)
 
     @property
     def module(self) -> nn.Module:
@@ -188,13 +207,13 @@ class Featured(nn.Module):
         return self.model
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and features of pixels `x` (B, C, H, W)."""
+        """Logits and features of pixels (B, C, H, W)."""
         logits, features = logits_and_features(self.model, x)
         return logits, self.projection(features)
 
 
 def feature_width(model: PixelModel) -> int:
-    """Channels of what the head sees. `model` has a head of its own."""
+    """Channels of what the head sees."""
     inside: Any = model.model
     width = getattr(inside, "head_hidden_size", None) or getattr(inside, "num_features", None)
     if width is None:

@@ -18,9 +18,9 @@ from vitruvius._config import key
 from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
 from vitruvius.attacks.base import CE, Attack, Model, Norm, hard_labels, loss_and_grad
-from vitruvius.tasks._adversarial import AdversarialObjective
-from vitruvius.tasks._base import tasks
-from vitruvius.tasks._inner import Spec
+from vitruvius.tasks.adversarial import AdversarialObjective
+from vitruvius.tasks.base import tasks
+from vitruvius.tasks.inner import Spec
 
 # radius of the random start and length of the step, in eps; and whether x' is projected back into the ball
 METHODS: dict[str, dict[str, Any]] = {
@@ -77,10 +77,7 @@ class Fast(AdversarialObjective):
         return self.total(loss, output, penalty, **numbers)
 
     def gradient_misalignment(self, x: Tensor, y: Tensor) -> Tensor:
-        """How far the gradients at x and at a random point of its ball point apart; 0 where the loss is linear.
-
-        `x` (B, C, H, W) are clean pixels, `y` (B,) or (B, K) their labels.
-        """
+        """How far the gradients at x and at a random point of its ball point apart; 0 where the loss is linear."""
         if self.inner.eps == 0:  # both points are one
             return x.new_zeros(())
         model = self.passes().model
@@ -90,14 +87,9 @@ class Fast(AdversarialObjective):
 
 
 def misalignment(model: nn.Module, x: Tensor, y: Tensor, *, norm: Norm, eps: float | Tensor, dice: Dice) -> Tensor:
-    """Mean over the images, differentiable with respect to the parameters.
+    """1 − cosine of the gradients at x and at a point that `dice` draw in its ball: mean over the images.
 
-    model: returns logits (B, K); its gradient is taken twice.
-    x: (B, C, H, W), clean pixels.
-    y: (B,) labels, or (B, K) distributions.
-    norm: of the ball.
-    eps: its radius, for pixels in [0, 1].
-    dice: draw the point in the ball.
+    Differentiable with respect to the parameters of `model`, whose gradient is taken twice.
     """
     with sdpa_kernel(SDPBackend.MATH):
         here = _gradient(model, x, y)

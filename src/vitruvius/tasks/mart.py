@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from vitruvius._checks import check_weight
 from vitruvius._config import key
-from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
-from vitruvius.tasks._base import tasks
-from vitruvius.tasks._losses import accuracy, divergence, log_probabilities
+from vitruvius.tasks.adversarial import AdversarialObjective, Statistics
+from vitruvius.tasks.base import accuracy, divergence, log_probabilities, tasks
 
 
 @tasks.register("mart")
@@ -47,10 +46,7 @@ class Mart(AdversarialObjective):
 
 
 def runner_up(logits: Tensor, target: Tensor) -> Tensor:
-    """−mean log(1 − p) of the likeliest class that is not the label, without ever forming 1 − p.
-
-    `logits` (B, K); `target` (B,) labels, or (B, K) distributions, of which the largest is the label.
-    """
+    """−mean log(1 − p) of the likeliest class that is not the label, without ever forming 1 − p."""
     labels = target.argmax(1) if target.dim() == 2 else target
     logs = log_probabilities(logits)  # (B, K)
     rival = logs.detach().scatter(1, labels[:, None], -torch.inf).argmax(1)
@@ -58,10 +54,7 @@ def runner_up(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def doubt(logits: Tensor, target: Tensor) -> Tensor:
-    """(B,) 1 − the probability of the label; of a mixed one, its expectation.
-
-    `logits` (B, K); `target` (B,) labels or (B, K) distributions.
-    """
+    """(B,) 1 − the probability of the label; of a mixed one, its expectation."""
     probabilities = log_probabilities(logits).exp()
     if target.dim() == 2:
         return 1 - (probabilities * target).sum(1)

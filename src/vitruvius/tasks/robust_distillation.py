@@ -6,21 +6,20 @@ loss = (1 − α) · C(f(x), y) + α · t² · mean KL(teacher(x) ‖ f(x')) at 
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import dataclass, field
+from typing import cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitruvius._config import key
+from vitruvius._config import key, required
 from vitruvius.models import PixelModel
-from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
-from vitruvius.tasks._base import tasks
-from vitruvius.tasks._losses import accuracy
-from vitruvius.tasks._teacher import load_teacher
-from vitruvius.tasks.distillation import check_classes, check_temperature, lesson, weights_of
+from vitruvius.tasks.adversarial import AdversarialObjective, Statistics
+from vitruvius.tasks.base import accuracy, tasks
+from vitruvius.tasks.distillation import check_classes, check_temperature, lesson, load_teacher, weights_of
 
 
 @tasks.register("robust_distillation")
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class RobustDistillation(AdversarialObjective):
     """Cross-entropy at x plus the divergence between the teacher's answer at x and the student's at x'.
 
@@ -29,9 +28,7 @@ class RobustDistillation(AdversarialObjective):
 
     inputs = ("adversarial", "clean")
 
-    model: InitVar[PixelModel]
-    _: KW_ONLY
-    teacher: str = field(metadata={"description": "a timm model or a run folder"})
+    teacher: str = required("a timm model or a run folder")
     teacher_weights: str | None = key(None, "a file with the weights of a timm teacher; null: its pretrained ones")
     temperature: float = key(1.0, "divides the logits of both before they are compared")
     distill_loss_weight: float | None = key(None, "weight of the teacher; null: 1, or one minus task_loss_weight")
@@ -39,10 +36,11 @@ class RobustDistillation(AdversarialObjective):
     statistics: Statistics = key(("clean", "adversarial"), "passes that add to the running statistics of batch norms")
     log_clean: bool = field(default=False, init=False)  # the loss has the clean answer anyway
 
-    def __post_init__(self, model: PixelModel) -> None:
+    def __post_init__(self, model: nn.Module) -> None:
         super().__post_init__(model)
-        self.frozen_teacher = load_teacher(self.teacher, weights=self.teacher_weights, classes=model.num_classes)
-        check_classes(self.frozen_teacher.model, model)
+        student = cast(PixelModel, model)
+        self.frozen_teacher = load_teacher(self.teacher, weights=self.teacher_weights, classes=student.num_classes)
+        check_classes(self.frozen_teacher.model, student)
         check_temperature(self.temperature)
         self.weights = weights_of(self.task_loss_weight, self.distill_loss_weight)
 
@@ -58,10 +56,7 @@ class RobustDistillation(AdversarialObjective):
         return self.total(loss, output, penalty, distill_loss=taught.detach(), **numbers)
 
     def looks(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        """x', and x where the labels count and it is another image.
-
-        `x` (B, C, H, W) are clean pixels, `y` (B,) or (B, K) their labels.
-        """
+        """x', and x where the labels count and it is another image."""
         if self.inner.eps == 0:
             return (x,)
         attacked = self.disturb(x, y)

@@ -16,10 +16,9 @@ from vitruvius._errors import ConfigError
 from vitruvius.attacks.base import KL
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.targeted_pgd import TargetedPGD
-from vitruvius.tasks._adversarial import AdversarialObjective, Statistics
-from vitruvius.tasks._base import tasks
-from vitruvius.tasks._inner import Spec, attack_and_settings, bound_attack
-from vitruvius.tasks._losses import accuracy, divergence
+from vitruvius.tasks.adversarial import AdversarialObjective, Statistics
+from vitruvius.tasks.base import accuracy, divergence, tasks
+from vitruvius.tasks.inner import Spec, bound_attack, read_attack
 
 
 @tasks.register("trades")
@@ -52,11 +51,8 @@ class Trades(AdversarialObjective):
 
 
 def climbing_divergence(spec: Spec, *, eps: float, norm: str) -> Spec:
-    """The attack with the loss of TRADES; attacks that aim at labels or classes are refused.
-
-    `spec` is the recipe's attack; `eps` and `norm` are those of the task.
-    """
-    if "loss" in attack_and_settings(spec)[1]:
+    """The recipe's attack with the loss of TRADES; attacks that aim at labels or classes are refused."""
+    if "loss" in read_attack(spec)[2]:
         raise ConfigError("task.attack.loss is given, but trades climbs the divergence; leave it out.")
     bound = bound_attack(spec, eps=eps, norm=norm)
     attack = bound()

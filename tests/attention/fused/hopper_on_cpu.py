@@ -5,7 +5,8 @@ import pytest
 import torch
 from heads_and_oracles import make_heads, pursue_slowly, site_of
 
-from vitruvius.attention import build_core, part
+from vitruvius.attention import part
+from vitruvius.attention.base import build_core
 from vitruvius.attention.fused.hopper import _calls as calls
 from vitruvius.attention.fused.hopper import _pursuit, _pursuit_back
 

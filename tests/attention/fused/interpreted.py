@@ -4,7 +4,8 @@ import pytest
 import torch
 from heads_and_oracles import attend_slowly, errors, make_heads, make_keep, pursue_slowly
 
-from vitruvius.attention import build_core, part
+from vitruvius.attention import part
+from vitruvius.attention.base import build_core
 from vitruvius.attention.fused import masked, rpc, use
 from vitruvius.heads import Site
 

@@ -24,17 +24,13 @@ class Schedule(ABC):
     per: Literal["epoch", "update"] = key("epoch", "eps moves after whole epochs, or at every update")
 
     def share(self, *, epoch: int, update: int, updates_per_epoch: int) -> float:
-        """The share at this update, counted from the start of the run or of the epoch.
-
-        `epoch` and `update` count what is done, in the whole run; `updates_per_epoch` is how many an epoch has.
-        """
-        if self.per == "epoch":
-            return self.after(epoch)
-        return self.after(epoch + update % updates_per_epoch / updates_per_epoch)
+        """The share when so many epochs and updates are done in the whole run."""
+        within = 0.0 if self.per == "epoch" else update % updates_per_epoch / updates_per_epoch
+        return self.after(epoch + within)
 
     @abstractmethod
     def after(self, epochs: float) -> float:
-        """The share after this number of `epochs`, whole or not."""
+        """The share after this number of epochs, whole or not."""
 
 
 schedules: Registry[Callable[..., Schedule]] = Registry("eps schedule")
@@ -95,10 +91,7 @@ class Sine(Ramp):
 
 
 def make_schedule(spec: str | dict[str, Any] | Schedule) -> Schedule:
-    """From a recipe: `constant`, `linear:epochs=10`, `{use: linear, epochs: 10}`, or a Schedule itself.
-
-    `spec` is `constant`, `linear:epochs=10`, `{use: sine, epochs: 10}`, or a schedule itself.
-    """
+    """From a recipe: `constant`, `linear:epochs=10`, `{use: linear, epochs: 10}`, or a Schedule itself."""
     schedule = schedules.make(spec, where="task.schedule")
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"task.schedule is a {type(schedule).__name__}; expected a Schedule.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,20 +15,24 @@ from torch import nn
 
 from vitruvius._checks import check_seed
 from vitruvius._config import build
-from vitruvius._errors import CheckpointError, ConfigError, RunError, UnknownName, suggest
-from vitruvius._files import StrPath, exists, is_url, join, read_text
+from vitruvius._errors import CheckpointError, ConfigError, RunError, SurgeryError, UnknownName, suggest
+from vitruvius._files import exists, is_url, join, read_text
 from vitruvius._registry import load_foreign_plugins
 from vitruvius._yaml import parse_value, read_yaml
-from vitruvius.models._adapting import head_keys
-from vitruvius.models._adapting import restride as _restride
-from vitruvius.models._freezing import freeze
-from vitruvius.models._pixel import PixelModel
-from vitruvius.models._registry import PREFIX, models
-from vitruvius.models._starting import Start, begin_low_rank, start, start_new_parts
-from vitruvius.models._weights import load_weights
-from vitruvius.models._wiring import Parts, wire, without_files
+from vitruvius.attention.low_rank import LowRank
+from vitruvius.init.base import InitSpec
+from vitruvius.models.base import PREFIX, PixelModel, models
+from vitruvius.models.base import restride as restride_xcit
 from vitruvius.models.config import AttentionRule, ModelConfig
+from vitruvius.models.freezing import freeze
+from vitruvius.models.weights import head_keys, load_weights
+from vitruvius.models.wiring import Parts, wire, without_files
+from vitruvius.surgery.base import inner
+from vitruvius.surgery.folding import start_low_rank
+from vitruvius.surgery.initialising import initialise
 from vitruvius.surgery.positions import use_sincos_positions
+
+logger = logging.getLogger(__name__)
 
 
 def create_model(
@@ -35,7 +40,7 @@ def create_model(
     *,
     pretrained: bool = False,
     attention: Parts = (),
-    init: Start | None = None,
+    init: InitSpec | None = None,
     positions: Literal["upstream", "sincos"] = "upstream",
     restride: int | None = None,
     seed: int = 0,
@@ -61,22 +66,19 @@ def create_model(
         torch.manual_seed(seed)
         made = _make(name, pretrained, timm_kwargs)
         if restride is not None:
-            made = _restride(made, restride)
+            restride_xcit(made, restride)
         model = PixelModel(made, mean=mean, std=std)
         if positions == "sincos":
             use_sincos_positions(model)
         if init is not None:
-            start(model, init, seed)
-        input_size = None
-        if "img_size" in timm_kwargs:
-            input_size = model.data_config["input_size"]
-        wire(model, attention, input_size=input_size)
-        begin_low_rank(model)
+            initialise(model, init, generator=torch.Generator().manual_seed(seed))
+        wire(model, attention, input_size=model.data_config["input_size"] if "img_size" in timm_kwargs else None)
+        start_auto_encoders(model)
     return model.eval()
 
 
 def create_from_config(
-    config: ModelConfig, rules: Sequence[AttentionRule] = (), *, init: Start | None = None, seed: int = 0
+    config: ModelConfig, rules: Sequence[AttentionRule] = (), *, init: InitSpec | None = None, seed: int = 0
 ) -> PixelModel:
     """The model a recipe describes, weights included.
 
@@ -91,16 +93,34 @@ def create_from_config(
     settings |= {"seed": seed, "mean": config.mean, "std": config.std, **config.kwargs}
     model = create_model(config.name, pretrained=config.pretrained, **settings)
     if config.weights is not None:
-        start_new_parts(model, load_weights(model, config.weights, reset_head=config.reset_head, resample=True))
+        missing = load_weights(model, config.weights, reset_head=config.reset_head, resample=True)
+        new_parts = [key for key in missing if ".core.low_rank." in key]
+        start_auto_encoders(model, only={key.partition(".core.low_rank.")[0] for key in new_parts})
     elif config.pretrained and config.reset_head:
-        _renew_head(model, create_model(config.name, **settings))
+        new = create_model(config.name, **settings).model.state_dict()
+        model.model.load_state_dict({key: new[key] for key in head_keys(model.model)}, strict=False)
     return freeze(model, config.freeze)
 
 
-def _renew_head(model: PixelModel, new: PixelModel) -> None:
-    """The head of a new model in place of the pretrained one."""
-    start = new.model.state_dict()
-    model.model.load_state_dict({key: start[key] for key in head_keys(model.model)}, strict=False)
+def start_auto_encoders(model: nn.Module, only: set[str] | None = None) -> None:
+    """`low_rank` begins as the projection that keeps most of q and k, unless its start is the released one.
+
+    `only` names the sites that are meant, default all.
+    """
+    sites = []
+    for name, module in inner(model).named_modules():
+        site = name.removesuffix(".core.low_rank")
+        is_meant = site != name and (only is None or site in only)
+        if is_meant and isinstance(module, LowRank) and module.start != "released":
+            sites.append(site)
+    if not sites or any(parameter.is_meta for parameter in model.parameters()):
+        return
+    try:
+        start_low_rank(model, sites)
+    except SurgeryError as error:  # a norm or another stage stands between the weights and the auto-encoder
+        logger.warning(
+            "low_rank begins as a plain projection: %s fit_low_rank(model, batches) finds a better one.", error
+        )
 
 
 def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = False) -> PixelModel:
@@ -113,33 +133,18 @@ def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = Fals
     source = str(join(run, "config.yaml"))
     if not exists(source):
         raise RunError(f"{run} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
-    data = _read_config(source)
+    data = dict(parse_value(read_text(source))) if is_url(source) else read_yaml(source)
     load_foreign_plugins(data.get("plugins") or [], source=source, trust=trust_plugins)
-    begun = {"pretrained": False, "weights": None, "reset_head": False}  # how the run began is over
-    config = build(ModelConfig, {**(data.get("model") or {}), **begun}, source=source)
+    own_weights = {"pretrained": False, "weights": None, "reset_head": False}
+    config = build(ModelConfig, {**(data.get("model") or {}), **own_weights}, source=source)
     rules = [without_files(build(AttentionRule, rule, source=source)) for rule in data.get("attention") or ()]
     model = create_from_config(config, rules, seed=int(data.get("seed", 0)))
-    load_weights(model, _weights_of(run, best))
+    files = [join(run, f"{name}.safetensors") for name in (("best", "last") if best else ("last",))]
+    weights = next((file for file in files if exists(file)), None)
+    if weights is None:
+        raise RunError(f"{run} holds no weights yet (expected {Path(files[0]).name}).")
+    load_weights(model, weights)
     return model
-
-
-def _read_config(source: str) -> dict[str, Any]:
-    """A config.yaml, here or at a URL."""
-    if is_url(source):
-        return dict(parse_value(read_text(source)))
-    return read_yaml(source)
-
-
-def _weights_of(run: str | Path, best: bool) -> StrPath:
-    """The best weights of a run if they are wanted and there, else its last ones."""
-    wanted = ["last"]
-    if best:
-        wanted.insert(0, "best")
-    for name in wanted:
-        file = join(run, f"{name}.safetensors")
-        if exists(file):
-            return file
-    raise RunError(f"{run} holds no weights yet (expected {wanted[0]}.safetensors).")
 
 
 def _make(name: str, pretrained: bool, timm_kwargs: Mapping[str, Any]) -> nn.Module:

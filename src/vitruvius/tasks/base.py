@@ -1,20 +1,23 @@
-"""What tasks share: their registry, and the penalties that stages of attention ask for.
+"""What tasks share: their base class and registry, losses, the penalties that stages of attention ask for.
 
 A task is called with pixels (B, C, H, W) and labels (B,), or distributions (B, K).
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.task import ClassificationTask
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from vitruvius._checks import check_weight
+from vitruvius._config import key
 from vitruvius._errors import ConfigError
 from vitruvius._registry import Registry
 
@@ -25,9 +28,7 @@ class BatchDraws:
     """Keys for the random numbers of a batch's images, the same however many processes share the batch.
 
     Alone, they come from torch's global generator, which the loop seeds for every batch. Of several processes each
-    draws for the whole batch and keeps the rows that are its own: images are dealt out like cards.
-
-    `rank` is this process (default 0) of `world_size` (default 1).
+    draws for the whole batch and keeps the rows that are its own: images are dealt round-robin.
     """
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
@@ -36,64 +37,58 @@ class BatchDraws:
         self._generator: torch.Generator | None = None
 
     def begin(self, seed: int, device: torch.device) -> None:
-        """Before a batch: the seed that a process alone would have.
-
-        `device` is that of the batch.
-        """
+        """Before a batch: the seed that a process alone would have."""
         if self.world_size > 1:
             self._generator = torch.Generator(device).manual_seed(seed)
 
     def keys(self, x: Tensor) -> Tensor:
-        """(B,) a number for each image. `x` is this process's part of the batch, (B, ...)."""
+        """(B,) a number for each image of this process's part of the batch."""
         rows = len(x) * self.world_size
         drawn = torch.randint(2**62, (rows,), device=x.device, generator=self._generator)
         return drawn[self.rank :: self.world_size]
 
 
+@dataclass(eq=False, repr=False)
 class Objective(ClassificationTask):
     """A task whose loss adds, with a weight, the penalties of attention stages; the base of all tasks here.
+
+    Its fields are the settings, beside the `model` that is trained, which takes pixels in [0, 1] and returns logits
+    (B, K). A subclass is a dataclass too: it inherits them, adds its own, takes one away by giving its value with
+    `field(init=False)`, and defines `forward`, which takes `input`, pixels, and `target`, labels, and returns the loss,
+    the logits that are judged, and numbers for the log (see `total`). What else it needs it makes in `__post_init__`.
 
     The loop of a training run looks at four more things, which a task may override: `replays` (how often it is given
     each batch, every time with an update of its own), `threat` (norm and final eps of the attack it trains against, or
     None), `radius` (eps as it is now) and `at` (called before every update with how far the run has come).
-
-    model: what is trained; takes pixels in [0, 1] and returns logits (B, K).
-    criterion: the loss of logits and labels.
-    penalty: weight of the penalties of attention stages such as low_rank; default 0, which does not compute them.
-
-    `forward` takes `input`, pixels (B, C, H, W), and `target`, labels (B,) or distributions (B, K), and returns the
-    loss, the logits that are judged, and numbers for the log. `module` and `ema`, which timm's loop passes on, say
-    whose state is meant: that of the module trained (default), or of its average.
     """
 
-    replays: int = 1
-    threat: tuple[str, float] | None = None  # what the best weights must withstand
+    replays = 1
 
-    def __init__(self, model: nn.Module, criterion: nn.Module, *, penalty: float = 0.0) -> None:
-        check_weight(penalty, "task.penalty")
-        super().__init__(model, criterion, verbose=False)
+    model: InitVar[nn.Module]
+    _: KW_ONLY
+    smoothing: float = key(0.0, "label smoothing of hard labels; the data's if the recipe does not say")
+    binary: bool = key(False, "binary cross-entropy for each class instead of cross-entropy over the classes")
+    penalty: float = key(0.0, "weight of the penalties of attention stages such as low_rank")
+
+    def __post_init__(self, model: nn.Module) -> None:
+        check_weight(self.penalty, "task.penalty")
+        super().__init__(model, Criterion(smoothing=self.smoothing, binary=self.binary), verbose=False)
+        self.threat: tuple[str, float] | None = None  # what the best weights must withstand
         self.draws = BatchDraws()
-        self.penalty = penalty
-        self.penalties = Penalties(model) if penalty else None
+        self.penalties = Penalties(model) if self.penalty else None
         if self.penalties is not None and not self.penalties.stages:
             raise ConfigError(
-                f"task.penalty = {penalty}, but no part of the model's attention has a penalty. "
+                f"task.penalty = {self.penalty}, but no part of the model's attention has a penalty. "
                 "Leave it out, or add a part such as low_rank."
             )
 
     @property
     def radius(self) -> float:
         """eps of the attack it trains against now; the final one unless a task says otherwise, 0 without a threat."""
-        if self.threat is None:
-            return 0.0
-        return self.threat[1]
+        return 0.0 if self.threat is None else self.threat[1]
 
     def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
-        """Called before every update: how far the run has come.
-
-        `epoch` counts epochs done, `update` the updates done in the whole run; `updates_per_epoch` is how many an epoch
-        has.
-        """
+        """Called before every update: how many epochs are done, and how many updates in the whole run."""
 
     def call_model(self, *inputs: Tensor) -> tuple[Any, Tensor | None]:
         """What the trainable module answers, and the penalty of its stages, a mean over the inputs.
@@ -106,14 +101,6 @@ class Objective(ClassificationTask):
             answer = self.trainable_module(*inputs)
         return answer, torch.stack(terms).sum() / len(inputs)
 
-    def ask(self, *inputs: Tensor) -> tuple[Any, Tensor | None]:
-        """The old name of `call_model`.
-
-        `inputs` are as for `call_model`.
-        """
-        warnings.warn("Objective.ask is now called Objective.call_model.", DeprecationWarning, stacklevel=2)
-        return self.call_model(*inputs)
-
     def recording_key(self) -> Hashable:
         """All that decides a step besides its batch and changes as training goes on, such as an attack's radius."""
         return ()
@@ -125,10 +112,9 @@ class Objective(ClassificationTask):
         """
 
     def total(self, loss: Tensor, output: Tensor, penalty: Tensor | None, **numbers: Tensor) -> dict[str, Tensor]:
-        """What a task returns: the whole loss, the logits that are judged, and numbers for the log.
+        """What a task returns: the whole loss, the logits (B, K) that are judged, and numbers for the log.
 
-        `loss` () without the penalty; `output` (B, K) the logits; `penalty` () as `call_model` returned it; `numbers`
-        () by the name they are logged under.
+        `penalty` is as `call_model` returned it.
         """
         if penalty is None:
             return {"loss": loss, "output": output, **numbers}
@@ -138,7 +124,7 @@ class Objective(ClassificationTask):
 class Penalties:
     """Sums `stage.penalty(before, after)` over the stages of a model while it collects.
 
-    Hooks watch the stages; a term counts only while `collecting` is open. The second forward of activation
+    Hooks observe the stages; a term counts only while `collecting` is open. The second forward of activation
     checkpointing runs in backward, when it is closed: it repeats the computation, as it must, and is not counted.
     """
 
@@ -173,3 +159,68 @@ class Penalties:
             term = stage.penalty(inputs[0], output)
             if self._open:
                 self._terms.append(term)
+
+
+class Criterion(nn.Module):
+    """Cross-entropy, or with `binary` binary cross-entropy a class, on labels (B) or distributions (B, K).
+
+    `smoothing` is the share of a label that is spread over all classes.
+    """
+
+    def __init__(self, *, smoothing: float = 0.0, binary: bool = False) -> None:
+        super().__init__()
+        if not 0 <= smoothing < 1:
+            raise ConfigError(f"task.smoothing = {smoothing}, expected a number from 0 to below 1.")
+        self.smoothing, self.binary = smoothing, binary
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The mean loss ()."""
+        if not self.binary:
+            return F.cross_entropy(logits, target, label_smoothing=self.smoothing if target.dim() == 1 else 0.0)
+        if target.dim() == 1:
+            target = F.one_hot(target, logits.shape[1]).to(logits)
+            target = target * (1 - self.smoothing) + self.smoothing / logits.shape[1]
+        return F.binary_cross_entropy_with_logits(logits, target)
+
+
+def divergence(logits: Tensor, other: Tensor) -> Tensor:
+    """(B,) KL(softmax(logits) ‖ softmax(other)) of logits (B, K); gradients flow through both."""
+    p, q = log_probabilities(logits), log_probabilities(other)
+    return F.kl_div(q, p, reduction="none", log_target=True).sum(1)
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """(B, K) in float32 at least, also under autocast."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(1)
+
+
+def accuracy(logits: Tensor, target: Tensor) -> Tensor:
+    """The share of images whose largest logit is the label's; a mixed label counts as its largest part."""
+    labels = target.argmax(1) if target.dim() == 2 else target
+    return (logits.detach().argmax(1) == labels).float().mean()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode inside; outside each in the mode it had, also where they differ."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def batch_norm_frozen(model: nn.Module) -> Iterator[None]:
+    """Batch norms use the statistics of the batch, as in training, and do not add them to their running ones."""
+    tracking = [m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+    for module in tracking:
+        module.track_running_stats = False
+    try:
+        yield
+    finally:
+        for module in tracking:
+            module.track_running_stats = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,10 +12,10 @@ from torch import nn
 from vitruvius._config import build
 from vitruvius._errors import ConfigError
 from vitruvius._registry import read_spec
-from vitruvius.attention import Part, PartSpec, part
+from vitruvius.attention.base import PartMaker, PartSpec, part
 from vitruvius.models.config import AttentionRule
 from vitruvius.surgery import restore, rewire, survey
-from vitruvius.surgery.rewiring import match
+from vitruvius.surgery.sites import match
 
 Parts = PartSpec | AttentionRule | Sequence[PartSpec | AttentionRule]
 
@@ -25,14 +26,10 @@ def wire(model: nn.Module, attention: Parts, *, input_size: tuple[int, int, int]
     `attention` is one part or a list of them, for every site, or a list of rules, `AttentionRule` or
     `{"where": …, "parts": […]}`. `input_size` is the size of an image, for models that do not know it themselves.
     """
-    parts: list[Part] = []
-    rules: list[AttentionRule] = []
-    for number, item in enumerate(_listed(attention)):
-        read = _read_item(item, f"attention.{number}")
-        if isinstance(read, AttentionRule):
-            rules.append(read)
-        else:
-            parts.append(read)
+    items = list(attention) if isinstance(attention, list | tuple) else [attention] if attention is not None else []
+    read = [_read_item(item, f"attention.{number}") for number, item in enumerate(items)]
+    rules = [item for item in read if isinstance(item, AttentionRule)]
+    parts = [item for item in read if not isinstance(item, AttentionRule)]
     if rules and parts:
         raise ConfigError("attention mixes parts and rules; give a list of parts, or a list of rules.")
     if parts:
@@ -41,16 +38,7 @@ def wire(model: nn.Module, attention: Parts, *, input_size: tuple[int, int, int]
         _apply_rules(model, rules, input_size)
 
 
-def _listed(attention: Any) -> list[Any]:
-    """One part or rule as a list of one, nothing as an empty list."""
-    if attention is None:
-        return []
-    if isinstance(attention, list | tuple):
-        return list(attention)
-    return [attention]
-
-
-def _read_item(item: Any, where: str) -> Part | AttentionRule:
+def _read_item(item: Any, where: str) -> PartMaker | AttentionRule:
     """A part with its settings checked, or a rule; a mapping with `where` or `parts` is a rule of a recipe."""
     if isinstance(item, AttentionRule):
         return item
@@ -60,20 +48,16 @@ def _read_item(item: Any, where: str) -> Part | AttentionRule:
 
 
 def _apply_rules(model: nn.Module, rules: Sequence[AttentionRule], input_size: tuple[int, int, int] | None) -> None:
-    made = [parts_of(rule, f"attention.{i}") for i, rule in enumerate(rules)]
+    makers = [parts_of(rule, f"attention.{i}") for i, rule in enumerate(rules)]
     _check_overlap(model, rules, input_size)
-    done: list[str] = []
-    try:
-        for rule, parts in zip(rules, made, strict=True):
+    with contextlib.ExitStack() as undo:
+        for rule, parts in zip(rules, makers, strict=True):
             rewire(model, *parts, where=rule.where, input_size=input_size)
-            done.append(rule.where)
-    except Exception:
-        for where in done:
-            restore(model, where)
-        raise
+            undo.callback(restore, model, rule.where)
+        undo.pop_all()  # all went well
 
 
-def parts_of(rule: AttentionRule, where: str) -> list[Part]:
+def parts_of(rule: AttentionRule, where: str) -> list[PartMaker]:
     """The parts a rule names, with their settings checked; `where` begins an error's sentence."""
     return [part(item, where=where) for item in rule.parts]
 

@@ -49,9 +49,7 @@ class Socket:
     def dropout_now(self) -> float:
         """Attention dropout of this moment: nothing in eval mode."""
         module: Any = self
-        if not module.training:
-            return 0.0
-        return float(module.attn_drop.p)
+        return float(module.attn_drop.p) if module.training else 0.0
 
     def head_weights(self) -> HeadWeights:
         """Views into the projections, head by head; UnsuitableSite where no view exists."""
@@ -94,30 +92,24 @@ def sockets() -> list[tuple[str, str, str]]:
 
 
 def inner(model: nn.Module) -> nn.Module:
-    """The timm model inside its wrappers: PixelModel, a compiled model, DistributedDataParallel.
-
-    `model` may be that model itself.
-    """
+    """The timm model inside its wrappers, if any: PixelModel, a compiled model, DistributedDataParallel."""
     check_model(model)
-    while (wrapped := _wrapped(model)) is not None:
-        model = wrapped
-    return model
-
-
-def _wrapped(model: Any) -> nn.Module | None:
-    if getattr(type(model), "looks_through", False):  # how our own wrappers declare themselves
-        return model.model
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return model.module
-    return getattr(model, "_orig_mod", None)
+    wrapped: Any = model
+    while True:
+        if getattr(type(wrapped), "looks_through", False):  # how our own wrappers declare themselves
+            wrapped = wrapped.model
+        elif isinstance(wrapped, nn.parallel.DistributedDataParallel):
+            wrapped = wrapped.module
+        elif getattr(wrapped, "_orig_mod", None) is not None:
+            wrapped = wrapped._orig_mod
+        else:
+            inside: nn.Module = wrapped
+            return inside
 
 
 def gate_of(module: Any, x: Tensor) -> Tensor | None:
     """What the output of gated attention is multiplied by, in (0, 1); nothing where the module has no gate."""
-    if module.gate is None:
-        return None
-    gate: Tensor = module.gate(x).sigmoid()
-    return gate
+    return None if module.gate is None else module.gate(x).sigmoid()
 
 
 def rows(linear: Any, *shape: int) -> Tensor:
@@ -134,17 +126,13 @@ def columns(linear: Any, *shape: int) -> Tensor:
 
 def biases(bias: Tensor | None, *shape: int) -> Tensor | None:
     """A bias seen as `shape`, a view; nothing stays nothing."""
-    if bias is None:
-        return None
-    return bias.detach().view(*shape)
+    return None if bias is None else bias.detach().view(*shape)
 
 
 def fused_biases(bias: Tensor | None, *shape: int, kind_axis: int = 0) -> tuple[Tensor | None, ...]:
     """The biases of q, k and v (or of k and v) in one bias, seen as `shape` with the kinds along `kind_axis`."""
-    seen = biases(bias, *shape)
-    if seen is None:
-        return (None,) * shape[kind_axis]
-    return seen.unbind(kind_axis)
+    shaped = biases(bias, *shape)
+    return (None,) * shape[kind_axis] if shaped is None else shaped.unbind(kind_axis)
 
 
 def fused_head_weights(qkv: Any, proj: Any, num_heads: int) -> HeadWeights:
@@ -174,11 +162,11 @@ def separate_head_weights(q: Any, k: Any, v: Any, proj: Any, num_heads: int) -> 
 
 
 def split_heads(x: Tensor, kinds: int, num_heads: int) -> tuple[Tensor, ...]:
-    """(B, N, kinds·H·D) → `kinds` tensors (B, H, N, D). `x` is what a projection made, `num_heads` H."""
+    """What a projection made, (B, N, kinds·H·D) → `kinds` tensors (B, H, N, D)."""
     B, N, _ = x.shape
     return x.reshape(B, N, kinds, num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """(B, H, N, E) → (B, N, H·E). `x` is what a core put out."""
+    """What a core put out, (B, H, N, E) → (B, N, H·E)."""
     return x.transpose(1, 2).flatten(2)

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitruvius._errors import ConfigError
-from vitruvius.models._pixel import PixelModel
-from vitruvius.surgery import inner
+from vitruvius.models.base import PixelModel
+from vitruvius.surgery.base import inner
 
 
 def freeze(model: PixelModel, globs: Sequence[str]) -> PixelModel:
@@ -22,31 +22,28 @@ def freeze(model: PixelModel, globs: Sequence[str]) -> PixelModel:
     if not globs:
         return model
     root = inner(model)
-    _check(root, globs)
     parameters = dict(root.named_parameters())
+    names = {above for name in parameters for above in _upwards(name)}
+    for glob in globs:
+        if not fnmatch.filter(names, glob.removeprefix("!")):
+            tops = dict.fromkeys(name.split(".")[0] for name in parameters)
+            raise ConfigError(
+                f"model.freeze: {glob!r} matches no parameter of {type(root).__name__}. "
+                f"It has {', '.join(tops)}; a glob may go deeper, e.g. blocks.[0-5]."
+            )
     frozen = {name for name in parameters if _matched(name, globs)}
     if len(frozen) == len(parameters):
         raise ConfigError(f"model.freeze = {list(globs)} leaves nothing to train. Thaw something, e.g. with '!head'.")
     for name in frozen:
         parameters[name].requires_grad_(False)
-    model.still = _frozen_norms(root, frozen, globs)
+    norms = {name: module for name, module in root.named_modules() if isinstance(module, _BatchNorm)}
+    model.still = tuple(f"model.{name}" for name, norm in norms.items() if _is_frozen(name, norm, frozen, globs))
     return model.train(model.training)
 
 
-def _frozen_norms(root: nn.Module, frozen: set[str], globs: Sequence[str]) -> tuple[str, ...]:
-    """Names of the batch norms inside a PixelModel that stay as they are."""
-    return tuple(f"model.{name}" for name, norm in _batch_norms(root) if _is_frozen(name, norm, frozen, globs))
-
-
-def _batch_norms(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    return ((name, module) for name, module in root.named_modules() if isinstance(module, _BatchNorm))
-
-
 def _is_frozen(name: str, norm: nn.Module, frozen: set[str], globs: Sequence[str]) -> bool:
-    own = [f"{name}.{parameter}" for parameter, _ in norm.named_parameters()]
-    if not own:
-        return _matched(name, globs)
-    return all(key in frozen for key in own)
+    keys = [f"{name}.{parameter}" for parameter, _ in norm.named_parameters()]
+    return frozen.issuperset(keys) if keys else _matched(name, globs)
 
 
 def _matched(name: str, globs: Sequence[str]) -> bool:
@@ -62,14 +59,3 @@ def _upwards(name: str) -> Iterator[str]:
     while name:
         yield name
         name = name.rpartition(".")[0]
-
-
-def _check(root: nn.Module, globs: Sequence[str]) -> None:
-    names = {above for name, _ in root.named_parameters() for above in _upwards(name)}
-    for glob in globs:
-        if not fnmatch.filter(names, glob.removeprefix("!")):
-            tops = dict.fromkeys(name.split(".")[0] for name, _ in root.named_parameters())
-            raise ConfigError(
-                f"model.freeze: {glob!r} matches no parameter of {type(root).__name__}. "
-                f"It has {', '.join(tops)}; a glob may go deeper, e.g. blocks.[0-5]."
-            )

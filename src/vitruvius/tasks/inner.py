@@ -30,15 +30,14 @@ from vitruvius.attacks.base import (
     hard_labels,
 )
 from vitruvius.attacks.pgd import PGD
-from vitruvius.tasks._base import BatchDraws
-from vitruvius.tasks._passes import batch_norm_frozen, evaluating, precision_of, scaled_for_half
-from vitruvius.tasks._schedules import Schedule
+from vitruvius.tasks.base import BatchDraws, batch_norm_frozen, evaluating
+from vitruvius.tasks.schedules import Schedule
 
 Spec = str | dict[str, Any] | Callable[..., Threat]  # pgd:steps=1, {use: pgd, steps: 1}, or what makes a threat
-Answer = Callable[[Tensor], Tensor]
+SCALE = 2.0**12  # the gradients of an image are small, float16 ends at 6e-8
 
 
-class Inner:
+class InnerAttack:
     """x' for a batch of training images.
 
     `mode` and `freeze_batch_norm` say in which mode the model is attacked, `coupled` whether the step size shrinks
@@ -57,7 +56,7 @@ class Inner:
         freeze_batch_norm: bool = True,
         precision: Literal["same", "fp32", "bf16"] = "same",
     ) -> None:
-        self.final = eps
+        self.final_eps = eps
         self.norm = as_norm(norm)
         self.schedule = schedule
         self.mode = mode
@@ -65,50 +64,45 @@ class Inner:
         self.freeze_batch_norm = freeze_batch_norm
         self.make_attack = bound_attack(spec, eps=eps, norm=norm)
         self.coupled = coupled
-        self.step = self._fixed_step(coupled)
+        self.step = self._named_step(coupled)
         self.checked = False
-        self._places: Tensor | None = None  # (2,) eps and step size, where a recorded step reads them
+        self._on_device: Tensor | None = None  # (2,) eps and step size, where a recorded step reads them
         self.share: float | None = None  # of the final eps; not known before `at`
         self.at(epoch=0, update=0, updates_per_epoch=1)
 
     @property
     def threat(self) -> tuple[str, float]:
         """The norm and the radius that training leads to."""
-        return self.norm.name, self.final
+        return self.norm.name, self.final_eps
 
     def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
-        """Told before every batch; another attack is made only where eps has changed."""
+        """Called before every batch; another attack is made only where eps has changed."""
         share = self.schedule.share(epoch=epoch, update=update, updates_per_epoch=updates_per_epoch)
         if share != self.share:
             self.share = share
-            self.eps = share * self.final
-            self.attack = self._made(share)
+            self.eps = share * self.final_eps
+            self.attack = self._attack_at(share)
 
     @property
     def is_on_device(self) -> bool:
         """Whether steps read eps from a tensor, so that one recording serves every radius but 0."""
-        return self._places is not None
+        return self._on_device is not None
 
     @property
     def radius(self) -> float | Tensor:
         """eps as it is now; a tensor where steps read it from the device."""
-        if self._places is None:
-            return self.eps
-        return self._places[0]
+        return self.eps if self._on_device is None else self._on_device[0]
 
     def keep_radius_on(self, device: torch.device) -> None:
         """From now on steps read eps and the step size from the device, if the attack can; their values stay."""
-        if not getattr(self.attack, "radius_may_be_tensor", False):
-            return
-        self._places = torch.zeros(2, dtype=torch.float64, device=device)
-        assert self.share is not None
-        self.attack = self._made(self.share)
+        if getattr(self.attack, "radius_may_be_tensor", False):
+            self._on_device = torch.zeros(2, dtype=torch.float64, device=device)
+            assert self.share is not None
+            self.attack = self._attack_at(self.share)
 
     def logged_eps(self, x: Tensor) -> Tensor:
         """eps as a number for the log, of x's type and on its device."""
-        if self._places is None:
-            return x.new_full((), self.eps)
-        return self._places[0].to(x.dtype)
+        return x.new_full((), self.eps) if self._on_device is None else self._on_device[0].to(x.dtype)
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, called: nn.Module, draws: BatchDraws, from_answer: bool = False
@@ -123,7 +117,10 @@ class Inner:
         with self.model_mode(model), frozen(model), torch.no_grad(), precision_of(self.precision, x):
             answer = self._checked(scaled_for_half(called, x), x, y)
             labels = full_precision(answer(x)).softmax(1) if from_answer else hard_labels(y)
-            return self._search(answer, x.detach(), labels, draws.keys(x)).detach()
+            ids = draws.keys(x)
+            if isinstance(self.attack, Attack):  # which has a search without checks
+                return self.attack.search(answer, x.detach(), labels, self.attack.dice(ids)).detach()
+            return disturb(self.attack, answer, x.detach(), labels, ids).detach()
 
     def model_mode(self, model: nn.Module) -> AbstractContextManager[None]:
         """The mode of the model while it is attacked."""
@@ -131,43 +128,31 @@ class Inner:
             return evaluating(model)
         return batch_norm_frozen(model) if self.freeze_batch_norm else nullcontext()
 
-    def _search(self, answer: Answer, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
-        attack = self.attack
-        if isinstance(attack, Attack) and searches(attack):
-            return attack.search(answer, x, y, attack.dice(ids))
-        return disturb(self.attack, answer, x, y, ids)  # type: ignore[arg-type]
-
     def _checked(self, answer: nn.Module, x: Tensor, y: Tensor) -> Any:
         """On the first batch: images are pixels, labels are classes, logits are numbers."""
         if self.checked:
             return answer
         self.checked = True
         check_inputs(x, y)
-        return Searched(answer, y) if searches(self.attack) else answer
+        return Searched(answer, y) if isinstance(self.attack, Attack) else answer
 
-    def _made(self, share: float) -> Threat:
+    def _attack_at(self, share: float) -> Threat:
         """The attack at a share of the final eps; its eps and step size are tensors where steps read those."""
-        attack = self._with_numbers(share)
-        if self._places is None:
+        settings = {} if self.step is None else {"step_size": self.step * share if self.coupled else self.step}
+        attack = self.make_attack(eps=self.eps, **settings)
+        if self._on_device is None:
             return attack
         assert isinstance(attack, Attack)
-        moved = copy.copy(attack)
+        reading = copy.copy(attack)
         step = 0.0
         if isinstance(attack, PGD):
             step = attack.step_length()
-            object.__setattr__(moved, "step_size", self._places[1])
-        object.__setattr__(moved, "eps", self._places[0])
-        self._places.copy_(torch.tensor([attack.eps, step], dtype=torch.float64), non_blocking=True)
-        return moved
+            object.__setattr__(reading, "step_size", self._on_device[1])
+        object.__setattr__(reading, "eps", self._on_device[0])
+        self._on_device.copy_(torch.tensor([attack.eps, step], dtype=torch.float64), non_blocking=True)
+        return reading
 
-    def _with_numbers(self, share: float) -> Threat:
-        if self.step is None:
-            return self.make_attack(eps=self.eps)
-        if self.coupled:
-            return self.make_attack(eps=self.eps, step_size=self.step * share)
-        return self.make_attack(eps=self.eps, step_size=self.step)
-
-    def _fixed_step(self, coupled: bool) -> float | None:
+    def _named_step(self, coupled: bool) -> float | None:
         """The step size at the final eps, where it must be named: one that was given, or must not shrink."""
         attack = self.make_attack()
         given: float | None = getattr(attack, "step_size", None)
@@ -181,14 +166,9 @@ class Inner:
         return attack.step_length()
 
 
-def searches(attack: Threat) -> bool:
-    """Whether the attack has a search without checks; an ensemble, or a threat of somebody else, is called instead."""
-    return isinstance(attack, Attack)
-
-
 def bound_attack(spec: Spec, *, eps: float, norm: str) -> partial[Threat]:
     """What makes the attack, with its settings bound and checked; eps and norm are the task's."""
-    maker, settings = attack_and_settings(spec)
+    name, maker, settings = read_attack(spec)
     for key in ("eps", "norm"):
         if key in settings:
             raise ConfigError(f"task.attack.{key} = {settings[key]}: give {key} to the task, the schedule moves it.")
@@ -196,24 +176,57 @@ def bound_attack(spec: Spec, *, eps: float, norm: str) -> partial[Threat]:
     if "norm" in inspect.signature(maker).parameters:
         settings["norm"] = as_norm(norm)
     elif norm != "linf":
-        raise ConfigError(f"task.norm = {norm}, but the attack {_name(spec)!r} does not let its norm be chosen.")
+        raise ConfigError(f"task.norm = {norm}, but the attack {name!r} does not let its norm be chosen.")
     if isinstance(spec, str | Mapping):
-        bound: Any = attacks.bind({"use": _name(spec), **settings}, where="task.attack")
+        bound: Any = attacks.bind({"use": name, **settings}, where="task.attack")
         settings = bound.keywords
-    made = partial(maker, **settings)
-    made()  # wrong settings are refused here
-    return made
+    attack = partial(maker, **settings)
+    attack()  # wrong settings are refused here
+    return attack
 
 
-def attack_and_settings(spec: Spec) -> tuple[Callable[..., Threat], dict[str, Any]]:
-    """What makes the attack, and the settings that the recipe gives it."""
+def read_attack(spec: Spec) -> tuple[str, Callable[..., Threat], dict[str, Any]]:
+    """The name of an attack, what makes it, and the settings that the recipe gives it."""
     if not isinstance(spec, str | Mapping):
-        return spec, {}
+        return getattr(spec, "__name__", "attack"), spec, {}
     name, settings = read_spec(spec, where="task.attack")
-    return attacks.get(name, where="task.attack"), settings
+    return name, attacks.get(name, where="task.attack"), settings
 
 
-def _name(spec: Spec) -> str:
-    if isinstance(spec, str | Mapping):
-        return read_spec(spec, where="task.attack")[0]
-    return getattr(spec, "__name__", "attack")
+def precision_of(name: str, x: Tensor) -> AbstractContextManager[Any]:
+    """`same` as the autocast around, `fp32`, or `bf16`."""
+    if name == "same":
+        return nullcontext()
+    return torch.autocast(x.device.type, torch.bfloat16, enabled=name == "bf16")
+
+
+def scaled_for_half(model: nn.Module, x: Tensor) -> nn.Module:
+    """The model; under float16 autocast with larger gradients inside, and the same gradient at the image."""
+    kind = x.device.type
+    half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
+    return Scaled(model) if half else model
+
+
+class Scaled(nn.Module):
+    """Gradients are multiplied where they enter and divided where they leave."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Scale.apply(self.model(_Scale.apply(x, 1 / SCALE)).float(), SCALE)
+
+
+class _Scale(torch.autograd.Function):
+    """The identity, whose gradient is multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * ctx.factor, None
