@@ -12,7 +12,7 @@ import pytest
 from vitruvius._config import bind, build, key, override, required, schema_of, section
 from vitruvius._errors import ConfigError
 from vitruvius._yaml import dump_yaml, parse_value, read_yaml
-from vitruvius.attacks import LINF, Norm
+from vitruvius.attacks.base import LINF, Norm
 from vitruvius.data import DataConfig
 from vitruvius.models import AttentionRule
 from vitruvius.training import TrainConfig

@@ -35,6 +35,7 @@ from pydantic import (
     Field,
     PydanticInvalidForJsonSchema,
     PydanticSchemaGenerationError,
+    PydanticUserError,
     Strict,
     TypeAdapter,
     ValidationError,
@@ -218,6 +219,8 @@ def _usable(hint: Any) -> Any:
         TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
     except (PydanticSchemaGenerationError, SchemaError, TypeError, NameError):
         return Any
+    except PydanticUserError:  # a dataclass, which has a config of its own
+        return hint
     return hint
 
 

@@ -8,12 +8,12 @@ import timm
 import torch
 
 import vitruvius
+from vitruvius.attacks import autoattack as module
 from vitruvius.attacks._cuda_graphs import PAYS, GraphedModel
 from vitruvius.attacks._models import loss_and_grad
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.base import CE
-from vitruvius.attacks.base import autoattack as module
 from vitruvius.attacks.square import Square
 
 pytestmark = [
