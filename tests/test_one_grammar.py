@@ -59,10 +59,6 @@ def test_a_rule_may_be_written_as_a_recipe_writes_it() -> None:
     assert iterations_of(create_model("vit_tiny_patch16_224", attention=[rule], **SMALL)) == 2
 
 
-def test_a_rule_keeps_text_with_settings_as_a_mapping_so_that_run_folders_hold_one_form() -> None:
-    assert AttentionRule(parts=["rpc:iterations=2", "mask"]).parts == [{"use": "rpc", "iterations": 2}, "mask"]
-
-
 @pytest.mark.parametrize("spec", MIMETIC, ids=["text", "mapping"])
 def test_a_start_is_written_in_three_forms(spec: Any) -> None:
     expected = initialise(vit(), "mimetic", alpha=0.6, generator=seeded()).state_dict()
@@ -131,8 +127,11 @@ WRONG: dict[str, tuple[Callable[[str, str], Any], str]] = {  # what is written, 
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("function", FUNCTIONS)
+CASES = [("part", wrong) for wrong in WRONG]
+CASES += [(name, wrong) for name in FUNCTIONS for wrong in ("unknown name", "unknown setting in a mapping", "a number")]
+
+
+@pytest.mark.parametrize(("function", "wrong"), sorted(set(CASES)))
 def test_a_wrong_form_gets_the_same_words_everywhere(function: str, wrong: str) -> None:
     name, key, kind, call = FUNCTIONS[function]
     write, words = WRONG[wrong]

@@ -1,24 +1,29 @@
-"""Names for pieces: dropped into a room, named in `plugins:`, or announced by an installed package."""
+"""Names for pieces: dropped into a package, named in `plugins:`, or announced by an installed package."""
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import vitruvius
 from vitruvius._errors import ConfigError, MissingExtra, UnknownName
-from vitruvius._registry import Registry, first_line, load_plugins, load_room, require, signature_of
+from vitruvius._registry import Registry, first_line, load_plugins, require, signature_of
+from vitruvius.listing import KINDS
+from vitruvius.recipe_keys import PIECES, load
 
-ROOM = """
-from vitruvius._registry import Registry, load_room
+PACKAGE = """
+from vitruvius._registry import Registry
 
-hats: Registry = Registry("hat")
-load_room(__name__, __path__)
+hats: Registry = Registry("hat", homes=["hat_package"])
 """
 HAT = """
-from {room} import hats
+from {package} import hats
 
 @hats.register("{name}")
 class Hat:
@@ -42,18 +47,60 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_a_file_dropped_into_a_room_registers_itself(place: Path) -> None:
-    room = place / "hat_room"
-    room.mkdir()
-    (room / "__init__.py").write_text(ROOM)
-    (room / "bowler.py").write_text(HAT.format(room="hat_room", name="bowler"))
-    (room / "_private.py").write_text("raise AssertionError('files with an underscore are not pieces')")
-    from hat_room import hats  # type: ignore[import-not-found]
+def test_a_file_dropped_into_a_package_is_found_whatever_was_imported_before(place: Path) -> None:
+    package = place / "hat_package"
+    package.mkdir()
+    (package / "__init__.py").write_text(PACKAGE)
+    (package / "bowler.py").write_text(HAT.format(package="hat_package", name="bowler"))
+    (package / "boater.py").write_text(HAT.format(package="hat_package", name="straw"))
+    (package / "_private.py").write_text("raise AssertionError('files with an underscore are not pieces')")
+    from hat_package import hats  # type: ignore[import-not-found]
 
-    assert list(hats) == ["bowler"]
-    assert "bowler" in hats
     assert hats["bowler"](None).size == 57
-    assert hats.describe() == [("bowler", "size=57, colour='grey'", "A hat for the head.")]
+    assert "hat_package.boater" not in sys.modules  # only the file of that name was imported
+    assert "straw" in hats
+    assert "_private" not in hats
+    assert list(hats) == ["bowler", "straw"]
+    assert hats.describe()[0] == ("bowler", "size=57, colour='grey'", "A hat for the head.")
+
+
+def test_a_plugin_cannot_take_a_name_that_the_package_has_but_has_not_imported_yet(place: Path) -> None:
+    package = place / "cap_package"
+    package.mkdir()
+    (package / "__init__.py").write_text(PACKAGE.replace("hat", "cap"))
+    (package / "flat.py").write_text(HAT.replace("hats", "caps").format(package="cap_package", name="flat"))
+    from cap_package import caps  # type: ignore[import-not-found]
+
+    with pytest.raises(ConfigError, match=r"'flat' is already registered by cap_package\.flat\.Hat"):
+        caps.register("flat")(Path)
+
+
+FRESH = """
+import importlib, json, os, sys
+import torch, timm
+
+for home, names in json.loads(sys.stdin.read()).items():
+    if os.fork() == 0:
+        module, _, name = home.partition(":")
+        registry = getattr(importlib.import_module(f"vitruvius.{module}"), name)
+        missing = [name for name in names if name not in registry]
+        print(home, missing or "has all", flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_every_registry_has_all_its_pieces_in_a_fresh_process() -> None:
+    homes = {*KINDS.values(), *PIECES.values(), "init.filters:filters", "report._section:sections"}
+    text = "".join(file.read_text(encoding="utf-8") for file in Path(vitruvius.__file__).parent.rglob("*.py"))
+    names = {}
+    for home in sorted(home for home in homes if isinstance(load(home), Registry)):
+        names[home] = re.findall(rf"^@{home.partition(':')[2]}\.register\(\"([^\"]+)\"", text, re.MULTILINE)
+    assert sum(map(bool, names.values())) > 15
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH], input=json.dumps(names), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [f"{home} has all" for home in names]
 
 
 def test_a_plugin_module_registers_its_pieces_in_a_room_of_the_package(
@@ -148,10 +195,6 @@ def test_signature_and_first_line_are_read_from_the_piece() -> None:
     assert signature_of(piece) == "rank=2, share"
     assert first_line(piece) == "First."
     assert first_line(object()) != "First."
-
-
-def test_loading_an_empty_room_is_fine(tmp_path: Path) -> None:
-    load_room("nowhere", [str(tmp_path)])
 
 
 @pytest.fixture

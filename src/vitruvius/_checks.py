@@ -6,7 +6,6 @@ B images, K classes. Each check reads a tensor at most once and raises an error 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -137,17 +136,6 @@ def check_weight(weight: float | None, where: str) -> None:
     """Refuse a weight of something that is negative, infinite or NaN; `where` is how the user wrote it. None passes."""
     if weight is not None and not (math.isfinite(weight) and weight >= 0):
         raise ConfigError(f"{where} = {weight}, expected a finite number, 0 or more.")
-
-
-def check_finite(section: Any, where: str) -> None:
-    """Refuse a section (a dataclass) of a recipe with a number that is infinite or NaN, in lists too."""
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
-        numbers = [value]
-        if isinstance(value, list | tuple):
-            numbers = list(value)
-        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-            raise ConfigError(f"{where}.{field.name} = {value}, expected a finite number.")
 
 
 def check_logits(logits: Tensor, rows: int) -> None:

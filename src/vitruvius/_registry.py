@@ -1,15 +1,15 @@
-"""Names for pieces: a file dropped into a room, a plugin module or an entry point registers itself."""
+"""Names for pieces: a file dropped into a package, a plugin module or an entry point registers itself."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -31,20 +31,24 @@ class Registry(Generic[T]):
     A piece with its settings is written in one grammar everywhere, in Python, in recipes and on the command line:
     the object itself, `"name:key=value,…"` or `{use: name, key: value}`. `make` and `bind` read it.
 
-    Outside packages add pieces with the entry-point group `vitruvius.<kind>s`, or with a
-    module named in a recipe's `plugins:`.
+    Its own pieces lie in `homes`, packages with a file for each or modules, which are imported when a name is looked up
+    that is not registered yet: first the file of that name, then all. Outside packages add pieces with the entry-point
+    group `vitruvius.<kind>s`, or with a module named in a recipe's `plugins:`.
     """
 
-    def __init__(self, kind: str, plural: str | None = None) -> None:
+    def __init__(self, kind: str, plural: str | None = None, *, homes: Sequence[str] = ()) -> None:
         self.kind = kind
         self.plural = plural or f"{kind}s"
+        self.homes = homes
         self._pieces: dict[str, T] = {}
-        self._entry_points_loaded = False
+        self._loaded = False
 
     def register(self, name: str) -> Callable[[T], T]:
         """Decorator: make a piece known under `name`. A second piece of that name is refused."""
 
         def add(piece: T) -> T:
+            if not _origin(piece).startswith(("vitruvius.", *self.homes)):
+                self._load()  # a name of our own is not taken over, whatever was imported first
             known = self._pieces.get(name)
             if known is not None and _origin(known) != _origin(piece):
                 raise ConfigError(
@@ -57,13 +61,10 @@ class Registry(Generic[T]):
         return add
 
     def __getitem__(self, name: str) -> T:
-        self._load_entry_points()
-        try:
-            return self._pieces[name]
-        except KeyError:
-            hint = suggest(name, self._pieces)
-            known = ", ".join(sorted(self._pieces)) or "none"
-            raise UnknownName(f"no {self.kind} named {name!r}{hint} Known: {known}.") from None
+        if name not in self:
+            known = ", ".join(self) or "none"
+            raise UnknownName(f"no {self.kind} named {name!r}{suggest(name, self)} Known: {known}.")
+        return self._pieces[name]
 
     def make(self, spec: Any, /, *args: Any, where: str = "") -> Any:
         """The object that `spec` means: itself, or a registered piece called with `args` and its settings.
@@ -120,11 +121,14 @@ class Registry(Generic[T]):
         )
 
     def __iter__(self) -> Iterator[str]:
-        self._load_entry_points()
+        self._load()
         return iter(sorted(self._pieces))
 
     def __contains__(self, name: object) -> bool:
-        self._load_entry_points()
+        if name not in self._pieces:
+            self._import_file(str(name))
+        if name not in self._pieces:
+            self._load()
         return name in self._pieces
 
     def __len__(self) -> int:
@@ -134,16 +138,29 @@ class Registry(Generic[T]):
         """(name, signature, first line of the docstring) of every piece."""
         return [(name, signature_of(self[name]), first_line(self[name])) for name in self]
 
-    def _load_entry_points(self) -> None:
-        if self._entry_points_loaded:
+    def _import_file(self, name: str) -> None:
+        """Import the file of that name in a home, if there is one."""
+        if not name.isidentifier() or name.startswith("_"):
             return
-        self._entry_points_loaded = True  # at once: a module that is being loaded may look something up
+        for home in self.homes:
+            module = home if home.endswith(f".{name}") else f"{home}.{name}"
+            if _is_module(module):
+                importlib.import_module(module)
+
+    def _load(self) -> None:
+        """Import all homes and entry points, once."""
+        if self._loaded:
+            return
+        self._loaded = True  # at once: a module that is being loaded may look something up
         try:
+            for home in self.homes:
+                package = importlib.import_module(home)
+                load_package(home, getattr(package, "__path__", ()))
             for point in entry_points(group=f"vitruvius.{self.plural}"):
                 with _explained(f"the entry point {point.name!r} = {point.value}"):
                     self.register(point.name)(point.load())
-        except ConfigError:
-            self._entry_points_loaded = False
+        except BaseException:
+            self._loaded = False
             raise
 
 
@@ -188,11 +205,18 @@ def piece_of(bound: Callable[..., Any]) -> Callable[..., Any]:
     return bound.func if isinstance(bound, functools.partial) else bound
 
 
-def load_room(package: str, path: Iterable[str]) -> None:
-    """Import every public file of a room, so that its pieces register themselves."""
+def load_package(package: str, path: Iterable[str]) -> None:
+    """Import every public file of a package, so that its pieces register themselves."""
     for module in pkgutil.iter_modules(path):
         if not module.name.startswith("_"):
             importlib.import_module(f"{package}.{module.name}")
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # what stands before the last dot is a module itself
+        return False
 
 
 def load_plugins(names: Iterable[str]) -> None:

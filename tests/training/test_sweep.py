@@ -493,7 +493,7 @@ def test_plans_that_cannot_be_are_refused_at_once(tmp_path: Path, settings: Any,
     [
         ({"threats": ["pdg:eps=0.1"]}, "did you mean 'pgd'"),
         ({"threats": [], "sanity": "hard"}, "is not a number"),
-        ({"threats": [], "speed": -1}, r"evaluate\.speed = -1"),
+        ({"threats": [], "speed": -1}, r"evaluate\.0\.speed = -1"),
     ],
 )
 def test_a_plan_that_would_fail_is_refused_before_a_run_is_trained(tmp_path: Path, plan: Any, message: str) -> None:

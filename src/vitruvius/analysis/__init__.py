@@ -1,6 +1,5 @@
 """What attention does: one analysis per file, a function of Heads, over many images, beside its chance level."""
 
-from vitruvius._registry import load_room
 from vitruvius.analysis._attended import Attended
 from vitruvius.analysis._nulls import NULLS
 from vitruvius.analysis._registry import Analysis, ModelAnalysis, Question, analyses, question
@@ -32,5 +31,3 @@ __all__ = [
     "read_rows",
     "rows_with_analyses",
 ]
-
-load_room(__name__, __path__)

@@ -49,7 +49,7 @@ class ModelAnalysis(Protocol):
         ...
 
 
-analyses: Registry[Callable[..., Any]] = Registry("analysis", "analyses")
+analyses: Registry[Callable[..., Any]] = Registry("analysis", "analyses", homes=["vitruvius.analysis"])
 
 
 @dataclass(frozen=True, kw_only=True)

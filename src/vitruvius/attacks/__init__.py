@@ -1,7 +1,6 @@
 """Attacks, the worst case: one file per attack, (model, x, y) → x'."""
 
 from vitruvius._dice import Dice, image_ids
-from vitruvius._registry import load_room
 from vitruvius.attacks._base import (
     Attack,
     Ensemble,
@@ -78,5 +77,3 @@ __all__ = [
     "watched_range",
     "work_of",
 ]
-
-load_room(__name__, __path__)

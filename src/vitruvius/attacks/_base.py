@@ -98,7 +98,9 @@ def work_of(threat: object) -> Work:
     return Work(passes=1.0)
 
 
-attacks: Registry[Callable[..., Threat]] = Registry("attack")
+attacks: Registry[Callable[..., Threat]] = Registry(
+    "attack", homes=["vitruvius.attacks", "vitruvius.evaluation.patch_fool", "vitruvius.evaluation.transfer"]
+)
 
 
 def disturb(threat: Threat, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Variants of attention: one file each, pure tensor algebra."""
 
-from vitruvius._registry import load_room
 from vitruvius.attention._core import (
     Approach,
     Core,
@@ -31,5 +30,3 @@ __all__ = [
     "interpolate_state",
     "part",
 ]
-
-load_room(__name__, __path__)

@@ -24,7 +24,7 @@ class Part(Protocol):
 PartSpec = str | Mapping[str, Any] | Part  # "rpc:iterations=2", {"use": "rpc", "iterations": 2}, part("rpc")
 Handed = Mapping[str, Tensor]  # what a layer hands on to the next, by the name of the part
 
-attentions: Registry[Callable[..., nn.Module]] = Registry("attention")
+attentions: Registry[Callable[..., nn.Module]] = Registry("attention", homes=["vitruvius.attention"])
 
 
 Twins = Mapping[str, Sequence[str | Part]]  # by name, what can stand in for a part

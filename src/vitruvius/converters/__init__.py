@@ -1,6 +1,5 @@
 """Old checkpoints and settings to ours, ours to plain timm: one file per layout, strictly, no pickled code is run."""
 
-from vitruvius._registry import load_room
 from vitruvius.converters._checkpoint import Checkpoint, read_checkpoint
 from vitruvius.converters._converted import MASKS, SETTINGS, Converted, convert, converters
 from vitruvius.converters.arguments import Recipe, read_arguments, write_recipe
@@ -22,5 +21,3 @@ __all__ = [
     "write_recipe",
     "write_run",
 ]
-
-load_room(__name__, __path__)

@@ -58,7 +58,7 @@ SETTINGS = (
     "vitcod-levit-args",
 )  # programs whose settings become recipes
 MASKS = "vitcod-masks"  # reads no weights either
-converters: Registry[Converter] = Registry("converter")
+converters: Registry[Converter] = Registry("converter", homes=["vitruvius.converters"])
 
 
 def convert(

@@ -3,7 +3,6 @@
 import warnings
 from typing import Any
 
-from vitruvius._registry import load_room
 from vitruvius.corruptions._base import SEVERITIES, Corruption, Scale, corruptions
 from vitruvius.corruptions._specs import (
     BENCHMARK,
@@ -30,8 +29,6 @@ __all__ = [
     "is_corruption",
     "parse_corruptions",
 ]
-
-load_room(__name__, __path__)
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,7 @@ SMALL = 64  # pixels: the shorter side up to which `auto` takes the constants of
 CACHED = 2**20  # numbers of images corrupted at a time on a CPU, so that what is computed stays in its cache
 SEVERITIES = (1, 2, 3, 4, 5)
 
-corruptions: Registry[Callable[..., Corruption]] = Registry("corruption")
+corruptions: Registry[Callable[..., Corruption]] = Registry("corruption", homes=["vitruvius.corruptions"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,5 +55,5 @@ class Base(Protocol):
 
 InitSpec = str | Mapping[str, Any] | Init  # "mimetic:alpha=0.6", {"use": "mimetic", "alpha": 0.6}, or a function
 BaseSpec = str | Mapping[str, Any] | Base
-inits: Registry[Callable[..., None]] = Registry("init")
-bases: Registry[Callable[..., None]] = Registry("base init", "bases")
+inits: Registry[Callable[..., None]] = Registry("init", homes=["vitruvius.init"])
+bases: Registry[Callable[..., None]] = Registry("base init", "bases", homes=["vitruvius.init"])

@@ -1,6 +1,5 @@
 """Models: timm's, and small ones of our own, that take pixels in [0, 1]."""
 
-from vitruvius._registry import load_room
 from vitruvius.models._adapting import restride
 from vitruvius.models._create import create_from_config, create_model, load_model
 from vitruvius.models._freezing import freeze
@@ -25,5 +24,3 @@ __all__ = [
     "restride",
     "wire",
 ]
-
-load_room(__name__, __path__)

@@ -27,4 +27,4 @@ class Models(Registry[Callable[..., nn.Module]]):
         self.register(name)(build)
 
 
-models = Models("model")
+models = Models("model", homes=["vitruvius.models"])

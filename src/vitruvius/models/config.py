@@ -28,7 +28,7 @@ class ModelConfig:
     )
     reset_head: bool = key(False, "take no head from the weights: for other classes than theirs")
     restride: int | None = key(
-        None, "XCiT: patches of this many pixels, made from the weights for 16; null: as they are"
+        None, "XCiT: patches of this many pixels, made from the weights for 16; null: as they are", ge=1
     )
     freeze: tuple[str, ...] = key(
         (), "globs over parameters and modules, e.g. [patch_embed, 'blocks.[0-5]']; a glob that begins with ! thaws"

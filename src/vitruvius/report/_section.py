@@ -24,7 +24,7 @@ class Section:
         return self._draw(runs)
 
 
-sections: Registry[Section] = Registry("section")
+sections: Registry[Section] = Registry("section", homes=["vitruvius.report.sections"])
 
 
 def section(name: str, *, title: str, order: float) -> Callable[[Draw], Section]:

@@ -1,7 +1,6 @@
 """Distribution shift: one reader per published data set, each for its published layout."""
 
 from vitruvius._imagenet import imagenet_classes
-from vitruvius._registry import load_room
 from vitruvius.shifts._arrays import ArrayImages
 from vitruvius.shifts._base import Images, Shift, Subset, open_shift, shifts
 from vitruvius.shifts._pictures import Pictures
@@ -19,5 +18,3 @@ __all__ = [
     "say_once",
     "shifts",
 ]
-
-load_room(__name__, __path__)

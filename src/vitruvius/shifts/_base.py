@@ -69,7 +69,7 @@ class Shift:
 
 
 Reader = Callable[..., Shift]
-shifts: Registry[Reader] = Registry("shift")
+shifts: Registry[Reader] = Registry("shift", homes=["vitruvius.shifts"])
 
 
 def open_shift(spec: str, **settings: Any) -> Shift:

@@ -1,8 +1,5 @@
 """Experiments over many runs: a question, a table, a figure; one file each."""
 
-from vitruvius._registry import load_room
 from vitruvius.studies._base import Study, Subject, split_words, studies, study
 
 __all__ = ["Study", "Subject", "split_words", "studies", "study"]
-
-load_room(__name__, __path__)

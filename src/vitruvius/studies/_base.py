@@ -79,7 +79,7 @@ class Study(Protocol):
     def __call__(self, subject: Subject, done: set[str], /, **settings: Any) -> Iterator[Row]: ...
 
 
-studies: Registry[Any] = Registry("study", "studies")
+studies: Registry[Any] = Registry("study", "studies", homes=["vitruvius.studies"])
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Surgery: finds, replaces and records the attention inside timm's models."""
 
-from vitruvius._registry import load_room
+from vitruvius._registry import load_package
 from vitruvius.surgery._sites import Where, abridge, select
 from vitruvius.surgery._socket import (
     Socket,
@@ -32,4 +32,4 @@ __all__ = [
     "survey",
 ]
 
-load_room(__name__, __path__)
+load_package(__name__, __path__)

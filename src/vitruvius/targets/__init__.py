@@ -1,6 +1,5 @@
 """What a command works on: the one place that opens whatever names a model, with the data that goes with it."""
 
-from vitruvius._registry import load_room
 from vitruvius.targets._base import (
     Target,
     TargetConfig,
@@ -38,5 +37,3 @@ __all__ = [
     "save_target",
     "target_kinds",
 ]
-
-load_room(__name__, __path__)

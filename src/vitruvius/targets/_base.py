@@ -74,7 +74,7 @@ class TargetKind(Protocol):
 
 
 NAMED_SETS = ("torch/", "tfds/", "hfds/", "hfids/")  # they number their classes themselves
-target_kinds: Registry[type[TargetKind]] = Registry("target kind", "target_kinds")
+target_kinds: Registry[type[TargetKind]] = Registry("target kind", "target_kinds", homes=["vitruvius.targets"])
 
 
 def open_target(

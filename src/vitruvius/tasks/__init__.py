@@ -1,6 +1,5 @@
 """Objectives, as timm training tasks: one file each, `task(x, y) → {"loss", "output", …}`."""
 
-from vitruvius._registry import load_room
 from vitruvius.tasks._adversarial import AdversarialObjective
 from vitruvius.tasks._base import BatchDraws, Objective, Penalties, tasks
 from vitruvius.tasks._losses import Criterion, accuracy, divergence
@@ -22,5 +21,3 @@ __all__ = [
     "schedules",
     "tasks",
 ]
-
-load_room(__name__, __path__)

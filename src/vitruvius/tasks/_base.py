@@ -18,7 +18,7 @@ from vitruvius._checks import check_weight
 from vitruvius._errors import ConfigError
 from vitruvius._registry import Registry
 
-tasks: Registry[Callable[..., Objective]] = Registry("task")
+tasks: Registry[Callable[..., Objective]] = Registry("task", homes=["vitruvius.tasks"])
 
 
 class BatchDraws:

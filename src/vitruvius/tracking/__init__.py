@@ -1,8 +1,5 @@
 """Where metrics go besides metrics.jsonl: one file per tracker, named under `tracking:` in a recipe."""
 
-from vitruvius._registry import load_room
 from vitruvius.tracking._base import Row, Tracker, Trackers, trackers
 
 __all__ = ["Row", "Tracker", "Trackers", "trackers"]
-
-load_room(__name__, __path__)

@@ -34,7 +34,7 @@ class Tracker(Protocol):
         ...
 
 
-trackers: Registry[Callable[..., Tracker]] = Registry("tracker")
+trackers: Registry[Callable[..., Tracker]] = Registry("tracker", homes=["vitruvius.tracking"])
 
 
 class Trackers:

@@ -231,13 +231,13 @@ class EvaluationPlan:
     """How each run is judged when it is trained, as by `vitruvius evaluate`."""
 
     threats: tuple[str, ...] = required("as `vitruvius evaluate --threat` takes them: pgd:eps=4/255")
-    images: int | None = key(None, "how many images, a fixed random choice; null: all")
+    images: int | None = key(None, "how many images, a fixed random choice; null: all", ge=1)
     overrides: tuple[str, ...] = key((), "settings such as data.dataset=…, for other images than the run's own")
     out: str = key("evaluation", "folder inside the run")
     runs: tuple[str, ...] = key(("*",), "patterns of the names of the runs that are judged so")
     start: bool = key(False, "judge the model as the run begins, before its first update, in the folder start/")
     sanity: str | float | None = key(None, "also check for gradient masking at this radius: 8/255, l2:0.5; null: no")
-    speed: int = key(0, "also time the forward pass in batches of this many images; 0: no")
+    speed: int = key(0, "also time the forward pass in batches of this many images; 0: no", ge=0)
     cycles: bool = key(False, "also count the cycles of ViTCoD's accelerator; the run must have masks")
 
     def is_for(self, name: str) -> bool:
@@ -251,7 +251,7 @@ class MapsPlan:
 
     of: str = required("the run folder whose attention is averaged")
     file: str = required("where the maps go; made once")
-    images: int | None = key(None, "how many training images, a fixed random choice; null: all")
+    images: int | None = key(None, "how many training images, a fixed random choice; null: all", ge=1)
 
 
 @section("sweep.masks")
@@ -261,7 +261,7 @@ class MaskPlan:
     file: str = required("where the masks go, and what runs name under `file`; made once")
     rule: str = key("information", "which pairs stay: information, random, ratio:…")
     sparsity: float | None = key(None, "share of all pairs that is removed; null: as the rule says")
-    tiles: int | None = key(None, "remove whole tiles of this many queries and keys; null: single pairs")
+    tiles: int | None = key(None, "remove whole tiles of this many queries and keys; null: single pairs", ge=1)
 
 
 @section("sweep")

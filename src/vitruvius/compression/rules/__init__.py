@@ -1,8 +1,5 @@
 """Rules: which pairs of query and key an average map lets go; one file each, known by name."""
 
-from vitruvius._registry import load_room
 from vitruvius.compression.rules._base import Rule, rules
 
 __all__ = ["Rule", "rules"]
-
-load_room(__name__, __path__)

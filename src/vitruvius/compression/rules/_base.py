@@ -30,7 +30,7 @@ class Rule:
         raise NotImplementedError
 
 
-rules: Registry[Callable[..., Rule]] = Registry("rule")
+rules: Registry[Callable[..., Rule]] = Registry("rule", homes=["vitruvius.compression.rules"])
 
 
 def places(values: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Where images come from: one file per data source, registered by name; a plugin adds its own with `data_source`."""
 
-from vitruvius._registry import load_room
 from vitruvius.data.sources._base import (
     AnySet,
     Size,
@@ -24,5 +23,3 @@ __all__ = [
     "is_stream",
     "open_data",
 ]
-
-load_room(__name__, __path__)

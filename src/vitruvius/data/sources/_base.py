@@ -25,7 +25,7 @@ Open = Callable[[DataConfig, str, Size], Any]  # → TensorSet or ImageSet; stre
 TRAIN_NAMES = ("train", "training")
 VALIDATION_NAMES = ("val", "valid", "validation", "eval", "evaluation")
 
-data_sources: Registry[Open] = Registry("data set", "data")
+data_sources: Registry[Open] = Registry("data set", "data", homes=["vitruvius.data.sources"])
 
 
 @dataclass(frozen=True, kw_only=True)
