@@ -13,20 +13,16 @@ import argparse
 import time
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed
 
 import vitruvius
 from vitruvius._files import atomic_write_text
-from vitruvius._processes import Process
 from vitruvius._yaml import dump_yaml
 from vitruvius.analysis import analyse
-from vitruvius.analysis.command import open_images
-from vitruvius.data import DataConfig, class_words
+from vitruvius.data import DataConfig, class_words, eval_loader
 from vitruvius.models import PixelModel
 from vitruvius.report import record_examples, save_model_facts, write_page
-from vitruvius.report.command import choose_pictures
 from vitruvius.report.sections.analyses_gallery import save_figures
 
 NAME, SIZE = "vit_small_patch14_dinov2", 224
@@ -52,8 +48,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/examples"))
     options = parser.parse_args()
     model, began = load(options.weights), time.perf_counter()
-    data = DataConfig(dataset="folder", root=str(options.data), val_split="val", batch_size=16, workers=0)
-    loader = open_images(data, model, options.images, options.seed, Process(device=torch.device("cpu")))
+    chosen = {"val_num_samples": options.images, "batch_size": 16, "workers": 0}
+    data = DataConfig(dataset="folder", root=str(options.data), val_split="val", **chosen)
+    loader = eval_loader(data, input_size=model.data_config)
     facts = {"model": f"{NAME}, {SIZE} pixels", "data": "Imagenette, validation"}
     table = analyse(model, loader, images=options.images, seed=options.seed, facts=facts)
     print(table)
@@ -63,7 +60,7 @@ def main() -> None:
     atomic_write_text(run / "config.yaml", dump_yaml({**config, "data": {"dataset": "folder", "val_split": "val"}}))
     table.save(run / "analysis")
     save_model_facts(run, model)
-    x, y, ids = choose_pictures(loader, PICTURES)
+    x, y, ids = (column[:PICTURES] for column in next(loader.with_ids()))
     names = [str(number) for number in ids.tolist()]
     record_examples(run, model, x, y.tolist(), names=class_words(data), pictures=names)
     save_figures(table, run / "analysis")

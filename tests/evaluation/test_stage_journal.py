@@ -401,6 +401,7 @@ def test_the_command_draws_a_live_display_in_a_terminal(tmp_path: Path, monkeypa
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal.file)
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("vitruvius._progress.CONSOLE.is_interactive", True)
     assert main([*COMMAND.split(), str(tmp_path)]) == 0
     monkeypatch.undo()
     shown = terminal.close()

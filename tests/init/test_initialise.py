@@ -197,7 +197,7 @@ def test_a_model_that_sees_another_grid_than_its_table_is_refused():
 
 
 def test_it_says_what_stayed_as_it_was(caplog):
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         initialise(small_vit(init_values=1.0), "timm", generator=seeded())
     assert "blocks.0.ls1.gamma" in caplog.text
     assert "qkv.weight" not in caplog.text

@@ -11,8 +11,8 @@ import pytest
 from fake_run import write_run
 
 from small_run import small_run
+from vitruvius.cli.look import report
 from vitruvius.report import write_page
-from vitruvius.report.command import ReportOptions, report_runs
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -35,7 +35,7 @@ def test_the_viewer_follows_pointer_and_keys_without_an_error(tmp_path: Path) ->
 
 def test_runs_and_views_stand_side_by_side_and_follow_each_other_on_a_telephone_too(tmp_path: Path) -> None:
     runs = [small_run(tmp_path / name, f"seed={seed}") for seed, name in enumerate(("one", "other"))]
-    page = report_runs([str(run) for run in runs], [], tmp_path / "report.html", ReportOptions(images=2))
+    page = report(*map(str, runs), images=2, out=tmp_path / "report.html")
     for width in (1280, 390):
         root = dump(page, tmp_path, f"--window-size={width},844")
         assert 'data-errors="0"' in root, root

@@ -363,7 +363,7 @@ def test_a_check_for_masked_gradients_is_not_made_twice(tmp_path: Path, monkeypa
     Sweep(file, COMMON).train()
     sweep = tmp_path / "out" / "sweep.json"
     sweep.unlink()  # as after a kill between the checks and the note
-    monkeypatch.setattr("vitruvius.evaluation.command.examine", lambda *_, **__: pytest.fail("made again"))
+    monkeypatch.setattr("vitruvius.training._sweep.judging.examine", lambda *_, **__: pytest.fail("made again"))
     Sweep(file, COMMON).train()
     assert json.loads(sweep.read_text())["a"]["status"] == "finished"
 

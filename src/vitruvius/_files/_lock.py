@@ -141,7 +141,7 @@ def _take_away(place: Path, owner: Owner) -> None:
     except FileNotFoundError:  # somebody was faster
         return
     if _read(aside) == owner:
-        _log.info("the lock %s of %s, which is gone, is taken over.", place, who(owner))
+        _log.debug("the lock %s of %s, which is gone, is taken over.", place, who(owner))
     else:  # somebody was faster, and this is the new lock
         with contextlib.suppress(FileExistsError):
             os.link(aside, place)

@@ -79,7 +79,7 @@ class RemoteHeld(Held):
         last = max(before, default=0)
         if last:
             refuse_the_living(self.url, before[last], lambda: persist(self._locks).get(last))
-            _log.info("the lock of %s in %s, which is gone, is taken over.", who(before[last]), self.url)
+            _log.debug("the lock of %s in %s, which is gone, is taken over.", who(before[last]), self.url)
         if not self._create(last + 1):
             return 0
         now = persist(self._locks)

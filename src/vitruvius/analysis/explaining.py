@@ -21,6 +21,7 @@ from vitruvius.analysis._collect import MODEL, OBSERVED, Sums
 from vitruvius.analysis._moments import Moments
 from vitruvius.analysis._registry import Question
 from vitruvius.analysis._rows import make_rows
+from vitruvius.analysis._run import ask_all
 from vitruvius.analysis._table import Pictures, Table
 from vitruvius.analysis.explanations import Score, explain, explanations, score
 from vitruvius.attacks import Dice, disturb
@@ -42,6 +43,15 @@ class _Side(NamedTuple):
 def is_explanation(spec: Spec) -> bool:
     """Whether `spec` names an explanation, not an analysis: `integrated_gradients:steps=20`."""
     return read_spec(spec, where="analysis")[0] in explanations
+
+
+def read_questions(names: Sequence[str]) -> tuple[list[Question], list[str]]:
+    """(analyses, explanations) that are meant by `names`, checked; all analyses if nothing is named."""
+    explained = [name for name in names if is_explanation(name)]
+    for name in explained:
+        explanations.bind(name, where="explanation")
+    asked = [name for name in names if name not in explained]
+    return [] if explained and not asked else ask_all(asked), explained
 
 
 def explain_images(

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitruvius._bar import Bar
 from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import atomic_write_text, read_text
 from vitruvius._processes import choose_device
+from vitruvius._progress import Bar
 from vitruvius._registry import require
 from vitruvius._yaml import dump_yaml
 from vitruvius.analysis._run import ask_all
 from vitruvius.analysis._table import Table
-from vitruvius.analysis.command import Draw
 from vitruvius.analysis.language import analyse_text, encode, load_encoder
 
+Draw = Callable[[Table, Path], Any]
 DEVICE = "device="
 HUB = "hf:"
 SENTENCES = 100

@@ -18,8 +18,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
-from vitruvius._bar import Bar
 from vitruvius._errors import CheckpointError, UnknownName, suggest
+from vitruvius._progress import Bar
 from vitruvius._yaml import parse_value
 from vitruvius.converters._converted import Converted, convert
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from vitruvius._bar import Bar
 from vitruvius._checks import Progress, check_count
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, DataError
+from vitruvius._progress import Bar
 from vitruvius.corrupted_copies._work import usual_workers
 from vitruvius.corrupted_copies.arrays import Array, copy_arrays
 from vitruvius.corrupted_copies.folders import class_files, copy_folder

@@ -77,7 +77,7 @@ def _decoded_if_it_changes_nothing(
         BatchAugmentation(config, pre)
         return _decoded(data, ids, pre, config)
     except (ConfigError, SizesDiffer) as reason:
-        logger.info("data.cache=auto: images of %s are augmented one by one: %s", data.name, reason)
+        logger.debug("data.cache=auto: images of %s are augmented one by one: %s", data.name, reason)
         return None
 
 
@@ -138,7 +138,7 @@ def _decode_all(
         filled = _put(batch, images, labels, rows, filled)
     if filled:
         left = ids[rows[ids] < 0]
-        logger.info("%s: %d image(s) decoded by the GPU, %d left to Pillow", data.name, filled, len(left))
+        logger.debug("%s: %d image(s) decoded by the GPU, %d left to Pillow", data.name, filled, len(left))
     else:
         left = ids
     order = Order(left, batch_size=256, shuffle=False)

@@ -84,7 +84,7 @@ class RoundProgress:
             return
         if isinstance(self.progress, PacedProgress):
             self.progress.pace(", ".join(said))
-        self.progress(done, self.total, words=f"{self.place}{words}")
+        self.progress(done, self.total, f"{self.place}{words}")
 
 
 def _attempt_in_words(event: StageEvent) -> str:
@@ -153,4 +153,4 @@ class CheckProgress:
             self.progress.pace(", ".join([rate, *self._pace.time_left(sum(self.plan.values()) - done)]))
         if self.robust is not None:
             words += f", {self.robust} of {self.images} images robust to the white box"
-        self.progress(len(self._finished), len(self.plan), words=f"{self.name}{words}")
+        self.progress(len(self._finished), len(self.plan), f"{self.name}{words}")

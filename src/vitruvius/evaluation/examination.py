@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import Progress, device_of
+from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text
+from vitruvius._yaml import parse_value
 from vitruvius.attacks import LINF, Norm, as_norm
 from vitruvius.attention import Core, build_twin
 from vitruvius.evaluation._evaluate import numbered
@@ -51,6 +53,22 @@ def examine(
     twins = make_twins(model, tuple(x.shape[1:]))
     checks = Sanity(eps=eps, norm=as_norm(norm), seed=seed, twins=twins, batch_size=len(batches[0][1]))
     return checks(model, x.to(device), y.to(device), ids=ids, progress=progress)
+
+
+def read_ball(text: str | float | None) -> tuple[Norm, float] | None:
+    """Norm and radius as a command writes them: 8/255 in linf, l2:0.5, l1:12; None for a `text` of None."""
+    if text is None:
+        return None
+    norm, colon, radius = str(text).rpartition(":")
+    if not colon:
+        norm = "linf"
+    value = parse_value(radius)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(
+            f"--sanity {text} is not a number; write a strength in pixels such as 8/255, or with its norm, l2:0.5."
+        )
+    checks = Sanity(eps=float(value), norm=as_norm(norm))  # which refuses what is no radius
+    return checks.norm, checks.eps
 
 
 def make_twins(model: nn.Module, input_size: tuple[int, ...] | None = None) -> dict[str, nn.Module]:

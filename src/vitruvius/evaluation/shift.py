@@ -183,7 +183,7 @@ def _judge(who: _Examiner, part: Subset) -> Sequence[Remark | str]:
         done, begun = done + len(y), time.perf_counter()
         if who.progress is not None:
             accuracy = float(rows["correct"].float().mean())
-            who.progress(done, mine, words=f"batch {100 * accuracy:.1f} %")
+            who.progress(done, mine, f"batch {100 * accuracy:.1f} %")
     broken = [f"{part.name}: {len(loader.broken)} image(s) could not be read: {', '.join(loader.broken[:3])}."]
     return [*images.remarks, *(broken if loader.broken else [])]
 

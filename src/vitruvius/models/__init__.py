@@ -1,7 +1,7 @@
 """Models: timm's, and small ones of our own, that take pixels in [0, 1]."""
 
 from vitruvius.models._adapting import restride
-from vitruvius.models._create import create_from_config, create_model, load_model
+from vitruvius.models._create import create_from_config, create_model, load_model, restore
 from vitruvius.models._freezing import freeze
 from vitruvius.models._pixel import PixelModel
 from vitruvius.models._registry import models
@@ -21,6 +21,7 @@ __all__ = [
     "load_model",
     "load_weights",
     "models",
+    "restore",
     "restride",
     "wire",
 ]

@@ -66,7 +66,7 @@ def resampled(model: nn.Module, state: Mapping[str, Tensor], name: str) -> State
         new = by_family.get(key) if new is None else new
         if new is not None and new.shape == own[key].shape:
             result[key] = new
-            logger.info("%s: %s %s is resampled to %s.", name, key, tuple(state[key].shape), tuple(new.shape))
+            logger.debug("%s: %s %s is resampled to %s.", name, key, tuple(state[key].shape), tuple(new.shape))
     return result
 
 

@@ -113,12 +113,21 @@ def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = Fals
     source = str(join(run, "config.yaml"))
     if not exists(source):
         raise RunError(f"{run} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
-    data = _read_config(source)
-    load_foreign_plugins(data.get("plugins") or [], source=source, trust=trust_plugins)
+    recipe = _read_config(source)
+    load_foreign_plugins(recipe.get("plugins") or [], source=source, trust=trust_plugins)
+    return restore(recipe, run, best=best)
+
+
+def restore(recipe: Mapping[str, Any], run: str | Path, *, best: bool = True) -> PixelModel:
+    """The model that the `recipe` of a run describes, with the weights that lie in the folder `run`.
+
+    `best` takes the best weights where there are any (the default), else the last ones.
+    """
+    source = str(join(run, "config.yaml"))
     begun = {"pretrained": False, "weights": None, "reset_head": False}  # how the run began is over
-    config = build(ModelConfig, {**(data.get("model") or {}), **begun}, source=source)
-    rules = [without_files(build(AttentionRule, rule, source=source)) for rule in data.get("attention") or ()]
-    model = create_from_config(config, rules, seed=int(data.get("seed", 0)))
+    config = build(ModelConfig, {**(recipe.get("model") or {}), **begun}, source=source)
+    rules = [without_files(build(AttentionRule, rule, source=source)) for rule in recipe.get("attention") or ()]
+    model = create_from_config(config, rules, seed=int(recipe.get("seed", 0)))
     load_weights(model, _weights_of(run, best))
     return model
 

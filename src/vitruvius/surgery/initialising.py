@@ -122,4 +122,4 @@ def _all_or_nothing(model: nn.Module) -> Iterator[None]:
             parameter.detach().copy_(before[name])
         raise
     kept = [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
-    logger.info("initialise left %d of %d parameters as they were: %s", len(kept), len(before), ", ".join(kept))
+    logger.debug("initialise left %d of %d parameters as they were: %s", len(kept), len(before), ", ".join(kept))

@@ -7,12 +7,8 @@ from vitruvius.targets._base import (
     check_head,
     check_numbering,
     folder_for,
-    limit_images,
-    load_target_plugins,
     local_run,
     open_target,
-    require_data,
-    save_target,
     target_kinds,
 )
 from vitruvius.targets.published import load_model
@@ -27,13 +23,9 @@ __all__ = [
     "find_checkpoint",
     "folder_for",
     "hash_file",
-    "limit_images",
     "load_model",
-    "load_target_plugins",
     "local_run",
     "open_target",
     "read_card",
-    "require_data",
-    "save_target",
     "target_kinds",
 ]

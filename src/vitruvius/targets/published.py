@@ -11,7 +11,7 @@ from vitruvius._errors import ConfigError
 from vitruvius.converters.published import open_published, published_checkpoints
 from vitruvius.models import PixelModel
 from vitruvius.targets import hugging_face, zoo
-from vitruvius.targets._base import Target, TargetConfig, folder_for, require_data, target_kinds
+from vitruvius.targets._base import Target, TargetConfig, folder_for, target_kinds
 
 WEIGHTS = "model.weights="
 
@@ -21,19 +21,17 @@ class PublishedCheckpoint:
     """A name of the table in converters/published.yaml; model.weights=FILE where the file was fetched by hand."""
 
     order = 50.0
+    has_data = False
 
     def accepts(self, text: str) -> bool:
         """Whether `text` is such a name."""
         return text in published_checkpoints()
 
-    def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
+    def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
         """The checkpoint, converted; only data, device and the file itself can be said.
 
-        `text` is the name, `overrides` are settings `section.key=value`; `data_needed` says that images will be read,
-        so they must name some.
+        `text` is the name, `overrides` are settings `section.key=value`; `trust_plugins` changes nothing.
         """
-        if data_needed:
-            require_data(text, overrides)
         file = None
         rest = []
         for setting in overrides:
@@ -45,7 +43,7 @@ class PublishedCheckpoint:
                 raise ConfigError(f"{setting!r} cannot be changed: {text} is a published checkpoint.")
         converted = open_published(text, file=file)
         config = build(TargetConfig, override(converted.config, rest), source=text)
-        return Target(text=text, model=converted.build(), config=config, folder=folder_for(text))
+        return Target(text=text, config=config, folder=folder_for(text), make=converted.build)
 
 
 def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = False) -> PixelModel:

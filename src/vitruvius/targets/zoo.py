@@ -29,19 +29,19 @@ class ZooCheckpoint:
     """A checkpoint of the zoo of a checkout: zoo/vit_digits_adversarial; VITRUVIUS_ZOO names another folder."""
 
     order = 7.0  # before run folders: the zoo's are run folders too, and their hashes shall be checked
+    has_data = True
 
     def accepts(self, text: str) -> bool:
         """Whether `text` begins with zoo/ and is no run folder of one's own."""
         return is_zoo(text)
 
-    def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
+    def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
         """The checkpoint with its own data; only data and device can be changed. Results go to runs/.
 
-        `text` is the name, `overrides` are settings `section.key=value`; `data_needed` changes nothing: a card knows
-        its data.
+        `text` is the name, `overrides` are settings `section.key=value`; `trust_plugins` is as for a run folder.
         """
         folder = find_checkpoint(text)
-        opened = RunFolder().open(str(folder), overrides, data_needed=data_needed)
+        opened = RunFolder().open(str(folder), overrides, trust_plugins=trust_plugins)
         return replace(opened, text=text, folder=folder_for(text), is_run=False)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from vitruvius._signals import GRACE, LONGEST, set_patience
+from vitruvius._signals import GRACE, LONGEST, set_grace_period
 from vitruvius.analysis import rows_with_analyses
 from vitruvius.compression.files import load_maps, load_masks
 from vitruvius.compression.gradual import GradualMask
@@ -75,7 +75,7 @@ class Loop:
         row: dict[str, Any] = {"epoch": session.epoch, **numbers}
         session.agree_on_statistics()
         self.keeper.alarms_before = session.alarms
-        set_patience(LONGEST)  # an epoch is worth waiting for
+        set_grace_period(LONGEST)  # an epoch is worth waiting for
         if self.keeper.alarm is not None:
             row |= self.keeper.watch().row() | {"alarms": session.alarms, "rollbacks": session.rollbacks}
         last = session.epoch + 1 == session.num_epochs
@@ -98,7 +98,7 @@ class Loop:
         if final:
             self.selection.choose(row)
         keep(session, self.run)
-        set_patience(GRACE)
+        set_grace_period(GRACE)
 
     def _tell(self, row: dict[str, Any]) -> None:
         self.bar.epoch(row)

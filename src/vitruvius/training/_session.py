@@ -207,7 +207,7 @@ def with_rate(config: Config, world_size: int) -> Config:
             f"train.lr = {train.lr}, but train.lr_base = {train.lr_base} means {rate:.6g} for a global batch of "
             f"{batch} ({rule}, base {train.lr_base_size}). Give one of the two."
         )
-    logger.info("learning rate %.6g: %s from %g at %d to %d", rate, rule, train.lr_base, train.lr_base_size, batch)
+    logger.debug("learning rate %.6g: %s from %g at %d to %d", rate, rule, train.lr_base, train.lr_base_size, batch)
     return replace(config, train=replace(train, lr=rate, lr_base_scale=rule))
 
 

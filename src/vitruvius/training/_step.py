@@ -145,7 +145,7 @@ def make_fast_step(session: Session, tell: Callable[[str], None] = logger.info) 
         return None
     reason = obstacle(session.config, session.process, session.task)
     if reason:
-        logger.info("train.compile = auto: steps are run as they are, since %s", reason)
+        logger.debug("train.compile = auto: steps are run as they are, since %s", reason)
         return None
 
     def forward(x: Tensor, y: Tensor, labels: Tensor) -> tuple[Tensor, Numbers]:

@@ -14,7 +14,7 @@ from vitruvius._files import atomic_write_text
 from vitruvius._processes import process_group
 from vitruvius._registry import load_plugins
 from vitruvius._secrets import redact
-from vitruvius._signals import keeping
+from vitruvius._signals import on_interrupt
 from vitruvius._yaml import to_plain
 from vitruvius.analysis import AnalysisCallback, first_images, rows_with_analyses
 from vitruvius.analysis.callback import FILE
@@ -57,7 +57,7 @@ def train(
         process_group(config.train.device) as process,
         preserve_rng(process.device),
         listening() as stop,
-        keeping(run.describe_kept, run.abandon),
+        on_interrupt(run.describe_kept, run.abandon),
     ):
         fresh = not process.on_first(run.has_state)
         shown = process.first and not quiet

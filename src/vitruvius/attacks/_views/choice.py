@@ -47,7 +47,7 @@ def _measure(exact: nn.Module, view: nn.Module, x: Tensor, y: Tensor) -> bool:
     chosen = "exact"
     if pays:
         chosen = "fast"
-    logger.info(
+    logger.debug(
         "precision=auto: %s; a gradient of %d images takes %.2f ms in float32, %.2f in bfloat16",
         chosen, len(x), 1e3 * seconds[0], 1e3 * seconds[1],
     )  # fmt: skip

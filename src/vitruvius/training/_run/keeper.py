@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from vitruvius._errors import Preempted, RunError
-from vitruvius._signals import saving, set_patience
+from vitruvius._signals import saving, set_grace_period
 from vitruvius.data.identity import Identity, changes, touched
 from vitruvius.training._guards.alarm import Alarm, Reading, logger
 from vitruvius.training._guards.nonfinite import LossWatch, as_json, error_for
@@ -56,7 +56,7 @@ class Keeper:
             return
         now = self.session.elapsed
         if self.measured_at is not None and now > self.measured_at:
-            set_patience(2 * (now - self.measured_at))
+            set_grace_period(2 * (now - self.measured_at))
         self.measured_at = now
 
     def _agreed(self, flag: bool, looked: bool) -> bool:
@@ -65,7 +65,7 @@ class Keeper:
             return flag
         return looked and self.session.process.any(flag)
 
-    def leave_while_looking(self, done: int, total: int | None, /, words: str = "") -> None:
+    def leave_while_looking(self, done: float, total: float | None, words: str = "", /) -> None:
         """Between two batches of a look at the held-out images: the epoch is saved and looked at when the run resumes.
 
         Several processes finish the look, since they would have to agree at every batch.

@@ -7,32 +7,37 @@ pretrained weights, masks and auto-encoders in place, is kept as a run folder `s
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError
 from vitruvius._files import Lock, Mirror, atomic_write_text, is_url, place_of, save_tensors
 from vitruvius._processes import Process
 from vitruvius._secrets import redact
 from vitruvius._version import __version__
 from vitruvius._yaml import dump_yaml, to_plain
-from vitruvius.compression.command import cycles_of
-from vitruvius.evaluation.command import EvaluateOptions, evaluate_target, read_ball
+from vitruvius.compression.steps import cycles_of
+from vitruvius.evaluation import data_settings, evaluate
+from vitruvius.evaluation.examination import examine, read_ball, save_findings
 from vitruvius.evaluation.speed import measure_speed, save_speed
 from vitruvius.evaluation.threats import make_threats
-from vitruvius.targets import limit_images, local_run, open_target
+from vitruvius.request import Request, open_request
+from vitruvius.targets import local_run
 from vitruvius.training._session import open_session
 from vitruvius.training.config import Config, EvaluationPlan
 
 START = "start"
+logger = logging.getLogger(__name__)
 
 
 def check_plans(plans: Sequence[EvaluationPlan]) -> None:
     """Find a misspelt threat before hours of training; plugins may have brought some. `plans` are those of a sweep."""
     for plan in plans:
-        limit_images(plan.images)
+        if plan.images is not None:
+            check_count(plan.images, "evaluate.images")
         read_ball(plan.sanity)
         if plan.speed < 0:
             raise ConfigError(f"evaluate.speed = {plan.speed}, expected the images of a batch, or 0.")
@@ -77,10 +82,11 @@ def judge(config: Config, plans: Sequence[EvaluationPlan], process: Process) -> 
         target = Path(local_run(folder))
         if plan.start:
             target = _start(config)
-        out = target / plan.out
-        evaluate_target(str(target), plan.overrides, _options(plan, out), str(out))
-        if process.first:
-            _measure(plan, target, out, process)
+        place = target / plan.out
+        with open_request(str(target), plan.overrides, images=plan.images, out=place, writes="evaluation") as request:
+            _judge(request, plan)
+            if process.first:
+                _measure(request, plan, target, place)
     if is_url(folder):
         with Lock(folder):
             Mirror(folder, place_of(folder)).push()
@@ -93,18 +99,31 @@ def _start(config: Config) -> Path:
     return Path(folder) / START
 
 
-def _options(plan: EvaluationPlan, out: Path) -> EvaluateOptions:
-    """What is asked of the evaluation; checks against masking are not kept image by image, so they are made once."""
-    options = EvaluateOptions(threats=plan.threats, images=plan.images, sanity=plan.sanity)
-    if (out / "sanity.json").is_file():
-        return replace(options, sanity=None)
-    return options
+def _judge(request: Request, plan: EvaluationPlan) -> None:
+    """Threats, and checks against masking, which are not kept image by image and so are made once."""
+    threats = [threat for spec in plan.threats for threat in make_threats(spec, where="evaluate.threats")]
+    with request.bar("evaluating") as bar:
+        evaluate(
+            request.model,
+            request.loader,
+            threats,
+            folder=request.folder,
+            process=request.process,
+            progress=bar,
+            on_news=logger.info,
+            signature=data_settings(request.config.data),
+        )
+    ball, findings = read_ball(plan.sanity), request.folder / "sanity.json"
+    if ball is not None and request.process.first and not findings.is_file():
+        norm, eps = ball
+        with request.bar("checking") as bar:
+            save_findings(examine(request.model, request.loader, eps, norm=norm, progress=bar), findings)
 
 
-def _measure(plan: EvaluationPlan, target: Path, out: Path, process: Process) -> None:
+def _measure(request: Request, plan: EvaluationPlan, target: Path, place: Path) -> None:
     """Speed and cycles."""
-    if plan.speed and not (out / "speed.json").is_file():
-        model = open_target(str(target), data_needed=False).model.to(process.device).eval()
-        save_speed(measure_speed(model, model.data_config["input_size"], batch_size=plan.speed), out / "speed.json")
+    if plan.speed and not (place / "speed.json").is_file():
+        model = request.model
+        save_speed(measure_speed(model, model.data_config["input_size"], batch_size=plan.speed), place / "speed.json")
     if plan.cycles:
         cycles_of(str(target))

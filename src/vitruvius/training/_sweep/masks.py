@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vitruvius._errors import ConfigError, VitruviusError
-from vitruvius.compression.command import maps_of_target, masks_of_maps, read_rules
+from vitruvius.compression.steps import read_rules, write_maps, write_masks
+from vitruvius.request import open_request
+from vitruvius.surgery import survey
+from vitruvius.targets import open_target
 from vitruvius.training.config import Config, MapsPlan, MaskPlan
 
 
@@ -42,11 +45,21 @@ def make_missing(
     check_trained(maps)
     if not Path(maps.file).is_file():
         tell(f"maps of {maps.of}")
-        maps_of_target(maps.of, overrides, maps.file, images=maps.images)
+        with open_request(
+            maps.of,
+            overrides,
+            images=maps.images,
+            out=maps.file,
+            writes="maps.safetensors",
+            split="training",
+            labels=False,
+        ) as request:
+            write_maps(request)
+    sites = survey(open_target(maps.of, overrides, data_needed=False).model)
     for plan in missing:
         tell(f"masks {plan.file}")
         try:
-            masks_of_maps(maps.file, plan.rule, plan.file, sparsity=plan.sparsity, of=maps.of, tiles=plan.tiles)
+            write_masks(maps.file, plan.rule, plan.file, sparsity=plan.sparsity, sites=sites, tiles=plan.tiles)
         except VitruviusError as error:
             tell(f"    failed: {' '.join(str(error).split())}")
 
