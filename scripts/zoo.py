@@ -31,7 +31,7 @@ from vitruvius._yaml import dump_yaml, read_yaml
 from vitruvius.cli.evaluate import evaluate
 from vitruvius.corruptions import corruptions
 from vitruvius.evaluation import ShiftReport
-from vitruvius.targets import find_checkpoint, hash_file, read_card
+from vitruvius.targets.zoo import find_checkpoint, hash_file, read_card
 
 WEIGHTS = "best.safetensors"
 LEFT_OUT = ("out", "tracking", "started")  # of a run's config: they say where and how it ran, not what it is

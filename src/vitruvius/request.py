@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError
 from vitruvius._files import Lock, check_new_file, is_lock
-from vitruvius._processes import Process, choose_device, process_group
 from vitruvius._progress import Bar
 from vitruvius._signals import on_interrupt
-from vitruvius.data import Loader, eval_loader, train_loader
-from vitruvius.targets import Target, TargetConfig, check_head, check_numbering, open_target
+from vitruvius.targets.base import Target, TargetConfig, check_head, check_numbering, open_target
 
 if TYPE_CHECKING:
+    from vitruvius._processes import Process
+    from vitruvius.data import Loader
     from vitruvius.models import PixelModel
 
 Split = Literal["validation", "training", "augmented"]  # the last: training images, augmented as for training
@@ -65,6 +65,8 @@ class Request:
     @functools.cached_property
     def loader(self) -> Loader:
         """This process's share of the images."""
+        from vitruvius.data import eval_loader, train_loader
+
         data = self.config.data
         shared: dict[str, Any] = {
             "input_size": self.model.data_config,
@@ -152,6 +154,8 @@ def open_request(
         limit = "val_num_samples" if split == "validation" else "train_num_samples"
         overrides = [*overrides, f"data.{limit}={images}"]
     opened = open_target(target, overrides, data_needed=data_needed, trust_plugins=trust_plugins)
+    from vitruvius._processes import Process, choose_device, process_group  # PyTorch: only now that all is understood
+
     with ExitStack() as stack:
         device = opened.config.device
         process = Process(device=choose_device(device)) if alone else stack.enter_context(process_group(device))

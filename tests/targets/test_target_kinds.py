@@ -12,7 +12,7 @@ from vitruvius._config import build, override
 from vitruvius._errors import ConfigError
 from vitruvius.cli import main
 from vitruvius.models import create_model
-from vitruvius.targets import Target, TargetConfig, open_target, target_kinds
+from vitruvius.targets.base import Target, TargetConfig, open_target, target_kinds
 
 
 @pytest.fixture

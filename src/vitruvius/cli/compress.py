@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitruvius._errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from vitruvius.targets import Target
+    from vitruvius.targets.base import Target
 
 SECTIONS = ("model", "attention", "data", "task", "train", "seed", "plugins")  # of the run, for its fine-tuning
 TUNED = ("train.", "data.", "task", "seed=", "tracking", "analyses")  # settings of fine-tuning that may be said
@@ -52,15 +52,16 @@ def compress(
     from vitruvius._yaml import dump_yaml
     from vitruvius.cli.evaluate import evaluate
     from vitruvius.cli.masks import cycles, export, maps, masks
-    from vitruvius.report import write_page
-    from vitruvius.targets import local_run, open_target
-    from vitruvius.training import train
+    from vitruvius.targets.base import local_run, open_target
 
     source = Path(local_run(run))
     if not (source / "config.yaml").is_file():
         raise RunError(f"{source} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
     data = [setting for setting in overrides if setting.startswith("data.")]
     target = open_target(str(source), data, trust_plugins=trust_plugins)
+    from vitruvius.report import write_page
+    from vitruvius.training import train
+
     tuning = _tuning(target.recipe, source, epochs)
     asked = {"sparsity": sparsity, "rank": rank, "rule": rule, "epochs": epochs, "threats": threat, "images": images}
     _check(target, tuning, overrides, asked)

@@ -70,17 +70,11 @@ def evaluate(
         fresh: delete what an earlier evaluation has left in that folder, and start again.
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius.evaluation import make_threats
-    from vitruvius.evaluation.examination import read_ball
-    from vitruvius.evaluation.ledger import Ledger
-    from vitruvius.evaluation.shift import check_fit
-    from vitruvius.evaluation.shift_options import open_shifts, read_baseline, temperature_of
     from vitruvius.request import open_request
 
-    ball = read_ball(sanity)
     if calibrate is not None and not shift:
         raise ConfigError("--calibrate fits a temperature for shifted images; name them with --shift, or leave it out.")
-    data_needed = bool(threat or ball or calibrate or not shift)  # shifts bring their own images
+    data_needed = bool(threat or sanity or calibrate or not shift)  # shifts bring their own images
     with open_request(
         target,
         overrides,
@@ -90,6 +84,13 @@ def evaluate(
         data_needed=data_needed,
         trust_plugins=trust_plugins,
     ) as request:
+        from vitruvius.evaluation import make_threats
+        from vitruvius.evaluation.examination import read_ball
+        from vitruvius.evaluation.ledger import Ledger
+        from vitruvius.evaluation.shift import check_fit
+        from vitruvius.evaluation.shift_options import open_shifts, read_baseline, temperature_of
+
+        ball = read_ball(sanity)
         threats = [made for spec in threat for made in make_threats(spec, where="--threat")]
         if baseline is not None and not shift and not _corruptions_in(threats):
             raise ConfigError("--baseline compares errors on shifted images; name some with --shift, or leave it out.")
@@ -204,8 +205,6 @@ def attack(
         images: attack N images of the validation split, a fixed random choice (default: all).
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius.evaluation import make_threat
-    from vitruvius.evaluation.examples import check_what, draw_examples, make_examples, save_examples
     from vitruvius.request import open_request
 
     is_file = out.suffix == ".safetensors"
@@ -218,6 +217,9 @@ def attack(
         trust_plugins=trust_plugins,
         alone=True,
     ) as request:
+        from vitruvius.evaluation import make_threat
+        from vitruvius.evaluation.examples import check_what, draw_examples, make_examples, save_examples
+
         made = make_threat(threat, where="--threat")
         check_what(made, what)
         model, loader, folder = request.model, request.loader, request.folder

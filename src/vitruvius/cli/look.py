@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vitruvius._errors import RunError
+
 logger = logging.getLogger(__name__)
 
 
@@ -38,10 +40,6 @@ def analyse(
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
     from vitruvius._checks import check_count
-    from vitruvius.analysis import analyse, explain_images
-    from vitruvius.analysis.explaining import merge_tables, read_questions
-    from vitruvius.evaluation import make_threat
-    from vitruvius.report.sections.analyses_gallery import save_figures
     from vitruvius.request import open_request
 
     overrides = [word for word in what if "=" in word and ":" not in word.partition("=")[0]]
@@ -49,6 +47,7 @@ def analyse(
     check_count(max_length, "--max-length")
     if text is not None:
         from vitruvius.analysis.language_command import analyse_text_target
+        from vitruvius.report.sections.analyses_gallery import save_figures
 
         place = None if out is None else str(out)
         table = analyse_text_target(
@@ -59,6 +58,11 @@ def analyse(
     with open_request(
         target, overrides, images=images, out=out, writes="analysis", labels=False, trust_plugins=trust_plugins
     ) as request:
+        from vitruvius.analysis import analyse, explain_images
+        from vitruvius.analysis.explaining import merge_tables, read_questions
+        from vitruvius.evaluation import make_threat
+        from vitruvius.report.sections.analyses_gallery import save_figures
+
         questions, explained = read_questions(names)  # what is misspelt is found before a model is loaded
         threat = None if attack == "none" else make_threat(attack, where="--attack")
         facts = {"model": request.config.model.name, "target": Path(target).name}
@@ -140,13 +144,17 @@ def report(
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
     from vitruvius._files import Lock, check_new_file
-    from vitruvius.evaluation import make_threat
-    from vitruvius.report.page import write_page
-    from vitruvius.report.recording import record_missing
-    from vitruvius.targets import local_run
+    from vitruvius.targets.base import local_run
 
     overrides = [word for word in runs if "=" in word and not Path(word).exists()]
     folders = [Path(local_run(word)) for word in runs if word not in overrides]
+    for folder in folders:
+        if not folder.exists():
+            raise RunError(f"{folder} does not exist; a report needs run folders, as `vitruvius train` writes them.")
+    from vitruvius.evaluation import make_threat
+    from vitruvius.report.page import write_page
+    from vitruvius.report.recording import record_missing
+
     check_new_file(out, "report.html")
     made = make_threat(threat, where="--threat")
     record_missing(folders, overrides, images, made, trust_plugins=trust_plugins)

@@ -30,8 +30,6 @@ def maps(
         figure: draw the grid of sites and heads: a .png, .pdf or .svg file.
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius.compression.files import load_maps
-    from vitruvius.compression.steps import write_maps
     from vitruvius.request import open_request
 
     with open_request(
@@ -44,8 +42,11 @@ def maps(
         labels=False,
         trust_plugins=trust_plugins,
     ) as request:
+        from vitruvius.compression.steps import write_maps
+
         path = write_maps(request)
     if figure is not None:
+        from vitruvius.compression.files import load_maps
         from vitruvius.report.sections.maps import draw_maps
         from vitruvius.report.style import save_figure
 
@@ -87,7 +88,7 @@ def masks(
     """
     from vitruvius.compression.steps import write_masks
     from vitruvius.surgery import survey
-    from vitruvius.targets import open_target
+    from vitruvius.targets.base import open_target
 
     sites = None
     if of is not None:

@@ -22,10 +22,10 @@ def train(
         slurm: submit it instead, e.g. partition=gpu,nodes=2,gpus_per_node=8.
     """
     from vitruvius._recipes import find_recipe, processes_of
-    from vitruvius.training import read_recipe
-    from vitruvius.training import train as train_run
 
     file = find_recipe(recipe)
+    from vitruvius.training.config import read_recipe
+
     config = read_recipe(file, overrides)
     result: Any
     if dry_run:
@@ -37,6 +37,8 @@ def train(
 
         result = submit(config, slurm)
     else:
+        from vitruvius.training import train as train_run
+
         result = train_run(config, quiet=quiet)
     print(result)
     return result if isinstance(result, Path) else None

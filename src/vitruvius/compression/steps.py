@@ -21,7 +21,7 @@ from vitruvius.evaluation import fingerprint
 from vitruvius.heads import Site
 from vitruvius.request import Request
 from vitruvius.surgery import survey
-from vitruvius.targets import local_run, open_target
+from vitruvius.targets.base import local_run, open_target
 
 
 def write_maps(request: Request) -> Path:

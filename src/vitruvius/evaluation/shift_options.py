@@ -14,7 +14,7 @@ from vitruvius.data import DataConfig, eval_loader, held_out, split_folder
 from vitruvius.evaluation.metrics import Baseline, collect_logits, fit_temperature
 from vitruvius.evaluation.shift_report import load_shift_report
 from vitruvius.shifts import Shift, open_shift
-from vitruvius.targets import Target, local_run
+from vitruvius.targets.base import Target, local_run
 
 HELD_OUT = "held-out"
 

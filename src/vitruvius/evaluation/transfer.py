@@ -18,7 +18,7 @@ from vitruvius._errors import ConfigError, DataError
 from vitruvius._registry import read_spec
 from vitruvius.attacks import Norm, Threat, as_norm, attacks, disturb, image_ids
 from vitruvius.evaluation._subject import fingerprint
-from vitruvius.targets import open_target
+from vitruvius.targets.base import open_target
 
 
 @attacks.register("transfer")

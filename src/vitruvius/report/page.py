@@ -20,7 +20,7 @@ from vitruvius.report._runs import Run, read_runs
 from vitruvius.report._section import Section, in_order
 from vitruvius.report.gathering import Part, gathered_parts, runs_in
 from vitruvius.report.style import DARK, HEAT, LIGHT
-from vitruvius.targets import local_run
+from vitruvius.targets.base import local_run
 
 
 def write_page(runs: Sequence[str | Path], out: str | Path, *, title: str = "A vitruvius report") -> Path:

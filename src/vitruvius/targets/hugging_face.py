@@ -12,7 +12,7 @@ from vitruvius._config import build, override
 from vitruvius._errors import CheckpointError, ConfigError
 from vitruvius._registry import require
 from vitruvius.models import PixelModel, wire
-from vitruvius.targets._base import Target, TargetConfig, folder_for, target_kinds
+from vitruvius.targets.base import Target, TargetConfig, folder_for, target_kinds
 
 PREFIX = "hf:"
 SAID = ("data.", "device=", "plugins=", "attention=", "model.mean=", "model.std=", "seed=")

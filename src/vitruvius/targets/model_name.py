@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vitruvius._config import build, override
 from vitruvius._errors import UnknownName
-from vitruvius.models import PixelModel, create_from_config
-from vitruvius.targets._base import Target, TargetConfig, folder_for, target_kinds
+from vitruvius.targets.base import Target, TargetConfig, folder_for, target_kinds
+
+if TYPE_CHECKING:
+    from vitruvius.models import PixelModel
 
 
 @target_kinds.register("model")
@@ -31,11 +33,13 @@ class ModelName:
         pretrained = not (weights_given or text.startswith("vitruvius/"))
         given = {"model": {"name": text, "pretrained": pretrained}}
         config = build(TargetConfig, override(given, overrides), source=text)
-        return Target(text=text, config=config, folder=folder_for(text), make=functools.partial(_make, text, config))
 
+        def make() -> PixelModel:
+            from vitruvius.models import create_from_config
 
-def _make(text: str, config: TargetConfig) -> PixelModel:
-    try:
-        return create_from_config(config.model, config.attention, seed=config.seed)
-    except UnknownName as error:
-        raise UnknownName(f"{text!r} is neither a run folder nor a model: {error}") from None
+            try:
+                return create_from_config(config.model, config.attention, seed=config.seed)
+            except UnknownName as error:
+                raise UnknownName(f"{text!r} is neither a run folder nor a model: {error}") from None
+
+        return Target(text=text, config=config, folder=folder_for(text), make=make)

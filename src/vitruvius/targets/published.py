@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from vitruvius import models
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError
 from vitruvius.converters.published import open_published, published_checkpoints
-from vitruvius.models import PixelModel
-from vitruvius.targets import hugging_face, zoo
-from vitruvius.targets._base import Target, TargetConfig, folder_for, target_kinds
+from vitruvius.targets.base import Target, TargetConfig, folder_for, target_kinds
 
 WEIGHTS = "model.weights="
 
@@ -44,21 +40,3 @@ class PublishedCheckpoint:
         converted = open_published(text, file=file)
         config = build(TargetConfig, override(converted.config, rest), source=text)
         return Target(text=text, config=config, folder=folder_for(text), make=converted.build)
-
-
-def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = False) -> PixelModel:
-    """The model of a run folder, of the zoo, that a paper publishes, or an image classifier of transformers.
-
-    run: the folder, here or at a URL; a name of the zoo (`zoo/vit_digits_adversarial`), whose hash is checked; a
-        published name (`light/xcit_s12_imagenet_eps4`), which is fetched once; or `hf:FOLDER`, `hf:ID` (extra `hf`).
-    best: of a run, the best weights where there are any (default), else the last ones.
-    trust_plugins: of a run, import the modules that its `plugins:` names, which runs their code; by default only
-        modules that are imported already or installed with an entry point are accepted.
-    """
-    if str(run).startswith(hugging_face.PREFIX):
-        return hugging_face.load_classifier(str(run))
-    if isinstance(run, str) and zoo.is_zoo(run):
-        return zoo.load_checkpoint(run)
-    if str(run) in published_checkpoints() and not Path(run).exists():
-        return open_published(str(run)).build()
-    return models.load_model(run, best=best, trust_plugins=trust_plugins)

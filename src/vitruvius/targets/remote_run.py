@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vitruvius._files import is_url
-from vitruvius.targets._base import Target, local_run, target_kinds
+from vitruvius.targets.base import Target, local_run, target_kinds
 from vitruvius.targets.run_folder import RunFolder
 
 

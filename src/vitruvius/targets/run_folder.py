@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._registry import load_foreign_plugins
 from vitruvius._yaml import read_yaml
-from vitruvius.models import create_from_config, restore
-from vitruvius.targets._base import Target, TargetConfig, target_kinds
+from vitruvius.targets.base import Target, TargetConfig, target_kinds
+
+if TYPE_CHECKING:
+    from vitruvius.models import PixelModel
 
 SECTIONS = ("model", "attention", "data", "plugins")  # of the recipe, that describe the model and its data
 WEIGHTS = ("best.safetensors", "last.safetensors")
@@ -49,12 +51,14 @@ class RunFolder:
                 )
         given = {key: recipe[key] for key in SECTIONS if key in recipe}
         config = build(TargetConfig, override(given, overrides), source=text)
-        if "train" in recipe or any((folder / name).is_file() for name in WEIGHTS):
-            make = functools.partial(restore, recipe, folder)
-        else:  # of a model by name only results are here
-            make = functools.partial(
-                create_from_config, config.model, config.attention, seed=int(recipe.get("seed", 0))
-            )
+
+        def make() -> PixelModel:
+            from vitruvius.models import create_from_config, restore
+
+            if "train" in recipe or any((folder / name).is_file() for name in WEIGHTS):
+                return restore(recipe, folder)
+            return create_from_config(config.model, config.attention, seed=int(recipe.get("seed", 0)))  # by its name
+
         return Target(
             text=text,
             config=config,

@@ -15,9 +15,7 @@ from typing import Any
 from vitruvius._errors import CheckpointError, ConfigError, UnknownName, suggest
 from vitruvius._files import read_json
 from vitruvius._recipes import ZOO, zoo_cards, zoo_folder
-from vitruvius.models import PixelModel
-from vitruvius.models import load_model as load_run
-from vitruvius.targets._base import Target, folder_for, target_kinds
+from vitruvius.targets.base import Target, folder_for, target_kinds
 from vitruvius.targets.run_folder import RunFolder
 
 PREFIX = "zoo/"
@@ -49,11 +47,6 @@ def is_zoo(text: str) -> bool:
     """Whether `text` names a checkpoint of the zoo; a run folder of one's own under zoo/ has no card and does not."""
     own_run = (Path(text) / "config.yaml").is_file() and not (Path(text) / "card.json").is_file()
     return text.startswith(PREFIX) and not own_run
-
-
-def load_checkpoint(text: str) -> PixelModel:
-    """The model of a checkpoint, `text` as in zoo/vit_digits_adversarial, in float32 and eval mode."""
-    return load_run(find_checkpoint(text))
 
 
 def find_checkpoint(text: str) -> Path:

@@ -25,7 +25,7 @@ from vitruvius.evaluation.examination import examine, read_ball, save_findings
 from vitruvius.evaluation.speed import measure_speed, save_speed
 from vitruvius.evaluation.threats import make_threats
 from vitruvius.request import Request, open_request
-from vitruvius.targets import local_run
+from vitruvius.targets.base import local_run
 from vitruvius.training._session import open_session
 from vitruvius.training.config import Config, EvaluationPlan
 

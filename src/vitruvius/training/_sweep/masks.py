@@ -9,7 +9,7 @@ from vitruvius._errors import ConfigError, VitruviusError
 from vitruvius.compression.steps import read_rules, write_maps, write_masks
 from vitruvius.request import open_request
 from vitruvius.surgery import survey
-from vitruvius.targets import open_target
+from vitruvius.targets.base import open_target
 from vitruvius.training.config import Config, MapsPlan, MaskPlan
 
 

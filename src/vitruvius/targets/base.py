@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vitruvius._config import key, override, section
 from vitruvius._errors import ConfigError
@@ -20,8 +20,12 @@ from vitruvius._files import atomic_write_text, fetch, is_url
 from vitruvius._registry import Registry, load_plugins
 from vitruvius._secrets import redact
 from vitruvius._yaml import dump_yaml, to_plain
-from vitruvius.data import DataConfig, Loader
-from vitruvius.models import AttentionRule, ModelConfig, PixelModel
+from vitruvius.data import DataConfig
+from vitruvius.models.config import AttentionRule, ModelConfig
+
+if TYPE_CHECKING:
+    from vitruvius.data import Loader
+    from vitruvius.models import PixelModel
 
 
 @section("target")
@@ -114,6 +118,25 @@ def open_target(
         )
     opened: Target = kind.open(target, overrides, trust_plugins=trust_plugins)
     return opened
+
+
+def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = False) -> PixelModel:
+    """The model of a run folder, of the zoo, that a paper publishes, or an image classifier of transformers.
+
+    run: the folder, here or at a URL; a name of the zoo (`zoo/vit_digits_adversarial`), whose hash is checked; a
+        published name (`light/xcit_s12_imagenet_eps4`), which is fetched once; or `hf:FOLDER`, `hf:ID` (extra `hf`).
+    best: of a run, the best weights where there are any (default), else the last ones.
+    trust_plugins: of a run, import the modules that its `plugins:` names, which runs their code; by default only
+        modules that are imported already or installed with an entry point are accepted.
+    """
+    from vitruvius import models
+
+    if isinstance(run, str) and not is_url(run):
+        for name in ("hugging_face", "zoo", "published"):
+            kind: TargetKind = target_kinds.make(name)
+            if kind.accepts(run) and not (name == "published" and Path(run).exists()):
+                return kind.open(run, (), trust_plugins=trust_plugins).model
+    return models.load_model(run, best=best, trust_plugins=trust_plugins)
 
 
 def local_run(target: str | Path) -> str:
