@@ -28,10 +28,10 @@ from vitruvius._files import atomic_write_text, load_tensors, save_tensors
 from vitruvius._recipes import ZOO, zoo_folder
 from vitruvius._version import __version__
 from vitruvius._yaml import dump_yaml, read_yaml
+from vitruvius.cli.evaluate import evaluate
 from vitruvius.corruptions import corruptions
-from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
 from vitruvius.evaluation.shift_report import ShiftReport
-from vitruvius.targets import find_checkpoint, hash_file, read_card
+from vitruvius.targets.zoo import find_checkpoint, hash_file, read_card
 
 WEIGHTS = "best.safetensors"
 LEFT_OUT = ("out", "tracking", "started")  # of a run's config: they say where and how it ran, not what it is
@@ -139,8 +139,7 @@ def describe(options: argparse.Namespace, folder: Path) -> Card:
 def measure(target: str, settings: Sequence[str], threats: Sequence[str], images: int | None) -> list[Card]:
     """Accuracy on clean images and under every threat, and the mean over corruptions as one row."""
     with tempfile.TemporaryDirectory() as out:
-        options = EvaluateOptions(threats=tuple(threats), images=images)
-        found = evaluate_target(target, list(settings), options, out)
+        found = evaluate(target, *settings, threat=threats, images=images, out=Path(out))
     assert found.report is not None
     scores = [score for score in found.report.threats if score.severity is None]
     labels = ["clean", *(spec for spec in threats if not is_corruption(spec))]

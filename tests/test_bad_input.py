@@ -6,7 +6,6 @@ import errno
 import io
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +14,11 @@ from torch import Tensor, nn
 
 from failing_disk import fill_the_disk
 from small_run import RECIPE, SMALL, small_config, small_run
-from vitruvius import cli
 from vitruvius._checks import as_label
 from vitruvius._errors import CheckpointError, ConfigError, DataError, RunError
 from vitruvius._files import save_tensors
 from vitruvius._yaml import parse_value, read_yaml
 from vitruvius.cli import main
-from vitruvius.cli._verb import Verb
 from vitruvius.compression.maps import average_maps
 from vitruvius.converters._checkpoint import read_checkpoint
 from vitruvius.data import DataConfig, eval_loader
@@ -52,13 +49,12 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def failing_verb(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """A command line whose one verb, `fail`, raises this error."""
+    """Let the verb `list` raise this error."""
 
-    def run(_: Any) -> None:
-        """Fail."""
+    def run() -> None:
         raise error
 
-    monkeypatch.setattr(cli, "every_verb", lambda: [Verb(name="fail", arguments=lambda _: None, run=run)])
+    monkeypatch.setattr("vitruvius.cli.about.list_pieces", run)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +74,10 @@ def test_an_error_nobody_foresaw_is_one_line_that_says_how_to_see_more(
     error: Exception, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing_verb(monkeypatch, error)
-    said = mistake(capsys, "fail")
+    said = mistake(capsys, "list")
     assert words in said
     assert said.endswith("-v shows where.\n")
-    assert main(["-v", "fail"]) == 1
+    assert main(["-v", "list"]) == 1
     seen = capsys.readouterr().err
     assert "Traceback (most recent call last)" in seen
     assert "test_bad_input.py" in seen
@@ -90,7 +86,7 @@ def test_an_error_nobody_foresaw_is_one_line_that_says_how_to_see_more(
 
 def test_what_shows_where_shows_no_secret(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     failing_verb(monkeypatch, RuntimeError("cannot read https://me:hunter2@host/data?token=hunter3"))
-    assert main(["-v", "fail"]) == 1
+    assert main(["-v", "list"]) == 1
     seen = capsys.readouterr().err
     assert "Traceback" in seen
     assert "hunter" not in seen
@@ -99,12 +95,8 @@ def test_what_shows_where_shows_no_secret(capsys: pytest.CaptureFixture[str], mo
 def test_a_terminal_without_the_character_gets_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(
-        cli,
-        "every_verb",
-        lambda: [Verb(name="say", arguments=lambda _: None, run=lambda _: sys.stdout.write("ε = 8/255"))],
-    )
-    assert main(["say"]) == 0
+    monkeypatch.setattr("vitruvius.cli.about.list_pieces", lambda: sys.stdout.write("ε = 8/255") and None)
+    assert main(["list"]) == 0
     terminal.flush()
     assert terminal.buffer.getvalue() == b"\\u03b5 = 8/255"  # type: ignore[attr-defined]
 
@@ -264,7 +256,7 @@ def test_an_evaluation_whose_folder_is_moved_away_is_an_error(tmp_path: Path) ->
 
 
 def test_a_folder_that_is_none_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = mistake(capsys, "evaluate", "runs/MISSING", "--shift", f"imagenet-c:{tmp_path}")
+    said = mistake(capsys, "evaluate", "runs/MISSING", "data.dataset=digits", "--out", str(tmp_path))
     assert "'runs/MISSING' is neither a run folder nor a model" in said
 
 

@@ -16,9 +16,7 @@ from torch import Tensor
 from small_run import RECIPE, SMALL, small_run
 from vitruvius import __version__
 from vitruvius.attacks.pgd import PGD
-from vitruvius.cli import every_verb, main, make_parser, read, run_and_exit
-
-VERBS = [verb.name for verb in every_verb()]
+from vitruvius.cli import VERBS, main, make_app, run_and_exit
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -41,29 +39,15 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_version_and_help_come_quickly_without_torch() -> None:
     code = (
-        "import sys, vitruvius.cli as c\n"
-        "try: c.main(['--version'])\n"
-        "except SystemExit: pass\n"
-        "sys.exit('torch' in sys.modules)"
+        "import sys, vitruvius.cli as c; c.main(sys.argv[1:]);"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'timm', 'pydantic')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"vitruvius {__version__}\n"
-    done = subprocess.run([sys.executable, "-m", "vitruvius", "--help"], capture_output=True, text=True, check=True)
-    for verb in VERBS:
-        assert verb in done.stdout
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{__version__}\n"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    for names in VERBS:
+        assert names[0] in done.stdout
     assert "vitruvius train digits/rpc train.epochs=20" in done.stdout
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([verb, "--help"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    assert text.startswith(f"usage: vitruvius {verb}")
-    parser: Any = make_parser()._subparsers._group_actions[0].choices[verb]  # type: ignore[union-attr]
-    for action in parser._actions:
-        assert action.help or action.metavar == "RUN", f"{action} has no help"
 
 
 @pytest.mark.parametrize("words", [["-v", "list", "tracer"], ["list", "tracer", "-v"], ["list", "-v", "tracer"]])
@@ -74,26 +58,51 @@ def test_verbose_is_accepted_before_and_after_the_verb(words: list[str], capsys:
     assert said.splitlines()[-1].startswith("vitruvius: nothing called 'tracer' to list")
 
 
-@pytest.mark.parametrize(("alias", "verb"), [("analyze", "analyse"), ("eval", "evaluate")])
-def test_american_and_short_spellings_are_the_same_verb(alias: str, verb: str) -> None:
-    parser = make_parser()
-    assert parser.parse_args([alias, "runs/x"]).verb is parser.parse_args([verb, "runs/x"]).verb
-
-
 @pytest.mark.parametrize(
-    "words", [[], ["trian"], ["train"], ["evaluate", "x", "--treat", "y"], ["list", "--quiet"], ["demo", "x=1"]]
+    ("words", "word"),
+    [
+        ([], "say one of these verbs"),
+        (["trian"], 'Did you mean "train"?'),
+        (["train"], "RECIPE"),
+        (["evaluate", "x", "--treat", "y"], "Did you mean --threat?"),
+        (["evaluate", "x", "--attack", "y"], "Did you mean --threat?"),
+        (["evaluate", "x", "--device", "cuda"], "write device=cuda."),
+        (["evaluate", "x", "--eval-batch-size=8"], "write data.eval_batch_size=8."),
+        (["train", "x", "--epochs", "3"], "write train.epochs=3."),
+        (["train", "x", "--seed"], "write seed=…."),
+        (["list", "--quiet"], "--quiet"),
+        (["demo", "x=1"], "x=1"),
+        (["evaluate", "x", "--images", "1.5"], "not a whole number"),
+        (["evaluate", "x", "--images", "9" * 26], "not a whole number"),
+        (["evaluate", "x", "--out", "s3://bucket/out"], "is a URL"),
+        (["evaluate", "a\0b"], "null byte"),
+        (["masks", "x", "--sparsity", "nan"], "finite"),
+        (["masks", "x", "--budget", "heads"], "Choose from"),
+    ],
 )
-def test_what_is_no_command_ends_with_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert "usage: vitruvius" in capsys.readouterr().err
+def test_what_is_no_command_is_one_line_that_names_the_right_word(
+    words: list[str], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = answer(capsys, *words)
+    assert code == 2
+    assert err.startswith("vitruvius: ")
+    assert err.count("\n") == 1
+    assert word in err
 
 
-def test_settings_are_not_called_required(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["evaluate"])
-    assert capsys.readouterr().err.endswith("error: the following arguments are required: RUN|MODEL\n")
+def test_settings_names_and_values_may_come_anywhere() -> None:
+    def read(*words: str) -> dict[str, Any]:
+        _, bound, _ = make_app().parse_args(words)
+        return dict(bound.arguments)
+
+    threats = ["pgd:eps=4/255,steps=[1,2]", "fgsm:eps=1"]
+    words = ["evaluate", "a", "--threat", threats[0], "data.root=/x", "--threat", threats[1], "--images=8", "seed=1"]
+    given = read(*words)
+    assert (given["overrides"], given["threat"], given["images"]) == (("data.root=/x", "seed=1"), threats, 8)
+    assert read("analyse", "runs/rpc", "norms", "--images", "8", "entropy")["what"] == ("norms", "entropy")
+    assert read("report", "a", "--out", "page.html", "b")["runs"] == ("a", "b")
+    assert read("masks", "maps", "--protect", "0", "1", "--tiles", "16")["protect"] == [0, 1]
+    assert make_app()["eval"].default_command is make_app()["evaluate"].default_command
 
 
 def test_a_recipe_is_trained_judged_and_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +146,8 @@ def test_a_run_trained_further_is_not_taken_for_the_one_that_was_judged(
         (run / f"{name}.safetensors").write_bytes((other / f"{name}.safetensors").read_bytes())
     letter = mistake(capsys, "evaluate", str(run))
     assert "holds the ledger of another evaluation: weights was" in letter
-    assert "Choose another folder (--out), or begin anew (--fresh" in letter
+    assert "--out" in letter
+    assert "--fresh" in letter
 
 
 def test_a_model_by_name_is_judged_on_the_images_named(
@@ -260,21 +270,12 @@ def test_a_radius_that_was_meant_in_255ths_is_refused(capsys: pytest.CaptureFixt
     assert "eps=8 in linf allows every image, since pixels are in [0, 1]; did you mean 8/255?" in err
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_learns_verbs_and_flags(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab")
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
+    code, script, _ = answer(capsys, "completion", shell)
+    assert code == 0
     assert "evaluate" in script
     assert "threat" in script
-
-
-def test_names_and_runs_may_come_after_an_option_too() -> None:
-    options = read(["analyse", "runs/rpc", "norms", "--images", "8", "entropy"])
-    assert options.what == ["norms", "entropy"]
-    assert read(["report", "a", "--out", "page.html", "b"]).runs == ["a", "b"]
-    with pytest.raises(SystemExit):
-        read(["evaluate", "runs/rpc", "--images", "8", "runs/other"])
 
 
 @pytest.mark.parametrize(("code", "at_once"), [(75, True), (130, True), (1, False), (0, False)])

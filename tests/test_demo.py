@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from small_run import SMALL
 from vitruvius import demo as room
 from vitruvius.corruptions.base import BENCHMARK
 
 
-def test_the_demo_ends_with_one_page_about_both_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_ends_with_one_page_about_both_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "vitruvius")
     monkeypatch.setattr(room, "STRENGTHS", [4, 32])
     monkeypatch.setattr(room, "SEVERITIES", [2, 5])
-    told = io.StringIO()
     tiny = (*SMALL, "train.epochs=1", "data.train_num_samples=32", "data.val_num_samples=12")
-    page = room.demo(tmp_path / "demo", overrides=tiny, console=Console(file=told, width=120))
+    page = room.demo(tmp_path / "demo", overrides=tiny)
     assert page == tmp_path / "demo" / "report.html"
     text = page.read_text()
     assert "Two ways to attend, on digits" in text
@@ -38,8 +38,8 @@ def test_the_demo_ends_with_one_page_about_both_runs(tmp_path: Path, monkeypatch
         )
         assert len(shift["parts"]) == 30
         assert set(shift["reliability"]) == {"clean", "shifted"}
-        assert name in told.getvalue()
-    assert "Open this page in a browser" in told.getvalue()
+        assert name in caplog.text
+    assert "Open this page in a browser" in caplog.text
     before = (tmp_path / "demo" / "softmax" / "state.pt").stat().st_mtime_ns
-    assert room.demo(tmp_path / "demo", overrides=tiny, console=Console(file=told)) == page
+    assert room.demo(tmp_path / "demo", overrides=tiny) == page
     assert (tmp_path / "demo" / "softmax" / "state.pt").stat().st_mtime_ns == before  # nothing is trained twice

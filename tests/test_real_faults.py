@@ -120,7 +120,7 @@ def test_a_file_on_a_full_disk_stays_as_it_was(
 LITTLE_MEMORY = """
 import resource, sys
 from vitruvius.cli import main
-import torch, vitruvius.evaluation.command, vitruvius.data  # what is imported needs memory too
+import torch, vitruvius.evaluation, vitruvius.request, vitruvius.data  # what is imported needs memory too
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20),) * 2)
 sys.exit(main(sys.argv[1:]))

@@ -18,7 +18,17 @@ import pytest
 from small_run import SMALL, small_run, state_of
 from vitruvius import _signals
 from vitruvius._files import load_tensors
-from vitruvius._signals import FINISHED, GRACE, LONGEST, Terminated, answering, goodbye, keeping, saving, set_patience
+from vitruvius._signals import (
+    FINISHED,
+    GRACE,
+    LONGEST,
+    Terminated,
+    exit_message,
+    handle_signals,
+    on_interrupt,
+    saving,
+    set_grace_period,
+)
 
 SECONDS = 5.0
 STUCK = """\
@@ -75,7 +85,7 @@ def test_a_signal_during_autoattack_ends_it_and_what_was_judged_is_kept(number: 
     seconds, said = interrupt(child, number, lambda: any(parts.glob("clean*.safetensors")))
     assert child.returncode == code, said
     assert seconds < SECONDS
-    assert "run/evaluation keeps the images judged so far; the same command goes on from there." in said
+    assert "run/evaluation keeps what was done so far; the same command resumes from there." in said
     rows, about = load_tensors(next(parts.glob("clean*.safetensors")))
     assert about["threat"] == "clean"
     assert len(rows["id"]) > 0
@@ -115,7 +125,7 @@ def test_nobody_is_hurried_while_saving(monkeypatch: pytest.MonkeyPatch) -> None
         over.set()
 
     monkeypatch.setattr(_signals, "_end", end)
-    monkeypatch.setattr(_signals._work, "patience", 0.1)
+    monkeypatch.setattr(_signals._work, "grace", 0.1)
     thread = threading.Thread(target=_signals._wait_for_end, args=(signal.SIGTERM, over))
     with saving():
         thread.start()
@@ -126,10 +136,10 @@ def test_nobody_is_hurried_while_saving(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_signal_waits_for_work_that_takes_longer_but_not_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_signals._work, "patience", GRACE)
+    monkeypatch.setattr(_signals._work, "grace", GRACE)
     for asked, given in ((0.1, GRACE), (20.0, 20.0), (600.0, LONGEST)):
-        set_patience(asked)
-        assert _signals._work.patience == given
+        set_grace_period(asked)
+        assert _signals._work.grace == given
 
 
 def send_itself(number: int) -> None:
@@ -139,10 +149,10 @@ def send_itself(number: int) -> None:
 
 def test_sigterm_is_raised_where_the_work_stands_and_the_words_travel_with_it() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Terminated) as caught, answering(), keeping(lambda: "all is kept."):
+    with pytest.raises(Terminated) as caught, handle_signals(), on_interrupt(lambda: "all is kept."):
         send_itself(signal.SIGTERM)
-    assert goodbye(caught.value) == ("SIGTERM: all is kept.", 75)
-    assert goodbye(KeyboardInterrupt()) == (f"interrupted; {FINISHED}", 130)
+    assert exit_message(caught.value) == ("SIGTERM: all is kept.", 75)
+    assert exit_message(KeyboardInterrupt()) == (f"interrupted; {FINISHED}", 130)
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.set_wakeup_fd(-1) == -1
 
@@ -151,7 +161,7 @@ def test_sigterm_is_raised_where_the_work_stands_and_the_words_travel_with_it() 
 def test_a_signal_to_a_forked_process_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[int] = []
     monkeypatch.setattr(_signals, "_wait_for_end", lambda number, over: heard.append(number))
-    with answering():
+    with handle_signals():
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
         child.start()
         child.terminate()
@@ -161,7 +171,7 @@ def test_a_signal_to_a_forked_process_is_its_own(monkeypatch: pytest.MonkeyPatch
 
 
 def _interrupt_beside(child: BaseProcess) -> None:
-    with answering():
+    with handle_signals():
         child.start()
         send_itself(signal.SIGTERM)
 

@@ -97,8 +97,8 @@ class Bar:
             self._log.join()
         self.bars.stop()
 
-    def __call__(self, done: int, total: int | None, /, words: str = "") -> None:
-        self.done, self.total, self.words = done, total, words
+    def __call__(self, done: float, total: float | None, words: str = "", /) -> None:
+        self.done, self.total, self.words = int(done), None if total is None else int(total), words
         self._own_pace.note(done)
         self.bars.update(self.bar, completed=done, total=total)
 

@@ -20,7 +20,7 @@ from vitruvius._errors import ConfigError, DataError
 class Progress(Protocol):
     """How long work tells how far it is: images (or updates) done, how many there are, and a few words about now."""
 
-    def __call__(self, done: int, total: int | None, /, words: str = "") -> None: ...
+    def __call__(self, done: float, total: float | None, words: str = "", /) -> object: ...
 
 
 @runtime_checkable

@@ -189,10 +189,11 @@ class _Display(bars.Progress):
 
 
 @contextlib.contextmanager
-def messages_shown(console: Console | None = None) -> Iterator[None]:
+def messages_shown(console: Console | None = None, *, verbose: bool = False) -> Iterator[None]:
     """Inside, what modules of this package log with `logger.info` and above is printed as lines, once.
 
-    `console` is where; default standard error. Inside another `messages_shown`, that one goes on printing.
+    `console` is where; default standard error. `verbose` shows `logger.debug` too. Inside another `messages_shown`,
+    that one keeps printing.
     """
     package = logging.getLogger("vitruvius")
     if any(isinstance(handler, _Lines) for handler in package.handlers):
@@ -200,8 +201,7 @@ def messages_shown(console: Console | None = None) -> Iterator[None]:
         return
     handler, level = _Lines(console or CONSOLE), package.level
     package.addHandler(handler)
-    if not package.isEnabledFor(logging.INFO):
-        package.setLevel(logging.INFO)
+    package.setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
         yield
     finally:
@@ -213,7 +213,7 @@ class _Lines(logging.Handler):
     """Prints each message as one line."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(logging.INFO)
+        super().__init__()
         self.console = console
 
     def emit(self, record: logging.LogRecord) -> None:

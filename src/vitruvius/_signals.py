@@ -1,9 +1,9 @@
-"""Ctrl-C and SIGTERM are answered within seconds, also while native code keeps Python waiting.
+"""Ctrl-C and SIGTERM end a command within seconds, also while native code keeps Python waiting.
 
 Python runs its signal handlers in the main thread, between two instructions. While one of them takes minutes (a
-compiler, a collective operation, a large kernel), signals wait. `answering` starts a thread that hears of a signal at
-once; when the command has not ended a few seconds later, the thread says what was kept and ends the process. It never
-does so while something is being saved.
+compiler, a collective operation, a large kernel), signals wait. `handle_signals` starts a thread that hears of a signal
+at once; when the command has not ended a few seconds later, the thread says what was kept and ends the process. It
+never does so while something is being saved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-GRACE = 3.0  # seconds between a signal and the end that is not asked again
+GRACE = 3.0  # seconds between a signal and the end of a process that has not ended by itself
 LONGEST = 60.0  # seconds that a signal waits for work which is worth saving
 FINISHED = "files that were already finished stay."
 CODES = {  # exit codes: 75 is "try again later", for schedulers
@@ -34,34 +34,34 @@ class Terminated(KeyboardInterrupt):
 
 
 @dataclass
-class Work:
+class _Work:
     """What the listening thread must know of the work in the main thread."""
 
-    kept: list[tuple[Callable[[], str], Callable[[], object]]] = field(default_factory=list)
+    on_interrupt: list[tuple[Callable[[], str], Callable[[], object]]] = field(default_factory=list)
     saving: int = 0  # saves under way, one inside another
-    patience: float = GRACE  # seconds
+    grace: float = GRACE  # seconds
     socket: socket.socket | None = None  # where Python writes the numbers of signals
 
 
-_work = Work()
+_work = _Work()
 
 
 @contextlib.contextmanager
-def keeping(words: Callable[[], str], clean_up: Callable[[], object] = lambda: None) -> Iterator[None]:
+def on_interrupt(describe_kept: Callable[[], str], clean_up: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Inside, somebody who interrupts is told what was kept.
 
-    words: asked at the end, in the thread that ends the process or where the interrupt was raised.
+    describe_kept: asked at the end, in the thread that ends the process or where the interrupt was raised.
     clean_up: called before that, when the process is ended without unwinding; nothing by default.
     """
-    _work.kept.append((words, clean_up))
+    _work.on_interrupt.append((describe_kept, clean_up))
     try:
         yield
     except KeyboardInterrupt as error:
-        error.add_note(words())
+        error.add_note(describe_kept())
         raise
     finally:
-        _work.kept.pop()
-        _work.patience = GRACE
+        _work.on_interrupt.pop()
+        _work.grace = GRACE
 
 
 @contextlib.contextmanager
@@ -74,12 +74,12 @@ def saving() -> Iterator[None]:
         _work.saving -= 1
 
 
-def set_patience(seconds: float) -> None:
+def set_grace_period(seconds: float) -> None:
     """How long a signal may wait for the work at hand, which is saved then; between GRACE and LONGEST."""
-    _work.patience = min(max(seconds, GRACE), LONGEST)
+    _work.grace = min(max(seconds, GRACE), LONGEST)
 
 
-def goodbye(error: KeyboardInterrupt) -> tuple[str, int]:
+def exit_message(error: KeyboardInterrupt) -> tuple[str, int]:
     """What to say of an interrupt, and the exit code."""
     kept = " ".join(getattr(error, "__notes__", [])) or FINISHED
     if isinstance(error, Terminated):
@@ -88,23 +88,25 @@ def goodbye(error: KeyboardInterrupt) -> tuple[str, int]:
 
 
 @contextlib.contextmanager
-def answering() -> Iterator[None]:
-    """Inside, signals are answered; handlers of before come back. Only the main thread can ask for this."""
+def handle_signals() -> Iterator[None]:
+    """Inside, signals end the command in time; earlier handlers come back. Only the main thread can ask for this."""
     if threading.current_thread() is not threading.main_thread() or _work.socket is not None:
         yield
         return
     ours, pythons = socket.socketpair()
     pythons.setblocking(False)
-    over = threading.Event()
-    thread = threading.Thread(target=_listen, args=(ours, over), name="signals", daemon=True)
-    before = _replace_default(signal.SIGTERM)
+    finished = threading.Event()
+    thread = threading.Thread(target=_listen, args=(ours, finished), name="signals", daemon=True)
+    before = signal.getsignal(signal.SIGTERM)
+    if before == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
     descriptor = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
     _work.socket = pythons
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         _work.socket = None
         signal.set_wakeup_fd(descriptor)
         if before is not None:  # a handler that Python did not install stays
@@ -114,59 +116,48 @@ def answering() -> Iterator[None]:
         ours.close()
 
 
-def _replace_default(number: int) -> Any:
-    """Raise Terminated at this signal, unless somebody handles it already; the handler of before."""
-    before = signal.getsignal(number)
-    if before == signal.SIG_DFL:
-        signal.signal(number, _terminate)
-    return before
-
-
 def _terminate(number: int, frame: object) -> None:
     raise Terminated(signal.Signals(number).name)
 
 
-def _listen(numbers: socket.socket, over: threading.Event) -> None:
-    """Wait for signals until the work is over."""
+def _listen(numbers: socket.socket, finished: threading.Event) -> None:
+    """Wait for signals until the command has finished."""
     while received := numbers.recv(64):  # nothing when the other side is closed
         asked = [number for number in received if number in CODES]
         if asked:
-            _wait_for_end(asked[-1], over)
+            _wait_for_end(asked[-1], finished)
 
 
-def _wait_for_end(number: int, over: threading.Event) -> None:
-    """End the process unless the work is over in time; saves are not counted."""
+def _wait_for_end(number: int, finished: threading.Event) -> None:
+    """End the process unless the command finishes in time; saves are not counted."""
     since = time.monotonic()
     announced = False
-    while not over.wait(0.05):
+    while not finished.wait(0.05):
         waited = time.monotonic() - since
         if _work.saving:
             since = time.monotonic()
-        elif waited > _work.patience:
+        elif waited > _work.grace:
             _end(number)
         elif waited > GRACE and not announced:
             announced = True
-            _say(f"{signal.Signals(number).name}: the work at hand is finished and saved first.")
+            _write_error(f"{signal.Signals(number).name}: the work at hand is finished and saved first.")
 
 
 def _end(number: int) -> None:
-    words = [_words_of(words, clean_up) for words, clean_up in reversed(_work.kept)]
+    sentences = []
+    for describe_kept, clean_up in reversed(_work.on_interrupt):
+        try:
+            clean_up()
+            sentences.append(describe_kept())
+        except Exception as error:  # which must not keep the process alive
+            sentences.append(f"what was kept is not known ({error}).")
     if sys.stderr.isatty():
         os.write(2, b"\x1b[?25h\n")  # a live display hides the cursor
-    _say(f"{signal.Signals(number).name}: {' '.join(words) or FINISHED}")
+    _write_error(f"{signal.Signals(number).name}: {' '.join(sentences) or FINISHED}")
     os._exit(CODES[signal.Signals(number)])
 
 
-def _words_of(words: Callable[[], str], clean_up: Callable[[], object]) -> str:
-    """What one piece of work says; an error in saying so must not keep the process alive."""
-    try:
-        clean_up()
-        return words()
-    except Exception as error:
-        return f"what was kept is not known ({error})."
-
-
-def _say(text: str) -> None:
+def _write_error(text: str) -> None:
     """To standard error past Python's buffers, whose locks the main thread may hold; of many processes one speaks."""
     if os.environ.get("RANK", "0") == "0":
         os.write(2, f"vitruvius: {text}\n".encode())
@@ -180,7 +171,7 @@ def _hold_signals() -> None:
 
 def _release_signals() -> None:
     """After a fork, on both sides; a signal that came in between is heard now."""
-    mask = getattr(_forking, "mask", None)
+    mask: Any = getattr(_forking, "mask", None)
     _forking.mask = None
     if mask is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -5,10 +5,10 @@ Minutes on a laptop; ends with one page.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
-from rich.console import Console
-
+from vitruvius._recipes import find_recipe
 from vitruvius.attacks.pgd import PGD
 from vitruvius.compression import average_maps, save_maps
 from vitruvius.corruptions.base import corruption_grid
@@ -16,33 +16,32 @@ from vitruvius.data import eval_loader
 from vitruvius.evaluation import evaluate
 from vitruvius.evaluation.base import data_settings
 from vitruvius.evaluation.threats import Threat
-from vitruvius.listing import find_recipe
 from vitruvius.models import load_model
 from vitruvius.report import write_page
-from vitruvius.report.command import record_run
+from vitruvius.report.recording import record_run
 from vitruvius.training import Config, read_recipe, train
 
 RECIPES = {"softmax": "digits/softmax", "rpc": "digits/rpc"}
 STRENGTHS = [4, 8, 16, 32]  # of attacks, in 1/255
 SEVERITIES = [1, 3, 5]  # of corruptions
-DIGITS = 10  # pictures in the viewer, one of each
+PICTURES = 10  # in the viewer
+logger = logging.getLogger(__name__)
 
 
-def demo(out: Path, *, overrides: tuple[str, ...] = (), console: Console | None = None) -> Path:
-    """Train, evaluate and show; the path of the page. Called again, it continues where it stopped.
+def demo(out: Path, *, overrides: tuple[str, ...] = ()) -> Path:
+    """Train, evaluate and show; the path of the page. Called again, it resumes where it stopped.
 
     `out` is the folder for runs and page; `overrides` are settings for all its recipes, `train.epochs=1` (default:
-    none); `console` is where progress goes (default: the terminal).
+    none).
     """
-    console = console or Console(stderr=True)
     runs = []
     for name, recipe in RECIPES.items():
-        console.print(f"\n[bold]{name}[/bold]: training on the embedded digits", highlight=False)
+        logger.info("\n%s: training on the embedded digits", name)
         config = read_recipe(find_recipe(recipe), [f"out={out / name}", *overrides])
-        runs.append(train(config, console=console))
-        console.print(look(config, runs[-1]), highlight=False)
+        runs.append(train(config))
+        logger.info("%s", look(config, runs[-1]))
     page = write_page(runs, out / "report.html", title="Two ways to attend, on digits")
-    console.print("\nOpen this page in a browser:", highlight=False)
+    logger.info("\nOpen this page in a browser:")
     return page
 
 
@@ -57,5 +56,5 @@ def look(config: Config, run: Path) -> str:
     threats: list[Threat] = [*attacks, *corruption_grid(severities=SEVERITIES)]
     report = evaluate(model, loader, threats, folder=run / "evaluation", signature=data_settings(config.data))
     save_maps(run / "maps.safetensors", average_maps(model, loader), data=loader.name)
-    record_run(run, (), DIGITS, attacks[-1])
+    record_run(run, (), PICTURES, attacks[-1])
     return str(report)

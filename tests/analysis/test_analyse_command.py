@@ -1,11 +1,14 @@
 """`vitruvius analyse`: analyses and explanations of runs and of models by name, and what is left behind."""
 
+from pathlib import Path
+
 import pytest
 
 from small_run import small_run
 from vitruvius._yaml import read_yaml
 from vitruvius.analysis import Table
 from vitruvius.cli import main
+from vitruvius.cli.look import analyse
 
 MODEL = "vitruvius/vit_digits"
 SMALL = ["model.kwargs={depth: 1}", "device=cpu", "data.dataset=digits"]
@@ -28,7 +31,15 @@ def test_a_model_by_name_is_analysed_and_its_folder_can_be_reported(tmp_path, ca
     assert "deletion attacked" in (tmp_path / "page.html").read_text()
 
 
-def test_a_run_folder_keeps_its_analysis(tmp_path):
+def test_the_seed_is_of_chance_alone_and_the_images_are_those_of_evaluate() -> None:
+    one, other = (analyse(MODEL, *SMALL, "entropy", images=20, seed=seed) for seed in (1, 2))
+    evaluated = analyse(MODEL, *SMALL, "entropy", "data.val_num_samples=20", seed=1)
+    assert one.rows == evaluated.rows
+    assert [row.mean for row in one.rows] == [row.mean for row in other.rows]
+    assert one.rows != other.rows
+
+
+def test_a_run_folder_keeps_its_analysis(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", "train.epochs=1")
     assert main(["analyse", str(run), "norms", "relevance", "device=cpu", "--images", "8", "--attack", "none"]) == 0
     table = Table.load(run / "analysis")

@@ -210,7 +210,7 @@ def test_bfloat16_pays_where_its_passes_take_less_than_half_the_time(
     )
     exact, view = Slow(clock, 1.0), Slow(clock, ticks)
     x, y = torch.rand(2, 3, 4, 4), torch.tensor([0, 1])
-    with caplog.at_level("INFO"):
+    with caplog.at_level("DEBUG"):
         assert _lower_precision.bfloat16_pays(exact, exact, view, x, y) == pays
     assert f"takes 1000.00 ms in float32, {1000 * ticks:.2f} in bfloat16" in caplog.text
     spent = clock[0]

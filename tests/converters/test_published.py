@@ -20,7 +20,7 @@ from vitruvius.cli import main
 from vitruvius.converters import published
 from vitruvius.converters.published import Published, fetch_published, open_published, published_checkpoints
 from vitruvius.models import models
-from vitruvius.targets import check_numbering, open_target
+from vitruvius.targets.base import check_numbering, open_target
 
 NAME = "light/small"
 

@@ -101,7 +101,7 @@ def test_a_broken_file_is_met_by_the_workers_who_name_it(folder: Path, gpu: Gpu)
 def test_without_a_gpu_auto_says_why_and_nvjpeg_is_an_error(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         assert len(stored(folder, decoder="auto")) == 8
     assert "Pillow decodes: there is no CUDA device" in caplog.text
     with pytest.raises(ConfigError, match="there is no CUDA device"):

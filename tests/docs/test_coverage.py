@@ -13,7 +13,7 @@ from vitruvius._registry import Registry, parse_spec, signature_of
 from vitruvius.analysis import analyses
 from vitruvius.attacks.base import attacks
 from vitruvius.attention import attentions
-from vitruvius.cli import make_parser
+from vitruvius.cli import make_app
 from vitruvius.compression.rules import rules
 from vitruvius.data.base import data_sources
 from vitruvius.data.sources.torchvision import SETS
@@ -37,7 +37,7 @@ WORDS = {  # what is neither a piece, a key, a verb nor a recipe: files, flags, 
 }  # fmt: skip
 
 
-VERBS: Any = make_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+APP = make_app()
 NAMES = sorted(
     {word for row in ROWS for word in re.findall(r"`([^`]+)`", row.split(" | ", 1)[1]) if not word.startswith("--")}
     - WORDS
@@ -59,7 +59,7 @@ def test_what_the_page_names_exists(name: str) -> None:
     word = name.split()[0]
     if word == "vitruvius":
         word = name.split()[1]
-    if word in VERBS:
+    if word in APP:
         _check_command(name.removeprefix("vitruvius ").split())
         return
     section, dot, key = name.partition(".")
@@ -77,7 +77,7 @@ def test_what_the_page_names_exists(name: str) -> None:
 
 def _check_command(words: list[str]) -> None:
     """A verb, its flags, and which study or list."""
-    flags = {flag for action in VERBS[words[0]]._actions for flag in action.option_strings}
+    flags = {argument.name for argument in APP[words[0]].assemble_argument_collection()}
     assert {word for word in words if word.startswith("--")} <= flags, words
     if words[0] == "study":
         assert words[1] in studies

@@ -11,7 +11,7 @@ from shift_layouts import CLASSES, write_arrays, write_corrupted, write_pictures
 from small_run import small_run
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.cli import main
-from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
+from vitruvius.cli.evaluate import evaluate
 from vitruvius.evaluation.metrics import collect_logits, fit_temperature
 from vitruvius.evaluation.shift_report import load_shift_report
 
@@ -54,7 +54,7 @@ def test_threats_that_are_corruptions_print_as_a_grid_and_are_saved_whole(
 
 
 def test_the_worst_case_is_over_attacks_and_not_over_corruptions(run: Path, tmp_path: Path) -> None:
-    found = evaluate_target(str(run), ["device=cpu"], EvaluateOptions(threats=["contrast:severity=5"]), str(tmp_path))
+    found = evaluate(str(run), "device=cpu", threat=["contrast:severity=5"], out=tmp_path)
     assert found.report is not None
     assert found.report.worst_case.correct == found.report["clean"].correct
     assert found.report["contrast"].severity == 5
@@ -64,11 +64,13 @@ def test_a_run_is_compared_with_another_and_calibrated_on_what_it_held_out(
     run: Path, arrays: Path, tmp_path: Path
 ) -> None:
     spec = f"cifar-10-c:{arrays}"
-    alone = evaluate_target(str(run), ["device=cpu"], EvaluateOptions(shifts=[spec]), str(tmp_path / "first"))
+    alone = evaluate(str(run), "device=cpu", shift=[spec], out=tmp_path / "first")
     (first,) = alone.shifts
     assert "mce" not in first.corruption
-    options = EvaluateOptions(shifts=[spec], baseline=str(tmp_path / "first"), calibrate="held-out")
-    found = evaluate_target(str(run), ["device=cpu"], options, str(tmp_path / "second"))
+    first_run = str(tmp_path / "first")
+    found = evaluate(
+        str(run), "device=cpu", shift=[spec], baseline=first_run, calibrate="held-out", out=tmp_path / "second"
+    )
     (second,) = found.shifts
     assert second.corruption["mce"] == pytest.approx(1.0)  # against itself
     assert second.corruption["baseline"] == "first"
@@ -76,10 +78,9 @@ def test_a_run_is_compared_with_another_and_calibrated_on_what_it_held_out(
     assert second.clean_error == 1 - found.report["clean"].accuracy
     assert second.temperature == pytest.approx(_temperature(run))
     assert "ece_tempered" in second.parts[0].calibration
-    assert "mCE 100.00 % of first's" in str(found)
-    options = EvaluateOptions(threats=["fog:severity=1"], baseline=str(tmp_path / "first"))
+    assert "mCE 100.00 % of first's" in str(second)
     with pytest.raises(DataError, match="has not been evaluated under corruptions"):
-        evaluate_target(str(run), ["device=cpu"], options, str(tmp_path / "third"))
+        evaluate(str(run), "device=cpu", threat=["fog:severity=1"], baseline=first_run, out=tmp_path / "third")
 
 
 def _temperature(run: Path) -> float:
@@ -112,7 +113,7 @@ def test_a_model_by_name_needs_no_data_but_its_shift(
 def test_imagenet_o_takes_the_validation_folder_of_the_data(tmp_path: Path) -> None:
     from vitruvius._imagenet import imagenet_classes
     from vitruvius.data import DataConfig
-    from vitruvius.evaluation._shift_command import open_shifts
+    from vitruvius.evaluation.shift_options import open_shifts
 
     write_pictures(tmp_path / "o", imagenet_classes("o")[:1])
     write_pictures(tmp_path / "imagenet" / "val", CLASSES[:3])
@@ -126,20 +127,20 @@ def test_imagenet_o_takes_the_validation_folder_of_the_data(tmp_path: Path) -> N
 
 def test_a_shift_of_other_classes_is_refused_before_anything_is_judged(run: Path, tmp_path: Path) -> None:
     write_pictures(tmp_path / "sketch", CLASSES[:1])
-    options = EvaluateOptions(threats=["fog:severity=1"], shifts=[f"imagenet-sketch:{tmp_path / 'sketch'}"])
+    sketch = f"imagenet-sketch:{tmp_path / 'sketch'}"
     with pytest.raises(DataError, match=r"knows its 1000 classes in their order; this one answers with 10\. Choose"):
-        evaluate_target(str(run), ["device=cpu"], options, str(tmp_path / "out"))
+        evaluate(str(run), "device=cpu", threat=["fog:severity=1"], shift=[sketch], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_shift_is_given_once_and_held_out_images_must_exist(run: Path, arrays: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--shift cifar-10-c is given twice"):
-        evaluate_target(str(run), [], EvaluateOptions(shifts=[f"cifar-10-c:{arrays}"] * 2))
+        evaluate(str(run), shift=[f"cifar-10-c:{arrays}"] * 2)
     config = run / "config.yaml"
-    text, options = config.read_text(), EvaluateOptions(shifts=[f"cifar-10-c:{arrays}"], calibrate="held-out")
+    text = config.read_text()
     try:
         config.write_text(text.replace("holdout: 0.25", "holdout: 0.0"))
         with pytest.raises(ConfigError, match="has held out no images of its training set"):
-            evaluate_target(str(run), ["device=cpu"], options, str(tmp_path))
+            evaluate(str(run), "device=cpu", shift=[f"cifar-10-c:{arrays}"], calibrate="held-out", out=tmp_path)
     finally:
         config.write_text(text)

@@ -18,7 +18,7 @@ from judging import rows
 
 from shift_layouts import write_corrupted
 from vitruvius._files import paths
-from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
+from vitruvius.cli.evaluate import evaluate
 from vitruvius.evaluation.ledger import Ledger
 
 SETTINGS = (
@@ -52,8 +52,7 @@ def work(folder: Path, pictures: Path, die: Callable[[], None] | None = None) ->
     note_questions(folder)
     if die is not None and os.environ.get("RANK") == "0":
         die()
-    options = EvaluateOptions(threats=THREATS, shifts=[f"folder-c:{pictures}"])
-    evaluate_target("vitruvius/vit_digits", SETTINGS, options, str(folder))
+    evaluate("vitruvius/vit_digits", *SETTINGS, threat=THREATS, shift=[f"folder-c:{pictures}"], out=folder)
 
 
 def note_questions(folder: Path) -> None:

@@ -62,5 +62,5 @@ def test_a_wrong_threat_gets_the_same_answer_from_every_door(
     with pytest.raises(error, match=words):
         make_threat(spec)
     if isinstance(spec, str):
-        assert main(["evaluate", "nowhere", "--threat", spec]) == 1
+        assert main(["evaluate", "nowhere", "data.dataset=digits", "--threat", spec]) == 1
         assert capsys.readouterr().err.startswith("vitruvius: --threat: ")

@@ -39,7 +39,7 @@ def test_recorded_training_learns_what_plain_training_learns(
 ) -> None:
     settings = (*SETTINGS, TASKS[task], f"train.opt={opt}")
     plain = rows_of(small_run(tmp_path / "plain", "train.compile=false", *settings))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         fast = rows_of(small_run(tmp_path / "fast", *settings))
     assert "are recorded as CUDA graphs" in caplog.text
     for one, other in zip(plain, fast, strict=True):

@@ -108,7 +108,7 @@ def test_positions_of_another_image_size_are_resampled_by_timm(
 ) -> None:
     extra = {"embed_dim": 24, "num_heads": 2} if "cait" in name else {}
     old = state_of(name, **{**SMALL, **extra})
-    with caplog.at_level(logging.INFO, logger="vitruvius"):
+    with caplog.at_level(logging.DEBUG, logger="vitruvius"):
         model = recipe(old, tmp_path, name, **{**SMALL, **extra, "img_size": 48}).model
     prefix = old["pos_embed"].shape[1] - 16
     expected = resample_abs_pos_embed(old["pos_embed"], [6, 6], num_prefix_tokens=prefix)

@@ -172,9 +172,10 @@ def test_a_model_by_name_takes_the_settings_that_other_verbs_take(run: Path, tmp
     assert "twicing" in rewired.model.model.blocks[0].attn.core.parts
 
 
-def test_a_line_shows_four_digits_of_a_number(capsys: pytest.CaptureFixture[str]) -> None:
-    show_row({"key": "a/b", "model": "run", "accuracy": 0.123456789, "steps": 20})
-    assert capsys.readouterr().err == "model run, accuracy 0.1235, steps 20\n"
+def test_a_line_shows_four_digits_of_a_number(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "vitruvius"):
+        show_row({"key": "a/b", "model": "run", "accuracy": 0.123456789, "steps": 20})
+    assert caplog.messages == ["model run, accuracy 0.1235, steps 20"]
 
 
 def test_another_study_in_the_same_folder_is_refused(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from small_run import small_run
 from vitruvius import _registry
 from vitruvius._errors import ConfigError
 from vitruvius.cli import main
-from vitruvius.targets import load_target_plugins, open_target
-from vitruvius.training.compress import Compression, compress
+from vitruvius.cli.compress import compress
+from vitruvius.targets import open_target
 
 NAME = "came_with_the_run"
 
@@ -68,12 +68,10 @@ def test_who_says_so_runs_it(said: list[str], foreign: Path) -> None:
 
 
 def test_python_says_so_by_an_argument_or_by_importing_it(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for refused in (vitruvius.load_model, open_target, load_target_plugins):
+    for refused in (vitruvius.load_model, open_target, compress):
         with pytest.raises(ConfigError, match="trust_plugins=True"):
             refused("run")
     assert not Path("trace").exists()
-    with pytest.raises(ConfigError, match="trust_plugins=True"):
-        compress("run", Compression())
     vitruvius.load_model("run", trust_plugins=True)
     assert Path("trace").exists()
     open_target("run")  # it is imported by now
@@ -85,12 +83,12 @@ def test_installed_plugins_are_found_where_they_are_installed(foreign: Path, mon
     monkeypatch.setattr(_registry, "entry_points", lambda **wanted: offered.select(**wanted))
     monkeypatch.syspath_prepend(str(Path.cwd()))
     with pytest.raises(ConfigError, match="neither in this folder nor on the Python path"):
-        load_target_plugins("run")  # a file of that name in the current folder is not the installed module
+        open_target("run")  # a file of that name in the current folder is not the installed module
     assert not Path("trace").exists()
     (installed := Path("site")).mkdir()
     (installed / f"{NAME}.py").write_text("")
     monkeypatch.syspath_prepend(str(installed.resolve()))
-    load_target_plugins("run")
+    open_target("run")
     assert not Path("trace").exists()
 
 
@@ -99,4 +97,4 @@ def test_plugins_that_are_no_list_of_names_are_refused(named: str, foreign: Path
     config = foreign / "config.yaml"
     config.write_text(config.read_text().replace(f"[{NAME}]", named).replace(f"- {NAME}", named))
     with pytest.raises(ConfigError, match="is not a list of modules"):
-        load_target_plugins("run", trust_plugins=True)
+        open_target("run", trust_plugins=True)

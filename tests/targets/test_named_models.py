@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from vitruvius._errors import ConfigError
 from vitruvius.cli import main
-from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
+from vitruvius.cli.evaluate import evaluate
 from vitruvius.models import create_model
 from vitruvius.targets import open_target
 
@@ -48,10 +48,10 @@ def test_a_folder_of_fewer_classes_needs_their_numbers(words: list[str], tmp_pat
         ConfigError,
         match=r"has 2 classes, .* 0 … 1 by their names, and the model knows 4\. Say data\.class_map=imagenet-1k if",
     ):
-        evaluate_target("test_vit", words, EvaluateOptions(), str(tmp_path / "out"))
+        evaluate("test_vit", *words, out=tmp_path / "out")
     (tmp_path / "classes.txt").write_text("\n".join(CLASSES))
     mapped = [*words, f"data.class_map={tmp_path / 'classes.txt'}"]
-    found = evaluate_target("test_vit", mapped, EvaluateOptions(), str(tmp_path / "out"))
+    found = evaluate("test_vit", *mapped, out=tmp_path / "out")
     assert found.report is not None
     assert found.report.ledger.rows("clean")["label"].tolist() == [1, 3]
     page = tmp_path / "page.html"

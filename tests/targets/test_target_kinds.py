@@ -12,7 +12,7 @@ from vitruvius._config import build, override
 from vitruvius._errors import ConfigError
 from vitruvius.cli import main
 from vitruvius.models import create_model
-from vitruvius.targets import Target, TargetConfig, open_target, target_kinds
+from vitruvius.targets.base import Target, TargetConfig, open_target, target_kinds
 
 
 @pytest.fixture
@@ -24,17 +24,17 @@ def shelf() -> Iterator[None]:
         """A model from a shelf: shelf:vit_digits."""
 
         order = 5.0
+        has_data = True
 
         def accepts(self, text: str) -> bool:
             return text.startswith("shelf:")
 
-        def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
+        def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
             name = f"vitruvius/{text.removeprefix('shelf:')}"
             kwargs = {"depth": 1, "embed_dim": 24}
             given = {"model": {"name": name, "kwargs": kwargs}, "data": {"dataset": "digits"}}
             config = build(TargetConfig, override(given, overrides), source=text)
-            model = create_model(name, **kwargs)
-            return Target(text=text, model=model, config=config, folder=Path("shelf"))
+            return Target(text=text, config=config, folder=Path("shelf"), make=lambda: create_model(name, **kwargs))
 
     yield
     del target_kinds._pieces["shelf"]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from small_run import SMALL
-from vitruvius.cli import main
+from vitruvius.cli import compress as compressing
+from vitruvius.cli import main, masks
 from vitruvius.compression.files import load_masks
 from vitruvius.models import load_model
-from vitruvius.training import compress as compressing
 from vitruvius.training import train
 
 WORDS = ["--sparsity", "0.7", "--rank", "2", "--epochs", "1"]
@@ -49,8 +49,8 @@ def test_the_same_command_goes_on_and_another_wish_needs_another_folder(
     def made_again(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(compressing, "maps_of_target", made_again)
-    monkeypatch.setattr(compressing, "masks_of_maps", made_again)
+    monkeypatch.setattr(masks, "maps", made_again)
+    monkeypatch.setattr(masks, "masks", made_again)
     assert main(["compress", str(home / "run"), *WORDS]) == 0
     assert main(["compress", str(home / "run"), "--sparsity", "0.5"]) == 1
     assert "holds another compression" in capsys.readouterr().err

@@ -106,7 +106,7 @@ def test_settings_that_change_with_every_step_are_never_recorded() -> None:
 def test_a_step_that_draws_the_hosts_random_numbers_is_not_recorded(caplog: pytest.LogCaptureFixture) -> None:
     step = SmallStep(noise=random.random)
     recorder = StepRecorder(step, again, whole=True)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         trained(step, recorder)
     assert recorder.given_up
     assert "random numbers of the host" in caplog.text
@@ -129,7 +129,7 @@ def test_a_recording_that_says_something_else_is_dropped_and_nothing_is_lost(
         return replay
 
     recorder = StepRecorder(recorded, wrong, whole=True)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         assert trained(recorded, recorder) == trained(plain, plainly(plain))
     assert torch.equal(recorded.weights(), plain.weights())
     assert "recorded gradients differ by 0.5 of their size, the step from itself by 0" in caplog.text

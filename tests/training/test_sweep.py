@@ -344,7 +344,7 @@ def test_a_plan_may_be_for_some_runs_and_may_look_for_masked_gradients_and_speed
     seconds = json.loads((tmp_path / "out" / "seconds" / "apple.json").read_text())
     assert set(seconds) == {"train", "judge"}
     (tmp_path / "out" / "sweep.json").unlink()  # as after a kill between the checks and the note: none is made twice
-    monkeypatch.setattr("vitruvius.evaluation.command.examine", lambda *_, **__: pytest.fail("made again"))
+    monkeypatch.setattr("vitruvius.training.judging.examine", lambda *_, **__: pytest.fail("made again"))
     Sweep(file, COMMON).train()
     assert notes(tmp_path)["apple"]["status"] == "finished"
     again = json.loads((tmp_path / "out" / "seconds" / "apple.json").read_text())

@@ -228,7 +228,7 @@ def try_recording(model: nn.Module, x: Tensor, size: int, with_grad: bool, recor
         if x.is_cuda:
             torch.cuda.synchronize()
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        logger.info("passes of %d images are not recorded: %s", size, reason)
+        logger.debug("passes of %d images are not recorded: %s", size, reason)
         return None
     if agrees:
         return recorded

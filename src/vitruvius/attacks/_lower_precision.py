@@ -150,7 +150,7 @@ def bfloat16_pays(model: nn.Module, exact: nn.Module, view: nn.Module, x: Tensor
 def _measure(exact: nn.Module, view: nn.Module, x: Tensor, y: Tensor) -> bool:
     seconds = [pass_seconds(one, x, y) for one in (exact, view)]
     pays = seconds[0] >= PAYS_FROM * seconds[1]
-    logger.info(
+    logger.debug(
         "precision=auto: %s; a gradient of %d images takes %.2f ms in float32, %.2f in bfloat16",
         "fast" if pays else "exact", len(x), 1e3 * seconds[0], 1e3 * seconds[1],
     )  # fmt: skip

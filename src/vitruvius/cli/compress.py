@@ -1,195 +1,175 @@
-"""Compress attention: average its maps, make masks from them, export the result."""
+"""Compress a run in one command: maps, masks, fine-tuning, evaluation, export, cycles (You et al. 2023, ViTCoD)."""
 
 from __future__ import annotations
 
-import argparse
+import json
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from vitruvius.cli._verb import Verb, add_images, add_target, add_trust, trust_plugins
+from vitruvius._errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from vitruvius.targets.base import Target
+
+SECTIONS = ("model", "attention", "data", "task", "train", "seed", "plugins")  # of the run, for its fine-tuning
+TUNED = ("train.", "data.", "task", "seed=", "tracking", "analyses")  # settings of fine-tuning that may be said
 
 
-def maps_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the target, the images and the file to `parser`, that of the verb."""
-    add_target(parser)
-    parser.add_argument("--augment", action="store_true", help="augmented as for training, instead of as they are")
-    add_images(parser, "average over")
-    parser.add_argument(
-        "--out", help="a .safetensors file, or .npy for ViTCoD's layout (default: RUN/maps.safetensors)"
-    )
-    parser.add_argument("--figure", help="draw the grid of sites and heads: a .png, .pdf or .svg file")
+def compress(
+    run: str,
+    /,
+    *overrides: str,
+    sparsity: float = 0.9,
+    rank: int | None = None,
+    rule: str = "information",
+    epochs: int | None = None,
+    threat: Sequence[str] = (),
+    images: int | None = None,
+    out: Path | None = None,
+    trust_plugins: bool = False,
+) -> Path:
+    """Maps, masks, fine-tuning, evaluation, export and cycles of a run in one go; ends with a page (ViTCoD, 2023).
 
+    Every step leaves its artefact in one folder and is left out where that is there already, so an interrupted command
+    resumes. Fine-tuning is an ordinary training from the run's weights; its recipe is recipe.yaml in the folder.
 
-def run_maps(options: argparse.Namespace) -> None:
-    """Average attention maps over the training images, for masks and for looking at.
-
-    `options` hold what `maps_arguments` adds.
+    Args:
+        run: a run folder.
+        overrides: settings of fine-tuning and of the data, e.g. train.epochs=5.
+        sparsity: share of pairs to remove (default: 0.9).
+        rank: also squeeze q and k through this many heads (default: all).
+        rule: which pairs stay (default: information).
+        epochs: of fine-tuning (default: a third of the run's).
+        threat: judged besides clean images, e.g. pgd:eps=4/255; may come again.
+        images: average maps over N training images, and judge N of the validation split (default: all).
+        out: folder of all artefacts (default: RUN_compressed).
+        trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius.compression.command import maps_of_target
-    from vitruvius.compression.files import load_maps
-    from vitruvius.report.sections.maps import draw_maps
-    from vitruvius.report.style import save_figure
+    from vitruvius._files import Lock, atomic_write_text
+    from vitruvius._secrets import redact
+    from vitruvius._yaml import dump_yaml
+    from vitruvius.cli.evaluate import evaluate
+    from vitruvius.cli.masks import cycles, export, maps, masks
+    from vitruvius.targets.base import local_run, open_target
 
-    trust_plugins(options, options.target)
-    path = maps_of_target(
-        options.target, options.overrides, options.out, augment=options.augment, images=options.images
-    )
-    if options.figure:
-        save_figure(draw_maps({name: map_.numpy() for name, map_ in load_maps(path)[0].items()}), options.figure)
-    print(path)
-
-
-def masks_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the maps, the rules and the file to `parser`, that of the verb."""
-    parser.add_argument("maps", metavar="MAPS", help="from `vitruvius maps`, or ViTCoD's .npy")
-    parser.add_argument(
-        "--rule",
-        action="append",
-        metavar="[SITES=]NAME:key=value,…",
-        help="e.g. information:mass=0.9; several for patterns of sites, 'stages.0.*=information:mass=0.46' "
-        "(default: information)",
-    )
-    parser.add_argument("--sparsity", type=float, help="share of all pairs to remove, exactly, e.g. 0.9")
-    parser.add_argument(
-        "--budget",
-        default="global",
-        choices=("global", "layer", "head"),
-        help="what shares the limit (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--protect", type=int, nargs="*", help="tokens whose rows and columns stay (default: class and registers)"
-    )
-    parser.add_argument(
-        "--tiles",
-        type=int,
-        metavar="SIZE",
-        help="choose whole tiles of this many queries and keys, e.g. 16: kernels skip them",
-    )
-    parser.add_argument("--threshold", type=int, help="queries that make a token global (default: a quarter of them)")
-    parser.add_argument("--of", metavar="RUN", help="refuse maps that are not of this run's model")
-    add_trust(parser)
-    parser.add_argument(
-        "--out", help="a .safetensors file, or .npy for ViTCoD's (default: masks.safetensors beside it)"
-    )
-    parser.add_argument("--figure", help="draw the grid of sites and heads: a .png, .pdf or .svg file")
-
-
-def run_masks(options: argparse.Namespace) -> None:
-    """Masks from average maps: by a rule's own limit, or removing exactly the share asked for.
-
-    `options` hold what `masks_arguments` adds.
-    """
-    from vitruvius.compression.command import masks_of_maps
-    from vitruvius.report.sections.masks import draw_masks
-    from vitruvius.report.style import save_figure
-
-    if options.of is not None:
-        trust_plugins(options, options.of)
-    masks, text = masks_of_maps(
-        options.maps,
-        options.rule or "information",
-        options.out,
-        sparsity=options.sparsity,
-        budget=options.budget,
-        protect=options.protect,
-        of=options.of,
-        threshold=options.threshold,
-        tiles=options.tiles,
-    )
-    if options.figure:
-        save_figure(draw_masks(masks.keep), options.figure)
-    print(text)
-
-
-def cycles_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the masks and what the chip must know of the model to `parser`, that of the verb."""
-    parser.add_argument("target", metavar="MASKS|RUN", help="a file of masks, ViTCoD's .npy or folder, or a run folder")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings of the run")
-    add_trust(parser)
-    parser.add_argument("--head-dim", type=int, help="channels of a head (default: what the masks' sites say, else 64)")
-    parser.add_argument("--threshold", type=int, help="queries that make a token global (default: a quarter of them)")
-
-
-def run_cycles(options: argparse.Namespace) -> None:
-    """Cycles of ViTCoD's accelerator for the masks of a file or run, beside the dense ones; a model, no measurement.
-
-    `options` hold what `cycles_arguments` adds.
-    """
-    from vitruvius.compression.command import cycles_of
-
-    trust_plugins(options, options.target)
-    table, path = cycles_of(
-        options.target, head_dim=options.head_dim, threshold=options.threshold, overrides=options.overrides
-    )
-    print(f"{table}\n\n{path}")
-
-
-def export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the run, the format and the file to `parser`, that of the verb."""
-    parser.add_argument("run", metavar="RUN", help="a run folder")
-    add_trust(parser)
-    parser.add_argument(
-        "--format",
-        default="torch-export",
-        choices=("torch-export", "onnx", "safetensors"),
-        help="(default: %(default)s)",
-    )
-    parser.add_argument("--sparse", action="store_true", help="compute only what masks keep; pays with many tokens")
-    parser.add_argument("--out", help="the file (default: RUN/export.pt2, .onnx or .safetensors)")
-
-
-def run_export(options: argparse.Namespace) -> None:
-    """Export a run for inference elsewhere; the file is read back and must answer the same.
-
-    `options` hold what `export_arguments` adds.
-    """
-    from vitruvius.compression.command import export_target
-
-    trust_plugins(options, options.run)
-    print(export_target(options.run, options.out, format=options.format, sparse=options.sparse))
-
-
-def compress_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the run, settings of each step and the folder to `parser`, that of the verb."""
-    parser.add_argument("run", metavar="RUN", help="a run folder")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="of fine-tuning, e.g. train.epochs=5")
-    add_trust(parser)
-    parser.add_argument("--sparsity", type=float, default=0.9, help="share of pairs to remove (default: %(default)s)")
-    parser.add_argument("--rank", type=int, help="also squeeze q and k through this many heads (default: all)")
-    parser.add_argument("--rule", default="information", help="which pairs go first (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, help="of fine-tuning (default: a third of the run's)")
-    parser.add_argument(
-        "--threat", action="append", default=[], metavar="NAME:key=value,…", help="judged besides clean"
-    )
-    add_images(parser, "average maps over, and judge,")
-    parser.add_argument("--out", help="folder of all artefacts (default: RUN_compressed)")
-
-
-def run_compress(options: argparse.Namespace) -> None:
-    """Maps, masks, fine-tuning, evaluation, export and cycles of a run in one go; ends with a page.
-
-    `options` hold what `compress_arguments` adds.
-    """
+    source = Path(local_run(run))
+    if not (source / "config.yaml").is_file():
+        raise RunError(f"{source} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
+    data = [setting for setting in overrides if setting.startswith("data.")]
+    target = open_target(str(source), data, trust_plugins=trust_plugins)
     from vitruvius.report import write_page
-    from vitruvius.training.compress import Compression, compress
+    from vitruvius.training import train
 
-    trust_plugins(options, options.run)
-    asked = Compression(
-        sparsity=options.sparsity,
-        rank=options.rank,
-        rule=options.rule,
-        epochs=options.epochs,
-        threats=tuple(options.threat),
-        images=options.images,
-    )
-    folder = compress(
-        options.run, asked, options.overrides, out=options.out, tell=lambda text: print(f"{text}\n", flush=True)
-    )
-    print(write_page([options.run, folder / "tuned"], folder / "page.html", title="Before and after compression"))
+    tuning = _tuning(target.recipe, source, epochs)
+    asked = {"sparsity": sparsity, "rank": rank, "rule": rule, "epochs": epochs, "threats": threat, "images": images}
+    _check(target, tuning, overrides, asked)
+    folder = out or source.with_name(f"{source.name}_compressed")
+    with Lock(folder):
+        _claim(folder, {"run": str(source), **asked, "overrides": list(overrides)})
+        if not (folder / "maps.safetensors").is_file():
+            maps(str(source), *data, images=images, out=folder / "maps.safetensors")
+        if not (folder / "masks.safetensors").is_file():
+            masks(folder / "maps.safetensors", rule=[rule], sparsity=sparsity, of=str(source))
+        attention = _rules(tuning.get("attention") or (), folder / "masks.safetensors", rank)
+        recipe = {**tuning, "attention": attention, "out": str(folder / "tuned")}
+        atomic_write_text(folder / "recipe.yaml", dump_yaml(redact(recipe)))
+        tuned = train(recipe, [*overrides, f"out={folder / 'tuned'}"])
+        for name, judged in (("before", source), ("compressed", tuned)):
+            print(f"\n{name}:")
+            evaluate(str(judged), *data, threat=threat, images=images, out=folder / f"evaluation_{name}")
+        if not (folder / "export.pt2").is_file():
+            export(str(tuned), out=folder / "export.pt2")
+        print("\ncycles of ViTCoD's accelerator, a model and no measurement:")
+        cycles(str(tuned))
+    page = write_page([source, tuned], folder / "page.html", title="Before and after compression")
+    print(page)
+    return folder
 
 
-VERBS = (
-    Verb(name="maps", arguments=maps_arguments, run=run_maps),
-    Verb(name="masks", arguments=masks_arguments, run=run_masks),
-    Verb(name="compress", arguments=compress_arguments, run=run_compress),
-    Verb(name="cycles", arguments=cycles_arguments, run=run_cycles),
-    Verb(name="export", arguments=export_arguments, run=run_export),
-)
+def _tuning(recipe: Mapping[str, Any], run: Path, epochs: int | None) -> dict[str, Any]:
+    """The recipe of a run, from its own weights, with a tenth of its learning rate."""
+    tuning = {key: recipe[key] for key in SECTIONS if key in recipe}
+    tuning["model"] = {**tuning["model"], "weights": str(run), "pretrained": False, "reset_head": False}
+    train = dict(tuning.get("train") or {})
+    rate = 0.1 * float(train.get("lr") or 1e-3)
+    train |= {"lr": rate, "lr_base": None, "min_lr": rate / 10, "warmup_epochs": 0, "cooldown_epochs": 0}
+    train["epochs"] = epochs or max(1, round(int(train.get("epochs", 3)) / 3))
+    return {**tuning, "train": train}
+
+
+def _check(target: Target, tuning: dict[str, Any], overrides: Sequence[str], asked: Mapping[str, Any]) -> None:
+    """Refuse what would fail before anything is written; masks come later."""
+    from vitruvius._checks import check_count
+    from vitruvius.compression.steps import read_rules
+    from vitruvius.evaluation.threats import make_threats
+    from vitruvius.surgery import survey
+    from vitruvius.training.config import as_config
+    from vitruvius.training.loop import check_run
+
+    if not 0 <= asked["sparsity"] < 1:
+        raise ConfigError(f"--sparsity {asked['sparsity']}: expected a share of pairs from 0 to below 1.")
+    for name in ("rank", "epochs", "images"):
+        if asked[name] is not None:
+            check_count(asked[name], f"--{name}")
+    read_rules(asked["rule"])
+    for threat in asked["threats"]:
+        make_threats(threat, where="--threat")
+    for setting in overrides:
+        if not setting.startswith(TUNED):
+            raise ConfigError(
+                f"{setting!r} cannot be changed: a compression fine-tunes the model of {target.text}. Settings of the "
+                "training and its data can: train.epochs=5, data.root=…."
+            )
+    check_run(as_config({**tuning, "out": None}, overrides))
+    rank = asked["rank"]
+    for site in survey(target.model).values() if rank is not None else ():
+        if site.attends == "tokens" and rank > site.num_heads:
+            raise ConfigError(f"--rank {rank}, but {site.name!r} has {site.num_heads} heads; 1 … {site.num_heads} fit.")
+
+
+def _claim(folder: Path, asked: Mapping[str, Any]) -> None:
+    """Note what the folder is for; other settings need another folder."""
+    from vitruvius._files import atomic_write_text
+    from vitruvius._secrets import redact
+
+    text = redact(json.dumps(asked, indent=1))
+    file = folder / "compress.json"
+    if file.is_file() and file.read_text(encoding="utf-8") != text:
+        raise ConfigError(
+            f"{folder} holds another compression: compress.json says\n{file.read_text(encoding='utf-8')}\n"
+            "Choose another folder with --out, or delete this one."
+        )
+    atomic_write_text(file, text)
+
+
+def _rules(old: Sequence[dict[str, Any]], masks: Path, rank: int | None) -> list[dict[str, Any]]:
+    """The run's rules with the new stages before their kernels; sites without a rule get one of their own."""
+    from vitruvius.compression.files import load_masks
+
+    stages: list[dict[str, Any]] = [{"use": "mask", "file": str(masks)}]
+    if rank is not None:
+        stages.insert(0, {"use": "low_rank", "rank": rank})
+    rules = [{"where": rule["where"], "parts": _with_stages(rule["parts"], stages)} for rule in old]
+    left = [name for name in load_masks(masks).keep if not any(fnmatchcase(name, rule["where"]) for rule in old)]
+    return [*rules, *({"where": name, "parts": stages} for name in left)]
+
+
+def _with_stages(parts: Sequence[Any], stages: Sequence[dict[str, Any]]) -> list[Any]:
+    """The parts with the new stages before the kernel, and before what chooses among the keys that are left."""
+    from vitruvius._registry import read_spec
+    from vitruvius.attention import attentions
+
+    names = [read_spec(part, where="attention")[0] for part in parts]
+    added = [stage for stage in stages if stage["use"] == "mask" or stage["use"] not in names]
+    kept = [(part, attentions[name]) for part, name in zip(parts, names, strict=True) if name != "mask"]
+    place = next((i for i, (_, piece) in enumerate(kept) if _comes_last(piece)), len(kept))
+    others = [part for part, _ in kept]
+    return [*others[:place], *added, *others[place:]]
+
+
+def _comes_last(piece: object) -> bool:
+    from vitruvius.attention import Kernel
+
+    return isinstance(piece, type) and (issubclass(piece, Kernel) or bool(getattr(piece, "chooses", False)))

@@ -2,89 +2,237 @@
 
 from __future__ import annotations
 
-import argparse
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from vitruvius.cli._verb import Verb, add_images, add_target, trust_plugins
+from vitruvius._errors import ConfigError
 
+if TYPE_CHECKING:
+    from vitruvius.attacks.base import Norm
+    from vitruvius.evaluation import Report, ShiftReport
+    from vitruvius.evaluation.examples import ExampleScores
+    from vitruvius.evaluation.masking import Finding
+    from vitruvius.evaluation.metrics import Baseline
+    from vitruvius.evaluation.threats import Threat
+    from vitruvius.request import Request
+    from vitruvius.shifts import Shift
 
-def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the target, threats, shifts and where results go to `parser`, that of the verb."""
-    add_target(parser)
-    parser.add_argument(
-        "--threat", action="append", default=[], metavar="NAME:key=value,…", help="e.g. pgd:eps=4/255,steps=10"
-    )
-    parser.add_argument(
-        "--shift", action="append", default=[], metavar="NAME:FOLDER", help="e.g. imagenet-c:/data/imagenet-c"
-    )
-    parser.add_argument("--baseline", metavar="RUN", help="mCE against this run, evaluated under the same shifts")
-    parser.add_argument(
-        "--calibrate", metavar="SPLIT", help="fit a temperature for shifts on this split; held-out: what a run held out"
-    )
-    parser.add_argument(
-        "--sanity", metavar="[NORM:]EPS", help="also check for masked gradients at this strength, e.g. 8/255 or l2:0.5"
-    )
-    add_images(parser, "judge")
-    parser.add_argument("--out", help="folder for ledger and report (default: RUN/evaluation)")
-    parser.add_argument("--fresh", action="store_true", help="delete the ledger in that folder and begin anew")
+logger = logging.getLogger(__name__)
+CORRUPTIONS = "corruptions"  # name of the summary of threats that are corruptions
 
 
-def run_evaluate(options: argparse.Namespace) -> None:
+@dataclass(kw_only=True)
+class Evaluation:
+    """What was found; no report where only shifts were asked for and no data was named."""
+
+    report: Report | None = None
+    corruptions: ShiftReport | None = None  # the summary of threats that are corruptions
+    findings: list[Finding] = field(default_factory=list)
+    shifts: list[ShiftReport] = field(default_factory=list)
+    shown: bool = False
+
+    def show(self, text: str) -> None:
+        """Print one part as soon as it is known, an empty line between two of them."""
+        print(f"\n{text}" if self.shown else text, flush=True)
+        self.shown = True
+
+
+def evaluate(
+    target: str,
+    /,
+    *overrides: str,
+    threat: Sequence[str] = (),
+    shift: Sequence[str] = (),
+    baseline: str | None = None,
+    calibrate: str | None = None,
+    sanity: str | None = None,
+    images: int | None = None,
+    out: Path | None = None,
+    fresh: bool = False,
+    trust_plugins: bool = False,
+) -> Evaluation:
     """Accuracy, clean, under threats and on shifted images, image by image.
 
-    `options` hold what `evaluate_arguments` adds.
+    What an interrupted evaluation has judged is not judged again; threats asked for later join those that are done.
+
+    Args:
+        target: a run folder or a model name.
+        overrides: settings such as data.root=/imagenet or data.eval_batch_size=64.
+        threat: an attack or corruptions, e.g. pgd:eps=4/255,steps=10; may come again.
+        shift: a published set of shifted images, e.g. imagenet-c:/data/imagenet-c; may come again.
+        baseline: mCE against this run, evaluated under the same shifts.
+        calibrate: fit a temperature for shifts on this split; held-out: on what a run held out.
+        sanity: also check for masked gradients at this strength, e.g. 8/255 or l2:0.5.
+        images: judge N images of the validation split, a fixed random choice (default: all).
+        out: folder for ledger and report (default: RUN/evaluation).
+        fresh: delete what an earlier evaluation has left in that folder, and start again.
+        trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius.evaluation.command import EvaluateOptions, evaluate_target
+    from vitruvius.request import open_request
 
-    trust_plugins(options, options.target)
-    wanted = EvaluateOptions(
-        threats=options.threat,
-        shifts=options.shift,
-        sanity=options.sanity,
-        calibrate=options.calibrate,
-        baseline=options.baseline,
-        images=options.images,
-        fresh=options.fresh,
-    )
-    gap = ""
+    if calibrate is not None and not shift:
+        raise ConfigError("--calibrate fits a temperature for shifted images; name them with --shift, or leave it out.")
+    data_needed = bool(threat or sanity or calibrate or not shift)  # shifts bring their own images
+    with open_request(
+        target,
+        overrides,
+        images=images,
+        out=out,
+        writes="evaluation",
+        data_needed=data_needed,
+        trust_plugins=trust_plugins,
+    ) as request:
+        from vitruvius.evaluation.ledger import Ledger
+        from vitruvius.evaluation.sanity import read_ball
+        from vitruvius.evaluation.shift import check_fit
+        from vitruvius.evaluation.shift_options import open_shifts, read_baseline, temperature_of
+        from vitruvius.evaluation.threats import make_threats
 
-    def show(part: object) -> None:
-        nonlocal gap
-        print(f"{gap}{part}", flush=True)
-        gap = "\n"
+        ball = read_ball(sanity)
+        threats = [made for spec in threat for made in make_threats(spec, where="--threat")]
+        if baseline is not None and not shift and not _corruptions_in(threats):
+            raise ConfigError("--baseline compares errors on shifted images; name some with --shift, or leave it out.")
+        shifts = open_shifts(shift, request.config.data)
+        names = [*(opened.name for opened in shifts), *_corruptions_in(threats)]
+        baselines = {name: read_baseline(baseline, name) for name in names}
+        for opened in shifts:
+            check_fit(request.model, opened)  # before hours go into what comes first
+        folder = request.folder
+        if fresh:
+            for place in (folder, *(folder / "shifts").glob("*")):
+                request.process.on_first(Ledger(place).clear)
+        results = Evaluation()
+        temperature = None
+        if calibrate is not None:
+            with request.bar("fitting a temperature") as bar:
+                temperature = temperature_of(request.target, calibrate, progress=bar)
+        if data_needed or request.target.is_run or any(word.startswith("data.dataset=") for word in overrides):
+            _judge_images(request, threats, baselines, results)
+        if ball is not None and request.process.first:
+            _examine(request, ball, results)
+        for opened in shifts:
+            _judge_shift(request, opened, baselines[opened.name], temperature, results)
+        request.save_config()
+    return results
 
-    evaluate_target(options.target, options.overrides, wanted, options.out, on_part=show)
+
+def _corruptions_in(threats: Sequence[Threat]) -> list[str]:
+    """The name of their summary, if there are any."""
+    return [CORRUPTIONS] if any(getattr(threat, "severity", None) is not None for threat in threats) else []
 
 
-def attack_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the target, the threat and the file to `parser`, that of the verb."""
-    add_target(parser)
-    parser.add_argument("--threat", required=True, metavar="NAME:key=value,…", help="e.g. pgd:eps=4/255,steps=10")
-    parser.add_argument("--what", choices=("images", "perturbations"), default="images", help="default: %(default)s")
-    add_images(parser, "attack")
-    parser.add_argument("--out", required=True, help="a file *.safetensors (lossless), or a folder of 8-bit pictures")
+def _judge_images(
+    request: Request, threats: Sequence[Threat], baselines: dict[str, Baseline | None], results: Evaluation
+) -> None:
+    from vitruvius.attacks.base import Ensemble
+    from vitruvius.evaluation import evaluate
+    from vitruvius.evaluation.base import data_settings
+    from vitruvius.evaluation.shift_report import corruption_report
+
+    at_most = any(isinstance(threat, Ensemble) for threat in threats)
+    with request.bar("evaluating", at_most=at_most) as bar:
+        report = evaluate(
+            request.model,
+            request.loader,
+            threats,
+            folder=request.folder,
+            process=request.process,
+            progress=bar,
+            signature=data_settings(request.config.data),
+        )
+    results.report = report
+    lines = [str(report)]
+    if CORRUPTIONS in baselines:
+        baseline = baselines[CORRUPTIONS]
+        results.corruptions = corruption_report(report, baseline)
+        if results.corruptions is not None:
+            lines.append(results.corruptions.means)
+            if baseline is not None and request.process.first:  # without one `evaluate` has saved it
+                results.corruptions.save(request.folder / "shifts" / CORRUPTIONS / "report.json")
+    results.show("\n".join(lines))
 
 
-def run_attack(options: argparse.Namespace) -> None:
+def _examine(request: Request, ball: tuple[Norm, float], results: Evaluation) -> None:
+    from vitruvius.evaluation.sanity import examine, save_findings
+
+    norm, eps = ball
+    with request.bar("checking") as bar:
+        results.findings = examine(request.model, request.loader, eps, norm=norm, progress=bar)
+    save_findings(results.findings, request.folder / "sanity.json")
+    results.show("\n".join(map(str, results.findings)))
+
+
+def _judge_shift(
+    request: Request, shift: Shift, baseline: Baseline | None, temperature: float | None, results: Evaluation
+) -> None:
+    from vitruvius.evaluation import evaluate_shift
+
+    with request.bar(shift.name) as bar:
+        report = evaluate_shift(
+            request.model,
+            shift,
+            data=request.config.data,
+            folder=request.folder / "shifts" / shift.name,
+            process=request.process,
+            progress=bar,
+            temperature=temperature,
+            baseline=baseline,
+            clean_error=None if results.report is None else 1 - results.report["clean"].accuracy,
+        )
+    results.shifts.append(report)
+    results.show(str(report))
+
+
+def attack(
+    target: str,
+    /,
+    *overrides: str,
+    threat: str,
+    out: Path,
+    what: Literal["images", "perturbations"] = "images",
+    images: int | None = None,
+    trust_plugins: bool = False,
+) -> Path:
     """Make adversarial examples once and keep them as a data set: a safetensors file, or a folder of pictures.
 
-    `options` hold what `attack_arguments` adds.
+    An interrupted folder is finished by the same command.
+
+    Args:
+        target: a run folder or a model name.
+        overrides: settings such as data.root=/imagenet or data.eval_batch_size=64.
+        threat: an attack, e.g. pgd:eps=4/255,steps=10.
+        out: a file *.safetensors (lossless), or a folder of 8-bit pictures.
+        what: the attacked images, or their perturbations stretched to [0, 1] (default: images).
+        images: attack N images of the validation split, a fixed random choice (default: all).
+        trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius.evaluation.examples import attack_target
+    from vitruvius.request import open_request
 
-    trust_plugins(options, options.target)
-    examples, path = attack_target(
-        options.target,
-        options.overrides,
-        options.threat,
-        options.out,
-        what=options.what,
-        images=options.images,
-    )
-    print(f"{examples.spec}: accuracy {examples.accuracy:.4f}, after rounding to 8 bits {examples.accuracy_8bit:.4f}")
-    print(path)
+    is_file = out.suffix == ".safetensors"
+    with open_request(
+        target,
+        overrides,
+        images=images,
+        out=out,
+        writes="examples.safetensors" if is_file else "examples",
+        trust_plugins=trust_plugins,
+        alone=True,
+    ) as request:
+        from vitruvius.evaluation import make_threat
+        from vitruvius.evaluation.examples import check_what, draw_examples, make_examples, save_examples
 
-
-VERBS = (
-    Verb(name="evaluate", arguments=evaluate_arguments, run=run_evaluate, aliases=("eval",)),
-    Verb(name="attack", arguments=attack_arguments, run=run_attack),
-)
+        made = make_threat(threat, where="--threat")
+        check_what(made, what)
+        model, loader, folder = request.model, request.loader, request.folder
+        if is_file:
+            examples = make_examples(model, loader, made, what=what, progress=request.progress)
+            save_examples(examples, folder)
+            scores: ExampleScores = examples
+        else:
+            scores = draw_examples(model, loader, made, folder, what=what, progress=request.progress)
+    print(f"{scores.spec}: accuracy {scores.accuracy:.4f}, after rounding to 8 bits {scores.accuracy_8bit:.4f}")
+    print(out)
+    return out

@@ -2,143 +2,146 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
+import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from vitruvius.cli._verb import Verb, add_images, add_trust, trust_plugins, warn_deprecated
+from vitruvius._errors import RunError
 
-
-def analyse_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the target, the analyses and the images to `parser`, that of the verb."""
-    parser.add_argument("target", metavar="RUN|MODEL", help="a run folder or a model name")
-    parser.add_argument(
-        "what",
-        nargs="*",
-        metavar="ANALYSIS|EXPLANATION|section.key=value",
-        help="e.g. norms gammas:variant=released relevance data.root=…",
-    )
-    add_trust(parser)
-    add_images(parser, "look at", default="all of the validation split")
-    parser.add_argument("--seed", type=int, default=0, help="chooses the images and chance (default: %(default)s)")
-    parser.add_argument(
-        "--attack",
-        default="pgd:eps=4/255",
-        help="explanations also of the images after this attack; none: of clean ones alone (default: %(default)s)",
-    )
-    parser.add_argument("--out", help="folder for table and figures (default: RUN/analysis; a model by name: none)")
+logger = logging.getLogger(__name__)
 
 
-def run_analyse(options: argparse.Namespace) -> None:
+def analyse(
+    target: str,
+    /,
+    *what: str,
+    images: int | None = None,
+    seed: int = 0,
+    attack: str = "pgd:eps=4/255",
+    out: Path | None = None,
+    trust_plugins: bool = False,
+) -> Any:
     """Look inside attention: kernel PCA, norms, explanations and more, chance beside every number.
 
-    `options` hold what `analyse_arguments` adds.
+    Args:
+        target: a run folder or a model name.
+        what: analyses and explanations (default: all analyses), and settings, e.g. norms gammas:variant=released
+            relevance data.root=/imagenet.
+        images: look at N images of the validation split, a fixed random choice (default: all).
+        seed: of chance (default: 0).
+        attack: explanations also of the images after this attack; none: of clean ones alone (default: pgd:eps=4/255).
+        out: folder for table and figures (default: RUN/analysis; for a model by name: none).
+        trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius.analysis.command import analyse_target, split_arguments
-    from vitruvius.report import save_figures
+    from vitruvius.request import open_request
 
-    names, overrides = split_arguments(options.what)
-    trust_plugins(options, options.target)
-    attack = options.attack
-    if attack == "none":
-        attack = None
-    table = analyse_target(
-        options.target,
-        overrides,
-        names,
-        options.images,
-        options.seed,
-        options.out,
-        attack=attack,
-        draw=save_figures,
-    )
+    overrides = [word for word in what if "=" in word and ":" not in word.partition("=")[0]]
+    names = [word for word in what if word not in overrides]
+    with open_request(
+        target, overrides, images=images, out=out, writes="analysis", labels=False, trust_plugins=trust_plugins
+    ) as request:
+        from vitruvius.analysis.analysing import analyse, split_asked
+        from vitruvius.evaluation.threats import make_threat
+        from vitruvius.report import save_figures
+
+        split_asked(names)  # what is misspelt is found before a model is loaded
+        threat = None if attack == "none" else make_threat(attack, where="--attack")
+        facts = {"model": request.config.model.name, "target": Path(target).name}
+        with request.bar("analysing") as bar:
+            table = analyse(
+                request.model,
+                request.loader,
+                *names,
+                images=images,
+                seed=seed,
+                attack=threat,
+                process=request.process,
+                progress=bar,
+                facts=facts,
+            )
+        if out is not None or request.target.is_run:
+            folder = request.folder
+
+            def keep() -> None:
+                table.save(folder)
+                save_figures(table, folder)
+
+            request.process.on_first(keep)
+            request.save_config()
     print(table)
+    return table
 
 
-def study_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the study, its subjects and the images to `parser`, that of the verb."""
-    parser.add_argument(
-        "name", metavar="STUDY", help="attack-effectiveness, attack-convergence, eps-sweep, kpca, released-protocol"
-    )
-    parser.add_argument(
-        "words", nargs="+", metavar="RUN|MODEL|key=value", help="subjects, and settings such as steps=20"
-    )
-    add_trust(parser)
-    add_images(parser, "study", default="512; kpca: 100")
-    parser.add_argument("--out", help="folder for table and figure (default: runs/STUDY)")
-
-
-def run_study(options: argparse.Namespace) -> None:
+def study(
+    name: str,
+    /,
+    *words: str,
+    images: int | None = None,
+    out: Path | None = None,
+    trust_plugins: bool = False,
+) -> Path:
     """An experiment over several runs: a table and a figure; `vitruvius list studies` names them.
 
-    `options` hold what `study_arguments` adds.
+    Args:
+        name: attack-effectiveness, attack-convergence, eps-sweep, kpca, released-protocol.
+        words: runs or model names, and settings such as steps=20 or data.root=/imagenet.
+        images: study N images of the validation split, a fixed random choice (default: 512; kpca: 100).
+        out: folder for table and figure (default: runs/STUDY).
+        trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius.studies import split_words, study
+    from vitruvius.studies import split_words
+    from vitruvius.studies import study as run_study
 
-    targets, settings = split_words(options.words)
-    trust_plugins(options, *targets)
-    if "images" in settings:
-        warn_deprecated("images=N", "--images N")
-    if options.images is not None:
-        settings["images"] = options.images
-    out = options.out or f"runs/{options.name}"
-    print(study(options.name, targets, settings, out, on_row=show_row))
+    targets, settings = split_words(words)
+    if images is not None:
+        settings["images"] = images
+    table = run_study(name, targets, settings, out or f"runs/{name}", on_row=show_row, trust_plugins=trust_plugins)
+    print(table)
+    return table
 
 
 def show_row(row: Mapping[str, object]) -> None:
-    """One line on stderr for every `row` of a study, as soon as it is known."""
-    words = [f"{key} {_short(value)}" for key, value in row.items() if key != "key"]
-    print(", ".join(words), file=sys.stderr, flush=True)
+    """Tell every `row` of a study as soon as it is known, numbers with four digits; the table has all of them."""
+    shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items() if key != "key"}
+    logger.info(", ".join(f"{key} {value}" for key, value in shown.items()))
 
 
-def _short(value: object) -> object:
-    """A measured number with four digits, which is what a line can show; the table has all of them."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value
-
-
-def report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the runs, the viewer's images and the page to `parser`, that of the verb."""
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN|data.key=value", help="runs, sweeps or studies, and where images are"
-    )
-    add_images(parser, "show attention on", default="8 where the data can be opened; 0: only what is recorded")
-    parser.add_argument(
-        "--threat", default="pgd:eps=8/255,steps=10", metavar="SPEC", help="attacks those images (default: %(default)s)"
-    )
-    parser.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
-    parser.add_argument("--title", default="A vitruvius report", help="its title (default: %(default)s)")
-    add_trust(parser)
-
-
-def run_report(options: argparse.Namespace) -> None:
+def report(
+    *runs: str,
+    images: int | None = None,
+    threat: str = "pgd:eps=8/255,steps=10",
+    title: str = "A vitruvius report",
+    out: Path = Path("report.html"),
+    trust_plugins: bool = False,
+) -> Path:
     """One self-contained page about runs, a sweep or a study.
 
-    `options` hold what `report_arguments` adds.
+    Args:
+        runs: runs, sweeps or studies, and settings for where the images of runs are now, such as data.root=/imagenet.
+        images: show attention on N images of the validation split, a fixed random choice (default: 8 where the data
+            can be opened; 0: only what is recorded).
+        threat: attacks those images (default: pgd:eps=8/255,steps=10).
+        title: of the page (default: A vitruvius report).
+        out: the page (default: report.html).
+        trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius.report.command import ReportOptions, report_runs
+    from vitruvius._files import Lock, check_new_file
+    from vitruvius.targets.base import local_run
 
-    runs = [word for word in options.runs if not is_setting(word)]
-    overrides = [word for word in options.runs if is_setting(word)]
-    trust_plugins(options, *runs)
-    wanted = ReportOptions(title=options.title, images=options.images, threat=options.threat)
-    print(report_runs(runs, overrides, options.out, wanted, on_news=show_news))
+    overrides = [word for word in runs if "=" in word and not Path(word).exists()]
+    folders = [Path(local_run(word)) for word in runs if word not in overrides]
+    for folder in folders:
+        if not folder.exists():
+            raise RunError(f"{folder} does not exist; a report needs run folders, as `vitruvius train` writes them.")
+    from vitruvius.evaluation import make_threat
+    from vitruvius.report.page import write_page
+    from vitruvius.report.recording import record_missing
 
-
-def is_setting(word: str) -> bool:
-    """Whether `word` is `section.key=value` and not a folder."""
-    return "=" in word and not Path(word).exists()
-
-
-def show_news(words: str) -> None:
-    """Print `words` as one line on stderr."""
-    print(words, file=sys.stderr, flush=True)
-
-
-VERBS = (
-    Verb(name="analyse", arguments=analyse_arguments, run=run_analyse, aliases=("analyze",)),
-    Verb(name="study", arguments=study_arguments, run=run_study),
-    Verb(name="report", arguments=report_arguments, run=run_report),
-)
+    check_new_file(out, "report.html")
+    made = make_threat(threat, where="--threat")
+    record_missing(folders, overrides, images, made, trust_plugins=trust_plugins)
+    with Lock(out, file=True):
+        page = write_page(folders, out, title=title)
+    print(page)
+    return page

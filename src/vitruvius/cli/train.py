@@ -2,102 +2,90 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from vitruvius.cli._verb import Verb
-
-
-def train_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the recipe, overrides and how it is run to `parser`, that of the verb."""
-    parser.add_argument("recipe", help="a YAML file, or the name of a recipe from `vitruvius list recipes`")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. train.epochs=20 out=runs/mine")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument("--dry-run", action="store_true", help="print recipe, sites, memory and time; write nothing")
-    parser.add_argument(
-        "--slurm", metavar="KEY=VALUE,…", help="submit it instead, e.g. partition=gpu,nodes=2,gpus_per_node=8"
-    )
+from vitruvius._errors import RunError
 
 
-def run_train(options: argparse.Namespace) -> None:
-    """Train as a recipe says; writes a run folder, and goes on with it when called again.
+def train(
+    recipe: str, /, *overrides: str, quiet: bool = False, dry_run: bool = False, slurm: str | None = None
+) -> Path | None:
+    """Train as a recipe says; writes a run folder, and resumes it when called again.
 
-    `options` hold what `train_arguments` adds.
+    Args:
+        recipe: a YAML file, or the name of a recipe from `vitruvius list recipes`.
+        overrides: settings such as train.epochs=20 out=runs/mine.
+        quiet: show no progress.
+        dry_run: print recipe, sites, memory and time; write nothing.
+        slurm: submit it instead, e.g. partition=gpu,nodes=2,gpus_per_node=8.
     """
-    from vitruvius.listing import find_recipe
-    from vitruvius.training import read_recipe, train
+    from vitruvius._recipes import find_recipe, processes_of
 
-    recipe = find_recipe(options.recipe)
-    config = read_recipe(recipe, options.overrides)
-    if options.dry_run:
-        from vitruvius._recipes import processes_of
-        from vitruvius.training.dry_run import dry_run
+    file = find_recipe(recipe)
+    from vitruvius.training.config import read_recipe
 
-        print(dry_run(config, processes=processes_of(recipe)))
-    elif options.slurm is not None:
+    config = read_recipe(file, overrides)
+    result: Any
+    if dry_run:
+        from vitruvius.training.dry_run import dry_run as estimate
+
+        result = estimate(config, processes=processes_of(file))
+    elif slurm is not None:
         from vitruvius.training.slurm import submit
 
-        print(submit(config, options.slurm))
+        result = submit(config, slurm)
     else:
-        print(train(config, quiet=options.quiet))
+        from vitruvius.training import train as train_run
+
+        result = train_run(config, quiet=quiet)
+    print(result)
+    return result if isinstance(result, Path) else None
 
 
-def sweep_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the sweep file, overrides and how it is run to `parser`, that of the verb."""
-    parser.add_argument("sweep", metavar="SWEEP.yaml", help="a file with recipe:, grid:, list:, evaluate: and out:")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="section.key=value",
-        help="for every run; out=… moves the sweep, evaluate.0.images=8 changes how runs are judged",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="list the runs, how they stand and what would fail; write nothing"
-    )
-    parser.add_argument(
-        "--minutes", type=float, metavar="M", help="start no run that would not end in time, by the longest run so far"
-    )
-    parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="runs at a time, each in a process of its own (default 1)"
-    )
-    parser.add_argument(
-        "--only", action="append", metavar="PATTERN", help="runs whose names fit, e.g. '*_seed1'; may come again"
-    )
-    parser.add_argument("--run", metavar="NAME", help="train and judge this run alone")
+def sweep(
+    sweep: str,
+    /,
+    *overrides: str,
+    dry_run: bool = False,
+    minutes: float | None = None,
+    jobs: int = 1,
+    only: Sequence[str] = (),
+    run: str | None = None,
+) -> None:
+    """Train a recipe under many settings; resumes where it stopped, and ends with a table.
 
-
-def run_sweep(options: argparse.Namespace) -> None:
-    """Train a recipe under many settings; goes on where it stopped, and ends with a table.
-
-    `options` hold what `sweep_arguments` adds.
+    Args:
+        sweep: a file with recipe:, grid:, list:, evaluate: and out:.
+        overrides: settings for every run; out=… moves the sweep, evaluate.0.images=8 changes how runs are judged.
+        dry_run: list the runs, how they stand and what would fail; write nothing.
+        minutes: start no run that would not end in time, by the longest run so far.
+        jobs: runs at a time, each in a process of its own (default: 1).
+        only: runs whose names fit, e.g. '*_seed1'; may come again.
+        run: train and judge this run alone.
     """
-    from vitruvius._errors import RunError
-    from vitruvius._progress import Bar, messages_shown
+    from vitruvius._progress import Bar
     from vitruvius.training.sweep import Sweep
 
-    sweep = Sweep(options.sweep, options.overrides)
-    if options.only:
-        sweep.choose(options.only)
-    if options.dry_run:
+    plan = Sweep(sweep, overrides)
+    if only:
+        plan.choose(only)
+    if dry_run:
         with Bar("opening runs") as bar:
-            faults = sweep.find_faults(progress=bar)
-        print(sweep.listing(faults))
+            faults = plan.find_faults(progress=bar)
+        print(plan.listing(faults))
         if faults:
-            raise RunError(f"{len(faults)} of {len(sweep.chosen)} runs would fail.")
-    elif options.run is not None:
-        outcome = sweep.train_one(options.run)
+            raise RunError(f"{len(faults)} of {len(plan.chosen)} runs would fail.")
+    elif run is not None:
+        outcome = plan.train_one(run)
         if outcome != "finished":
             raise RunError(outcome)
         print(outcome)
     else:
-        with messages_shown(), Bar("sweep", shown=options.jobs > 1) as bar:
-            table = sweep.train(quiet=False, minutes=options.minutes, jobs=options.jobs, progress=bar)
+        with Bar("sweep", shown=jobs > 1) as bar:
+            table = plan.train(quiet=False, minutes=minutes, jobs=jobs, progress=bar)
         print(table)
-        failed = sweep.failed()
+        failed = plan.failed()
         if failed:
-            raise RunError(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}.")
-
-
-VERBS = (
-    Verb(name="train", arguments=train_arguments, run=run_train),
-    Verb(name="sweep", arguments=sweep_arguments, run=run_sweep),
-)
+            raise RunError(f"{len(failed)} of {len(plan.runs)} runs failed: {', '.join(failed)}.")

@@ -66,7 +66,7 @@ def _as_they_are(data: ImageSet, ids: Tensor, pre: Preprocessing, config: DataCo
     except (ConfigError, SizesDiffer) as reason:
         if config.cache == "memory":
             raise
-        logger.info("data.cache=auto: images of %s are augmented one by one: %s", data.name, reason)
+        logger.debug("data.cache=auto: images of %s are augmented one by one: %s", data.name, reason)
         return None
 
 
@@ -127,7 +127,7 @@ def _decode_all(
     decode = choose_decoder(config.decoder, data, size[0]) if decoded else None
     if decode is not None:
         put(decode_in_batches(data, ids, size, decode))
-        logger.info("%s: %d image(s) decoded by the GPU, %d left to Pillow", data.name, filled, len(ids) - filled)
+        logger.debug("%s: %d image(s) decoded by the GPU, %d left to Pillow", data.name, filled, len(ids) - filled)
     order = Order(ids[rows[ids] < 0], batch_size=256, shuffle=False)
     loader = ImageLoader(data, order, transform, config, channels=size[0], device="cpu", raw=True)
     put(loader.with_ids())

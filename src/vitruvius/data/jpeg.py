@@ -41,7 +41,7 @@ def choose_decoder(wanted: Literal["pillow", "nvjpeg", "auto"], data: object, ch
         return _on_gpu
     if wanted == "nvjpeg":
         raise ConfigError(f"data.decoder = nvjpeg: {reason}. Write auto, or pillow.")
-    logger.info("data.decoder=auto: Pillow decodes: %s", reason)
+    logger.debug("data.decoder=auto: Pillow decodes: %s", reason)
     return None
 
 

@@ -27,7 +27,6 @@ from vitruvius._files import (
     append_line,
     atomic_write_bytes,
     atomic_write_text,
-    check_new_file,
     ensure_writable,
     is_lock,
     read_json,
@@ -35,14 +34,11 @@ from vitruvius._files import (
     save_tensors,
     sweep,
 )
-from vitruvius._processes import choose_device
-from vitruvius._progress import Bar, Progress, no_progress, part_of, scaled
+from vitruvius._progress import Progress, no_progress, part_of, scaled
 from vitruvius._secrets import redact
 from vitruvius.attacks.base import disturb
-from vitruvius.data import eval_loader
 from vitruvius.evaluation.base import answer, numbered, subject_of
-from vitruvius.evaluation.threats import Threat, describe, make_threat
-from vitruvius.targets import check_head, check_numbering, limit_images, load_target_plugins, open_target
+from vitruvius.evaluation.threats import Threat, describe
 
 What = Literal["images", "perturbations"]
 Row = dict[str, int]  # id, right, right_8bit
@@ -71,44 +67,6 @@ class ExampleSet(ExampleScores):
     ids: Tensor  # (n,)
 
 
-def attack_target(
-    target: str,
-    overrides: Sequence[str],
-    threat: str,
-    out: str,
-    *,
-    what: What = "images",
-    images: int | None = None,
-) -> tuple[ExampleScores, Path]:
-    """Attack the images of whatever names a model, and keep the result as a data set.
-
-    target: a run folder, a model's name, or another kind of target.
-    overrides: settings of the target, `data.root=…`.
-    threat: `pgd:eps=4/255,steps=10`.
-    out: a file `*.safetensors` (lossless), or a folder of 8-bit pictures, which goes on where a kill has stopped it.
-    what: the attacked images, or their perturbations stretched to [0, 1].
-    images: how many, a fixed random choice; default all.
-    """
-    load_target_plugins(target, overrides)
-    made = make_threat(threat, where="--threat")
-    _check_what(made, what)
-    opened = open_target(target, [*overrides, *limit_images(images)])
-    check_head(opened)
-    device = choose_device(opened.config.device)
-    opened.model.to(device).eval()
-    loader = eval_loader(opened.config.data, input_size=opened.model.data_config, device=device)
-    check_numbering(opened, loader)
-    path = Path(out)
-    with Lock(path, file=_is_file(path)), Bar("attacking") as bar:
-        if _is_file(path):
-            check_new_file(out, "examples.safetensors")
-            examples = make_examples(opened.model, loader, made, what=what, progress=bar)
-            return examples, save_examples(examples, path)
-        pictures = PictureFolder(path, opened.model.num_classes)
-        pictures.claim({**subject_of(opened.model, loader), "spec": describe(made), "what": what})
-        return draw_examples(opened.model, loader, made, pictures, what=what, progress=bar), path
-
-
 def make_examples(
     model: nn.Module,
     loader: Iterable[Any],
@@ -123,7 +81,7 @@ def make_examples(
     what: keep x', or the perturbation stretched to [0, 1].
     progress: called after every batch with the images done, how many there are, and the accuracy so far.
     """
-    _check_what(threat, what)
+    check_what(threat, what)
     score = _Score(progress, getattr(loader, "num_images", None))
     batches: list[_Attacked] = []
     for x, y, ids in numbered(loader):
@@ -146,18 +104,18 @@ def draw_examples(
     model: nn.Module,
     loader: Iterable[Any],
     threat: Threat,
-    pictures: PictureFolder,
+    folder: str | Path,
     *,
     what: What = "images",
     progress: Progress = no_progress,
 ) -> ExampleScores:
-    """Attack every image that has no picture yet, and write one of each; memory holds a batch at a time.
+    """Attack every image that has no picture in a folder yet, and write one of each; memory holds a batch at a time.
 
-    model, loader, threat, what, progress: as for `make_examples`. pictures: the folder, claimed.
-
-    `model` is in eval mode; `loader` yields (images, labels) or with ids too; `threat` is a function (model, x, y) →
-    x'.
+    folder: of the pictures, which may hold some already. model, loader, threat, what, progress: as for `make_examples`.
     """
+    check_what(threat, what)
+    pictures = PictureFolder(Path(folder), int(getattr(model, "num_classes", 0)))
+    pictures.claim({**subject_of(model, loader), "spec": describe(threat), "what": what})
     score = _Score(progress, getattr(loader, "num_images", None))
     for x, y, ids in numbered(loader):
         rows = [pictures.rows[number] for number in ids.tolist() if number in pictures.rows]
@@ -320,7 +278,8 @@ def _attack(
     )
 
 
-def _check_what(threat: Threat, what: What) -> None:
+def check_what(threat: Threat, what: What) -> None:
+    """Refuse to stretch perturbations by a radius that is not finite."""
     eps = float(getattr(threat, "eps", None) or 0.0)
     if what == "perturbations" and not 0 < eps < math.inf:
         raise ConfigError(f"{describe(threat)} has no finite eps to stretch perturbations by; keep images instead.")

@@ -26,6 +26,7 @@ from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text
 from vitruvius._format import format_number
 from vitruvius._progress import Progress, no_progress, part_of, scaled
+from vitruvius._yaml import parse_value
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.base import (
     CE,
@@ -89,6 +90,20 @@ def examine(
     twins = make_twins(model, tuple(x.shape[1:]))
     sanity = Sanity(eps=eps, norm=as_norm(norm), seed=seed, twins=twins, batch_size=len(batches[0][1]))
     return sanity(model, x.to(device), y.to(device), ids=ids, progress=progress)
+
+
+def read_ball(text: str | float | None) -> tuple[Norm, float] | None:
+    """Norm and radius as a command writes them: 8/255 in linf, l2:0.5, l1:12; None for a `text` of None."""
+    if text is None:
+        return None
+    norm, colon, radius = str(text).rpartition(":")
+    value = parse_value(radius)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(
+            f"--sanity {text} is not a number; write a strength in pixels such as 8/255, or with its norm, l2:0.5."
+        )
+    checks = Sanity(eps=float(value), norm=as_norm(norm if colon else "linf"))  # which refuses what is no radius
+    return checks.norm, checks.eps
 
 
 def save_findings(findings: Sequence[Finding], path: str | Path) -> None:

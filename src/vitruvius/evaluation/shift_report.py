@@ -18,7 +18,7 @@ from vitruvius.evaluation._shift_numbers import (
     intervals_of,
     reliability_of,
 )
-from vitruvius.evaluation._text import few_images, format_shift, label_drawn
+from vitruvius.evaluation._text import few_images, format_corruption, format_shift, label_drawn
 from vitruvius.evaluation.base import Columns
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.metrics import Baseline, aurra
@@ -91,6 +91,11 @@ class ShiftReport:
         """
         errors = {group: {s: 1 - a for s, a in row.items()} for group, row in self.accuracies.items()}
         return Baseline(name=name, errors=errors, clean_error=self.clean_error)
+
+    @property
+    def means(self) -> str:
+        """Means over corruptions and severities, a line each: what a table of accuracies does not show."""
+        return "\n".join(format_corruption(self.corruption))
 
     def __str__(self) -> str:
         return format_shift(self)

@@ -133,12 +133,21 @@ def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = Fals
     source = str(join(run, "config.yaml"))
     if not exists(source):
         raise RunError(f"{run} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
-    data = dict(parse_value(read_text(source))) if is_url(source) else read_yaml(source)
-    load_foreign_plugins(data.get("plugins") or [], source=source, trust=trust_plugins)
+    recipe = dict(parse_value(read_text(source))) if is_url(source) else read_yaml(source)
+    load_foreign_plugins(recipe.get("plugins") or [], source=source, trust=trust_plugins)
+    return load_run(recipe, run, best=best)
+
+
+def load_run(recipe: Mapping[str, Any], run: str | Path, *, best: bool = True) -> PixelModel:
+    """The model that the `recipe` of a run describes, with the weights that lie in the folder `run`.
+
+    `best` takes the best weights where there are any (the default), else the last ones.
+    """
+    source = str(join(run, "config.yaml"))
     own_weights = {"pretrained": False, "weights": None, "reset_head": False}
-    config = build(ModelConfig, {**(data.get("model") or {}), **own_weights}, source=source)
-    rules = [without_files(build(AttentionRule, rule, source=source)) for rule in data.get("attention") or ()]
-    model = create_from_config(config, rules, seed=int(data.get("seed", 0)))
+    config = build(ModelConfig, {**(recipe.get("model") or {}), **own_weights}, source=source)
+    rules = [without_files(build(AttentionRule, rule, source=source)) for rule in recipe.get("attention") or ()]
+    model = create_from_config(config, rules, seed=int(recipe.get("seed", 0)))
     files = [join(run, f"{name}.safetensors") for name in (("best", "last") if best else ("last",))]
     weights = next((file for file in files if exists(file)), None)
     if weights is None:

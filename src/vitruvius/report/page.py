@@ -18,7 +18,7 @@ from vitruvius.report.blocks import Block, sections
 from vitruvius.report.gathering import gathered_parts, runs_in
 from vitruvius.report.run import Run, read_runs
 from vitruvius.report.style import DARK, HEAT, LIGHT
-from vitruvius.targets import local_run
+from vitruvius.targets.base import local_run
 
 Part = tuple[str, str, Sequence[Block]]  # address, heading, blocks
 

@@ -18,19 +18,17 @@ from torch import Tensor
 from vitruvius._dice import image_ids
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import Lock, MadeFolder, append_line, atomic_write_text, ensure_writable, read_json
-from vitruvius._processes import choose_device
 from vitruvius._progress import Bar, Progress, no_progress
 from vitruvius._registry import Registry
 from vitruvius._secrets import redact
 from vitruvius._version import versions
 from vitruvius._yaml import parse_value
-from vitruvius.data import DataConfig, eval_loader
 from vitruvius.data.identity import hash_tensors
 from vitruvius.evaluation.base import fingerprint, numbered, settings_fingerprint
 from vitruvius.models import PixelModel, load_weights
 from vitruvius.report import save_figure
 from vitruvius.report.blocks import write_csv
-from vitruvius.targets import check_head, check_numbering, open_target
+from vitruvius.request import open_request
 from vitruvius.training import kept_weights
 
 Row = dict[str, Any]
@@ -102,6 +100,7 @@ def study(
     out: str | Path,
     *,
     on_row: Callable[[Row], object] | None = None,
+    trust_plugins: bool = False,
 ) -> Path:
     """Run a study over several models; a killed study goes on where it stopped. Returns the path of the table.
 
@@ -112,13 +111,21 @@ def study(
         names modules of runs to trust.
     out: the folder for table.csv and the figures.
     on_row: called with every row as soon as it is known.
+    trust_plugins: import the modules that runs name, as for `open_target`.
     """
     maker = studies.get(name)
     plan = _read_settings(name, settings)
     if not targets:
         raise ConfigError(f"study {name!r} needs at least one run folder or model name.")
     subjects = (
-        open_subject(target, plan.overrides, plan.images, plan.batch_size, labels=getattr(maker, "labels", True))
+        open_subject(
+            target,
+            plan.overrides,
+            plan.images,
+            plan.batch_size,
+            labels=getattr(maker, "labels", True),
+            trust_plugins=trust_plugins,
+        )
         for target in targets  # one at a time
     )
     first = next(subjects)  # what is wrong with it is said before a file is written
@@ -239,49 +246,43 @@ def _save_table(path: Path, rows: Sequence[Row]) -> None:
 
 
 def open_subject(
-    target: str, overrides: Sequence[str], images: int, batch_size: int, *, labels: bool = True
+    target: str,
+    overrides: Sequence[str],
+    images: int,
+    batch_size: int,
+    *,
+    labels: bool = True,
+    trust_plugins: bool = False,
 ) -> Subject:
-    """A target with some of its validation images, a fixed random choice, in memory.
+    """A target with some of its validation images in memory; which ones, `vitruvius.request` says.
 
     target: a run folder, a model's name, or another kind of target.
     overrides: settings of it, `data.root=…`, `model.weights=…`.
     images: how many, at most.
     batch_size: images that are looked at together.
     labels: whether the study compares answers with them, so that the model must number its classes as the data do.
+    trust_plugins: import the modules that a run names, as for `open_target`.
     """
-    opened = open_target(target, overrides)
-    if labels:
-        check_head(opened)
-    model = opened.model
-    device = choose_device(opened.config.device)
-    model.to(device).eval()
-    loader = eval_loader(_at_most(opened.config.data, images), input_size=model.data_config, device=device)
-    if labels:
-        check_numbering(opened, loader)
-    batches = []
-    seen = 0
-    for batch in numbered(loader):
-        batches.append(batch)
-        seen += len(batch[1])
-        if seen >= images:
-            break
-    x, y, ids = (torch.cat(column)[:images] for column in zip(*batches, strict=True))
-    return Subject(
-        name=redact(target),
-        model=model,
-        x=x.to(device),
-        y=y.to(device),
-        ids=ids,
-        batch_size=batch_size,
-        kept=kept_weights(opened.folder) if opened.is_run else {},
-    )
-
-
-def _at_most(data: DataConfig, images: int) -> DataConfig:
-    """The settings of data, for at most this many validation images."""
-    if data.val_num_samples is not None and data.val_num_samples <= images:
-        return data
-    return replace(data, val_num_samples=images)
+    with open_request(
+        target, overrides, images=images, labels=labels, trust_plugins=trust_plugins, alone=True
+    ) as request:
+        batches = []
+        seen = 0
+        for batch in numbered(request.loader):
+            batches.append(batch)
+            seen += len(batch[1])
+            if seen >= images:
+                break
+        x, y, ids = (torch.cat(column)[:images] for column in zip(*batches, strict=True))
+        return Subject(
+            name=redact(target),
+            model=request.model,
+            x=x.to(request.process.device),
+            y=y.to(request.process.device),
+            ids=ids,
+            batch_size=batch_size,
+            kept=kept_weights(request.target.folder) if request.target.is_run else {},
+        )
 
 
 def _claim(folder: Path, subject: Subject, *, resumed: bool) -> None:

@@ -1,39 +1,23 @@
-"""What a command works on: the one place that opens whatever names a model, with the data that goes with it."""
+"""Targets: whatever names a model on the command line, and the functions that open it."""
 
-from vitruvius.targets._base import (
-    Target,
-    TargetConfig,
-    TargetKind,
-    check_head,
-    check_numbering,
-    folder_for,
-    limit_images,
-    load_target_plugins,
-    local_run,
-    open_target,
-    require_data,
-    save_target,
-    target_kinds,
-)
-from vitruvius.targets.published import load_model
-from vitruvius.targets.zoo import find_checkpoint, hash_file, read_card
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Target",
-    "TargetConfig",
-    "TargetKind",
-    "check_head",
-    "check_numbering",
-    "find_checkpoint",
-    "folder_for",
-    "hash_file",
-    "limit_images",
-    "load_model",
-    "load_target_plugins",
-    "local_run",
-    "open_target",
-    "read_card",
-    "require_data",
-    "save_target",
-    "target_kinds",
-]
+from vitruvius._lazy import exports
+
+if TYPE_CHECKING:
+    from vitruvius.targets.base import Target as Target
+    from vitruvius.targets.base import TargetConfig as TargetConfig
+    from vitruvius.targets.base import load_model as load_model
+    from vitruvius.targets.base import open_target as open_target
+    from vitruvius.targets.base import target_kinds as target_kinds
+else:
+    __getattr__, __dir__, __all__ = exports(
+        __name__,
+        {
+            "Target": "base",
+            "TargetConfig": "base",
+            "load_model": "base",
+            "open_target": "base",
+            "target_kinds": "base",
+        },
+    )

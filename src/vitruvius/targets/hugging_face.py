@@ -12,7 +12,7 @@ from vitruvius._config import build, override
 from vitruvius._errors import CheckpointError, ConfigError
 from vitruvius._registry import require
 from vitruvius.models import PixelModel, wire
-from vitruvius.targets._base import Target, TargetConfig, folder_for, require_data, target_kinds
+from vitruvius.targets.base import Target, TargetConfig, folder_for, target_kinds
 
 PREFIX = "hf:"
 SAID = ("data.", "device=", "plugins=", "attention=", "model.mean=", "model.std=", "seed=")
@@ -24,21 +24,24 @@ class HuggingFaceModel:
     """An image classifier of transformers: hf:FOLDER or hf:ID (extra `hf`); the code of a repository is never run."""
 
     order = 5.0
+    has_data = False
 
     def accepts(self, text: str) -> bool:
         return text.startswith(PREFIX)
 
-    def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
+    def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
         """The classifier as pixels see it; data, device, attention, mean and std can be said."""
-        if data_needed:
-            require_data(text, overrides)
         for setting in overrides:
             if not setting.startswith(SAID):
                 raise ConfigError(f"{setting!r} cannot be changed: {text} is a model of transformers.")
         config = build(TargetConfig, override({"model": {"name": text}}, overrides), source=text)
-        model = load_classifier(text, mean=config.model.mean, std=config.model.std)
-        wire(model, config.attention)
-        return Target(text=text, model=model, config=config, folder=folder_for(text.replace(":", "-")))
+
+        def make() -> PixelModel:
+            model = load_classifier(text, mean=config.model.mean, std=config.model.std)
+            wire(model, config.attention)
+            return model
+
+        return Target(text=text, config=config, folder=folder_for(text.replace(":", "-")), make=make)
 
 
 class Classifier(nn.Module):

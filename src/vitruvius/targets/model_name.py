@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vitruvius._config import build, override
 from vitruvius._errors import UnknownName
-from vitruvius._registry import load_plugins
-from vitruvius.models import create_from_config
-from vitruvius.targets._base import Target, TargetConfig, folder_for, require_data, target_kinds
+from vitruvius.targets.base import Target, TargetConfig, folder_for, target_kinds
+
+if TYPE_CHECKING:
+    from vitruvius.models import PixelModel
 
 
 @target_kinds.register("model")
@@ -16,25 +18,28 @@ class ModelName:
     """A name that `create_model` knows: deit_tiny_patch16_224, vitruvius/vit_digits."""
 
     order = 100.0  # last: any text may be a model's name
+    has_data = False
 
     def accepts(self, text: str) -> bool:
         """Any `text`: this kind is asked last."""
         return True
 
-    def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
+    def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
         """The model, built as the overrides say (`model.…`, `attention=…`, `seed=…`).
 
-        `text` is the name; `data_needed` says that images will be read, so `overrides` must name some.
+        `text` is the name; `trust_plugins` changes nothing, since a name brings none.
         """
-        if data_needed:
-            require_data(text, overrides)
         weights_given = any(setting.startswith("model.weights=") for setting in overrides)
         pretrained = not (weights_given or text.startswith("vitruvius/"))
         given = {"model": {"name": text, "pretrained": pretrained}}
         config = build(TargetConfig, override(given, overrides), source=text)
-        load_plugins(config.plugins)
-        try:
-            model = create_from_config(config.model, config.attention, seed=config.seed)
-        except UnknownName as error:
-            raise UnknownName(f"{text!r} is neither a run folder nor a model: {error}") from None
-        return Target(text=text, model=model, config=config, folder=folder_for(text))
+
+        def make() -> PixelModel:
+            from vitruvius.models import create_from_config
+
+            try:
+                return create_from_config(config.model, config.attention, seed=config.seed)
+            except UnknownName as error:
+                raise UnknownName(f"{text!r} is neither a run folder nor a model: {error}") from None
+
+        return Target(text=text, config=config, folder=folder_for(text), make=make)

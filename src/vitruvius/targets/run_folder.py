@@ -4,52 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitruvius._config import build, override
-from vitruvius._errors import ConfigError
+from vitruvius._errors import ConfigError, RunError
+from vitruvius._registry import load_foreign_plugins
 from vitruvius._yaml import read_yaml
-from vitruvius.models import load_model
-from vitruvius.targets._base import Target, TargetConfig, target_kinds
+from vitruvius.targets.base import Target, TargetConfig, target_kinds
 
-KEPT = ("model", "attention", "data", "plugins")  # sections of the recipe that describe the model and its data
+if TYPE_CHECKING:
+    from vitruvius.models import PixelModel
+
+SECTIONS = ("model", "attention", "data", "plugins")  # of the recipe, that describe the model and its data
+WEIGHTS = ("best.safetensors", "last.safetensors")
 OTHER_DATA = ("data.root=", "data.dataset=")
 
 
 @target_kinds.register("run")
 class RunFolder:
-    """A folder with config.yaml and weights: runs/rpc."""
+    """A folder with config.yaml and weights: runs/rpc; or with the config.yaml that results of a model by name have."""
 
     order = 10.0
+    has_data = True
 
     def accepts(self, text: str) -> bool:
         """Whether `text` is the path of a folder."""
         return Path(text).is_dir()
 
-    def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
+    def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
         """The trained model; only data and device can be changed, and plugins trusted.
 
-        `text` is the folder, `overrides` are settings `section.key=value`; `data_needed` changes nothing: a run knows
-        its data.
+        `text` is the folder, `overrides` are settings `section.key=value`; `trust_plugins` imports what the recipe
+        names under `plugins:`.
         """
         folder = Path(text)
-        model = load_model(folder)
+        source = str(folder / "config.yaml")
+        if not Path(source).is_file():
+            raise RunError(f"{text} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
+        recipe = read_yaml(source)
+        load_foreign_plugins(recipe.get("plugins") or [], source=source, trust=trust_plugins)
         for setting in overrides:
-            _check_override(setting, folder)
-        recipe = read_yaml(folder / "config.yaml")
-        known = {key: recipe[key] for key in KEPT if key in recipe}
+            if not setting.startswith(("data.", "device=", "plugins=")):
+                raise ConfigError(
+                    f"{setting!r} cannot be changed: {folder} is a run, its model is what was trained. To try its "
+                    f"weights otherwise, name the model instead of the run, with model.weights={folder}."
+                )
+        given = {key: recipe[key] for key in SECTIONS if key in recipe}
+        config = build(TargetConfig, override(given, overrides), source=text)
+
+        def make() -> PixelModel:
+            from vitruvius.models.create import create_from_config, load_run
+
+            if "train" in recipe or any((folder / name).is_file() for name in WEIGHTS):
+                return load_run(recipe, folder)
+            return create_from_config(config.model, config.attention, seed=int(recipe.get("seed", 0)))  # by its name
+
         return Target(
             text=text,
-            model=model,
-            config=build(TargetConfig, override(known, overrides), source=text),
+            config=config,
             folder=folder,
+            make=make,
+            recipe=recipe,
             is_run=True,
             own_data=not any(setting.startswith(OTHER_DATA) for setting in overrides),
-        )
-
-
-def _check_override(setting: str, folder: Path) -> None:
-    if not setting.startswith(("data.", "device=", "plugins=")):
-        raise ConfigError(
-            f"{setting!r} cannot be changed: {folder} is a run, its model is what was trained. To try its weights "
-            f"otherwise, name the model instead of the run, with model.weights={folder}."
         )

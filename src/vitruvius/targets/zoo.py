@@ -15,9 +15,7 @@ from typing import Any
 from vitruvius._errors import CheckpointError, ConfigError, UnknownName, suggest
 from vitruvius._files import read_json
 from vitruvius._recipes import ZOO, zoo_cards, zoo_folder
-from vitruvius.models import PixelModel
-from vitruvius.models import load_model as load_run
-from vitruvius.targets._base import Target, folder_for, target_kinds
+from vitruvius.targets.base import Target, folder_for, target_kinds
 from vitruvius.targets.run_folder import RunFolder
 
 PREFIX = "zoo/"
@@ -29,19 +27,19 @@ class ZooCheckpoint:
     """A checkpoint of the zoo of a checkout: zoo/vit_digits_adversarial; VITRUVIUS_ZOO names another folder."""
 
     order = 7.0  # before run folders: the zoo's are run folders too, and their hashes shall be checked
+    has_data = True
 
     def accepts(self, text: str) -> bool:
         """Whether `text` begins with zoo/ and is no run folder of one's own."""
         return is_zoo(text)
 
-    def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
+    def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
         """The checkpoint with its own data; only data and device can be changed. Results go to runs/.
 
-        `text` is the name, `overrides` are settings `section.key=value`; `data_needed` changes nothing: a card knows
-        its data.
+        `text` is the name, `overrides` are settings `section.key=value`; `trust_plugins` is as for a run folder.
         """
         folder = find_checkpoint(text)
-        opened = RunFolder().open(str(folder), overrides, data_needed=data_needed)
+        opened = RunFolder().open(str(folder), overrides, trust_plugins=trust_plugins)
         return replace(opened, text=text, folder=folder_for(text), is_run=False)
 
 
@@ -49,11 +47,6 @@ def is_zoo(text: str) -> bool:
     """Whether `text` names a checkpoint of the zoo; a run folder of one's own under zoo/ has no card and does not."""
     own_run = (Path(text) / "config.yaml").is_file() and not (Path(text) / "card.json").is_file()
     return text.startswith(PREFIX) and not own_run
-
-
-def load_checkpoint(text: str) -> PixelModel:
-    """The model of a checkpoint, `text` as in zoo/vit_digits_adversarial, in float32 and eval mode."""
-    return load_run(find_checkpoint(text))
 
 
 def find_checkpoint(text: str) -> Path:

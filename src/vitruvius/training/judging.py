@@ -17,11 +17,15 @@ from vitruvius._processes import Process
 from vitruvius._secrets import redact
 from vitruvius._version import __version__
 from vitruvius._yaml import dump_yaml, to_plain
-from vitruvius.compression.command import cycles_of, maps_of_target, masks_of_maps, read_rules
-from vitruvius.evaluation.command import EvaluateOptions, evaluate_target, read_ball
+from vitruvius.compression.steps import cycles_of, read_rules, write_maps, write_masks
+from vitruvius.evaluation import evaluate
+from vitruvius.evaluation.base import data_settings
+from vitruvius.evaluation.sanity import examine, read_ball, save_findings
 from vitruvius.evaluation.speed import measure_speed, save_speed
 from vitruvius.evaluation.threats import make_threats
-from vitruvius.targets import limit_images, local_run, open_target
+from vitruvius.request import Request, open_request
+from vitruvius.surgery import survey
+from vitruvius.targets.base import local_run, open_target
 from vitruvius.training.config import Config, EvaluationPlan, MapsPlan, MaskPlan
 from vitruvius.training.session import open_session
 
@@ -31,10 +35,7 @@ logger = logging.getLogger(__name__)
 def check_plans(plans: Sequence[EvaluationPlan]) -> None:
     """Find a misspelt threat before hours of training; plugins may have brought some."""
     for plan in plans:
-        limit_images(plan.images)
         read_ball(plan.sanity)
-        if plan.speed < 0:
-            raise ConfigError(f"evaluate.speed = {plan.speed}, expected the images of a batch, or 0.")
         for spec in plan.threats:
             make_threats(spec, where="evaluate.threats")
 
@@ -66,18 +67,38 @@ def judge(config: Config, plans: Sequence[EvaluationPlan], process: Process) -> 
     for plan in plans:
         target = _start_folder(config) if plan.start else Path(local_run(folder))
         out = target / plan.out
-        # checks against masking are not kept image by image, so they are made once
-        sanity = None if (out / "sanity.json").is_file() else plan.sanity
-        options = EvaluateOptions(threats=plan.threats, images=plan.images, sanity=sanity)
-        evaluate_target(str(target), plan.overrides, options, str(out))
-        if process.first and plan.speed and not (out / "speed.json").is_file():
-            model = open_target(str(target), data_needed=False).model.to(process.device).eval()
-            save_speed(measure_speed(model, model.data_config["input_size"], batch_size=plan.speed), out / "speed.json")
+        with open_request(str(target), plan.overrides, images=plan.images, out=out, writes="evaluation") as request:
+            _judge(request, plan)
         if process.first and plan.cycles:
             cycles_of(str(target))
     if is_url(folder):
         with Lock(folder):
             RemoteCopy(folder, local_path(folder)).upload()
+
+
+def _judge(request: Request, plan: EvaluationPlan) -> None:
+    """Threats; then, on the first process and once, checks against masking and speed, which have no ledger."""
+    threats = [threat for spec in plan.threats for threat in make_threats(spec, where="evaluate.threats")]
+    with request.bar("evaluating") as bar:
+        evaluate(
+            request.model,
+            request.loader,
+            threats,
+            folder=request.folder,
+            process=request.process,
+            progress=bar,
+            signature=data_settings(request.config.data),
+        )
+    if not request.process.first:
+        return
+    ball, findings, speed = read_ball(plan.sanity), request.folder / "sanity.json", request.folder / "speed.json"
+    if ball is not None and not findings.is_file():
+        norm, eps = ball
+        with request.bar("checking") as bar:
+            save_findings(examine(request.model, request.loader, eps, norm=norm, progress=bar), findings)
+    if plan.speed and not speed.is_file():
+        model = request.model
+        save_speed(measure_speed(model, model.data_config["input_size"], batch_size=plan.speed), speed)
 
 
 # masks
@@ -115,10 +136,20 @@ def make_missing(maps: MapsPlan | None, masks: Sequence[MaskPlan], overrides: Se
     check_trained(maps)
     if not Path(maps.file).is_file():
         logger.info("maps of %s", maps.of)
-        maps_of_target(maps.of, overrides, maps.file, images=maps.images)
+        with open_request(
+            maps.of,
+            overrides,
+            images=maps.images,
+            out=maps.file,
+            writes="maps.safetensors",
+            split="training",
+            labels=False,
+        ) as request:
+            write_maps(request)
+    sites = survey(open_target(maps.of, overrides, data_needed=False).model)
     for plan in missing:
         logger.info("masks %s", plan.file)
         try:
-            masks_of_maps(maps.file, plan.rule, plan.file, sparsity=plan.sparsity, of=maps.of, tiles=plan.tiles)
+            write_masks(maps.file, plan.rule, plan.file, sparsity=plan.sparsity, sites=sites, tiles=plan.tiles)
         except VitruviusError as error:
             logger.info("    failed: %s", " ".join(str(error).split()))

@@ -28,7 +28,7 @@ from vitruvius._processes import process_group
 from vitruvius._progress import Bar, Progress, no_progress
 from vitruvius._registry import load_plugins, read_spec
 from vitruvius._secrets import redact
-from vitruvius._signals import GRACE, LONGEST, keeping, set_patience
+from vitruvius._signals import GRACE, LONGEST, on_interrupt, set_grace_period
 from vitruvius._yaml import to_plain
 from vitruvius.analysis.analysing import ask_all
 from vitruvius.analysis.callback import rows_with_analyses
@@ -83,7 +83,7 @@ def train(
         process_group(config.train.device) as process,
         preserve_rng(process.device),
         listening() as stop,
-        keeping(run.describe_kept, run.abandon),
+        on_interrupt(run.describe_kept, run.abandon),
         Bar("training", shown=process.first and not quiet, console=console) as bar,
     ):
         bar(0, None, "opening data and model")
@@ -253,7 +253,7 @@ class Trainer:
         """What images that are not trained on say of the epoch: the alarm, and what chooses the best weights."""
         session, row = self.session, {}
         session.agree_on_statistics()
-        set_patience(LONGEST)  # an epoch is worth waiting for
+        set_grace_period(LONGEST)  # an epoch is worth waiting for
         if self.alarm is not None:
             row = {**self.alarm.check(), "alarms": session.alarms, "rollbacks": session.rollbacks}
         last = session.epoch + 1 == session.num_epochs
@@ -286,7 +286,7 @@ class Trainer:
             self.selection.choose(row)
         if self.checkpoint is not None:
             self.checkpoint.save_epoch()
-        set_patience(GRACE)
+        set_grace_period(GRACE)
         if session.process.first:
             before = session.rows[-2].get("alarms", 0) if len(session.rows) > 1 else 0
             logger.info("%s", describe_epoch(row, session.num_epochs, self.held_out, alarms_before=before))
@@ -444,7 +444,7 @@ class Trainer:
             self.alarm.check()
         if alone or looked:  # a signal may wait for two such intervals, since what it interrupts is saved then
             if self.answered_at is not None and session.elapsed > self.answered_at:
-                set_patience(2 * (session.elapsed - self.answered_at))
+                set_grace_period(2 * (session.elapsed - self.answered_at))
             self.answered_at = session.elapsed
         stopping, late = self.stop.asked, self.is_late()
         if not alone:

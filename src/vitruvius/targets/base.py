@@ -7,21 +7,25 @@ more file here, one more module under `plugins:`, or an entry point of the group
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from vitruvius._checks import check_count
 from vitruvius._config import key, override, section
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text, fetch, is_url
-from vitruvius._registry import Registry, load_foreign_plugins, load_plugins
+from vitruvius._registry import Registry, load_plugins
 from vitruvius._secrets import redact
-from vitruvius._yaml import dump_yaml, read_yaml, to_plain
-from vitruvius.data import DataConfig, Loader
-from vitruvius.models import AttentionRule, ModelConfig, PixelModel
+from vitruvius._yaml import dump_yaml, to_plain
+from vitruvius.data import DataConfig
+from vitruvius.models.config import AttentionRule, ModelConfig
+
+if TYPE_CHECKING:
+    from vitruvius.data import Loader
+    from vitruvius.models import PixelModel
 
 
 @section("target")
@@ -38,14 +42,19 @@ class TargetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """An opened target: a model, the settings that go with it, and the folder where its results belong."""
+    """What a text names: settings, a folder where results belong, and a model, which is made when first asked for."""
 
     text: str  # as it was written
-    model: PixelModel
     config: TargetConfig
     folder: Path  # the run folder, or runs/NAME for a model that has none
-    is_run: bool = False  # whether the folder holds the trained model and its config.yaml
+    make: Callable[[], PixelModel]
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # of a run: what its config.yaml says
+    is_run: bool = False  # whether the folder holds the model and its config.yaml
     own_data: bool = False  # whether `config.data` are the images it was trained for, so that labels mean the same
+
+    @functools.cached_property
+    def model(self) -> PixelModel:
+        return self.make()
 
     def save_config(self, folder: Path | None = None) -> None:
         """Write config.yaml for a model that has no run folder, so that a report reads its results like a run's.
@@ -53,22 +62,26 @@ class Target:
         `folder` is where; by default the target's own.
         """
         if not self.is_run:
-            save_target(self.config, folder or self.folder)
+            versions = {name: version(name) for name in ("vitruvius", "torch", "timm")}
+            plain = {**to_plain(self.config), "versions": versions}
+            atomic_write_text((folder or self.folder) / "config.yaml", dump_yaml(redact(plain)))
 
 
 class TargetKind(Protocol):
     """One way to name a model."""
 
     order: float  # kinds are asked from small to large; a model's name, which accepts any text, is last (100)
+    has_data: bool  # whether such a target knows its images; else the overrides must name some
 
     def accepts(self, text: str) -> bool:
         """Whether `text` is of this kind. Looks at the text and at local files only; loads nothing."""
         ...
 
-    def open(self, text: str, overrides: Sequence[str], *, data_needed: bool) -> Target:
-        """The model, opened. `data_needed` says that the caller will read `config.data`.
+    def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
+        """The settings, read and checked. What is slow, such as reading weights, is left to `Target.make`.
 
-        `text` is what `accepts` said yes to; `overrides` are settings `section.key=value`, as in `TargetConfig`.
+        `text` is what `accepts` said yes to; `overrides` are settings `section.key=value`, as in `TargetConfig`;
+        `trust_plugins` allows to import modules that came with the target.
         """
         ...
 
@@ -80,47 +93,50 @@ target_kinds: Registry[type[TargetKind]] = Registry("target kind", "target_kinds
 def open_target(
     target: str, overrides: Sequence[str] = (), *, data_needed: bool = True, trust_plugins: bool = False
 ) -> Target:
-    """Open whatever names a model.
+    """Open whatever names a model: read its settings and import its plugins. Its model is made when first asked for.
 
     target: a run folder, a model's name, or what another registered kind accepts.
-    overrides: settings `section.key=value`, as in `TargetConfig`.
+    overrides: settings `section.key=value`, as in `TargetConfig`; modules of `plugins=[…]` are imported.
     data_needed: whether images will be read; a model by name has none of its own, so the overrides must say which.
-    trust_plugins: import the modules that a run names under `plugins:`, as for `load_target_plugins`.
+    trust_plugins: import the modules that a run names under `plugins:` too, which runs their code; by default a run
+        whose plugins are neither imported already nor installed with an entry point is refused.
     """
-    _refuse_words(target, overrides)
-    load_target_plugins(target, overrides, trust_plugins=trust_plugins)
-    kinds = sorted((target_kinds.make(name) for name in target_kinds), key=lambda kind: kind.order)
-    for kind in kinds:
-        if kind.accepts(target):
-            opened: Target = kind.open(target, overrides, data_needed=data_needed)
-            return opened
-    raise ConfigError(f"{target!r} does not name a model; expected a run folder or a model's name.")
-
-
-def _refuse_words(target: str, overrides: Sequence[str]) -> None:
-    """Refuse what sets nothing, such as a second run."""
     for word in overrides:
         if "=" not in word:
             raise ConfigError(
                 f"{word!r} after {target} is not a setting of the form section.key=value, e.g. data.root=/imagenet; "
                 "one model is opened at a time."
             )
+    load_plugins(override({"plugins": []}, [word for word in overrides if word.startswith("plugins")])["plugins"])
+    kinds = sorted((target_kinds.make(name) for name in target_kinds), key=lambda kind: kind.order)
+    kind = next((kind for kind in kinds if kind.accepts(target)), None)
+    if kind is None:
+        raise ConfigError(f"{target!r} does not name a model; expected a run folder or a model's name.")
+    if data_needed and not kind.has_data and not any(word.startswith("data.dataset=") for word in overrides):
+        raise ConfigError(
+            f"{target} is not a run folder; for a model by name say which images: data.dataset=… data.root=…"
+        )
+    opened: Target = kind.open(target, overrides, trust_plugins=trust_plugins)
+    return opened
 
 
-def load_target_plugins(target: str, overrides: Sequence[str] = (), *, trust_plugins: bool = False) -> None:
-    """Import the plugins of a target without opening it, so that their threats and analyses have names.
+def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = False) -> PixelModel:
+    """The model of a run folder, of the zoo, that a paper publishes, or an image classifier of transformers.
 
-    target: a run folder, whose config.yaml lists its plugins, or any other target.
-    overrides: settings of the target, among which `plugins=[…]` may be; those are the caller's own and are imported.
-    trust_plugins: import those of the run too, which runs their code; by default a run whose plugins are neither
-        imported already nor installed with an entry point is refused.
+    run: the folder, here or at a URL; a name of the zoo (`zoo/vit_digits_adversarial`), whose hash is checked; a
+        published name (`light/xcit_s12_imagenet_eps4`), which is fetched once; or `hf:FOLDER`, `hf:ID` (extra `hf`).
+    best: of a run, the best weights where there are any (default), else the last ones.
+    trust_plugins: of a run, import the modules that its `plugins:` names, which runs their code; by default only
+        modules that are imported already or installed with an entry point are accepted.
     """
-    settings = [setting for setting in overrides if setting.startswith("plugins")]
-    load_plugins(override({"plugins": []}, settings)["plugins"])
-    recipe = Path(local_run(target)) / "config.yaml"
-    if recipe.is_file():
-        named = read_yaml(recipe).get("plugins") or []
-        load_foreign_plugins(named, source=str(recipe), trust=trust_plugins)
+    from vitruvius import models
+
+    if isinstance(run, str) and not is_url(run):
+        for name in ("hugging_face", "zoo", "published"):
+            kind: TargetKind = target_kinds.make(name)
+            if kind.accepts(run) and not (name == "published" and Path(run).exists()):
+                return kind.open(run, (), trust_plugins=trust_plugins).model
+    return models.load_model(run, best=best, trust_plugins=trust_plugins)
 
 
 def local_run(target: str | Path) -> str:
@@ -136,31 +152,6 @@ def local_run(target: str | Path) -> str:
 def folder_for(name: str) -> Path:
     """Where results of a model without a run folder go: runs/NAME. `name` is that of the model."""
     return Path("runs") / name.replace("/", "-")
-
-
-def require_data(target: str, overrides: Sequence[str]) -> None:
-    """Refuse a `target` that has no images of its own, unless the `overrides` name some."""
-    if not any(setting.startswith("data.dataset=") for setting in overrides):
-        raise ConfigError(
-            f"{target} is not a run folder; for a model by name say which images: data.dataset=… data.root=…"
-        )
-
-
-def limit_images(images: int | None, key: str = "data.val_num_samples") -> list[str]:
-    """The override that `--images N` means: N images of a split (of validation, by default), a fixed random choice.
-
-    `images` is N, None for all; `key` is the setting that holds the number for that split.
-    """
-    if images is None:
-        return []
-    check_count(images, "--images")
-    return [f"{key}={images}"]
-
-
-def save_target(config: TargetConfig, folder: Path) -> None:
-    """What a model by name was, `config`, as config.yaml in `folder`: so a report reads it like that of a run."""
-    versions = {name: version(name) for name in ("vitruvius", "torch", "timm")}
-    atomic_write_text(folder / "config.yaml", dump_yaml(redact({**to_plain(config), "versions": versions})))
 
 
 def check_head(target: Target) -> None:

@@ -1,0 +1,178 @@
+"""The steps of a compression, from file to file: average maps, masks, cycles of an accelerator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from vitruvius._checks import check_count
+from vitruvius._errors import ConfigError
+from vitruvius._files import atomic_write_text, is_array
+from vitruvius.compression.cost import CycleTable, cycle_table
+from vitruvius.compression.files import load_maps, load_masks, save_maps, save_masks
+from vitruvius.compression.maps import average_maps
+from vitruvius.compression.masks import Budget, Masks, make_masks
+from vitruvius.compression.polarisation import Polarised, describe, polarise_all
+from vitruvius.compression.rules import Rule, rules
+from vitruvius.compression.sparse import masks_in
+from vitruvius.evaluation.base import fingerprint
+from vitruvius.heads import Site
+from vitruvius.request import Request
+from vitruvius.surgery import survey
+from vitruvius.targets.base import local_run, open_target
+
+
+def write_maps(request: Request) -> Path:
+    """Average maps over the images of a request, each seen once, on the CPU; the file of maps.
+
+    What is known so far is kept beside that file: called again after an interruption, it resumes there. Several
+    processes share the images.
+    """
+    model, loader, path, process = request.model, request.loader, request.folder, request.process
+    with request.bar("averaging") as bar:
+        maps = average_maps(model, loader, process=process, partial=path.with_suffix(".partial"), progress=bar)
+    maps = {name: map_.cpu() for name, map_ in maps.items()}
+    notes = {"data": loader.name, "images": loader.num_images, "augmented": request.split == "augmented"}
+    notes["weights"] = fingerprint(model)
+    process.on_first(lambda: save_maps(path, maps, sites=survey(model), target=request.target.text, **notes))
+    return path
+
+
+def write_masks(
+    maps: str | Path,
+    rule: str | Sequence[str],
+    out: str | Path | None = None,
+    *,
+    sparsity: float | None = None,
+    budget: Budget = "global",
+    protect: Sequence[int] | None = None,
+    sites: Mapping[str, Site] | None = None,
+    threshold: int | None = None,
+    tiles: int | None = None,
+) -> tuple[Masks, str]:
+    """Masks of a file of maps, written with their permutations; and what a person wants to know about them.
+
+    maps: the file of maps.
+    rule: one rule, `information:mass=0.9`, or several as `PATTERN=RULE`, one per pattern of site names.
+    out: the file of masks; default: masks.safetensors beside the maps.
+    sparsity, budget, protect, tiles: as for `make_masks`.
+    sites: of a model; maps that are not of it are refused. Default: those that the file of maps names.
+    threshold: queries that make a token global; default: a quarter of them.
+    """
+    _check_threshold(threshold)
+    tensors, own_sites = load_maps(maps)
+    masks = make_masks(
+        tensors,
+        read_rules(rule),
+        sparsity=sparsity,
+        budget=budget,
+        protect=protect,
+        sites=own_sites if sites is None else sites,
+        tiles=tiles,
+    )
+    path = Path(out) if out else Path(maps).with_name("masks.safetensors")
+    polarised = _polarised(masks, threshold)
+    save_masks(path, masks, polarised=polarised, maps=str(maps))
+    limits = [f"{name}: {limit:.6g}" for name, limit in list(masks.limits.items())[:4]]
+    text = str(masks.sparsity)
+    if polarised:
+        text += f"\n\n{describe(polarised)}"
+    if limits:
+        moved = f"limit of the rule {masks.rule.partition('(')[0].lower()}, moved for this sparsity"
+        text += f"\n\n{moved}: {', '.join(limits)}{' …' if len(masks.limits) > 4 else ''}\n{path}"
+    else:
+        text += f"\n\n{path}"
+    return masks, text
+
+
+def read_rules(words: str | Sequence[str]) -> Rule | dict[str, Rule]:
+    """`information:mass=0.9` as a rule; `stages.0.*=information:mass=0.46`, several of them, as rules by pattern.
+
+    `words` is one such text, or several.
+    """
+    if isinstance(words, str):
+        words = [words]
+    found: dict[str, Rule] = {}
+    for word in words:
+        pattern, equals, rule = word.partition("=")
+        if not equals or ":" in pattern:
+            pattern, rule = "*", word
+        if pattern in found:
+            raise ConfigError(f"--rule {word}: there is a rule for {pattern!r} already; write PATTERN=RULE for others.")
+        found[pattern] = rules.make(rule, where="--rule")
+    if list(found) == ["*"]:
+        return found["*"]
+    return found
+
+
+def masks_of_arrays(path: str, out: str | Path) -> tuple[Masks, str]:
+    """ViTCoD's mask arrays (a .npy file, or a LeViT's folder) as a file of ours, and what was found.
+
+    `path` is ViTCoD's, `out` the file to write.
+    """
+    if not is_array(path) or not Path(path).exists():
+        raise ConfigError(f"{path} is not one of ViTCoD's masks: expected a .npy file, or a folder of mask_*.npy.")
+    masks = load_masks(path)
+    save_masks(out, masks, polarised=_polarised(masks), arrays=str(path))
+    return masks, f"{masks.sparsity}\n\n{out}"
+
+
+def cycles_of(
+    target: str,
+    overrides: Sequence[str] = (),
+    *,
+    head_dim: int | None = None,
+    threshold: int | None = None,
+    trust_plugins: bool = False,
+) -> tuple[CycleTable, Path]:
+    """Cycles of the ViTCoD accelerator for the masks of a file or of a run, beside those without masks.
+
+    target: masks (.safetensors, .npy, a LeViT's folder) or a run folder. overrides: settings of the run. head_dim:
+    channels of a head; default: what the sites say, else 64. threshold: queries that make a token global.
+    trust_plugins: as for `open_target`. Written as cycles.json beside the masks, or into the run.
+    """
+    _check_threshold(threshold)
+    if head_dim is not None:
+        check_count(head_dim, "--head-dim")
+    masks, ratio, place = _masks_of(target, overrides, trust_plugins=trust_plugins)
+    square = {name: keep for name, keep in masks.keep.items() if keep.shape[-2] == keep.shape[-1]}
+    if not square:
+        raise ConfigError(f"{target} has no mask over one set of tokens; the accelerator computes self-attention.")
+    if head_dim is None:
+        widths = {masks.sites[name].key_dim for name in square} - {0}
+        if len(widths) > 1:
+            raise ConfigError(f"{target} has heads of {sorted(widths)} channels; say which with --head-dim.")
+        head_dim = next(iter(widths), 64)
+    table = cycle_table([square], head_dim=head_dim, ratio=ratio, threshold=threshold)
+    rows = [{"sparsity": share, **asdict(row), "total": row.total} for share, row in table.rows.items()]
+    atomic_write_text(place / "cycles.json", json.dumps({"head_dim": head_dim, "ratio": ratio, "rows": rows}, indent=1))
+    return table, place / "cycles.json"
+
+
+def _check_threshold(threshold: int | None) -> None:
+    if threshold is not None and threshold < 0:
+        raise ConfigError(f"--threshold {threshold}: expected a number of queries, 0 or more.")
+
+
+def _masks_of(target: str, overrides: Sequence[str], *, trust_plugins: bool) -> tuple[Masks, float, Path]:
+    """The masks of a file or run, the rank of its auto-encoder over its heads, and where results belong."""
+    path = Path(local_run(target))
+    is_run = (path / "config.yaml").is_file()
+    if path.suffix in (".safetensors", ".npy") or (path.is_dir() and not is_run):
+        return load_masks(path), 1.0, path if path.is_dir() else path.parent
+    opened = open_target(target, overrides, data_needed=False, trust_plugins=trust_plugins)
+    keep, ratios = masks_in(opened.model)
+    if not keep:
+        raise ConfigError(f"{target} has no masks. Make some with `vitruvius masks`, train with them, and ask again.")
+    sites = survey(opened.model)
+    masks = Masks(keep=keep, sites={name: sites[name] for name in keep}, protected=dict.fromkeys(keep, ()))
+    return masks, min(ratios, default=1.0), opened.folder
+
+
+def _polarised(masks: Masks, threshold: int | None = None) -> dict[str, Polarised]:
+    """Of masks over one set of tokens; nothing where there is none."""
+    if any(keep.shape[-2] == keep.shape[-1] for keep in masks.keep.values()):
+        return polarise_all(masks.keep, threshold=threshold)
+    return {}
