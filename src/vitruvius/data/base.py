@@ -20,10 +20,10 @@ from torch import Tensor
 
 from vitruvius._checks import check_labels
 from vitruvius._errors import DataError, suggest
+from vitruvius._random import seed_of
 from vitruvius._registry import Registry, first_line
 from vitruvius.data._config import DataConfig
 from vitruvius.data._config import Mix as Mix
-from vitruvius.data._image_seeds import seed_of
 
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
 TRAIN_NAMES = ("train", "training")
