@@ -114,10 +114,9 @@ def uniform(keys: Tensor, stream: int, count: int) -> Tensor:
 def preserve_rng(device: torch.device = CPU) -> Iterator[None]:
     """Leave the caller's random streams (Python's, numpy's, torch's) as they were."""
     python, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002 (timm draws from numpy's global state)
-    devices = [] if device.type == "cpu" else [device]
-    device_type = "cuda" if device.type == "cpu" else device.type
+    fork = torch.random.fork_rng
     try:
-        with torch.random.fork_rng(devices, device_type=device_type):
+        with fork([]) if device.type == "cpu" else fork([device], device_type=device.type):
             yield
     finally:
         random.setstate(python)
