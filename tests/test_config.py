@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from vitruvius._config import bind, build, key, override, required, schema_of, section
-from vitruvius._errors import ConfigError
+from vitruvius._errors import ConfigError, UnknownName
 from vitruvius._yaml import dump_yaml, parse_value, read_yaml
 from vitruvius.attacks.base import LINF, Norm
 from vitruvius.data import DataConfig
@@ -188,7 +188,7 @@ def test_settings_are_bound_against_the_signature() -> None:
     }.items():
         with pytest.raises(ConfigError, match=sentence):
             bind("pgd", piece, dict.fromkeys(settings, 3), where="task")
-    with pytest.raises(ConfigError, match="l7"):
+    with pytest.raises(UnknownName, match="l7"):
         bind("pgd", piece, {"eps": 1, "norm": "l7"})
     assert schema_of(piece)["properties"]["eps"] == {"type": "number", "description": "the radius"}
     assert schema_of(piece)["properties"]["steps"]["default"] == 10

@@ -132,6 +132,17 @@ def test_of_many_processes_at_once_one_has_the_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_lock_that_somebody_is_just_making_is_waited_for(tmp_path: Path) -> None:
+    """Else a process that starts at the same moment takes half a note for a dead owner's, and both give up."""
+    file = tmp_path / "run" / ".lock"
+    file.parent.mkdir()
+    file.touch()
+    threading.Timer(0.2, file.unlink).start()  # whoever made it has given up
+    start = time.monotonic()
+    with Lock(tmp_path / "run"):
+        assert 0.2 <= time.monotonic() - start < 5
+
+
 def test_the_workers_of_a_dead_process_do_not_keep_its_lock(tmp_path: Path) -> None:
     """A forked child outlives its parent for a while, as the workers of a loader do."""
     reading, writing = os.pipe()

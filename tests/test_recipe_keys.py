@@ -138,18 +138,17 @@ def test_the_schema_knows_the_pieces_and_leaves_room_for_those_of_plugins() -> N
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["train", "digits/softmax", "--epochs", "3"], "; write train.epochs=3"),
-        (["train", "digits/softmax", "--epochs=3"], "; write train.epochs=3"),
-        (["train", "digits/softmax", "--batch-size", "32"], "; write data.batch_size=32"),
-        (["train", "digits/softmax", "--seed"], "; write seed=…"),
-        (["evaluate", "runs/x", "--batch-size", "32"], "; write data.batch_size=32"),
+        (["train", "digits/softmax", "--epochs", "3"], "write train.epochs=3"),
+        (["train", "digits/softmax", "--epochs=3"], "write train.epochs=3"),
+        (["train", "digits/softmax", "--batch-size", "32"], "write data.batch_size=32"),
+        (["train", "digits/softmax", "--seed"], "write seed=…"),
+        (["evaluate", "runs/x", "--batch-size", "32"], "write data.batch_size=32"),
     ],
 )
 def test_a_flag_that_is_a_key_is_answered_with_how_to_write_it(
     words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(words)
+    assert main(words) == 2
     assert hint in capsys.readouterr().err
 
 
@@ -159,8 +158,7 @@ def test_a_flag_that_is_no_key_gets_no_hint(capsys: pytest.CaptureFixture[str]) 
         ["list", "--epochs"],
         ["evaluate", "x", "--epochs", "3"],
     ):
-        with pytest.raises(SystemExit):
-            main(words)
+        assert main(words) == 2
         assert "write" not in capsys.readouterr().err
     assert find_key("colour") is None
 

@@ -47,7 +47,9 @@ def test_every_verb_looks_at_the_same_images(run: Path, tmp_path: Path, monkeypa
     subject = _base.open_subject(str(run), (), IMAGES, 8)
     assert subject.ids.tolist() == expected
     asked: list[Any] = []
-    monkeypatch.setattr("vitruvius.analysis.analyse", lambda model, loader, *_, **__: asked.extend(loader.with_ids()))
+    monkeypatch.setattr(
+        "vitruvius.analysis.analysing.analyse", lambda model, loader, *_, **__: asked.extend(loader.with_ids())
+    )
     assert main(["analyse", str(run), "norms", *few]) == 1  # the patch returns no table
     assert torch.cat([ids for _, _, ids in asked]).tolist() == expected
 
@@ -90,7 +92,7 @@ def test_a_file_cannot_be_where_a_folder_is(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_refusal_needs_no_model(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitruvius.targets.run_folder.restore", lambda *_, **__: pytest.fail("was loaded"))
+    monkeypatch.setattr("vitruvius.models.create.load_run", lambda *_, **__: pytest.fail("was loaded"))
     for words in (["seed=1"], ["data.nope=1"], ["runs/other"]):
         with pytest.raises(ConfigError), open_request(str(run), words):
             pass

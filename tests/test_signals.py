@@ -101,7 +101,7 @@ def test_a_signal_while_native_code_blocks_ends_the_run_and_its_last_state_is_wh
     seconds, said = interrupt(child, number, (tmp_path / "reached").exists)
     assert child.returncode == code, said
     assert seconds < SECONDS
-    assert "run keeps the state of update 4; the same command goes on from there." in said
+    assert "run keeps the state of update 4; the same command resumes from there." in said
     assert state_of(tmp_path / "run")["updates"] == 4
 
 
@@ -112,7 +112,7 @@ def test_a_false_start_leaves_no_folder_and_says_that_nothing_was_saved(tmp_path
     seconds, said = interrupt(child, signal.SIGTERM, (tmp_path / "reached").exists)
     assert child.returncode == 75, said
     assert seconds < SECONDS
-    assert "SIGTERM: nothing was saved yet; the same command begins anew." in said
+    assert "SIGTERM: nothing was saved yet; the same command starts again." in said
     assert not (tmp_path / "run").exists()
 
 

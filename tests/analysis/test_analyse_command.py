@@ -57,6 +57,7 @@ def test_a_run_folder_keeps_its_analysis(tmp_path: Path) -> None:
         (["relevance", "--attack", "pdg:eps=0.1"], "no attack named 'pdg'"),
     ],
 )
-def test_mistakes_are_found_before_the_model_is_opened(words, reason, capsys):
-    assert main(["analyse", "no_such_model", *words]) == 1
+def test_mistakes_are_found_before_the_model_is_made(words, reason, capsys, monkeypatch):
+    monkeypatch.setattr("vitruvius.models.create.create_model", lambda *_, **__: pytest.fail("made"))
+    assert main(["analyse", MODEL, *SMALL, *words]) == 1
     assert reason in capsys.readouterr().err

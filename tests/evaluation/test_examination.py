@@ -78,7 +78,7 @@ def test_accuracies_are_told_before_the_checks_begin(
     def refuse(*_: object) -> None:
         raise ConfigError("interrupted")
 
-    monkeypatch.setattr("vitruvius.evaluation.examination.examine", refuse)
+    monkeypatch.setattr("vitruvius.evaluation.sanity.examine", refuse)
     words = ["evaluate", NAME, "data.dataset=digits", "data.val_num_samples=6", "model.kwargs.depth=1", "device=cpu"]
     assert main([*words, "--sanity", "8/255", "--out", str(tmp_path)]) != 0
     assert "clean" in capsys.readouterr().out

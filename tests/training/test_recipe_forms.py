@@ -111,13 +111,6 @@ def test_an_objective_declares_what_the_loop_looks_at() -> None:
     assert free.threat == ("linf", 0.1)
 
 
-def test_the_old_name_of_call_model_works_and_warns() -> None:
-    task = tasks.make("supervised", vitruvius.create_model("vitruvius/vit_digits"))
-    x = vitruvius.create_model("vitruvius/vit_digits").mean.new_zeros(1, 3, 8, 8)
-    with pytest.warns(DeprecationWarning, match=r"Objective\.call_model"):
-        task.ask(x)
-
-
 def test_a_task_that_is_not_an_objective_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tasks._pieces, "stranger", lambda model: nn.Identity())
     with pytest.raises(ConfigError, match=r"task 'stranger' makes a Identity; expected a vitruvius\.tasks\.Objective"):

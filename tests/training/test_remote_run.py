@@ -242,8 +242,8 @@ def test_verbs_that_refuse_a_run_say_so_of_a_url_too(
     assert main(["evaluate", remote, "--baseline", remote, "--shift", f"cifar-10-c:{tmp_path}"]) == 1
     assert main(["compress", remote, "--sparsity", "2"]) == 1
     assert main(["masks", "maps.safetensors", "--of", remote]) == 1
-    assert main(["evaluate", remote, "--out", "s3://bucket/out"]) == 1
-    assert "--out s3://bucket/out is a URL; name a file or folder of this machine" in capsys.readouterr().err
+    assert main(["evaluate", remote, "--out", "s3://bucket/out"]) == 2
+    assert "s3://bucket/out is a URL; name a file or folder of this machine" in capsys.readouterr().err
     assert not Path("s3:").exists()
 
 

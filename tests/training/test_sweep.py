@@ -127,7 +127,7 @@ def test_mistakes_are_found_before_the_first_run(
     [
         ({"threats": ["pdg:eps=0.1"]}, "did you mean 'pgd'"),
         ({"threats": [], "sanity": "hard"}, "sanity|number"),
-        ({"threats": [], "speed": -1}, r"evaluate\.speed = -1"),
+        ({"threats": [], "speed": -1}, r"evaluate\.0\.speed = -1"),
     ],
 )
 def test_a_plan_that_would_fail_is_refused_before_a_run_is_trained(tmp_path: Path, plan: Any, message: str) -> None:

@@ -124,7 +124,7 @@ class _Held:
 
     def _try_to_acquire(self) -> bool:
         """Take the lock, or raise a RunError that says who has it; false if it has changed hands meanwhile."""
-        owner = None if self._create() else _read(self.file)
+        owner = None if self._create() else self._read_whole()
         supported, free = True, True
         try:
             self._kernel.acquire()
@@ -158,6 +158,15 @@ class _Held:
                 return now is None
             time.sleep(min(LOOK, BEAT / 4))
         return True
+
+    def _read_whole(self) -> Owner | None:
+        """What the lock says; one that somebody makes at this moment is read when it is written."""
+        for _ in range(100):
+            owner = _read(self.file)
+            if owner != {}:
+                return owner
+            time.sleep(0.01)
+        return {}
 
     def _touched(self) -> int | None:
         try:

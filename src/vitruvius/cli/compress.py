@@ -172,4 +172,4 @@ def _with_stages(parts: Sequence[Any], stages: Sequence[dict[str, Any]]) -> list
 def _comes_last(piece: object) -> bool:
     from vitruvius.attention import Kernel
 
-    return isinstance(piece, type) and (issubclass(piece, Kernel) or bool(getattr(piece, "chooses", False)))
+    return isinstance(piece, type) and (issubclass(piece, Kernel) or "choice of keys" in getattr(piece, "writes", ()))

@@ -43,7 +43,7 @@ def convert(
         print(text)
         return out
     if source in SETTINGS:
-        recipe = read_arguments(str(checkpoint), source, lenient=lenient)
+        recipe = read_arguments(str(checkpoint), lenient=lenient)
         notes = recipe.notes
         path = write_recipe(recipe, out, origin=str(checkpoint))
         read_recipe(path)  # what the options cannot mean is said at once
