@@ -65,8 +65,15 @@ def compress(
     from vitruvius.training import train
 
     tuning = _tuning(target.recipe, source, epochs)
-    asked = {"sparsity": sparsity, "budget": budget, "rank": rank, "rule": rule, "epochs": epochs}
-    asked |= {"threats": threat, "images": images}
+    asked = {
+        "sparsity": sparsity,
+        "rank": rank,
+        "rule": rule,
+        "budget": budget,
+        "epochs": epochs,
+        "threats": threat,
+        "images": images,
+    }
     _check(target, tuning, overrides, asked)
     folder = out or source.with_name(f"{source.name}_compressed")
     with Lock(folder):
