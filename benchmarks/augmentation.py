@@ -26,8 +26,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
+from vitruvius._random import image_keys
 from vitruvius.data import DataConfig
-from vitruvius.data._image_seeds import image_keys
 from vitruvius.data.augmentation.pipeline import BatchAugmentation
 from vitruvius.data.preprocessing import resolve, train_transform
 

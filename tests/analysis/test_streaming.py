@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from looking import make_heads, make_site
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.analysis._statistics import Moments, Sample, judge
 from vitruvius.analysis.base import NULLS, question
 from vitruvius.analysis.collecting import Collector, has_padding, over_windows, real_groups

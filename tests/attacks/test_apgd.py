@@ -10,8 +10,8 @@ import pytest
 import torch
 from attacked import GoldenNet, accuracy, digits_cnn, golden, labels_of, small_net, some_images
 
-from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
+from vitruvius._random import Dice
 from vitruvius.attacks._auto_pgd import Ascent, checkpoints
 from vitruvius.attacks._auto_pgd_l1 import SparseAscent, largest, moved_share
 from vitruvius.attacks.apgd import APGD

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitruvius._dice import Dice
 from vitruvius._errors import UnknownName
+from vitruvius._random import Dice
 from vitruvius.attacks._auto_pgd_l1 import project_l1_box
 from vitruvius.attacks.base import LINF, Norm, as_norm
 from vitruvius.attacks.norms import L1, L2, NORMS, L2Norm

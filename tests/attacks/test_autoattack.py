@@ -9,8 +9,8 @@ import torch
 from attacked import digits_cnn, digits_vit, golden, labels_of, small_net, some_images
 from torch import Tensor, nn
 
-from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError, DataError, UnknownName
+from vitruvius._random import Dice
 from vitruvius.attacks._compiled import compile_model
 from vitruvius.attacks._lower_precision import Autocast, Bfloat16Copy, bfloat16_view
 from vitruvius.attacks._models import SurrogateGradient, frozen

@@ -7,7 +7,7 @@ import torch
 from attacked import accuracy, digits_cnn, labels_of, small_net, some_images
 from torch import Tensor, nn
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.attacks._fab import dual_length
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.base import LINF, MARGIN, Norm

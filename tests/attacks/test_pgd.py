@@ -123,7 +123,7 @@ def test_targeted_pgd_raises_its_target_which_is_never_the_label(target: str) ->
 
 
 def test_random_targets_are_spread_over_all_other_classes() -> None:
-    from vitruvius._dice import Dice
+    from vitruvius._random import Dice
 
     y = torch.full((3000,), 2)
     chosen = TARGETS["random"](torch.zeros(3000, 5), y, Dice(torch.arange(3000)))

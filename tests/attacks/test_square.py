@@ -9,8 +9,8 @@ import torch
 from attacked import GoldenNet, accuracy, digits_cnn, golden
 from torch import Tensor, nn
 
-from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
+from vitruvius._random import Dice
 from vitruvius.attacks._square_proposals import SquareDraws, bump, bump_proposals, paint, share, spans, square_sides
 from vitruvius.attacks.base import Norm
 from vitruvius.attacks.noise import UniformNoise

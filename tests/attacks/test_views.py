@@ -11,7 +11,7 @@ import torch
 from attacked import digits_cnn, digits_vit, labels_of, small_net, some_images
 from torch import Tensor, nn
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.attacks import _lower_precision
 from vitruvius.attacks._auto_pgd import Ascent, AutoPGD, take_step
 from vitruvius.attacks._batching import BestSoFar, take_chunk

@@ -11,7 +11,7 @@ from vitruvius.cli import VERBS, main, make_app
 
 RUN = "--images --out --trust-plugins"
 FLAGS = {
-    "analyse": f"TARGET WHAT --attack --max-length --seed --text {RUN}",
+    "analyse": f"TARGET WHAT --attack --seed {RUN}",
     "attack": f"TARGET OVERRIDES --threat --what {RUN}",
     "bench": "WHAT",
     "completion": "SHELL",

@@ -50,7 +50,7 @@ def writes_to_self(function: ast.FunctionDef) -> list[ast.Attribute]:
     ]
 
 
-RESTORE_THEMSELVES = ("training/", "data/_image_seeds.py")  # for each batch; for timm's augmentation of each image
+RESTORE_THEMSELVES = ("_random.py",)  # for each batch; for timm's augmentation of each image
 SEEDS = ("torch.manual_seed", "random.seed", "np.random.seed")
 
 

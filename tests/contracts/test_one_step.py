@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import vitruvius
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.attacks import APGD, APGDTargeted
 
 PACKAGE = Path(vitruvius.__file__).parent

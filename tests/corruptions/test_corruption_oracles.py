@@ -13,7 +13,7 @@ from PIL import Image
 from scipy import ndimage, stats
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.corruptions.base import SEVERITIES, corruptions
 from vitruvius.corruptions.elastic_transform import affine_places
 from vitruvius.corruptions.filters import correlate, disk, gaussian, sample

@@ -9,8 +9,8 @@ from timm.data import AugMixDataset, create_transform
 from timm.data.loader import fast_collate
 
 from vitruvius._errors import ConfigError
+from vitruvius._random import seeded
 from vitruvius.data import DataConfig, train_loader
-from vitruvius.data._image_seeds import seeded
 
 SIZE = (3, 16, 16)
 AUGMIX = {"aa": "augmix-m5-w4-d2", "aug_splits": 3}

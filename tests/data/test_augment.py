@@ -8,7 +8,7 @@ import pytest
 import torch
 from timm.data.random_erasing import RandomErasing
 
-from vitruvius.data._image_seeds import image_keys, seeded, uniform
+from vitruvius._random import image_keys, seeded, uniform
 from vitruvius.data.augmentation.erasing import Erase, erase, flip, shift, truncated_normal
 
 

@@ -18,9 +18,9 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from torchvision import transforms
 
 from vitruvius._errors import ConfigError, DataError
+from vitruvius._random import image_keys, uniform
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, train_loader
-from vitruvius.data._image_seeds import image_keys, uniform
 from vitruvius.data.augmentation import pipeline, policies
 from vitruvius.data.augmentation.ahead import batches_in_chunk
 from vitruvius.data.loader import ImageLoader, TensorLoader

@@ -13,8 +13,8 @@ from pictures import write_image
 from PIL import Image
 
 from vitruvius._errors import ConfigError, DataError
+from vitruvius._random import seeded
 from vitruvius.data import DataConfig, eval_loader, train_loader
-from vitruvius.data._image_seeds import seeded
 from vitruvius.data.preprocessing import posterize, resolve, train_transform
 
 SIZE = {"input_size": (3, 16, 16), "interpolation": "bicubic", "crop_pct": 1.0}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from timm.data import Mixup
 
+from vitruvius._random import seed_of, seeded
 from vitruvius.data import DataConfig, make_mixup
-from vitruvius.data._image_seeds import seed_of, seeded
 
 
 def batch(number=8):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import vitruvius
 from families import FAMILIES, Family
-from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError, DataError, UnsuitableSite
+from vitruvius._random import Dice
 from vitruvius.attacks.base import attacks
 from vitruvius.attacks.patch_fool import PatchFool, attacked_layers, patch_mask, token_sites, without_conflict
 from vitruvius.evaluation import evaluate, make_threat

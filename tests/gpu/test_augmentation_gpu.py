@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
+from vitruvius._random import image_keys
 from vitruvius.data import DataConfig, train_loader
-from vitruvius.data._image_seeds import image_keys
 from vitruvius.data.augmentation.pipeline import BatchAugmentation
 from vitruvius.data.preprocessing import resolve
 

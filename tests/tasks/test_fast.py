@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hardened import grad_of, small, some_digits
 from torch import Tensor, nn
 
-from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
+from vitruvius._random import Dice
 from vitruvius.attacks.base import LINF
 from vitruvius.attacks.norms import L2
 from vitruvius.attacks.pgd import PGD

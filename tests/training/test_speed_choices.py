@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitruvius.training.seeding import seed_batch
+from vitruvius._random import seed_batch
 from vitruvius.training.session import can_fuse, fused_setting
 
 ON_A_GPU: Any = SimpleNamespace(parameters=lambda: [SimpleNamespace(is_cuda=True)])

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import check_eval_mode, check_model, check_pixels, check_seed, device_of
-from vitruvius._dice import image_ids
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius._progress import Progress, no_progress
+from vitruvius._random import image_ids
 from vitruvius._registry import Spec, read_spec
 from vitruvius._version import __version__
 from vitruvius.analysis.base import NULLS, Question, analyses, question, share_of

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
 from vitruvius._errors import DataError, UnsuitableSite
 from vitruvius._processes import Process
+from vitruvius._random import Dice
 from vitruvius._registry import Registry, Spec
 from vitruvius.attention.base import Core, attention_map
 from vitruvius.heads import Heads, Site

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
 from vitruvius._errors import UnsuitableSite
 from vitruvius._processes import Process
+from vitruvius._random import Dice
 from vitruvius.analysis._statistics import MODEL, OBSERVED, Sums, make_curves, make_remarks, make_rows
 from vitruvius.analysis.base import NULLS, Attended, ModelAnalysis, Question, Statistics, precise
 from vitruvius.analysis.table import Table

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvius._dice import Dice
 from vitruvius._processes import Process
+from vitruvius._random import Dice
 from vitruvius.analysis._statistics import MODEL, OBSERVED, Sums, make_rows
 from vitruvius.analysis.base import share_of
 from vitruvius.analysis.explanations import explain, score

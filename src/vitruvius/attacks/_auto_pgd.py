@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
 from vitruvius._progress import Progress, part_of
+from vitruvius._random import Dice
 from vitruvius.attacks._auto_pgd_l1 import SparseAscent
 from vitruvius.attacks._batching import BestSoFar, name_attempts, search_in_batches, take_chunk
 from vitruvius.attacks._compiled import CompiledStep

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.attacks._models import loss_and_grad
 from vitruvius.attacks.losses import Objective
 from vitruvius.attacks.norms import L1, per_image

@@ -22,8 +22,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
 from vitruvius._progress import Progress, part_of
+from vitruvius._random import Dice
 from vitruvius.attacks._batching import BestSoFar, name_attempts, search_in_batches, take_chunk
 from vitruvius.attacks._models import (
     full_precision,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.attacks._auto_pgd_l1 import project_l1_box, safe_radius
 from vitruvius.attacks.norms import Norm, per_image
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import check_labels, check_pixels
-from vitruvius._dice import Dice, image_ids
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._progress import Progress, no_progress
+from vitruvius._random import Dice, image_ids
 from vitruvius._registry import Registry
 from vitruvius.attacks._models import Searched, SurrogateGradient, frozen, full_precision, loss_and_grad
 from vitruvius.attacks.losses import CE, KL, MARGIN, hard_labels

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.attacks._models import loss_and_grad, tell_step
 from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_positive
 from vitruvius.attacks.losses import CE, hard_labels

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.attacks._fab import boundaries, dual_length
 from vitruvius.attacks._models import full_precision, tell_step
 from vitruvius.attacks.base import Attack, Model, attacks, check_at_least

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.attacks._models import loss_and_grad
 from vitruvius.attacks.base import Attack, Model, attacks
 from vitruvius.attacks.losses import CE, Loss, as_loss

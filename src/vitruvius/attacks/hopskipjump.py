@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.attacks._models import tell_step
 from vitruvius.attacks.base import Attack, Cost, Model, attacks, check_at_least
 from vitruvius.attacks.losses import hard_labels

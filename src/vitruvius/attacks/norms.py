@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
 from vitruvius._errors import UnknownName, suggest
+from vitruvius._random import Dice
 
 
 class Norm(ABC):

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError, NoSiteError, UnsuitableSite
+from vitruvius._random import Dice
 from vitruvius.attacks._models import full_precision, note_grad, tell_step, unwrapped
 from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_positive
 from vitruvius.attacks.losses import CE, hard_labels

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.attacks._batching import BestSoFar
 from vitruvius.attacks._models import LossAndGrad, full_precision, loss_and_grad, tell_step
 from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_step_size

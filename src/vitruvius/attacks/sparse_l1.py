@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.attacks._auto_pgd_l1 import largest, project_l1_box, safe_radius
 from vitruvius.attacks._models import loss_and_grad, tell_step
 from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_positive, check_step_size

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.attacks._models import full_precision, tell_step
 from vitruvius.attacks.base import Attack, Cost, Model, attacks, check_at_least, check_positive
 from vitruvius.attacks.losses import MARGIN, Loss, as_loss

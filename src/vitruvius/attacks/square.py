@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
+from vitruvius._random import Dice
 from vitruvius.attacks._batching import SMALL_BATCH, search_in_batches
 from vitruvius.attacks._models import full_precision, progress_of
 from vitruvius.attacks._square_proposals import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
 from vitruvius._errors import UnknownName, suggest
+from vitruvius._random import Dice
 from vitruvius.attacks.base import Model, attacks
 from vitruvius.attacks.losses import hard_labels
 from vitruvius.attacks.pgd import PGD

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvius._dice import image_ids
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._progress import Progress, no_progress
+from vitruvius._random import image_ids
 from vitruvius._registry import read_spec
 from vitruvius.attacks.base import Threat, attacks, disturb
 from vitruvius.attacks.norms import Norm, as_norm

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from vitruvius._checks import check_pixels
 from vitruvius._config import bind
-from vitruvius._dice import Dice, image_ids
 from vitruvius._errors import ConfigError, DataError, suggest
+from vitruvius._random import Dice, image_ids
 from vitruvius._registry import Registry
 
 BENCHMARK = (

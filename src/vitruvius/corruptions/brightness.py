@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions
 from vitruvius.corruptions.filters import correlate, disk
 

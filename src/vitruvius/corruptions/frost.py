@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitruvius._dice import Dice
 from vitruvius._errors import DataError
+from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions
 from vitruvius.corruptions.snow import luminance
 

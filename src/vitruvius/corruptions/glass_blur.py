@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions, to_levels
 from vitruvius.corruptions.filters import gaussian
 

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions
 from vitruvius.corruptions.filters import nearest
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions
 from vitruvius.corruptions.filters import clipped_zoom
 from vitruvius.corruptions.motion_blur import motion

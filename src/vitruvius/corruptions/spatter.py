@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvius._dice import Dice
+from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions, to_levels
 from vitruvius.corruptions.filters import gaussian, pad, stencil
 from vitruvius.corruptions.snow import luminance

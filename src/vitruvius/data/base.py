@@ -20,10 +20,10 @@ from torch import Tensor
 
 from vitruvius._checks import check_labels
 from vitruvius._errors import DataError, suggest
+from vitruvius._random import seed_of
 from vitruvius._registry import Registry, first_line
 from vitruvius.data._config import DataConfig
 from vitruvius.data._config import Mix as Mix
-from vitruvius.data._image_seeds import seed_of
 
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
 TRAIN_NAMES = ("train", "training")
@@ -165,7 +165,6 @@ def find_source(dataset: str) -> tuple[Open, Traits]:
 
 def describe_sources() -> list[tuple[str, str, str]]:
     """(name, settings, one line) of every source, for `vitruvius list data`."""
-    _traits("")
     rows = []
     for name in data_sources:
         after = _traits(name).after_slash
@@ -179,9 +178,7 @@ def is_stream(config: DataConfig) -> bool:
 
 
 def _traits(kind: str) -> Traits:
-    import vitruvius.data.sources  # noqa: F401 (registers them)
-
-    return _TRAITS.get(kind, Traits())
+    return _TRAITS[kind] if kind in data_sources else Traits()  # looked up first, which imports its file
 
 
 def check_num_classes(config: DataConfig, place: str, found: int | None) -> int:

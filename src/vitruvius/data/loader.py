@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from vitruvius._checks import check_labels
 from vitruvius._errors import DataError
 from vitruvius._processes import usable_cores
+from vitruvius._random import seed_of, seeded
 from vitruvius.data._config import DataConfig
-from vitruvius.data._image_seeds import seed_of, seeded
 from vitruvius.data.augmentation.ahead import Ahead, batches_in_chunk
 from vitruvius.data.augmentation.colour import grey
 from vitruvius.data.augmentation.erasing import erase, flip, shift

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, DataError
+from vitruvius._random import seed_of
 from vitruvius.data._config import DataConfig, Mix
-from vitruvius.data._image_seeds import seed_of
 from vitruvius.data.base import AnySet, InputSize, TensorSet, choice, chosen_ids, is_stream, open_data
 from vitruvius.data.cache import cached
 from vitruvius.data.classes import subset_ids

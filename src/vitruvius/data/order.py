@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import DataError
-from vitruvius.data._image_seeds import image_keys, seed_of
+from vitruvius._random import image_keys, seed_of
 
 _ROUND = 256  # repeated augmentation selects a multiple of this many images, as DeiT and timm do
 

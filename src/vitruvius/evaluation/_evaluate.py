@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import check_eval_mode, device_of
-from vitruvius._dice import image_ids
 from vitruvius._errors import DataError, VitruviusError
 from vitruvius._processes import Process
 from vitruvius._progress import Progress, no_progress, part_of, scaled
+from vitruvius._random import image_ids
 from vitruvius._registry import Spec
 from vitruvius.attacks.base import Ensemble, Outcome, check_inputs, cost_of, disturb
 from vitruvius.evaluation._pool import Pool

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius._dice import image_ids
 from vitruvius._errors import CheckpointError, RunError
 from vitruvius._files import (
     Lock,
@@ -35,6 +34,7 @@ from vitruvius._files import (
     save_tensors,
     sweep,
 )
+from vitruvius._random import image_ids
 from vitruvius._secrets import redact
 from vitruvius._version import __version__
 from vitruvius.data.identity import changes

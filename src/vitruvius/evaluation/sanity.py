@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import check_count, check_eval_mode, device_of
-from vitruvius._dice import image_ids
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text
 from vitruvius._format import format_number
 from vitruvius._progress import Progress, no_progress, part_of, scaled
+from vitruvius._random import image_ids
 from vitruvius._yaml import parse_value
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.base import (

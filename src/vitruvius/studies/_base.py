@@ -15,10 +15,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitruvius._dice import image_ids
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import Lock, MadeFolder, append_line, atomic_write_text, ensure_writable, read_json
 from vitruvius._progress import Bar, Progress, no_progress
+from vitruvius._random import image_ids
 from vitruvius._registry import Registry
 from vitruvius._secrets import redact
 from vitruvius._version import versions

@@ -7,7 +7,6 @@ from vitruvius._lazy import exports
 if TYPE_CHECKING:
     from vitruvius.tasks.adversarial import Adversarial as Adversarial
     from vitruvius.tasks.adversarial import AdversarialObjective as AdversarialObjective
-    from vitruvius.tasks.base import BatchDraws as BatchDraws
     from vitruvius.tasks.base import Objective as Objective
     from vitruvius.tasks.base import evaluating as evaluating
     from vitruvius.tasks.base import tasks as tasks
@@ -36,7 +35,6 @@ else:
             "Supervised": "supervised",
             "Trades": "trades",
             "tasks": "base",
-            "BatchDraws": "base",  # until its users import it from there
             "evaluating": "base",  # until its users import it from there
             "schedules": "schedules",  # until its users import it from there
         },

@@ -19,33 +19,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from vitruvius._checks import check_weight
 from vitruvius._config import key
 from vitruvius._errors import ConfigError
+from vitruvius._random import BatchDraws
 from vitruvius._registry import Registry
 
 tasks: Registry[Callable[..., Objective]] = Registry("task", homes=["vitruvius.tasks"])
-
-
-class BatchDraws:
-    """Keys for the random numbers of a batch's images, the same however many processes share the batch.
-
-    Alone, they come from torch's global generator, which the loop seeds for every batch. Of several processes each
-    draws for the whole batch and keeps the rows that are its own: images are dealt round-robin.
-    """
-
-    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self._generator: torch.Generator | None = None
-
-    def begin(self, seed: int, device: torch.device) -> None:
-        """Before a batch: the seed that a process alone would have."""
-        if self.world_size > 1:
-            self._generator = torch.Generator(device).manual_seed(seed)
-
-    def keys(self, x: Tensor) -> Tensor:
-        """(B,) a number for each image of this process's part of the batch."""
-        rows = len(x) * self.world_size
-        drawn = torch.randint(2**62, (rows,), device=x.device, generator=self._generator)
-        return drawn[self.rank :: self.world_size]
 
 
 @dataclass(eq=False, repr=False)

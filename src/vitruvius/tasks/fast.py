@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitruvius._config import key
-from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
+from vitruvius._random import Dice
 from vitruvius.attacks.base import CE, Attack, Model, Norm, hard_labels, loss_and_grad
 from vitruvius.tasks.adversarial import AdversarialObjective
 from vitruvius.tasks.base import tasks

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from vitruvius._checks import device_of
 from vitruvius._config import key, required
-from vitruvius._dice import Dice
 from vitruvius._errors import ConfigError
+from vitruvius._random import Dice
 from vitruvius.attacks.base import as_norm
 from vitruvius.tasks.base import Objective, tasks
 from vitruvius.tasks.schedules import make_schedule

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
+from vitruvius._random import BatchDraws
 from vitruvius._registry import read_spec
 from vitruvius.attacks.base import (
     Attack,
@@ -30,7 +31,7 @@ from vitruvius.attacks.base import (
     hard_labels,
 )
 from vitruvius.attacks.pgd import PGD
-from vitruvius.tasks.base import BatchDraws, batch_norm_frozen, evaluating
+from vitruvius.tasks.base import batch_norm_frozen, evaluating
 from vitruvius.tasks.schedules import Schedule
 
 Spec = str | dict[str, Any] | Callable[..., Threat]  # pgd:steps=1, {use: pgd, steps: 1}, or what makes a threat

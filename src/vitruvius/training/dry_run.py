@@ -20,13 +20,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitruvius._errors import ConfigError, DataError, NoSiteError, UnsuitableSite
 from vitruvius._processes import choose_device, process_group
+from vitruvius._random import preserve_rng
 from vitruvius._registry import load_plugins
 from vitruvius._yaml import dump_yaml
 from vitruvius.models import create_model
 from vitruvius.surgery import head_weights, inner, survey
 from vitruvius.training.config import Config
 from vitruvius.training.loop import Trainer
-from vitruvius.training.seeding import preserve_rng
 from vitruvius.training.session import Session, make_loaders, make_optimizer, open_session, with_classes, with_rate
 
 SLOW = 1e10  # floating-point operations a second that any processor can do

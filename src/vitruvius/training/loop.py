@@ -26,6 +26,7 @@ from torch import Tensor
 from vitruvius._errors import DataError, Diverged, Preempted
 from vitruvius._processes import process_group
 from vitruvius._progress import Bar, Progress, no_progress
+from vitruvius._random import batch_seed, preserve_rng, seed_batch
 from vitruvius._registry import load_plugins, read_spec
 from vitruvius._secrets import redact
 from vitruvius._signals import GRACE, LONGEST, on_interrupt, set_grace_period
@@ -45,7 +46,6 @@ from vitruvius.training.losses import LossWatch, Means, all_finite, is_finite
 from vitruvius.training.parallel import load_statistics, statistics_of
 from vitruvius.training.preemption import Stop, listening
 from vitruvius.training.run_folder import Run
-from vitruvius.training.seeding import batch_seed, preserve_rng, seed_batch
 from vitruvius.training.selection import Selection
 from vitruvius.training.session import Session, describe_session, open_session
 

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from vitruvius._checks import device_of
 from vitruvius._errors import ConfigError
 from vitruvius._processes import Process
+from vitruvius._random import BatchDraws
 from vitruvius._registry import read_spec
 from vitruvius.analysis import first_images
 from vitruvius.attention.low_rank import LowRank
@@ -29,7 +30,7 @@ from vitruvius.data.identity import Identity, identity_of
 from vitruvius.models import PixelModel, create_from_config, create_model
 from vitruvius.surgery import inner
 from vitruvius.surgery.calibrating import calibrate_low_rank
-from vitruvius.tasks import BatchDraws, Objective, evaluating, tasks
+from vitruvius.tasks import Objective, evaluating, tasks
 from vitruvius.training._fast.session_step import FastStep
 from vitruvius.training.config import Config
 from vitruvius.training.losses import Means

@@ -33,6 +33,7 @@ from vitruvius._errors import ConfigError, Preempted, VitruviusError
 from vitruvius._files import Lock, atomic_write_text, exists, is_url, join, local_path, read_json, read_text
 from vitruvius._processes import Process, process_group
 from vitruvius._progress import Progress, no_progress
+from vitruvius._random import preserve_rng
 from vitruvius._recipes import find_recipe
 from vitruvius._registry import load_plugins
 from vitruvius._secrets import redact
@@ -49,7 +50,6 @@ from vitruvius.training.judging import (
 )
 from vitruvius.training.loop import check_run, train
 from vitruvius.training.run_folder import flatten
-from vitruvius.training.seeding import preserve_rng
 
 __all__ = ["Planned", "Sweep", "name_of"]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvius.data._image_seeds import uniform
+from vitruvius._random import uniform
 
 _AREA = (0.02, 1 / 3)  # of the image, shared by the boxes
 _LOG_ASPECT = (math.log(0.3), math.log(1 / 0.3))

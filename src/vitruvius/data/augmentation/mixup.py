@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitruvius._random import seed_of, seeded
 from vitruvius.data._config import DataConfig
-from vitruvius.data._image_seeds import seed_of, seeded
 
 
 class Mixer:

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from torchvision import transforms
 
 from vitruvius._errors import ConfigError
+from vitruvius._random import split_keys, uniform
 from vitruvius.data._config import DataConfig
-from vitruvius.data._image_seeds import split_keys, uniform
 from vitruvius.data.augmentation import colour, filters, resampling
 from vitruvius.data.augmentation.erasing import HFLIP, VFLIP, erase, erased_rows
 from vitruvius.data.augmentation.policies import make_policy

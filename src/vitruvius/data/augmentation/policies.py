@@ -18,7 +18,7 @@ from timm.data.auto_augment import AugmentOp, AugMixAugment, AutoAugment, RandAu
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.data._image_seeds import uniform
+from vitruvius._random import uniform
 from vitruvius.data.augmentation import colour, filters, resampling
 
 Policy = Callable[[Tensor, Tensor], Tensor]  # (levels (B, C, H, W), keys (B,) on the CPU) → levels, in the same place

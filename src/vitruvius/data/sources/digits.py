@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import DataError
+from vitruvius._random import image_keys
 from vitruvius.data._config import DataConfig
-from vitruvius.data._image_seeds import image_keys
 from vitruvius.data.base import Size, TensorSet, check_num_classes, data_source
 
 _VALIDATION_PER_DIGIT = 36

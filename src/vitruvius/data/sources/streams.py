@@ -19,9 +19,9 @@ from vitruvius._checks import as_label
 from vitruvius._errors import DataError
 from vitruvius._files import is_url
 from vitruvius._processes import usable_cores
+from vitruvius._random import seed_of, seeded
 from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
-from vitruvius.data._image_seeds import seed_of, seeded
 from vitruvius.data.base import Size, check_num_classes, data_source, existing_folder, find_source, to_pixels
 from vitruvius.data.loader import BatchWithIds, Loader, Sample, collate, pil_mode
 from vitruvius.data.preprocessing import Transform

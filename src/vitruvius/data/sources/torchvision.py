@@ -13,9 +13,9 @@ from PIL import Image
 
 from vitruvius._checks import as_label
 from vitruvius._errors import DataError, suggest
+from vitruvius._random import image_keys
 from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
-from vitruvius.data._image_seeds import image_keys
 from vitruvius.data.base import TRAIN_NAMES, VALIDATION_NAMES, Size, check_num_classes, data_source
 from vitruvius.data.classes import class_names, names_by_number, read_class_map, require_classes
 
