@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ METHODS = {
     "ratio": lambda value: (rules["ratio"](ratio=value), (0,)),
     "std": lambda value: (rules["deviation"](deviations=value), ()),
 }
-ALL_RULES = ["information", "ratio", "deviation", "random", "local_global"]
+ALL_RULES = ["information", "ratio", "deviation", "random", "local_global", "window"]
 
 
 def some_maps(sites: int = 2, heads: int = 3, tokens: int = 17, seed: int = 0) -> dict[str, Tensor]:
@@ -123,6 +124,39 @@ def test_local_and_global_tokens_are_what_a_loop_says() -> None:
                 near = max(abs(row - across), abs(column - down)) <= 1
                 expected = 0 in (query, key) or popular in (query, key) or near
                 assert bool(keep[head, query, key]) == expected
+
+
+@pytest.mark.parametrize("budget", ["global", "layer", "head"])
+@pytest.mark.parametrize("tiles", [None, 4])
+@pytest.mark.parametrize("sparsity", [None, 0.6])
+def test_a_window_never_sees_the_maps(budget: Any, tiles: int | None, sparsity: float | None) -> None:
+    wanted: dict[str, Any] = {"sparsity": sparsity, "budget": budget, "tiles": tiles, "sites": tile_site()}
+    maps = tile_maps()
+    others = {name: map_.flip(-1, 0) for name, map_ in maps.items()}
+    keep, kept_by_others = (make_masks(some, "window:radius=1", **wanted).keep for some in (maps, others))
+    assert all(torch.equal(keep[name], kept_by_others[name]) for name in maps)
+    if budget == "head":  # every head keeps the same pairs, so the accelerator waits for none
+        heads = torch.cat(list(keep.values()))
+        assert bool((heads == heads[0]).all())
+
+
+def test_a_window_is_what_a_loop_says_and_grows_by_distance() -> None:
+    site = tile_site()["blocks.0.attn"]
+    patches = [(row, column) for row in range(6) for column in range(6)]
+    maps = {"blocks.0.attn": tile_maps()["blocks.0.attn"]}
+    keep = make_masks(maps, "window:radius=1", sites={site.name: site}).keep[site.name][0]
+    for query, (row, column) in enumerate(patches, 1):
+        for key, (across, down) in enumerate(patches, 1):
+            assert bool(keep[query, key]) == (max(abs(row - across), abs(column - down)) <= 1)
+    assert keep[0].all()
+    assert keep[:, 0].all()
+    searched = make_masks(maps, "window", sites={site.name: site}, sparsity=0.85).keep[site.name][0, 1:, 1:]
+    apart = torch.tensor([[(r - a) ** 2 + (c - d) ** 2 for a, d in patches] for r, c in patches])
+    assert int(apart[searched].max()) <= int(apart[~searched].min())  # 12 % of the pairs: between 1 and sqrt(2)
+    nearest = [int((row & (near == 1)).sum()) for row, near in zip(searched, apart, strict=True)]
+    complete = [count == int((near == 1).sum()) for count, near in zip(nearest, apart, strict=True)]
+    assert any(complete)
+    assert sum(not whole and count > 0 for whole, count in zip(complete, nearest, strict=True)) <= 1  # query by query
 
 
 def test_class_attention_and_downsampling_protect_columns_only() -> None:
@@ -251,11 +285,28 @@ def test_other_bad_input_is_named(tmp_path: Path) -> None:
         rules["information"](mass=1.5)
     with pytest.raises(UnsuitableSite, match="one grid of patches"):
         make_masks({"x": torch.full((1, 3, 5), 0.2)}, rules["local_global"]())
+    with pytest.raises(ConfigError, match="radius"):
+        rules["window"](radius=-1)
     with pytest.raises(DataError, match="no maps"):
         make_masks({}, rules["ratio"]())
     np.save(tmp_path / "flat.npy", np.zeros((3, 4)))
     with pytest.raises(CheckpointError, match=r"expected \(layers, heads, queries, keys\)"):
         load_masks(tmp_path / "flat.npy")
+
+
+def test_ties_stay_by_most_attention() -> None:
+    map_ = torch.tensor([[[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]]], dtype=torch.float64)
+    keep = make_masks({"x": map_}, Level(), sparsity=0.5, protect=()).keep["x"]
+    assert keep.tolist() == [[[False, False, True, True], [True, True, False, False]]]
+
+
+class Level(Rule):
+    """All pairs are worth the same."""
+
+    limit = 1.0
+
+    def levels(self, map_: Tensor, site: Site) -> Tensor:
+        return torch.zeros_like(map_)
 
 
 def tile_site() -> dict[str, Site]:
@@ -275,7 +326,7 @@ def tile_maps() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("budget", ["global", "layer", "head"])
-@pytest.mark.parametrize("rule", ["information", "ratio", "deviation", "random", "local_global"])
+@pytest.mark.parametrize("rule", ALL_RULES)
 def test_whole_tiles_go_for_an_exact_share_by_any_rule(rule: str, budget: str) -> None:
     masks = make_masks(tile_maps(), rule, sparsity=0.6, budget=budget, sites=tile_site(), tiles=4)  # type: ignore[arg-type]
     pairs = sum(keep.numel() for keep in masks.keep.values())

@@ -15,7 +15,7 @@ FLAGS = {
     "attack": f"TARGET OVERRIDES --threat --what {RUN}",
     "bench": "WHAT",
     "completion": "SHELL",
-    "compress": f"RUN OVERRIDES --sparsity --rank --rule --epochs --threat {RUN}",
+    "compress": f"RUN OVERRIDES --sparsity --rank --rule --budget --epochs --threat {RUN}",
     "convert": "CHECKPOINT SETTINGS --from --model --ema --lenient --out",
     "corrupt": "DATA OVERRIDES --out --corruptions --severities --size --format --seed --scale --textures --images "
     "--workers",

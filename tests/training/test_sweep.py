@@ -396,7 +396,7 @@ def test_masks_that_cannot_be_made_fail_only_the_runs_that_need_them(tmp_path: P
         tmp_path,
         list=[{"name": "masked", "attention": rules}, {"name": "dense"}],
         maps={"of": str(dense), "file": str(tmp_path / "masks" / "maps.safetensors"), "images": 8},
-        masks=[{"file": made, "sparsity": 0.95, "tiles": 8}],
+        masks=[{"file": made, "sparsity": 0.95, "budget": "head", "tiles": 8}],
     )
     Sweep(file, COMMON).train()
     assert any("failed: sparsity 0.95 cannot be reached" in line for line in messages())

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitruvius._errors import ConfigError, RunError
 
@@ -24,6 +24,7 @@ def compress(
     sparsity: float = 0.9,
     rank: int | None = None,
     rule: str = "information",
+    budget: Literal["global", "layer", "head"] = "global",
     epochs: int | None = None,
     threat: Sequence[str] = (),
     images: int | None = None,
@@ -41,6 +42,7 @@ def compress(
         sparsity: share of pairs to remove (default: 0.9).
         rank: also squeeze q and k through this many heads (default: all).
         rule: which pairs stay (default: information).
+        budget: what removes that share: all sites together, every site, or every head (default: global).
         epochs: of fine-tuning (default: a third of the run's).
         threat: judged besides clean images, e.g. pgd:eps=4/255; may come again.
         images: average maps over N training images, and judge N of the validation split (default: all).
@@ -63,7 +65,15 @@ def compress(
     from vitruvius.training import train
 
     tuning = _tuning(target.recipe, source, epochs)
-    asked = {"sparsity": sparsity, "rank": rank, "rule": rule, "epochs": epochs, "threats": threat, "images": images}
+    asked = {
+        "sparsity": sparsity,
+        "rank": rank,
+        "rule": rule,
+        "budget": budget,
+        "epochs": epochs,
+        "threats": threat,
+        "images": images,
+    }
     _check(target, tuning, overrides, asked)
     folder = out or source.with_name(f"{source.name}_compressed")
     with Lock(folder):
@@ -71,7 +81,7 @@ def compress(
         if not (folder / "maps.safetensors").is_file():
             maps(str(source), *data, images=images, out=folder / "maps.safetensors")
         if not (folder / "masks.safetensors").is_file():
-            masks(folder / "maps.safetensors", rule=[rule], sparsity=sparsity, of=str(source))
+            masks(folder / "maps.safetensors", rule=[rule], sparsity=sparsity, budget=budget, of=str(source))
         attention = _rules(tuning.get("attention") or (), folder / "masks.safetensors", rank)
         recipe = {**tuning, "attention": attention, "out": str(folder / "tuned")}
         atomic_write_text(folder / "recipe.yaml", dump_yaml(redact(recipe)))

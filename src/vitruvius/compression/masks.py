@@ -72,6 +72,7 @@ def make_masks(
             "leave sparsity out and let each rule keep its own limit."
         )
     of_site = {name: made for names, made in of_pattern.values() for name in names}
+    maps = {name: map_ if of_site[name].uses_maps else torch.zeros_like(map_) for name, map_ in maps.items()}
     protected = {name: _protected(sites[name], protect) for name in maps}
     levels = {name: of_site[name].levels(map_.double().cpu(), sites[name]) for name, map_ in maps.items()}
     if tiles is None:

@@ -261,6 +261,7 @@ class MaskPlan:
     file: str = required("where the masks go, and what runs name under `file`; made once")
     rule: str = key("information", "which pairs stay: information, random, ratio:…")
     sparsity: float | None = key(None, "share of all pairs that is removed; null: as the rule says")
+    budget: Literal["global", "layer", "head"] = key("global", "what removes that share: all sites, every site or head")
     tiles: int | None = key(None, "remove whole tiles of this many queries and keys; null: single pairs", ge=1)
 
 

@@ -150,6 +150,14 @@ def make_missing(maps: MapsPlan | None, masks: Sequence[MaskPlan], overrides: Se
     for plan in missing:
         logger.info("masks %s", plan.file)
         try:
-            write_masks(maps.file, plan.rule, plan.file, sparsity=plan.sparsity, sites=sites, tiles=plan.tiles)
+            write_masks(
+                maps.file,
+                plan.rule,
+                plan.file,
+                sparsity=plan.sparsity,
+                budget=plan.budget,
+                sites=sites,
+                tiles=plan.tiles,
+            )
         except VitruviusError as error:
             logger.info("    failed: %s", " ".join(str(error).split()))

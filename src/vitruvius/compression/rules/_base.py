@@ -6,6 +6,7 @@ H heads, N queries, M keys
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,12 @@ from vitruvius.heads import Site
 
 
 class Rule:
-    """Levels say in which order pairs leave: those below the limit stay. Subclasses are frozen dataclasses."""
+    """Levels say in which order pairs leave: those below the limit stay. Subclasses are frozen dataclasses.
+
+    With `uses_maps = False` a rule gets maps of zeros, and its ties go in order of sites, heads, queries and keys.
+    """
+
+    uses_maps: ClassVar[bool] = True
 
     @property
     def limit(self) -> float:

@@ -45,20 +45,20 @@ class LocalGlobal(Rule):
         return reaching[:, :, None] | reaching[:, None, :]
 
 
-def distances(site: Site) -> Tensor:
-    """Chebyshev distance of patches in rows and columns, (N, N); prefix tokens are next to everything.
+def distances(site: Site, p: float = torch.inf) -> Tensor:
+    """Distance of patches on their grid, (N, N); prefix tokens are next to everything.
 
-    `site` says which grid of patches, and how many prefix tokens.
+    `site` says which grid of patches, and how many prefix tokens. `p`: which norm; infinity counts rows or columns,
+    whichever are more, 2 is the straight line.
     """
     if site.grid is None or site.num_queries != site.num_keys:
         raise UnsuitableSite(
-            f"'local_global' needs queries and keys on one grid of patches; {site.name!r} attends over {site.attends} "
+            f"a window needs queries and keys on one grid of patches; {site.name!r} attends over {site.attends} "
             f"from {site.num_queries} to {site.num_keys} and its grid is {site.grid}. Choose other sites with where=…"
         )
     rows, columns = site.grid
     at = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).double()  # (patches, 2)
-    apart = torch.cdist(at, at, p=torch.inf)
-    prefix = site.num_prefix_tokens
+    apart = torch.cdist(at, at, p=p, compute_mode="donot_use_mm_for_euclid_dist")  # equal distances stay equal
     full = torch.zeros(site.num_queries, site.num_keys, dtype=torch.float64)
-    full[prefix:, prefix:] = apart
+    full[site.num_prefix_tokens :, site.num_prefix_tokens :] = apart
     return full
