@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +117,8 @@ def assert_same(one: Any, other: Any) -> None:
         assert torch.equal(one, other)
     else:
         assert one == other
+
+
+def all_images(batches: Iterable[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    """Images, labels and ids of all batches together."""
+    return tuple(torch.cat(column) for column in zip(*batches, strict=True))

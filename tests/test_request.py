@@ -45,7 +45,7 @@ def test_every_verb_looks_at_the_same_images(run: Path, tmp_path: Path, monkeypa
     pictures = json.loads((run / "attention.json").read_text())["pictures"]
     assert sorted({int(name.split()[-1]) for name in pictures}) == expected
     subject = _base.open_subject(str(run), (), IMAGES, 8)
-    assert subject.ids.tolist() == expected
+    assert torch.cat([ids for _, _, ids in subject]).tolist() == expected
     asked: list[Any] = []
     monkeypatch.setattr(
         "vitruvius.analysis.analysing.analyse", lambda model, loader, *_, **__: asked.extend(loader.with_ids())
