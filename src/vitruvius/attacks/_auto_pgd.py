@@ -186,7 +186,7 @@ def run_ascents(
             fooled = fooled & (end.iteration <= rules.steps)  # what fooled the view at the last step is not confirmed
         ends.point[rows] = torch.where(per_image(end.fooled, x), end.seen, end.best)
         ends.best[rows] = end.best
-        ends.loss[rows] = end.best_loss
+        ends.loss[rows] = end.best_loss.to(ends.loss)  # of a model that answers in float64
         ends.fooled[rows] = fooled
         return fooled
 

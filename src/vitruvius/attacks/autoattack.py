@@ -28,7 +28,14 @@ from vitruvius.attacks._auto_pgd import AutoPGD
 from vitruvius.attacks._batching import SMALL_BATCH
 from vitruvius.attacks._cuda_graphs import with_cuda_graphs
 from vitruvius.attacks._lower_precision import bfloat16_pays, bfloat16_view
-from vitruvius.attacks._models import Searched, check_answer, frozen, logits_in_batches, unwrapped
+from vitruvius.attacks._models import (
+    Searched,
+    frozen,
+    in_one_precision,
+    logits_in_batches,
+    rounded_toward,
+    unwrapped,
+)
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.apgd_malt import APGDMalt
 from vitruvius.attacks.apgd_targeted import APGDTargeted
@@ -44,9 +51,9 @@ from vitruvius.attacks.base import (
     Threat,
     attacks,
     check_at_least,
+    check_call,
     check_hard_labels,
-    check_inputs,
-    check_not_empty,
+    check_moved,
     cost_of,
     disturb,
     known_ids,
@@ -147,10 +154,17 @@ class AutoAttack(Ball):
         return list(stages.items())
 
     def __call__(
-        self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None, progress: Progress = no_progress
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor | None = None,
+        /,
+        *,
+        ids: Tensor | None = None,
+        progress: Progress = no_progress,
     ) -> Tensor:
         """x' of images `x` with labels `y`; the rest as for `run`."""
-        return self.run(model, x, y, ids=ids, progress=progress).x
+        return self.run(model, x, check_call(self, model, x, y), ids=ids, progress=progress).x
 
     def run(
         self,
@@ -174,16 +188,18 @@ class AutoAttack(Ball):
         on_stage: called with the outcome so far whenever a stage has ended; its tensors change with the next stage.
         start: such an outcome of a run on the same images, to resume after its stages; its tensors change too.
         """
+        check_call(self, model, x, y)
         check_eval_mode(model)
-        check_inputs(x, y)
-        check_not_empty(x)
         check_hard_labels(y, "AutoAttack")
         batch_size = self.batch_size or batch_size
         with torch.inference_mode(False), torch.no_grad(), frozen(model):
-            x = outside_inference_mode(x)
+            ids, dtype = known_ids(x, ids), x.dtype
+            model, x = in_one_precision(model, outside_inference_mode(x))
             y = outside_inference_mode(whole_labels(y))
-            check_answer(model(x[:1]), y, len(x[:1]))
-            cascade = Cascade(model, x, y, known_ids(x, ids), batch_size, progress, on_stage, start)
+            Searched(model, y)(x[:1])
+            start = start and replace(start, x=start.x.to(x))
+            cascade = Cascade(model, x, y, ids, batch_size, progress, on_stage, start)
+            cascade.dtype = dtype
             if batch_size is None:  # what few pixels leave free is used for several targets at once
                 batch_size = max(len(x), SMALL_BATCH // max(x[:1].numel(), 1), 1)
             sized = replace(self, batch_size=batch_size)
@@ -191,7 +207,7 @@ class AutoAttack(Ball):
                 sized._run_exact(cascade)
             else:
                 sized._run_fast(cascade)
-        return cascade.outcome
+        return replace(cascade.outcome, x=cascade.outcome.x.to(dtype))
 
     def _run_exact(self, cascade: Cascade) -> None:
         view = with_cuda_graphs(self._compiled(cascade.model, cascade.x), cascade.x, self._size)
@@ -308,6 +324,7 @@ class Cascade:
         self.batch_size = batch_size or max(len(x), 1)
         self.progress = progress
         self.on_stage = on_stage
+        self.dtype = x.dtype  # of the images as they were given, which x' can be rounded to
         self.outcome = start or self._clean()
         self.spent = 0.0  # passes of a batch through the model
 
@@ -382,14 +399,18 @@ class Cascade:
         """x' of some images."""
         x, y, ids, threat = self.x[rows], self.y[rows], self.ids[rows], stage.threat
         if not isinstance(threat, Attack):
-            return disturb(threat, stage.model, x, y, ids, progress)
+            moved = disturb(threat, stage.model, x, y, ids, progress)
+            check_moved(threat, moved, x)
+            return moved
         searched = Searched(threat.view(stage.model, x), y, progress, stage.verifier)
         if stage.search == "polish":
             moved = threat.refine(searched, x, y, threat.dice(ids), self.outcome.x[rows])
         else:
             moved = threat.search(searched, x, y, threat.dice(ids))
         searched.check_finite(moved)
-        return moved
+        if not type(threat).__module__.startswith("vitruvius."):
+            check_moved(threat, moved, x)
+        return rounded_toward(moved, x.to(self.dtype)).to(x.dtype)
 
     def _judge(self, number: int, stage: Stage, rows: Tensor, moved: Tensor) -> None:
         """Keep what fools the model, from the first stage everything; and note what may have fooled a view alone."""
