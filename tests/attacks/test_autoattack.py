@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from attacked import digits_cnn, digits_vit, golden, labels_of, small_net, some_images
@@ -13,9 +11,9 @@ from vitruvius._errors import ConfigError, DataError, UnknownName
 from vitruvius._random import Dice
 from vitruvius.attacks._compiled import compile_model
 from vitruvius.attacks._lower_precision import Autocast, Bfloat16Copy, bfloat16_view
-from vitruvius.attacks._models import SurrogateGradient, frozen
+from vitruvius.attacks._models import SurrogateGradient
 from vitruvius.attacks.apgd import APGD
-from vitruvius.attacks.autoattack import AutoAttack, Cascade
+from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.base import CE, attacks
 from vitruvius.attacks.losses import DLR
 from vitruvius.attacks.pgd import PGD
@@ -146,39 +144,6 @@ def test_where_the_fast_search_is_blind_the_exact_one_follows_in_full() -> None:
     assert [stage.label for stage in fast.stages] == ["clean", "apgd (fast)", "apgd (polish)", "apgd"]
     assert fast.stages[2].broken > 10
     assert int(fast.robust.sum()) <= int(exact.robust.sum())
-
-
-def test_the_fast_figure_is_not_above_the_exact_one() -> None:
-    net, x, y = digits_cnn()
-    figures = {}
-    for precision in ("exact", "fast"):
-        attack = AutoAttack(eps=0.15, precision=precision, version="custom", attacks=(APGD(eps=0.15, steps=30),))
-        outcome = attack.run(net, x[:30], y[:30])
-        figures[precision] = int(outcome.robust.sum())
-        assert torch.equal(net(outcome.x).argmax(1) == y[:30], outcome.robust)
-    assert figures["fast"] <= figures["exact"]
-
-
-def test_auto_is_exact_on_a_cpu() -> None:
-    net, x, y = digits_cnn()
-    settings: dict[str, Any] = {"eps": 0.15, "version": "custom", "attacks": (APGD(eps=0.15, steps=5),)}
-    exact = AutoAttack(**settings).run(net, x[:10], y[:10])
-    chosen = AutoAttack(precision="auto", **settings).run(net, x[:10], y[:10])
-    assert [stage.label for stage in chosen.stages] == ["clean", "apgd"]
-    assert torch.equal(chosen.x, exact.x)
-
-
-@pytest.mark.parametrize(("pays", "labels"), [(True, ["apgd (fast)", "apgd (polish)"]), (False, ["apgd"])])
-def test_auto_searches_in_bfloat16_where_that_pays(
-    pays: bool, labels: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net, x, y = digits_cnn()
-    monkeypatch.setattr("vitruvius.attacks.autoattack.bfloat16_pays", lambda *_: pays)
-    attack = AutoAttack(eps=0.01, precision="auto", batch_size=10, version="custom", attacks=(APGD(eps=0.01, steps=5),))
-    with torch.no_grad(), frozen(net):
-        cascade = Cascade(net, x[:10], y[:10], torch.arange(10), 10)
-        attack._run_fast(cascade)  # as on a GPU
-    assert [stage.label for stage in cascade.outcome.stages[1:]][: len(labels)] == labels
 
 
 @pytest.mark.parametrize(

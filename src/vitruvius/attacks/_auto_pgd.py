@@ -48,6 +48,7 @@ class AutoPGD(Attack):
     eot_iterations: int = 1  # passes averaged for each gradient, for models that are random
     batch_size: int | None = None  # images searched at once; default all
     compile: bool = False  # the model, and the bookkeeping of linf and l2, by torch.compile
+    precision: str = "exact"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,7 +27,7 @@ from vitruvius._registry import Spec, read_spec
 from vitruvius.attacks._auto_pgd import AutoPGD
 from vitruvius.attacks._batching import SMALL_BATCH
 from vitruvius.attacks._cuda_graphs import with_cuda_graphs
-from vitruvius.attacks._lower_precision import bfloat16_pays, bfloat16_view
+from vitruvius.attacks._lower_precision import bfloat16_pays, bfloat16_view, may_pay
 from vitruvius.attacks._models import (
     Searched,
     frozen,
@@ -67,7 +67,6 @@ from vitruvius.attacks.losses import CE, DLR, MARGIN
 from vitruvius.attacks.norms import per_image
 from vitruvius.attacks.square import Square
 
-PRECISIONS = ("exact", "fast", "auto")
 SHORTEST = 6  # steps of a short search, its start included
 MARGIN_ERRORS = 2  # mean errors of a view's logits within which it may have been fooled where the model is not
 CLEAN_ERRORS = 0.05  # share of clean images a view may be wrong about before nothing it says is trusted
@@ -118,7 +117,7 @@ class AutoAttack(Ball):
     square), attacks by name with settings (`"pgd:steps=20"`, `{use: pgd, steps: 20}`; eps, norm and seed are the
     ensemble's unless given), or any threats.
     `precision`: exact; fast: search in bfloat16 first, then in float32 what is left; auto: fast where a pass in
-    bfloat16 takes less than half the time on this machine, else exact (always on a CPU).
+    bfloat16 takes so much less time on this machine that it pays, else exact.
     `batch_size`: images searched at once; default all that are given.
     `compile`: torch.compile what is searched (fast: the bfloat16 view) and the bookkeeping.
     `pool_batches`: batches that an evaluation gives to one run, so that batches stay full while images drop out; a kill
@@ -136,7 +135,6 @@ class AutoAttack(Ball):
         super().__post_init__()
         check_at_least(self, 1, "pool_batches")
         _check_known("version", self.version, VERSIONS)
-        _check_known("precision", self.precision, PRECISIONS)
         if bool(self.attacks) != (self.version == "custom"):
             raise ConfigError(
                 f"AutoAttack with version={self.version!r} and {len(self.attacks)} attacks; "
@@ -203,7 +201,7 @@ class AutoAttack(Ball):
             if batch_size is None:  # what few pixels leave free is used for several targets at once
                 batch_size = max(len(x), SMALL_BATCH // max(x[:1].numel(), 1), 1)
             sized = replace(self, batch_size=batch_size)
-            if self.precision == "exact" or (self.precision == "auto" and x.device.type == "cpu"):
+            if self.precision == "exact" or (self.precision == "auto" and not may_pay(x)):
                 sized._run_exact(cascade)
             else:
                 sized._run_fast(cascade)

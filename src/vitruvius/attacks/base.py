@@ -10,14 +10,14 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import check_labels, check_pixels
-from vitruvius._errors import ConfigError, DataError
+from vitruvius._errors import ConfigError, DataError, UnknownName, suggest
 from vitruvius._progress import Progress, no_progress
 from vitruvius._random import Dice, image_ids
 from vitruvius._registry import Registry
@@ -68,6 +68,7 @@ Model: TypeAlias = Callable[[Tensor], Tensor]
 ROBUST = -1  # in `Outcome.broken_by`: no stage broke the image
 CLEAN = 0  # in `Outcome.broken_by`: misclassified as it is
 ROUNDING = 1e-5
+PRECISIONS = ("exact", "fast", "auto")
 
 
 class Threat(Protocol):
@@ -233,6 +234,11 @@ class Ball:
             raise ConfigError(f"{name} works in {' and '.join(self.norms)}, not in {self.norm}.")
         check_eps(self.eps)
         self._check_numbers()
+        precision = getattr(self, "precision", "exact")
+        if precision not in PRECISIONS:
+            raise UnknownName(
+                f"no precision named {precision!r}{suggest(precision, PRECISIONS)} Known: exact, fast, auto."
+            )
         if self.finds_nearest:
             return
         low, high = self.pixel_range
@@ -269,7 +275,7 @@ class Attack(Ball, ABC):
     """A search for x', with checks before and after it. An attack of your own writes `search`.
 
     Settings of these names mean the same everywhere: `bounds` (least and largest pixel), `batch_size` (the attack takes
-    any number of images and searches so many at once), `compile` (the model by torch.compile), `loss`.
+    any number of images and searches so many at once), `compile` (the model by torch.compile), `loss`, `precision`.
     """
 
     radius_may_be_tensor: ClassVar[bool] = False  # whether a search reads eps in tensor arithmetic alone
@@ -292,6 +298,8 @@ class Attack(Ball, ABC):
         """
         labels = check_call(self, model, x, y)
         self._check_kind_of_labels(labels)
+        if getattr(self, "precision", "exact") != "exact":
+            return self._in_two_precisions(model, x, labels, ids, progress)
         with torch.inference_mode(False), torch.no_grad(), frozen(model):
             answer, images = in_one_precision(model, outside_inference_mode(x))
             labels = outside_inference_mode(whole_labels(labels))
@@ -301,6 +309,19 @@ class Attack(Ball, ABC):
             if not type(self).__module__.startswith("vitruvius."):
                 check_moved(self, moved, images)
             return rounded_toward(moved, x)
+
+    def _in_two_precisions(
+        self, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor | None, progress: Progress
+    ) -> Tensor:
+        """As an ensemble of this attack alone, which searches in bfloat16 and has the last word in float32."""
+        from vitruvius.attacks.autoattack import AutoAttack
+
+        here: Any = self
+        alone = AutoAttack(
+            eps=self.eps, norm=self.norm, seed=self.seed, version="custom", precision=here.precision,
+            batch_size=getattr(self, "batch_size", None), attacks=(replace(here, precision="exact"),),
+        )  # fmt: skip
+        return alone(model, x, y, ids=ids, progress=progress)
 
     @abstractmethod
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
