@@ -7,6 +7,7 @@ import torch
 from attacked import digits_cnn, digits_vit, golden, labels_of, small_net, some_images
 from torch import Tensor, nn
 
+import vitruvius
 from vitruvius._errors import ConfigError, DataError, UnknownName
 from vitruvius._random import Dice
 from vitruvius.attacks._compiled import compile_model
@@ -264,6 +265,22 @@ def test_the_model_must_be_in_eval_mode_and_answer_numbers() -> None:
         AutoAttack(eps=0.1)(small_net().train(), x, y)
     with pytest.raises(DataError, match="labels reach up to 7"):
         AutoAttack(eps=0.1)(small_net(), x, torch.full_like(y, 7))
+
+
+def test_an_evaluation_in_small_batches_asks_the_model_no_more_often() -> None:
+    """Targets and queries are tried side by side whatever the loader's batches are."""
+    net, x, y = digits_cnn()
+    calls = {}
+    for size in (4, 20):
+        asked: list[int] = []
+        handle = net.register_forward_hook(lambda *_, asked=asked: asked.append(1))
+        batches = list(zip(x[:20].split(size), y[:20].split(size), strict=True))
+        stages = ("apgd_targeted:steps=10", "square:queries=200")
+        report = vitruvius.evaluate(net, batches, [AutoAttack(eps=0.1, version="custom", attacks=stages)])
+        handle.remove()
+        calls[size] = (len(asked), report.threats[-1].accuracy)
+    assert calls[4][0] <= calls[20][0] + 40  # clean images and rows come in more batches
+    assert calls[4][1] == calls[20][1]
 
 
 def test_autoattack_is_a_threat_that_returns_images() -> None:

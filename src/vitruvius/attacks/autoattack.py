@@ -181,7 +181,8 @@ class AutoAttack(Ball):
         model: in eval mode; returns logits (B, K).
         x, y: images (B, C, H, W) in [0, 1] and labels (B,).
         ids: (B,) int64, name the images for the random numbers; default: a hash of their pixels.
-        batch_size: images searched at once where the attack itself has none; default all.
+        batch_size: images that fit at once, where the attack itself does not say; default all. Of small images it
+            searches more at once.
         progress: told how much is done, in images that take as long as they can, and how much there is at most.
         on_stage: called with the outcome so far whenever a stage has ended; its tensors change with the next stage.
         start: such an outcome of a run on the same images, to resume after its stages; its tensors change too.
@@ -189,18 +190,17 @@ class AutoAttack(Ball):
         check_call(self, model, x, y)
         check_eval_mode(model)
         check_hard_labels(y, "AutoAttack")
-        batch_size = self.batch_size or batch_size
         with torch.inference_mode(False), torch.no_grad(), frozen(model):
             ids, dtype = known_ids(x, ids), x.dtype
             model, x = in_one_precision(model, outside_inference_mode(x))
             y = outside_inference_mode(whole_labels(y))
             Searched(model, y)(x[:1])
             start = start and replace(start, x=start.x.to(x))
-            cascade = Cascade(model, x, y, ids, batch_size, progress, on_stage, start)
+            # what a batch of few pixels leaves free is used for several targets or queries at once
+            size = self.batch_size or max(batch_size or len(x), SMALL_BATCH // max(x[:1].numel(), 1))
+            cascade = Cascade(model, x, y, ids, size, progress, on_stage, start)
             cascade.dtype = dtype
-            if batch_size is None:  # what few pixels leave free is used for several targets at once
-                batch_size = max(len(x), SMALL_BATCH // max(x[:1].numel(), 1), 1)
-            sized = replace(self, batch_size=batch_size)
+            sized = replace(self, batch_size=size)
             if self.precision == "exact" or (self.precision == "auto" and not may_pay(x)):
                 sized._run_exact(cascade)
             else:
@@ -239,19 +239,23 @@ class AutoAttack(Ball):
 
         return compile_model(model, x)
 
-    def _stage(self, item: Spec | Threat) -> tuple[str, Threat]:
-        """Name and attack of one item of the list."""
+    def _stage(self, item: Spec | Threat) -> tuple[str, Any]:
+        """Name and attack of one item of the list; it searches as many images at once as the ensemble."""
         ball: dict[str, Any] = {"eps": self.eps, "norm": self.norm, "seed": self.seed}
         if isinstance(item, str) and item in STAGES:
             kind, settings, decided = STAGES[item]
             effort = self._effort()
             chosen = {name: effort[name] for name in decided}
             return item, kind(**ball, **settings, **chosen, batch_size=self.batch_size)  # type: ignore[call-arg]
+        threat: Any = item
+        name = str(getattr(item, "__name__", type(item).__name__)).lower()
         if isinstance(item, str | Mapping):
             name, settings = read_spec(item, where="attacks")
             _check_known("stage", name, [*STAGES, *attacks])
-            return name, attacks.make({"use": name, **ball, **settings}, where="attacks")
-        return str(getattr(item, "__name__", type(item).__name__)).lower(), item
+            threat = attacks.make({"use": name, **ball, **settings}, where="attacks")
+        if isinstance(threat, Attack) and getattr(threat, "batch_size", 0) is None:
+            threat = replace(threat, batch_size=self.batch_size)  # type: ignore[call-arg]
+        return name, threat
 
     def _effort(self) -> dict[str, Any]:
         """What this version spends on its stages in this norm."""
@@ -434,18 +438,23 @@ class Cascade:
         if self.on_stage is not None:
             self.on_stage(self.outcome)
 
+    def _batches(self, stage: Stage, images: int) -> int:
+        return math.ceil(images / (getattr(stage.threat, "batch_size", None) or self.batch_size))
+
+    def _most(self, stage: Stage, images: int) -> float:
+        """Passes of a batch that a stage takes at most for so many images."""
+        return self._batches(stage, images) * stage.cost().total
+
     def _progress_of(self, stages: list[Stage], number: int, portions_left: int) -> Progress:
         """The progress of one portion of a stage as that of the cascade: what may follow is all that follows at most.
 
         It is counted in passes of a batch, and told in images that take as many as an image can.
         """
-        costs = [stage.cost() for stage in stages]
-        batches = math.ceil(len(self._robust_rows()) / self.batch_size)
-        cost, later = costs[number - 1], batches * sum(cost.total for cost in costs[number:])
-        unit = math.ceil(len(self.x) / self.batch_size) * sum(cost.total for cost in costs) / len(self.x)
-        stage = stages[number - 1]
-        steps = cost.steps * (batches if stage.batches_itself else 1)
-        words = f"{stage.label} ({number} of {len(stages)}), {len(self._robust_rows())} of {len(self.x)} still robust"
+        robust, stage = len(self._robust_rows()), stages[number - 1]
+        cost, later = stage.cost(), sum(self._most(one, robust) for one in stages[number:])
+        unit = sum(self._most(one, len(self.x)) for one in stages) / len(self.x)
+        steps = cost.steps * (self._batches(stage, robust) if stage.batches_itself else 1)
+        words = f"{stage.label} ({number} of {len(stages)}), {robust} of {len(self.x)} still robust"
         before = self.spent
 
         def tell(done: float, total: float | None, text: str = "", /) -> None:
