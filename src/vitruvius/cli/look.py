@@ -67,6 +67,8 @@ def look(
         raise ConfigError("--serve shows a live page, where attack, attention and pruning are chosen; leave them out.")
     if not serve:
         check_new_file(out, "look.html")
+    if png is not None:
+        check_new_file(png / "overview.png", "overview.png")
     from_data = not files and not serve
     with open_request(
         target,

@@ -23,7 +23,7 @@ from vitruvius.data import DataConfig
 from vitruvius.data.base import UNREADABLE
 from vitruvius.data.preprocessing import eval_transform, resolve
 
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 KINDS = "JPEG, PNG, WebP, GIF or BMP"
 MAX_PIXELS = 64_000_000
