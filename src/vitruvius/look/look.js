@@ -131,7 +131,7 @@
   function makePane(view, clean) {
     const figure = create("figure", "pane"), canvas = create("canvas");
     const title = view.threat ? `${view.model}, ${view.threat}` : view.model;
-    figure.append(create("h3", "", clean ? `What changed: ${title}` : title), canvas);
+    figure.append(create("h2", "", clean ? `What changed: ${title}` : title), canvas);
     const bar = create("div", "bar"), ends = create("div", "ends"), legend = create("p", "note"), chips = create("p", "chips");
     ends.append(create("span"), create("span"));
     figure.append(bar, ends, legend, chips);

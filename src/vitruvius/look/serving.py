@@ -235,6 +235,7 @@ def serve(
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             door.bind(("127.0.0.1", port))
+            door.listen()  # who comes before the server has started waits
         except OSError as error:
             raise RunError(f"port {port} cannot be used ({error.strerror}); leave --port out for a free one.") from None
         port = door.getsockname()[1]
