@@ -138,6 +138,19 @@ def check_weight(weight: float | None, where: str) -> None:
         raise ConfigError(f"{where} = {weight}, expected a finite number, 0 or more.")
 
 
+def check_takes(model: nn.Module, size: tuple[int, int, int]) -> None:
+    """Refuse a `size` of images, channels, height and width, that a model does not take; tried with one of them."""
+    try:
+        with in_eval_mode(model), torch.no_grad():
+            model(torch.zeros(1, *size, device=device_of(model)))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        channels, height, width = size
+        raise ConfigError(
+            f"the model does not take {channels} channel(s) of {height} × {width} pixels ({str(error).rstrip('.')}); "
+            "leave out data.image_size and data.in_chans, or say model.kwargs={img_size: …, in_chans: …}."
+        ) from error
+
+
 def check_logits(logits: Tensor, rows: int) -> None:
     """Refuse what is not one finite row of at least two logits per image."""
     if logits.ndim != 2 or len(logits) != rows:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitruvius._checks import check_count
+from vitruvius._checks import check_count, check_takes
 from vitruvius._errors import ConfigError
 from vitruvius._files import Lock, check_new_file, is_lock
 from vitruvius._progress import Bar
@@ -66,6 +66,7 @@ class Request:
     def loader(self) -> Loader:
         """This process's share of the images."""
         from vitruvius.data import eval_loader, train_loader
+        from vitruvius.data.preprocessing import resolve
 
         data = self.config.data
         shared: dict[str, Any] = {
@@ -78,6 +79,8 @@ class Request:
             return train_loader(data, seed=self.config.seed, **shared)
         if self.split == "training":  # looked at as validation images are
             data = replace(data, val_split=data.train_split, val_num_samples=data.train_num_samples, subset=None)
+        if data.image_size is not None or data.in_chans is not None:
+            check_takes(self.model, resolve(data, self.model.data_config).size)
         loader = eval_loader(data, **shared)
         if self.labels:
             check_numbering(self.target, loader)

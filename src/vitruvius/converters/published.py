@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitruvius._errors import CheckpointError, UnknownName, suggest
 from vitruvius._progress import Bar, Progress
 from vitruvius._yaml import parse_value
-from vitruvius.converters._converted import Converted, convert
+
+if TYPE_CHECKING:
+    from vitruvius.converters._converted import Converted
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +92,8 @@ def open_published(name: str, *, file: str | Path | None = None) -> Converted:
 
     name: as in `published_checkpoints()`. file: the file, where it was fetched by hand; default: fetched, once.
     """
+    from vitruvius.converters._converted import convert  # with timm: only when a file is read
+
     table = published_checkpoints()
     if name not in table:
         raise UnknownName(f"no published checkpoint {name!r}{suggest(name, table)}")
