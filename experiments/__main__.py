@@ -5,6 +5,7 @@ python -m experiments unpack out/attention_pgd.tar.gz.00 runs/campaigns
 python -m experiments collect runs/campaigns/attention_pgd      # → experiments/results/attention_pgd/*.json
 python -m experiments tables                                    # results → docs/RESULTS.md and its figures
 python -m experiments heads                                     # results → heads of campaigns and recipes
+python -m experiments clipped RUN data.root=cifar10.npz         # the share of key entries that rpc clips
 """
 
 from __future__ import annotations
@@ -46,7 +47,19 @@ def make_parser() -> argparse.ArgumentParser:
     tables.set_defaults(run=make_tables)
     heads = verbs.add_parser("heads", help="say in the heads of campaigns and recipes what was measured")
     heads.set_defaults(run=lambda _: write_heads())
+    clipped = verbs.add_parser("clipped", help="the share of key entries that a run's rpc clips, by layer")
+    clipped.add_argument("target")
+    clipped.add_argument("overrides", nargs="*")
+    clipped.add_argument("--images", type=int, default=256)
+    clipped.add_argument("--match", action="store_true", help="print the λ of the paper's form that clips as many")
+    clipped.set_defaults(run=print_shares)
     return parser
+
+
+def print_shares(options: argparse.Namespace) -> None:
+    from experiments.clipped import print_clipped
+
+    print_clipped(options.target, options.overrides, options.images, match=options.match)
 
 
 def make_tables(options: argparse.Namespace) -> None:
