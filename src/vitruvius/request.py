@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitruvius._checks import check_count, check_takes
 from vitruvius._errors import ConfigError
-from vitruvius._files import Lock, check_new_file, is_lock
+from vitruvius._files import Lock, check_out, is_lock
 from vitruvius._progress import Bar
 from vitruvius._signals import on_interrupt
 from vitruvius.targets.base import Target, TargetConfig, check_head, check_numbering, open_target
@@ -99,8 +99,6 @@ class Request:
         if self.path is None:
             raise ConfigError(f"{self.target.text} has no place for results; name one with --out.")
         is_file = self.writes is not None and "." in self.writes
-        if is_file:
-            check_new_file(self.path, str(self.writes))
         lock = Lock(self.path, file=is_file)
         self._open.callback(lock.release)
         self.process.on_first(lock.take)
@@ -157,6 +155,8 @@ def open_request(
         limit = "val_num_samples" if split == "validation" else "train_num_samples"
         overrides = [*overrides, f"data.{limit}={images}"]
     opened = open_target(target, overrides, data_needed=data_needed, trust_plugins=trust_plugins)
+    if out and writes:
+        check_out(out, opened.text, opened.config.data.root, example=writes if "." in writes else "")
     from vitruvius._processes import Process, choose_device, process_group  # PyTorch: only now that all is understood
 
     with ExitStack() as stack:

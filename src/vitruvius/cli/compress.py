@@ -49,7 +49,7 @@ def compress(
         out: folder of all artefacts (default: RUN_compressed).
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius._files import Lock, atomic_write_text
+    from vitruvius._files import Lock, atomic_write_text, check_out
     from vitruvius._secrets import redact
     from vitruvius._yaml import dump_yaml
     from vitruvius.cli.evaluate import evaluate
@@ -76,6 +76,7 @@ def compress(
     }
     _check(target, tuning, overrides, asked)
     folder = out or source.with_name(f"{source.name}_compressed")
+    check_out(folder, source)
     with Lock(folder):
         _claim(folder, {"run": str(source), **asked, "overrides": list(overrides)})
         if not (folder / "maps.safetensors").is_file():

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, SurgeryError
-from vitruvius._files import atomic_write_bytes, check_new_file, load_tensors, pack_tensors, unpack_tensors
+from vitruvius._files import atomic_write_bytes, check_out, load_tensors, pack_tensors, unpack_tensors
 from vitruvius._registry import read_spec, require
 from vitruvius._version import __version__
 from vitruvius.attention.low_rank import LowRank
@@ -55,7 +55,7 @@ def export(
     """
     if format not in WRITERS:
         raise ConfigError(f"format = {format!r}, expected one of {', '.join(WRITERS)}.")
-    check_new_file(path, f"export.{ENDINGS[format]}")
+    check_out(path, example=f"export.{ENDINGS[format]}")
     prepared, folded = prepare(model, sparse=sparse)
     images = torch.rand(3, *prepared.data_config["input_size"], generator=torch.Generator().manual_seed(0))
     path = Path(path)
