@@ -1,4 +1,4 @@
-"""What is checked before any work begins, once for all rooms: the model's mode, its pixels, its labels, its logits.
+"""What is checked before any work begins, once for all packages: the model's mode, its pixels, its labels, its logits.
 
 B images, K classes. Each check reads a tensor at most once and raises an error that says what to do.
 """

@@ -52,8 +52,8 @@ def published_checkpoints() -> dict[str, Published]:
     """Every published checkpoint by name."""
     table = parse_value(files("vitruvius.converters").joinpath("published.yaml").read_text(encoding="utf-8"))
     return {
-        f"{room}/{name}": _read(f"{room}/{name}", facts, rows)
-        for room, facts in table.items()
+        f"{group}/{name}": _read(f"{group}/{name}", facts, rows)
+        for group, facts in table.items()
         for name, rows in facts["checkpoints"].items()
     }
 
@@ -68,17 +68,17 @@ def describe_published() -> list[tuple[str, str, str]]:
     return rows
 
 
-def _read(name: str, room: dict[str, Any], row: dict[str, Any]) -> Published:
+def _read(name: str, group: dict[str, Any], row: dict[str, Any]) -> Published:
     url = row.get("url")
     if "drive" in row:
         url = DRIVE.format(row["drive"])
-    statistics = room.get("statistics", {}).get(row.get("statistics"), {})
+    statistics = group.get("statistics", {}).get(row.get("statistics"), {})
     return Published(
         name=name,
-        source=room["source"],
+        source=group["source"],
         model=row["model"],
         classes=row["classes"],
-        page=row.get("page", room["page"]),
+        page=row.get("page", group["page"]),
         url=url,
         size=row.get("size"),
         sha256=row.get("sha256"),
