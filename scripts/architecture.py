@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 PICTURE = ROOT / "docs" / "figures" / "architecture.svg"
-WIDTH, ROW, HEIGHT, GAP = 980, 54, 30, 10  # pixels: of the picture, of a layer, of a box, between boxes
+WIDTH, ROW, HEIGHT, GAP = 980, 48, 30, 10  # pixels: of the picture, of a layer, of a box, between boxes
 COLOURS = ("#b5532a", "#2a5db5")  # of a training batch, of an attacked batch
 STEP = re.compile(r"^\| (\d+) \| ([\w, ]+) \| ([^|]*) \|", re.MULTILINE)
 
@@ -62,8 +62,8 @@ def picture() -> str:
     legend = zip(("a training batch", "an attacked batch"), COLOURS, strict=True)
     for place, (text, colour) in enumerate(legend):
         y = height - 14
-        lines.append(f'<circle cx="{30 + 190 * place}" cy="{y - 4}" r="7" fill="{colour}"/>')
-        lines.append(f'<text x="{44 + 190 * place}" y="{y}" font-size="13">the way of {text}</text>')
+        lines.append(f'<circle cx="{30 + 240 * place}" cy="{y - 4}" r="7" fill="{colour}"/>')
+        lines.append(f'<text x="{44 + 240 * place}" y="{y}" font-size="13">the way of {text}</text>')
     return "\n".join([*lines, "</svg>\n"])
 
 
