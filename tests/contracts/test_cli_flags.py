@@ -29,6 +29,7 @@ FLAGS = {
     "maps": f"TARGET OVERRIDES --augment --figure {RUN}",
     "masks": "MAPS --rule --sparsity --budget --protect --threshold --of --out --figure --tiles --trust-plugins",
     "report": f"RUNS --threat --title {RUN}",
+    "schema": "--pieces",
     "study": f"NAME WORDS {RUN}",
     "sweep": "SWEEP OVERRIDES --dry-run --minutes --jobs --only --run",
     "train": "RECIPE OVERRIDES --quiet --dry-run --slurm",

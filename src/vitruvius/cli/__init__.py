@@ -45,6 +45,7 @@ VERBS = {  # names of a verb → the function behind it
     ("maps",): "masks:maps",
     ("masks",): "masks:masks",
     ("report",): "look:report",
+    ("schema",): "about:schema",
     ("study",): "look:study",
     ("sweep",): "train:sweep",
     ("train",): "train:train",

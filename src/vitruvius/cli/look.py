@@ -54,7 +54,7 @@ def look(
         open: open the page in a browser.
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius._files import Lock, check_new_file
+    from vitruvius._files import Lock, check_out
     from vitruvius.request import open_request
 
     overrides = [word for word in pictures if "=" in word and not Path(word).exists()]
@@ -66,9 +66,9 @@ def look(
     if serve and any((threat, attention, beside, masks, sparsity, of_class, png)):
         raise ConfigError("--serve shows a live page, where attack, attention and pruning are chosen; leave them out.")
     if not serve:
-        check_new_file(out, "look.html")
+        check_out(out, example="look.html")
     if png is not None:
-        check_new_file(png / "overview.png", "overview.png")
+        check_out(png / "overview.png", example="overview.png")
     from_data = not files and not serve
     with open_request(
         target,
@@ -188,10 +188,13 @@ def study(
         out: folder for table and figure (default: runs/STUDY).
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
+    from vitruvius._files import check_out
     from vitruvius.studies import split_words
     from vitruvius.studies import study as run_study
 
     targets, settings = split_words(words)
+    if out is not None:
+        check_out(out, *targets)
     if images is not None:
         settings["images"] = images
     table = run_study(name, targets, settings, out or f"runs/{name}", on_row=show_row, trust_plugins=trust_plugins)
@@ -224,7 +227,7 @@ def report(
         out: the page (default: report.html).
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius._files import Lock, check_new_file
+    from vitruvius._files import Lock, check_out
     from vitruvius.targets.base import local_run
 
     overrides = [word for word in runs if "=" in word and not Path(word).exists()]
@@ -236,7 +239,9 @@ def report(
     from vitruvius.report.page import write_page
     from vitruvius.report.recording import record_missing
 
-    check_new_file(out, "report.html")
+    check_out(out, *folders, example="report.html")
+    if not out.absolute().parent.is_dir():
+        raise RunError(f"cannot write {out}: there is no folder {out.parent}. Make it first, or choose another.")
     made = make_threat(threat, where="--threat")
     record_missing(folders, overrides, images, made, trust_plugins=trust_plugins)
     with Lock(out, file=True):

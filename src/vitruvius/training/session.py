@@ -18,7 +18,7 @@ from timm.task import TrainingTask
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from vitruvius._checks import device_of
+from vitruvius._checks import check_takes, device_of
 from vitruvius._errors import ConfigError
 from vitruvius._processes import Process
 from vitruvius._random import BatchDraws
@@ -29,6 +29,7 @@ from vitruvius.attention.softmax import multiplies_bfloat16
 from vitruvius.data import Loader, eval_loader, held_out, make_mixup, train_loader
 from vitruvius.data.augmentation.mixup import Mixer
 from vitruvius.data.identity import Identity, identity_of
+from vitruvius.data.preprocessing import resolve
 from vitruvius.models import PixelModel, create_from_config, create_model
 from vitruvius.surgery import inner
 from vitruvius.surgery.calibrating import calibrate_low_rank
@@ -140,6 +141,8 @@ def open_session(config: Config, process: Process, *, fresh: bool = True) -> Ses
     loaders = make_loaders(config, process)
     config = with_classes(config, loaders[0].num_classes)
     model = make_model(config, process)
+    if config.data.image_size is not None or config.data.in_chans is not None:
+        check_takes(model, resolve(config.data, preprocessing(config)).size)
     mean, std = model.statistics  # the normalisation that the model really uses: it is not in the weights
     config = replace(config, model=replace(config.model, mean=mean, std=std))
     config = with_precision(config, model, process)
