@@ -126,7 +126,7 @@ def report(
         out: the page (default: report.html).
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius._files import Lock, check_new_file
+    from vitruvius._files import Lock
     from vitruvius.targets.base import local_run
 
     overrides = [word for word in runs if "=" in word and not Path(word).exists()]
@@ -135,10 +135,10 @@ def report(
         if not folder.exists():
             raise RunError(f"{folder} does not exist; a report needs run folders, as `vitruvius train` writes them.")
     from vitruvius.evaluation import make_threat
-    from vitruvius.report.page import write_page
+    from vitruvius.report.page import check_page, write_page
     from vitruvius.report.recording import record_missing
 
-    check_new_file(out, "report.html")
+    check_page(out)
     made = make_threat(threat, where="--threat")
     record_missing(folders, overrides, images, made, trust_plugins=trust_plugins)
     with Lock(out, file=True):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import Lock, MadeFolder, append_line, atomic_write_text, ensure_writable, read_json
+from vitruvius._notebook import to_csv
 from vitruvius._progress import Bar, Progress, no_progress
 from vitruvius._random import image_ids
 from vitruvius._registry import Registry
@@ -27,7 +28,6 @@ from vitruvius.data.identity import hash_tensors
 from vitruvius.evaluation.base import fingerprint, numbered, settings_fingerprint
 from vitruvius.models import PixelModel, load_weights
 from vitruvius.report import save_figure
-from vitruvius.report.blocks import write_csv
 from vitruvius.request import open_request
 from vitruvius.training import kept_weights
 
@@ -242,7 +242,7 @@ def _whole_number(key: str, value: Any) -> int:
 def _save_table(path: Path, rows: Sequence[Row]) -> None:
     """Every row but its key, which only a resumed study needs."""
     shown = [{name: value for name, value in row.items() if name != "key"} for row in rows]
-    atomic_write_text(path, write_csv(shown))
+    atomic_write_text(path, to_csv(shown))
 
 
 def open_subject(

@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitruvius._files import atomic_write_text
+from vitruvius._notebook import to_csv
 from vitruvius.analysis import NULLS, Table, analyse, read_rows
 from vitruvius.analysis import Row as Number
 from vitruvius.analysis.shipped import ShippedRun, read_shipped_folder
 from vitruvius.analysis.table import layers_of
 from vitruvius.report.analysis_figures import JOINT, Scale, draw_norms_on, save_figures
-from vitruvius.report.blocks import write_csv
 from vitruvius.report.sections.analyses import layer_rows
 from vitruvius.report.style import LIGHT, LINES, figure_style, legend_below, series
 from vitruvius.report.words import axis_label
@@ -177,7 +177,7 @@ def further(rows: list[Row], folder: Path, settings: Mapping[str, Any]) -> Itera
     """
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     tables = {model: Table.load(folder_of(folder, model)) for model in models}
-    atomic_write_text(folder / "layers.csv", write_csv(_layers(tables)))
+    atomic_write_text(folder / "layers.csv", to_csv(_layers(tables)))
     with_norms = {model: table for model, table in tables.items() if _has_norms(table)}
     if with_norms:
         yield "norms", draw_all_norms(with_norms)

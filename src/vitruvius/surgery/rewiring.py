@@ -10,6 +10,7 @@ from torch import nn
 
 from vitruvius._checks import check_model
 from vitruvius._errors import SurgeryError, UnsuitableSite
+from vitruvius._notebook import show_briefly
 from vitruvius.attention.base import Core, PartSpec, build_core, part
 from vitruvius.heads import HeadWeights, Site
 from vitruvius.surgery.base import Socket, inner, socket_of
@@ -37,6 +38,7 @@ def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: S
     cores = {name: build_core(makers, site) for name, site in chosen.items()}
     plug(modules, cores)
     link_blocks(inner(model))
+    show_briefly(type(model))
     return model
 
 
