@@ -98,7 +98,7 @@ def record(
 def _softmax_core(name: str, module: nn.Module) -> Core:
     """Upstream's own attention as a core; it has no use for the sizes of its site, so no survey is needed."""
     kind: Any = socket_of(module)
-    sizes = dict.fromkeys(("num_heads", "num_queries", "num_keys", "key_dim", "value_dim", "dim"), 0)
+    sizes: Any = dict.fromkeys(("num_heads", "num_queries", "num_keys", "key_dim", "value_dim", "dim"), 0)
     return build_core((), Site(name=name, family=kind.family, attends=kind.attends, **sizes))
 
 
