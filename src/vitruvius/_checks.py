@@ -46,6 +46,18 @@ def check_model(model: object) -> None:
         )
 
 
+def check_head(model: object, name: str = "the model") -> None:
+    """Refuse a model without a head: it returns features, and the largest of them is not a class.
+
+    `name` is how the user wrote it.
+    """
+    if getattr(getattr(model, "model", model), "num_classes", None) == 0:
+        raise ConfigError(
+            f"{name} has no head (num_classes = 0): it returns features, not class scores. Train one first "
+            "(model.reset_head and model.freeze); maps and analyses need none."
+        )
+
+
 def check_seed(seed: object, where: str = "seed") -> None:
     """Refuse a seed that is not a whole number; `where` is how the user wrote it."""
     if isinstance(seed, bool) or not isinstance(seed, int):

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitruvius._checks import check_count, check_takes
+from vitruvius._checks import check_count, check_head, check_takes
 from vitruvius._errors import ConfigError
 from vitruvius._files import Lock, check_out, is_lock
 from vitruvius._progress import Bar
 from vitruvius._signals import on_interrupt
-from vitruvius.targets.base import Target, TargetConfig, check_head, check_numbering, open_target
+from vitruvius.targets.base import Target, TargetConfig, check_numbering, open_target
 
 if TYPE_CHECKING:
     from vitruvius._processes import Process
@@ -59,7 +59,7 @@ class Request:
         """On the device of its process, in eval mode."""
         model = self.target.model
         if self.labels:
-            check_head(self.target)
+            check_head(model, self.target.text)
         return model.to(self.process.device).eval()
 
     @functools.cached_property

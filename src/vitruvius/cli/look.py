@@ -236,12 +236,11 @@ def report(
         if not folder.exists():
             raise RunError(f"{folder} does not exist; a report needs run folders, as `vitruvius train` writes them.")
     from vitruvius.evaluation import make_threat
-    from vitruvius.report.page import write_page
+    from vitruvius.report.page import check_page, write_page
     from vitruvius.report.recording import record_missing
 
     check_out(out, *folders, example="report.html")
-    if not out.absolute().parent.is_dir():
-        raise RunError(f"cannot write {out}: there is no folder {out.parent}. Make it first, or choose another.")
+    check_page(out)
     made = make_threat(threat, where="--threat")
     record_missing(folders, overrides, images, made, trust_plugins=trust_plugins)
     with Lock(out, file=True):

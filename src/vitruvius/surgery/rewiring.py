@@ -10,6 +10,7 @@ from torch import nn
 
 from vitruvius._checks import check_model
 from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
+from vitruvius._notebook import show_briefly
 from vitruvius._registry import piece_of
 from vitruvius.attention.base import Core, PartMaker, PartSpec, build_core, part
 from vitruvius.attention.mask import Mask, read_masks
@@ -44,6 +45,7 @@ def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: S
     cores = {name: build_core(makers, site) for name, site in chosen.items()}
     plug(modules, cores)
     link_blocks(inner(model))
+    show_briefly(type(model))
     return model
 
 

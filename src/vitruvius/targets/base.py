@@ -160,18 +160,6 @@ def folder_for(name: str) -> Path:
     return Path("runs") / name.replace("/", "-")
 
 
-def check_head(target: Target) -> None:
-    """Refuse a model without a head: it returns features, and the largest of them is not a class.
-
-    `target` has been opened.
-    """
-    if getattr(target.model.model, "num_classes", None) == 0:
-        raise ConfigError(
-            f"{target.text} has no head (num_classes = 0): it returns features, not class scores. Train one first "
-            "(model.reset_head and model.freeze); maps and analyses need none."
-        )
-
-
 def check_numbering(target: Target, loader: Loader) -> None:
     """Refuse data whose class numbers cannot be the model's: they have fewer classes, numbered 0, 1, … by themselves.
 
