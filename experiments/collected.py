@@ -102,17 +102,23 @@ def read_threats(folder: Path, place: str) -> Run:
         kept = ("accuracy", "low", "high", "n", "loss", "seconds", "stages", "severity", "family", "doubts")
         found[f"{place}/{threat['spec']}"] = {key: threat[key] for key in kept}
         if ledger is not None:
-            found[f"{place}/{threat['spec']}"] |= of_images(ledger[threat["spec"]])
+            found[f"{place}/{threat['spec']}"] |= of_images(ledger[threat["spec"]], clean=place == "all_images")
     return found
 
 
-def of_images(rows: Any) -> Run:
-    """Which images were right, one bit each, and the expected calibration error over 15 bins."""
+def of_images(rows: Any, *, clean: bool = False) -> Run:
+    """Which images were right, one bit each, and the expected calibration error over 15 bins.
+
+    Of clean images also the confidence of each, as float16, so that the error can be computed again with other bins.
+    """
     from vitruvius.evaluation.metrics import EqualWidth, expected_error
 
-    kept: Run = {"correct": bits(rows["correct"][rows["id"].argsort()].numpy())}
+    order = rows["id"].argsort()
+    kept: Run = {"correct": bits(rows["correct"][order].numpy())}
     if "confidence" in rows:
         kept["ece"] = expected_error(EqualWidth(number=15)(rows["confidence"], rows["correct"]))
+        if clean:
+            kept["confidence"] = base64.b64encode(rows["confidence"][order].half().numpy().tobytes()).decode()
     return kept
 
 
@@ -167,7 +173,7 @@ def expected_heads() -> dict[Path, str]:
             continue
         planned = [item["name"] for item in campaign["list"]]
         done = [name for name in planned if name in judged]
-        found[file] = f"{HEAD}{len(done)} of {len(planned)} runs (docs/RESULTS.md)."
+        found[file] = f"{HEAD}{len(done)} of {len(planned)} runs (docs/results)."
         for item in campaign["list"]:
             if item["name"] in judged and set(item) <= {"name", "recipe"}:
                 recipe = find_recipe(item.get("recipe", campaign["recipe"]))

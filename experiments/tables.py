@@ -85,8 +85,9 @@ def attention_pgd(runs: list[Run]) -> str:
 
 
 def attention_compact(runs: list[Run]) -> str:
-    """A compact ViT under AutoAttack: differences to softmax of the same seed, with Holm's correction over the table."""
-    main, *weaker = sorted({spec for run in runs for spec in run["threats"] if "autoattack" in spec}, key=size_of_eps)[::-1]
+    """A compact ViT under AutoAttack: differences to softmax of the same seed, corrected for their number (Holm)."""
+    attacks = {spec for run in runs for spec in run["threats"] if "autoattack" in spec}
+    main, *weaker = sorted(attacks, key=size_of_eps, reverse=True)
     corrections = holm({run["name"]: paired(*both)[1] for run in runs if (both := with_softmax(runs, run, main))})
     pgd = next(spec for spec in runs[0]["threats"] if "pgd" in spec)
     columns: dict[str, Callable[[Run], str]] = {
@@ -148,7 +149,9 @@ def half_width(one: Run, other: Run) -> float:
 
 def corrupted_with_interval(run: Run) -> str:
     """Mean accuracy over the corruptions, with the 95 % interval over images."""
-    per_image = np.mean([answers(threat) for threat in run["threats"].values() if threat["severity"] is not None], axis=0)
+    per_image = np.mean(
+        [answers(threat) for threat in run["threats"].values() if threat["severity"] is not None], axis=0
+    )
     width = 196 * per_image.std(ddof=1) / math.sqrt(len(per_image))
     return f"{100 * per_image.mean():.1f} ± {width:.1f}"
 
@@ -189,6 +192,42 @@ def light(runs: list[Run]) -> str:
         "alarms": lambda run: str(max(row.get("alarms", 0) for row in run["epochs"])),
     }
     return table("recipe", by_threat(runs, "autoattack"), columns)
+
+
+def light_compact(runs: list[Run]) -> str:
+    """One step against three on CIFAR-10: does held-out accuracy under PGD-10 collapse, and does the alarm ring?"""
+    columns = {
+        "seed": lambda run: str(run["seed"]),
+        "clean": lambda run: percent(find(run, "evaluation/clean")),
+        "FGSM": lambda run: percent(find(run, "fgsm")),
+        "PGD-20": lambda run: percent(find(run, "pgd")),
+        "AutoAttack 8/255": lambda run: with_interval(find(run, "autoattack")),
+        "against `pgd3` (p)": lambda run: against(run, of_same_seed(runs, run, "pgd3"), "autoattack"),
+        "collapses": lambda run: str(len(collapses(run["epochs"]))),
+        "alarms": lambda run: str(max(row.get("alarms", 0) for row in run["epochs"])),
+    }
+    return table("training", by_threat(runs, "autoattack"), columns)
+
+
+def collapses(epochs: Sequence[Run]) -> list[int]:
+    """Epochs after which held-out accuracy under PGD-10 is at most half of what it was one or two epochs before."""
+    values = [row["multi_step_accuracy"] for row in epochs]
+    return [now for now in range(1, len(values)) if 2 * values[now] <= max(values[max(0, now - 2) : now])]
+
+
+def structured_small(runs: list[Run]) -> str:
+    """Accuracy after every start on few images; each against timm's start on as many, with the same seed."""
+
+    def timm_start(run: Run) -> Run:
+        return of_same_seed(runs, run, f"timm_{run['name'].partition('_seed')[0].rpartition('_')[2]}")
+
+    columns = {
+        "seed": lambda run: str(run["seed"]),
+        "images": lambda run: f"{run['config']['data']['train_num_samples']:,}",
+        "test accuracy": lambda run: with_interval(find(run, "clean")),
+        "against timm (p)": lambda run: against(run, timm_start(run), "clean"),
+    }
+    return table("start", by_threat(runs, "clean"), columns)
 
 
 def imagenette(runs: list[Run]) -> str:
@@ -269,9 +308,27 @@ def attention_digits(runs: list[Run]) -> str:
         "PGD-20 0.1": lambda run: percent(find(run, "pgd")),
         "APGD-CE, APGD-T, Square 0.1": lambda run: with_interval(find(run, "autoattack")),
         "against softmax (p)": lambda run: against(run, of_same_seed(runs, run, "softmax"), "autoattack"),
+        "p, Holm": corrected(runs, lambda run: of_same_seed(runs, run, "softmax")),
         "ECE": calibration,
+        "minutes": minutes,
     }
     return table("attention", by_threat(runs, "autoattack"), columns)
+
+
+def corrected(runs: Sequence[Run], reference: Callable[[Run], Run | None]) -> Callable[[Run], str]:
+    """A column: p against the reference of each run under the ensemble, corrected for all runs that have one (Holm)."""
+    values = {}
+    for run in runs:
+        other = reference(run)
+        if other is not None and other is not run:
+            values[run["name"]] = paired(find(run, "autoattack"), find(other, "autoattack"))[1]
+    found = holm(values)
+    return lambda run: f"{found[run['name']]:.2g}" if run["name"] in found else ""
+
+
+def minutes(run: Run) -> str:
+    """Of training and judging together, where the sweep noted them."""
+    return f"{run['seconds']['all'] / 60:.1f}" if run["seconds"].get("all") else ""
 
 
 def light_digits(runs: list[Run]) -> str:
@@ -319,6 +376,7 @@ def together_digits(runs: list[Run]) -> str:
         "PGD-20 0.1": lambda run: percent(find(run, "pgd")),
         "APGD-CE, APGD-T, Square 0.1": lambda run: with_interval(find(run, "autoattack")),
         "against `softmax` (p)": lambda run: against(run, of_same_seed(known, run, "softmax"), "autoattack"),
+        "p, Holm": corrected(known, lambda run: of_same_seed(known, run, "softmax")),
         "against `dense` (p)": lambda run: against_dense(known, run),
         "ECE": calibration,
     }
@@ -588,7 +646,9 @@ TABLES: dict[str, Callable[[list[Run]], str]] = {
     "attention_cifar_compact_natural": attention_compact,
     "structured": structured,
     "structured_p2": structured,
+    "structured_small": structured_small,
     "light": light,
+    "light_compact": light_compact,
     "imagenette": imagenette,
     "imagenette_released_protocol": released_protocol,
     "digits_released_protocol": released_protocol,

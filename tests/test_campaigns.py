@@ -26,15 +26,19 @@ FOLDER = ROOT / "experiments" / "campaigns"
 SWEEPS = sorted(file for file in FOLDER.glob("*.yaml") if "list" in read_yaml(file))
 RECIPES = sorted(set(FOLDER.glob("*.yaml")) - set(SWEEPS))
 ROWS = {  # of every campaign: what its table compares with, and one row more
+    "attention_cifar_compact": ("softmax", "rpc_all_n2_paper"),
+    "attention_cifar_compact_natural": ("softmax", "rpc_layer0_n4"),
     "attention_digits": ("softmax", "rpc_all_n2_paper"),
     "attention_natural": ("softmax", "rpc_layer0_n4"),
     "attention_pgd": ("softmax", "rpc_all_n2_paper"),
     "imagenette": ("plain", "rpc_all_n2"),
     "light": ("light", "canonical"),
+    "light_compact": ("one_step_eps_warmup", "pgd3"),
     "light_digits": ("light", "eps01_light", "eps01_pgd3"),
     "speedruns": ("vit", "preact_resnet18_linf8"),
     "structured": ("timm", "mimetic_released_seed1"),
     "structured_p2": ("timm", "impulse3"),
+    "structured_small": ("timm_1k", "impulse3_1k"),
     "together_digits": ("natural", "impulse", "dense", "masked"),
     "vitcod": ("dense", "random_80", "tiles_80", "tiles_95", "random_95", "low_rank_calibrated"),
     "vitcod_pretrained": ("dense", "random_80", "information_80", "random_95", "low_rank_svd"),

@@ -1,4 +1,4 @@
-"""The page of results says what the files of experiments/results say."""
+"""The pages of results say what the files of experiments/results say."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from experiments import collected, figures, packs, tables
 
 ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 
 
 def threat(bits: list[int]) -> dict[str, object]:
@@ -20,14 +21,15 @@ def threat(bits: list[int]) -> dict[str, object]:
 
 
 def test_every_table_is_made_from_the_results() -> None:
-    page = (ROOT / "docs" / "RESULTS.md").read_text()
-    assert tables.with_tables(page) == page
+    pages = [page.read_text() for page in PAGES]
+    assert [tables.with_tables(page) for page in pages] == pages
+    assert sum(page.count("<!-- table") for page in pages) >= 13
 
 
 def test_every_figure_of_the_page_is_drawn_from_the_results(tmp_path: Path) -> None:
     """`python -m experiments tables` writes them."""
     drawn = {file.name for file in figures.write_figures(figures=tmp_path)}
-    shown = set(re.findall(r"figures/(results_\w+\.png)", (ROOT / "docs" / "RESULTS.md").read_text()))
+    shown = {name for page in PAGES for name in re.findall(r"figures/(results_\w+\.png)", page.read_text())}
     assert drawn == shown
     assert all((ROOT / "docs" / "figures" / name).is_file() for name in shown)
 
@@ -61,6 +63,33 @@ def test_runs_without_single_answers_are_compared_by_their_accuracies() -> None:
     assert round(difference, 12) == 0.2
     assert abs(p - 0.00203) < 5e-5  # z = 0.2 / sqrt(0.7 · 0.3 · 2 / 100) = 3.086
     assert tables.unpaired(one, one)[1] == 1.0
+
+
+def test_holm_multiplies_each_p_value_by_the_number_of_those_not_smaller() -> None:
+    assert tables.holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.5}) == pytest.approx(
+        {"a": 0.04, "c": 0.09, "b": 0.09, "d": 0.5}
+    )
+
+
+def test_a_collapse_is_a_fall_by_half_within_two_epochs() -> None:
+    values = [0.30, 0.31, 0.20, 0.14, 0.15, 0.05, 0.04]
+    assert tables.collapses([{"multi_step_accuracy": value} for value in values]) == [3, 5, 6]
+
+
+def test_the_interval_of_a_difference_comes_from_the_images_answered_otherwise() -> None:
+    one, other = threat([1, 1, 0, 0] * 25), threat([0, 1, 0, 0] * 25)
+    assert tables.half_width(one, other) == pytest.approx(1.96 * (0.25 * 0.75 / 99) ** 0.5)
+    assert tables.half_width(one, one) == 0
+
+
+def test_the_calibration_error_can_be_computed_again_from_the_confidences_kept() -> None:
+    run = json.loads((tables.RESULTS / "attention_cifar_compact" / "softmax.json").read_text())
+    clean = run["threats"]["all_images/clean"]
+    confidence = np.frombuffer(base64.b64decode(clean["confidence"]), np.float16).astype(float)
+    correct = tables.answers(clean)
+    bins = np.minimum((confidence * 15).astype(int), 14)
+    error = sum(abs(confidence[bins == b].mean() - correct[bins == b].mean()) * (bins == b).mean() for b in set(bins))
+    assert error == pytest.approx(clean["ece"], abs=2e-3)
 
 
 def test_runs_on_other_images_are_not_paired() -> None:
