@@ -150,7 +150,9 @@ def _check(target: Target, tuning: dict[str, Any], overrides: Sequence[str], ask
                 "training and its data can: train.epochs=5, data.root=…."
             )
         if setting.startswith(("train.", "task")) and not tuning["train"]["epochs"]:
-            raise ConfigError(f"{setting!r} is a setting of fine-tuning, and there is none; give --epochs too, or leave it out.")
+            raise ConfigError(
+                f"{setting!r} is a setting of fine-tuning, and there is none; give --epochs too, or leave it out."
+            )
     if tuning["train"]["epochs"]:
         check_run(as_config({**tuning, "out": None}, _of_tuning(target, overrides)))
     rank = asked["rank"]
