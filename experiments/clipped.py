@@ -1,4 +1,4 @@
-"""The share of key entries that `rpc` clips in a trained model, by iteration; and the λ of the paper's form that clips as many.
+"""The share of key entries that `rpc` clips in a trained model, and the λ of the paper's form that clips as many.
 
 python -m experiments clipped runs/campaigns/attention_cifar_compact/rpc_all_n2 data.root=cifar10.npz
 python -m experiments clipped RUN data.root=cifar10.npz --match     # prints λ alone, for a sweep's command line

@@ -147,6 +147,7 @@ class Core(nn.Module):
         _check_chain(parts, site)
         for name, module in parts:
             self.add_module(name, module)
+        self.ignores_queries = any("q" in module.discards for module in self.parts.values())
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -243,10 +244,7 @@ def attention_map(heads: Heads) -> Tensor:
 
     `heads` are those of one softmax; a pair that the bias hides by −∞ gets 0.
     """
-    logits = (heads.q * heads.scale) @ heads.k.mT
-    if heads.bias is not None:
-        logits = logits + heads.bias
-    return logits.softmax(-1)
+    return heads.weights()
 
 
 def scores(heads: Heads) -> Tensor:

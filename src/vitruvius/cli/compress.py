@@ -49,7 +49,7 @@ def compress(
         out: folder of all artefacts (default: RUN_compressed, or runs/NAME_compressed).
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius._files import Lock, atomic_write_text
+    from vitruvius._files import Lock, atomic_write_text, check_out
     from vitruvius._secrets import redact
     from vitruvius._yaml import dump_yaml
     from vitruvius.cli.evaluate import evaluate
@@ -67,6 +67,7 @@ def compress(
     asked = dict(zip(names, (sparsity, rank, rule, budget, epochs, threat, images), strict=True))
     _check(opened, tuning, overrides, asked)
     folder = out or opened.folder.with_name(f"{opened.folder.name}_compressed")
+    check_out(folder, opened.folder)
     words = _of_target(source, overrides)
     with Lock(folder):
         _claim(folder, {"run": source, **asked, "overrides": list(overrides)})
@@ -150,9 +151,7 @@ def _check(target: Target, tuning: dict[str, Any], overrides: Sequence[str], ask
                 "training and its data can: train.epochs=5, data.root=…."
             )
         if setting.startswith(("train.", "task")) and not tuning["train"]["epochs"]:
-            raise ConfigError(
-                f"{setting!r} is a setting of fine-tuning, and there is none; give --epochs too, or leave it out."
-            )
+            raise ConfigError(f"{setting!r} is a setting of fine-tuning, and there is none; give --epochs too.")
     if tuning["train"]["epochs"]:
         check_run(as_config({**tuning, "out": None}, _of_tuning(target, overrides)))
     rank = asked["rank"]

@@ -33,7 +33,10 @@ def convert(
         ema: take the averaged weights.
         lenient: settings that cannot be expressed here: leave them out, with a note.
     """
+    from vitruvius._files import check_out
     from vitruvius._registry import parse_spec
+
+    check_out(out, checkpoint)
     from vitruvius.compression.steps import masks_of_arrays
     from vitruvius.converters import MASKS, SETTINGS, read_arguments, write_recipe, write_run
     from vitruvius.converters import convert as read_checkpoint

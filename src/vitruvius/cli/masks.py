@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+FIGURES = (".png", ".pdf", ".svg", "")
+
 
 def maps(
     target: str,
@@ -30,8 +32,11 @@ def maps(
         figure: draw the grid of sites and heads: a .png, .pdf or .svg file.
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
+    from vitruvius._files import check_out
     from vitruvius.request import open_request
 
+    if figure is not None:
+        check_out(figure, out, example="maps.png", endings=FIGURES)
     with open_request(
         target,
         overrides,
@@ -86,6 +91,12 @@ def masks(
         figure: draw the grid of sites and heads: a .png, .pdf or .svg file.
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
+    from vitruvius._files import check_out
+
+    if out is not None:
+        check_out(out, maps, of, example="masks.safetensors")
+    if figure is not None:
+        check_out(figure, maps, out, example="masks.png", endings=FIGURES)
     from vitruvius.compression.steps import write_masks
     from vitruvius.surgery import survey
     from vitruvius.targets.base import open_target

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, SurgeryError
-from vitruvius._files import atomic_write_bytes, check_new_file, is_lock, load_tensors, pack_tensors, unpack_tensors
+from vitruvius._files import atomic_write_bytes, check_out, is_lock, load_tensors, pack_tensors, unpack_tensors
 from vitruvius._registry import read_spec, require
 from vitruvius._version import __version__
 from vitruvius.attention.low_rank import LowRank
@@ -67,8 +67,7 @@ def export(
         raise ConfigError(f"format = {format!r}, expected one of {', '.join(WRITERS)}.")
     if format == "timm-hub":
         _check_hub_folder(Path(path))
-    else:
-        check_new_file(path, NAMES[format])
+    check_out(path, example="" if format == "timm-hub" else NAMES[format])
     prepared, folded = prepare(model, sparse=sparse)
     images = torch.rand(3, *prepared.data_config["input_size"], generator=torch.Generator().manual_seed(0))
     path = Path(path)

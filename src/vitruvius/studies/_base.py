@@ -17,6 +17,7 @@ from torch import Tensor
 from vitruvius._checks import device_of
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import Lock, MadeFolder, append_line, atomic_write_text, ensure_writable, read_json
+from vitruvius._notebook import to_csv
 from vitruvius._progress import Bar, Progress, no_progress
 from vitruvius._random import image_ids
 from vitruvius._registry import Registry
@@ -27,7 +28,6 @@ from vitruvius.data.identity import hash_tensors
 from vitruvius.evaluation.base import fingerprint, numbered, settings_fingerprint
 from vitruvius.models import PixelModel, load_weights
 from vitruvius.report import save_figure
-from vitruvius.report.blocks import write_csv
 from vitruvius.request import open_request
 from vitruvius.training import kept_weights
 
@@ -134,7 +134,7 @@ def study(
             raise
         rows = getattr(maker, "finish", list)(rows)
         shown = [{column: value for column, value in row.items() if column != "key"} for row in rows]
-        atomic_write_text(folder / "table.csv", write_csv(shown))
+        atomic_write_text(folder / "table.csv", to_csv(shown))
         save_figure(maker.draw(rows), folder / "figure")
         for stem, figure in maker.further(rows, folder, settings) if hasattr(maker, "further") else ():
             save_figure(figure, folder / stem)

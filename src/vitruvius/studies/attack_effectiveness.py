@@ -19,11 +19,11 @@ from matplotlib.ticker import MaxNLocator
 from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text
+from vitruvius._notebook import to_csv
 from vitruvius.attacks.base import LINF, Norm
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation import evaluate
 from vitruvius.evaluation.result import wilson
-from vitruvius.report.blocks import write_csv
 from vitruvius.report.style import figure_style, legend_below
 from vitruvius.studies._base import Row, Subject, folder_of, studies
 from vitruvius.studies._figures import draw_line, gather, names, spread
@@ -106,7 +106,7 @@ def write_summaries(rows: list[Row], folder: Path, _: Mapping[str, Any]) -> list
     """summary.csv for each model of `rows`, in its own folder within `folder`; no figures."""
     for model in names(rows):
         own = [_as_published(row) for row in rows if row["model"] == model]
-        atomic_write_text(folder_of(folder, model) / "summary.csv", write_csv(own))
+        atomic_write_text(folder_of(folder, model) / "summary.csv", to_csv(own))
     return []
 
 

@@ -18,11 +18,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitruvius._files import atomic_write_text
+from vitruvius._notebook import to_csv
 from vitruvius.analysis import NULLS, Table, analyse, read_rows
 from vitruvius.analysis.shipped import read_shipped_folder
 from vitruvius.analysis.table import layers_of
 from vitruvius.report.analysis_figures import JOINT, Scale, draw_norms_on, save_figures
-from vitruvius.report.blocks import write_csv
 from vitruvius.report.sections.analyses import layer_rows
 from vitruvius.report.style import LIGHT, LINES, figure_style, legend_below, series
 from vitruvius.report.words import axis_label
@@ -155,7 +155,7 @@ def further(rows: list[Row], folder: Path, settings: Mapping[str, Any]) -> Itera
         for analysis in table.names("analysis"):
             for row in layer_rows(model, table, analysis):
                 layers.append({"model": row.pop("run"), "analysis": analysis, **row})
-    atomic_write_text(folder / "layers.csv", write_csv(layers))
+    atomic_write_text(folder / "layers.csv", to_csv(layers))
     with_norms = {
         model: table
         for model, table in tables.items()

@@ -10,6 +10,7 @@ from torch import nn
 
 from vitruvius._checks import check_model
 from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
+from vitruvius._notebook import show_briefly
 from vitruvius._registry import piece_of
 from vitruvius.attention.base import Core, PartMaker, PartSpec, build_core, part
 from vitruvius.attention.mask import Mask, read_masks
@@ -19,6 +20,8 @@ from vitruvius.surgery.blocks import link_blocks
 from vitruvius.surgery.sites import Size, Where, match, select, survey
 
 register_notrace_module(Core)  # to timm's FX tracing a core is one node, as its own attention is to others
+
+FEEDS_QUERIES = ("q_norm.", "q_proj.")  # parameters of upstream's attention that only queries depend on
 
 
 def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: Size | None = None) -> nn.Module:
@@ -30,6 +33,7 @@ def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: S
     names, or several (default: every site). `input_size` is the size of an image, (channels, rows, columns), for
     models that do not know it themselves.
 
+    Where a core ignores the queries (`symmetric`, `rpc`), parameters that feed nothing else are frozen until `restore`.
     Everything is checked and built before anything is touched, so a refusal leaves the model as it was.
     """
     refuse_compiled(model)
@@ -41,6 +45,7 @@ def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: S
     cores = {name: build_core(makers, site) for name, site in chosen.items()}
     plug(modules, cores)
     link_blocks(inner(model))
+    show_briefly(type(model))
     return model
 
 
@@ -117,12 +122,25 @@ def plug(modules: Mapping[str, Any], cores: Mapping[str, Core]) -> None:
     for name, module in modules.items():
         module.__class__ = socket_of(module)
         module.core = cores[name]
+        _freeze_idle(module)
 
 
 def unplug(module: Any) -> None:
-    """Delete the core of a socket and give its class back."""
+    """Delete the core of a socket, give its class back and thaw what `plug` froze."""
+    for name in getattr(module.core, "froze", ()):
+        module.get_parameter(name).requires_grad_(True)
     del module.core
     module.__class__ = type(module).upstream
+
+
+def _freeze_idle(module: Any) -> None:
+    """Freeze what feeds only queries that the core ignores: without a gradient it would stop distributed training."""
+    idle: list[str] = []
+    if getattr(module.core, "ignores_queries", False):
+        idle = [n for n, p in module.named_parameters() if n.startswith(FEEDS_QUERIES) and p.requires_grad]
+    for name in idle:
+        module.get_parameter(name).requires_grad_(False)
+    module.core.froze = tuple(idle)
 
 
 def _bare(model: nn.Module, name: str) -> nn.Module:
