@@ -74,22 +74,6 @@ def test_maps_of_a_masked_run_are_zero_where_its_mask_removes(runs: Path, tmp_pa
     assert (maps[0][keep] > 0).all()
 
 
-def test_a_masked_run_is_exported(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(runs / "masked"), "--format", "safetensors"]) == 0
-    assert (runs / "masked" / "export.safetensors").exists()
-    assert "export.safetensors" in capsys.readouterr().out
-
-
-def test_errors_of_the_user_are_one_line(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    maps = str(runs / "maps.safetensors")
-    assert main(["masks", maps, "--sparsity", "0.99"]) == 1
-    assert "cannot be reached" in capsys.readouterr().err
-    assert main(["masks", maps, "--rule", "informations"]) == 1
-    assert "did you mean 'information'?" in capsys.readouterr().err
-    assert main(["masks", maps, "--rule", "information:mas=0.5"]) == 1
-    assert "did you mean 'mass'?" in capsys.readouterr().err
-
-
 def test_cycles_of_masks_and_of_a_run_agree_and_reach_the_page(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cycles", str(runs / "masks.safetensors")]) == 0
     of_file = capsys.readouterr().out

@@ -22,7 +22,10 @@ from vitruvius.compression.files import load_maps, load_masks, load_orders, save
 from vitruvius.compression.masks import make_masks
 from vitruvius.compression.polarisation import polarise_all
 from vitruvius.compression.rules import Rule, rules
+from vitruvius.compression.rules.local_global import distances
+from vitruvius.compression.sites import guess_site
 from vitruvius.compression.sparsity import count
+from vitruvius.compression.tiles import Tiling
 from vitruvius.heads import Site
 
 METHODS = {
@@ -124,6 +127,26 @@ def test_local_and_global_tokens_are_what_a_loop_says() -> None:
                 near = max(abs(row - across), abs(column - down)) <= 1
                 expected = 0 in (query, key) or popular in (query, key) or near
                 assert bool(keep[head, query, key]) == expected
+
+
+def test_pairs_equally_far_apart_leave_by_least_attention() -> None:
+    map_ = some_maps(sites=1, heads=1)["blocks.0.attn"]
+    site = guess_site("blocks.0.attn", map_)
+    levels = rules["local_global"](radius=1, tokens=0).levels(map_, site)[0]
+    apart = distances(site)
+    for distance in (1, 2, 3):
+        ring = apart == distance
+        assert torch.equal(levels[ring].argsort(), map_[0][ring].argsort(descending=True))
+
+
+def test_the_level_of_a_tile_is_the_mean_of_its_pairs_of_a_smaller_one_too() -> None:
+    blocks = torch.tensor([0, 0, 0, 1, 1, -1])
+    levels = torch.rand(2, 6, 6, dtype=torch.float64)
+    means = Tiling(blocks, blocks).means(levels)
+    for row in range(2):
+        for column in range(2):
+            tile = levels[:, blocks == row][:, :, blocks == column]
+            torch.testing.assert_close(means[:, row, column], tile.mean((1, 2)))
 
 
 @pytest.mark.parametrize("budget", ["global", "layer", "head"])
@@ -368,6 +391,21 @@ def test_the_tiles_that_stay_are_the_most_attended(rule: str) -> None:
     for keep in masks.keep.values():
         tiles = keep[:, order][:, :, order].view(2, 9, 4, 9, 4).float().mean((2, 4))
         assert bool((tiles[:, wanted > 0] == 1).all())
+
+
+def test_tiles_go_from_the_highest_mean_level_down() -> None:
+    maps, sites = tile_maps(), tile_site()
+    masks = make_masks(maps, "ratio", sparsity=0.6, sites=sites, tiles=4)
+    order = tile_order(37, (6, 6), 1, 4)[1:]
+    stayed, went = [], []
+    for name, keep in masks.keep.items():
+        means = rules["ratio"]().levels(maps[name].double(), sites[name])[:, order][:, :, order]
+        means = means.view(2, 9, 4, 9, 4).double().mean((2, 4))
+        kept = keep[:, order][:, :, order].view(2, 9, 4, 9, 4).float().mean((2, 4))
+        best = means == means.amin(-1, keepdim=True)  # which stay in any case
+        stayed.append(means[(kept == 1) & ~best])
+        went.append(means[kept == 0])
+    assert torch.cat(stayed).max() <= torch.cat(went).min()
 
 
 def test_rows_of_equal_attention_stay_whole_in_tiles_too() -> None:

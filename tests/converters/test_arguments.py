@@ -11,120 +11,34 @@ from vitruvius._errors import ConfigError
 from vitruvius.cli import main
 from vitruvius.converters import convert, read_arguments, write_recipe
 from vitruvius.converters.arguments import recipe_from_arguments
-from vitruvius.data._config import Mix
 from vitruvius.training import Config, read_recipe
 
 TIMM = """
 aa: rand-m9-mstd0.5-inc1
 amp: true
 amp_dtype: bfloat16
-amp_impl: native
-aug_repeats: 0
-aug_splits: 0
 batch_size: 512
-bce_loss: false
 bce_target_thresh: null
-checkpoint_hist: 10
 clip_grad: 3.0
-clip_mode: norm
-color_jitter: 0.4
-cooldown_epochs: 0
 crop_pct: 1.0
-cutmix: 0.0
 data: null
 data_dir: /data/cifar
 dataset: torch/cifar10
-decay_rate: 0.1
-dist_bn: reduce
-drop: 0.0
-drop_path: null
-epochs: 200
 gp: avg
-hflip: 0.5
-img_size: null
-input_size: null
-layer_decay: null
 log_interval: 50
-log_wandb: false
 lr: 0.001
 lr_base: 0.1
-lr_base_scale: ''
-lr_base_size: 256
-lr_cycle_limit: 1
-mean: [0.4914, 0.4822, 0.4465]
-min_lr: 1.0e-06
-mixup: 0.0
 model: vit_tiny_patch16_224
-model_ema: false
 model_kwargs: {class_token: false, patch_size: 2, img_size: 32}
-momentum: 0.9
 num_classes: 10
 opt: adamw
-opt_betas: null
 opt_eps: 0.001
-opt_kwargs: {}
-output: ''
-pretrained: false
-ratio: [1.0, 1.0]
-recount: 1
-remode: pixel
-reprob: 0.0
 scale: [1.0, 1.0]
-sched: cosine
 sched_on_updates: false
 seed: 42
-smoothing: 0.1
 split_bn: true
 std: [0.2471, 0.2435, 0.2616]
-torchcompile: null
-train_interpolation: random
-train_split: train
-val_split: validation
-warmup_epochs: 10
 warmup_lr: 1.0e-05
-weight_decay: 0.01
-workers: 4
-"""
-LIGHT = """
-model: xcit_small_12_p4_32
-dataset: torch/cifar10
-val_split: test
-adv_training: trades
-attack: pgd
-attack-eps: 8
-attack_steps: 10
-attack_norm: linf
-eps_schedule: linear
-eps_schedule_period: 10
-trades_beta: 6.0
-lr: null
-lr_base: 2.0e-4
-lr_base_size: 512
-opt: adamw
-sched: cosine
-epochs: 20
-cooldown_epochs: 2
-warmup_epochs: 5
-batch_size: 128
-weight_decay: 0.5
-drop_path: 0.05
-smoothing: 0.0
-rand_crop: true
-pad: 4
-rand_rotation: 2
-aa: None
-normalize_model: true
-no_normalize: true
-mean: [0.4914, 0.4822, 0.4465]
-std: [0.2471, 0.2435, 0.2616]
-num_classes: 10
-input_size: [3, 32, 32]
-finetune: runs/xcit_s12_linf8
-combine_dataset: npz
-combine_data_dir: cifar_ddpm.npz
-combined_dataset_ratio: 0.3
-bn_tf: false
-eval_metric: robust_top1
 """
 
 
@@ -155,27 +69,6 @@ def test_timms_options_keep_their_names_and_values(tmp_path: Path) -> None:
     assert (train.precision, train.sched_on_updates, train.warmup_lr) == ("bf16", False, 1e-5)
     assert config.seed == 42
     assert "not known here, left out: split_bn=True." in text
-
-
-def test_the_light_recipes_options_become_an_adversarial_task(tmp_path: Path) -> None:
-    config, text = converted(LIGHT, tmp_path)
-    assert config.task == {
-        "use": "trades",
-        "eps": pytest.approx(8 / 255),
-        "norm": "linf",
-        "attack": {"use": "pgd", "steps": 10, "step_size": pytest.approx(1.2 / 255)},
-        "coupled": False,
-        "beta": 6.0,
-        "schedule": {"use": "linear", "epochs": 10},
-    }
-    assert config.model.name == "vitruvius/xcit_small_12_p4_32"
-    assert (config.model.weights, config.model.reset_head) == ("runs/xcit_s12_linf8", True)
-    data = config.data
-    assert (data.rotation, data.pad, data.rand_crop, data.image_size, data.aa) == (2, 4, True, 32, None)
-    assert data.mix == Mix(dataset="npz", root="cifar_ddpm.npz", fraction=0.3)
-    assert (config.train.lr, config.train.lr_base) == (None, 2e-4)
-    assert "names only some options" in text
-    assert "here PGD-10" in text
 
 
 def test_pixels_that_were_not_normalised_are_not() -> None:

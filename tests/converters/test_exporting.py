@@ -1,13 +1,12 @@
 import copy
 
 import pytest
-import timm
 import torch
 
 from families import FAMILIES
 from vitruvius._errors import SurgeryError
 from vitruvius.attention import part
-from vitruvius.converters import save_for_hub, to_timm
+from vitruvius.converters import to_timm
 from vitruvius.surgery import rewire
 
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -70,15 +69,3 @@ def test_symmetric_attention_with_norms_of_q_and_k_has_no_timm_form():
     model, _ = BY_NAME["vit_qk_norm"].randomised()
     with pytest.raises(SurgeryError, match="weights of their own"):
         to_timm(rewire(model, "symmetric"))
-
-
-def test_a_folder_for_the_hub_is_loaded_by_timm(tmp_path):
-    torch.manual_seed(0)
-    model = timm.create_model("test_vit", num_classes=7).eval()
-    randomise_parts(rewire(model, part("low_rank", start="released")))
-    x = torch.randn(2, 3, 160, 160)
-    expected = model(x)
-    folder = save_for_hub(model, tmp_path / "hub")
-    assert {path.name for path in folder.iterdir()} >= {"config.json", "model.safetensors"}
-    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    torch.testing.assert_close(loaded(x), expected, rtol=1e-4, atol=1e-4)

@@ -23,9 +23,3 @@ def test_a_timm_checkpoint_becomes_a_run_that_loads(tmp_path: Path, capsys: pyte
         torch.testing.assert_close(model(x), upstream((x - 0.5) / 0.5))
     assert main([*command, str(tmp_path / "run")]) == 1
     assert "is a run folder already" in capsys.readouterr().err
-
-
-def test_an_unknown_layout_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["convert", str(tmp_path / "x.pth"), "--from", "kpcaa", "--out", str(tmp_path / "run")]) == 1
-    assert "did you mean 'kpca'" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

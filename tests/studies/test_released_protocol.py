@@ -103,17 +103,6 @@ def test_predicted_labels_can_push_a_wrong_answer_into_the_right_class(run: Path
     assert float(rows["pixels", "predicted"]["accuracy"]) > float(rows["pixels", "true"]["accuracy"])
 
 
-def test_a_study_that_was_killed_asks_only_what_is_missing(run: Path, tmp_path: Path) -> None:
-    settings = {"images": 8, "eps": [EPS], "steps": 1}
-    study("released-protocol", [str(run)], settings, tmp_path)
-    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
-    (tmp_path / "rows.jsonl").write_text("\n".join(lines[:3]) + "\n")
-    asked: list[object] = []
-    study("released-protocol", [str(run)], settings, tmp_path, on_row=asked.append)
-    assert len(asked) == 1
-    assert (tmp_path / "rows.jsonl").read_text().splitlines() == lines
-
-
 @pytest.mark.parametrize(("key", "value"), [("spaces", ["pixel"]), ("labels", ["own"])])
 def test_a_misspelt_way_is_refused(run: Path, tmp_path: Path, key: str, value: list[str]) -> None:
     with pytest.raises(ConfigError, match=value[0]):

@@ -1,7 +1,8 @@
 """Checkpoints of rachtsy/KPCA_code (Teo & Nguyen 2024, arXiv:2406.13762): RPC and symmetric, scaled, reconstruction.
 
-C model width. Its RPC and symmetric layers project to k and v only (2C rows); ours keep timm's 3C rows. The idle q
-rows are filled with those of k, so that the same weights in plain timm compute symmetric attention.
+And of KarahanS/Reproduction-Study-KPCA (arXiv:2505.07908): ViTs that standardise q and k.      C model width
+KPCA's RPC and symmetric layers project to k and v only (2C rows); ours keep timm's 3C rows. The idle q rows are filled
+with those of k, so that the same weights in plain timm compute symmetric attention.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def kpca(
         return _scaled(checkpoint, model_name, num_heads)
     rows, dim = checkpoint.shape_of("blocks.0.attn.qkv.weight")
     if rows == 3 * dim:
-        return reconstruction(checkpoint, model_name, num_heads)
+        return reproduction(checkpoint, model_name=model_name, num_heads=num_heads)
     if rows != 2 * dim:
         raise CheckpointError(
             f"{checkpoint.name}: qkv has {rows} rows for width {dim}; KPCA_code has 2 or 3 times as many."
@@ -53,8 +54,13 @@ def kpca(
     return finish(checkpoint, model, _pursuit_rules(checkpoint, settings))
 
 
-def reconstruction(checkpoint: Checkpoint, model_name: str | None, num_heads: int | None) -> Converted:
-    """Layers that standardise q and k; of a model whose name does not say it, `num_heads` must be given."""
+@converters.register("reproduction")
+def reproduction(checkpoint: Checkpoint, *, model_name: str | None = None, num_heads: int | None = None) -> Converted:
+    """Reproduction-Study-KPCA: standardised q and k; its deit_tiny has 6 heads, its vit_tiny 3.
+
+    `checkpoint` is the file as it was read; `model_name` is that of the timm model and `num_heads` of its layers, by
+    default told by shapes and stored arguments.
+    """
     model = _model(checkpoint, model_name, num_heads, RECONSTRUCTION_HEADS)
     return finish(checkpoint, model, [{"where": "blocks.*.attn", "parts": [{"use": "standardised"}]}])
 

@@ -1,5 +1,5 @@
 """Experiments over many runs: a question, a table, a figure; one file each."""
 
-from vitruvius.studies._base import Study, Subject, split_words, studies, study
+from vitruvius.studies._base import Subject, split_words, studies, study
 
-__all__ = ["Study", "Subject", "split_words", "studies", "study"]
+__all__ = ["Subject", "split_words", "studies", "study"]

@@ -9,10 +9,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitruvius._checks import device_of
@@ -74,22 +73,10 @@ class Subject:
         return model.eval()
 
 
-class Study(Protocol):
-    """A function of a subject that yields rows; `draw` makes the figure of all rows.
-
-    It may also have `finish(rows)`: the rows with columns that only all of them together can tell, for the table;
-    `further(rows, folder, settings)`: more figures by name; `images`: how many images it studies by default; and
-    `labels`: whether it needs them (default: yes).
-
-    `subject` is a model with its images; `done` holds the keys of rows that an interrupted study has already, which are
-    not computed again; `settings` are those of the study.
-    """
-
-    draw: Callable[[list[Row]], Figure]
-
-    def __call__(self, subject: Subject, done: set[str], /, **settings: Any) -> Iterator[Row]: ...
-
-
+# A study is a function (subject, done, settings by name) that yields rows, without those whose keys are done. It has
+# `draw(rows)`, the figure of all rows, and may have `finish(rows)`, rows with columns that only all of them together
+# can tell; `further(rows, folder, settings)`, more figures by name; `images`, how many it studies by default; and
+# `labels`, whether it needs them (default: yes).
 studies: Registry[Any] = Registry("study", "studies", homes=["vitruvius.studies"])
 
 

@@ -89,7 +89,7 @@ def _not_there(name: str, known: list[str]) -> str:
     folder = zoo_folder()
     if not folder.is_dir():
         return (
-            f"zoo/{name} is not here: {folder} is not a folder. Name the folder of checkpoints with {ZOO}=…, or install "
-            "the package again, which brings one."
+            f"zoo/{name} is not here: {folder} is not a folder. Name the folder of checkpoints with {ZOO}=…, or "
+            "install the package again, which brings one."
         )
     return f"no checkpoint named {name!r} in {folder}{suggest(name, known)} Known: {', '.join(known) or 'none'}."
