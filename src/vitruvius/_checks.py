@@ -1,4 +1,4 @@
-"""What is checked before any work begins, once for all rooms: the model's mode, its pixels, its labels, its logits.
+"""What is checked before any work begins, once for all packages: the model's mode, its pixels, its labels, its logits.
 
 B images, K classes. Each check reads a tensor at most once and raises an error that says what to do.
 """
@@ -43,6 +43,18 @@ def check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"{model!r} is not a model; expected a torch.nn.Module, such as vitruvius.create_model(…) returns."
+        )
+
+
+def check_head(model: object, name: str = "the model") -> None:
+    """Refuse a model without a head: it returns features, and the largest of them is not a class.
+
+    `name` is how the user wrote it.
+    """
+    if getattr(getattr(model, "model", model), "num_classes", None) == 0:
+        raise ConfigError(
+            f"{name} has no head (num_classes = 0): it returns features, not class scores. Train one first "
+            "(model.reset_head and model.freeze); maps and analyses need none."
         )
 
 
@@ -136,6 +148,19 @@ def check_weight(weight: float | None, where: str) -> None:
     """Refuse a weight of something that is negative, infinite or NaN; `where` is how the user wrote it. None passes."""
     if weight is not None and not (math.isfinite(weight) and weight >= 0):
         raise ConfigError(f"{where} = {weight}, expected a finite number, 0 or more.")
+
+
+def check_takes(model: nn.Module, size: tuple[int, int, int]) -> None:
+    """Refuse a `size` of images, channels, height and width, that a model does not take; tried with one of them."""
+    try:
+        with in_eval_mode(model), torch.no_grad():
+            model(torch.zeros(1, *size, device=device_of(model)))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        channels, height, width = size
+        raise ConfigError(
+            f"the model does not take {channels} channel(s) of {height} × {width} pixels ({str(error).rstrip('.')}); "
+            "leave out data.image_size and data.in_chans, or say model.kwargs={img_size: …, in_chans: …}."
+        ) from error
 
 
 def check_logits(logits: Tensor, rows: int) -> None:

@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
+from vitruvius._notebook import Records, as_html, draw_tiles, plot, to_csv, to_frame
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from vitruvius._files import StrPath
 
 Attends = Literal["tokens", "windows", "channels", "class", "downsampled"]
 
@@ -25,6 +32,47 @@ class Heads(NamedTuple):
     bias: Tensor | None = None  # additive, broadcasts to (B, H, N, M)
     scale: float = 1.0
     dropout: float = 0.0
+
+    def weights(self) -> Tensor:
+        """softmax(q kᵀ · scale + bias), (B, H, N, M); a pair that the bias hides by −∞ gets 0."""
+        logits = (self.q * self.scale) @ self.k.mT
+        return (logits if self.bias is None else logits + self.bias).softmax(-1)
+
+    def __repr__(self) -> str:
+        return f"<Heads: {self._title()}>"
+
+    def _repr_html_(self) -> str:
+        return as_html(self._title(), {"": self._records()})
+
+    def plot(self, axes: Axes | None = None, *, image: int = 0) -> Axes:
+        """Draw the weights of every head of one `image` (default: the first) on `axes`, and return those."""
+        return plot(self._draw, axes, image=image)
+
+    def to_frame(self) -> Any:
+        """A line per head, as a pandas DataFrame."""
+        return to_frame(self._records())
+
+    def to_csv(self, path: StrPath | None = None) -> str:
+        """A line per head as CSV text, written to the file `path` if there is one."""
+        return to_csv(self._records(), path)
+
+    def _title(self) -> str:
+        batch, heads, queries, width = self.q.shape
+        bias = "" if self.bias is None else ", with a bias"
+        return f"{batch} × {heads} heads, {queries} queries × {self.k.shape[-2]} keys, width {width}{bias}"
+
+    def _records(self) -> Records:
+        """Lengths of the vectors of every head, and how many keys its softmax looks at."""
+        weights = self.weights().detach().double()  # (B, H, N, M)
+        numbers = {f"length of {n}": getattr(self, n).detach().norm(dim=-1).mean((0, 2)) for n in ("q", "k", "v")}
+        numbers["keys looked at"] = torch.special.entr(weights).sum(-1).exp().mean((0, 2))
+        numbers["largest weight"] = weights.amax(-1).mean((0, 2))
+        return [{"head": h, **{n: float(x[h]) for n, x in numbers.items()}} for h in range(self.q.shape[1])]
+
+    def _draw(self, axes: Axes, *, image: int) -> None:
+        maps = self.weights()[image].detach().float().cpu().numpy()
+        draw_tiles(axes, list(maps), [f"head {head}" for head in range(len(maps))])
+        axes.set_title("softmax(q kᵀ), queries down, keys across")
 
 
 class Context(NamedTuple):

@@ -194,3 +194,13 @@ def test_an_explanation_that_knows_is_told_to_beat_chance(corner, tmp_path):
     assert loaded == table
     for mine, theirs in zip(loaded.pictures[corner], table.pictures[corner], strict=True):
         assert mine is theirs or torch.equal(mine, theirs)
+
+
+def test_a_model_without_a_head_is_refused_as_on_the_command_line():
+    headless = create_model(NAME, depth=1, num_classes=0).eval()
+    images = torch.rand(2, 3, 8, 8)
+    with pytest.raises(ConfigError, match="no head"):
+        explain(headless, images)
+    with pytest.raises(ConfigError, match="no head"):
+        analyse(headless, [images], "relevance")
+    assert analyse(headless, [images], "entropy", nulls=False).rows

@@ -10,6 +10,7 @@ from vitruvius._errors import ConfigError, DataError
 from vitruvius.analysis import AnalysisCallback, analyse, first_images, read_rows
 from vitruvius.analysis.shipped import read_shipped
 from vitruvius.data import DataConfig, eval_loader, train_loader
+from vitruvius.tasks.supervised import Supervised
 
 FIVE = ["error", "relative_to_h", "relative_to_phi", "h2", "phi2"]
 
@@ -107,3 +108,13 @@ def test_words_where_numbers_belong_are_refused(tmp_path):
     (tmp_path / "curve.csv").write_text("Step,a\n1,two\n")
     with pytest.raises(DataError, match="'two' where a number"):
         read_shipped(tmp_path / "curve.csv")
+
+
+def test_a_stage_whose_penalty_is_trained_can_be_analysed_after_an_update():
+    network = vitruvius.create_model("vitruvius/vit_digits", depth=2, attention=["low_rank"]).train()
+    task = Supervised(network, penalty=0.1)
+    callback = AnalysisCallback(["entropy", "norms"], {"train": batches()["train"]})
+    before = callback.epoch_end(0, network)
+    task(torch.rand(4, 3, 8, 8), torch.arange(4))["loss"].backward()
+    after = callback.epoch_end(1, network)
+    assert [row["mean"] for row in after] == [row["mean"] for row in before]

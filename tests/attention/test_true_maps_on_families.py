@@ -53,7 +53,7 @@ def kinds_of(model, family):
 
 def heads_at(model, x, where, family):
     """What enters the cores, in float64: some of timm's rotary positions know float32 alone."""
-    with torch.no_grad(), record(model, where, input_size=family.input_size) as seen:
+    with torch.no_grad(), record(model, where) as seen:
         model(x)
     return {name: in_float64(heads) for name, heads in seen.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from fake_run import write_run
 from html_page import Page, read_page
 
 from vitruvius._errors import RunError
+from vitruvius.cli import main
 from vitruvius.report import section, write_page
 from vitruvius.report.blocks import Html, Note, sections
 
@@ -169,7 +171,7 @@ def test_a_failed_page_leaves_the_former_one_alone(run: Path, monkeypatch: pytes
 
 
 def test_a_folder_is_no_page(run: Path) -> None:
-    with pytest.raises(RunError, match="is a folder; name the file of the page"):
+    with pytest.raises(RunError, match="is a folder; name the file"):
         write_page([run], run)
 
 
@@ -185,3 +187,32 @@ def test_the_page_says_what_the_maps_of_each_part_are(tmp_path: Path) -> None:
         assert "of scaled A (I − S); weights may be negative; of rpc the softmax of its last" in page.text[name]
     plain = write_run(tmp_path / "plain", epochs=1, patch=2, images=1)
     assert "last iteration" not in read_page(write_page([plain], tmp_path / "plain.html")).text["viewer"]
+
+
+def test_a_page_is_not_written_into_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    with pytest.raises(RunError, match="does not exist"):
+        write_page([run], tmp_path / "nope" / "page.html")
+    assert main(["report", str(run), "--out", str(tmp_path / "nope" / "page.html")]) == 1
+    assert not (tmp_path / "nope").exists()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["analysis.jsonl", "cycles.json", "evaluation/shifts/c/report.json"])
+def test_a_pipe_among_the_files_of_a_run_does_not_hang_the_page(tmp_path: Path, name: str) -> None:
+    run = write_run(tmp_path / "run")
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(run / name)
+    with contextlib.suppress(RunError):
+        write_page([run], tmp_path / "page.html")
+
+
+def test_a_study_whose_picture_links_to_itself_has_a_page_without_it(tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    study.mkdir()
+    (study / "study.json").write_text('{"study": "kpca"}')
+    (study / "table.csv").write_text("a,b\n1,2\n")
+    (study / "figure.png").symlink_to(study / "figure.png")
+    page = write_page([study], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Study kpca" in page
+    assert "<img" not in page

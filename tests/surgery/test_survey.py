@@ -23,7 +23,7 @@ BY_NAME = {family.name: family for family in FAMILIES}
 def test_sites_are_what_the_cores_are_given(family: Family) -> None:
     model, x = family.randomised()
     sites = survey(model, input_size=family.input_size)
-    with record(model, input_size=family.input_size) as seen:
+    with record(model) as seen:
         model(x)
         assert survey(model, input_size=family.input_size) == sites, "rewired or not, the sites are the same"
     assert set(sites) == set(seen)

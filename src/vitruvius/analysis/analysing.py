@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import check_eval_mode, check_model, check_pixels, check_seed, device_of
+from vitruvius._checks import check_eval_mode, check_head, check_model, check_pixels, check_seed, device_of
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius._progress import Progress, no_progress
@@ -71,6 +71,8 @@ def analyse(
     check_seed(seed)
     process = process or Process(device=device_of(model))
     questions, explained = split_asked(asked)
+    if explained:
+        check_head(model)
     chosen_nulls = _choose_nulls(nulls)
     threat = make_threat(attack, where="attack") if explained and attack is not None else None
     limit = None if images is None else share_of(images, process)

@@ -216,7 +216,9 @@ class Collector:
         if core is None:
             return None
         if name not in self.cores:
-            self.cores[name] = copy.deepcopy(core).double().eval()
+            hooks = [getattr(m, f"_{kind}_hooks") for m in core.modules() for kind in ("forward", "forward_pre")]
+            without: dict[int, Any] = {id(each): type(each)() for each in hooks}  # they may hold tensors of a loss
+            self.cores[name] = copy.deepcopy(core, without).double().eval()
         return self.cores[name]
 
     def _show(self, site: Site, heads: Heads, null: str, view: CoreView) -> None:

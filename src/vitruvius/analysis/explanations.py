@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvius._checks import check_count, check_eval_mode, check_pixels
+from vitruvius._checks import check_count, check_eval_mode, check_head, check_pixels
 from vitruvius._errors import ConfigError, UnsuitableSite
 from vitruvius._registry import Registry, require
 from vitruvius.attention.base import Kernel
@@ -47,6 +47,7 @@ def explain(
     classes: (B) those asked about; default: those the model answers.
     """
     check_eval_mode(model)
+    check_head(model)
     check_pixels(images)
     if classes is None:
         with torch.no_grad():

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vitruvius._errors import RunError
+from vitruvius._errors import RunError, UnknownName
 from vitruvius._files import StrPath, atomic_write_text, exists, join, load_tensors, read_text, save_tensors
+from vitruvius._notebook import Records, Shown
 from vitruvius.analysis.base import NULLS
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 SAME_BY_CONSTRUCTION = "the same by construction"  # the claim of a null that cannot change the number
+BEYOND = "beyond chance"
 PRINTED = 4  # statistics of an analysis that are printed; the files hold all
 LEGEND = "means over heads and images; in brackets the nearest chance; beyond chance: heads, where every null agrees"
 
@@ -67,8 +71,8 @@ COLUMNS = [column.name for column in dataclasses.fields(Row)]
 CURVE_KEY = ("site", "analysis", "statistic", "null")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Table(Shown):
     """What an analysis found. Prints as a summary by layer; `save(folder)` and `Table.load(folder)` round-trip."""
 
     rows: list[Row]
@@ -78,11 +82,7 @@ class Table:
     pictures: dict[str, Pictures] = field(default_factory=dict, compare=False)  # by explanation
 
     def __str__(self) -> str:
-        head = " · ".join(
-            f"{key} {self.facts[key]}" for key in ("model", "data", "images", "seed") if key in self.facts
-        )
-        legend = LEGEND if any(row.null_mean is not None for row in self.rows) else ""
-        paragraphs = ["\n".join(filter(None, [head, legend]))]
+        paragraphs = ["\n".join(filter(None, [self._about(), self._legend()]))]
         paragraphs += [_block(name, self.select(analysis=name)) for name in self.names("analysis")]
         paragraphs += [f"note: {remark}" for remark in self.remarks]
         return "\n\n".join(filter(None, paragraphs))
@@ -126,13 +126,54 @@ class Table:
                 f"{path} is not a table of an analysis ({error}). `vitruvius analyse` writes one."
             ) from error
 
-    def to_csv(self) -> str:
-        """One line a row; what is not known is an empty cell."""
-        buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(dataclasses.asdict(row) for row in self.rows)
-        return buffer.getvalue()
+    def _about(self) -> str:
+        return " · ".join(
+            f"{key} {self.facts[key]}" for key in ("model", "data", "images", "seed") if key in self.facts
+        )
+
+    def _legend(self) -> str:
+        return LEGEND if any(row.null_mean is not None for row in self.rows) else ""
+
+    def _title(self) -> str:
+        return f"{self._about()}: {', '.join(self.names('analysis'))}"
+
+    def _tables(self) -> Mapping[str, Records]:
+        shown: dict[str, Records] = {self._legend(): []}
+        shown |= {name: summary_rows(name, self.select(analysis=name)) for name in self.names("analysis")}
+        return shown | {f"note: {remark}": [] for remark in self.remarks}
+
+    def _records(self) -> Records:
+        return [dataclasses.asdict(row) for row in self.rows]
+
+    def _draw(self, axes: Axes, *, analysis: str | None = None, statistic: str | None = None) -> None:
+        """One statistic over the sites, mean over heads, from the lowest to the highest head; chance is dashed.
+
+        analysis, statistic: by name; default: the first.
+        """
+        from vitruvius._style import LINES
+
+        analysis = analysis or self.rows[0].analysis
+        rows = self.select(analysis=analysis)
+        statistic = statistic or next((row.statistic for row in rows), "")
+        rows = [row for row in rows if row.statistic == statistic]
+        if not rows:
+            known = ", ".join(dict.fromkeys(f"{row.analysis} {row.statistic}" for row in self.rows))
+            raise UnknownName(f"no statistic {statistic!r} of {analysis!r} in this table. Known: {known}.")
+        sites = list(dict.fromkeys(row.site for row in rows))
+        heads = [[row.mean for row in rows if row.site == site] for site in sites]
+        places = range(len(sites))
+        axes.fill_between(places, [min(each) for each in heads], [max(each) for each in heads], alpha=0.16, linewidth=0)
+        axes.plot(places, [statistics.fmean(each) for each in heads], marker="o", label="observed")
+        for null, line in zip(dict.fromkeys(row.null for row in rows if row.null), LINES[1:], strict=False):
+            chance = [
+                [row.null_mean for row in rows if row.site == s and row.null == null and row.null_mean is not None]
+                for s in sites
+            ]
+            means = [statistics.fmean(each) if each else math.nan for each in chance]
+            axes.plot(places, means, linestyle=line, linewidth=1.3, color="0.5", label=null)
+        axes.set_xticks(places, sites, rotation=30, ha="right")
+        axes.set(title=analysis, ylabel=statistic.replace("_", " "))
+        axes.legend()
 
     def to_json(self) -> str:
         """Columns and rows, with facts and remarks."""
@@ -240,12 +281,11 @@ def _beyond_chance(rows: Sequence[Row]) -> bool | None:
     return len(sides) == 1 and "indistinguishable" not in sides
 
 
-def _block(analysis: str, rows: Sequence[Row]) -> str:
-    """One analysis as text: sites down, its first statistics across."""
-    names = list(dict.fromkeys(row.statistic for row in rows))
-    shown, more = names[:PRINTED], names[PRINTED:]
+def summary_rows(analysis: str, rows: Sequence[Row]) -> list[dict[str, str]]:
+    """One analysis in short: sites down, its first statistics across, the nearest chance in brackets."""
+    shown = list(dict.fromkeys(row.statistic for row in rows))[:PRINTED]
     layers = layers_of(rows)
-    with_chance = any(layers[key].chance is not None for key in layers if key[1] in shown)
+    with_chance = any(layer.chance is not None for key, layer in layers.items() if key[1] in shown)
 
     def cell(site: str, name: str) -> str:
         layer = layers.get((site, name))
@@ -253,15 +293,26 @@ def _block(analysis: str, rows: Sequence[Row]) -> str:
             return "–"
         return f"{number(layer.value)} ({number(layer.chance)})" if with_chance else number(layer.value)
 
-    lines = [[analysis, *shown]]
-    lines += [[site, *(cell(site, name) for name in shown)] for site in dict.fromkeys(row.site for row in rows)]
+    lines = [
+        {analysis: site, **{name: cell(site, name) for name in shown}}
+        for site in dict.fromkeys(row.site for row in rows)
+    ]
     if with_chance:
-        counts = [count_beyond([layer for key, layer in layers.items() if key[1] == name]) for name in shown]
-        lines.append(["beyond chance", *counts])
+        counts = {n: count_beyond([layer for key, layer in layers.items() if key[1] == n]) for n in shown}
+        lines.append({analysis: BEYOND, **counts})
+    return lines
+
+
+def _block(analysis: str, rows: Sequence[Row]) -> str:
+    """The same as text."""
+    summary = summary_rows(analysis, rows)
+    lines = [list(summary[0]), *(list(line.values()) for line in summary)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
     rule = "-" * len(text[0])
-    text = [text[0], rule, *text[1:-1], *([rule] if with_chance else []), text[-1]]
-    if more:
+    text.insert(1, rule)
+    if lines[-1][0] == BEYOND:
+        text.insert(-1, rule)
+    if more := list(dict.fromkeys(row.statistic for row in rows))[PRINTED:]:
         text.append(f"… and {', '.join(more)}")
     return "\n".join(text)

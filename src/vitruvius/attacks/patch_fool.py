@@ -63,7 +63,7 @@ class PatchFool(Attack):
         network: Any = unwrapped(model)
         sites = token_sites(network, x)
         y = hard_labels(y)
-        with record(network, list(sites), detach=False, input_size=_size(x)) as seen:
+        with record(network, list(sites), detach=False) as seen:
             chosen = self._choose(model, x, seen, sites, network)  # (B, P)
             mask = patch_mask(chosen, _grid(sites), x)  # (B, 1, H, W)
             point = torch.where(mask, self._start(x, dice), x)

@@ -256,10 +256,7 @@ def attention_map(heads: Heads) -> Tensor:
 
     `heads` are those of one softmax; a pair that the bias hides by −∞ gets 0.
     """
-    logits = (heads.q * heads.scale) @ heads.k.mT
-    if heads.bias is not None:
-        logits = logits + heads.bias
-    return logits.softmax(-1)
+    return heads.weights()
 
 
 def scores(heads: Heads) -> Tensor:

@@ -7,18 +7,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
+from vitruvius._notebook import Records, Shown
 from vitruvius.corruptions.base import DRAWN, is_drawn
 from vitruvius.evaluation._text import format_grid, label_drawn, shorten_labels
 from vitruvius.evaluation.ledger import AFTER, Ledger
 from vitruvius.evaluation.masking import Finding, draw_remarks, stage_findings
 from vitruvius.evaluation.threats import Entry, family, name_entries
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +65,8 @@ class Score:
         return lines
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Report(Shown):
     """Scores by threat, the worst case over attacks, and the ledger they come from.
 
     Corruptions are judged by their mean and are not part of the worst case.
@@ -101,6 +105,43 @@ class Report:
             lines += ["", *format_grid("corruption", self.labelled())]
         lines += [f"note: {remark}" for remark in self.remarks]
         return "\n".join(lines)
+
+    def _title(self) -> str:
+        rows = [f"{row.name} {row.accuracy:.1%}" for row in self._rows()[:6]]
+        return f"{self.data}, {self.num_images} images: {', '.join(rows)}"
+
+    def _tables(self) -> Mapping[str, Records]:
+        shown = [
+            {"threat": row.spec, "accuracy": f"{row.accuracy:.2%}", "95 % interval": f"{row.low:.1%} – {row.high:.1%}"}
+            | {"images": row.n, **({"doubtful": ", ".join(row.doubts)} if row.doubts else {})}
+            for row in self._rows()
+        ]
+        grid = [
+            {"corruption": name, **{str(s): f"{a:.1%}" for s, a in row.items()}}
+            for name, row in self.labelled().items()
+        ]
+        return {
+            "": shown,
+            **({"accuracy by severity": grid} if grid else {}),
+            **{f"note: {r}": [] for r in self.remarks},
+        }
+
+    def _records(self) -> Records:
+        return [{**asdict(score), "doubts": ", ".join(score.doubts)} for score in [*self.threats, self.worst_case]]
+
+    def _draw(self, axes: Axes) -> None:
+        """Accuracy under each threat with its interval; the mean over severities of a corruption without one."""
+        from vitruvius._style import in_percent
+
+        means = {name: sum(row.values()) / len(row) for name, row in self.labelled().items()}
+        labels = [*shorten_labels([row.spec for row in self._rows()]), *means]
+        for y, row in enumerate(self._rows()):
+            axes.plot([row.low, row.high], [y, y], color="C0", linewidth=1.6)
+            axes.plot([row.accuracy], [y], color="C0", marker="o")
+        axes.plot(list(means.values()), range(len(labels) - len(means), len(labels)), "C0s", linestyle="none")
+        axes.set_yticks(range(len(labels)), labels)
+        axes.set(ylim=(len(labels) - 0.5, -0.5), xlim=(-0.02, 1.02), xlabel="accuracy")
+        in_percent(axes.xaxis)
 
     @property
     def accuracies(self) -> dict[str, dict[int, float]]:

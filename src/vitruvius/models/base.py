@@ -16,6 +16,7 @@ from timm.models.xcit import ConvPatchEmbed
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
+from vitruvius._notebook import module_html
 from vitruvius._registry import Registry
 
 PREFIX = "vitruvius/"
@@ -75,6 +76,9 @@ class PixelModel(nn.Module):
         for name in self.still:
             self.get_submodule(name).eval()
         return self
+
+    def _repr_html_(self) -> str:
+        return module_html(self)
 
     @property
     def data_config(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ colours, so that they follow light and dark.
 from __future__ import annotations
 
 import base64
-import csv
 import functools
 import io
 import re
@@ -20,6 +19,7 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from PIL import Image
 
+from vitruvius._notebook import to_csv
 from vitruvius._registry import Registry
 from vitruvius.report.run import Run
 from vitruvius.report.style import LIGHT, encode_figure
@@ -252,19 +252,9 @@ def section(name: str, *, title: str, order: float) -> Callable[[Draw], Section]
     return add
 
 
-def write_csv(rows: Rows) -> str:
-    """`rows` as CSV text under the names of all columns, in order of first appearance; None is an empty cell."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, names, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()
-
-
 def csv_link(rows: Rows) -> str:
     """The same as a `data:` address."""
-    return data_link("text/csv;charset=utf-8", write_csv(rows).encode())
+    return data_link("text/csv;charset=utf-8", to_csv(rows).encode())
 
 
 def data_link(kind: str, content: bytes) -> str:

@@ -12,7 +12,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitruvius._errors import RunError
-from vitruvius._files import atomic_write_text
+from vitruvius._files import atomic_write_text, check_out
 from vitruvius._version import __version__
 from vitruvius.report.blocks import Block, sections
 from vitruvius.report.gathering import gathered_parts, runs_in
@@ -33,14 +33,20 @@ def write_page(runs: Sequence[str | Path], out: str | Path, *, title: str = "A v
     out: the file of the page.
     title: its heading.
     """
-    out = Path(out)
-    if out.is_dir():
-        raise RunError(f"{out} is a folder; name the file of the page, e.g. {out / 'report.html'}.")
+    out = check_page(out)
     folders = [Path(local_run(run)) for run in runs]
     run_folders = runs_in(folders)
     read = read_runs(run_folders) if run_folders or not folders else []
     atomic_write_text(out, render_page(read, title=title, parts=gathered_parts(folders, read)))
     return out
+
+
+def check_page(out: str | Path) -> Path:
+    """Refuse a place where no page can be written; nothing is made there."""
+    check_out(out, example="report.html")
+    if not Path(out).absolute().parent.is_dir():
+        raise RunError(f"cannot write {out}: the folder {Path(out).parent} does not exist. Make it first.")
+    return Path(out)
 
 
 def render_page(runs: Sequence[Run], *, title: str, parts: Sequence[Part] = ()) -> str:

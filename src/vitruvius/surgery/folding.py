@@ -117,7 +117,7 @@ def _watch(
     with contextlib.ExitStack() as hooks:
         for stage in stages.values() if folded else ():
             hooks.enter_context(stage.register_forward_hook(lambda _, args, __: args[0]))
-        with in_eval_mode(root), record(root, list(stages), input_size=input_size) as seen:
+        with in_eval_mode(root), record(root, list(stages)) as seen:
             root(image)
     return seen if folded else {name: stage(seen[name]) for name, stage in stages.items()}
 

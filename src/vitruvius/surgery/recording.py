@@ -4,17 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from vitruvius._notebook import Records, Shown, draw_tiles
 from vitruvius.attention.base import Core, attention_map, build_core
 from vitruvius.heads import Heads, RecordedHeads, Site
-from vitruvius.surgery.base import Socket, inner
+from vitruvius.surgery.base import Socket, inner, socket_of
 from vitruvius.surgery.rewiring import plug, refuse_compiled, unplug
-from vitruvius.surgery.sites import Size, Where, select, survey
+from vitruvius.surgery.sites import Where, match
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 OnHeads = Callable[[str, Heads], None]
+
+
+class Recording(Shown, dict[str, Heads]):
+    """The Heads that entered each site of a model in its last run, by the name of the site.
+
+    model: that was run.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = model
+
+    def map(self, name: str) -> Tensor:
+        """The weights that the site `name` really gives to its values, (B, H, N, M); see `map_of`."""
+        return map_of(self._model, name, self[name])
+
+    def _title(self) -> str:
+        images = f", {max(len(heads.q) for heads in self.values())} images" if self else ""
+        return f"what entered {len(self)} sites of {type(inner(self._model)).__name__}{images}"
+
+    def _records(self) -> Records:
+        sizes = {name: (*heads.q.shape[1:], heads.k.shape[-2]) for name, heads in self.items()}
+        return [
+            {"site": name, "heads": h, "queries": n, "keys": m, "width": d, "mean largest weight": _peak(self[name])}
+            for name, (h, n, d, m) in sizes.items()
+        ]
+
+    def _draw(self, axes: Axes, *, image: int = 0) -> None:
+        """The true map of every site, mean over heads, of one image."""
+        maps = [self.map(name)[image].mean(0).detach().float().cpu().numpy() for name in self]
+        draw_tiles(axes, maps, list(self))
+        axes.set_title("mean over heads, queries down, keys across")
+
+
+def _peak(heads: Heads) -> float:
+    return float(heads.weights().detach().amax(-1).mean())
 
 
 @contextmanager
@@ -24,26 +64,24 @@ def record(
     *,
     on_heads: OnHeads | None = None,
     detach: bool = True,
-    input_size: Size | None = None,
     sites: Mapping[str, Site] | None = None,
-) -> Iterator[dict[str, Heads]]:
+) -> Iterator[Recording]:
     """While open, every run of `model` leaves the Heads of each matching site in the dictionary it yields.
 
     `where` is a glob over site names, or several (default: every site). The last run wins. With
     `on_heads(name, heads)` nothing is kept: it gets each Heads as it comes (under activation checkpointing once
-    more in the backward pass). `detach` cuts the recorded tensors off from autograd (default: yes). `input_size` is
-    the size of an image, (channels, rows, columns), for models that do not know it themselves. `sites` are what
-    `survey` found, where that is known already. Bare sites hold a softmax core meanwhile and are upstream's again on
-    leaving, also on an exception.
+    more in the backward pass). `detach` cuts the recorded tensors off from autograd (default: yes). `sites` are those
+    to choose from (default: every module that attends). Bare sites hold a softmax core meanwhile and are upstream's
+    again on leaving, also on an exception.
     """
     refuse_compiled(model)
     root = inner(model)
-    chosen = select(model, survey(model, input_size=input_size) if sites is None else sites, where)
-    modules: dict[str, Any] = {name: root.get_submodule(name) for name in chosen}
+    names = sites or [name for name, module in root.named_modules() if socket_of(module) is not None]
+    modules: dict[str, Any] = {name: root.get_submodule(name) for name in match(model, list(names), where)}
     bare = {name: module for name, module in modules.items() if not isinstance(module, Socket)}
-    lent = {name: build_core((), chosen[name]) for name in bare}
+    lent = {name: _softmax_core(name, module) for name, module in bare.items()}
     plug(bare, lent)
-    seen: dict[str, Heads] = {}
+    seen = Recording(model)
     handles: list[Any] = []
     try:
         handles += [_watch(module, name, on_heads or seen.__setitem__, detach) for name, module in modules.items()]
@@ -54,6 +92,13 @@ def record(
         for name, module in bare.items():
             if getattr(module, "core", None) is lent[name]:  # it may have been restored or rewired meanwhile
                 unplug(module)
+
+
+def _softmax_core(name: str, module: nn.Module) -> Core:
+    """Upstream's own attention as a core; it has no use for the sizes of its site, so no survey is needed."""
+    kind: Any = socket_of(module)
+    sizes: Any = dict.fromkeys(("num_heads", "num_queries", "num_keys", "key_dim", "value_dim", "dim"), 0)
+    return build_core((), Site(name=name, family=kind.family, attends=kind.attends, **sizes))
 
 
 def core_of(model: nn.Module, name: str) -> Core | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from timm.layers import register_notrace_module
 from torch import nn
 
 from vitruvius._checks import check_model
-from vitruvius._errors import SurgeryError, UnsuitableSite
-from vitruvius.attention.base import Core, PartSpec, build_core, part
+from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
+from vitruvius._notebook import show_briefly
+from vitruvius._registry import piece_of
+from vitruvius.attention.base import Core, PartMaker, PartSpec, build_core, part
+from vitruvius.attention.mask import Mask, read_masks
 from vitruvius.heads import HeadWeights, Site
 from vitruvius.surgery.base import Socket, inner, socket_of
 from vitruvius.surgery.blocks import link_blocks
@@ -36,13 +39,29 @@ def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: S
     """
     refuse_compiled(model)
     makers = [part(item) for item in parts]
-    chosen = select(model, survey(model, input_size=input_size), where)
+    sites = survey(model, input_size=input_size)
+    chosen = select(model, sites, where)
+    _check_mask_files(makers, sites)
     modules = {name: _bare(model, name) for name in chosen}
     cores = {name: build_core(makers, site) for name, site in chosen.items()}
     plug(modules, cores)
     link_blocks(inner(model))
     note_in_configs(inner(model))
+    show_briefly(type(model))
     return model
+
+
+def _check_mask_files(makers: Sequence[PartMaker], sites: Mapping[str, Site]) -> None:
+    """Refuse a file of masks with sites that the model lacks: it is of another model, and some would be left out."""
+    for maker in makers:
+        file = getattr(maker, "keywords", {}).get("file")
+        if piece_of(maker) is Mask and file is not None:
+            strange = [name for name in read_masks(file) if name not in sites]
+            if strange:
+                raise ConfigError(
+                    f"{file} has masks for {len(strange)} sites that the model lacks, {strange[0]!r} among them; the "
+                    f"model has {len(sites)} sites. Make masks from its own maps."
+                )
 
 
 def restore(model: nn.Module, where: Where = "*") -> nn.Module:

@@ -14,13 +14,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vitruvius._config import key, override, section
+from vitruvius._config import build, key, override, section
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text, fetch, is_url
 from vitruvius._registry import Registry, load_plugins
 from vitruvius._secrets import redact
 from vitruvius._yaml import dump_yaml, to_plain
 from vitruvius.data import DataConfig
+from vitruvius.data.base import check_data
 from vitruvius.models.config import AttentionRule, ModelConfig
 
 if TYPE_CHECKING:
@@ -116,7 +117,12 @@ def open_target(
         raise ConfigError(
             f"{target} is not a run folder; for a model by name say which images: data.dataset=… data.root=…"
         )
+    if data_needed and not kind.has_data:  # looked at first: to open such a target may fetch its weights
+        named = override({"data": {}}, [word for word in overrides if word.startswith("data.")])
+        check_data(build(DataConfig, named["data"], source=target))
     opened: Target = kind.open(target, overrides, trust_plugins=trust_plugins)
+    if data_needed:
+        check_data(opened.config.data)
     return opened
 
 
@@ -152,18 +158,6 @@ def local_run(target: str | Path) -> str:
 def folder_for(name: str) -> Path:
     """Where results of a model without a run folder go: runs/NAME. `name` is that of the model."""
     return Path("runs") / name.replace("/", "-")
-
-
-def check_head(target: Target) -> None:
-    """Refuse a model without a head: it returns features, and the largest of them is not a class.
-
-    `target` has been opened.
-    """
-    if getattr(target.model.model, "num_classes", None) == 0:
-        raise ConfigError(
-            f"{target.text} has no head (num_classes = 0): it returns features, not class scores. Train one first "
-            "(model.reset_head and model.freeze); maps and analyses need none."
-        )
 
 
 def check_numbering(target: Target, loader: Loader) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -13,10 +13,10 @@ from vitruvius._config import build, override
 from vitruvius._errors import CheckpointError, ConfigError
 from vitruvius._files import load_tensors
 from vitruvius._registry import require
-from vitruvius.models import PixelModel, wire
-from vitruvius.surgery.notes import KEY
-from vitruvius.surgery.sites import prefix_tokens
 from vitruvius.targets.base import Target, TargetConfig, folder_for, target_kinds
+
+if TYPE_CHECKING:
+    from vitruvius.models import PixelModel
 
 PREFIX = "hf:"
 CORE = ".core."
@@ -42,6 +42,8 @@ class HuggingFaceModel:
         config = build(TargetConfig, override({"model": {"name": text}}, overrides), source=text)
 
         def make() -> PixelModel:
+            from vitruvius.models import wire
+
             model = load_classifier(text, mean=config.model.mean, std=config.model.std)
             wire(model, config.attention)
             return model
@@ -57,6 +59,8 @@ class Classifier(nn.Module):
     """
 
     def __init__(self, network: Any, preprocessing: Mapping[str, Any]) -> None:
+        from vitruvius.surgery.sites import prefix_tokens
+
         super().__init__()
         self.network = network
         self.num_classes = int(network.config.num_labels)
@@ -78,6 +82,8 @@ def load_classifier(
     text: with its prefix; an id is fetched by transformers, once.
     mean, std: of the channels; default: what the image processor beside the weights says.
     """
+    from vitruvius.models import PixelModel, wire
+
     transformers: Any = require("transformers", "hf")
     name = text.removeprefix(PREFIX)
     _check_folder(text, name)
@@ -105,6 +111,8 @@ def _may_be_id(name: str) -> bool:
 
 def _load_network(transformers: Any, text: str, name: str) -> tuple[Any, list[dict[str, Any]]]:
     """The model with upstream's weights, and the rules of its attention; a head that would be made up is refused."""
+    from vitruvius.surgery.notes import KEY
+
     talks = transformers.utils.logging.get_verbosity()
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)

@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vitruvius._errors import RunError
+from vitruvius._files import read_text
 from vitruvius.compression.masks import Masks
 from vitruvius.compression.sites import guess_sites
 from vitruvius.report.blocks import Block, Maps, Note, grey_png, section
@@ -86,9 +88,9 @@ def read_masks(run: Run) -> Masks | None:
 def cycle_lines(run: Run) -> list[str]:
     """What `vitruvius cycles` left in a run, as one sentence; nothing where it has not been asked."""
     try:
-        rows = json.loads((run.folder / "cycles.json").read_text(encoding="utf-8"))["rows"]
+        rows = json.loads(read_text(run.folder / "cycles.json"))["rows"]
         before, cycles = int(rows[0]["total"]), int(rows[-1]["total"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+    except (RunError, ValueError, KeyError, IndexError, TypeError):
         return []
     return [
         f"{run.name}: {cycles:,} cycles of attention on ViTCoD's accelerator, {before:,} without masks "

@@ -1,0 +1,148 @@
+"""One look for pages, figures and notebooks: colours by name, matplotlib settings, axes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+LIGHT = {
+    "paper": "#faf7f1",
+    "surface": "#fffefb",
+    "ink": "#231e19",
+    "quiet": "#6d645a",
+    "rule": "#e0d8cb",
+    "accent": "#a1401d",
+    "series-0": "#0067ad",
+    "series-1": "#cd5700",
+    "series-2": "#00965e",
+    "series-3": "#b0628f",
+    "series-4": "#8a3c18",
+    "series-5": "#4a4948",
+}
+DARK = {
+    "paper": "#171513",
+    "surface": "#1f1c19",
+    "ink": "#ece5da",
+    "quiet": "#a2988b",
+    "rule": "#3a352f",
+    "accent": "#e8895c",
+    "series-0": "#5fb3ef",
+    "series-1": "#e97d42",
+    "series-2": "#38a779",
+    "series-3": "#ceb2ca",
+    "series-4": "#e5dc4d",
+    "series-5": "#c9e3be",
+}
+HEAT = ("#fbf6ea", "#f6dfb0", "#edb85f", "#dd8436", "#bd4f24", "#8a2a20", "#54141f", "#2a0a17")
+FONT_SIZE = 11.0
+LINES = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (6, 1.5, 1.2, 1.5, 1.2, 1.5)))
+MARKERS = ("o", "s", "D", "^", "v", "P")
+SETTINGS: dict[str, Any] = {  # of matplotlib
+    "font.family": ["DejaVu Sans"],
+    "font.size": FONT_SIZE,
+    "text.usetex": False,
+    "text.parse_math": False,
+    "text.color": LIGHT["ink"],
+    "axes.labelcolor": LIGHT["quiet"],
+    "xtick.color": LIGHT["quiet"],
+    "ytick.color": LIGHT["quiet"],
+    "axes.edgecolor": LIGHT["rule"],
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "axes.titlecolor": LIGHT["ink"],
+    "axes.titlelocation": "left",
+    "axes.titlesize": FONT_SIZE,
+    "axes.titlepad": 10,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LIGHT["rule"],
+    "grid.linewidth": 0.8,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "legend.fontsize": FONT_SIZE - 1,
+    "legend.borderaxespad": 0.2,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "vitruvius",
+    "pdf.fonttype": 42,
+    "savefig.dpi": 200,
+}
+
+
+class Series(NamedTuple):
+    """How the lines and dots of one run look; colour and marker say the same thing twice."""
+
+    name: str  # a key of `LIGHT` and `DARK`
+    colour: str
+    marker: str
+
+
+def series(index: int) -> Series:
+    """The look of run number `index`; colours return after six runs, then with another marker."""
+    name = f"series-{index % 6}"
+    return Series(name, LIGHT[name], MARKERS[(index + index // 6) % len(MARKERS)])
+
+
+def heat() -> LinearSegmentedColormap:
+    """The colours of attention, from paper to dark sanguine; lightness falls all the way."""
+    return LinearSegmentedColormap.from_list("vitruvius.heat", list(HEAT))
+
+
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """Draw and save under these settings, and leave matplotlib as it was."""
+    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names in other scripts; browsers have them
+        yield
+
+
+def new_axes(width: float = 5.4, height: float = 3.1) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes, without the global state of pyplot. Sizes are inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def in_percent(*axes: Axis) -> None:
+    """Ticks of shares as `50 %`."""
+    for axis in axes:
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+
+
+def in_whole_numbers(axis: Axis, most: int) -> None:
+    """At most so many ticks, all at whole numbers."""
+    axis.set_major_locator(MaxNLocator(integer=True, nbins=most))
+
+
+def legend_below(figure: Figure, *, columns: int = 3) -> None:
+    """The legend of all axes of `figure` below them, `columns` entries in a row: it covers nothing."""
+    entries: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if entries:
+        look = {"ncols": columns, "fontsize": 8.5, "handlelength": 1.8, "columnspacing": 1.2}
+        figure.legend(list(entries.values()), list(entries), loc="outside lower center", **look)
+
+
+def outlier_proof(values: np.ndarray) -> float:
+    """The end of a scale of colours: the 98th percentile, so that outliers bleach nothing; of few, the maximum."""
+    return float(np.quantile(values, 0.98, method="lower")) if values.size >= 50 else float(values.max())
