@@ -143,6 +143,17 @@ def test_the_asymmetric_form_is_the_loop_with_cleaned_keys_and_plain_queries(sig
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("sparsity", [0.5, float("inf")])
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_without_a_gradient_the_answer_is_the_same_and_the_heads_stay(asymmetric, sparsity):
+    heads, before = make_heads(), make_heads()
+    kernel = rpc(iterations=3, sparsity=sparsity, asymmetric=asymmetric)
+    plain = kernel(heads)
+    assert all(torch.equal(x, y) for x, y in zip(heads[:3], before[:3], strict=True))
+    heads.v.requires_grad_()
+    assert torch.equal(kernel(heads), plain)
+
+
 @pytest.mark.parametrize("asymmetric", [False, True])
 def test_the_bias_reaches_every_inner_softmax(asymmetric):
     bias = torch.full((7, 7), -torch.inf, dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from timm.data import resolve_data_config
 from vitruvius._errors import ConfigError, NoSiteError, UnknownName
 from vitruvius.attention import part
 from vitruvius.models import AttentionRule, PixelModel, create_model, models, wire
+from vitruvius.surgery import restore, rewire
 from vitruvius.surgery.base import Socket
+from vitruvius.surgery.notes import attention_of
 
 SMALL = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 5}
 
@@ -141,3 +144,24 @@ def test_our_models_have_no_pretrained_weights_and_no_name_of_timms() -> None:
     with pytest.raises(ConfigError, match="models of this package are named vitruvius/…"):
         models.add("resnet50", timm.create_model, "no")
     assert not set(models) & set(timm.list_models())
+
+
+@pytest.mark.parametrize(
+    "parts", [["rpc:iterations=2"], [part("low_rank", rank=1), "softmax"]], ids=["rpc", "low_rank"]
+)
+def test_a_folder_of_timm_with_its_attention_noted_is_rewired_again(parts: list[Any], tmp_path: Path) -> None:
+    model = create_model("test_vit", img_size=32, patch_size=8, num_classes=10, seed=3)
+    rewire(model, *parts, where="blocks.0.attn")
+    noted = {"vitruvius": {"attention": attention_of(model)}}
+    timm.models.save_for_hf(
+        model.model,
+        str(tmp_path),
+        model_config=noted,
+        model_args={"img_size": 32, "patch_size": 8},
+        safe_serialization=True,
+    )
+    again = create_model(f"local-dir:{tmp_path}", pretrained=True)
+    x = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(again(x), model(x))
+    assert attention_of(again) == attention_of(model)
+    assert attention_of(restore(again)) == []

@@ -7,6 +7,8 @@ import importlib.util
 import inspect
 import json
 import logging
+import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,11 @@ import vitruvius
 from shift_layouts import write_arrays
 from vitruvius._errors import CheckpointError, ConfigError, MissingExtra, NoSiteError
 from vitruvius.analysis import explain
+from vitruvius.attention import part
 from vitruvius.cli import main
 from vitruvius.surgery import record, restore, rewire, survey
 from vitruvius.surgery.base import _SOCKETS, load_transformers_sockets
+from vitruvius.surgery.notes import MARK
 from vitruvius.surgery.recording import map_of
 from vitruvius.targets import open_target
 
@@ -46,6 +50,19 @@ CLASSES = {
     ),
 }
 PREFIX_TOKENS = {"vit": 1, "deit": 2, "dinov2": 1, "registers": 4}
+OTHERS = {  # (class of the config, class of the model, settings of the config)
+    "swin": (
+        "SwinConfig",
+        "SwinForImageClassification",
+        {"image_size": 32, "embed_dim": 12, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4, "num_labels": 10},
+    ),
+    "siglip": (
+        "SiglipConfig",
+        "SiglipForImageClassification",
+        {"vision_config": SMALL, "text_config": {**SMALL, "bos_token_id": 1, "eos_token_id": 2}, "num_labels": 10},
+    ),
+    "mae": ("ViTMAEConfig", "ViTMAEModel", {**SMALL, "mask_ratio": 0.0}),
+}
 DIGITS = ["data.dataset=digits", "data.val_num_samples=12", "device=cpu"]
 
 
@@ -75,8 +92,119 @@ def save(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-FORWARDS = {"ViTAttention", "DeiTAttention", "Dinov2Attention", "Dinov2WithRegistersAttention"}
-SEEN = {"54ffa42620ce"}  # SHA-256, first 12 digits, of the forward that surgery/_transformers.py repeats (5.23)
+FORWARDS = {f"{name}Attention" for name in ("ViT", "ViTMAE", "DeiT", "Dinov2", "Dinov2WithRegisters", "Swin", "Siglip")}
+SEEN = {  # SHA-256, first 12 digits, of the forwards that surgery/_transformers.py repeats (5.23)
+    "54ffa42620ce",
+    "d002167133cc",  # Swin's
+    "66b32085cb78",  # SigLIP's
+}
+
+
+def bare(kind: str) -> tuple[Any, torch.Tensor]:
+    """A classifier of transformers without anything of ours around it, every number random, and images for it."""
+    import transformers
+
+    config, model, settings = OTHERS[kind] if kind in OTHERS else (*CLASSES[kind][:2], {**SMALL, **CLASSES[kind][2]})
+    torch.manual_seed(0)
+    made = getattr(transformers, model)(getattr(transformers, config)(**settings)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return made, torch.rand(2, 3, *[32 if kind == "swin" else 8] * 2)
+
+
+def write_processor(folder: Path, size: int) -> None:
+    said = {"image_processor_type": "ViTImageProcessor", "do_normalize": False, "size": {"height": size, "width": size}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(said))
+
+
+def answer(model: Any, x: torch.Tensor, **asked: Any) -> Any:
+    torch.manual_seed(0)  # ViTMAE shuffles patches
+    with torch.no_grad():
+        return model(pixel_values=x, **asked)
+
+
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("transformers", "peft", "accelerate")),
+    reason="needs transformers, peft and accelerate (extra hf)",
+)
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "hugging_face.md"
+    monkeypatch.chdir(tmp_path)
+    known: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries among themselves
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            exec(block, known)
+    x = torch.rand(2, 3, 8, 8)
+    for maps, site in zip(known["maps"], survey(known["model"]).values(), strict=True):
+        assert maps.shape == (2, site.num_heads, site.num_queries, site.num_keys)
+    assert all(core.describe() == "rpc" for name in ("again", "merged") for core in _cores(known[name]))
+    assert known["again"](x).shape == (2, 10)
+    assert "core" in str(known["prepared"])
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", [*CLASSES, *OTHERS])
+def test_a_bare_model_is_rewired_and_gives_the_true_maps(kind: str) -> None:
+    model, x = bare(kind)
+    model.set_attn_implementation("eager")
+    expected = answer(model, x, output_attentions=True)
+    rewire(model, "softmax")
+    found = answer(model, x, output_attentions=True)
+    torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.attentions, expected.attentions, atol=1e-5, rtol=1e-4)
+    restore(model)
+    rewire(model, "rpc:iterations=2")
+    with record(model) as seen:
+        maps = answer(model, x, output_attentions=True).attentions
+    last = list(seen)[-1]
+    torch.testing.assert_close(maps[-1], map_of(model, last, seen[last]))
+    assert not torch.allclose(maps[-1], expected.attentions[-1], atol=1e-3)
+    assert answer(model, x).get("attentions") is None
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", ["vit", "registers", "swin", "siglip"])
+def test_a_saved_model_remembers_its_attention(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import transformers
+
+    model, x = bare(kind)
+    plain = answer(model, x).logits
+    sites = list(survey(model))
+    keep = torch.eye(survey(model)[sites[0]].num_keys, dtype=torch.bool).expand(
+        survey(model)[sites[0]].num_heads, -1, -1
+    )
+    rewire(model, part("mask", keep=keep), "rpc:iterations=2", where=sites[0])  # a pattern among the weights
+    if kind != "vit":
+        rewire(model, "symmetric", where=sites[1:])
+    expected = answer(model, x).logits
+    model.save_pretrained(tmp_path)
+    write_processor(tmp_path, x.shape[-1])
+    again = vitruvius.load_model(f"hf:{tmp_path}")
+    torch.testing.assert_close(again(x), expected)
+    transformers.utils.logging.get_logger("transformers").addHandler(caplog.handler)
+    try:  # their own report names what a plain load leaves out
+        naive = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    finally:
+        transformers.utils.logging.get_logger("transformers").removeHandler(caplog.handler)
+    assert MARK in caplog.text
+    torch.testing.assert_close(answer(naive, x).logits, plain)
+    restore(model)
+    assert MARK not in model.state_dict()
+    assert "vitruvius" not in model.config.to_dict()
+
+
+@needs_transformers
+def test_weights_of_another_attention_than_noted_are_refused(tmp_path: Path) -> None:
+    model, _ = bare("vit")
+    rewire(model, part("low_rank", rank=2)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vitruvius"]["attention"][0]["parts"] = [{"use": "low_rank", "rank": 2}, "scaled"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_processor(tmp_path, 8)
+    with pytest.raises(CheckpointError, match="attention"):
+        vitruvius.load_model(f"hf:{tmp_path}")
 
 
 def images() -> torch.Tensor:

@@ -139,7 +139,8 @@ class Received(NamedTuple):
 class Core(nn.Module):
     """Stages in reading order, then one kernel. Parts live under their names, so checkpoints survive insertions.
 
-    `parts` are pairs of a name and a module, in reading order; `site` is the one they were made for.
+    `parts` are pairs of a name and a module, in reading order; `site` is the one they were made for. `specs` say how a
+    recipe writes them, where `build_core` made it.
     """
 
     def __init__(self, parts: Sequence[tuple[str, nn.Module]], site: Site) -> None:
@@ -147,6 +148,7 @@ class Core(nn.Module):
         _check_chain(parts, site)
         for name, module in parts:
             self.add_module(name, module)
+        self.specs: list[str | dict[str, Any]] = [name for name, _ in parts]
         self.ignores_queries = any("q" in module.discards for module in self.parts.values())
 
     @property
@@ -222,6 +224,16 @@ class Core(nn.Module):
             return None
         return weights if mixing is None else weights @ mixing.to(weights.dtype)
 
+    def map_of(self, heads: Heads, place: str) -> Tensor:
+        """The same, or an error that names `place` and the part that cannot say what it does."""
+        weights = self.map(heads)
+        if weights is None:
+            raise UnsuitableSite(
+                f"the core {self.describe()} at {place!r} has no attention map: {self.part_without_map(heads)!r} does "
+                "not say which weights it gives to the values. Choose other sites with where=…"
+            )
+        return weights
+
     def part_without_map(self, heads: Heads) -> str:
         """The name of the part that keeps this core from having a map for `heads`; empty where it has one."""
         received, _, unmapped = self.run_stages(heads)
@@ -277,7 +289,9 @@ def part(spec: PartSpec, *, where: str = "", **settings: Any) -> PartMaker:
 def build_core(parts: Sequence[PartSpec], site: Site) -> Core:
     """Make every one of `parts` for this site, in reading order; a chain without a kernel ends in softmax."""
     makers = [part(item) for item in parts]
-    return _end_in_a_kernel([(_name_of(maker), maker(site)) for maker in makers], site)
+    core = _end_in_a_kernel([(_name_of(maker), maker(site)) for maker in makers], site)
+    core.specs = [_spec_of(maker) for maker in makers]
+    return core
 
 
 def build_surrogate(core: Core, site: Site) -> Core | None:
@@ -302,6 +316,15 @@ def _end_in_a_kernel(parts: list[tuple[str, nn.Module]], site: Site) -> Core:
     if not parts or not isinstance(parts[-1][1], Kernel):
         parts = [*parts, ("softmax", part("softmax")(site))]
     return Core(parts, site)
+
+
+def _spec_of(maker: PartMaker) -> str | dict[str, Any]:
+    """How a part is written in a recipe; a mask without its pattern, which lies among the weights."""
+    name, settings = _name_of(maker), dict(maker.keywords) if isinstance(maker, functools.partial) else {}
+    if "keep" in settings or "file" in settings:
+        settings = {**settings, "keep": "all"}
+        settings.pop("file", None)
+    return {"use": name, **settings} if settings else name
 
 
 def _name_of(maker: PartMaker) -> str:

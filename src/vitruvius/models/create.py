@@ -16,7 +16,7 @@ from torch import nn
 from vitruvius._checks import check_seed
 from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, RunError, SurgeryError, UnknownName, suggest
-from vitruvius._files import exists, is_url, join, read_text
+from vitruvius._files import exists, is_url, join, read_json, read_text
 from vitruvius._registry import load_foreign_plugins
 from vitruvius._yaml import parse_value, read_yaml
 from vitruvius.attention.low_rank import LowRank
@@ -30,9 +30,12 @@ from vitruvius.models.wiring import Parts, wire, without_files
 from vitruvius.surgery.base import inner
 from vitruvius.surgery.folding import start_low_rank
 from vitruvius.surgery.initialising import initialise
+from vitruvius.surgery.notes import KEY
 from vitruvius.surgery.positions import use_sincos_positions
 
 logger = logging.getLogger(__name__)
+
+FOLDER = "local-dir:"  # how timm names a folder in the layout of the Hugging Face hub
 
 
 def create_model(
@@ -64,7 +67,8 @@ def create_model(
     check_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = _make(name, pretrained, timm_kwargs)
+        noted = _noted_attention(name)
+        made = _make(name, pretrained and not noted, timm_kwargs)
         if restride is not None:
             restride_xcit(made, restride)
         model = PixelModel(made, mean=mean, std=std)
@@ -72,7 +76,12 @@ def create_model(
             use_sincos_positions(model)
         if init is not None:
             initialise(model, init, generator=torch.Generator().manual_seed(seed))
-        wire(model, attention, input_size=model.data_config["input_size"] if "img_size" in timm_kwargs else None)
+        size = model.data_config["input_size"] if "img_size" in timm_kwargs else None
+        wire(model, noted, input_size=size)
+        if noted and pretrained:
+            load_weights(model, Path(name.removeprefix(FOLDER)) / "model.safetensors")
+            return model.eval()
+        wire(model, attention, input_size=size)
         start_auto_encoders(model)
     return model.eval()
 
@@ -154,6 +163,14 @@ def load_run(recipe: Mapping[str, Any], run: str | Path, *, best: bool = True) -
         raise RunError(f"{run} holds no weights yet (expected {Path(files[0]).name}).")
     load_weights(model, weights)
     return model
+
+
+def _noted_attention(name: str) -> list[dict[str, Any]]:
+    """The rules in the config.json of a folder that timm's `save_for_hf` wrote, with `attention_of(model)` in it."""
+    file = Path(name.removeprefix(FOLDER)) / "config.json"
+    if not name.startswith(FOLDER) or not file.is_file():
+        return []
+    return list((read_json(file).get(KEY) or {}).get("attention", ()))
 
 
 def _make(name: str, pretrained: bool, timm_kwargs: Mapping[str, Any]) -> nn.Module:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from vitruvius._errors import UnsuitableSite
 from vitruvius._notebook import Records, Shown, draw_tiles
 from vitruvius.attention.base import Core, attention_map, build_core
 from vitruvius.heads import Heads, RecordedHeads, Site
@@ -115,15 +114,7 @@ def map_of(model: nn.Module, name: str, heads: Heads) -> Tensor:
     a map (`Core.map`) is refused by the name of the part that cannot say what it does.
     """
     core = core_of(model, name)
-    if core is None:
-        return attention_map(heads)
-    weights = core.map(heads)
-    if weights is None:
-        raise UnsuitableSite(
-            f"the core {core.describe()} at {name!r} has no attention map: {core.part_without_map(heads)!r} does not "
-            "say which weights it gives to the values. Choose other sites with where=…"
-        )
-    return weights
+    return attention_map(heads) if core is None else core.map_of(heads, name)
 
 
 def _watch(module: Any, name: str, keep: OnHeads, detach: bool) -> Any:

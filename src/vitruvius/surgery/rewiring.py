@@ -17,6 +17,7 @@ from vitruvius.attention.mask import Mask, read_masks
 from vitruvius.heads import HeadWeights, Site
 from vitruvius.surgery.base import Socket, inner, socket_of
 from vitruvius.surgery.blocks import link_blocks
+from vitruvius.surgery.notes import note_in_configs
 from vitruvius.surgery.sites import Size, Where, match, select, survey
 
 register_notrace_module(Core)  # to timm's FX tracing a core is one node, as its own attention is to others
@@ -45,6 +46,7 @@ def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: S
     cores = {name: build_core(makers, site) for name, site in chosen.items()}
     plug(modules, cores)
     link_blocks(inner(model))
+    note_in_configs(inner(model))
     show_briefly(type(model))
     return model
 
@@ -74,6 +76,7 @@ def restore(model: nn.Module, where: Where = "*") -> nn.Module:
         if isinstance(module, Socket):
             unplug(module)
     link_blocks(root)
+    note_in_configs(root)
     return model
 
 

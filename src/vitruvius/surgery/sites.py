@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
+from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from vitruvius._errors import NoSiteError, SurgeryError
@@ -102,7 +103,7 @@ def _layout(root: Any, attends: str, items: int, size: Size) -> tuple[int, tuple
     """Prefix tokens and grid of patches, where the number of tokens agrees with what the model says of itself."""
     if attends not in ("tokens", "class"):
         return 0, None
-    declared = int(getattr(root, "num_prefix_tokens", 1))
+    declared = prefix_tokens(root)
     for prefix in (1, declared, 0) if attends == "class" else (declared, 0):
         grid = _grid(root, items - prefix, size)
         if grid is not None:
@@ -110,6 +111,13 @@ def _layout(root: Any, attends: str, items: int, size: Size) -> tuple[int, tuple
     if attends == "tokens" and hasattr(root, "num_prefix_tokens"):
         return declared, None
     return 0, None
+
+
+def prefix_tokens(model: Any) -> int:
+    """Tokens before the patches, as timm's `model` says, or the config of one of transformers."""
+    kind = getattr(getattr(model, "config", None), "model_type", "")
+    registers = int(getattr(getattr(model, "config", None), "num_register_tokens", 0) or 0)
+    return int(getattr(model, "num_prefix_tokens", 1 + (kind == "deit") + registers))
 
 
 def _num_answering(root: Any) -> int:
@@ -189,11 +197,19 @@ def guess_input_size(model: nn.Module) -> Size:
     if hasattr(model, "feature_info") and isinstance(getattr(model, "model", None), nn.Module):
         model = cast(nn.Module, model.model)  # inside timm's feature extractor (`features_only=True`)
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-    configured = config.get("input_size") or (3, 224, 224)
+    configured = config.get("input_size") or _transformers_size(model) or (3, 224, 224)
     convolutions = (module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
     channels = getattr(model, "in_chans", None) or next(convolutions, None) or configured[0]
     rows, columns = _built_size(model) or configured[1:]
     return channels, rows, columns
+
+
+def _transformers_size(model: Any) -> Size | None:
+    """What the config of a model of transformers says, or that of its part for images."""
+    config = getattr(model, "config", None)
+    config = getattr(config, "vision_config", config)
+    size = getattr(config, "image_size", None)
+    return None if not size else (int(getattr(config, "num_channels", 3)), *to_2tuple(size))
 
 
 def _built_size(model: Any) -> tuple[int, int] | None:

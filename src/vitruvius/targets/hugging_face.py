@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from vitruvius._config import build, override
 from vitruvius._errors import CheckpointError, ConfigError
+from vitruvius._files import load_tensors
 from vitruvius._registry import require
 from vitruvius.targets.base import Target, TargetConfig, folder_for, target_kinds
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from vitruvius.models import PixelModel
 
 PREFIX = "hf:"
+CORE = ".core."
 SAID = ("data.", "device=", "plugins=", "attention=", "model.mean=", "model.std=", "seed=")
 INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
 
@@ -56,10 +59,12 @@ class Classifier(nn.Module):
     """
 
     def __init__(self, network: Any, preprocessing: Mapping[str, Any]) -> None:
+        from vitruvius.surgery.sites import prefix_tokens
+
         super().__init__()
         self.network = network
         self.num_classes = int(network.config.num_labels)
-        self.num_prefix_tokens = _prefix_tokens(network.config)
+        self.num_prefix_tokens = prefix_tokens(network)
         self.pretrained_cfg = {**preprocessing, "num_classes": self.num_classes}
         self.default_cfg = self.pretrained_cfg
 
@@ -77,14 +82,17 @@ def load_classifier(
     text: with its prefix; an id is fetched by transformers, once.
     mean, std: of the channels; default: what the image processor beside the weights says.
     """
-    from vitruvius.models import PixelModel
+    from vitruvius.models import PixelModel, wire
 
     transformers: Any = require("transformers", "hf")
     name = text.removeprefix(PREFIX)
     _check_folder(text, name)
-    network = _load_network(transformers, text, name)
+    network, rules = _load_network(transformers, text, name)
     preprocessing = _preprocessing(transformers, text, name, network.config, given=mean is not None and std is not None)
     model = PixelModel(Classifier(network.float(), preprocessing), mean=mean, std=std)
+    if rules:
+        wire(model, [{**rule, "where": f"*{rule['where']}"} for rule in rules])  # the classifier lies one level deeper
+        _load_cores(model, name, text)
     return model.eval()
 
 
@@ -101,21 +109,52 @@ def _may_be_id(name: str) -> bool:
     return bool(name) and not name.startswith((".", "/", "~")) and name.count("/") <= 1
 
 
-def _load_network(transformers: Any, text: str, name: str) -> Any:
-    """The model with all of its weights; a head that would have to be made up is refused."""
+def _load_network(transformers: Any, text: str, name: str) -> tuple[Any, list[dict[str, Any]]]:
+    """The model with upstream's weights, and the rules of its attention; a head that would be made up is refused."""
+    from vitruvius.surgery.notes import KEY
+
+    talks = transformers.utils.logging.get_verbosity()
     try:
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        rules = list((getattr(config, KEY, None) or {}).get("attention", ()))
+        if rules:
+            transformers.utils.logging.set_verbosity_error()  # what it would report as unexpected is loaded next
         network, found = transformers.AutoModelForImageClassification.from_pretrained(
             name, output_loading_info=True, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{text} cannot be opened as an image classifier: {_first_line(error)}") from error
+    finally:
+        transformers.utils.logging.set_verbosity(talks)
     missing = sorted(found["missing_keys"])
     if missing:
         raise CheckpointError(
             f"{text} lacks weights of {type(network).__name__}: {', '.join(missing[:4])}"
             f"{', …' * (len(missing) > 4)}. It was saved without a head, or as another kind of model."
         )
-    return network
+    return network, rules
+
+
+def _load_cores(model: PixelModel, name: str, text: str) -> None:
+    """The weights of the cores, which transformers does not load; it may have written layers under older names."""
+    hub: Any = require("huggingface_hub", "hf")
+    folder = name if Path(name).is_dir() else hub.snapshot_download(name)
+    files: dict[Any, Tensor] = {}
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        files |= {_place(key): value for key, value in load_tensors(file)[0].items() if CORE in key}
+    wanted = {key: _place(key) for key in model.state_dict() if CORE in key}
+    if set(wanted.values()) != set(files):
+        raise CheckpointError(
+            f"{text}: config.json names an attention whose weights are not those of the files: {len(wanted)} expected, "
+            f"{len(files)} there. Save the rewired model again with save_pretrained (safetensors)."
+        )
+    model.load_state_dict({key: files[place] for key, place in wanted.items()}, strict=False)
+
+
+def _place(key: str) -> tuple[Any, ...]:
+    """Where in the network a key of a core belongs, whatever the modules above it are called: numbers, and its name."""
+    above, _, own = key.partition(CORE)
+    return *re.findall(r"\d+", above), own
 
 
 def _preprocessing(transformers: Any, text: str, name: str, config: Any, *, given: bool) -> dict[str, Any]:
@@ -174,12 +213,6 @@ def _pair(size: Any) -> tuple[int, int]:
     if isinstance(size, Sequence):
         return int(size[0]), int(size[1])
     return int(size), int(size)
-
-
-def _prefix_tokens(config: Any) -> int:
-    """Tokens before the patches: a class token, DeiT's second one, registers."""
-    distilled = int(getattr(config, "model_type", "") == "deit")
-    return 1 + distilled + int(getattr(config, "num_register_tokens", 0) or 0)
 
 
 def _first_line(error: Exception) -> str:
