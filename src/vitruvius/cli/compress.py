@@ -86,14 +86,17 @@ def compress(
         recipe = {**tuning, "attention": attention, "out": str(folder / "tuned")}
         atomic_write_text(folder / "recipe.yaml", dump_yaml(redact(recipe)))
         tuned = train(recipe, [*overrides, f"out={folder / 'tuned'}"])
-        for name, judged in (("before", source), ("compressed", tuned)):
-            print(f"\n{name}:")
-            evaluate(str(judged), *data, threat=threat, images=images, out=folder / f"evaluation_{name}")
+        evaluations = {source: folder / "evaluation_before", tuned: folder / "evaluation_compressed"}
+        for judged, place in evaluations.items():
+            print(f"\n{place.name.removeprefix('evaluation_')}:")
+            evaluate(str(judged), *data, threat=threat, images=images, out=place)
         if not (folder / "export.pt2").is_file():
             export(str(tuned), out=folder / "export.pt2")
         print("\ncycles of ViTCoD's accelerator, a model and no measurement:")
         cycles(str(tuned))
-    page = write_page([source, tuned], folder / "page.html", title="Before and after compression")
+    page = write_page(
+        [source, tuned], folder / "page.html", title="Before and after compression", evaluations=evaluations
+    )
     print(page)
     return folder
 
