@@ -29,14 +29,14 @@ docs: $(DOCS_READY)  ## the site, with every warning an error and all links chec
 docs-long: $(READY)  ## the commands of README and docs that take minutes, in reading order
 	$(BIN)/pytest -n $(JOBS) -m long --timeout 3600 tests/docs
 
-check: $(READY)  ## format, lint, types, storeys, tests
+check: $(READY)  ## format, lint, types, layers, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n $(JOBS)
 
-format: $(READY)  ## rewrite the code in the house style
+format: $(READY)  ## rewrite the code in our style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -1,10 +1,11 @@
-"""Results of campaigns: bring them home, keep what a table needs of every run, make the page docs/RESULTS.md.
+"""Results of campaigns: bring them home, keep what a table needs of every run, make the pages docs/results/*.md.
 
 python -m experiments pack runs/campaigns/attention_pgd out     # → out/attention_pgd.tar.gz.00, .01, …
 python -m experiments unpack out/attention_pgd.tar.gz.00 runs/campaigns
 python -m experiments collect runs/campaigns/attention_pgd      # → experiments/results/attention_pgd/*.json
-python -m experiments tables                                    # results → docs/RESULTS.md and its figures
+python -m experiments tables                                    # results → docs/results/*.md and their figures
 python -m experiments heads                                     # results → heads of campaigns and recipes
+python -m experiments clipped RUN data.root=cifar10.npz         # the share of key entries that rpc clips
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from experiments.collected import collect, write_heads
 from experiments.packs import PIECE, pack, unpack
 from experiments.tables import RESULTS, ROOT, print_table, with_tables
 
-PAGE = ROOT / "docs" / "RESULTS.md"
+PAGES = ROOT / "docs" / "results"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -40,13 +41,25 @@ def make_parser() -> argparse.ArgumentParser:
         "--results", type=Path, default=RESULTS, help="where they go (default: experiments/results)"
     )
     collecting.set_defaults(run=lambda o: print(*collect(o.folder, o.results), sep="\n"))
-    tables = verbs.add_parser("tables", help="make every table and figure of docs/RESULTS.md again, or print one table")
+    tables = verbs.add_parser("tables", help="make every table and figure of docs/results again, or print one")
     tables.add_argument("campaign", nargs="?")
     tables.add_argument("--results", type=Path, default=RESULTS)
     tables.set_defaults(run=make_tables)
     heads = verbs.add_parser("heads", help="say in the heads of campaigns and recipes what was measured")
     heads.set_defaults(run=lambda _: write_heads())
+    clipped = verbs.add_parser("clipped", help="the share of key entries that a run's rpc clips, by layer")
+    clipped.add_argument("target")
+    clipped.add_argument("overrides", nargs="*")
+    clipped.add_argument("--images", type=int, default=256)
+    clipped.add_argument("--match", action="store_true", help="print the λ of the paper's form that clips as many")
+    clipped.set_defaults(run=print_shares)
     return parser
+
+
+def print_shares(options: argparse.Namespace) -> None:
+    from experiments.clipped import print_clipped
+
+    print_clipped(options.target, options.overrides, options.images, match=options.match)
 
 
 def make_tables(options: argparse.Namespace) -> None:
@@ -55,8 +68,10 @@ def make_tables(options: argparse.Namespace) -> None:
         return
     from experiments.figures import write_figures
 
-    PAGE.write_text(with_tables(PAGE.read_text()))
-    print(PAGE, *write_figures(), sep="\n")
+    pages = sorted(PAGES.glob("*.md"))
+    for page in pages:
+        page.write_text(with_tables(page.read_text()))
+    print(*pages, *write_figures(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The figures of docs/RESULTS.md, drawn from the runs and studies that experiments/results holds.
+"""The figures of docs/results, drawn from the runs and studies that experiments/results holds.
 
 `python -m experiments tables` writes them to docs/figures/results_*.png; a campaign of which nothing was judged has
 none.
@@ -31,6 +31,16 @@ ATTACKED: dict[str, tuple[Shown, ...]] = {
         ("PGD-20 8/255", ("pgd",)),
         ("AutoAttack 8/255", ("autoattack",)),
     ),
+    "attention_cifar_compact": (
+        ("clean", ("evaluation/clean",)),
+        ("PGD-20 8/255", ("pgd",)),
+        ("AutoAttack 8/255", ("autoattack",)),
+    ),
+    "attention_cifar_compact_natural": (
+        ("clean", ("evaluation/clean",)),
+        ("AutoAttack 0.5/255", ("autoattack", "eps=0.5/255")),
+        ("AutoAttack 1/255", ("autoattack", "eps=1/255")),
+    ),
     "attention_digits": (
         ("clean", ("evaluation/clean",)),
         ("PGD-20 0.1", ("pgd",)),
@@ -57,30 +67,35 @@ def write_figures(results: Path = RESULTS, figures: Path = FIGURES) -> list[Path
 
 
 def draw_threats(campaign: str, results: Path = RESULTS) -> Figure | None:
-    """Accuracy of every judged run under each threat, with its 95 % interval; best under the last threat on top."""
+    """Accuracy of every judged run under each threat, with its 95 % interval; best under the last threat on top.
+
+    The seeds of a variant are points in one row.
+    """
     shown = ATTACKED[campaign]
     runs = [run for run in load(campaign, results) if is_judged(run)]
     if not runs:
         return None
     runs = by_threat(runs, *shown[-1][1])
+    variants = list(dict.fromkeys(run["name"].partition("_seed")[0] for run in runs))
+    rows = [variants.index(run["name"].partition("_seed")[0]) + 0.2 * run["seed"] for run in runs]
     with figure_style():
-        figure, axes = new_axes(7.2, 1.3 + 0.34 * len(runs))
+        figure, axes = new_axes(7.2, 1.3 + 0.36 * len(variants))
         for index, (label, words) in enumerate(shown):
-            _draw_threat(axes, [find(run, *words) for run in runs], series(index), label)
-        axes.set_yticks(range(len(runs)), [run["name"] for run in runs])
-        axes.set_ylim(len(runs) - 0.5, -0.5)
+            _draw_threat(axes, rows, [find(run, *words) for run in runs], series(index), label)
+        axes.set_yticks(range(len(variants)), variants)
+        axes.set_ylim(len(variants) - 0.4, -0.6)
         axes.set_xlabel("accuracy (%), with 95 % intervals")
         if len(shown) > 1:
             legend_below(figure, columns=len(shown))
     return figure
 
 
-def _draw_threat(axes: Axes, threats: Sequence[Run], look: Any, label: str) -> None:
+def _draw_threat(axes: Axes, rows: Sequence[float], threats: Sequence[Run], look: Any, label: str) -> None:
     values = [100 * threat["accuracy"] for threat in threats]
     low = [100 * (threat["accuracy"] - threat["low"]) for threat in threats]
     high = [100 * (threat["high"] - threat["accuracy"]) for threat in threats]
     style = {"color": look.colour, "marker": look.marker, "linestyle": "none", "elinewidth": 1.4}
-    axes.errorbar(values, range(len(values)), xerr=[low, high], label=label, **style)
+    axes.errorbar(values, rows, xerr=[low, high], label=label, **style)
 
 
 def draw_alarm(results: Path = RESULTS) -> Figure | None:

@@ -1,4 +1,4 @@
-"""The tables of docs/RESULTS.md: each a function of the runs that experiments/results holds of one campaign.
+"""The tables of docs/results: each a function of the runs that experiments/results holds of one campaign.
 
 A run is what `python -m experiments collect` has kept of it. Runs that were not judged are left out; a cell is empty
 where nothing was measured.
@@ -82,6 +82,75 @@ def attention_pgd(runs: list[Run]) -> str:
         **in_passing(runs),
     }
     return table("attention", by_threat(runs, "autoattack"), columns)
+
+
+def attention_compact(runs: list[Run]) -> str:
+    """A compact ViT under AutoAttack: differences to softmax of the same seed, with Holm's correction over the table."""
+    main, *weaker = sorted({spec for run in runs for spec in run["threats"] if "autoattack" in spec}, key=size_of_eps)[::-1]
+    corrections = holm({run["name"]: paired(*both)[1] for run in runs if (both := with_softmax(runs, run, main))})
+    pgd = next(spec for spec in runs[0]["threats"] if "pgd" in spec)
+    columns: dict[str, Callable[[Run], str]] = {
+        "seed": lambda run: str(run["seed"]),
+        "clean, 10,000": lambda run: percent(find(run, "all_images/clean")),
+        label(pgd).replace("pgd", "PGD-20"): lambda run: percent(run["threats"][pgd]),
+        **{named_by_eps(spec): lambda run, spec=spec: percent(run["threats"][spec]) for spec in weaker},
+        named_by_eps(main): lambda run: with_interval(run["threats"][main]),
+        "against softmax": lambda run: difference_text(with_softmax(runs, run, main)),
+        "p, Holm": lambda run: f"{corrections[run['name']]:.2g}" if run["name"] in corrections else "",
+        "corruptions": corrupted_with_interval,
+        "ECE": calibration,
+    }
+    widths = [100 * half_width(*both) for run in runs if (both := with_softmax(runs, run, main))]
+    seen = f"Half-widths of the 95 % intervals of the differences: {min(widths):.1f} to {max(widths):.1f} points."
+    return f"{table('attention', sorted(runs, key=lambda run: -run['threats'][main]['accuracy']), columns)}\n\n{seen}"
+
+
+def size_of_eps(spec: str) -> float:
+    """The eps of `autoattack(eps=0.5/255, …)`, times 255."""
+    return float(spec.partition("eps=")[2].partition("/")[0])
+
+
+def named_by_eps(spec: str) -> str:
+    return f"AutoAttack {size_of_eps(spec):g}/255"
+
+
+def with_softmax(runs: Sequence[Run], run: Run, spec: str) -> tuple[Run, Run] | None:
+    """What a run and softmax of its seed did under a threat; nothing for softmax itself."""
+    reference = of_same_seed(runs, run, "softmax")
+    if run["name"].startswith("softmax_seed") or run is reference:
+        return None
+    return run["threats"][spec], reference["threats"][spec]
+
+
+def holm(values: dict[str, float]) -> dict[str, float]:
+    """p values corrected for their number, step down (Holm 1979)."""
+    corrected: dict[str, float] = {}
+    largest = 0.0
+    for rank, name in enumerate(sorted(values, key=lambda name: values[name])):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[name]))
+        corrected[name] = largest
+    return corrected
+
+
+def difference_text(both: tuple[Run, Run] | None) -> str:
+    """Difference on the same images in points, with its 95 % interval."""
+    if both is None:
+        return ""
+    difference, width = 100 * paired(*both)[0], 100 * half_width(*both)
+    return f"{difference:+.1f} [{difference - width:+.1f}, {difference + width:+.1f}]"
+
+
+def half_width(one: Run, other: Run) -> float:
+    """Of the 95 % interval of the difference of accuracies on the same images (normal approximation)."""
+    steps = answers(one).astype(float) - answers(other)
+    return float(1.96 * steps.std(ddof=1) / math.sqrt(len(steps)))
+
+
+def corrupted_with_interval(run: Run) -> str:
+    """Mean accuracy over the corruptions, with the 95 % interval over images."""
+    per_image = np.mean([answers(threat) for threat in run["threats"].values() if threat["severity"] is not None], axis=0)
+    width = 196 * per_image.std(ddof=1) / math.sqrt(len(per_image))
+    return f"{100 * per_image.mean():.1f} ± {width:.1f}"
 
 
 def in_passing(runs: list[Run]) -> dict[str, Callable[[Run], str]]:
@@ -490,12 +559,16 @@ def paired(one: Run, other: Run) -> tuple[float, float]:
     """Difference of accuracies on the same images, and the exact two-sided p of McNemar's test."""
     if one["n"] != other["n"]:
         raise SystemExit(f"{one['n']} images cannot be paired with {other['n']}.")
-    bits = [np.unpackbits(np.frombuffer(base64.b64decode(t["correct"]), np.uint8))[: t["n"]] for t in (one, other)]
-    better = int(((bits[0] == 1) & (bits[1] == 0)).sum())
-    worse = int(((bits[0] == 0) & (bits[1] == 1)).sum())
+    better = int((answers(one) > answers(other)).sum())
+    worse = int((answers(one) < answers(other)).sum())
     number = better + worse
     tail = sum(math.comb(number, k) for k in range(min(better, worse) + 1)) / 2**number
     return (better - worse) / one["n"], min(1.0, 2 * tail)
+
+
+def answers(threat: Run) -> np.ndarray:
+    """Of every image, whether it was right: 0 or 1."""
+    return np.unpackbits(np.frombuffer(base64.b64decode(threat["correct"]), np.uint8))[: threat["n"]]
 
 
 def unpaired(one: Run, other: Run) -> tuple[float, float]:
@@ -511,6 +584,8 @@ def unpaired(one: Run, other: Run) -> tuple[float, float]:
 TABLES: dict[str, Callable[[list[Run]], str]] = {
     "attention_natural": attention_natural,
     "attention_pgd": attention_pgd,
+    "attention_cifar_compact": attention_compact,
+    "attention_cifar_compact_natural": attention_compact,
     "structured": structured,
     "structured_p2": structured,
     "light": light,

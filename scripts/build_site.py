@@ -3,8 +3,8 @@
     make docs        (or: python scripts/build_site.py, with the extra `docs` installed)
 
 mkdocs wants all pages in one folder, so build/pages is made anew each time: README as the first page, docs/, the pages
-beside README, the files that pages link to (recipes, sources), and the API reference, one page per room. Nothing of the
-package is imported: the reference is read from the source.
+beside README, the files that pages link to (recipes, sources), and the API reference, one page per package, read from
+the source: nothing is imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "CONVENTIONS.md", "benchmarks/RESULTS.md")  # pages outside docs/
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
-ROOMS = {
+PACKAGES = {
     "attention": "parts of a core",
     "surgery": "sockets, sites, recording",
     "init": "weights at the start",
@@ -152,7 +152,7 @@ def gallery() -> str:
 
 
 def write_reference() -> None:
-    """One page per room, with what it exports and its public modules. The navigation in mkdocs.yml names them."""
+    """One page per package, with what it exports and its public modules. The navigation in mkdocs.yml names them."""
     folder = PAGES / "api"
     folder.mkdir()
     names = [name for name in exported(ROOT / "src" / "vitruvius" / "__init__.py") if name != "__version__"]
@@ -160,19 +160,19 @@ def write_reference() -> None:
     body = "\n".join(f"::: {homes[name]}.{name}\n" for name in names)
     title = "# vitruvius\n\nWhat `import vitruvius` offers.\n\n"
     (folder / "vitruvius.md").write_text(title + body, encoding="utf-8")
-    for room, what in ROOMS.items():
-        (folder / f"{room}.md").write_text(reference_page(room, what), encoding="utf-8")
+    for package, what in PACKAGES.items():
+        (folder / f"{package}.md").write_text(reference_page(package, what), encoding="utf-8")
 
 
-def reference_page(room: str, what: str) -> str:
-    folder = ROOT / "src" / "vitruvius" / room
+def reference_page(package: str, what: str) -> str:
+    folder = ROOT / "src" / "vitruvius" / package
     modules = [path for path in sorted(folder.rglob("*.py")) if is_public(path.relative_to(folder))]
-    lines = [f"# vitruvius.{room}", "", f"{what[0].upper()}{what[1:]}.", ""]
+    lines = [f"# vitruvius.{package}", "", f"{what[0].upper()}{what[1:]}.", ""]
     offered = exported(folder / "__init__.py")
     if offered:
-        lines += ["`from vitruvius." + room + " import …`: " + ", ".join(f"`{name}`" for name in offered) + ".", ""]
+        lines += ["`from vitruvius." + package + " import …`: " + ", ".join(f"`{name}`" for name in offered) + ".", ""]
     for module in modules:
-        dotted = ".".join(["vitruvius", room, *module.relative_to(folder).with_suffix("").parts])
+        dotted = ".".join(["vitruvius", package, *module.relative_to(folder).with_suffix("").parts])
         lines += [f"::: {dotted.removesuffix('.__init__')}", ""]
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from vitruvius.listing import recipes_folder
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "recipes.md"
-ROOMS = {
+FOLDERS = {
     "digits": "The embedded digits: minutes on a laptop",
     "kpca": "Kernel PCA: robust principal components, scaled attention, reconstruction",
     "light": "The light recipe: adversarial training of transformers and others",
@@ -86,10 +86,10 @@ def page() -> str:
     """The whole page."""
     folder = recipes_folder()
     parts = [OPENING]
-    for room in sorted(path.name for path in folder.iterdir() if path.is_dir()):
-        rows = [row(f"{room}/{file.stem}", file) for file in sorted((folder / room).glob("*.yaml"))]
+    for folder_name in sorted(path.name for path in folder.iterdir() if path.is_dir()):
+        rows = [row(f"{folder_name}/{file.stem}", file) for file in sorted((folder / folder_name).glob("*.yaml"))]
         title = (
-            f"\n## {ROOMS.get(room, room)}\n\n"
+            f"\n## {FOLDERS.get(folder_name, folder_name)}\n\n"
             "| recipe | what | data | expected | command | differs from the original in |\n|---|---|---|---|---|---|\n"
         )
         parts.append(title + "\n".join(rows) + "\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     """Bit for bit: weights, average, optimiser, counters, metrics, and the files that hold them."""
     left, right = state_of(one), state_of(other)
     for state in (left, right):
-        state["rows"] = state["elapsed"] = None
+        state["rows"] = state["elapsed"] = state["shards"] = None  # of shards, the files are named
     assert_same(left, right)
     assert rows_of(one) == rows_of(other)
     assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
@@ -117,3 +117,8 @@ def assert_same(one: Any, other: Any) -> None:
         assert torch.equal(one, other)
     else:
         assert one == other
+
+
+def all_images(batches: Iterable[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    """Images, labels and ids of all batches together."""
+    return tuple(torch.cat(column) for column in zip(*batches, strict=True))

@@ -19,6 +19,7 @@ from vitruvius._errors import CheckpointError, ConfigError, DataError, RunError
 from vitruvius._files import save_tensors
 from vitruvius._yaml import parse_value, read_yaml
 from vitruvius.cli import main
+from vitruvius.compression.files import save_maps
 from vitruvius.compression.maps import average_maps
 from vitruvius.converters._checkpoint import read_checkpoint
 from vitruvius.data import DataConfig, eval_loader
@@ -361,3 +362,40 @@ def test_a_run_whose_folder_is_moved_away_is_an_error(tmp_path: Path) -> None:
 def test_a_run_folder_may_be_called_like_a_date_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(RECIPE), "out=2024-13-45", "--dry-run"]) == 0
     assert "2024-13-45" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "masks PLACE/maps.safetensors --out PLACE/maps.safetensors",
+        "masks PLACE/maps.safetensors --figure PLACE/maps.safetensors",
+        "masks PLACE/maps.safetensors --out RUN/last.safetensors",
+        "masks PLACE/maps.safetensors --figure PLACE/figure.txt",
+        "maps RUN --out RUN/state.pt",
+        "export RUN --out RUN/best.safetensors",
+        "export RUN --out RUN",
+        "evaluate RUN --out RUN",
+        "analyse RUN norms --out RUN",
+        "attack RUN --threat fgsm:eps=0.1 --out RUN/best.safetensors",
+        "attack RUN data.dataset=tensors data.root=PLACE/x.safetensors --threat fgsm:eps=0.1 --out PLACE/x.safetensors",
+        "attack RUN --threat fgsm:eps=0.1 --out RUN",
+        "report RUN --out RUN/config.yaml",
+        "report RUN --out PLACE/nowhere/page.html",
+        "study eps-sweep RUN --out RUN",
+        "compress RUN --out RUN",
+        "convert PLACE/weights.pth --from deit --out PLACE/weights.pth",
+        "corrupt PLACE/pictures --out PLACE/pictures",
+    ],
+)
+def test_what_is_read_and_what_a_run_is_made_of_is_never_written_over(
+    words: str, run: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path_factory.mktemp("place")
+    maps = {"blocks.0.attn": torch.rand(4, 17, 17).softmax(-1)}
+    save_maps(place / "maps.safetensors", maps)
+    save_tensors(place / "x.safetensors", {"images": torch.rand(4, 1, 8, 8), "labels": torch.arange(4)})
+    torch.save({"model": {"head.weight": torch.zeros(2, 3)}}, place / "weights.pth")
+    (place / "pictures" / "cat").mkdir(parents=True)
+    before = {file: file.stat().st_mtime_ns for folder in (place, run) for file in folder.rglob("*")}
+    mistake(capsys, *[word.replace("PLACE", str(place)).replace("RUN", str(run)) for word in words.split()])
+    assert {file: file.stat().st_mtime_ns for folder in (place, run) for file in folder.rglob("*")} == before

@@ -1,4 +1,4 @@
-"""What is refused before any work begins, whatever room asks."""
+"""What is refused before any work begins, whatever package asks."""
 
 from __future__ import annotations
 

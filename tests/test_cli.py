@@ -16,7 +16,7 @@ from torch import Tensor
 from small_run import RECIPE, SMALL, small_run
 from vitruvius import __version__
 from vitruvius.attacks.pgd import PGD
-from vitruvius.cli import VERBS, main, make_app, run_and_exit
+from vitruvius.cli import main, make_app, run_and_exit
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -37,17 +37,56 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return last
 
 
-def test_version_and_help_come_quickly_without_torch() -> None:
+LIGHT, TORCH = set[str](), {"torch"}  # what a command may import of the packages that take seconds
+
+
+@pytest.mark.parametrize(
+    ("words", "imported", "word"),
+    [
+        (["--version"], LIGHT, __version__),
+        (["--help"], LIGHT, "vitruvius train digits/rpc train.epochs=20"),
+        (["train", "--help"], LIGHT, "a YAML file"),
+        (["list"], LIGHT, "attacks"),
+        (["list", "keys"], LIGHT, "epochs"),
+        (["list", "recipes"], LIGHT, "digits/softmax"),
+        (["schema"], LIGHT, "properties"),
+        (["trian"], LIGHT, "train"),
+        (["train", "digits/sofmax"], LIGHT, "digits/softmax"),
+        (["train", "digits/softmax", "train.epoch=3"], LIGHT, "epochs"),
+        (["train", "digits/softmax", "data.dataset=folder", "data.root=/nowhere"], TORCH, "/nowhere"),
+        (["evaluate", "runs/none"], TORCH, "run folder"),
+        (["evaluate", "vit_tiny_patch16_224", "data.dataset=folder", "data.root=/nowhere"], TORCH, "/nowhere"),
+    ],
+    ids=" ".join,
+)
+def test_an_answer_that_needs_no_model_comes_quickly(words: list[str], imported: set[str], word: str) -> None:
+    """Without timm and torchvision, most of them without PyTorch too."""
     code = (
-        "import sys, vitruvius.cli as c; c.main(sys.argv[1:]);"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'timm', 'pydantic')))"
+        "import sys, vitruvius.cli as c; c.main(sys.argv[1:]); "
+        "print({'torch', 'timm', 'torchvision', 'sklearn', 'scipy', 'matplotlib'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{__version__}\n"
-    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
-    for names in VERBS:
-        assert names[0] in done.stdout
-    assert "vitruvius train digits/rpc train.epochs=20" in done.stdout
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert word in done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == str(imported)
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [
+        ("data.subset=nope", "data.subset"),
+        ("data.class_map=/nope", "data.class_map"),
+        ("out=", "out=null"),
+        ("data.scale=[1,0]", "smaller one first"),
+        ("data.ratio=[0,0]", "smaller one first"),
+        ("data.crop_pct=50", "at most 1"),
+        ("data.image_size=7", "7 × 7"),
+    ],
+)
+def test_settings_that_say_nothing_or_nothing_possible_are_refused(
+    setting: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert word in mistake(capsys, "train", str(RECIPE), *SMALL, f"out={tmp_path / 'run'}", setting)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("words", [["-v", "list", "tracer"], ["list", "tracer", "-v"], ["list", "-v", "tracer"]])
@@ -188,7 +227,7 @@ def test_mistakes_of_a_recipe_are_one_line_and_leave_no_folder(
         "attention=[{where: block.*, parts: [rpc]}]": "matches none of the 1 attention sites of VisionTransformer.",
         "train.epochs=many": "softmax.yaml: train.epochs = 'many', expected a whole number of at least 1.",
         "data.dataset=folder": "data.root is not set",
-        f"data.root={tmp_path / 'missing'}": "missing does not exist; set data.root",
+        f"data.root={tmp_path / 'missing'}": "missing does not exist",
         f"data.root={tmp_path / 'empty'}": "no folder for the split 'train'",
         f"data.root={broken}": "2.png",
         "nonsense": "override 'nonsense' is not of the form section.key=value",

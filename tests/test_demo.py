@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from small_run import SMALL
-from vitruvius import demo as room
+from vitruvius import demo as demo_module
 from vitruvius.corruptions.base import BENCHMARK
 
 
@@ -17,10 +17,10 @@ def test_the_demo_ends_with_one_page_about_both_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "vitruvius")
-    monkeypatch.setattr(room, "STRENGTHS", [4, 32])
-    monkeypatch.setattr(room, "SEVERITIES", [2, 5])
+    monkeypatch.setattr(demo_module, "STRENGTHS", [4, 32])
+    monkeypatch.setattr(demo_module, "SEVERITIES", [2, 5])
     tiny = (*SMALL, "train.epochs=1", "data.train_num_samples=32", "data.val_num_samples=12")
-    page = room.demo(tmp_path / "demo", overrides=tiny)
+    page = demo_module.demo(tmp_path / "demo", overrides=tiny)
     assert page == tmp_path / "demo" / "report.html"
     text = page.read_text()
     assert "Two ways to attend, on digits" in text
@@ -41,5 +41,5 @@ def test_the_demo_ends_with_one_page_about_both_runs(
         assert name in caplog.text
     assert "Open this page in a browser" in caplog.text
     before = (tmp_path / "demo" / "softmax" / "state.pt").stat().st_mtime_ns
-    assert room.demo(tmp_path / "demo", overrides=tiny) == page
+    assert demo_module.demo(tmp_path / "demo", overrides=tiny) == page
     assert (tmp_path / "demo" / "softmax" / "state.pt").stat().st_mtime_ns == before  # nothing is trained twice

@@ -165,7 +165,7 @@ def analysis(spec: dict[str, Any]) -> Callable[[], Result]:
 
 def study(spec: dict[str, Any]) -> Callable[[], Result]:
     x, y = images()
-    subject = Subject(name="m", model=model(), x=x[:2], y=y[:2], ids=torch.arange(2), batch_size=2, folder=_places[0])
+    subject = Subject(name="m", model=model(), loader=[(x[:2], y[:2])], batch_size=2, folder=_places[0])
     rows = bind_study(spec)(subject, set())
     first = next(rows, None)
     assert first is not None, "a study without a row"

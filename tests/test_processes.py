@@ -29,7 +29,7 @@ def test_alone_everything_is_immediate() -> None:
 
 
 def _fail() -> None:
-    raise RunError("no room")
+    raise RunError("no place")
 
 
 def _talk(rank: int, folder: str) -> None:
@@ -40,7 +40,7 @@ def _talk(rank: int, folder: str) -> None:
         with process_group("cpu") as inside:  # a group that exists is used
             assert inside == process
         assert process.on_first(lambda: _note(folder, rank)) == 0
-        with pytest.raises(RunError, match="no room"):  # on both, though only the first has tried
+        with pytest.raises(RunError, match="no place"):  # on both, though only the first has tried
             process.on_first(_fail)
     assert not torch.distributed.is_initialized()
 

@@ -169,7 +169,7 @@ def test_answers_that_the_locale_c_cannot_show_are_no_error() -> None:
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-@pytest.mark.parametrize(("words", "expected"), [("list attacks", 0), ("list nope", 1), ("nope", 2)])
+@pytest.mark.parametrize(("words", "expected"), [("list recipes", 0), ("list nope", 1), ("nope", 2)])
 def test_a_closed_output_is_no_error_of_its_own(closed: str, words: str, expected: int) -> None:
     """Truly closed, by the shell."""
     done = subprocess.run(

@@ -105,6 +105,8 @@ def test_a_recipe_reads_and_its_head_tells_what_it_is(name: str) -> None:
     if not name.startswith("digits/"):
         assert any(line.startswith("# Data: ") for line in head)
         assert any(line.startswith("# Expected: ") for line in head)
+    expected = " ".join(head).partition("Expected: ")[2]
+    assert expected.startswith("unverified") == any(word in expected for word in ("recalled", "second-hand"))
 
 
 def test_names_of_run_folders_do_not_collide() -> None:

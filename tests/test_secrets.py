@@ -208,7 +208,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def train_planted() -> None:
-    common = [*SMALL, "train.epochs=1", f"data.root={URL}", "data.class_map=planted-in-the-environment"]
+    common = [*SMALL, "train.epochs=1", f"data.root={URL}", "data.train_split=planted-in-the-environment"]
     assert main(["train", str(RECIPE), *common, "out=run", "tracking=[csv]", "--quiet"]) == 0
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitruvius.analysis import analyse as analyse
     from vitruvius.compression import average_maps as average_maps
     from vitruvius.evaluation import evaluate as evaluate
+    from vitruvius.look import look as look
     from vitruvius.models import create_model as create_model
     from vitruvius.surgery import record as record
     from vitruvius.surgery import restore as restore
@@ -33,6 +34,7 @@ else:
             "evaluate": "evaluation",
             "initialise": "surgery.initialising",
             "load_model": "targets",
+            "look": "look",
             "record": "surgery",
             "restore": "surgery",
             "rewire": "surgery",

@@ -1,4 +1,4 @@
-"""What is checked before any work begins, once for all rooms: the model's mode, its pixels, its labels, its logits.
+"""What is checked before any work begins, once for all packages: the model's mode, its pixels, its labels, its logits.
 
 B images, K classes. Each check reads a tensor at most once and raises an error that says what to do.
 """
@@ -148,6 +148,19 @@ def check_weight(weight: float | None, where: str) -> None:
     """Refuse a weight of something that is negative, infinite or NaN; `where` is how the user wrote it. None passes."""
     if weight is not None and not (math.isfinite(weight) and weight >= 0):
         raise ConfigError(f"{where} = {weight}, expected a finite number, 0 or more.")
+
+
+def check_takes(model: nn.Module, size: tuple[int, int, int]) -> None:
+    """Refuse a `size` of images, channels, height and width, that a model does not take; tried with one of them."""
+    try:
+        with in_eval_mode(model), torch.no_grad():
+            model(torch.zeros(1, *size, device=device_of(model)))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        channels, height, width = size
+        raise ConfigError(
+            f"the model does not take {channels} channel(s) of {height} × {width} pixels ({str(error).rstrip('.')}); "
+            "leave out data.image_size and data.in_chans, or say model.kwargs={img_size: …, in_chans: …}."
+        ) from error
 
 
 def check_logits(logits: Tensor, rows: int) -> None:

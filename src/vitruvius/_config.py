@@ -133,6 +133,8 @@ def override(data: Mapping[str, Any], settings: Iterable[str]) -> Data:
         dotted, equals, text = setting.partition("=")
         if not equals or not dotted:
             raise ConfigError(f"override {setting!r} is not of the form section.key=value, e.g. train.epochs=20.")
+        if not text.strip():  # a variable of a shell that is not set
+            raise ConfigError(f"override {setting!r} says no value; write {dotted}=null for none.")
         _put(result, dotted.split("."), parse_value(text), setting)
     return result
 

@@ -12,12 +12,15 @@ from vitruvius._errors import ConfigError, suggest
 ZOO = "VITRUVIUS_ZOO"  # the environment variable that names another folder of checkpoints
 
 
+def shipped(name: str) -> Path:
+    """The folder `name` inside the package when installed, at the root of the repository in a checkout."""
+    packaged = Path(__file__).parent / name
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / name
+
+
 def recipes_folder() -> Path:
-    """Beside the package when installed, at the root of the repository in a checkout."""
-    packaged = Path(__file__).parent / "recipes"
-    if packaged.is_dir():
-        return packaged
-    return Path(__file__).parents[2] / "recipes"
+    """Where the packaged recipes lie."""
+    return shipped("recipes")
 
 
 def recipe_files() -> dict[str, Path]:
@@ -44,11 +47,9 @@ def find_recipe(name: str | Path) -> Path:
 
 
 def zoo_folder() -> Path:
-    """Where checkpoints lie: $VITRUVIUS_ZOO, by default zoo/ at the root of a checkout."""
+    """Where checkpoints lie: $VITRUVIUS_ZOO, by default those that come with the package."""
     named = os.environ.get(ZOO)
-    if named:
-        return Path(named)
-    return Path(__file__).parents[2] / "zoo"
+    return Path(named) if named else shipped("zoo")
 
 
 def zoo_cards() -> dict[str, Path]:

@@ -13,27 +13,27 @@ __all__ = ["KINDS", "find_recipe", "listing", "recipes", "recipes_folder", "rows
 
 Row = tuple[str, str, str]  # name, settings, one line
 
-KINDS = {  # kind → its registry, or a function that lists it; only what is listed is imported
-    "analyses": "analysis:analyses",
-    "attacks": "attacks.base:attacks",
-    "attentions": "attention:attentions",
-    "bases": "init:bases",
-    "checkpoints": "converters.published:describe_published",
-    "converters": "converters:converters",
-    "corruptions": "corruptions:corruptions",
-    "data": "data.base:describe_sources",
-    "explanations": "analysis:explanations",
-    "inits": "init:inits",
-    "models": "models:models",
-    "recipes": "listing:recipes",
-    "rules": "compression.rules:rules",
-    "shifts": "shifts:shifts",
-    "sockets": "surgery:sockets",
-    "studies": "studies:studies",
-    "targets": "targets:target_kinds",
-    "tasks": "tasks:tasks",
-    "trackers": "tracking:trackers",
-    "zoo": "_recipes:describe_zoo",
+KINDS = {  # kind → its registry, or a function that lists it, and what it is; only what is listed is imported
+    "analyses": ("analysis:analyses", "what `vitruvius analyse` measures of attention"),
+    "attacks": ("attacks.base:attacks", "adversarial attacks, for --threat and for training"),
+    "attentions": ("attention:attentions", "parts of attention, for `attention:` in a recipe and for rewire"),
+    "bases": ("init:bases", "what an init begins with, for `base:` beside it"),
+    "checkpoints": ("converters.published:describe_published", "checkpoints that papers publish, models by name"),
+    "converters": ("converters:converters", "layouts of checkpoints, for `vitruvius convert --from`"),
+    "corruptions": ("corruptions:corruptions", "common corruptions, for --threat and `vitruvius corrupt`"),
+    "data": ("data.base:describe_sources", "data sets, for `data.dataset`"),
+    "explanations": ("analysis:explanations", "which pixels an answer rests on, for `vitruvius analyse`"),
+    "inits": ("init:inits", "initial weights, for `init:` in a recipe"),
+    "models": ("models:models", "models of our own; those of timm have the names that timm gives them"),
+    "recipes": ("listing:recipes", "what `vitruvius train` takes by name"),
+    "rules": ("compression.rules:rules", "which pairs a mask keeps, for `vitruvius masks --rule`"),
+    "shifts": ("shifts:shifts", "published sets of shifted images, for --shift"),
+    "sockets": ("surgery:sockets", "attention classes of timm that can be rewired"),
+    "studies": ("studies:studies", "experiments over several runs, for `vitruvius study`"),
+    "targets": ("targets:target_kinds", "ways to name a model"),
+    "tasks": ("tasks:tasks", "what training minimises, for `task:` in a recipe"),
+    "trackers": ("tracking:trackers", "where training reports to, for `tracking:` in a recipe"),
+    "zoo": ("_recipes:describe_zoo", "trained checkpoints of a checkout, models by name"),
 }
 
 
@@ -44,7 +44,7 @@ def recipes() -> list[Row]:
 
 def rows_of(kind: str) -> list[Row]:
     """The pieces of one `kind` of `KINDS`."""
-    source = load(KINDS[kind])
+    source = load(KINDS[kind][0])
     rows: list[Row] = source() if callable(source) else source.describe()
     return rows
 
@@ -52,18 +52,22 @@ def rows_of(kind: str) -> list[Row]:
 def listing(kind: str | None = None, section: str | None = None) -> str:
     """The pieces of one kind, or of all; of `keys`, those of one section of a recipe, or of all with fixed keys.
 
-    kind: one of KINDS or its singular, or "keys"; by default all kinds of pieces. section: data, train, model, task,
-    …; for keys only.
+    kind: one of KINDS or its singular, "keys" or "all"; by default what kinds there are. section: data, train, model,
+    task, …; for keys only.
     """
-    kind = plural_of(kind) if kind else None
+    if kind is None:
+        about = [(name, "", text) for name, (_, text) in KINDS.items()]
+        keys = ("keys", "", "the keys of a recipe; `vitruvius list keys train`: those of a section")
+        return _table("vitruvius list KIND, or all:", [*about, keys])
+    kind = plural_of(kind)
     if kind == "keys":
         return _keys(section)
     if section is not None:
         raise ConfigError(f"{section!r} after {kind!r}: only `vitruvius list keys` takes a section.")
-    if kind is not None and kind not in KINDS:
-        known = [*KINDS, "keys"]
+    if kind not in (*KINDS, "all"):
+        known = [*KINDS, "keys", "all"]
         raise UnknownName(f"nothing called {kind!r} to list{suggest(kind, known)} Kinds: {', '.join(known)}.")
-    return "\n\n".join(_table(name.upper(), rows_of(name)) for name in ([kind] if kind else KINDS))
+    return "\n\n".join(_table(name.upper(), rows_of(name)) for name in (KINDS if kind == "all" else [kind]))
 
 
 def _keys(name: str | None) -> str:

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitruvius._checks import check_count, check_head
+from vitruvius._checks import check_count, check_head, check_takes
 from vitruvius._errors import ConfigError
-from vitruvius._files import Lock, check_new_file, is_lock
+from vitruvius._files import Lock, check_out, is_lock
 from vitruvius._progress import Bar
 from vitruvius._signals import on_interrupt
 from vitruvius.targets.base import Target, TargetConfig, check_numbering, open_target
@@ -66,6 +66,7 @@ class Request:
     def loader(self) -> Loader:
         """This process's share of the images."""
         from vitruvius.data import eval_loader, train_loader
+        from vitruvius.data.preprocessing import resolve
 
         data = self.config.data
         shared: dict[str, Any] = {
@@ -78,6 +79,8 @@ class Request:
             return train_loader(data, seed=self.config.seed, **shared)
         if self.split == "training":  # looked at as validation images are
             data = replace(data, val_split=data.train_split, val_num_samples=data.train_num_samples, subset=None)
+        if data.image_size is not None or data.in_chans is not None:
+            check_takes(self.model, resolve(data, self.model.data_config).size)
         loader = eval_loader(data, **shared)
         if self.labels:
             check_numbering(self.target, loader)
@@ -96,8 +99,6 @@ class Request:
         if self.path is None:
             raise ConfigError(f"{self.target.text} has no place for results; name one with --out.")
         is_file = self.writes is not None and "." in self.writes
-        if is_file:
-            check_new_file(self.path, str(self.writes))
         lock = Lock(self.path, file=is_file)
         self._open.callback(lock.release)
         self.process.on_first(lock.take)
@@ -154,6 +155,8 @@ def open_request(
         limit = "val_num_samples" if split == "validation" else "train_num_samples"
         overrides = [*overrides, f"data.{limit}={images}"]
     opened = open_target(target, overrides, data_needed=data_needed, trust_plugins=trust_plugins)
+    if out and writes:
+        check_out(out, opened.text, opened.config.data.root, example=writes if "." in writes else "")
     from vitruvius._processes import Process, choose_device, process_group  # PyTorch: only now that all is understood
 
     with ExitStack() as stack:

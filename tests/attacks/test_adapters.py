@@ -104,7 +104,7 @@ def test_what_leaves_image_or_ball_is_refused() -> None:
         FromTorchattacks(make=Torchattack, eps=0.05, name="mine")(net, x, y)
     with pytest.raises(DataError, match=r"pixels from .* expected \[0, 1\]"):
         FromTorchattacks(make=lambda model: lambda x, y: x * 255)(net, x, y)
-    with pytest.raises(DataError, match="returned shape"):
+    with pytest.raises(DataError, match="same shape"):
         FromTorchattacks(make=lambda model: lambda x, y: x[:1])(net, x, y)
     with pytest.raises(ConfigError, match="give FromFoolbox an eps"):
         FromFoolbox(make=lambda model: (FoolboxAttack(), FoolboxModel(model)))(net, x, y)

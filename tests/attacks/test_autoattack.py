@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from attacked import digits_cnn, digits_vit, golden, labels_of, small_net, some_images
 from torch import Tensor, nn
 
+import vitruvius
 from vitruvius._errors import ConfigError, DataError, UnknownName
 from vitruvius._random import Dice
 from vitruvius.attacks._compiled import compile_model
 from vitruvius.attacks._lower_precision import Autocast, Bfloat16Copy, bfloat16_view
-from vitruvius.attacks._models import SurrogateGradient, frozen
+from vitruvius.attacks._models import SurrogateGradient
 from vitruvius.attacks.apgd import APGD
-from vitruvius.attacks.autoattack import AutoAttack, Cascade
+from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.base import CE, attacks
 from vitruvius.attacks.losses import DLR
 from vitruvius.attacks.pgd import PGD
@@ -148,39 +147,6 @@ def test_where_the_fast_search_is_blind_the_exact_one_follows_in_full() -> None:
     assert int(fast.robust.sum()) <= int(exact.robust.sum())
 
 
-def test_the_fast_figure_is_not_above_the_exact_one() -> None:
-    net, x, y = digits_cnn()
-    figures = {}
-    for precision in ("exact", "fast"):
-        attack = AutoAttack(eps=0.15, precision=precision, version="custom", attacks=(APGD(eps=0.15, steps=30),))
-        outcome = attack.run(net, x[:30], y[:30])
-        figures[precision] = int(outcome.robust.sum())
-        assert torch.equal(net(outcome.x).argmax(1) == y[:30], outcome.robust)
-    assert figures["fast"] <= figures["exact"]
-
-
-def test_auto_is_exact_on_a_cpu() -> None:
-    net, x, y = digits_cnn()
-    settings: dict[str, Any] = {"eps": 0.15, "version": "custom", "attacks": (APGD(eps=0.15, steps=5),)}
-    exact = AutoAttack(**settings).run(net, x[:10], y[:10])
-    chosen = AutoAttack(precision="auto", **settings).run(net, x[:10], y[:10])
-    assert [stage.label for stage in chosen.stages] == ["clean", "apgd"]
-    assert torch.equal(chosen.x, exact.x)
-
-
-@pytest.mark.parametrize(("pays", "labels"), [(True, ["apgd (fast)", "apgd (polish)"]), (False, ["apgd"])])
-def test_auto_searches_in_bfloat16_where_that_pays(
-    pays: bool, labels: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net, x, y = digits_cnn()
-    monkeypatch.setattr("vitruvius.attacks.autoattack.bfloat16_pays", lambda *_: pays)
-    attack = AutoAttack(eps=0.01, precision="auto", batch_size=10, version="custom", attacks=(APGD(eps=0.01, steps=5),))
-    with torch.no_grad(), frozen(net):
-        cascade = Cascade(net, x[:10], y[:10], torch.arange(10), 10)
-        attack._run_fast(cascade)  # as on a GPU
-    assert [stage.label for stage in cascade.outcome.stages[1:]][: len(labels)] == labels
-
-
 @pytest.mark.parametrize(
     ("name", "norm"), [("apgd-ce", "linf"), ("apgd-ce", "l1"), ("apgd-t", "l2"), ("fab-t", "linf"), ("square", "linf")]
 )
@@ -299,6 +265,22 @@ def test_the_model_must_be_in_eval_mode_and_answer_numbers() -> None:
         AutoAttack(eps=0.1)(small_net().train(), x, y)
     with pytest.raises(DataError, match="labels reach up to 7"):
         AutoAttack(eps=0.1)(small_net(), x, torch.full_like(y, 7))
+
+
+def test_an_evaluation_in_small_batches_asks_the_model_no_more_often() -> None:
+    """Targets and queries are tried side by side whatever the loader's batches are."""
+    net, x, y = digits_cnn()
+    calls = {}
+    for size in (4, 20):
+        asked: list[int] = []
+        handle = net.register_forward_hook(lambda *_, asked=asked: asked.append(1))
+        batches = list(zip(x[:20].split(size), y[:20].split(size), strict=True))
+        stages = ("apgd_targeted:steps=10", "square:queries=200")
+        report = vitruvius.evaluate(net, batches, [AutoAttack(eps=0.1, version="custom", attacks=stages)])
+        handle.remove()
+        calls[size] = (len(asked), report.threats[-1].accuracy)
+    assert calls[4][0] <= calls[20][0] + 40  # clean images and rows come in more batches
+    assert calls[4][1] == calls[20][1]
 
 
 def test_autoattack_is_a_threat_that_returns_images() -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from attacked import accuracy, digits_cnn, labels_of, small_net, some_images
+from attacked import accuracy, digits_cnn, digits_vit, labels_of, small_net, some_images
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import vitruvius
 from vitruvius._checks import check_eval_mode
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.attacks.base import Attack, attacks, check_inputs, disturb
@@ -271,6 +272,12 @@ def test_a_loss_on_probabilities_wants_probabilities() -> None:
         ("hopskipjump", {"group": 0}, "group=0; expected 1 or more"),
         ("spsa", {"width": 0.0}, "width=0; expected more than 0"),
         ("gaussian_noise", {"std": -1.0}, "std=-1; expected 0 or more"),
+        ("pgd", {"step_size": math.inf}, "step_size=inf; expected a finite number"),
+        ("carlini", {"confidence": math.nan}, "confidence=nan; expected a finite number"),
+        ("pgd", {"steps": 2.5}, "steps=2.5; expected a whole number"),
+        ("autoattack", {"batch_size": 0}, "batch_size=0; expected 1 or more"),
+        ("square", {"batch_size": -1}, "batch_size=-1; expected 1 or more"),
+        ("pgd", {"norm": math.inf}, "norm=inf; expected a name"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(name: str, wrong: dict[str, Any], words: str) -> None:
@@ -316,6 +323,104 @@ def test_radii_are_checked_when_an_attack_is_made() -> None:
     make("pgd", 2.0, bounds=(-3.0, 3.0))  # images that are not in [0, 1]
     make("fab", math.inf)
     make("fab", 8.0)  # the nearest point is sought, whatever the radius
+
+
+ANY = {**SMALL, "patch_fool": {"steps": 3}, "transfer": {"source": small_net(seed=1), "attack": "pgd:steps=3"}}
+
+
+def victim(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """A model that this attack can search, with images and labels."""
+    model, x, y = digits_vit() if name == "patch_fool" else (small_net(), *some_images(3))
+    return model, x[:3], y[:3]
+
+
+@pytest.mark.parametrize("name", sorted(attacks))
+@pytest.mark.parametrize("images", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("weights", [torch.float16, torch.float32, torch.float64])
+def test_models_and_images_of_any_precision_work(name: str, images: torch.dtype, weights: torch.dtype) -> None:
+    """x' has the images' precision and is in the ball; a search in float32 or float64 does not depend on theirs."""
+    model, x, y = victim(name)
+    model, x, attack = model.to(weights), x.to(images), attacks[name](eps=0.1, **ANY[name])
+    moved = disturb(attack, model, x, y, torch.arange(3))
+    delta = moved.double() - x.double()
+    assert moved.dtype == images
+    assert float(attack.norm.length(delta).max() if name != "transfer" else delta.abs().max()) <= 0.1 + 1e-6  # type: ignore[attr-defined]
+    assert 0 <= float(moved.min()) <= float(moved.max()) <= 1
+    assert {p.dtype for p in model.parameters()} == {weights}
+
+
+class AnswersInFloat64(nn.Module):
+    """Weights in float32, logits in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = small_net()
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside(x).double()
+
+
+@pytest.mark.parametrize("name", sorted(set(SMALL) - {"autoattack"}))
+def test_logits_in_float64_change_nothing_but_their_digits(name: str) -> None:
+    x, y = some_images(3)
+    moved = make(name, 0.1)(AnswersInFloat64(), x, y)
+    assert moved.dtype == x.dtype
+    if name != "spsa":  # which divides small differences of losses
+        torch.testing.assert_close(moved, make(name, 0.1)(small_net(), x, y))
+
+
+class Leaves(Attack):
+    """A plugin's attack that forgets the ball, or the image."""
+
+    far: float = 0.5
+
+    def search(self, model: Any, x: Tensor, y: Tensor, dice: Any) -> Tensor:
+        return x + self.far
+
+
+class LosesImages(Leaves):
+    def search(self, model: Any, x: Tensor, y: Tensor, dice: Any) -> Tensor:
+        return x[:1]
+
+
+def test_an_attack_of_ones_own_that_leaves_ball_or_image_is_refused() -> None:
+    net, x = small_net(), some_images(3)[0]
+    for attack in (
+        lambda attack: attack,
+        lambda attack: attacks["autoattack"](eps=0.1, version="custom", attacks=(attack,)),
+    ):
+        with pytest.raises(DataError, match="moved an image by"):
+            attack(Leaves(eps=0.1))(net, 0.1 + 0 * x, labels_of(net, 0.1 + 0 * x))
+        with pytest.raises(DataError, match="pixels from"):
+            attack(Leaves(eps=1.0))(net, 0.9 + 0 * x, labels_of(net, 0.9 + 0 * x))
+        with pytest.raises(DataError, match="same shape"):
+            attack(LosesImages(eps=1.0))(net, x, labels_of(net, x))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda attack, net, x, y: type(attack)(net, eps=0.1), "settings by name"),
+        (lambda attack, net, x, y: attack(x, y), "a tensor"),
+        (lambda attack, net, x, y: attack(None, x, y), "got None for a model"),
+        (lambda attack, net, x, y: attack(net, x), "NoneType for labels"),
+        (lambda attack, net, x, y: attack(net, x.numpy(), y), "ndarray for images"),
+        (lambda attack, net, x, y: attack(net, x, y.tolist()), "list for labels"),
+        (lambda attack, net, x, y: attack(net, x[0], y[0]), "one image"),
+        (lambda attack, net, x, y: attack(net, x[0], y[:1]), "one image"),
+        (lambda attack, net, x, y: attack(net, x.permute(0, 2, 3, 1), y), "channels last"),
+        (lambda attack, net, x, y: attack(net, x[:, :1], y), "grey images"),
+        (lambda attack, net, x, y: attack(net, x[:, :, 1:, 1:], y), "resize"),
+        (lambda attack, net, x, y: attack(net, x.repeat(1, 2, 1, 1), y), "resize"),
+    ],
+)
+@pytest.mark.parametrize("name", ["pgd", "square", "autoattack"])
+def test_a_call_that_asks_something_else_is_answered_with_the_right_one(name: str, call: Any, words: str) -> None:
+    net = vitruvius.create_model("vitruvius/vit_digits", depth=1)
+    x, y = some_images(4, size=8)
+    with pytest.raises((ConfigError, DataError), match=words):
+        call(attacks[name](eps=0.1), net, x, y)
 
 
 def test_train_mode_is_the_callers_business_but_can_be_refused() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from attacked import digits_cnn, digits_vit, labels_of, small_net, some_images
+from attacked import accuracy, digits_cnn, digits_vit, labels_of, small_net, some_images
 from torch import Tensor, nn
 
 from vitruvius._random import Dice
@@ -20,9 +21,10 @@ from vitruvius.attacks._lower_precision import Bfloat16Copy, first_layer_of
 from vitruvius.attacks._models import Searched, unwrapped
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.apgd_targeted import APGDTargeted
-from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.autoattack import AutoAttack, Cascade
 from vitruvius.attacks.fab_targeted import FABTargeted
 from vitruvius.attacks.pgd import PGD
+from vitruvius.attention import Core, softmax
 
 
 class Counting(nn.Module):
@@ -200,8 +202,8 @@ class Slow(nn.Module):
         return x.flatten(1)[:, :3]
 
 
-@pytest.mark.parametrize(("ticks", "pays"), [(0.4, True), (0.6, False)])
-def test_bfloat16_pays_where_its_passes_take_less_than_half_the_time(
+@pytest.mark.parametrize(("ticks", "pays"), [(0.6, True), (0.7, False)])
+def test_bfloat16_pays_where_its_gradients_take_two_thirds_of_the_time_on_a_cpu(
     ticks: float, pays: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = [0.0]
@@ -216,3 +218,46 @@ def test_bfloat16_pays_where_its_passes_take_less_than_half_the_time(
     spent = clock[0]
     assert _lower_precision.bfloat16_pays(exact, exact, view, x, y) == pays
     assert clock[0] == spent  # a model is measured once
+
+
+def test_a_view_on_a_cpu_attends_by_products_and_the_model_is_left_as_it_was() -> None:
+    net, x, _ = digits_vit()
+    view = _lower_precision.bfloat16_view(net, x)
+    assert any(isinstance(module, Core) for module in view.modules())
+    assert not any(isinstance(module, Core) for module in net.modules())
+    torch.testing.assert_close(view(x), net(x), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("able", "ticks", "search"), [(True, 0.5, "fast"), (True, 0.8, "exact"), (False, 0.1, "exact")]
+)
+@pytest.mark.parametrize("attack", [AutoAttack, APGD, PGD])
+def test_auto_searches_in_bfloat16_where_this_cpu_is_faster_in_it(
+    attack: Any, able: bool, ticks: float, search: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is broken is broken in float32."""
+    net, x, y = digits_vit()
+    seconds = iter([1.0, ticks])
+    monkeypatch.setattr(softmax, "multiplies_bfloat16", lambda: able)
+    monkeypatch.setattr(_lower_precision, "pass_seconds", lambda *_: next(seconds))
+    ran: list[str] = []
+    real = Cascade._search
+    monkeypatch.setattr(
+        Cascade, "_search", lambda self, stage, *rest: ran.append(stage.search) or real(self, stage, *rest)
+    )
+    made = attack(eps=0.1, precision="auto", **({"version": "rand"} if attack is AutoAttack else {"steps": 10}))
+    moved = made(net, x[:12], y[:12])
+    assert ran[0] == search
+    assert float((moved - x[:12]).abs().max()) <= 0.1 + 1e-6
+    exact = dataclasses.replace(made, precision="exact")(net, x[:12], y[:12])
+    assert abs(accuracy(net, moved, y[:12]) - accuracy(net, exact, y[:12])) <= 1 / 12 + 1e-6
+
+
+def test_an_attack_in_bfloat16_alone_is_refined_in_float32() -> None:
+    """Where the view's gradient says nothing, what float32 finds at once counts."""
+    net, x, y = digits_cnn()
+    with torch.no_grad():
+        start = PGD(eps=0.15)(net, x, y)
+        refined = PGD(eps=0.15, steps=50).refine(net, x, y, PGD(eps=0.15).dice(torch.arange(len(x))), start)
+    assert accuracy(net, refined, y) <= accuracy(net, start, y)
+    assert float((refined - x).abs().max()) <= 0.15 + 1e-6

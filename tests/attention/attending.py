@@ -1,4 +1,4 @@
-"""Sites and heads made by hand, golden files, and an attention layer written out, for the tests of this room."""
+"""Sites and heads made by hand, golden files, and an attention layer written out, for the tests of this package."""
 
 import json
 from pathlib import Path

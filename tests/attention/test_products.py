@@ -7,6 +7,9 @@ from attending import CHAINS, make_core, make_heads
 from vitruvius.attention import softmax as module
 from vitruvius.attention.softmax import attend, by_products
 from vitruvius.heads import Heads
+from vitruvius.surgery import rewire
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the largest entry
 
 
 def both_ways(monkeypatch, answer):
@@ -23,12 +26,29 @@ def output_and_gradients(core, heads):
     return out, *torch.autograd.grad(out.square().sum(), leaves, allow_unused=True, materialize_grads=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CHAINS)
-def test_every_part_answers_the_same_both_ways(name, monkeypatch):
-    heads = make_heads()  # float64
-    fused, products = both_ways(monkeypatch, lambda: output_and_gradients(make_core(name), heads))
-    for expected, got in zip(fused, products, strict=True):
-        torch.testing.assert_close(got, expected, atol=1e-9, rtol=1e-7)
+def test_every_part_answers_the_same_both_ways(name, dtype, monkeypatch):
+    heads = make_heads(dtype=dtype)
+    fused, products = both_ways(monkeypatch, lambda: output_and_gradients(make_core(name).to(dtype), heads))
+    compared = 1 if dtype == torch.bfloat16 else 4  # rounding to 8 bits moves keys across thresholds of gradients
+    for expected, got in list(zip(fused, products, strict=True))[:compared]:
+        assert got.dtype == dtype
+        largest = float(expected.detach().abs().max())
+        assert (got - expected).abs().max() <= TOLERANCE[dtype] * max(1.0, largest)
+
+
+def test_a_softmax_rewire_brings_a_plain_model_to_them(tiny_vit, monkeypatch):
+    model, x = tiny_vit
+    calls = []
+    monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(module, "by_products", lambda heads: calls.append(heads.q.dtype) or by_products(heads))
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model(x)
+        assert not calls  # timm's own attention
+        out = rewire(model, "softmax")(x)
+    assert calls == [torch.bfloat16] * 2
+    torch.testing.assert_close(out.float(), model(x), atol=0.2, rtol=0.2)
 
 
 def test_a_bias_hides_pairs_and_a_query_without_keys_gets_zero():

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 import vitruvius
 from failing_disk import files_limited_to
-from vitruvius._errors import CheckpointError, ConfigError, MissingExtra, RunError
+from vitruvius._errors import CheckpointError, ConfigError, MissingExtra, RunError, SurgeryError
 from vitruvius._files import save_tensors
 from vitruvius.attention import part
+from vitruvius.cli import main
 from vitruvius.compression.export import Format, export, load_export, prepare
-from vitruvius.models import PixelModel
+from vitruvius.models import PixelModel, load_weights
+from vitruvius.surgery import rewire
 
 MODULE = sys.modules["vitruvius.compression.export"]
 ONNX = all(importlib.util.find_spec(package) for package in ("onnx", "onnxruntime", "onnxscript"))
@@ -76,6 +81,81 @@ def test_safetensors_tell_their_model_and_need_no_other_file(sparse: bool, tmp_p
     assert torch.equal(next(core.children()).keep, KEEP)
     with torch.no_grad():
         torch.testing.assert_close(loaded(images()), model(images()), atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of a timm model, its average maps, and masks made of them, by commands that know no run."""
+    home = tmp_path_factory.mktemp("pretrained")
+    torch.manual_seed(0)
+    weights = timm.create_model("test_vit").state_dict()
+    save_file(weights, home / "weights.safetensors")
+    maps, masks = str(home / "maps.safetensors"), str(home / "masks.safetensors")
+    fake = ["data.dataset=fake", "data.num_classes=1000", "data.train_num_samples=3", "data.workers=0"]
+    assert main(["maps", "test_vit", f"model.weights={home / 'weights.safetensors'}", *fake, "--out", maps]) == 0
+    assert main(["masks", maps, "--sparsity", "0.5", "--out", masks]) == 0
+    return home
+
+
+def by_hand(home: Path, *, masked: bool) -> PixelModel:
+    model = vitruvius.create_model("test_vit")
+    load_weights(model, home / "weights.safetensors")
+    return rewire(model, part("mask", file=home / "masks.safetensors")).eval() if masked else model.eval()
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("format", ["torch-export", "safetensors", pytest.param("onnx", marks=NEEDS_ONNX), "timm-hub"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_pretrained_model_is_pruned_and_exported_without_training(
+    format: Format, masked: bool, pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / ("hub" if format == "timm-hub" else f"model.{format}")
+    words = ["export", "test_vit", f"model.weights={pretrained / 'weights.safetensors'}", "--format", format]
+    masks = ["--masks", str(pretrained / "masks.safetensors")] if masked else []
+    code = main([*words, *masks, "--out", str(file)])
+    if format == "timm-hub" and masked:
+        assert code == 1
+        assert "cannot do mask" in capsys.readouterr().err
+        assert not file.exists()
+        return
+    assert code == 0
+    x = torch.rand(2, 3, 160, 160, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        answer = read_back(format, file)(x)
+        torch.testing.assert_close(answer, by_hand(pretrained, masked=masked)(x), atol=1e-4, rtol=1e-3)
+
+
+def read_back(format: str, file: Path) -> Callable[[Tensor], Tensor]:
+    """What somebody else does with the file."""
+    if format == "torch-export":
+        return torch.export.load(file).module()
+    if format == "safetensors":
+        return load_export(file).eval()
+    if format == "timm-hub":
+        plain = timm.create_model(f"local-dir:{file}", pretrained=True).eval()
+        data = timm.data.resolve_model_data_config(plain)
+        mean, std = (torch.tensor(data[key]).view(-1, 1, 1) for key in ("mean", "std"))
+        return lambda x: plain((x - mean) / std)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
+
+
+def test_the_hub_is_told_what_the_model_was_changed_to(tmp_path: Path) -> None:
+    model = vitruvius.create_model("test_vit", num_classes=7, img_size=64, mean=(0.1, 0.2, 0.3), attention="symmetric")
+    export(model, tmp_path / "hub", format="timm-hub")
+    plain = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True)
+    data = timm.data.resolve_model_data_config(plain)
+    assert data["input_size"] == (3, 64, 64)
+    assert tuple(data["mean"]) == (0.1, 0.2, 0.3)
+    assert plain.num_classes == 7
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        export(model, tmp_path / "other", format="timm-hub")
+    with pytest.raises(SurgeryError, match="by name"):
+        export(vitruvius.create_model(NAME), tmp_path / "ours", format="timm-hub")
 
 
 def test_the_model_itself_stays_as_it_is() -> None:

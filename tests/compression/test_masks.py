@@ -276,6 +276,16 @@ def test_a_mask_for_another_resolution_or_model_is_refused_when_wired(tmp_path: 
         vitruvius.rewire(deeper, part("mask", file=str(tmp_path / "masks.safetensors")))
 
 
+def test_a_file_with_masks_for_sites_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    maps = {f"blocks.{block}.attn": torch.full((3, 16, 16), 1 / 16) for block in (0, 1)}
+    save_masks(tmp_path / "m.safetensors", make_masks(maps, sparsity=0.5))
+    rule = {"where": "*", "parts": [{"use": "mask", "file": str(tmp_path / "m.safetensors")}]}
+    with pytest.raises(ConfigError, match=r"blocks\.1\.attn"):
+        vitruvius.create_model("vitruvius/vit_digits", attention=[rule], depth=1)
+    one = {**rule, "where": "blocks.0.attn"}  # of a model that has the other site, one may be left as it is
+    assert vitruvius.create_model("vitruvius/vit_digits", attention=[one], depth=2)
+
+
 def test_other_bad_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="protect names token 17"):
         make_masks(some_maps(), rules["information"](), protect=(17,))

@@ -1,4 +1,4 @@
-"""Every recipe of the room can be read, fits its model, and says its command and what to expect."""
+"""Every recipe of ViTCoD can be read, fits its model, and says its command and what to expect."""
 
 from __future__ import annotations
 

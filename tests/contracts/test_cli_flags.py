@@ -24,9 +24,12 @@ FLAGS = {
     "evaluate": f"TARGET OVERRIDES --threat --shift --baseline --calibrate --sanity --fresh {RUN}",
     "export": "RUN --format --sparse --out --trust-plugins",
     "list": "KIND SECTION",
+    "look": "TARGET PICTURES --data --threat --attention --beside --masks --sparsity --class --png --serve --port "
+    f"--open {RUN}",
     "maps": f"TARGET OVERRIDES --augment --figure {RUN}",
     "masks": "MAPS --rule --sparsity --budget --protect --threshold --of --out --figure --tiles --trust-plugins",
     "report": f"RUNS --threat --title {RUN}",
+    "schema": "--pieces",
     "study": f"NAME WORDS {RUN}",
     "sweep": "SWEEP OVERRIDES --dry-run --minutes --jobs --only --run",
     "train": "RECIPE OVERRIDES --quiet --dry-run --slurm",

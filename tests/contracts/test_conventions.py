@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "vitruvius"
-PAGE = (ROOT / "CONVENTIONS.md").read_text(encoding="utf-8")
-WAY = re.findall(r"^\| \d+ \| (\w+) \| ([^|]*) \|", PAGE, re.MULTILINE)
-
-
-@pytest.mark.parametrize(("room", "files"), WAY, ids=[room for room, _ in WAY])
-def test_the_way_of_a_batch_goes_through_files_that_exist(room: str, files: str) -> None:
-    for name in re.findall(r"`([^`]+)`", files):
-        assert (SOURCE / room / name).exists(), f"CONVENTIONS.md names {room}/{name}"
-
-
-def test_both_ways_are_described() -> None:
-    assert len(WAY) >= 18
 
 
 def test_every_file_opens_with_a_docstring() -> None:

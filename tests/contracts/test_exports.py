@@ -20,6 +20,7 @@ PUBLIC = [
     "evaluate",
     "initialise",
     "load_model",
+    "look",
     "record",
     "restore",
     "rewire",

@@ -34,7 +34,7 @@ def test_every_step_of_ci_is_a_target_of_the_makefile() -> None:
     assert {step.split()[1] for step in steps} <= targets
 
 
-def test_check_is_format_lint_types_storeys_tests() -> None:
+def test_check_is_format_lint_types_layers_tests() -> None:
     done = subprocess.run(["make", "-n", "check"], cwd=ROOT, capture_output=True, text=True, check=True)
     places = [done.stdout.index(f".venv/bin/{check}") for check in CHECKS]
     assert places == sorted(places)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from PIL import Image
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._random import seeded
 from vitruvius.data import DataConfig, eval_loader, train_loader
+from vitruvius.data.identity import identity_of
 from vitruvius.data.preprocessing import posterize, resolve, train_transform
 
 SIZE = {"input_size": (3, 16, 16), "interpolation": "bicubic", "crop_pct": 1.0}
@@ -146,7 +149,7 @@ def test_the_classes_lie_directly_in_the_root_if_the_split_is_a_dot(folder):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"data folder .*nowhere does not exist; set data\.root"):
+    with pytest.raises(DataError, match=r"data\.root .*nowhere does not exist"):
         evaluate(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"data\.root is not set"):
         eval_loader(DataConfig(dataset="folder"), input_size=SIZE)
@@ -273,3 +276,16 @@ def test_an_unknown_data_set_is_named_with_what_is_known(name, tmp_path):
 def test_an_unknown_policy_of_augmentation_is_refused(folder):
     with pytest.raises(ConfigError, match=r"timm cannot make the training transform.*data\.aa"):
         train_loader(config(folder, aa="nonsense"), input_size=SIZE, seed=0)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes on this system")
+def test_what_is_no_file_is_a_broken_image_and_nobody_waits_for_it(folder):
+    os.mkfifo(folder / "val" / "cat" / "pipe.png")
+    (folder / "val" / "cat" / "loop.png").symlink_to(folder / "val" / "cat" / "loop.png")
+    (folder / "val" / "loop").symlink_to(folder / "val" / "loop")
+    with pytest.raises(DataError, match=r"(pipe|loop)\.png cannot be decoded"):
+        list(evaluate(folder))
+    loader = evaluate(folder, broken="skip")
+    assert sum(len(labels) for _, labels in loader) == len(loader.order.ids) - 2
+    assert [Path(name).name for name in loader.broken] == ["loop.png", "pipe.png"]
+    assert identity_of(loader)["images"]

@@ -12,7 +12,7 @@ REFUSED = """
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.data.base import DataError
 try:
-    eval_loader(DataConfig(dataset={dataset!r}, root="/nowhere"), input_size=(3, 8, 8))
+    eval_loader(DataConfig(dataset={dataset!r}, root={root!r}), input_size=(3, 8, 8))
 except DataError as error:
     assert {word!r} in str(error), error
 else:
@@ -35,8 +35,13 @@ def test_importing_a_package_is_light(code: str, imported: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "word"),
-    [("digts", "did you mean 'digits'"), ("folder", "does not exist"), ("torch/cifr10", "cifar10"), ("npz", "cannot")],
+    ("dataset", "root", "word"),
+    [
+        ("digts", ".", "did you mean 'digits'"),
+        ("folder", "/nowhere", "does not exist"),
+        ("torch/cifr10", ".", "cifar10"),
+        ("npz", __file__, "cannot"),
+    ],
 )
-def test_a_refusal_needs_neither_timm_nor_torchvision(dataset: str, word: str) -> None:
-    assert heavy_after(REFUSED.format(dataset=dataset, word=word)) == "['torch']"
+def test_a_refusal_needs_neither_timm_nor_torchvision(dataset: str, root: str, word: str) -> None:
+    assert heavy_after(REFUSED.format(dataset=dataset, root=root, word=word)) == "['torch']"

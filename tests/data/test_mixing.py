@@ -181,7 +181,7 @@ def test_a_batch_of_broken_pictures_of_both_sets_is_left_out_but_keeps_its_numbe
         ({"fraction": 0.01}, {}, r"0\.01 of a batch of 10 leaves nothing of one of the two"),
         ({"epoch_images": 9}, {}, "9 images do not fill one batch of 10"),
         ({"dataset": "tfds/cifar10"}, {}, "is a stream"),
-        ({"root": "nowhere.npz"}, {}, "cannot read the images in nowhere.npz"),
+        ({"root": "nowhere.npz"}, {}, "nowhere.npz does not exist"),
         ({}, {"aug_repeats": 3}, r"data\.aug_repeats .* does not go with data\.mix"),
         ({"dataset": "digits"}, {"num_classes": 5, "dataset": "fake"}, "10 classes, fake/train 5"),
     ],

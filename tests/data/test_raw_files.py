@@ -159,12 +159,9 @@ def test_files_that_do_not_belong_together_are_explained(tmp_path, pixels, label
 def test_a_file_that_is_missing_or_misnamed_is_named(tmp_path):
     root = write(tmp_path)
     (tmp_path / "ddpm_sorted_labels.npy").unlink()
-    with pytest.raises(
-        DataError, match=r"no file .*ddpm_sorted_labels\.npy here; it must hold the labels of ddpm_sorted"
-    ):
+    with pytest.raises(DataError, match=r"no file .*ddpm_sorted_labels\.npy here"):
         loaded(root)
-    with pytest.raises(DataError, match=r"no file .*other_images\.bin here; it must hold the raw images"):
-        loaded(str(tmp_path / "other_images.bin"))
+    (tmp_path / "pictures.bin").touch()
     with pytest.raises(DataError, match=r"pictures\.bin must be called …images\.bin"):
         loaded(str(tmp_path / "pictures.bin"))
 

@@ -161,7 +161,7 @@ def test_a_missing_package_is_one_line(dataset, package, extra, monkeypatch):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(importlib, "import_module", absent)
-    config = DataConfig(dataset=dataset, root="/nowhere")
+    config = DataConfig(dataset=dataset, root=".")
     for load in (lambda: eval_loader(config, input_size=SIZE), lambda: train_loader(config, input_size=SIZE, seed=0)):
         with pytest.raises(MissingExtra, match=rf"^{package} is not installed; run: pip install .*\[{extra}\]'$"):
             load()

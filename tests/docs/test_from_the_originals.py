@@ -1,14 +1,22 @@
-"""Every command of docs/from_the_originals.md runs, in the page's order, on tiny data in the originals' layouts."""
+"""Every command of docs/from_the_originals.md runs, in the page's order, on tiny data in the originals' layouts.
+
+A number of each block is compared with the original's formula, written out in from_the_originals.py.
+"""
 
 from __future__ import annotations
 
 import pickle
+import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import from_the_originals
 import numpy as np
 import pytest
+import timm
+import torch
 import torchvision.datasets
 from pages import SHELLS, read_blocks
 
@@ -24,13 +32,27 @@ SECTIONS = {  # of the page: those with commands, each README by itself
 }
 
 
-def commands_of(section: str) -> list[str]:
-    """The commands of ours in a section."""
+@dataclass(frozen=True)
+class Block:
+    """Commands of ours under a title of the page."""
+
+    title: str
+    lines: list[str]
+
+
+def blocks_of(section: str) -> list[Block]:
+    """The commands of ours in a section, block by block."""
     found = [block for block in read_blocks(PAGE) if block.language in SHELLS and block.text in SECTIONS[section]]
-    return [line for block in found for line in block.text.splitlines() if line.strip()]
+    return [
+        Block(
+            title=re.findall(r"^\*\*(.+?)\*\*", SECTIONS[section].partition(block.text)[0], re.M)[-1],
+            lines=[line for line in block.text.splitlines() if line.strip() and not line.startswith("#")],
+        )
+        for block in found
+    ]
 
 
-READMES = [section for section in SECTIONS if commands_of(section)]
+READMES = [section for section in SECTIONS if blocks_of(section)]
 WNIDS = imagenet_classes()[:4]
 TRAIN = (
     "data.batch_size=2", "data.workers=0", "data.aa=null", "data.aug_repeats=0", "data.image_size=32",
@@ -53,7 +75,9 @@ def home(tmp_path: Path) -> Iterator[Path]:
     write_pictures(home / "imagenet" / "val", WNIDS, size=32)
     write_corrupted(home / "imagenet-c", ("fog",), (1,), WNIDS)
     for kind in "aro":
-        write_pictures(home / f"imagenet-{kind}", imagenet_classes(kind)[:2], size=32)
+        each = 55 if kind == "a" else 1  # two bins of calibration
+        write_pictures(home / f"imagenet-{kind}", imagenet_classes(kind)[: 4 if kind == "a" else 2], each=each, size=32)
+    _write_checkpoints(home / "checkpoints")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         patch.setattr(torchvision.datasets.CIFAR10, "_check_integrity", lambda _: True)
@@ -72,27 +96,74 @@ def _write_cifar(folder: Path) -> None:
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(i) for i in range(10)]}))
 
 
+def _write_checkpoints(folder: Path) -> None:
+    folder.mkdir()
+    model = timm.create_model("xcit_nano_12_p16_224", num_classes=1000)
+    torch.save({"state_dict": model.state_dict(), "args": {"normalize_model": False}}, folder / "checkpoint-0.pth.tar")
+
+
 def test_the_page_has_a_command_for_each_of_the_originals() -> None:
     blocks = read_blocks(PAGE)
     theirs = [line for block in blocks if block.language == "text" for line in block.text.splitlines()]
     assert len(theirs) == 32
     assert len(READMES) == 5
+    assert {block.title for section in READMES for block in blocks_of(section)} == set(NUMBERS)
 
 
 @pytest.mark.parametrize("section", READMES)
 def test_the_commands_of_a_section_run_one_after_the_other(section: str, home: Path) -> None:
-    for line in commands_of(section):
-        words = shlex.split(line)
-        words = words[words.index("vitruvius") + 1 :]
-        words = [word.replace("=/imagenet", "=imagenet").replace(":/imagenet", ":imagenet") for word in words]
-        words = [word.replace("root=/cifar", "root=cifar") for word in words]
-        if "--images" in words:
-            place = words.index("--images")
-            del words[place : place + 2]
-        assert main([*words, *_smaller(words)]) == 0, line
+    for block in blocks_of(section):
+        for line in block.lines:
+            words = shlex.split(line)
+            words = words[words.index("vitruvius") + 1 :]
+            for here, there in PLACES.items():
+                words = [word.replace(here, there) for word in words]
+            if "--images" in words:
+                place = words.index("--images")
+                del words[place : place + 2]
+            assert main([*words[:2], *_smaller(words), *words[2:]]) == 0, line
+        number, by_hand = getattr(from_the_originals, NUMBERS[block.title])(home)
+        assert number == pytest.approx(by_hand, rel=1e-3), block.title
 
 
+def test_every_computation_of_the_originals_stands_first() -> None:
+    blocks = [block.text for block in read_blocks(PAGE) if block.language in SHELLS]
+    for text in blocks:
+        assert text.startswith("# as there") == ("# ours" in text), text
+
+
+PLACES = {  # of the page: where its data are here
+    "=/imagenet": "=imagenet",
+    "=/flowers": "=imagenet",
+    ":/imagenet": ":imagenet",
+    "root=/cifar": "root=cifar",
+    "CHECKPOINTS_DIR": "checkpoints",
+    "xcit_small_12_p16_224": "xcit_nano_12_p16_224",  # of their checkpoints
+    "0.9": "0.2",  # of a few tokens
+}
+NUMBERS = {  # title of a block → what of `from_the_originals` computes a number of it by hand
+    "Training RPC-SymViT": "robust_attention",
+    "Training scaled attention S": "scaled_by_a_matrix",
+    "Training scaled attention α": "scaled_by_alpha",
+    "Robustness evaluation": "calibration_without_the_last_bin",
+    "Attack evaluation": "accuracy_under_their_pgd",
+    "Step 1: low rank": "heads_through_the_auto_encoder",
+    "Step 2: average maps": "average_map",
+    "Step 3: masks": "kept_keys",
+    "Step 4: low rank and masks": "masked_attention",
+    "Small data sets": "mimetic_product",
+    "ImageNet-1k": "peak_rate",
+    "1) Reconstruction": "reconstruction_error",
+    "2) to 5) Eigenvalues, norms, gammas, value vectors": "projected_norm",
+    "XCiT-S12, XCiT-M12, ConvNeXt-T on ImageNet; XCiT-L12; ε = 8": "training_attack",
+    "Fine-tuning on Oxford Flowers or Caltech-101": "last_step",
+    "Fine-tuning on CIFAR-10 and CIFAR-100": "trades_loss",
+    "Validating with RobustBench, and with the validation script": "accuracy_under_200_steps",
+    "Attack effectiveness": "loss_of_the_longest_attack",
+    "Data sets that they generate": "stretched_perturbation",
+}
 SMALLER_STUDIES = {"attack-effectiveness": ["steps=[1, 2]", "seeds=[0]"], "kpca": ["analyses=[entropy]"]}
+SMALLER_TARGETS = {"runs/their_xcit": ["data.class_map=imagenet-1k"]}  # four of the classes
 
 
 def _smaller(words: list[str]) -> list[str]:
@@ -100,7 +171,7 @@ def _smaller(words: list[str]) -> list[str]:
     if words[0] == "train":
         return _smaller_training(words[1])
     if words[0] == "study":
-        return ["--images", "2", *SMALLER_STUDIES.get(words[1], [])]
+        return ["--images", "2", *SMALLER_STUDIES.get(words[1], []), *SMALLER_TARGETS.get(words[2], [])]
     if words[0] in ("maps", "attack", "analyse"):
         return ["--images", "2"]
     return []
@@ -114,7 +185,7 @@ def _smaller_training(name: str) -> list[str]:
         small += ["data.dataset=folder", "data.root=imagenet", "data.val_split=val"]
     if "attack" in str(config.task):
         small.append("train.select_threat=pgd:eps=4/255,steps=2")
-    if name == "structured/imagenet_impulse3":  # a 3×3 filter needs more than 2×2 patches
+    if name.startswith("structured/imagenet_impulse3"):  # a 3×3 filter needs more than 2×2 patches
         small += ["data.image_size=64", "model.kwargs.img_size=64"]
     if config.init is not None and "optimised" in str(config.init):
         small.append("init.steps=2")

@@ -171,9 +171,9 @@ def test_the_site_has_every_page_in_its_navigation() -> None:
     assert {page.name for page in (ROOT / "docs").glob("*.md")} <= named
     for name in named - {"index.md", "gallery.md"}:
         place = ROOT / "docs" / name
-        room = ROOT / "src" / "vitruvius" / Path(name).stem
+        package = ROOT / "src" / "vitruvius" / Path(name).stem
         known = place.exists() or place.with_suffix(".ipynb").exists() or (ROOT / name).exists()
-        known = known or room.is_dir() or name == "api/vitruvius.md"
+        known = known or package.is_dir() or name == "api/vitruvius.md"
         assert known, f"mkdocs.yml names {name}, which does not exist"
 
 

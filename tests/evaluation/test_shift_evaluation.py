@@ -22,7 +22,7 @@ from vitruvius._processes import process_group
 from vitruvius.data import DataConfig
 from vitruvius.data.preprocessing import eval_transform, resolve
 from vitruvius.evaluation import evaluate_shift
-from vitruvius.evaluation import shift as room
+from vitruvius.evaluation import shift as shift_module
 from vitruvius.evaluation.metrics import Baseline, EqualWidth, alexnet, detect, expected_error
 from vitruvius.evaluation.shift import shift_loader
 from vitruvius.evaluation.shift_report import load_shift_report
@@ -38,7 +38,7 @@ class Stop(Exception):
 
 def answers_until(monkeypatch: pytest.MonkeyPatch, calls: int) -> list[int]:
     """Let the model answer so often, then pull the plug; how many images it was asked about."""
-    respond, asked = room.respond, []
+    respond, asked = shift_module.respond, []
 
     def responding(who: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
         if len(asked) == calls:
@@ -46,7 +46,7 @@ def answers_until(monkeypatch: pytest.MonkeyPatch, calls: int) -> list[int]:
         asked.append(len(y))
         return respond(who, x, y)
 
-    monkeypatch.setattr(room, "respond", responding)
+    monkeypatch.setattr(shift_module, "respond", responding)
     return asked
 
 

@@ -62,7 +62,7 @@ def test_every_recipe_has_its_command_or_a_reason_for_having_none() -> None:
 
 @pytest.mark.parametrize("name", commands())
 def test_a_recipe_differs_from_its_command_only_as_its_head_declares(name: str, tmp_path: Path) -> None:
-    found = differences(ours(name), theirs(name, tmp_path))
+    found = differences(ours(name), theirs(name, tmp_path)) | commands()[name].get("program", {})
     heads = declared(name)
     for key, (mine, other) in found.items():
         pattern = next((pattern for pattern in heads if fnmatchcase(key, pattern)), None)
@@ -72,6 +72,16 @@ def test_a_recipe_differs_from_its_command_only_as_its_head_declares(name: str, 
     left_out = f"data.{commands()[name].get('left_out')}"
     idle = [pattern for pattern in heads if pattern != left_out and not any(fnmatchcase(k, pattern) for k in found)]
     assert not idle, "declared, but equal"
+
+
+@pytest.mark.parametrize("size", ["tiny", "base"])
+def test_the_declared_rows_of_qkv_are_those_of_the_models(size: str) -> None:
+    name = "kpca/rpc_deit_tiny" if size == "tiny" else "kpca/rpc_symvit_base"
+    rows = []
+    for model in (f"deit_{size}_patch16_224", f"vitruvius/symvit_{size}_patch16_224"):
+        with torch.device("meta"):
+            rows.append(create_model(model, depth=1).model.blocks[0].attn.qkv.weight.shape[0])
+    assert commands()[name]["program"]["qkv_rows"] == rows
 
 
 @pytest.mark.parametrize("name", commands())

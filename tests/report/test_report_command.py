@@ -66,7 +66,7 @@ def test_data_that_are_gone_leave_the_viewer_out_unless_it_was_asked_for(
 ) -> None:
     gone = ("data.dataset=folder", "data.root=/nowhere", "--out", tmp_path / "page.html")
     assert report(run, *gone) == 0
-    assert "no attention viewer: data folder /nowhere does not exist" in capsys.readouterr().err
+    assert "no attention viewer: data.root /nowhere does not exist" in capsys.readouterr().err
     assert (tmp_path / "page.html").exists()
     assert not (run / "attention.safetensors").exists()
     assert report(run, "--images", 4, *gone) == 1

@@ -17,10 +17,9 @@ from small_run import small_run
 from vitruvius._errors import DataError
 from vitruvius._progress import Bar
 from vitruvius.analysis import NULLS, Table, read_rows
-from vitruvius.analysis.shipped import read_shipped_folder
 from vitruvius.studies import kpca, study
 from vitruvius.studies._base import folder_of
-from vitruvius.studies.kpca import ANALYSES, _own_lines, _published_lines, draw_reconstruction
+from vitruvius.studies.kpca import ANALYSES, draw_reconstruction, published_curves, recorded_curves
 
 FEW = {"images": 3}
 STATISTICS = ("error", "h", "varphi", "rel_error_wrt_h", "rel_error_wrt_varphi")
@@ -127,13 +126,13 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 def test_two_ways_to_look_at_reconstruction_are_two_curves_over_epochs_from_1(tmp_path: Path) -> None:
     analyses = "analyses=[reconstruction, 'reconstruction:variant=reproduction']"
     run = small_run(tmp_path / "both", analyses, "train.analyse_images=4")
-    lines = [line for line in _own_lines([str(run)]) if (line.statistic, line.batch) == ("error", "validation")]
+    lines = [line for line in recorded_curves([str(run)]) if (line.statistic, line.batch) == ("error", "validation")]
     assert [line.model for line in lines] == ["both", "both, variant=reproduction"]
     assert all(line.epochs == [1, 2] for line in lines)
 
 
 def test_published_curves_are_drawn_beside_those_of_the_run(run: Path, shipped: Path) -> None:
-    lines = [*_own_lines([str(run)]), *_published_lines(read_shipped_folder(shipped))]
+    lines = [*recorded_curves([str(run)]), *published_curves(str(shipped))]
     axes = draw_reconstruction(lines).axes[0]
     drawn = {str(line.get_label()): line.get_ydata() for line in axes.lines}
     ours = [row["mean"] for row in read_rows(run) if (row["statistic"], row["batch"]) == ("error", "validation")]

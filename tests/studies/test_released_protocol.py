@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from small_run import small_run
+from small_run import all_images, small_run
 from vitruvius._errors import ConfigError
 from vitruvius._files import load_tensors
 from vitruvius.studies import study
@@ -44,13 +44,13 @@ def test_all_four_ways_are_told_and_their_answers_kept(run: Path, tmp_path: Path
     settings = {"images": 24, "eps": [EPS], "steps": 3}
     rows = table(study("released-protocol", [str(run)], settings, tmp_path))
     assert set(rows) == {(space, labels) for space in ("pixels", "normalised") for labels in ("true", "predicted")}
-    subject = open_subject(str(run), [], 24, 128)
+    _, y, ids = all_images(open_subject(str(run), [], 24, 128))
     for (space, labels), row in rows.items():
         (file,) = tmp_path.rglob(f"{space}_{labels}_*.safetensors")
         columns, about = load_tensors(file)
         assert about["key"] == f"{space}/{labels}/{EPS:g}"
-        assert torch.equal(columns["id"], subject.ids)
-        assert torch.equal(columns["correct"], columns["prediction"] == subject.y)
+        assert torch.equal(columns["id"], ids)
+        assert torch.equal(columns["correct"], columns["prediction"] == y)
         assert float(row["accuracy"]) == pytest.approx(float(columns["correct"].double().mean()))
         assert int(row["n"]) == 24
     assert (tmp_path / "figure.png").stat().st_size > 1000
@@ -62,7 +62,7 @@ def test_the_released_way_is_that_of_its_code(run: Path, tmp_path: Path, monkeyp
     settings = {"images": 24, "eps": [EPS], "spaces": ["normalised"], "labels": ["predicted"]}
     rows = table(study("released-protocol", [str(run)], settings, tmp_path))
     subject = open_subject(str(run), [], 24, 128)
-    images = (subject.x - 0.3) / 0.25
+    images = (all_images(subject)[0] - 0.3) / 0.25
     model = subject.model.model
     answers = model(images).argmax(1)
     moved = ascend(model, images, answers, images, EPS, 20)
@@ -72,11 +72,28 @@ def test_the_released_way_is_that_of_its_code(run: Path, tmp_path: Path, monkeyp
     assert list(rows) == [("normalised", "predicted")]
 
 
+def test_fgsm_in_the_released_way_is_one_step_from_the_normalised_image(run: Path, tmp_path: Path) -> None:
+    settings = {"images": 24, "eps": [EPS], "threat": "fgsm", "spaces": ["normalised"], "labels": ["predicted"]}
+    rows = table(study("released-protocol", [str(run)], settings, tmp_path))
+    subject = open_subject(str(run), [], 24)
+    x, y, _ = all_images(subject)
+    images = ((x - 0.3) / 0.25).requires_grad_()
+    model = subject.model.model
+    answers = model(images)
+    torch.nn.functional.cross_entropy(answers, answers.argmax(1).detach()).backward()
+    moved = images + EPS * images.grad.sign()
+    expected = (model(moved).argmax(1) == y).double().mean()
+    assert float(rows["normalised", "predicted"]["accuracy"]) == pytest.approx(float(expected))
+    with pytest.raises(ConfigError, match="fgsm"):
+        study("released-protocol", [str(run)], {**settings, "steps": 3}, tmp_path / "steps")
+
+
 def test_predicted_labels_can_push_a_wrong_answer_into_the_right_class(run: Path, tmp_path: Path) -> None:
     settings = {"images": 24, "eps": [0.8], "spaces": ["pixels"]}
     rows = table(study("released-protocol", [str(run)], settings, tmp_path))
     subject = open_subject(str(run), [], 24, 128)
-    wrong = subject.model(subject.x).argmax(1) != subject.y
+    x, y, _ = all_images(subject)
+    wrong = subject.model(x).argmax(1) != y
     found = {}
     for labels in ("true", "predicted"):
         (file,) = tmp_path.rglob(f"pixels_{labels}_*.safetensors")
@@ -99,6 +116,6 @@ def test_a_study_that_was_killed_asks_only_what_is_missing(run: Path, tmp_path: 
 
 @pytest.mark.parametrize(("key", "value"), [("spaces", ["pixel"]), ("labels", ["own"])])
 def test_a_misspelt_way_is_refused(run: Path, tmp_path: Path, key: str, value: list[str]) -> None:
-    with pytest.raises(ConfigError, match=f"{key} has '{value[0]}'; expected"):
+    with pytest.raises(ConfigError, match=value[0]):
         study("released-protocol", [str(run)], {"images": 8, key: value}, tmp_path / "out")
     assert not (tmp_path / "out" / "rows.jsonl").exists()

@@ -13,13 +13,15 @@ import torch
 
 import vitruvius
 from shift_layouts import write_pictures
-from small_run import small_run
+from small_run import all_images, small_run
 from vitruvius import _progress
 from vitruvius._errors import ConfigError, DataError, RunError, UnknownName
 from vitruvius.attacks.pgd import PGD
+from vitruvius.cli import main
 from vitruvius.cli.look import show_row
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.studies import studies, study
+from vitruvius.models import PixelModel
+from vitruvius.studies import _base, studies, study
 from vitruvius.studies._base import open_subject
 from vitruvius.studies.attack_convergence import attack_convergence
 
@@ -62,8 +64,9 @@ def test_effectiveness_goes_over_the_kept_epochs_of_a_run(run: Path, tmp_path: P
     assert places == [(epoch, steps, seed) for epoch in "12" for steps in "14" for seed in "01"]
     subject = open_subject(str(run), [], 24, 128)
     model = subject.model_at(1)
-    moved = PGD(eps=0.1, steps=4, step_size=1.5 * 0.1 / 4, seed=1)(model, subject.x, subject.y, ids=subject.ids)
-    loss = float(torch.nn.functional.cross_entropy(model(moved), subject.y).detach())
+    x, y, ids = all_images(subject)
+    moved = PGD(eps=0.1, steps=4, step_size=1.5 * 0.1 / 4, seed=1)(model, x, y, ids=ids)
+    loss = float(torch.nn.functional.cross_entropy(model(moved), y).detach())
     longest = {(row["epoch"], row["seed"]): float(row["adv_loss"]) for row in rows if row["steps"] == "4"}
     assert longest["1", "1"] == pytest.approx(loss, rel=1e-5)
     assert longest["1", "1"] != longest["2", "1"]
@@ -71,6 +74,59 @@ def test_effectiveness_goes_over_the_kept_epochs_of_a_run(run: Path, tmp_path: P
         end = longest[row["epoch"], row["seed"]]
         assert float(row["loss_gap"]) == pytest.approx(abs(float(row["adv_loss"]) - end) / end)
     assert (tmp_path / "figure.png").stat().st_size > 1000
+
+
+COLUMNS = (  # of the paper's summary.csv
+    "top1", "top1_err", "top5", "top5_err", "robust_top1", "robust_top1_err", "robust_top5", "robust_top5_err",
+    "loss", "adv_loss", "param_count", "img_size", "cropt_pct", "interpolation", "attack", "attack_steps", "model",
+    "epoch", "seed",
+)  # fmt: skip
+
+
+def test_effectiveness_of_a_folder_of_published_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training's checkpoint-EPOCH.pth.tar, judged as its attack_effectiveness.py does, but for the random start."""
+    monkeypatch.setattr(PGD, "start", lambda self, x, dice, restart=0: x)
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for epoch in (0, 9):
+        torch.manual_seed(epoch)
+        model = vitruvius.create_model(MODEL).model
+        content = {"state_dict": model.state_dict(), "arch": "vit_digits", "args": {"normalize_model": False}}
+        torch.save({**content, "epoch": epoch}, folder / f"checkpoint-{epoch}.pth.tar")
+    assert main(["convert", str(folder), "--from", "light", "--out", str(tmp_path / "run")]) == 0
+    settings = {**FEW, "steps": [1, 4], "seeds": [0], "eps": 0.1}
+    study("attack-effectiveness", [str(tmp_path / "run")], settings, tmp_path / "study")
+    (summary,) = (tmp_path / "study").rglob("summary.csv")
+    rows = table(summary)
+    assert tuple(rows[0]) == COLUMNS
+    assert [(row["epoch"], row["attack_steps"]) for row in rows] == [("0", "1"), ("0", "4"), ("9", "1"), ("9", "4")]
+    x, y, _ = all_images(open_subject(str(tmp_path / "run"), ["data.dataset=digits"], 24))
+    moved = x
+    for _ in range(4):  # their attack.pgd
+        moved = moved.detach().requires_grad_()
+        loss = torch.nn.functional.nll_loss(model.eval()(moved).log_softmax(1), y, reduction="sum")
+        moved = moved + 1.5 * 0.1 / 4 * torch.autograd.grad(loss, moved)[0].sign()
+        moved = (x + (moved - x).clamp(-0.1, 0.1)).clamp(0, 1)
+    right = (model(moved).argmax(1) == y).double().mean()
+    assert float(rows[-1]["robust_top1"]) == pytest.approx(100 * float(right), abs=1e-4)
+    assert float(rows[-1]["adv_loss"]) == pytest.approx(
+        float(torch.nn.functional.cross_entropy(model(moved), y).detach()), rel=1e-4
+    )
+    assert float(rows[-1]["param_count"]) == round(sum(p.numel() for p in model.parameters()) / 1e6, 2)
+
+
+def test_a_study_holds_no_more_than_a_few_images_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    forward = PixelModel.forward
+    monkeypatch.setattr(PixelModel, "forward", lambda self, x: (seen.append(len(x)), forward(self, x))[1])
+    settings = {"images": 24, "data.dataset": "digits", "eps": [0.1], "steps": 1}
+    study("eps-sweep", [MODEL], settings, tmp_path / "wide")
+    assert max(seen) == 24
+    seen.clear()
+    monkeypatch.setattr(_base, "MEMORY", 1 << 20)
+    study("eps-sweep", [MODEL], settings, tmp_path / "narrow")
+    assert 1 <= max(seen) < 8
+    assert (tmp_path / "wide" / "table.csv").read_text() == (tmp_path / "narrow" / "table.csv").read_text()
 
 
 def test_single_epochs_can_be_chosen_and_others_are_named(run: Path, tmp_path: Path) -> None:
@@ -85,10 +141,11 @@ def test_convergence_follows_every_correct_point_for_every_seed_and_number_of_st
     settings = {"images": 24, "batch_size": 3, "steps": [0, 2, 4], "seeds": [0, 5], "eps": 0.1, "points": 4}
     rows = table(study("attack-convergence", [str(run)], settings, tmp_path))
     subject = open_subject(str(run), [], 24, 16)
-    right = (subject.model(subject.x).argmax(1) == subject.y).nonzero().flatten()[:4]
+    x, y, ids = all_images(subject)
+    right = (subject.model(x).argmax(1) == y).nonzero().flatten()[:4]
     places = [(int(row["seed"]), int(row["steps"]), int(row["point"])) for row in rows]
     assert places == [(seed, steps, int(point)) for seed in (0, 5) for steps in (0, 2, 4) for point in right]
-    x, y, ids = subject.x[right], subject.y[right], subject.ids[right]
+    x, y, ids = x[right], y[right], ids[right]
     for steps in (2, 4):  # attacks of their own, with the same steps of 0.15 ε
         moved = PGD(eps=0.1, steps=steps, step_size=0.15 * 0.1, seed=5)(subject.model, x, y, ids=ids)
         losses = torch.nn.functional.cross_entropy(subject.model(moved), y, reduction="none").tolist()
@@ -110,16 +167,18 @@ def test_every_step_of_a_run_is_drawn_on_an_even_axis_and_a_list_of_steps_on_a_l
 
 def test_a_model_that_is_never_right_cannot_converge() -> None:
     subject = open_subject(MODEL, ["data.dataset=digits"], 3, 16)
-    wrong = (subject.model(subject.x).argmax(1) + 1) % 10
+    x, _, _ = all_images(subject)
+    wrong = (subject.model(x).argmax(1) + 1) % 10
     with pytest.raises(DataError, match="classifies none of 3 images correctly"):
-        next(attack_convergence(replace(subject, y=wrong), set()))
+        next(attack_convergence(replace(subject, loader=[(x, wrong)]), set()))
 
 
 def test_the_strength_of_any_attack_can_be_swept_autoattack_included(run: Path, tmp_path: Path) -> None:
     settings = {"images": 6, "eps": [0.0, 0.3], "threat": "autoattack:version=custom,attacks=[apgd-ce]"}
     rows = table(study("eps-sweep", [str(run)], settings, tmp_path / "ensemble"))
     subject = open_subject(str(run), [], 6, 16)
-    clean = float((subject.model(subject.x).argmax(1) == subject.y).float().mean())
+    x, y, _ = all_images(subject)
+    clean = float((subject.model(x).argmax(1) == y).float().mean())
     assert [float(row["eps"]) for row in rows] == [0.0, 0.3]
     assert float(rows[0]["accuracy"]) == pytest.approx(clean)
     assert float(rows[1]["accuracy"]) <= clean
@@ -141,7 +200,8 @@ def test_normalised_epsilons_are_standard_deviations(tmp_path: Path) -> None:
     assert {row["space"] for row in rows} == {"normalised"}
     clean = float(rows[0]["accuracy"])
     subject = open_subject(MODEL, ["data.dataset=digits"], 24, 16)
-    assert clean == pytest.approx(float((subject.model(subject.x).argmax(1) == subject.y).float().mean()))
+    x, y, _ = all_images(subject)
+    assert clean == pytest.approx(float((subject.model(x).argmax(1) == y).float().mean()))
 
 
 def test_a_killed_study_goes_on_and_ends_the_same(tmp_path: Path) -> None:
@@ -159,7 +219,8 @@ def test_classes_that_need_not_mean_the_same_are_refused(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="has 2 classes, numbered 0 … 1 by their names, and the model knows 10"):
         study("eps-sweep", [MODEL], settings, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    assert len(open_subject(MODEL, [f"{key}={settings[key]}" for key in settings if "." in key], 2, 2, labels=False).y)
+    words = [f"{key}={settings[key]}" for key in settings if "." in key]
+    assert open_subject(MODEL, words, 2, labels=False).num_images == 2
 
 
 def test_a_model_by_name_takes_the_settings_that_other_verbs_take(run: Path, tmp_path: Path) -> None:
@@ -231,10 +292,11 @@ def test_rows_of_other_images_labels_or_settings_are_refused(
 
     def opened(*arguments: Any, **more: Any) -> Any:
         subject = open_subject(*arguments, **more)
+        x, y, ids = all_images(subject)
         if change == "images":
-            return replace(subject, x=subject.x.flip(0))  # the same sum
+            return replace(subject, loader=[(x.flip(0), y, ids)])  # the same sum
         if change == "labels":
-            return replace(subject, y=subject.y.flip(0))
+            return replace(subject, loader=[(x, y.flip(0), ids)])
         subject.model.a_plain_attribute = 2.0
         return subject
 

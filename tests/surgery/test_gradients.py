@@ -10,12 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from families import FAMILIES, Family
 from two_processes import in_two_processes
-from vitruvius import rewire
+from vitruvius import record, restore, rewire
 from vitruvius._errors import SurgeryError
 from vitruvius._processes import process_group
 
 LABELS = torch.tensor([1, 2])
-IDLE = ("q_norm.weight", "q_norm.bias", "q_proj.weight", "q_proj.bias")  # of cores that look at keys alone
+FEED_QUERIES = ("q_norm.weight", "q_norm.bias", "q_proj.weight", "q_proj.bias")
 
 
 def loss_of(model: nn.Module, x: Tensor) -> Tensor:
@@ -47,17 +47,52 @@ def test_every_weight_gets_a_gradient(family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_a_core_that_looks_at_keys_alone_leaves_the_queries_idle_and_nothing_else(family: Family) -> None:
+def test_a_core_that_looks_at_keys_alone_freezes_what_feeds_the_queries_and_nothing_else(family: Family) -> None:
     model, x = rewired(family, "rpc")
     loss_of(model, x).backward()
-    assert [name for name in without_gradient(model) if not name.endswith(IDLE)] == []
+    assert without_gradient(model) == []
+    frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
+    assert all(name.endswith(FEED_QUERIES) for name in frozen)
+    restore(model)
+    assert all(weight.requires_grad for name, weight in model.named_parameters() if name in frozen)
+
+
+@pytest.mark.parametrize("core", ["symmetric", "rpc"])
+def test_queries_that_nobody_looks_at_are_not_computed(core: str) -> None:
+    model, x = FAMILIES[0].randomised()
+    rewire(model, core)
+    for block in model.blocks:  # type: ignore[union-attr]
+        block.attn.qkv.register_forward_hook(lambda *_: None)  # who watches the projection gets all of it
+    expected = torch.autograd.grad(loss_of(model, x), list(model.parameters()))
+    for block in model.blocks:  # type: ignore[union-attr]
+        block.attn.qkv._forward_hooks.clear()
+    torch.testing.assert_close(torch.autograd.grad(loss_of(model, x), list(model.parameters())), expected)
+    first = model.blocks[0].attn  # type: ignore[index,union-attr]
+    with record(model) as heads:
+        model(x)
+    entering: list[Tensor] = []
+    with first.register_forward_pre_hook(lambda _, args: entering.append(args[0])):
+        model(x)
+    queries = first.qkv(entering[0]).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)[0]
+    torch.testing.assert_close(heads["blocks.0.attn"].q, queries.detach())
+    with torch.no_grad():
+        first.qkv.weight[: first.qkv.in_features] = torch.nan
+    assert model(x).isfinite().all()
+
+
+def test_what_was_frozen_before_stays_so() -> None:
+    model, _ = FAMILIES[1].randomised()  # with norms of queries and keys
+    model.requires_grad_(False)
+    restore(rewire(model, "symmetric"))
+    assert not any(weight.requires_grad for weight in model.parameters())
 
 
 def _two_steps(rank: int) -> None:
     with process_group("cpu"):
-        for family in FAMILIES:
+        idle_queries = [family for family in FAMILIES if str(family) in ("vit_qk_norm", "rope_separate")]
+        for family, core in [*((family, "softmax") for family in FAMILIES), *((f, "rpc") for f in idle_queries)]:
             model, x = family.randomised()
-            rewire(model, "softmax", input_size=family.input_size)
+            rewire(model, core, input_size=family.input_size)
             ddp = DistributedDataParallel(model.train())
             for _ in range(2):  # a weight without a gradient is noticed by the second
                 loss_of(ddp, x).backward()

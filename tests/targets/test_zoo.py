@@ -112,7 +112,7 @@ def test_an_unknown_name_is_told_with_the_nearest_one(zoo: Path) -> None:
 
 def test_outside_a_checkout_one_is_told_where_the_zoo_is(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRUVIUS_ZOO", str(zoo / "nowhere"))
-    with pytest.raises(UnknownName, match=r"is not a folder\. The zoo is a folder of the repository.*VITRUVIUS_ZOO="):
+    with pytest.raises(UnknownName, match="VITRUVIUS_ZOO="):
         vitruvius.load_model("zoo/lion")
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from small_run import SMALL
-from vitruvius.cli import compress as compressing
 from vitruvius.cli import main, masks
+from vitruvius.compression import pruning
 from vitruvius.compression.files import load_masks
 from vitruvius.models import load_model
 from vitruvius.training import train
@@ -69,14 +69,32 @@ def test_the_same_command_goes_on_and_another_wish_needs_another_folder(
 
 def test_new_stages_stand_before_the_kernel_that_a_run_has() -> None:
     mask = {"use": "mask", "file": "masks.safetensors"}
-    assert compressing._with_stages([{"use": "rpc", "iterations": 2}], [mask]) == [
+    assert pruning._with_stages([{"use": "rpc", "iterations": 2}], [mask]) == [
         mask,
         {"use": "rpc", "iterations": 2},
     ]
-    assert compressing._with_stages(["symmetric"], [mask]) == ["symmetric", mask]
-    assert compressing._with_stages(["symmetric", "top_k:share=0.2"], [mask]) == ["symmetric", mask, "top_k:share=0.2"]
+    assert pruning._with_stages(["symmetric"], [mask]) == ["symmetric", mask]
+    assert pruning._with_stages(["symmetric", "top_k:share=0.2"], [mask]) == ["symmetric", mask, "top_k:share=0.2"]
     old = [{"use": "low_rank", "rank": 2}, {"use": "mask", "file": "old"}]
-    assert compressing._with_stages(old, [{"use": "low_rank", "rank": 1}, mask]) == [old[0], mask]
+    assert pruning._with_stages(old, [{"use": "low_rank", "rank": 1}, mask]) == [old[0], mask]
+
+
+def test_a_model_by_name_is_compressed_without_training_or_with_it(home: Path, tmp_path: Path) -> None:
+    words = ["vitruvius/vit_digits", "model.kwargs={depth: 1, embed_dim: 24}", f"model.weights={home / 'run'}"]
+    words += ["data.dataset=digits", "data.train_num_samples=48", "--images", "24", "--sparsity", "0.7"]
+    assert main(["compress", *words, "--out", str(tmp_path / "pruned")]) == 0
+    model, dense = load_model(tmp_path / "pruned" / "tuned"), load_model(home / "run")
+    keep = load_masks(tmp_path / "pruned" / "masks.safetensors").keep["blocks.0.attn"]
+    assert torch.equal(model.model.blocks[0].attn.core.mask.keep, keep)
+    for name, value in dense.model.state_dict().items():
+        assert torch.equal(model.model.state_dict()[name], value), name
+    assert (tmp_path / "pruned" / "page.html").is_file()
+    tune = ["--epochs", "1", "data.batch_size=8", "train.device=cpu", "train.holdout=0.25"]
+    assert main(["compress", *words, *tune, "--out", str(tmp_path / "tuned")]) == 0
+    tuned = load_model(tmp_path / "tuned" / "tuned")
+    assert not torch.equal(tuned.model.head.weight, dense.model.head.weight)
+    assert main(["compress", *words, "train.lr=1", "--out", str(tmp_path / "none")]) == 1
+    assert not (tmp_path / "none").exists()
 
 
 def test_what_is_not_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,8 +27,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     return place
 
 
-def test_a_remote_run_goes_on_on_another_machine(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = ("train.save_every=1", "train.model_ema=true", "tracking=[csv]")
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_remote_run_goes_on_on_another_machine(
+    parallel: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("train.save_every=1", "train.model_ema=true", "tracking=[csv]", f"train.parallel={parallel}")
     unbroken = small_run(tmp_path / "unbroken", *settings)
     stopped_run(monkeypatch, url, 7, *settings)  # type: ignore[arg-type]
     shutil.rmtree("runs")  # the other machine has nothing
@@ -39,6 +42,8 @@ def test_a_remote_run_goes_on_on_another_machine(url: str, tmp_path: Path, monke
     assert contents(copy) == contents(run)
     assert (copy / "state.previous.pt").exists()
     assert load_model(copy).num_classes == 10
+    shards = {name for name in files_at(url) if name.startswith("shards/")}  # old ones are gone there, too
+    assert shards == {str(path.relative_to(run)) for path in run.glob("shards/*/*")}
 
 
 def files_at(url: str) -> dict[str, bytes]:

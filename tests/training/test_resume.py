@@ -92,13 +92,6 @@ def test_a_plateau_schedule_remembers_how_long_it_has_waited(tmp_path: Path, mon
     assert_same_run(tmp_path / "run", unbroken)
 
 
-def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
-    run = small_run(tmp_path / "run")
-    Run(run).save_state({**state_of(run), "processes": 4})
-    with pytest.raises(RunError, match=r"was trained by 4 process\(es\) and cannot be resumed by 1"):
-        small_run(run)
-
-
 def digits_on_disk(file: Path, *, brighter: float = 0.0, swapped: bool = False) -> tuple[str, ...]:
     """A few digits in a file, one of them brighter, or two with each other's label."""
     images = torch.rand(48, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 0.9

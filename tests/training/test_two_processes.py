@@ -14,6 +14,7 @@ from torch import nn
 from small_run import Stop, assert_same_run, rows_of, small_config, small_run, state_of, stop_at
 from two_processes import as_only_rank, in_two_processes
 from vitruvius._errors import RunError
+from vitruvius._files import load_tensors
 from vitruvius._processes import process_group
 from vitruvius.evaluation import evaluate
 from vitruvius.models import load_model
@@ -32,8 +33,14 @@ def assert_close_runs(run: Path, other: Path) -> None:
     """Rows, weights and their average to 1e-6."""
     for ours, theirs in zip(rows_of(run), rows_of(other), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
-    for key in ("model", "ema"):
-        torch.testing.assert_close(state_of(run)[key], state_of(other)[key], rtol=1e-6, atol=1e-6)
+    assert_close_weights(run, other)
+
+
+def assert_close_weights(run: Path, other: Path, tolerance: float = 1e-6) -> None:
+    """The weights of the last epoch, and their average."""
+    for name in ("last.safetensors", "last_ema.safetensors"):
+        ours, theirs = load_tensors(run / name)[0], load_tensors(other / name)[0]
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -48,8 +55,7 @@ def test_two_processes_reproduce_one_with_the_same_global_batch(accumulate: int,
         assert ours["val_accuracy"] == theirs["val_accuracy"]  # every held-out image once
         assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-4)
     assert state_of(two)["processes"] == 2
-    for key in ("model", "ema"):
-        torch.testing.assert_close(state_of(two)[key], state_of(one)[key], rtol=1e-4, atol=1e-6)
+    assert_close_weights(two, one, 1e-5)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -57,8 +63,7 @@ def test_one_rank_under_torchrun_trains_as_one_process(parallel: str, tmp_path: 
     """Through the group, DDP or FSDP2 and their files, as many ranks do."""
     alone = small_run(tmp_path / "alone", "data.batch_size=4", *SETTINGS)
     as_only_rank(_train, str(tmp_path / parallel), f"train.parallel={parallel}")
-    for key in ("model", "ema"):
-        torch.testing.assert_close(state_of(tmp_path / parallel)[key], state_of(alone)[key], rtol=1e-6, atol=1e-6)
+    assert_close_weights(tmp_path / parallel, alone)
 
 
 @pytest.mark.parametrize("task", ["supervised", "{use: adversarial, eps: 0.05, attack: {use: pgd, steps: 2}}"])
@@ -69,8 +74,7 @@ def test_shared_out_weights_train_as_whole_ones(task: str, tmp_path: Path) -> No
     whole, shared = tmp_path / "ddp", tmp_path / "fsdp"
     for ours, theirs in zip(rows_of(shared), rows_of(whole), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
-    for key in ("model", "ema"):
-        torch.testing.assert_close(state_of(shared)[key], state_of(whole)[key], rtol=1e-4, atol=1e-6)
+    assert_close_weights(shared, whole, 1e-5)
     assert load_model(shared, best=False)(torch.rand(1, 3, 8, 8)).shape == (1, 10)
 
 

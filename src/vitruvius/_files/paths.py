@@ -9,7 +9,8 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ from vitruvius._files.store import at_url, is_url, reason_of
 from vitruvius._secrets import redact
 
 StrPath = str | Path
+WEIGHTS = ("best.safetensors", "last.safetensors", "state.pt")
+OWN = re.compile(  # what training and evaluation write into a run
+    r"config\.yaml|metrics\.jsonl|(best|last|last_ema|epoch_\d+|ledger)\.safetensors|state[.\w]*\.pt|report\.json"
+)
 LOCK = ".lock"  # end of the names of files that say who writes a folder
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
@@ -104,21 +109,37 @@ def append_line(path: StrPath, text: str) -> None:
             os.close(handle)
 
 
-def check_new_file(path: StrPath, example: str) -> None:
-    """Refuse a path at which no file can be made, before anything is computed for it.
+def check_out(out: StrPath, *inputs: StrPath | None, example: str = "", endings: Sequence[str] = ()) -> None:
+    """Refuse a place for results before anything is computed for it: an input, a run's own file, or impossible.
 
-    example: a name for the file, told to whoever named a folder.
+    inputs: what is read, which results must not replace; None and what is no path are left out.
+    example: of a file, a name for it, told to whoever names a folder; "" where `out` is a folder.
+    endings: of the file's name; any where there are none.
     """
-    if is_url(path):
+    if is_url(out):
         return
-    if "\0" in str(path):
-        raise RunError(f"cannot write {str(path)!r}: a path cannot hold a null byte.")
-    with explained(path, "write"):
-        if str(path).endswith(("/", os.sep)) or Path(path).is_dir():
-            raise RunError(f"{path} is a folder; name the file, e.g. {Path(path) / example}.")
-        above = next(folder for folder in Path(path).absolute().parents if folder.exists())
+    if "\0" in str(out):
+        raise RunError(f"cannot write {str(out)!r}: a path cannot hold a null byte.")
+    path = Path(out).expanduser().resolve()
+    if any(item is not None and not is_url(item) and Path(item).resolve() == path for item in inputs):
+        raise RunError(f"{out} is what is read, and would be overwritten. Choose another place for the result.")
+    with explained(out, "write"):
+        above = next(folder for folder in path.parents if folder.exists())
         if not above.is_dir():
-            raise RunError(f"cannot write {path}: {above} is a file, not a folder. Choose another folder.")
+            raise RunError(f"cannot write {out}: {above} is a file, not a folder. Choose another folder.")
+        if _is_run(path) or (OWN.fullmatch(path.name) and any(_is_run(folder) for folder in path.parents[:3])):
+            raise RunError(f"{out} belongs to a run, and would no longer be what was trained. Choose another place.")
+        if not example:
+            return
+        if str(out).endswith(("/", os.sep)) or path.is_dir():
+            raise RunError(f"{out} is a folder; name the file, e.g. {Path(out) / example}.")
+    if endings and path.suffix not in endings:
+        raise RunError(f"cannot write {out}: its name must end with {' or '.join(filter(None, endings))}.")
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder holds a trained model, so that what lies in it is not to be replaced."""
+    return (folder / "config.yaml").is_file() and any((folder / name).is_file() for name in WEIGHTS)
 
 
 def ensure_writable(folder: str | Path) -> Path:

@@ -21,6 +21,7 @@ from vitruvius._secrets import redact
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 STATE, PREVIOUS = "state.pt", "state.previous.pt"
+SHARDS = "shards/"  # folder of what the processes of a state have written
 STATES = (STATE, PREVIOUS, "state.calm.pt", "nonfinite.pt")  # what only further training needs
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,9 @@ class RemoteCopy:
                 self._here[name] = stamp
                 self._there.pop(name, None)
                 self._save_notes()
+            for name in [name for name in self._here if name.startswith(SHARDS) and not (self.folder / name).exists()]:
+                at_url(self._url_of(name), lambda filesystem, path: filesystem.rm_file(path))
+                del self._here[name]
         except RunError as error:
             if required:
                 raise RunError(f"{error} {self.folder} is whole; the same command uploads it.") from error
@@ -139,10 +143,12 @@ class RemoteCopy:
         return sorted(wanted, key=lambda name: name == METRICS)
 
     def _names(self) -> list[str]:
-        """Every file here that is not hidden, by its path inside: states first, metrics last."""
+        """Every file here that is not hidden, by its path inside: states first, after their shards, metrics last."""
         paths = [path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file()]
         names = {path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts)}
-        return sorted(names - {PREVIOUS}, key=lambda name: (name not in (CONFIG, STATE), name == METRICS, name))
+        first = [CONFIG, *sorted(name for name in names if name.startswith(SHARDS)), STATE]
+        rest = sorted(names - {PREVIOUS, *first}, key=lambda name: (name == METRICS, name))
+        return [name for name in first if name in names] + rest
 
     def _get(self, name: str, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

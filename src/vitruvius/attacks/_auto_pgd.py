@@ -48,6 +48,7 @@ class AutoPGD(Attack):
     eot_iterations: int = 1  # passes averaged for each gradient, for models that are random
     batch_size: int | None = None  # images searched at once; default all
     compile: bool = False  # the model, and the bookkeeping of linf and l2, by torch.compile
+    precision: str = "exact"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -186,7 +187,7 @@ def run_ascents(
             fooled = fooled & (end.iteration <= rules.steps)  # what fooled the view at the last step is not confirmed
         ends.point[rows] = torch.where(per_image(end.fooled, x), end.seen, end.best)
         ends.best[rows] = end.best
-        ends.loss[rows] = end.best_loss
+        ends.loss[rows] = end.best_loss.to(ends.loss)  # of a model that answers in float64
         ends.fooled[rows] = fooled
         return fooled
 

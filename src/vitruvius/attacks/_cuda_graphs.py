@@ -9,23 +9,21 @@ itself (random models) or cannot be recorded is called as before, and leaves not
 from __future__ import annotations
 
 import logging
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from vitruvius._cuda_graphs import CudaGraphRecorder, Recorder
 from vitruvius.attacks._models import Wrapper
 
 logger = logging.getLogger(__name__)
 
 PAYS = 16  # calls of one size before it is recorded: recording costs about five
 PARTS = 8  # sizes up to the largest batch
-SPARE = 4  # a recording must fit this many times into the memory that is free
 
 Kind = tuple[int, bool, torch.Size, torch.dtype]  # images, with gradients, shape and type of one
 LOGITS_ERROR = 1e-3  # relative error of logits that a recording may have
@@ -82,72 +80,6 @@ def padded_size(images: int, max_images: int) -> int | None:
     if images <= part // 2:
         return 1 << (images - 1).bit_length()
     return min(-(-images // part) * part, max_images)
-
-
-class CudaGraphRecorder:
-    """Records by CUDA graphs that share one pool of memory: at any time only one pass is under way."""
-
-    def __init__(self) -> None:
-        self.pool: Any = None
-
-    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
-        self.pool = self.pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with separate_rng_state(), torch.cuda.graph(graph, pool=self.pool):
-            work()
-        replay: Callable[[], None] = graph.replay
-        return replay
-
-    def has_memory_for(self, bytes_: int) -> bool:
-        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return torch.cuda.mem_get_info()[0] + unused > SPARE * bytes_
-
-    def warm_up(self, work: Callable[[], None]) -> None:
-        """Twice on another stream, the second time as if recorded: what waits for the device is an error."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            work()
-            with synchronisation_refused():
-                work()
-        torch.cuda.current_stream().wait_stream(side)
-
-
-@contextmanager
-def synchronisation_refused() -> Iterator[None]:
-    """Inside, what waits for the device is an error."""
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch calls this mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
-
-
-@contextmanager
-def separate_rng_state() -> Iterator[None]:
-    """A recording that fails would leave the GPU's generator unusable: it gets a copy of its state."""
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    state = generator.graphsafe_get_state()
-    generator.graphsafe_set_state(generator.clone_state())
-    try:
-        yield
-    finally:
-        generator.graphsafe_set_state(state)
-
-
-class Recorder(Protocol):
-    """Work → its replay; `warm_up` runs what is about to be recorded, so that nothing is met for the first time."""
-
-    def __call__(self, work: Callable[[], None], /) -> Callable[[], None]: ...
-
-    def warm_up(self, work: Callable[[], None], /) -> None: ...
-
-    def has_memory_for(self, bytes_: int, /) -> bool:
-        """Whether so much memory can be set aside for a recording, and passes without one still find room."""
-        ...
 
 
 class RecordedPass:

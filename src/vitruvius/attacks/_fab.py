@@ -226,7 +226,7 @@ class BoundaryRules(NamedTuple):
 def toward_target(model: Model, point: Tensor, y: Tensor, target: Tensor) -> Plane:
     """Where the logits of target and label meet."""
     here = loss_and_grad(model, point, lambda logits: TARGETED_MARGIN(logits, y, target))
-    return Plane(here.loss, here.grad)
+    return Plane(here.loss.to(point), here.grad)
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class Nearest:
             normals = [torch.autograd.grad(column, point, retain_graph=True)[0] for column in columns]
         for normal in normals:
             note_grad(model, normal)
-        heights = heights.detach()
+        heights = heights.detach().to(point)
         steepness = torch.stack([dual_length(self.norm, normal) for normal in normals], 1)  # (B, K)
         distance = (heights.abs() / (steepness + 1e-12)).scatter(1, y[:, None], torch.inf)
         nearest = distance.argmin(1)
@@ -262,7 +262,7 @@ def boundaries(model: Model, point: Tensor, y: Tensor, candidates: Tensor) -> It
     for number, column in enumerate(columns):
         (normal,) = torch.autograd.grad(column, point, retain_graph=True)
         note_grad(model, normal)
-        yield Plane(heights[:, number].detach(), normal)
+        yield Plane(heights[:, number].detach().to(point), normal)
 
 
 def dual_length(norm: Norm, grad: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """A model in bfloat16, for the search alone, and whether that pays; what it finds is always verified on the model.
 
-A search in bfloat16 is followed by a shorter one in float32. It pays where a pass in bfloat16 takes less than half the
-time, which large models on a GPU do; small ones wait for the host, whatever the precision. B images (B, C, H, W), K
-classes.
+A search in bfloat16 is followed by a shorter one in float32. It pays for large models on a GPU (small ones wait for the
+host, whatever the precision) and for most on a CPU with instructions for bfloat16. B images (B, C, H, W), K classes.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from vitruvius.attacks.losses import CE
 
 logger = logging.getLogger(__name__)
 
-PAYS_FROM = 2.0  # times that a pass in bfloat16 must be faster
-WARM_UP = 17  # passes before the clock: after sixteen a pass is recorded as a CUDA graph
+PAYS_FROM = 2.0  # times that a gradient in bfloat16 must be faster
+PAYS_ON_CPU = 1.5
+WARM_UP = 17  # gradients before the clock: after sixteen a pass is recorded as a CUDA graph
 PASSES = 5
 Clock = Callable[[], float]
 
@@ -65,6 +65,8 @@ class Autocast(nn.Module):
 
 def bfloat16_view(model: nn.Module, x: Tensor) -> nn.Module:
     """The model in bfloat16: a copy if one can answer for these images, else by autocast."""
+    if x.device.type == "cpu":
+        model = _with_products(model)
     for first_layer in dict.fromkeys((first_layer_of(model, x), None)):
         try:
             view = Bfloat16Copy(model, first_layer)
@@ -73,6 +75,26 @@ def bfloat16_view(model: nn.Module, x: Tensor) -> nn.Module:
             continue
         return view
     return Autocast(model)
+
+
+def _with_products(model: nn.Module) -> nn.Module:
+    """A copy of a timm model whose attention goes through our softmax, on a CPU in bfloat16 the faster way by far."""
+    from vitruvius.attention import Core
+    from vitruvius.surgery import rewire
+
+    if any(isinstance(module, Core) for module in model.modules()):
+        return model
+    try:
+        return rewire(copy.deepcopy(model), "softmax")
+    except (RuntimeError, TypeError, ValueError):  # no attention, or none that we know
+        return model
+
+
+def may_pay(x: Tensor) -> bool:
+    """Whether the device of the images `x` computes in bfloat16 at all, and does not emulate it."""
+    from vitruvius.attention.softmax import multiplies_bfloat16
+
+    return x.device.type != "cpu" or multiplies_bfloat16()
 
 
 def first_layer_of(model: nn.Module, x: Tensor) -> str | None:
@@ -137,19 +159,19 @@ _known: WeakKeyDictionary[nn.Module, dict[torch.Size, bool]] = WeakKeyDictionary
 def bfloat16_pays(model: nn.Module, exact: nn.Module, view: nn.Module, x: Tensor, y: Tensor) -> bool:
     """Whether gradients of `view` are so much faster than those of `exact` that a search on it pays.
 
-    model: what the two are views of; it is measured once for every shape of a batch. exact, view: in float32 and in
+    model: what the two are views of; it is measured once for every size of images. exact, view: in float32 and in
     bfloat16, as they will be searched. x (B, C, H, W) and y (B,): images and labels of a batch; nothing but the time of
     their gradients is used.
     """
     answers = _known.setdefault(model, {})
-    if x.shape not in answers:
-        answers[x.shape] = _measure(exact, view, x, y)
-    return answers[x.shape]
+    if x.shape[1:] not in answers:
+        answers[x.shape[1:]] = _measure(exact, view, x, y)
+    return answers[x.shape[1:]]
 
 
 def _measure(exact: nn.Module, view: nn.Module, x: Tensor, y: Tensor) -> bool:
     seconds = [pass_seconds(one, x, y) for one in (exact, view)]
-    pays = seconds[0] >= PAYS_FROM * seconds[1]
+    pays = seconds[0] >= (PAYS_ON_CPU if x.device.type == "cpu" else PAYS_FROM) * seconds[1]
     logger.debug(
         "precision=auto: %s; a gradient of %d images takes %.2f ms in float32, %.2f in bfloat16",
         "fast" if pays else "exact", len(x), 1e3 * seconds[0], 1e3 * seconds[1],
@@ -158,14 +180,15 @@ def _measure(exact: nn.Module, view: nn.Module, x: Tensor, y: Tensor) -> bool:
 
 
 def pass_seconds(model: nn.Module, x: Tensor, y: Tensor, clock: Clock = time.perf_counter) -> float:
-    """Seconds of a gradient, the fastest of a few after warming up."""
+    """Seconds of a gradient, the fastest of a few after warming up; on a CPU, where it is slow, of fewer."""
+    warm_up, passes = (1, 3) if x.device.type == "cpu" else (WARM_UP, PASSES)
     fastest = torch.inf
-    for number in range(WARM_UP + PASSES):
+    for number in range(warm_up + passes):
         _wait(x)
         begun = clock()
         loss_and_grad(model, x, lambda logits: CE(logits, y))
         _wait(x)
-        if number >= WARM_UP:
+        if number >= warm_up:
             fastest = min(fastest, clock() - begun)
     return fastest
 

@@ -16,6 +16,8 @@ from vitruvius._checks import check_labels, check_logits
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._progress import Progress, no_progress
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 class LossAndGrad(NamedTuple):
     """The model and the loss at a point."""
@@ -58,12 +60,63 @@ def _one_pass(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tens
 
 def full_precision(logits: Tensor) -> Tensor:
     """Logits in at least float32; `logits` may be bfloat16 or float16."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    return logits.float() if logits.dtype in HALF else logits
+
+
+def input_size_of(model: object) -> tuple[int, ...] | None:
+    """(channels, height, width) that a model says it takes; None where it does not say."""
+    config = getattr(model, "data_config", None)
+    return None if config is None else tuple(config["input_size"])
 
 
 def logits_in_batches(model: Callable[[Tensor], Tensor], x: Tensor, batch_size: int | None = None) -> Tensor:
     """(B, K) logits of images (B, ...), `batch_size` images at a time; default all at once."""
     return torch.cat([full_precision(model(part)) for part in x.split(batch_size or max(len(x), 1))])
+
+
+class InPrecision(nn.Module):
+    """A model that is given its images in another precision, `dtype`, than they are searched in."""
+
+    def __init__(self, model: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self.dtype = dtype
+        self.training = getattr(model, "training", False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return full_precision(self.model(x.to(self.dtype)))
+
+
+def in_one_precision(model: Any, x: Tensor) -> tuple[Any, Tensor]:
+    """A model and images (B, ...) in the precision of the search: float32, or float64 where the model is in it.
+
+    A model in half precision is given what it takes, unless it converts the images itself.
+    """
+    own = {p.dtype for p in model.parameters() if p.is_floating_point()} if isinstance(model, nn.Module) else set()
+    half = x.dtype in HALF
+    given = x.dtype
+    x = x if x.dtype == torch.float64 and own <= {torch.float64} else x.float()
+    if x.dtype in own or not (own or half):
+        return model, x
+    try:
+        answers_in = model(x[:1]).dtype
+    except (RuntimeError, TypeError, ValueError):
+        answers_in = None
+    if answers_in is not None and (answers_in == x.dtype or answers_in in HALF):
+        return model, x
+    if torch.float64 in own:
+        return model, x.double()
+    return InPrecision(model, next(iter(own), given)), x
+
+
+def rounded_toward(moved: Tensor, x: Tensor) -> Tensor:
+    """x' in the precision of the images `x`, each pixel rounded toward that of its image: it stays in every ball."""
+    if moved.dtype == x.dtype:
+        return moved
+    moved, close = moved.double(), moved.to(x.dtype)
+    too_far = (close.double() - x.double()).abs() > (moved - x.double()).abs()
+    nearer = torch.nextafter(close.cpu(), x.cpu()).to(x.device)  # not every GPU has it in float16
+    return torch.where(too_far, nearer, close)
 
 
 @contextmanager
@@ -142,7 +195,12 @@ class Searched(Wrapper):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits (B, K) of points `x` (B, C, H, W), noted as finite or not."""
-        logits = self.inner(x)
+        try:
+            logits = self.inner(x)
+        except (AssertionError, RuntimeError, ValueError) as error:
+            if self.finite is None:
+                explain_images(self.inner, x, error)
+            raise
         finite = logits.detach().isfinite().all()
         if self.finite is None:
             check_answer(logits, self.y, len(x))
@@ -175,6 +233,18 @@ class Searched(Wrapper):
             "the gradient of the model is not finite for some images, so the search says nothing about them; "
             "is there a square root, a logarithm or a division at 0 in its forward pass?"
         )
+
+
+def explain_images(model: Callable[[Tensor], Tensor], x: Tensor, error: Exception) -> None:
+    """Raise what is wrong with images (B, ...) that a model has failed on with `error`, if that can be seen."""
+    expected, shape = input_size_of(unwrapped(model)), tuple(x.shape)
+    channels_last = x.ndim == 4 and shape[3] in (1, 3, 4) and shape[1] not in (1, 3, 4)
+    if channels_last:
+        raise DataError(f"images {shape} have their channels last; write x.permute(0, 3, 1, 2).") from error
+    if expected is not None and shape[1:] != expected:
+        raise DataError(
+            f"images {shape} for a model of {expected}; resize them, or build it for their size."
+        ) from error
 
 
 def note_grad(model: Callable[[Tensor], Tensor], grad: Tensor) -> None:

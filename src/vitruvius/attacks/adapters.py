@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from vitruvius._errors import ConfigError, DataError
+from vitruvius._errors import ConfigError
 from vitruvius.attacks._models import frozen
-from vitruvius.attacks.base import Threat
+from vitruvius.attacks.base import Threat, check_moved
 from vitruvius.attacks.norms import LINF, Norm, as_norm
 
 Make = Callable[[nn.Module], Any]
-ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +57,9 @@ class Foreign(ABC):
     def _settle(self, moved: Any, x: Tensor) -> Tensor:
         """As a tensor like x; refused where it is not one, or leaves image or ball by more than rounding."""
         moved = torch.as_tensor(moved).detach().to(x)
-        if moved.shape != x.shape:
-            raise DataError(f"{self.label} returned shape {tuple(moved.shape)} for images {tuple(x.shape)}.")
-        low = float(moved.min())
-        high = float(moved.max())
-        if not (low >= -ROUNDING and high <= 1 + ROUNDING):
-            raise DataError(f"{self.label} returned pixels from {low:.4g} to {high:.4g}; expected [0, 1].")
+        check_moved(self, moved, x)
         if self.eps is None:
             return moved.clamp(0, 1)
-        length = float(self.norm.length(moved - x).max())
-        if length > self.eps * (1 + ROUNDING) + ROUNDING:
-            raise DataError(f"{self.label} moved an image by {length:.6g} in {self.norm}; eps is {self.eps:.6g}.")
         return (x + self.norm.project(moved - x, self.eps)).clamp(0, 1)
 
 

@@ -25,6 +25,7 @@ class APGDTargeted(AutoPGD):
     `loss`: dlr or margin.
     `batch_size`: images searched at once; default all.
     `compile`: the model, and the bookkeeping in linf and l2, by torch.compile.
+    `precision`: of the search: exact, fast or auto, as for autoattack.
     """
 
     targets: int = 9

@@ -27,8 +27,15 @@ from vitruvius._registry import Spec, read_spec
 from vitruvius.attacks._auto_pgd import AutoPGD
 from vitruvius.attacks._batching import SMALL_BATCH
 from vitruvius.attacks._cuda_graphs import with_cuda_graphs
-from vitruvius.attacks._lower_precision import bfloat16_pays, bfloat16_view
-from vitruvius.attacks._models import Searched, check_answer, frozen, logits_in_batches, unwrapped
+from vitruvius.attacks._lower_precision import bfloat16_pays, bfloat16_view, may_pay
+from vitruvius.attacks._models import (
+    Searched,
+    frozen,
+    in_one_precision,
+    logits_in_batches,
+    rounded_toward,
+    unwrapped,
+)
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.apgd_malt import APGDMalt
 from vitruvius.attacks.apgd_targeted import APGDTargeted
@@ -44,9 +51,9 @@ from vitruvius.attacks.base import (
     Threat,
     attacks,
     check_at_least,
+    check_call,
     check_hard_labels,
-    check_inputs,
-    check_not_empty,
+    check_moved,
     cost_of,
     disturb,
     known_ids,
@@ -60,7 +67,6 @@ from vitruvius.attacks.losses import CE, DLR, MARGIN
 from vitruvius.attacks.norms import per_image
 from vitruvius.attacks.square import Square
 
-PRECISIONS = ("exact", "fast", "auto")
 SHORTEST = 6  # steps of a short search, its start included
 MARGIN_ERRORS = 2  # mean errors of a view's logits within which it may have been fooled where the model is not
 CLEAN_ERRORS = 0.05  # share of clean images a view may be wrong about before nothing it says is trusted
@@ -111,7 +117,7 @@ class AutoAttack(Ball):
     square), attacks by name with settings (`"pgd:steps=20"`, `{use: pgd, steps: 20}`; eps, norm and seed are the
     ensemble's unless given), or any threats.
     `precision`: exact; fast: search in bfloat16 first, then in float32 what is left; auto: fast where a pass in
-    bfloat16 takes less than half the time on this machine, else exact (always on a CPU).
+    bfloat16 takes so much less time on this machine that it pays, else exact.
     `batch_size`: images searched at once; default all that are given.
     `compile`: torch.compile what is searched (fast: the bfloat16 view) and the bookkeeping.
     `pool_batches`: batches that an evaluation gives to one run, so that batches stay full while images drop out; a kill
@@ -129,7 +135,6 @@ class AutoAttack(Ball):
         super().__post_init__()
         check_at_least(self, 1, "pool_batches")
         _check_known("version", self.version, VERSIONS)
-        _check_known("precision", self.precision, PRECISIONS)
         if bool(self.attacks) != (self.version == "custom"):
             raise ConfigError(
                 f"AutoAttack with version={self.version!r} and {len(self.attacks)} attacks; "
@@ -147,10 +152,17 @@ class AutoAttack(Ball):
         return list(stages.items())
 
     def __call__(
-        self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None, progress: Progress = no_progress
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor | None = None,
+        /,
+        *,
+        ids: Tensor | None = None,
+        progress: Progress = no_progress,
     ) -> Tensor:
         """x' of images `x` with labels `y`; the rest as for `run`."""
-        return self.run(model, x, y, ids=ids, progress=progress).x
+        return self.run(model, x, check_call(self, model, x, y), ids=ids, progress=progress).x
 
     def run(
         self,
@@ -169,29 +181,31 @@ class AutoAttack(Ball):
         model: in eval mode; returns logits (B, K).
         x, y: images (B, C, H, W) in [0, 1] and labels (B,).
         ids: (B,) int64, name the images for the random numbers; default: a hash of their pixels.
-        batch_size: images searched at once where the attack itself has none; default all.
+        batch_size: images that fit at once, where the attack itself does not say; default all. Of small images it
+            searches more at once.
         progress: told how much is done, in images that take as long as they can, and how much there is at most.
         on_stage: called with the outcome so far whenever a stage has ended; its tensors change with the next stage.
         start: such an outcome of a run on the same images, to resume after its stages; its tensors change too.
         """
+        check_call(self, model, x, y)
         check_eval_mode(model)
-        check_inputs(x, y)
-        check_not_empty(x)
         check_hard_labels(y, "AutoAttack")
-        batch_size = self.batch_size or batch_size
         with torch.inference_mode(False), torch.no_grad(), frozen(model):
-            x = outside_inference_mode(x)
+            ids, dtype = known_ids(x, ids), x.dtype
+            model, x = in_one_precision(model, outside_inference_mode(x))
             y = outside_inference_mode(whole_labels(y))
-            check_answer(model(x[:1]), y, len(x[:1]))
-            cascade = Cascade(model, x, y, known_ids(x, ids), batch_size, progress, on_stage, start)
-            if batch_size is None:  # what few pixels leave free is used for several targets at once
-                batch_size = max(len(x), SMALL_BATCH // max(x[:1].numel(), 1), 1)
-            sized = replace(self, batch_size=batch_size)
-            if self.precision == "exact" or (self.precision == "auto" and x.device.type == "cpu"):
+            Searched(model, y)(x[:1])
+            start = start and replace(start, x=start.x.to(x))
+            # what a batch of few pixels leaves free is used for several targets or queries at once
+            size = self.batch_size or max(batch_size or len(x), SMALL_BATCH // max(x[:1].numel(), 1))
+            cascade = Cascade(model, x, y, ids, size, progress, on_stage, start)
+            cascade.dtype = dtype
+            sized = replace(self, batch_size=size)
+            if self.precision == "exact" or (self.precision == "auto" and not may_pay(x)):
                 sized._run_exact(cascade)
             else:
                 sized._run_fast(cascade)
-        return cascade.outcome
+        return replace(cascade.outcome, x=cascade.outcome.x.to(dtype))
 
     def _run_exact(self, cascade: Cascade) -> None:
         view = with_cuda_graphs(self._compiled(cascade.model, cascade.x), cascade.x, self._size)
@@ -225,19 +239,23 @@ class AutoAttack(Ball):
 
         return compile_model(model, x)
 
-    def _stage(self, item: Spec | Threat) -> tuple[str, Threat]:
-        """Name and attack of one item of the list."""
+    def _stage(self, item: Spec | Threat) -> tuple[str, Any]:
+        """Name and attack of one item of the list; it searches as many images at once as the ensemble."""
         ball: dict[str, Any] = {"eps": self.eps, "norm": self.norm, "seed": self.seed}
         if isinstance(item, str) and item in STAGES:
             kind, settings, decided = STAGES[item]
             effort = self._effort()
             chosen = {name: effort[name] for name in decided}
             return item, kind(**ball, **settings, **chosen, batch_size=self.batch_size)  # type: ignore[call-arg]
+        threat: Any = item
+        name = str(getattr(item, "__name__", type(item).__name__)).lower()
         if isinstance(item, str | Mapping):
             name, settings = read_spec(item, where="attacks")
             _check_known("stage", name, [*STAGES, *attacks])
-            return name, attacks.make({"use": name, **ball, **settings}, where="attacks")
-        return str(getattr(item, "__name__", type(item).__name__)).lower(), item
+            threat = attacks.make({"use": name, **ball, **settings}, where="attacks")
+        if isinstance(threat, Attack) and getattr(threat, "batch_size", 0) is None:
+            threat = replace(threat, batch_size=self.batch_size)  # type: ignore[call-arg]
+        return name, threat
 
     def _effort(self) -> dict[str, Any]:
         """What this version spends on its stages in this norm."""
@@ -308,6 +326,7 @@ class Cascade:
         self.batch_size = batch_size or max(len(x), 1)
         self.progress = progress
         self.on_stage = on_stage
+        self.dtype = x.dtype  # of the images as they were given, which x' can be rounded to
         self.outcome = start or self._clean()
         self.spent = 0.0  # passes of a batch through the model
 
@@ -382,14 +401,18 @@ class Cascade:
         """x' of some images."""
         x, y, ids, threat = self.x[rows], self.y[rows], self.ids[rows], stage.threat
         if not isinstance(threat, Attack):
-            return disturb(threat, stage.model, x, y, ids, progress)
+            moved = disturb(threat, stage.model, x, y, ids, progress)
+            check_moved(threat, moved, x)
+            return moved
         searched = Searched(threat.view(stage.model, x), y, progress, stage.verifier)
         if stage.search == "polish":
             moved = threat.refine(searched, x, y, threat.dice(ids), self.outcome.x[rows])
         else:
             moved = threat.search(searched, x, y, threat.dice(ids))
         searched.check_finite(moved)
-        return moved
+        if not type(threat).__module__.startswith("vitruvius."):
+            check_moved(threat, moved, x)
+        return rounded_toward(moved, x.to(self.dtype)).to(x.dtype)
 
     def _judge(self, number: int, stage: Stage, rows: Tensor, moved: Tensor) -> None:
         """Keep what fools the model, from the first stage everything; and note what may have fooled a view alone."""
@@ -415,18 +438,23 @@ class Cascade:
         if self.on_stage is not None:
             self.on_stage(self.outcome)
 
+    def _batches(self, stage: Stage, images: int) -> int:
+        return math.ceil(images / (getattr(stage.threat, "batch_size", None) or self.batch_size))
+
+    def _most(self, stage: Stage, images: int) -> float:
+        """Passes of a batch that a stage takes at most for so many images."""
+        return self._batches(stage, images) * stage.cost().total
+
     def _progress_of(self, stages: list[Stage], number: int, portions_left: int) -> Progress:
         """The progress of one portion of a stage as that of the cascade: what may follow is all that follows at most.
 
         It is counted in passes of a batch, and told in images that take as many as an image can.
         """
-        costs = [stage.cost() for stage in stages]
-        batches = math.ceil(len(self._robust_rows()) / self.batch_size)
-        cost, later = costs[number - 1], batches * sum(cost.total for cost in costs[number:])
-        unit = math.ceil(len(self.x) / self.batch_size) * sum(cost.total for cost in costs) / len(self.x)
-        stage = stages[number - 1]
-        steps = cost.steps * (batches if stage.batches_itself else 1)
-        words = f"{stage.label} ({number} of {len(stages)}), {len(self._robust_rows())} of {len(self.x)} still robust"
+        robust, stage = len(self._robust_rows()), stages[number - 1]
+        cost, later = stage.cost(), sum(self._most(one, robust) for one in stages[number:])
+        unit = sum(self._most(one, len(self.x)) for one in stages) / len(self.x)
+        steps = cost.steps * (self._batches(stage, robust) if stage.batches_itself else 1)
+        words = f"{stage.label} ({number} of {len(stages)}), {robust} of {len(self.x)} still robust"
         before = self.spent
 
         def tell(done: float, total: float | None, text: str = "", /) -> None:

@@ -10,18 +10,27 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import check_labels, check_pixels
-from vitruvius._errors import ConfigError, DataError
+from vitruvius._errors import ConfigError, DataError, UnknownName, suggest
 from vitruvius._progress import Progress, no_progress
 from vitruvius._random import Dice, image_ids
 from vitruvius._registry import Registry
-from vitruvius.attacks._models import Searched, SurrogateGradient, frozen, full_precision, loss_and_grad
+from vitruvius.attacks._models import (
+    Searched,
+    SurrogateGradient,
+    frozen,
+    full_precision,
+    in_one_precision,
+    input_size_of,
+    loss_and_grad,
+    rounded_toward,
+)
 from vitruvius.attacks.losses import CE, KL, MARGIN, hard_labels
 from vitruvius.attacks.norms import LINF, Norm, as_norm
 
@@ -45,17 +54,21 @@ __all__ = [
     "as_norm",
     "attacks",
     "check_inputs",
+    "check_moved",
     "cost_of",
     "disturb",
     "frozen",
     "full_precision",
     "hard_labels",
+    "in_one_precision",
     "loss_and_grad",
 ]
 
 Model: TypeAlias = Callable[[Tensor], Tensor]
 ROBUST = -1  # in `Outcome.broken_by`: no stage broke the image
 CLEAN = 0  # in `Outcome.broken_by`: misclassified as it is
+ROUNDING = 1e-5
+PRECISIONS = ("exact", "fast", "auto")
 
 
 class Threat(Protocol):
@@ -184,16 +197,35 @@ def cost_of(threat: object) -> Cost:
     return threat.cost() if isinstance(threat, Attack) else Cost()
 
 
+class _Settings:
+    """The signature of a class of attacks: its settings, which `__new__` would hide."""
+
+    def __get__(self, made: object, kind: type) -> inspect.Signature:
+        if made is not None:  # an attack itself is called with model, images and labels
+            raise AttributeError("__signature__")
+        signature = inspect.signature(kind.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ball:
     """What attacks and ensembles share: a ball around each image and a seed, checked when they are made."""
 
     norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1")  # those it works in
     finds_nearest: ClassVar[bool] = False  # seeks the nearest point that fools the model, so any eps will do, inf too
+    __signature__: ClassVar[Any] = _Settings()
 
     eps: float  # radius, in pixels of images in [0, 1]
     norm: Norm = LINF
     seed: int = 0
+
+    def __new__(cls, *unnamed: object, **_: object) -> Self:
+        if unnamed:
+            raise ConfigError(
+                f"{cls.__name__} takes its settings by name and the model when it is called: "
+                f"{cls.__name__}(eps=8 / 255)(model, x, y)."
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -201,6 +233,12 @@ class Ball:
         if self.norm.name not in self.norms:
             raise ConfigError(f"{name} works in {' and '.join(self.norms)}, not in {self.norm}.")
         check_eps(self.eps)
+        self._check_numbers()
+        precision = getattr(self, "precision", "exact")
+        if precision not in PRECISIONS:
+            raise UnknownName(
+                f"no precision named {precision!r}{suggest(precision, PRECISIONS)} Known: exact, fast, auto."
+            )
         if self.finds_nearest:
             return
         low, high = self.pixel_range
@@ -211,6 +249,19 @@ class Ball:
                 f"eps={self.eps:g} in linf allows every image, since pixels are in [{low:g}, {high:g}]; "
                 f"did you mean {self.eps:g}/255?"
             )
+
+    def _check_numbers(self) -> None:
+        """Whole numbers are whole, numbers other than eps finite, and a batch holds an image."""
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            what = f"{type(self).__name__} with {setting.name}={value!r}"
+            whole = str(setting.type).startswith("int") and value is not None
+            if whole and (isinstance(value, bool) or not isinstance(value, int)):
+                raise ConfigError(f"{what}; expected a whole number.")
+            if setting.name == "batch_size" and value is not None and value < 1:
+                raise ConfigError(f"{what}; expected 1 or more images, or None for all.")
+            if setting.name != "eps" and isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{what}; expected a finite number.")
 
     @property
     def pixel_range(self) -> tuple[float, float]:
@@ -224,29 +275,53 @@ class Attack(Ball, ABC):
     """A search for x', with checks before and after it. An attack of your own writes `search`.
 
     Settings of these names mean the same everywhere: `bounds` (least and largest pixel), `batch_size` (the attack takes
-    any number of images and searches so many at once), `compile` (the model by torch.compile), `loss`.
+    any number of images and searches so many at once), `compile` (the model by torch.compile), `loss`, `precision`.
     """
 
     radius_may_be_tensor: ClassVar[bool] = False  # whether a search reads eps in tensor arithmetic alone
 
     def __call__(
-        self, model: nn.Module, x: Tensor, y: Tensor, /, *, ids: Tensor | None = None, progress: Progress = no_progress
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor | None = None,
+        /,
+        *,
+        ids: Tensor | None = None,
+        progress: Progress = no_progress,
     ) -> Tensor:
         """Check, then search. `ids` (B,) int64 name the images for the random numbers; default: a hash of their pixels.
 
         `model` returns logits (B, K), in train or eval mode; `x` (B, C, H, W) are images in [0, 1]; `y` (B,) their
-        labels, or (B, K) probabilities where the loss compares with them. `progress` is told the steps made.
+        labels, or (B, K) probabilities where the loss compares with them. `progress` is told the steps made. Images in
+        half precision are searched in float32, and x' is rounded toward them.
         """
-        check_inputs(x, y, *self.pixel_range)
-        check_not_empty(x)
-        self._check_kind_of_labels(y)
+        labels = check_call(self, model, x, y)
+        self._check_kind_of_labels(labels)
+        if getattr(self, "precision", "exact") != "exact":
+            return self._in_two_precisions(model, x, labels, ids, progress)
         with torch.inference_mode(False), torch.no_grad(), frozen(model):
-            x = outside_inference_mode(x)
-            y = outside_inference_mode(whole_labels(y))
-            searched = Searched(self.view(model, x), y, progress)
-            moved = self.search(searched, x, y, self.dice(known_ids(x, ids)))
+            answer, images = in_one_precision(model, outside_inference_mode(x))
+            labels = outside_inference_mode(whole_labels(labels))
+            searched = Searched(self.view(answer, images), labels, progress)
+            moved = self.search(searched, images, labels, self.dice(known_ids(x, ids)))
             searched.check_finite(moved)
-            return moved
+            if not type(self).__module__.startswith("vitruvius."):
+                check_moved(self, moved, images)
+            return rounded_toward(moved, x)
+
+    def _in_two_precisions(
+        self, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor | None, progress: Progress
+    ) -> Tensor:
+        """As an ensemble of this attack alone, which searches in bfloat16 and has the last word in float32."""
+        from vitruvius.attacks.autoattack import AutoAttack
+
+        here: Any = self
+        alone = AutoAttack(
+            eps=self.eps, norm=self.norm, seed=self.seed, version="custom", precision=here.precision,
+            batch_size=getattr(self, "batch_size", None), attacks=(replace(here, precision="exact"),),
+        )  # fmt: skip
+        return alone(model, x, y, ids=ids, progress=progress)
 
     @abstractmethod
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
@@ -340,6 +415,64 @@ def check_step_size(attack: Ball, step_size: float | None) -> None:
         raise ConfigError(f"{type(attack).__name__} with step_size={step_size:g}; expected more than 0.")
 
 
+def check_call(attack: Ball, model: object, x: object, y: object) -> Tensor:
+    """Refuse what is no model, no batch of images or no labels, with the call as it should be; the labels.
+
+    `attack` was called with `model`, images `x` and labels `y`.
+    """
+    name = type(attack).__name__
+    if isinstance(model, Tensor) or not callable(model):
+        got = f"a tensor {tuple(model.shape)}" if isinstance(model, Tensor) else repr(model)
+        raise ConfigError(f"{name} got {got} for a model; the call is {name}(eps=8 / 255)(model, x, y).")
+    for what, value in (("images", x), ("labels", y)):
+        if not isinstance(value, Tensor):
+            raise DataError(
+                f"{name} got {type(value).__name__} for {what}; expected a tensor, such as torch.as_tensor({what}), in "
+                f"the call {name}(eps=8 / 255)(model, x, y)."
+            )
+    assert isinstance(x, Tensor)
+    assert isinstance(y, Tensor)
+    if y.ndim == 0 or (x.ndim == 3 and y.ndim == 1 and len(y) == 1 != len(x)):
+        raise DataError(f"one image {tuple(x.shape)} without a batch; write x[None] and y.reshape(1).")
+    check_inputs(x, y, *attack.pixel_range)
+    if not len(x):
+        raise DataError(f"the batch is empty, images have shape {tuple(x.shape)}; an attack needs at least one image.")
+    if x.ndim == 4 and x.shape[1] == 1:  # which would be broadcast to colours, and attacked in grey
+        expected = input_size_of(model)
+        if expected is not None and expected[0] > 1:
+            raise DataError(
+                f"grey images {tuple(x.shape)} for a model of {expected[0]} channels; write "
+                f"x.repeat(1, {expected[0]}, 1, 1), so that every channel is attacked."
+            )
+    return y
+
+
+def check_moved(threat: object, moved: Tensor, x: Tensor) -> None:
+    """Refuse x' that are not images or lie outside the ball of a `threat` that says its `eps` and `norm`.
+
+    `moved` is what it returned for the images `x` (B, C, H, W); rounding is forgiven.
+    """
+    name = getattr(threat, "__name__", type(threat).__name__)
+    if not isinstance(moved, Tensor) or moved.shape != x.shape:
+        got = tuple(moved.shape) if isinstance(moved, Tensor) else type(moved).__name__
+        raise DataError(f"{name} returned {got} for images {tuple(x.shape)}; expected x' of the same shape.")
+    low, high = getattr(threat, "pixel_range", (0.0, 1.0))
+    least, most = (float(value) for value in moved.detach().aminmax())
+    if not (least >= low - ROUNDING and most <= high + ROUNDING):
+        raise DataError(
+            f"{name} returned pixels from {least:.4g} to {most:.4g}; expected [{low:g}, {high:g}]: end with "
+            f"x.clamp({low:g}, {high:g})."
+        )
+    eps, norm = getattr(threat, "eps", None), getattr(threat, "norm", LINF)
+    if eps is None or not isinstance(norm, Norm):
+        return
+    length = float(norm.length((moved - x).detach()).max())
+    if length > eps * (1 + 10 * ROUNDING) + ROUNDING:
+        raise DataError(
+            f"{name} moved an image by {length:.6g} in {norm}; eps is {eps:.6g}: end with norm.project(x' - x, eps)."
+        )
+
+
 def check_inputs(x: Tensor, y: Tensor, low: float = 0.0, high: float = 1.0) -> None:
     """Refuse images (B, ...) that are not pixels in [low, high], and labels that are not classes (B,).
 
@@ -354,11 +487,6 @@ def check_inputs(x: Tensor, y: Tensor, low: float = 0.0, high: float = 1.0) -> N
         check_labels(y)
     elif y.numel() and float(y.amin()) < 0:
         raise DataError(f"labels reach down to {float(y.amin()):g}; expected 0 or more.")
-
-
-def check_not_empty(x: Tensor) -> None:
-    if not len(x):
-        raise DataError(f"the batch is empty, images have shape {tuple(x.shape)}; an attack needs at least one image.")
 
 
 def check_hard_labels(y: Tensor, name: str) -> None:

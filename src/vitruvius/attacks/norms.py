@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vitruvius._errors import UnknownName, suggest
+from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius._random import Dice
 
 
@@ -166,6 +166,8 @@ def as_norm(norm: Norm | str) -> Norm:
     """A norm from its name: linf, l2 or l1; a `norm` itself stays."""
     if isinstance(norm, Norm):
         return norm
+    if not isinstance(norm, str):
+        raise ConfigError(f"norm={norm!r}; expected a name: norm='linf', 'l2' or 'l1'.")
     try:
         return NORMS[norm.lower()]
     except KeyError:

@@ -8,7 +8,7 @@ of short attacks. Beyond six steps it is too cautious: it overstates robustness 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -37,6 +37,7 @@ class PGD(Attack):
     `loss`: ce, dlr, margin, or kl with probabilities for labels.
     `bounds`: least and largest pixel of the images.
     `compile`: the model by torch.compile; pays off for long runs.
+    `precision`: of the search: exact, fast or auto, as for autoattack.
     """
 
     radius_may_be_tensor: ClassVar[bool] = True
@@ -50,6 +51,7 @@ class PGD(Attack):
     loss: Loss = CE
     bounds: tuple[float, float] = (0.0, 1.0)
     compile: bool = False
+    precision: str = "exact"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,10 +60,11 @@ class PGD(Attack):
         check_at_least(self, 0, "momentum")
         check_step_size(self, self.step_size)
 
-    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor | None = None) -> Tensor:
         best = BestSoFar(x)
         for restart in range(self.restarts):
-            for step, (point, here) in enumerate(self.ascend(model, x, y, self.start(x, dice, restart))):
+            begin = self.start(x, dice, restart) if start is None else start
+            for step, (point, here) in enumerate(self.ascend(model, x, y, begin)):
                 tell_step(model, step, self.steps, restart, self.restarts)
                 if here is None and self.restarts == 1 and not self.best:
                     return point
@@ -69,6 +72,10 @@ class PGD(Attack):
                     logits = full_precision(model(point)) if here is None else here.logits
                     best.offer(point, self.fooled(logits, y), self.objective(logits, y))
         return best.x
+
+    def refine(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
+        """A tenth of the steps, once, from the worst point known."""
+        return replace(self, steps=max(self.steps // 10, 5), restarts=1).search(model, x, y, dice, start)
 
     def start(self, x: Tensor, dice: Dice, restart: int = 0) -> Tensor:
         """Where an ascent begins.

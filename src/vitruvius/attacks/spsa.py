@@ -78,4 +78,4 @@ class SPSA(Attack):
         """(B, S) losses of points (B, S, C, H, W)."""
         count = points.shape[1]
         logits = full_precision(model(points.flatten(0, 1)))
-        return self.loss(logits, y.repeat_interleave(count, 0)).view(-1, count)
+        return self.loss(logits, y.repeat_interleave(count, 0)).view(-1, count).to(points)

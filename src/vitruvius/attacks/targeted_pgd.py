@@ -55,9 +55,9 @@ class TargetedPGD(PGD):
             known = ", ".join(TARGETS)
             raise UnknownName(f"no target named {self.target!r}{suggest(self.target, TARGETS)} Known: {known}.")
 
-    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
+    def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor | None = None) -> Tensor:
         targets = TARGETS[self.target](model(x), hard_labels(y), dice)
-        return super().search(model, x, targets, dice)
+        return super().search(model, x, targets, dice, start)
 
     def objective(self, logits: Tensor, y: Tensor) -> Tensor:
         return -self.loss(logits, y)

@@ -17,7 +17,7 @@ from vitruvius._errors import ConfigError, DataError
 from vitruvius._progress import Progress, no_progress
 from vitruvius._random import image_ids
 from vitruvius._registry import read_spec
-from vitruvius.attacks.base import Threat, attacks, disturb
+from vitruvius.attacks.base import Threat, attacks, disturb, in_one_precision
 from vitruvius.attacks.norms import Norm, as_norm
 
 
@@ -90,13 +90,17 @@ class Transfer:
 
     def _check_classes(self, source: nn.Module, model: nn.Module, x: Tensor) -> None:
         with torch.no_grad():
-            theirs = source(x[:1]).shape[-1]
-            ours = model(x[:1]).shape[-1]
+            theirs, ours = (_classes(one, x[:1]) for one in (source, model))
         if theirs != ours:
             raise DataError(
                 f"transfer: the source {self.source} has {theirs} classes and the model {ours}; "
                 "labels must mean the same to both."
             )
+
+
+def _classes(model: nn.Module, x: Tensor) -> int:
+    answer, image = in_one_precision(model, x)
+    return int(answer(image).shape[-1])
 
 
 class Source:

@@ -147,6 +147,7 @@ class Core(nn.Module):
         _check_chain(parts, site)
         for name, module in parts:
             self.add_module(name, module)
+        self.ignores_queries = any("q" in module.discards for module in self.parts.values())
 
     @property
     def parts(self) -> dict[str, Part]:

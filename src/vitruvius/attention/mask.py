@@ -80,9 +80,15 @@ def check_keep(keep: Tensor, site: Site) -> Tensor:
     return keep
 
 
+def read_masks(file: StrPath) -> dict[str, Tensor]:
+    """The patterns in a `file` of masks by site, True = kept."""
+    masks = read_mask_arrays(file) if is_array(file) else load_tensors(file)[0]
+    return {name: keep for name, keep in masks.items() if ":" not in name}  # the others are permutations
+
+
 def _read(site: Site, file: StrPath) -> Tensor:
     """The site's pattern in a file, True = kept."""
-    masks = read_mask_arrays(file) if is_array(file) else load_tensors(file)[0]
+    masks = read_masks(file)
     if site.name not in masks:
         known = ", ".join(sorted(masks)[:4]) + (" …" if len(masks) > 4 else "")
         raise UnsuitableSite(

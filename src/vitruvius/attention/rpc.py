@@ -22,7 +22,7 @@ from vitruvius._errors import ConfigError, UnsuitableSite
 from vitruvius.attention.base import Kernel, at_least_float32, attentions
 from vitruvius.attention.fused import wanted
 from vitruvius.attention.fused.rpc import pursue
-from vitruvius.attention.softmax import attend
+from vitruvius.attention.softmax import attend, wants_no_gradient
 from vitruvius.attention.symmetric import require_keys_can_ask
 from vitruvius.heads import Heads, Site
 
@@ -67,18 +67,22 @@ class RPC(Kernel):
     def last_softmax(self, heads: Heads) -> Heads:
         """The last iteration: the cleaned keys, and they or q as the queries."""
         keys = at_least_float32(heads.k)
-        tau = THRESHOLDS[self.variant](keys, self.sparsity)  # (B, H, 1, 1)
-        low = dual = keys.new_zeros(())  # then (B, H, N, D)
-        attended = heads
-        for remaining in reversed(range(self.iterations)):
-            clipped = clip(keys - low + dual, tau)
-            clean = (low + clipped + (self.dual_sign - 1) * dual).to(heads.k.dtype)
-            query = heads.q if self.asymmetric else clean
-            attended = heads._replace(q=query, k=clean)
-            if remaining:
-                previous, low = low, attend(attended._replace(dropout=0.0))
-                dual = clipped + previous - low
-        return attended
+        tau = THRESHOLDS[self.variant](keys, self.sparsity)  # (B, H, 1, D)
+        in_place = wants_no_gradient(heads)  # a fresh tensor costs a CPU more than the arithmetic
+        add, subtract = (Tensor.add_, Tensor.sub_) if in_place else (Tensor.add, Tensor.sub)
+        kept = clean = clip(keys, tau)  # c + L; L and u begin at 0
+        if kept is heads.k and in_place:
+            kept = kept.clone()
+        for _ in range(1, self.iterations):
+            low = attend(self._attended(heads, clean)._replace(dropout=0.0))
+            dual = subtract(kept, low)
+            kept = add(clip((keys - low).add_(dual), tau, in_place=in_place), low)
+            clean = kept.add(dual, alpha=self.dual_sign - 1)
+        return self._attended(heads, clean)
+
+    def _attended(self, heads: Heads, clean: Tensor) -> Heads:
+        clean = clean.to(heads.k.dtype)
+        return heads._replace(q=heads.q if self.asymmetric else clean, k=clean)
 
     def _fused(self, heads: Heads) -> Tensor:
         released = self.variant == "released"
@@ -97,14 +101,20 @@ class RPC(Kernel):
         return f"iterations={self.iterations}, sparsity={self.sparsity}, variant={self.variant!r}{form}{sign}"
 
 
-def clip(x: Tensor, tau: Tensor | None) -> Tensor:
-    """`x` limited to ±`tau`. The backward pass needs two bytes per entry instead of x; tau gets its gradient too."""
+def clip(x: Tensor, tau: Tensor | None, *, in_place: bool = False) -> Tensor:
+    """`x` limited to ±`tau`. The backward pass needs two bytes per entry instead of x; tau gets its gradient too.
+
+    `in_place` writes into x, where no gradient is wanted. Without tensors of bool: a CPU takes four to twenty times as
+    long over them as over the same arithmetic in numbers.
+    """
     if tau is None:
         return x
+    if not (torch.is_grad_enabled() and (x.requires_grad or tau.requires_grad)):
+        return torch.clamp(x, -tau, tau, out=x if in_place else None)
     with torch.no_grad():
-        side = (x >= tau).to(torch.int8) - (x <= -tau).to(torch.int8)  # -1 below, 0 within, 1 above
-        within = side == 0
-    return torch.where(within, x, side * tau)
+        side = (x - x.clamp(-tau, tau)).sign_().to(torch.int8)  # -1 below, 0 within, 1 above
+        within = 1 - side.abs()
+    return x * within + side * tau
 
 
 def released_threshold(keys: Tensor, sparsity: float) -> Tensor | None:
@@ -112,18 +122,23 @@ def released_threshold(keys: Tensor, sparsity: float) -> Tensor | None:
 
     `keys` are (B, H, N, D), `sparsity` is lambda; None where that is infinite, so that nothing is clipped.
     """
-    return None if math.isinf(sparsity) else sparsity * keys.shape[1] / (4 * _mean_size(keys))
+    return None if math.isinf(sparsity) else _along(keys, sparsity * keys.shape[1] / (4 * _mean_size(keys)))
 
 
 def paper_threshold(keys: Tensor, sparsity: float) -> Tensor | None:
     """lambda / mu with mu = N · D / (4 ‖k_h‖₁): definition 1 of the paper. Arguments as in `released_threshold`."""
-    return None if math.isinf(sparsity) else 4 * sparsity * _mean_size(keys)
+    return None if math.isinf(sparsity) else _along(keys, 4 * sparsity * _mean_size(keys))
 
 
 THRESHOLDS: dict[str, Callable[[Tensor, float], Tensor | None]] = {
     "released": released_threshold,
     "paper": paper_threshold,
 }
+
+
+def _along(keys: Tensor, tau: Tensor) -> Tensor:
+    """The threshold of each head once for every channel, (B, H, 1, D), which a CPU compares eight at a time."""
+    return tau.clamp(max=torch.finfo(tau.dtype).max).repeat(1, 1, 1, keys.shape[-1])
 
 
 def _mean_size(keys: Tensor) -> Tensor:

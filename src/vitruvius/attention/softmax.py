@@ -87,6 +87,11 @@ def multiplies_bfloat16() -> bool:
     return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16", "amx_tile", "bf16", "sve_bf16"))
 
 
+def wants_no_gradient(heads: Heads) -> bool:
+    """Whether nothing but the result for `heads` is wanted."""
+    return not (torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in heads))
+
+
 def needs_another_backend(heads: Heads) -> bool:
     """Whether cuDNN's backward pass might answer NaN.
 

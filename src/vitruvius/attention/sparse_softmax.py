@@ -21,7 +21,7 @@ from vitruvius.attention.base import Kernel, attentions
 from vitruvius.attention.fused import can_run, wanted
 from vitruvius.attention.fused.masked import attend_kept, make_pattern
 from vitruvius.attention.mask import Mask
-from vitruvius.attention.softmax import attend
+from vitruvius.attention.softmax import attend, wants_no_gradient
 from vitruvius.heads import Heads, Site
 
 NAMES = ("queries", "keys", "bias")
@@ -200,12 +200,11 @@ class SparseSoftmax(Kernel):
 
 def is_plain_inference(heads: Heads) -> bool:
     """Whether nothing but the result is wanted, on a CPU, by code that runs as it is written."""
-    q, k, v, bias, _, dropout = heads
-    if q.device.type != "cpu" or bias is not None or dropout:
+    if heads.q.device.type != "cpu" or heads.bias is not None or heads.dropout:
         return False
     if torch.compiler.is_compiling():  # groups of images would be fixed in what is exported
         return False
-    return not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad)
+    return wants_no_gradient(heads)
 
 
 class SparseRows(nn.Module):

@@ -41,9 +41,11 @@ VERBS = {  # names of a verb → the function behind it
     ("evaluate", "eval"): "evaluate:evaluate",
     ("export",): "masks:export",
     ("list",): "about:list_pieces",
+    ("look",): "look:look",
     ("maps",): "masks:maps",
     ("masks",): "masks:masks",
     ("report",): "look:report",
+    ("schema",): "about:schema",
     ("study",): "look:study",
     ("sweep",): "train:sweep",
     ("train",): "train:train",
@@ -57,6 +59,7 @@ Examples:
   vitruvius train digits/rpc train.epochs=20                a recipe by name or path, with overrides
   vitruvius evaluate runs/rpc --threat pgd:eps=8/255        a run folder is a model everywhere
   vitruvius evaluate deit_tiny_patch16_224 data.dataset=folder data.root=/imagenet
+  vitruvius look runs/rpc dog.jpg --threat pgd:eps=2/255    where does it look on my picture?
   vitruvius evaluate runs/rpc --threat corruptions          15 corruptions at 5 severities
   vitruvius report runs/softmax runs/rpc --out page.html
   vitruvius list attentions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -34,12 +35,24 @@ def list_pieces(kind: str | None = None, section: str | None = None, /) -> None:
     """What there is: names, settings, one line each.
 
     Args:
-        kind: attentions (or attention), attacks, inits, keys, models, recipes, sockets, tasks, … (default: all).
+        kind: attentions (or attention), attacks, inits, keys, models, recipes, tasks, … (default: what kinds there
+            are); all: every piece.
         section: of `list keys`: data, train, model, task, … (default: all).
     """
     from vitruvius.listing import listing
 
     print(listing(kind, section))
+
+
+def schema(*, pieces: bool = False) -> None:
+    """Print the JSON schema of a recipe, with which editors complete and check recipes.
+
+    Args:
+        pieces: with names and settings of all tasks, inits, attentions and trackers, which takes seconds.
+    """
+    from vitruvius.recipe_keys import recipe_schema
+
+    print(json.dumps(recipe_schema(pieces=pieces), indent=2))
 
 
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:

@@ -24,7 +24,8 @@ def convert(
     """Read a checkpoint of another code base as a run folder, or its settings as a recipe; no key is lost.
 
     Args:
-        checkpoint: a .pth or .safetensors file, or an args.yaml; pickled code is never run.
+        checkpoint: a .pth or .safetensors file, an args.yaml, or the folder of a training with its
+            checkpoint-EPOCH.pth.tar, whose epochs are kept; pickled code is never run.
         settings: of the converter, key=value, e.g. layer=0.
         source: its layout; `vitruvius list converters` names them.
         out: the run folder to write, the recipe (--from timm-args), or the masks (--from vitcod-masks).
@@ -32,10 +33,14 @@ def convert(
         ema: take the averaged weights.
         lenient: settings that cannot be expressed here: leave them out, with a note.
     """
+    from vitruvius._files import check_out
     from vitruvius._registry import parse_spec
+
+    check_out(out, checkpoint)
     from vitruvius.compression.steps import masks_of_arrays
     from vitruvius.converters import MASKS, SETTINGS, read_arguments, write_recipe, write_run
     from vitruvius.converters import convert as read_checkpoint
+    from vitruvius.converters.writing import epoch_checkpoints
     from vitruvius.training import read_recipe
 
     if source == MASKS:
@@ -50,9 +55,11 @@ def convert(
     else:
         _, given = parse_spec("settings:" + ",".join(settings))
         given["weights"] = "ema" if ema else "model"
-        converted = read_checkpoint(str(checkpoint), source, model_name=model, **given)
+        best, epochs = epoch_checkpoints(checkpoint) if checkpoint.is_dir() else (checkpoint, {})
+        converted = read_checkpoint(str(best), source, model_name=model, **given)
         notes = converted.notes
-        path = write_run(converted, out, origin=f"{checkpoint}, read as {source}")
+        kept = ((n, read_checkpoint(str(file), source, model_name=model, **given)) for n, file in epochs.items())
+        path = write_run(converted, out, origin=f"{best}, read as {source}", kept=kept)
     for note in notes:
         logger.info("note: %s", note)
     print(path)

@@ -39,9 +39,11 @@ def corrupt(
         images: corrupt N images, the fixed random choice of data.val_num_samples=N (default: all).
         workers: processes (default: one per core).
     """
+    from vitruvius._files import check_out
     from vitruvius._progress import Bar
     from vitruvius.corrupted_copies import write_corrupted
 
+    check_out(out, data)
     with Bar("corrupting") as progress:
         count = write_corrupted(
             data,

@@ -5,11 +5,109 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from vitruvius._errors import RunError
+from cyclopts import Parameter
+
+from vitruvius._errors import ConfigError, RunError
 
 logger = logging.getLogger(__name__)
+
+
+def look(
+    target: str,
+    /,
+    *pictures: str,
+    data: str | None = None,
+    images: int | None = None,
+    threat: str | None = None,
+    attention: list[str] | None = None,
+    beside: str | None = None,
+    masks: Path | None = None,
+    sparsity: float | None = None,
+    of_class: Annotated[str | None, Parameter(name="--class")] = None,
+    out: Path = Path("look.html"),
+    png: Path | None = None,
+    serve: bool = False,
+    port: int = 0,
+    open: bool = False,
+    trust_plugins: bool = False,
+) -> Any:
+    """Where a model looks on your pictures: every layer and head, rollout, explanations, classes; one page.
+
+    Args:
+        target: a run folder, a model name, or a .safetensors file with model.name=….
+        pictures: files, or folders of them, and settings such as 'model.kwargs={img_size: 224}'.
+        data: look at images of this data set instead, e.g. digits (default of a run without pictures: its own).
+        images: of a folder the first N (default: 16); of data a fixed random choice of N (default: 4).
+        threat: show each picture attacked too, e.g. pgd:eps=2/255.
+        attention: put this in the place of the model's; several stand side by side, e.g. --attention rpc:iterations=2
+            --attention softmax.
+        beside: another model, side by side.
+        masks: prune by this file of `vitruvius masks`, side by side.
+        sparsity: prune this share of pairs, those with the least attention on these pictures, side by side.
+        of_class: explain this class, a name or number (default: the best five).
+        out: the page (default: look.html).
+        png: write figures too, PNG and PDF, into this folder.
+        serve: no file: a live page on this machine, where pictures are dropped in and attacked (extra `live`).
+        port: of the live page (default: a free one).
+        open: open the page in a browser.
+        trust_plugins: import the modules a run names under plugins:, which runs code.
+    """
+    from vitruvius._files import Lock, check_out
+    from vitruvius.request import open_request
+
+    overrides = [word for word in pictures if "=" in word and not Path(word).exists()]
+    files = [word for word in pictures if word not in overrides]
+    if files and data is not None:
+        raise ConfigError(f"--data {data} and pictures ({files[0]}) are both given; choose one of them.")
+    if data is not None:
+        overrides.append(f"data.dataset={data}")
+    if serve and any((threat, attention, beside, masks, sparsity, of_class, png)):
+        raise ConfigError("--serve shows a live page, where attack, attention and pruning are chosen; leave them out.")
+    if not serve:
+        check_out(out, example="look.html")
+    if png is not None:
+        check_out(png / "overview.png", example="overview.png")
+    from_data = not files and not serve
+    with open_request(
+        target,
+        overrides,
+        images=(images or 4) if from_data else None,
+        labels=False,
+        data_needed=from_data,
+        trust_plugins=trust_plugins,
+        alone=True,
+    ) as request:
+        from vitruvius.evaluation.threats import make_threat
+        from vitruvius.look.command import open_variants, pictures_of
+        from vitruvius.look.looking import look_at
+
+        attack = None if threat is None else make_threat(threat, where="--threat")
+        shown = pictures_of(request, files, images) if files or from_data else []
+        variants = open_variants(
+            request, shown, overrides, beside=beside, attention=attention or (), masks=masks, sparsity=sparsity
+        )
+        if serve:
+            from vitruvius.look.serving import serve as serve_page
+
+            return serve_page(variants[0], shown, port=port, open_browser=open, announce=show_address)
+        with request.bar("looking") as bar:
+            found = look_at(variants, shown, threat=attack, of_class=of_class, progress=bar)
+        with Lock(out, file=True):
+            written = [found.save(out), *(found.save_figures(png) if png else ())]
+    print(found)
+    print(*written, sep="\n")
+    if open:
+        import webbrowser
+
+        webbrowser.open(out.resolve().as_uri())
+    return found
+
+
+def show_address(address: str) -> None:
+    """Print the `address` of a live page at once; the command stays until somebody ends it."""
+    print(f"{address}\nCtrl-C ends it.", flush=True)
 
 
 def analyse(
@@ -93,10 +191,13 @@ def study(
         out: folder for table and figure (default: runs/STUDY).
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
+    from vitruvius._files import check_out
     from vitruvius.studies import split_words
     from vitruvius.studies import study as run_study
 
     targets, settings = split_words(words)
+    if out is not None:
+        check_out(out, *targets)
     if images is not None:
         settings["images"] = images
     table = run_study(name, targets, settings, out or f"runs/{name}", on_row=show_row, trust_plugins=trust_plugins)
@@ -129,7 +230,7 @@ def report(
         out: the page (default: report.html).
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
-    from vitruvius._files import Lock
+    from vitruvius._files import Lock, check_out
     from vitruvius.targets.base import local_run
 
     overrides = [word for word in runs if "=" in word and not Path(word).exists()]
@@ -141,6 +242,7 @@ def report(
     from vitruvius.report.page import check_page, write_page
     from vitruvius.report.recording import record_missing
 
+    check_out(out, *folders, example="report.html")
     check_page(out)
     made = make_threat(threat, where="--threat")
     record_missing(folders, overrides, images, made, trust_plugins=trust_plugins)

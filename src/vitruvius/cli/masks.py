@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+FIGURES = (".png", ".pdf", ".svg", "")
+
 
 def maps(
     target: str,
@@ -30,8 +32,11 @@ def maps(
         figure: draw the grid of sites and heads: a .png, .pdf or .svg file.
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
+    from vitruvius._files import check_out
     from vitruvius.request import open_request
 
+    if figure is not None:
+        check_out(figure, out, example="maps.png", endings=FIGURES)
     with open_request(
         target,
         overrides,
@@ -86,6 +91,12 @@ def masks(
         figure: draw the grid of sites and heads: a .png, .pdf or .svg file.
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
+    from vitruvius._files import check_out
+
+    if out is not None:
+        check_out(out, maps, of, example="masks.safetensors")
+    if figure is not None:
+        check_out(figure, maps, out, example="masks.png", endings=FIGURES)
     from vitruvius.compression.steps import write_masks
     from vitruvius.surgery import survey
     from vitruvius.targets.base import open_target
@@ -136,38 +147,47 @@ def cycles(
 
 
 def export(
-    run: str,
+    target: str,
     /,
-    *,
-    format: Literal["torch-export", "onnx", "safetensors"] = "torch-export",
+    *overrides: str,
+    masks: Path | None = None,
+    format: Literal["torch-export", "onnx", "safetensors", "timm-hub"] = "torch-export",
     sparse: bool = False,
     out: Path | None = None,
     trust_plugins: bool = False,
 ) -> Path:
-    """Export a run for inference elsewhere; the file is read back and must answer the same.
+    """Export a model for inference elsewhere; what is written is read back and must answer the same.
 
     Args:
-        run: a run folder, or whatever else names a model.
-        format: of the file (default: torch-export).
+        target: a run folder or a model name.
+        overrides: settings of a model by name such as model.weights=weights.safetensors.
+        masks: prune the model by this file of masks first, without training.
+        format: torch-export, onnx, safetensors, or timm-hub, a folder for timm's local-dir: (default: torch-export).
         sparse: compute only what masks keep; pays with many tokens.
-        out: the file (default: RUN/export.pt2, .onnx or .safetensors).
+        out: the file or folder (default: RUN/export.pt2, .onnx, .safetensors or RUN/export_timm_hub).
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
     from vitruvius._yaml import to_plain
-    from vitruvius.compression.export import ENDINGS
+    from vitruvius.compression.export import NAMES
     from vitruvius.compression.export import export as write_export
+    from vitruvius.compression.pruning import masked_rules, pruned
     from vitruvius.request import open_request
 
     with open_request(
-        run,
+        target,
+        overrides,
         out=out,
-        writes=f"export.{ENDINGS[format]}",
+        writes=NAMES[format],
         labels=False,
         data_needed=False,
         trust_plugins=trust_plugins,
         alone=True,
     ) as request:
         recipe = request.target.recipe if request.target.is_run else to_plain(request.config)
-        path = write_export(request.model, request.folder, format=format, sparse=sparse, recipe=recipe)
+        model = request.model
+        if masks is not None:
+            recipe = {**recipe, "attention": masked_rules(recipe.get("attention") or (), masks)}
+            model = pruned(model, recipe["attention"])
+        path = write_export(model, request.folder, format=format, sparse=sparse, recipe=recipe)
     print(path)
     return path

@@ -27,6 +27,11 @@ def train(
     from vitruvius.training.config import read_recipe
 
     config = read_recipe(file, overrides)
+    from vitruvius._registry import load_plugins
+    from vitruvius.data.base import check_data
+
+    load_plugins(config.plugins)
+    check_data(config.data)  # before anything slow is imported
     result: Any
     if dry_run:
         from vitruvius.training.dry_run import dry_run as estimate

@@ -1,4 +1,4 @@
-"""Export a model for inference elsewhere: torch.export, ONNX or safetensors; the result is run and must agree.
+"""Export a model for inference elsewhere: torch.export, ONNX, safetensors or timm's hub; what is written must agree.
 
 Auto-encoders are folded into the projections where that is exact; masks go along as constants. The input is a batch of
 images in pixels [0, 1], of any number; normalisation is inside.
@@ -9,31 +9,41 @@ from __future__ import annotations
 import copy
 import io
 import json
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import timm
 import torch
 from torch import Tensor, nn
 
 from vitruvius._config import build
 from vitruvius._errors import CheckpointError, ConfigError, SurgeryError
-from vitruvius._files import atomic_write_bytes, check_new_file, load_tensors, pack_tensors, unpack_tensors
+from vitruvius._files import atomic_write_bytes, check_out, is_lock, load_tensors, pack_tensors, unpack_tensors
 from vitruvius._registry import read_spec, require
 from vitruvius._version import __version__
 from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.mask import Mask
 from vitruvius.compression.sparse import use_sparse
+from vitruvius.converters.exporting import save_for_hub
 from vitruvius.models import AttentionRule, ModelConfig, PixelModel, create_from_config, load_weights
 from vitruvius.surgery import inner
 from vitruvius.surgery.folding import fold
 
-Format = Literal["torch-export", "onnx", "safetensors"]
+Format = Literal["torch-export", "onnx", "safetensors", "timm-hub"]
 TOLERANCE = 1e-3  # of the largest logit
 KIND = "a vitruvius model for inference"
-ENDINGS = {"torch-export": "pt2", "onnx": "onnx", "safetensors": "safetensors"}
+NAMES = {  # of what is written into a run folder
+    "torch-export": "export.pt2",
+    "onnx": "export.onnx",
+    "safetensors": "export.safetensors",
+    "timm-hub": "export_timm_hub",
+}
+HUB_FILES = ("model.safetensors", "config.json")
 Answer = Callable[[Tensor], Tensor]
+Files = dict[str, bytes]  # by their names in the folder of the export; one without a name is the export
 
 
 def export(
@@ -49,22 +59,33 @@ def export(
     The export is made in memory, read back and compared, then written whole: on any failure, of a full disk too, what
     was at `path` before stays.
 
-    format: torch-export, onnx or safetensors.
+    format: torch-export, onnx, safetensors, or timm-hub: a folder that `timm.create_model("local-dir:…")` reads.
     sparse: masks followed by softmax become `sparse_softmax`, which computes only what they keep.
     recipe: of the run, its `model` and `attention`; safetensors needs it, since weights alone do not say what they are.
     """
     if format not in WRITERS:
         raise ConfigError(f"format = {format!r}, expected one of {', '.join(WRITERS)}.")
-    check_new_file(path, f"export.{ENDINGS[format]}")
+    if format == "timm-hub":
+        _check_hub_folder(Path(path))
+    check_out(path, example="" if format == "timm-hub" else NAMES[format])
     prepared, folded = prepare(model, sparse=sparse)
     images = torch.rand(3, *prepared.data_config["input_size"], generator=torch.Generator().manual_seed(0))
     path = Path(path)
-    data, again = WRITERS[format](prepared, images, _rewritten(recipe, folded, sparse))
+    files, again = WRITERS[format](prepared, images, _rewritten(recipe, folded, sparse))
     with torch.no_grad():
         expected = copy.deepcopy(model).cpu().eval()(images)
-    _compare(again(images), expected, path)
-    atomic_write_bytes(path, data)
+        _compare(again(images), expected, path)
+    for name, data in files.items():
+        atomic_write_bytes(path / name if name else path, data)
     return path
+
+
+def _check_hub_folder(path: Path) -> None:
+    """Refuse a folder that holds anything else than such an export."""
+    if path.is_file() or (
+        path.is_dir() and any(file.name not in HUB_FILES for file in path.iterdir() if not is_lock(file))
+    ):
+        raise ConfigError(f"{path} is not an empty folder, and format timm-hub writes one; name another with --out.")
 
 
 @torch.no_grad()
@@ -104,7 +125,7 @@ def _read_export(state: Mapping[str, Tensor], notes: Mapping[str, str], path: st
     return model
 
 
-def _write_torch_export(model: PixelModel, images: Tensor, _: Any) -> tuple[bytes, Answer]:
+def _write_torch_export(model: PixelModel, images: Tensor, _: Any) -> tuple[Files, Answer]:
     program = torch.export.export(model, (images,), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=1)}})
     file = io.BytesIO()
     torch.export.save(program, file)
@@ -112,10 +133,10 @@ def _write_torch_export(model: PixelModel, images: Tensor, _: Any) -> tuple[byte
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)  # torch 2.11's own reading
         loaded: nn.Module = torch.export.load(io.BytesIO(data)).module()
-    return data, loaded
+    return {"": data}, loaded
 
 
-def _write_onnx(model: PixelModel, images: Tensor, _: Any) -> tuple[bytes, Answer]:
+def _write_onnx(model: PixelModel, images: Tensor, _: Any) -> tuple[Files, Answer]:
     for package in ("onnx", "onnxscript"):
         require(package, "export")
     runtime: Any = require("onnxruntime", "export")
@@ -130,21 +151,32 @@ def _write_onnx(model: PixelModel, images: Tensor, _: Any) -> tuple[bytes, Answe
     def answer(x: Tensor) -> Tensor:
         return torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
 
-    return data, answer
+    return {"": data}, answer
 
 
-def _write_safetensors(model: PixelModel, _: Tensor, recipe: dict[str, str] | None) -> tuple[bytes, Answer]:
+def _write_safetensors(model: PixelModel, _: Tensor, recipe: dict[str, str] | None) -> tuple[Files, Answer]:
     if recipe is None:
         raise ConfigError("format safetensors needs the recipe of the model; export a run folder, or give recipe=….")
     data = pack_tensors(inner(model).state_dict(), {"kind": KIND, "vitruvius": __version__, **recipe})
     name = "the export"
-    return data, _read_export(*unpack_tensors(data, name), name).eval()
+    return {"": data}, _read_export(*unpack_tensors(data, name), name).eval()
 
 
-WRITERS: dict[str, Callable[[PixelModel, Tensor, Any], tuple[bytes, Answer]]] = {
+def _write_timm_hub(model: PixelModel, _: Tensor, recipe: dict[str, str] | None) -> tuple[Files, Answer]:
+    arguments = json.loads(recipe["model"]).get("kwargs") if recipe else None
+    with tempfile.TemporaryDirectory() as folder:
+        save_for_hub(model, folder, arguments=arguments)
+        files = {name: Path(folder, name).read_bytes() for name in HUB_FILES}
+        loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    mean, std = (torch.tensor(loaded.pretrained_cfg[key]).view(-1, 1, 1) for key in ("mean", "std"))
+    return files, lambda x: loaded((x - mean) / std)
+
+
+WRITERS: dict[str, Callable[[PixelModel, Tensor, Any], tuple[Files, Answer]]] = {
     "torch-export": _write_torch_export,
     "onnx": _write_onnx,
     "safetensors": _write_safetensors,
+    "timm-hub": _write_timm_hub,
 }
 
 

@@ -1,23 +1,33 @@
 """Old checkpoints and settings to ours, ours to plain timm: one file per layout, strictly, no pickled code is run."""
 
-from vitruvius.converters._checkpoint import Checkpoint, read_checkpoint
-from vitruvius.converters._converted import MASKS, SETTINGS, Converted, convert, converters
-from vitruvius.converters.arguments import Recipe, read_arguments, write_recipe
-from vitruvius.converters.exporting import save_for_hub, to_timm
-from vitruvius.converters.writing import write_run
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "MASKS",
-    "SETTINGS",
-    "Checkpoint",
-    "Converted",
-    "Recipe",
-    "convert",
-    "converters",
-    "read_arguments",
-    "read_checkpoint",
-    "save_for_hub",
-    "to_timm",
-    "write_recipe",
-    "write_run",
-]
+from vitruvius._lazy import exports
+
+if TYPE_CHECKING:
+    from vitruvius.converters._checkpoint import read_checkpoint as read_checkpoint
+    from vitruvius.converters._converted import MASKS as MASKS
+    from vitruvius.converters._converted import SETTINGS as SETTINGS
+    from vitruvius.converters._converted import convert as convert
+    from vitruvius.converters._converted import converters as converters
+    from vitruvius.converters.arguments import read_arguments as read_arguments
+    from vitruvius.converters.arguments import write_recipe as write_recipe
+    from vitruvius.converters.exporting import save_for_hub as save_for_hub
+    from vitruvius.converters.exporting import to_timm as to_timm
+    from vitruvius.converters.writing import write_run as write_run
+else:
+    __getattr__, __dir__, __all__ = exports(
+        __name__,
+        {
+            "MASKS": "_converted",
+            "SETTINGS": "_converted",
+            "convert": "_converted",
+            "converters": "_converted",
+            "read_arguments": "arguments",
+            "read_checkpoint": "_checkpoint",
+            "save_for_hub": "exporting",
+            "to_timm": "exporting",
+            "write_recipe": "arguments",
+            "write_run": "writing",
+        },
+    )

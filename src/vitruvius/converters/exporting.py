@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from vitruvius.attention.symmetric import Symmetric
 from vitruvius.surgery import Socket, head_weights, inner, restore
 from vitruvius.surgery.folding import fold
 
+PREPROCESSING = ("input_size", "mean", "std", "crop_pct", "crop_mode", "interpolation")
+
 
 def to_timm(model: nn.Module) -> dict[str, Tensor]:
     """The weights of a plain timm model that computes what `model` does; the model itself stays as it is.
@@ -29,12 +32,25 @@ def to_timm(model: nn.Module) -> dict[str, Tensor]:
     return _plain(model).state_dict()
 
 
-def save_for_hub(model: nn.Module, folder: str | Path) -> Path:
-    """Write `model` as a plain timm model in the layout of the Hugging Face hub.
+def save_for_hub(model: nn.Module, folder: str | Path, *, arguments: Mapping[str, Any] | None = None) -> Path:
+    """Write `model` as a plain timm model in the layout of the Hugging Face hub, its preprocessing in config.json.
 
-    `folder` is where; `timm.create_model("local-dir:<folder>")` reads it. Returns its path.
+    `folder` is where; `timm.create_model("local-dir:<folder>", pretrained=True)` reads it. `arguments` are those of
+    the constructor, where timm has not recorded them. Returns its path.
     """
-    timm.models.save_for_hf(_plain(model), str(folder), safe_serialization=True)
+    plain = _plain(model)
+    if "architecture" not in getattr(plain, "pretrained_cfg", {}):
+        raise SurgeryError(
+            f"{type(plain).__name__} is not a model that timm makes by name; export it as safetensors or torch-export."
+        )
+    data = {key: value for key, value in getattr(model, "data_config", {}).items() if key in PREPROCESSING}
+    timm.models.save_for_hf(
+        plain,
+        str(folder),
+        model_config={"pretrained_cfg": data},
+        model_args=dict(arguments) if arguments else None,
+        safe_serialization=True,
+    )
     return Path(folder)
 
 

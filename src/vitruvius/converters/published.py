@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitruvius._errors import CheckpointError, UnknownName, suggest
 from vitruvius._progress import Bar, Progress
 from vitruvius._yaml import parse_value
-from vitruvius.converters._converted import Converted, convert
+
+if TYPE_CHECKING:
+    from vitruvius.converters._converted import Converted
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +52,8 @@ def published_checkpoints() -> dict[str, Published]:
     """Every published checkpoint by name."""
     table = parse_value(files("vitruvius.converters").joinpath("published.yaml").read_text(encoding="utf-8"))
     return {
-        f"{room}/{name}": _read(f"{room}/{name}", facts, rows)
-        for room, facts in table.items()
+        f"{group}/{name}": _read(f"{group}/{name}", facts, rows)
+        for group, facts in table.items()
         for name, rows in facts["checkpoints"].items()
     }
 
@@ -66,17 +68,17 @@ def describe_published() -> list[tuple[str, str, str]]:
     return rows
 
 
-def _read(name: str, room: dict[str, Any], row: dict[str, Any]) -> Published:
+def _read(name: str, group: dict[str, Any], row: dict[str, Any]) -> Published:
     url = row.get("url")
     if "drive" in row:
         url = DRIVE.format(row["drive"])
-    statistics = room.get("statistics", {}).get(row.get("statistics"), {})
+    statistics = group.get("statistics", {}).get(row.get("statistics"), {})
     return Published(
         name=name,
-        source=room["source"],
+        source=group["source"],
         model=row["model"],
         classes=row["classes"],
-        page=row.get("page", room["page"]),
+        page=row.get("page", group["page"]),
         url=url,
         size=row.get("size"),
         sha256=row.get("sha256"),
@@ -90,6 +92,8 @@ def open_published(name: str, *, file: str | Path | None = None) -> Converted:
 
     name: as in `published_checkpoints()`. file: the file, where it was fetched by hand; default: fetched, once.
     """
+    from vitruvius.converters._converted import convert  # with timm: only when a file is read
+
     table = published_checkpoints()
     if name not in table:
         raise UnknownName(f"no published checkpoint {name!r}{suggest(name, table)}")

@@ -118,7 +118,7 @@ class DataConfig:
     )
     interpolation: Interpolation | None = key(None, "interpolation for evaluation; null: the model's")
     crop_pct: float | None = key(
-        None, "share of the resized side that the evaluation crop keeps; null: the model's", gt=0
+        None, "share of the resized side that the evaluation crop keeps, at most 1; null: the model's", gt=0, le=1
     )
     crop_mode: Literal["center", "squash", "border"] | None = key(None, "how evaluation crops; null: the model's")
     reprob: float = key(0.0, "probability of random erasing", ge=0, le=1)
@@ -145,6 +145,12 @@ class DataConfig:
     smoothing: float = key(0.1, "label smoothing", ge=0, le=1)
 
     def __post_init__(self) -> None:
+        for name in ("scale", "ratio", "cutmix_minmax"):
+            low, high = getattr(self, name) or (1.0, 1.0)
+            if not 0 < low <= high or (name == "cutmix_minmax" and high > 1):
+                raise ConfigError(
+                    f"data.{name} = [{low}, {high}], expected two numbers above 0, the smaller one first."
+                )
         if self.classes is not None and self.class_map is not None:
             raise ConfigError("data.classes and data.class_map both choose and number the classes; keep one of them.")
         if self.mix is not None and self.aug_repeats > 1:

@@ -20,15 +20,16 @@ from torch import Tensor
 
 from vitruvius._checks import check_labels
 from vitruvius._errors import DataError, suggest
+from vitruvius._files import is_url
 from vitruvius._random import seed_of
 from vitruvius._registry import Registry, first_line
 from vitruvius.data._config import DataConfig
 from vitruvius.data._config import Mix as Mix
+from vitruvius.data.classes import IMAGENET, class_names, read_class_map, subset_names
 
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
 TRAIN_NAMES = ("train", "training")
 VALIDATION_NAMES = ("val", "valid", "validation", "eval", "evaluation")
-IMAGENET = "imagenet-1k"  # class map of folders named by WordNet ids
 
 Size = tuple[int, int, int]  # channels, height, width of the model's input
 InputSize = Mapping[str, Any] | Sequence[int]  # timm's data config of the model, or (channels, height, width)
@@ -106,8 +107,11 @@ class Traits:
     """What must be known of a source before it opens anything."""
 
     after_slash: str = ""  # what follows the slash in `dataset:`, for messages; "" means there is no slash
+    root: str = ""  # what `data.root` must name, for messages; "" means that the source looks at it itself
     class_names: bool = False  # `data.classes` can choose its classes by name
-    wordnet: bool = False  # `data.class_map: imagenet-1k` can number its folders
+    class_map: bool = False  # `data.class_map` can number its classes
+    wordnet: bool = False  # also by `imagenet-1k`
+    files: bool = False  # `data.subset` can choose its images by file name
     stream: bool = False  # can only be read in order
 
 
@@ -115,7 +119,15 @@ _TRAITS: dict[str, Traits] = {}
 
 
 def data_source(
-    name: str, *, after_slash: str = "", class_names: bool = False, wordnet: bool = False, stream: bool = False
+    name: str,
+    *,
+    after_slash: str = "",
+    root: str = "",
+    class_names: bool = False,
+    class_map: bool = False,
+    wordnet: bool = False,
+    files: bool = False,
+    stream: bool = False,
 ) -> Callable[[Open], Open]:
     """Decorator: make a function `(config, split, size)` the source of `dataset: name`.
 
@@ -124,14 +136,26 @@ def data_source(
 
     name: the word in `dataset:`, before the slash if there is one.
     after_slash: what a recipe writes after the slash, e.g. "<name>"; "" if nothing follows.
-    class_names: whether the source itself heeds `data.classes`; otherwise the key is refused.
+    root: what `data.root` must name, e.g. "the folder that holds the images": it is checked before the source is
+        opened, unless the data are to be downloaded; "" leaves it to the source.
+    class_names, class_map: whether the source itself heeds `data.classes` and `data.class_map`; otherwise the key is
+        refused.
     wordnet: whether its classes are folders named by WordNet ids, which `class_map: imagenet-1k` numbers.
+    files: whether its images are files, which `data.subset` chooses by name.
     stream: whether the data can only be read in order.
     """
 
     def add(opener: Open) -> Open:
         registered = data_sources.register(name)(opener)
-        _TRAITS[name] = Traits(after_slash=after_slash, class_names=class_names, wordnet=wordnet, stream=stream)
+        _TRAITS[name] = Traits(
+            after_slash=after_slash,
+            root=root,
+            class_names=class_names,
+            class_map=class_map or wordnet,
+            wordnet=wordnet,
+            files=files,
+            stream=stream,
+        )
         return registered
 
     return add
@@ -142,15 +166,43 @@ def open_data(config: DataConfig, split: str, size: Size) -> AnySet:
 
     `size` is the model's input; only `fake` images are made to fit it.
     """
+    check_data(config)
     opener, traits = find_source(config.dataset)
     if traits.stream:
         raise DataError(f"{config.dataset} is a stream and has no images by number; choose another data set.")
-    if config.classes is not None and not traits.class_names:
-        raise DataError(f"data.classes chooses classes by name, {config.dataset} has none; use a folder or torch/….")
-    if config.class_map == IMAGENET and not traits.wordnet:
-        raise DataError(f"data.class_map={IMAGENET} numbers folders named by WordNet ids; {config.dataset} has none.")
     opened: AnySet = opener(config, split, size)
     return opened
+
+
+def check_data(config: DataConfig) -> None:
+    """Refuse what is wrong with a `config` without opening the data: an unknown set, files that are not there."""
+    _, traits = find_source(config.dataset)
+    if config.classes is not None:
+        if not traits.class_names:
+            raise DataError(
+                f"data.classes chooses classes by name, {config.dataset} has none; use a folder or torch/…."
+            )
+        class_names(config.classes)
+    if traits.root and not (config.download and config.root):
+        _check_root(config.root, traits.root)
+    if config.class_map is not None:
+        if not traits.class_map or (config.class_map == IMAGENET and not traits.wordnet):
+            raise DataError(f"data.class_map={config.class_map} cannot number the classes of {config.dataset}.")
+        read_class_map(config.class_map, Path(config.root or ".").expanduser())
+    if config.subset is not None:
+        if not traits.files:
+            raise DataError(f"data.subset={config.subset} chooses images by file name; {config.dataset} has none.")
+        subset_names(config.subset)
+
+
+def _check_root(root: str | None, what: str) -> None:
+    if root is None:
+        raise DataError(f"data.root is not set; it must name {what}.")
+    path = Path(root).expanduser()
+    if is_url(root) or path.is_dir() or (path.exists() and "folder" not in what):
+        return
+    state = "is a file" if path.exists() else "does not exist"
+    raise DataError(f"data.root {path} {state}; it must name {what}.")
 
 
 def find_source(dataset: str) -> tuple[Open, Traits]:
@@ -196,17 +248,6 @@ def check_num_classes(config: DataConfig, place: str, found: int | None) -> int:
             "Correct it, or map a subset with data.class_map."
         )
     return wanted
-
-
-def existing_folder(root: str | None) -> Path:
-    """The folder that `data.root` names, or an error that says what is wrong with it."""
-    if root is None:
-        raise DataError("data.root is not set; it must name the folder that holds the images.")
-    path = Path(root).expanduser()
-    if not path.is_dir():
-        kind = "is a file" if path.is_file() else "does not exist"
-        raise DataError(f"data folder {path} {kind}; set data.root to the folder that holds the images.")
-    return path
 
 
 def split_folder(root: Path, split: str) -> Path:

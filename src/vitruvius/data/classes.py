@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vitruvius._errors import DataError
 from vitruvius._imagenet import imagenet_labels
-from vitruvius.data.base import IMAGENET
 
+IMAGENET = "imagenet-1k"  # class map of folders named by WordNet ids
 LISTS = {"imagenet-100": "imagenet_100.txt"}
 MAPS = {"caltech-101": "caltech_101.txt", "caltech-102": "caltech_102.txt"}
 ROBUSTBENCH = "robustbench-imagenet"
@@ -25,14 +25,7 @@ ROBUSTBENCH = "robustbench-imagenet"
 
 def subset_ids(name: str, data: Any) -> Tensor:
     """Ids of the images whose file names a list holds; an image of the list that is not there is an error."""
-    if not hasattr(data, "reader"):
-        raise DataError(f"data.subset={name!r} chooses images by file name; {data.name} has none. Use a folder.")
-    if name == ROBUSTBENCH:
-        wanted = robustbench_names()
-    elif Path(name).is_file():
-        wanted = [Path(line).name for line in _lines(Path(name).read_text(encoding="utf-8"))]
-    else:
-        raise DataError(f"data.subset={name!r} is neither {ROBUSTBENCH!r} nor a text file with one file name per line.")
+    wanted = subset_names(name)
     place = {Path(data.describe(index)).name: index for index in range(len(data))}
     absent = [file for file in wanted if file not in place]
     if absent:
@@ -41,6 +34,15 @@ def subset_ids(name: str, data: Any) -> Tensor:
             f"among them {', '.join(absent[:3])}."
         )
     return torch.tensor(sorted(place[file] for file in wanted))
+
+
+def subset_names(name: str) -> list[str]:
+    """The file names of a list: RobustBench's, or the lines of a text file."""
+    if name == ROBUSTBENCH:
+        return robustbench_names()
+    if Path(name).is_file():
+        return [Path(line).name for line in _lines(Path(name).read_text(encoding="utf-8"))]
+    raise DataError(f"data.subset={name!r} is neither {ROBUSTBENCH!r} nor a text file with one file name per line.")
 
 
 def robustbench_names() -> list[str]:

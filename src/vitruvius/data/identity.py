@@ -102,7 +102,9 @@ def _size(file: str) -> str:
 
 def _hash_file(path: str) -> str:
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 (many)
+        if not os.path.isfile(path):  # noqa: PTH113 (many); a pipe would be waited for
+            return "unreadable"
+        with open(path, "rb") as file:  # noqa: PTH123
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
     except OSError:
         return "unreadable"

@@ -39,7 +39,7 @@ def draw_explanations(
 def draw_pictures(pictures: Pictures) -> Figure:
     """One row per image: clean, its map laid over it and, where there was an attack, the same attacked.
 
-    Every map has its own scale, from its lowest value to its 98th percentile, so that an outlying patch does not bleach the others.
+    Every map has its own scale, from its lowest value to its 98th percentile, so that outliers bleach nothing.
     """
     views = {"clean": (pictures.clean, None), "rests on": (pictures.clean, pictures.clean_map)}
     if pictures.attacked is not None and pictures.attacked_map is not None:

@@ -12,7 +12,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitruvius._errors import RunError
-from vitruvius._files import atomic_write_text, check_new_file
+from vitruvius._files import atomic_write_text, check_out
 from vitruvius._version import __version__
 from vitruvius.report.blocks import Block, sections
 from vitruvius.report.gathering import gathered_parts, runs_in
@@ -50,7 +50,7 @@ def write_page(
 
 def check_page(out: str | Path) -> Path:
     """Refuse a place where no page can be written; nothing is made there."""
-    check_new_file(out, "report.html")
+    check_out(out, example="report.html")
     if not Path(out).absolute().parent.is_dir():
         raise RunError(f"cannot write {out}: the folder {Path(out).parent} does not exist. Make it first.")
     return Path(out)

@@ -1,4 +1,4 @@
-"""What studies share: subjects (models with their data), rows that survive a kill, a CSV and a figure at the end."""
+"""What studies share: a model with its images, rows that survive a kill, a table and figures at the end."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vitruvius._checks import device_of
 from vitruvius._errors import ConfigError, RunError
 from vitruvius._files import Lock, MadeFolder, append_line, atomic_write_text, ensure_writable, read_json
 from vitruvius._notebook import to_csv
@@ -33,32 +34,44 @@ from vitruvius.training import kept_weights
 
 Row = dict[str, Any]
 IMAGES = 512  # of a subject, unless a study or the caller says otherwise
+TOGETHER = 128  # images attacked together, where what their gradients need stays below
+MEMORY = 2 << 30  # bytes
 OF_TARGET = ("attention", "device", "plugins")  # settings of the models, beside data.… and model.…; never of a study
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """One model and the images it is studied on, kept on its device."""
+    """One model and the images it is studied on, read batch by batch each time they are needed."""
 
     name: str
-    model: PixelModel
-    x: Tensor  # (n, C, height, width) in [0, 1]
-    y: Tensor  # (n,)
-    ids: Tensor  # (n,)
-    batch_size: int
+    model: PixelModel  # on its device
+    loader: Iterable[Any]  # of images in [0, 1]
+    batch_size: int  # images that are looked at together
+    architecture: str = ""
     kept: Mapping[int, Path] = field(default_factory=dict)  # of a run: epochs, counted from 1 → their weights
     folder: Path = Path()  # for files of its own, in the study's folder
     progress: Progress = no_progress  # told how far an evaluation of it is
+
+    @property
+    def num_images(self) -> int:
+        number = getattr(self.loader, "num_images", None)
+        return sum(len(y) for _, y, _ in self.with_ids()) if number is None else number
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        return self.with_ids()
+
+    def with_ids(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Images and labels on the model's device, and ids."""
+        device = device_of(self.model)
+        for batch in numbered(self.loader):
+            for x, y, ids in zip(*(column.split(self.batch_size) for column in batch), strict=True):
+                yield x.to(device), y.to(device), ids
 
     def model_at(self, epoch: int) -> PixelModel:
         """The model as it was after a kept `epoch`, counted from 1, on the same device."""
         model = copy.deepcopy(self.model)
         load_weights(model, self.kept[epoch])
         return model.eval()
-
-    def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        size = self.batch_size
-        yield from zip(self.x.split(size), self.y.split(size), self.ids.split(size), strict=True)
 
 
 class Study(Protocol):
@@ -82,15 +95,9 @@ studies: Registry[Any] = Registry("study", "studies", homes=["vitruvius.studies"
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """(targets, settings) of the `words` of a command: `runs/rpc runs/softmax steps=20 data.root=/imagenet`."""
-    targets: list[str] = []
-    settings: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if equals:
-            settings[key] = parse_value(value)
-        else:
-            targets.append(word)
-    return targets, settings
+    pairs = [word.partition("=") for word in words]
+    targets = [word for word, equals, _ in pairs if not equals]
+    return targets, {key: parse_value(value) for key, equals, value in pairs if equals}
 
 
 def study(
@@ -106,54 +113,45 @@ def study(
 
     name: of the study; `vitruvius list studies` names them.
     targets: run folders, model names, or other kinds of target.
-    settings: of the study; also `images` (how many, default 512), `batch_size` (default 128), and settings of the
-        models and their data, as other verbs take them: `data.key`, `model.key`, `attention`, `device`; `plugins`
-        names modules of runs to trust.
+    settings: of the study; also `images` (how many, default 512), `batch_size` (default 128, or as many as 2 GiB hold
+        for a gradient), and settings of the models and their data, as other verbs take them: `data.key`, `model.key`,
+        `attention`, `device`; `plugins` names modules of runs to trust.
     out: the folder for table.csv and the figures.
     on_row: called with every row as soon as it is known.
     trust_plugins: import the modules that runs name, as for `open_target`.
     """
     maker = studies.get(name)
-    plan = _read_settings(name, settings)
+    overrides, own = [], dict(settings)
+    for key in [key for key in settings if key in OF_TARGET or key.startswith(("data.", "model."))]:
+        value = own.pop(key)
+        overrides.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
+    images = _count("images", own.pop("images", getattr(maker, "images", IMAGES)))
+    batch_size = own.pop("batch_size", None)
+    if batch_size is not None:
+        _count("batch_size", batch_size)
+    run = bind_study({"use": name, **own})
     if not targets:
         raise ConfigError(f"study {name!r} needs at least one run folder or model name.")
-    subjects = (
-        open_subject(
-            target,
-            plan.overrides,
-            plan.images,
-            plan.batch_size,
-            labels=getattr(maker, "labels", True),
-            trust_plugins=trust_plugins,
-        )
-        for target in targets  # one at a time
-    )
-    first = next(subjects)  # what is wrong with it is said before a file is written
+    opening: dict[str, Any] = {"labels": getattr(maker, "labels", True), "trust_plugins": trust_plugins}
+    opened = (open_subject(target, overrides, images, batch_size, **opening) for target in targets)  # one at a time
+    subjects = itertools.chain([next(opened)], opened)  # what is wrong with the first is said before a file is made
     with Lock(out):
         made = MadeFolder(out)
         folder = ensure_writable(out)
         try:
             rows = _resume(folder, {"study": name, "settings": {**settings}})
-            _ask_all(itertools.chain([first], subjects), plan, folder, rows, on_row)
+            _ask_all(subjects, run, folder, rows, on_row)
         except BaseException:
-            if not _rows_in(folder):
+            if not (folder / "rows.jsonl").is_file() or not (folder / "rows.jsonl").stat().st_size:
                 made.take_back("study.json", "subjects.json", "rows.jsonl")
             raise
-        finish = getattr(maker, "finish", list)
-        rows = finish(rows)
-        _save_table(folder / "table.csv", rows)
+        rows = getattr(maker, "finish", list)(rows)
+        shown = [{column: value for column, value in row.items() if column != "key"} for row in rows]
+        atomic_write_text(folder / "table.csv", to_csv(shown))
         save_figure(maker.draw(rows), folder / "figure")
-        for stem, figure in _further(maker, rows, folder, settings):
+        for stem, figure in maker.further(rows, folder, settings) if hasattr(maker, "further") else ():
             save_figure(figure, folder / stem)
     return folder / "table.csv"
-
-
-def _further(maker: Any, rows: list[Row], folder: Path, settings: Mapping[str, Any]) -> Iterable[tuple[str, Figure]]:
-    """The figures that a study has beside its first one."""
-    if not hasattr(maker, "further"):
-        return ()
-    figures: Iterable[tuple[str, Figure]] = maker.further(rows, folder, settings)
-    return figures
 
 
 def folder_of(folder: Path, model: str) -> Path:
@@ -161,15 +159,9 @@ def folder_of(folder: Path, model: str) -> Path:
     return folder / re.sub(r"[^\w.-]+", "-", model).strip("-")
 
 
-def _rows_in(folder: Path) -> bool:
-    """Whether a study has left rows in a folder."""
-    file = folder / "rows.jsonl"
-    return file.is_file() and file.stat().st_size > 0
-
-
 def _ask_all(
     subjects: Iterable[Subject],
-    plan: _Plan,
+    run: Callable[[Subject, set[str]], Iterator[Row]],
     folder: Path,
     rows: list[Row],
     on_row: Callable[[Row], object] | None,
@@ -179,43 +171,17 @@ def _ask_all(
         done = {row["key"] for row in rows if row["model"] == subject.name}
         _claim(folder, subject, resumed=bool(done))
         with Bar(f"studying {subject.name}") as bar:
-            progress = _RowProgress(bar, len(done))
-            watched = replace(subject, folder=folder_of(folder, subject.name), progress=progress)
-            for row in plan.run(watched, done):
-                progress.rows += 1
+            count = len(done)
+
+            def progress(images: float, total: float | None, /, words: str = "", bar: Bar = bar) -> None:
+                bar(images, total, f"row {count + 1}, {words}")  # noqa: B023 - told before the next subject
+
+            for row in run(replace(subject, folder=folder_of(folder, subject.name), progress=progress), done):
+                count += 1
                 rows.append({"model": subject.name, **row})
                 append_line(folder / "rows.jsonl", json.dumps(rows[-1]))
                 if on_row is not None:
                     on_row(rows[-1])
-
-
-class _RowProgress:
-    """How far an evaluation or an ascent is, and after how many rows of the table."""
-
-    def __init__(self, bar: Bar, rows: int) -> None:
-        self.bar = bar
-        self.rows = rows
-
-    def __call__(self, done: float, total: float | None, /, words: str = "") -> None:
-        self.bar(done, total, f"row {self.rows + 1}, {words}")
-
-
-class _Plan(NamedTuple):
-    """A study with its settings bound, and what it is run on."""
-
-    run: Callable[[Subject, set[str]], Iterator[Row]]
-    overrides: list[str]  # of the targets
-    images: int
-    batch_size: int
-
-
-def _read_settings(name: str, settings: Mapping[str, Any]) -> _Plan:
-    of_target = [key for key in settings if key in OF_TARGET or key.startswith(("data.", "model."))]
-    overrides = [f"{key}={_written(settings[key])}" for key in of_target]
-    own = {key: value for key, value in settings.items() if key not in of_target}
-    images = _whole_number("images", own.pop("images", getattr(studies.get(name), "images", IMAGES)))
-    batch_size = _whole_number("batch_size", own.pop("batch_size", 128))
-    return _Plan(bind_study({"use": name, **own}), overrides, images, batch_size)
 
 
 def bind_study(spec: Mapping[str, Any]) -> Callable[[Subject, set[str]], Iterator[Row]]:
@@ -226,76 +192,71 @@ def bind_study(spec: Mapping[str, Any]) -> Callable[[Subject, set[str]], Iterato
     return studies.bind(spec, where="study")
 
 
-def _written(value: Any) -> str:
-    """A value as a command line says it, which may have been read already (`null`, a list)."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)
-
-
-def _whole_number(key: str, value: Any) -> int:
+def _count(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"study: {key} = {value!r} is not a whole number that is 1 or more.")
     return value
-
-
-def _save_table(path: Path, rows: Sequence[Row]) -> None:
-    """Every row but its key, which only a resumed study needs."""
-    shown = [{name: value for name, value in row.items() if name != "key"} for row in rows]
-    atomic_write_text(path, to_csv(shown))
 
 
 def open_subject(
     target: str,
     overrides: Sequence[str],
     images: int,
-    batch_size: int,
+    batch_size: int | None = None,
     *,
     labels: bool = True,
     trust_plugins: bool = False,
 ) -> Subject:
-    """A target with some of its validation images in memory; which ones, `vitruvius.request` says.
+    """A target with some of its validation images; which ones, `vitruvius.request` says.
 
     target: a run folder, a model's name, or another kind of target.
     overrides: settings of it, `data.root=…`, `model.weights=…`.
     images: how many, at most.
-    batch_size: images that are looked at together.
+    batch_size: images that are looked at together; default: as many as fit.
     labels: whether the study compares answers with them, so that the model must number its classes as the data do.
     trust_plugins: import the modules that a run names, as for `open_target`.
     """
     with open_request(
         target, overrides, images=images, labels=labels, trust_plugins=trust_plugins, alone=True
     ) as request:
-        batches = []
-        seen = 0
-        for batch in numbered(request.loader):
-            batches.append(batch)
-            seen += len(batch[1])
-            if seen >= images:
-                break
-        x, y, ids = (torch.cat(column)[:images] for column in zip(*batches, strict=True))
         return Subject(
             name=redact(target),
             model=request.model,
-            x=x.to(request.process.device),
-            y=y.to(request.process.device),
-            ids=ids,
-            batch_size=batch_size,
+            loader=request.loader,
+            batch_size=batch_size or _fitting(request.model),
+            architecture=request.config.model.name,
             kept=kept_weights(request.target.folder) if request.target.is_run else {},
         )
+
+
+def _fitting(model: PixelModel) -> int:
+    """How many images may be attacked together: what one forward pass keeps for the gradient, counted, fits MEMORY."""
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+    sizes: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    x = next(model.parameters()).new_zeros(1, *model.data_config["input_size"]).requires_grad_()
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        answer = model(x)  # its graph holds what was counted, so that no address is counted for another tensor
+    kept = sum(size for address, size in sizes.items() if address not in weights)
+    del answer
+    return min(TOGETHER, max(1, MEMORY // max(kept, 1)))
 
 
 def _claim(folder: Path, subject: Subject, *, resumed: bool) -> None:
     """Note which weights and images a subject's rows are of; rows of others under its name are refused."""
     file = folder / "subjects.json"
-    known: dict[str, Any] = {}
-    if file.exists():
-        known = read_json(file)
+    known: dict[str, Any] = read_json(file) if file.exists() else {}
+    batches = [(image_ids(x).cpu(), y.cpu(), ids.cpu()) for x, y, ids in subject.with_ids()]
+    pixels, labels, ids = (torch.cat(column) for column in zip(*batches, strict=True))
     own = {
         "weights": fingerprint(subject.model),
         "settings": settings_fingerprint(subject.model),
-        "images": f"{len(subject.y)} with hash {hash_tensors(image_ids(subject.x), subject.ids)}",
-        "labels": f"{len(subject.y)} with hash {hash_tensors(subject.y)}",
+        "images": f"{len(labels)} with hash {hash_tensors(pixels, ids)}",
+        "labels": f"{len(labels)} with hash {hash_tensors(labels)}",
     }
     before = known.get(subject.name, own)
     differing = [key for key in own if before.get(key) != own[key]]

@@ -7,20 +7,19 @@ number. So an attack of k steps is the beginning of the longest one, and one asc
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from torch import Tensor
 
 from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.attacks.base import LINF, Norm, frozen, full_precision
 from vitruvius.attacks.pgd import PGD
-from vitruvius.report.style import Series, figure_style, legend_below, new_axes, series
+from vitruvius.report.style import figure_style, legend_below, new_axes
 from vitruvius.studies._base import Row, Subject, studies
+from vitruvius.studies._figures import Band, draw_line, gather, names, spread
 
 STEPS = (0, 1, 2, 5, 10, 50, 100, 200, 500)
 
@@ -50,83 +49,55 @@ def attack_convergence(
     seed: one seed instead of `seeds`; null: those.
     norm: of the ball: linf, l2 or l1.
     """
-    lengths = _lengths(steps)
-    if seed is not None:
-        seeds = (seed,)
-    if step_size is None:
-        step_size = 0.15 * eps
-    check_count(points, "points")
-    chosen = _correct_points(subject, points)
-    for one in seeds:
-        keys = {f"{one}/{length}/{int(point)}" for length in lengths for point in chosen}
-        if keys <= done:
-            continue
-        attack = PGD(eps=eps, steps=max(max(lengths), 1), step_size=step_size, seed=one, norm=norm)
-        for length, losses, correct in _ascend(subject, attack, chosen, lengths):
-            for point, loss, right in zip(chosen.tolist(), losses.tolist(), correct.tolist(), strict=True):
-                key = f"{one}/{length}/{point}"
-                if key not in done:
-                    row = {"key": key, "point": point, "seed": one, "steps": length, "eps": eps}
-                    yield {**row, "loss": loss, "correct": int(right)}
-
-
-def _lengths(steps: int | Sequence[int]) -> list[int]:
-    if isinstance(steps, int):
-        steps = range(steps + 1)
-    lengths = sorted(set(steps))
+    lengths = sorted(set(range(steps + 1) if isinstance(steps, int) else steps))
     if not lengths or lengths[0] < 0:
         raise ConfigError(f"study attack-convergence: steps={steps} is not a list of whole numbers that are 0 or more.")
-    return lengths
+    check_count(points, "points")
+    step = 0.15 * eps if step_size is None else step_size
+    for one in seeds if seed is None else (seed,):
+        attack = PGD(eps=eps, steps=max(max(lengths), 1), step_size=step, seed=one, norm=norm)
+        yield from sorted(_ascend(subject, attack, points, lengths, done), key=lambda row: row["steps"])
 
 
-@torch.no_grad()
-def _correct_points(subject: Subject, points: int) -> Tensor:
-    """Places of the first images that the model classifies correctly, (P,)."""
-    right = torch.cat([subject.model(x).argmax(1) == y for x, y, _ in subject.batches()])
-    places = right.nonzero().flatten()[:points].cpu()
-    if not len(places):
-        raise DataError(
-            f"{subject.name} classifies none of {len(right)} images correctly, so there is nothing to attack; "
-            "is it trained, and for these classes?"
-        )
-    return places
-
-
-def _ascend(
-    subject: Subject, attack: PGD, places: Tensor, lengths: Sequence[int]
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(steps, losses (P,), whether still correct (P,)) for every wanted number of steps of one long ascent."""
-    losses: dict[int, list[Tensor]] = {length: [] for length in lengths}
-    correct: dict[int, list[Tensor]] = {length: [] for length in lengths}
+def _ascend(subject: Subject, attack: PGD, points: int, lengths: list[int], done: set[str]) -> Iterator[Row]:
+    """One long ascent on the first images that the model classifies correctly, told at the wanted numbers of steps."""
+    seen = found = 0
     with torch.no_grad(), frozen(subject.model):
-        for part in places.split(subject.batch_size):
-            x = subject.x[part]
-            y = subject.y[part]
-            start = attack.start(x, attack.dice(subject.ids[part].to(x.device)))
+        for x, y, ids in subject.with_ids():
+            right = (subject.model(x).argmax(1) == y).nonzero().flatten()[: points - found]
+            places = (seen + right).tolist()
+            seen, found = seen + len(y), found + len(right)
+            keys = {(step, place): f"{attack.seed}/{step}/{place}" for step in lengths for place in places}
+            if set(keys.values()) <= done:
+                continue
+            x, y = x[right], y[right]
+            start = attack.start(x, attack.dice(ids.to(x.device)[right]))
             for step, (point, here) in enumerate(attack.ascend(subject.model, x, y, start)):
                 subject.progress(step, attack.steps, f"step {step} of {attack.steps}")
-                if step not in losses:
+                if step not in lengths:
                     continue
-                if here is None:
-                    logits = full_precision(subject.model(point))
-                else:
-                    logits = here.logits
-                losses[step].append(attack.objective(logits, y).double().cpu())
-                correct[step].append((logits.argmax(1) == y).cpu())
-    for length in lengths:
-        yield length, torch.cat(losses[length]), torch.cat(correct[length])
+                logits = full_precision(subject.model(point)) if here is None else here.logits
+                losses, correct = attack.objective(logits, y).double().tolist(), (logits.argmax(1) == y).int().tolist()
+                for place, loss, one in zip(places, losses, correct, strict=True):
+                    if keys[step, place] not in done:
+                        row = {"key": keys[step, place], "point": place, "seed": attack.seed, "steps": step}
+                        yield {**row, "eps": attack.eps, "loss": loss, "correct": one}
+    if not found:
+        raise DataError(
+            f"{subject.name} classifies none of {seen} images correctly, so there is nothing to attack; "
+            "is it trained, and for these classes?"
+        )
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Mean loss against the steps, one line per model: a dark band over seeds, a light one (quartiles) over points.
-
-    `rows` are those of all models.
-    """
+    """Mean loss of all `rows` against the steps: a dark band over seeds, a light one (quartiles) over points."""
+    steps = sorted(names(rows, "steps"))
     with figure_style():
         figure, axes = new_axes()
-        for index, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
-            _draw_model(axes, series(index), model, [row for row in rows if row["model"] == model])
-        steps = sorted({row["steps"] for row in rows})
+        for index, model in enumerate(names(rows)):
+            own = [row for row in rows if row["model"] == model]
+            draw_line(axes, index, model, {step: spread(_means(own, "seed", step)) for step in steps}, alpha=0.4)
+            draw_line(axes, index, model, {step: _quartiles(_means(own, "point", step)) for step in steps}, alpha=0.12)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if len(steps) <= 12 and steps != list(range(len(steps))):  # a list, spread over orders of magnitude
             axes.set_xscale("symlog", linthresh=1)
@@ -138,36 +109,15 @@ def draw(rows: list[Row]) -> Figure:
     return figure
 
 
-def _draw_model(axes: Axes, look: Series, model: str, rows: list[Row]) -> None:
-    steps = sorted({int(row["steps"]) for row in rows})
-    by_seed = [_means_by(rows, "seed", step) for step in steps]
-    by_point = [_means_by(rows, "point", step) for step in steps]
-    means = [statistics.mean(values) for values in by_seed]
-    axes.plot(steps, means, marker=look.marker, color=look.colour, label=model)
-    _draw_band(axes, steps, [(min(values), max(values)) for values in by_seed], look, alpha=0.4)
-    _draw_band(axes, steps, [_quartiles(values) for values in by_point], look, alpha=0.12)
-
-
-def _draw_band(axes: Axes, steps: list[int], ends: list[tuple[float, float]], look: Series, *, alpha: float) -> None:
-    lows = [low for low, _ in ends]
-    highs = [high for _, high in ends]
-    axes.fill_between(steps, lows, highs, color=look.colour, alpha=alpha, linewidth=0)
-
-
-def _means_by(rows: list[Row], column: str, step: int) -> list[float]:
+def _means(rows: list[Row], column: str, step: int) -> list[float]:
     """The mean loss after `step` steps for each seed, or each point."""
-    groups: dict[int, list[float]] = {}
-    for row in rows:
-        if row["steps"] == step:
-            groups.setdefault(row[column], []).append(row["loss"])
+    groups = gather((row for row in rows if row["steps"] == step), column, "loss")
     return [statistics.mean(values) for values in groups.values()]
 
 
-def _quartiles(values: list[float]) -> tuple[float, float]:
-    if len(values) == 1:
-        return values[0], values[0]
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, high
+def _quartiles(values: list[float]) -> Band:
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * values
+    return low, statistics.mean(values), high
 
 
 attack_convergence.draw = draw

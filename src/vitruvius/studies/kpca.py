@@ -20,14 +20,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from vitruvius._files import atomic_write_text
 from vitruvius._notebook import to_csv
 from vitruvius.analysis import NULLS, Table, analyse, read_rows
-from vitruvius.analysis import Row as Number
-from vitruvius.analysis.shipped import ShippedRun, read_shipped_folder
+from vitruvius.analysis.shipped import read_shipped_folder
 from vitruvius.analysis.table import layers_of
 from vitruvius.report.analysis_figures import JOINT, Scale, draw_norms_on, save_figures
 from vitruvius.report.sections.analyses import layer_rows
 from vitruvius.report.style import LIGHT, LINES, figure_style, legend_below, series
 from vitruvius.report.words import axis_label
 from vitruvius.studies._base import Row, Subject, folder_of, studies
+from vitruvius.studies._figures import names, panels
 
 ANALYSES = ("eigenvalues", "eigenvalues_by_rank", "norms", "gammas", "gammas:variant=released", "value_vectors")
 HEADLINES = {  # analysis, statistic: the panels of the first figure
@@ -38,7 +38,7 @@ HEADLINES = {  # analysis, statistic: the panels of the first figure
     ("gammas", "relative"): "relative difference of gammas",
     ("eigenvalues", "max"): "largest eigenvalue",
 }
-CURVES = ("error", "h2", "phi2", "relative_to_h", "relative_to_phi")  # of `reconstruction`, over epochs
+STATISTICS = ("error", "h2", "phi2", "relative_to_h", "relative_to_phi")  # of `reconstruction`, over epochs
 
 
 @studies.register("kpca")
@@ -64,9 +64,9 @@ def kpca(
     else:
         table = analyse(
             subject.model,
-            list(subject.batches()),
+            subject,
             *analyses,
-            images=len(subject.y),
+            images=subject.num_images,
             seed=seed,
             progress=subject.progress,
             facts={"model": subject.name},
@@ -83,67 +83,45 @@ kpca.labels = False
 
 
 def _summary(table: Table) -> Iterator[Row]:
-    """One row per analysis and statistic: all heads of all layers together."""
-    for analysis in table.names("analysis"):
-        for statistic in dict.fromkeys(row.statistic for row in table.select(analysis=analysis)):
-            key = {"key": f"{analysis}/{statistic}", "analysis": analysis, "statistic": statistic}
-            yield {**key, **_over_heads(table.select(analysis=analysis, statistic=statistic))}
+    """One row per analysis and statistic: all heads of all layers together, each once whatever the number of nulls."""
+    for analysis, statistic in dict.fromkeys((row.analysis, row.statistic) for row in table.rows):
+        numbers = table.select(analysis=analysis, statistic=statistic)
+        means = list({(row.site, row.head): row.mean for row in numbers}.values())
+        layers = layers_of(numbers).values()
+        yield {
+            "key": f"{analysis}/{statistic}",
+            "analysis": analysis,
+            "statistic": statistic,
+            "mean": statistics.fmean(means),
+            "std_over_heads": statistics.pstdev(means),
+            "min": min(means),
+            "max": max(means),
+            **{f"chance_{null}": _mean([row.null_mean for row in numbers if row.null == null]) for null in NULLS},
+            "heads_beyond_chance": sum(layer.beyond for layer in layers),
+            "heads_judged": sum(layer.judged for layer in layers),
+            "heads": len(means),
+            "images": numbers[0].n,
+        }
 
 
-def _over_heads(numbers: Sequence[Number]) -> Row:
-    """What the rows of one statistic say, all heads of all layers together."""
-    layers = layers_of(numbers).values()
-    means = [row.mean for row in _once(numbers)]
-    return {
-        "mean": statistics.fmean(means),
-        "std_over_heads": statistics.pstdev(means),
-        "min": min(means),
-        "max": max(means),
-        **{f"chance_{null}": _chance(numbers, null) for null in NULLS},
-        "heads_beyond_chance": sum(layer.beyond for layer in layers),
-        "heads_judged": sum(layer.judged for layer in layers),
-        "heads": len(means),
-        "images": numbers[0].n,
-    }
-
-
-def _once(numbers: Sequence[Number]) -> list[Number]:
-    """Each head once, whatever the number of nulls."""
-    found = {(row.site, row.head): row for row in numbers}
-    return list(found.values())
-
-
-def _chance(numbers: Sequence[Number], null: str) -> float | None:
-    values = [row.null_mean for row in numbers if row.null == null and row.null_mean is not None]
-    if values:
-        return statistics.fmean(values)
-    return None
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def draw(rows: list[Row]) -> Figure:
     """The headlines of all `rows`, a panel each: mean over heads with their range, and the chance of each null."""
-    models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    shown = [place for place in HEADLINES if _rows_of(rows, *place)]
+    models = names(rows)
+    shown = {place: [row for row in rows if (row["analysis"], row["statistic"]) == place] for place in HEADLINES}
+    shown = {place: own for place, own in shown.items() if own}
     with figure_style():
-        figure = Figure(figsize=(10.5, 1.6 + 2 * (0.7 + 0.34 * len(models))), layout="constrained")
-        panels = figure.subplots(2, 3, squeeze=False, sharey=True).flatten()  # the names of models stand once per row
-        for axes, place in zip(panels, shown, strict=False):
-            _draw_headline(axes, models, _rows_of(rows, *place))
+        size = (3.5, 0.7 + 0.34 * len(models))
+        figure, every = panels([""] * max(len(shown), 1), 3, size, (0.0, 1.6), sharey=True)
+        for axes, (place, own) in zip(every, shown.items(), strict=False):
+            _draw_headline(axes, models, own)
             axes.set_title(HEADLINES[place], fontsize=10)
-        for axes in panels[len(shown) :]:
-            axes.set_visible(False)
         legend_below(figure, columns=4)
     return figure
-
-
-def _shipped_runs(settings: Mapping[str, Any]) -> list[ShippedRun]:
-    if settings.get("shipped") is None:
-        return []
-    return read_shipped_folder(settings["shipped"])
-
-
-def _rows_of(rows: Sequence[Row], analysis: str, statistic: str) -> list[Row]:
-    return [row for row in rows if (row["analysis"], row["statistic"]) == (analysis, statistic)]
 
 
 def _draw_headline(axes: Axes, models: Sequence[str], rows: Sequence[Row]) -> None:
@@ -154,20 +132,16 @@ def _draw_headline(axes: Axes, models: Sequence[str], rows: Sequence[Row]) -> No
     means = [row["mean"] for row in rows]
     look: dict[str, Any] = {"fmt": "o", "color": series(0).colour, "linewidth": 1.6}
     axes.errorbar(means, places, xerr=[low, high], label="observed, range of heads", **look)
-    for index, null in enumerate(NULLS):
-        chance = [(row[f"chance_{null}"], place) for row, place in zip(rows, places, strict=True)]
-        _draw_chance(axes, chance, colour=series(index + 1).colour, label=null)
+    for index, null in enumerate(NULLS, 1):
+        known = [(row[f"chance_{null}"], place) for row, place in zip(rows, places, strict=True)]
+        known = [(value, place) for value, place in known if value is not None]
+        tick: dict[str, Any] = {"markersize": 13, "markeredgewidth": 2, "color": series(index).colour, "label": null}
+        if known:
+            axes.plot(*zip(*known, strict=True), "|", **tick)
     axes.set_yticks(range(len(models)), [Path(model).name for model in models])
     axes.set_ylim(len(models) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-
-
-def _draw_chance(axes: Axes, chance: Sequence[tuple[float | None, int]], *, colour: str, label: str) -> None:
-    known = [(value, place) for value, place in chance if value is not None]
-    if known:
-        values, places = zip(*known, strict=True)
-        axes.plot(values, places, "|", markersize=13, markeredgewidth=2, color=colour, label=label)
 
 
 def further(rows: list[Row], folder: Path, settings: Mapping[str, Any]) -> Iterable[tuple[str, Figure]]:
@@ -175,49 +149,32 @@ def further(rows: list[Row], folder: Path, settings: Mapping[str, Any]) -> Itera
 
     `rows` are those of the study, `folder` is where it keeps its files, `settings` are those it was given.
     """
-    models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    tables = {model: Table.load(folder_of(folder, model)) for model in models}
-    atomic_write_text(folder / "layers.csv", to_csv(_layers(tables)))
-    with_norms = {model: table for model, table in tables.items() if _has_norms(table)}
+    tables = {model: Table.load(folder_of(folder, model)) for model in names(rows)}
+    layers = []
+    for model, table in tables.items():
+        for analysis in table.names("analysis"):
+            for row in layer_rows(model, table, analysis):
+                layers.append({"model": row.pop("run"), "analysis": analysis, **row})
+    atomic_write_text(folder / "layers.csv", to_csv(layers))
+    with_norms = {
+        model: table
+        for model, table in tables.items()
+        if set(JOINT) <= {curve.statistic for curve in table.curves if curve.analysis == "norms"}
+    }
     if with_norms:
-        yield "norms", draw_all_norms(with_norms)
-    lines = [*_own_lines(models), *_published_lines(_shipped_runs(settings))]
+        with figure_style():
+            titles = [Path(model).name for model in with_norms]
+            figure, every = panels(titles, 3, (3.6, 2.6), (0.8, 1.2), sharey=True)
+            for axes, table in zip(every, with_norms.values(), strict=True):
+                draw_norms_on(axes, table, "norms")
+            legend_below(figure, columns=2 * min(3, len(titles)))
+        yield "norms", figure
+    lines = [*recorded_curves(tables), *published_curves(settings.get("shipped"))]
     if lines:
         yield "reconstruction", draw_reconstruction(lines)
 
 
-def _layers(tables: Mapping[str, Table]) -> list[dict[str, object]]:
-    """Every layer, statistic and null of every model."""
-    rows = []
-    for model, table in tables.items():
-        for analysis in table.names("analysis"):
-            for row in layer_rows(model, table, analysis):
-                named = {"model": row.pop("run"), "analysis": analysis}
-                rows.append({**named, **row})
-    return rows
-
-
-def _has_norms(table: Table) -> bool:
-    return set(JOINT) <= {curve.statistic for curve in table.curves if curve.analysis == "norms"}
-
-
-def draw_all_norms(tables: Mapping[str, Table]) -> Figure:
-    """‖φ(q)‖² and ‖h‖² over layers, a panel per model of `tables`, all on one scale."""
-    columns = min(3, len(tables))
-    lines = -(-len(tables) // columns)
-    with figure_style():
-        figure = Figure(figsize=(0.8 + 3.6 * columns, 1.2 + 2.6 * lines), layout="constrained")
-        panels = figure.subplots(lines, columns, squeeze=False, sharey=True).flatten()
-        for axes, (model, table) in zip(panels, tables.items(), strict=False):
-            draw_norms_on(axes, table, "norms")
-            axes.set_title(Path(model).name)
-        for axes in panels[len(tables) :]:
-            axes.set_visible(False)
-        legend_below(figure, columns=2 * columns)
-    return figure
-
-
-class _Line(NamedTuple):
+class Curve(NamedTuple):
     """One curve of reconstruction over epochs."""
 
     model: str
@@ -225,65 +182,55 @@ class _Line(NamedTuple):
     batch: str
     epochs: list[int]  # counted from 1
     values: list[float]
-    published: bool
+    published: bool = False
 
 
-def _published_lines(shipped: Sequence[ShippedRun]) -> list[_Line]:
+def published_curves(folder: str | None) -> list[Curve]:
+    """Those in the `folder` that the reproduction study publishes; none without one."""
     return [
-        _Line(f"{run.model}, published", statistic, batch, [epoch + 1 for epoch in curve.epochs], curve.values, True)
-        for run in shipped
+        Curve(f"{run.model}, published", statistic, batch, [epoch + 1 for epoch in curve.epochs], curve.values, True)
+        for run in (read_shipped_folder(folder) if folder is not None else ())
         for (statistic, batch), curve in run.curves.items()
     ]
 
 
-def _own_lines(models: Sequence[str]) -> list[_Line]:
-    """What runs have recorded of `reconstruction` while they trained."""
-    found: dict[tuple[str, str, str], _Line] = {}
+def recorded_curves(models: Iterable[str]) -> list[Curve]:
+    """What the runs among `models` have recorded of `reconstruction` while they trained."""
+    found: dict[tuple[str, str, str], Curve] = {}
     for model in models:
-        for row in _recorded(model):
-            _, _, variant = str(row["analysis"]).partition(":")  # a run may have looked by several
-            name = ", ".join(filter(None, (Path(model).name, variant)))
-            place = (f"{model} {variant}", row["statistic"], row["batch"])
-            line = found.setdefault(place, _Line(name, row["statistic"], row["batch"], [], [], False))
-            line.epochs.append(int(row["epoch"]) + 1)
-            line.values.append(float(row["mean"]))
+        for row in read_rows(model) if Path(model).is_dir() else ():
+            analysis, _, variant = str(row["analysis"]).partition(":")  # a run may have looked by several
+            if analysis == "reconstruction":
+                name = ", ".join(filter(None, (Path(model).name, variant)))
+                place = (f"{model} {variant}", row["statistic"], row["batch"])
+                curve = found.setdefault(place, Curve(name, row["statistic"], row["batch"], [], []))
+                curve.epochs.append(int(row["epoch"]) + 1)
+                curve.values.append(float(row["mean"]))
     return list(found.values())
 
 
-def _recorded(model: str) -> list[dict[str, Any]]:
-    if not Path(model).is_dir():
-        return []
-    return [row for row in read_rows(model) if str(row["analysis"]).partition(":")[0] == "reconstruction"]
-
-
-def draw_reconstruction(lines: Sequence[_Line]) -> Figure:
-    """Error and norms over epochs, and both relative errors, of `lines`: ours in colour, published ones in greys."""
-    drawn = [statistic for statistic in CURVES if any(line.statistic == statistic for line in lines)]
+def draw_reconstruction(curves: Sequence[Curve]) -> Figure:
+    """Error and norms over epochs, and both relative errors, of `curves`: ours in colour, published ones in greys."""
+    models = list(dict.fromkeys(curve.model for curve in curves))
+    drawn = [statistic for statistic in STATISTICS if any(curve.statistic == statistic for curve in curves)]
     with figure_style():
-        figure = Figure(figsize=(0.8 + 3.6 * min(3, len(drawn)), 0.9 + 2.6 * -(-len(drawn) // 3)), layout="constrained")
-        panels = figure.subplots(-(-len(drawn) // 3), min(3, len(drawn)), squeeze=False).flatten()
-        for axes, statistic in zip(panels, drawn, strict=False):
-            _draw_statistic(axes, [line for line in lines if line.statistic == statistic], lines)
-            axes.set_title(axis_label("reconstruction", statistic))
+        titles = [axis_label("reconstruction", statistic) for statistic in drawn]
+        figure, every = panels(titles, 3, (3.6, 2.6), (0.8, 0.9))
+        for axes, statistic in zip(every, drawn, strict=True):
+            own = [curve for curve in curves if curve.statistic == statistic]
+            scale = Scale.of([value for curve in own for value in curve.values])
+            for curve in own:
+                place = models.index(curve.model)
+                look: dict[str, Any] = {"color": series(place).colour, "linewidth": 1.6}
+                if curve.published:
+                    look = {"color": (LIGHT["quiet"], LIGHT["ink"])[place % 2], "linewidth": 1.1}
+                look["linestyle"] = LINES[curve.batch != "train"]
+                axes.plot(curve.epochs, scale(curve.values), label=f"{curve.model}, {curve.batch}", **look)
+            scale.label(axes)
             axes.set_xlabel("epoch")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        for axes in panels[len(drawn) :]:
-            axes.set_visible(False)
         legend_below(figure, columns=min(3, len(drawn)))
     return figure
-
-
-def _draw_statistic(axes: Axes, own: Sequence[_Line], every: Sequence[_Line]) -> None:
-    models = list(dict.fromkeys(line.model for line in every))
-    scale = Scale.of([value for line in own for value in line.values])
-    for line in own:
-        look: dict[str, Any] = {"linestyle": LINES[line.batch != "train"], "linewidth": 1.6}
-        if line.published:
-            look |= {"color": (LIGHT["quiet"], LIGHT["ink"])[models.index(line.model) % 2], "linewidth": 1.1}
-        else:
-            look["color"] = series(models.index(line.model)).colour
-        axes.plot(line.epochs, scale(line.values), label=f"{line.model}, {line.batch}", **look)
-    scale.label(axes)
 
 
 kpca.draw = draw

@@ -31,7 +31,8 @@ class _Projected:
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any
     ) -> tuple[Tensor, None]:
-        q, k, v = (self._heads(each(hidden_states)) for each in (self.q_proj, self.k_proj, self.v_proj))
+        k, v = (self._heads(each(hidden_states)) for each in (self.k_proj, self.v_proj))
+        q = self._heads(self.q_proj(hidden_states)) if self.reads_queries() else k
         heads = Heads(q, k, v, attention_mask, self.scaling, self.dropout_now())
         out: Tensor = self.o_proj(merge_heads(self.core(heads, hidden_states)))
         return out, None

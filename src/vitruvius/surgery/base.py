@@ -51,6 +51,10 @@ class Socket:
         module: Any = self
         return float(module.attn_drop.p) if module.training else 0.0
 
+    def reads_queries(self) -> bool:
+        """Whether anybody looks at q: its core, or whoever watches what enters the core (`record`)."""
+        return not getattr(self.core, "ignores_queries", False) or bool(self.core._forward_pre_hooks)
+
     def head_weights(self) -> HeadWeights:
         """Views into the projections, head by head; UnsuitableSite where no view exists."""
         raise NotImplementedError
@@ -159,6 +163,12 @@ def separate_head_weights(q: Any, k: Any, v: Any, proj: Any, num_heads: int) -> 
     q_rows, k_rows, v_rows = (rows(linear, *shape) for linear, shape in zip((q, k, v), shapes, strict=True))
     by_kind = [biases(linear.bias, *shape) for linear, shape in zip((q, k, v), shapes, strict=True)]
     return HeadWeights(q_rows, k_rows, v_rows, columns(proj, *shapes[2]), by_kind[0], by_kind[1], by_kind[2])
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether nothing but its weight and bias decides what this linear layer does, so that rows can be left out."""
+    watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    return type(module) is nn.Linear and type(module.weight) is nn.Parameter and not watched
 
 
 def split_heads(x: Tensor, kinds: int, num_heads: int) -> tuple[Tensor, ...]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from timm.layers import register_notrace_module
 from torch import nn
 
 from vitruvius._checks import check_model
-from vitruvius._errors import SurgeryError, UnsuitableSite
+from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
 from vitruvius._notebook import show_briefly
-from vitruvius.attention.base import Core, PartSpec, build_core, part
+from vitruvius._registry import piece_of
+from vitruvius.attention.base import Core, PartMaker, PartSpec, build_core, part
+from vitruvius.attention.mask import Mask, read_masks
 from vitruvius.heads import HeadWeights, Site
 from vitruvius.surgery.base import Socket, inner, socket_of
 from vitruvius.surgery.blocks import link_blocks
 from vitruvius.surgery.sites import Size, Where, match, select, survey
 
 register_notrace_module(Core)  # to timm's FX tracing a core is one node, as its own attention is to others
+
+FEEDS_QUERIES = ("q_norm.", "q_proj.")  # parameters of upstream's attention that only queries depend on
 
 
 def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: Size | None = None) -> nn.Module:
@@ -29,17 +33,33 @@ def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: S
     names, or several (default: every site). `input_size` is the size of an image, (channels, rows, columns), for
     models that do not know it themselves.
 
+    Where a core ignores the queries (`symmetric`, `rpc`), parameters that feed nothing else are frozen until `restore`.
     Everything is checked and built before anything is touched, so a refusal leaves the model as it was.
     """
     refuse_compiled(model)
     makers = [part(item) for item in parts]
-    chosen = select(model, survey(model, input_size=input_size), where)
+    sites = survey(model, input_size=input_size)
+    chosen = select(model, sites, where)
+    _check_mask_files(makers, sites)
     modules = {name: _bare(model, name) for name in chosen}
     cores = {name: build_core(makers, site) for name, site in chosen.items()}
     plug(modules, cores)
     link_blocks(inner(model))
     show_briefly(type(model))
     return model
+
+
+def _check_mask_files(makers: Sequence[PartMaker], sites: Mapping[str, Site]) -> None:
+    """Refuse a file of masks with sites that the model lacks: it is of another model, and some would be left out."""
+    for maker in makers:
+        file = getattr(maker, "keywords", {}).get("file")
+        if piece_of(maker) is Mask and file is not None:
+            strange = [name for name in read_masks(file) if name not in sites]
+            if strange:
+                raise ConfigError(
+                    f"{file} has masks for {len(strange)} sites that the model lacks, {strange[0]!r} among them; the "
+                    f"model has {len(sites)} sites. Make masks from its own maps."
+                )
 
 
 def restore(model: nn.Module, where: Where = "*") -> nn.Module:
@@ -102,12 +122,25 @@ def plug(modules: Mapping[str, Any], cores: Mapping[str, Core]) -> None:
     for name, module in modules.items():
         module.__class__ = socket_of(module)
         module.core = cores[name]
+        _freeze_idle(module)
 
 
 def unplug(module: Any) -> None:
-    """Delete the core of a socket and give its class back."""
+    """Delete the core of a socket, give its class back and thaw what `plug` froze."""
+    for name in getattr(module.core, "froze", ()):
+        module.get_parameter(name).requires_grad_(True)
     del module.core
     module.__class__ = type(module).upstream
+
+
+def _freeze_idle(module: Any) -> None:
+    """Freeze what feeds only queries that the core ignores: without a gradient it would stop distributed training."""
+    idle: list[str] = []
+    if getattr(module.core, "ignores_queries", False):
+        idle = [n for n, p in module.named_parameters() if n.startswith(FEEDS_QUERIES) and p.requires_grad]
+    for name in idle:
+        module.get_parameter(name).requires_grad_(False)
+    module.core.froze = tuple(idle)
 
 
 def _bare(model: nn.Module, name: str) -> nn.Module:

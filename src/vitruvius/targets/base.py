@@ -14,13 +14,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vitruvius._config import key, override, section
+from vitruvius._config import build, key, override, section
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text, fetch, is_url
 from vitruvius._registry import Registry, load_plugins
 from vitruvius._secrets import redact
 from vitruvius._yaml import dump_yaml, to_plain
 from vitruvius.data import DataConfig
+from vitruvius.data.base import check_data
 from vitruvius.models.config import AttentionRule, ModelConfig
 
 if TYPE_CHECKING:
@@ -116,7 +117,12 @@ def open_target(
         raise ConfigError(
             f"{target} is not a run folder; for a model by name say which images: data.dataset=… data.root=…"
         )
+    if data_needed and not kind.has_data:  # looked at first: to open such a target may fetch its weights
+        named = override({"data": {}}, [word for word in overrides if word.startswith("data.")])
+        check_data(build(DataConfig, named["data"], source=target))
     opened: Target = kind.open(target, overrides, trust_plugins=trust_plugins)
+    if data_needed:
+        check_data(opened.config.data)
     return opened
 
 

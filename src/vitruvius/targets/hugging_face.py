@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from vitruvius._config import build, override
 from vitruvius._errors import CheckpointError, ConfigError
 from vitruvius._registry import require
-from vitruvius.models import PixelModel, wire
 from vitruvius.targets.base import Target, TargetConfig, folder_for, target_kinds
+
+if TYPE_CHECKING:
+    from vitruvius.models import PixelModel
 
 PREFIX = "hf:"
 SAID = ("data.", "device=", "plugins=", "attention=", "model.mean=", "model.std=", "seed=")
@@ -37,6 +39,8 @@ class HuggingFaceModel:
         config = build(TargetConfig, override({"model": {"name": text}}, overrides), source=text)
 
         def make() -> PixelModel:
+            from vitruvius.models import wire
+
             model = load_classifier(text, mean=config.model.mean, std=config.model.std)
             wire(model, config.attention)
             return model
@@ -73,6 +77,8 @@ def load_classifier(
     text: with its prefix; an id is fetched by transformers, once.
     mean, std: of the channels; default: what the image processor beside the weights says.
     """
+    from vitruvius.models import PixelModel
+
     transformers: Any = require("transformers", "hf")
     name = text.removeprefix(PREFIX)
     _check_folder(text, name)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitruvius._config import build, override
-from vitruvius._errors import UnknownName
+from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.targets.base import Target, TargetConfig, folder_for, target_kinds
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @target_kinds.register("model")
 class ModelName:
-    """A name that `create_model` knows: deit_tiny_patch16_224, vitruvius/vit_digits."""
+    """A name that `create_model` knows: deit_tiny_patch16_224, vitruvius/vit_digits; or weights and a model.name."""
 
     order = 100.0  # last: any text may be a model's name
     has_data = False
@@ -27,11 +27,16 @@ class ModelName:
     def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
         """The model, built as the overrides say (`model.…`, `attention=…`, `seed=…`).
 
-        `text` is the name; `trust_plugins` changes nothing, since a name brings none.
+        `text` is the name, or a file of weights for `model.name=…`; `trust_plugins` changes nothing, since a name
+        brings none.
         """
         weights_given = any(setting.startswith("model.weights=") for setting in overrides)
         pretrained = not (weights_given or text.startswith("vitruvius/"))
-        given = {"model": {"name": text, "pretrained": pretrained}}
+        given: dict[str, Any] = {"model": {"name": text, "pretrained": pretrained}}
+        if text.endswith((".safetensors", ".pth")):
+            if not any(setting.startswith("model.name=") for setting in overrides):
+                raise ConfigError(f"{text} are weights; say of which model, e.g. model.name=vit_small_patch16_224.")
+            given = {"model": {"name": text, "weights": text}}
         config = build(TargetConfig, override(given, overrides), source=text)
 
         def make() -> PixelModel:

@@ -24,7 +24,7 @@ WEIGHTS = "best.safetensors"
 
 @target_kinds.register("zoo")
 class ZooCheckpoint:
-    """A checkpoint of the zoo of a checkout: zoo/vit_digits_adversarial; VITRUVIUS_ZOO names another folder."""
+    """A checkpoint of the zoo: zoo/vit_digits_adversarial; VITRUVIUS_ZOO names another folder of checkpoints."""
 
     order = 7.0  # before run folders: the zoo's are run folders too, and their hashes shall be checked
     has_data = True
@@ -89,7 +89,7 @@ def _not_there(name: str, known: list[str]) -> str:
     folder = zoo_folder()
     if not folder.is_dir():
         return (
-            f"zoo/{name} is not here: {folder} is not a folder. The zoo is a folder of the repository; work in a "
-            f"checkout of it, or name the folder with {ZOO}=…"
+            f"zoo/{name} is not here: {folder} is not a folder. Name the folder of checkpoints with {ZOO}=…, or install "
+            "the package again, which brings one."
         )
     return f"no checkpoint named {name!r} in {folder}{suggest(name, known)} Known: {', '.join(known) or 'none'}."

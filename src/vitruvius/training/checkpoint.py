@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import logging
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from vitruvius._errors import RunError
 from vitruvius._signals import saving
 from vitruvius.data.identity import changes
 from vitruvius.surgery import inner
 from vitruvius.training.config import Keep
-from vitruvius.training.parallel import (
-    full_optimizer,
-    load_full,
-    load_full_optimizer,
-    load_statistics,
-    statistics_of,
-)
+from vitruvius.training.parallel import load_shards, load_statistics, save_shards, statistics_of
 from vitruvius.training.run_folder import KEPT, Run
 from vitruvius.training.session import Counters, Session
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 Files = dict[str, tuple[dict[str, Tensor], dict[str, Any]]]  # name → weights and notes
 
 
@@ -43,7 +39,7 @@ class Checkpoint:
     def save(self) -> None:
         """The state alone."""
         with saving():
-            state = capture(self.session)
+            state = self._capture()
             self.session.process.on_first(lambda: self._write(state))
 
     def _write(self, state: dict[str, Any]) -> None:
@@ -53,7 +49,7 @@ class Checkpoint:
     def save_epoch(self) -> None:
         """After an epoch: the state, the weights, the metrics."""
         with saving():
-            state, files = capture(self.session), files_of(self.session)
+            state, files = self._capture(), files_of(self.session)
             self.session.process.on_first(lambda: self._write_epoch(state, files))
 
     def _write_epoch(self, state: dict[str, Any], files: Files) -> None:
@@ -70,7 +66,7 @@ class Checkpoint:
 
     def save_calm(self) -> None:
         """A state from a time without an alarm, for a rollback."""
-        state = capture(self.session)
+        state = self._capture()
         self.session.process.on_first(lambda: self.run.save_calm(state))
 
     def load_calm(self) -> bool:
@@ -82,8 +78,18 @@ class Checkpoint:
 
     def save_nonfinite(self, note: str) -> None:
         """The record of a loss that is not a number: `note` is JSON text."""
-        state = capture(self.session)
+        state = self._capture()
         self.session.process.on_first(lambda: self.run.save_nonfinite(note, state))
+
+    def _capture(self) -> dict[str, Any]:
+        """The state; where weights are sharded each process writes its own part of them, and the state names those."""
+        session, process = self.session, self.session.process
+        state = capture(session)
+        if session.is_sharded:
+            folder = process.on_first(self.run.new_shards)
+            state["optimizer"] = save_shards(session.model, session.optimizer, average_of(session), folder)
+            state["shards"] = process.on_first(lambda: self.run.checksums_of(folder))
+        return state
 
     def resume(self) -> None:
         """Go back to where the state was saved; files that a crash has kept from following it are written now."""
@@ -139,26 +145,27 @@ def epochs_to_keep(keep: Keep, rows: list[dict[str, Any]]) -> set[int]:
 
 def capture(session: Session) -> dict[str, Any]:
     """The state after an update. Every process must call this; the first one's answer is whole."""
-    task, replica, process = session.task, session.replica, session.process
+    task, process = session.task, session.process
     state: dict[str, Any] = {counter.name: getattr(session, counter.name) for counter in fields(Counters)}
-    optimizer = session.optimizer
     state |= {
         "version": VERSION,
         "processes": process.world_size,
+        "updates_per_epoch": session.updates_per_epoch,
         "means": session.means.state(),
-        "model": session.weights(),
-        "optimizer": optimizer.state_dict() if replica is None else full_optimizer(session.model, optimizer),
         "scaler": session.scaler.state_dict(),
         "plateau": None,
         "task": process.gather(on_cpu(task.get_task_state())),
         "rows": list(session.rows),
         "data": session.data_identity,
     }
+    if not session.is_sharded:
+        state |= {"model": session.weights(), "optimizer": session.optimizer.state_dict()}
+        if task.has_ema():
+            state["ema"] = session.weights(ema=True)
     plateau = getattr(session.scheduler, "lr_scheduler", None)  # timm's only schedule with a memory: torch's inside,
     if plateau is not None:  # and the rate under the noise
         state["plateau"] = {"inside": plateau.state_dict(), "restore_lr": session.scheduler.restore_lr}
     if task.has_ema():
-        state["ema"] = session.weights(ema=True)
         state["task_ema"] = on_cpu(task.get_task_state(ema=True))
     if process.world_size > 1:  # running statistics, which processes do not share between evaluations
         statistics = {"model": on_cpu(statistics_of(session.wrapped()))}
@@ -170,27 +177,24 @@ def capture(session: Session) -> dict[str, Any]:
 
 def restore(session: Session, state: dict[str, Any], source: str) -> None:
     """Put a captured state back."""
-    task, replica, process = session.task, session.replica, session.process
-    if state["processes"] != process.world_size:
-        raise RunError(
-            f"{source} was trained by {state['processes']} process(es) and cannot be resumed by "
-            f"{process.world_size}: every update would see another number of images."
-        )
+    task, process = session.task, session.process
     if state.get("version") != VERSION:
         raise RunError(f"{source} was saved by another version of vitruvius and cannot resume. Choose another folder.")
-    for name in ("model", "ema") if task.has_ema() else ("model",):
-        model = inner(session.wrapped(ema=name == "ema"))
-        model.load_state_dict(state[name]) if replica is None else load_full(model, state[name])
+    if state["processes"] != process.world_size:
+        state = shared_out(state, session)
+    if session.is_sharded:
+        folder = (Path(source) / next(iter(state["shards"]))).parent
+        load_shards(session.model, session.optimizer, average_of(session), folder, state["optimizer"])
+    else:
+        for name in ("model", "ema") if task.has_ema() else ("model",):
+            inner(session.wrapped(ema=name == "ema")).load_state_dict(state[name])
+        session.optimizer.load_state_dict(state["optimizer"])
     if task.has_ema():
         task.load_task_state(state["task_ema"] or None, ema=True)
     if "statistics" in state:
         for name, values in state["statistics"][process.rank].items():
             load_statistics(session.wrapped(ema=name == "ema"), values)
     task.load_task_state(state["task"][process.rank] or None)
-    if replica is None:
-        session.optimizer.load_state_dict(state["optimizer"])
-    else:
-        load_full_optimizer(session.model, session.optimizer, state["optimizer"])
     session.scaler.load_state_dict(state["scaler"])
     session.means.load(state["means"])
     for counter in fields(Counters):
@@ -199,6 +203,36 @@ def restore(session: Session, state: dict[str, Any], source: str) -> None:
     if state["plateau"] is not None:
         session.scheduler.lr_scheduler.load_state_dict(state["plateau"]["inside"])
         session.scheduler.restore_lr = state["plateau"]["restore_lr"]
+
+
+def average_of(session: Session) -> nn.Module | None:
+    """The running average of the weights, if the recipe keeps one."""
+    return session.wrapped(ema=True) if session.task.has_ema() else None
+
+
+def shared_out(state: dict[str, Any], session: Session) -> dict[str, Any]:
+    """A state of another number of processes as each of these would have saved it: means over what each had."""
+    processes, per_update = session.process.world_size, session.config.train.grad_accum_steps / session.task.replays
+    updates = state["updates"] - state["epoch"] * state["updates_per_epoch"]  # of this epoch
+    recent = state["means"]["recent"]
+    summed = {name: torch.stack([means[name] for means in recent]).sum(0) for name in recent[0]}
+    nothing = {name: torch.zeros_like(value) for name, value in summed.items()}
+    changed = {
+        "means": {**state["means"], "recent": [summed, *[nothing] * (processes - 1)]},
+        "task": state["task"][:1] * processes,
+        "updates": state["epoch"] * session.updates_per_epoch + updates,  # what does not fill a batch may differ
+        "batch": min(int(updates * per_update), len(session.train_loader)),
+    }
+    if "statistics" in state:
+        of_each = state["statistics"]
+        pairs = {name: zip(*(one[name] for one in of_each), strict=True) for name in of_each[0]}
+        changed["statistics"] = [{name: [*map(on_average, values)] for name, values in pairs.items()}] * processes
+    return {**state, **changed}
+
+
+def on_average(values: tuple[Tensor, ...]) -> Tensor:
+    """The mean over processes; of what is counted, the first one's."""
+    return torch.stack(values).mean(0) if values[0].is_floating_point() else values[0]
 
 
 def on_cpu(value: Any) -> Any:

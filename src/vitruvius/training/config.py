@@ -96,7 +96,9 @@ class TrainConfig:
     model_ema: bool = key(False, "keep a running average of the weights, evaluated and saved beside them")
     model_ema_decay: float = key(0.9998, "decay of that average per update", ge=0, lt=1)
     model_ema_warmup: bool = key(False, "let that decay rise from 0 at the start of a run")
-    precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "of the forward and backward passes; weights stay fp32")
+    precision: Literal["fp32", "bf16", "fp16", "auto"] = key(
+        "fp32", "of the forward and backward passes; weights stay fp32; auto: bf16 where the device is faster in it"
+    )
     compile: bool | str = key(
         "auto",
         "auto: blocks and recorded steps on a GPU where that is safe; true: the whole model; or a backend's name",
@@ -189,6 +191,7 @@ class Config:
     out: str | None = key(None, "the run folder, or an fsspec URL; null: runs/<name of the recipe>")
     versions: dict[str, str] = key({}, "written into a run's config.yaml, ignored in a recipe")
     started: str | None = key(None, "written into a run's config.yaml, ignored in a recipe")
+    processes: tuple[int, ...] = key((), "how many have trained the run, in turn; written there, ignored in a recipe")
 
 
 def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Config:

@@ -88,7 +88,8 @@ def train(
     ):
         bar(0, None, "opening data and model")
         # what can be wrong is found before a file is written
-        session = open_session(config, process, fresh=not process.on_first(run.has_state))
+        shared = process.on_first(lambda: run.resumed(config, process.world_size))
+        session = open_session(shared, process, fresh=not process.on_first(run.has_state))
         for line in describe_session(session):
             logger.info("%s", line)
         checkpoint = Checkpoint(session, run)
@@ -101,7 +102,7 @@ def train(
             stop=stop,
             progress=bar,
         )
-        process.on_first(lambda: run.begin(session.config))
+        process.on_first(lambda: run.begin(with_batches_of(config, session.config)))
         try:
             checkpoint.resume()
             if session.updates:
@@ -143,6 +144,13 @@ def check_run(config: Config) -> None:
         Selection(session)
         gradual_of(session)
         run.check(replace(session.config, data=config.data, init=config.init))
+
+
+def with_batches_of(asked: Config, config: Config) -> Config:
+    """A resolved recipe with the batches that were asked for, whichever processes share them out now."""
+    data = replace(config.data, batch_size=asked.data.batch_size)
+    train = replace(config.train, grad_accum_steps=asked.train.grad_accum_steps)
+    return replace(config, data=data, train=train)
 
 
 def with_one_step(init: Any) -> Any:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,9 @@ from timm.layers.norm_act import BatchNormAct2d, convert_sync_batchnorm
 from timm.task import TrainingTask
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -77,21 +82,55 @@ def full_weights(model: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
-def full_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The same for the optimiser, by the names of the weights."""
-    return dcp.get_optimizer_state_dict(model, optimizer, options=WHOLE)
+def save_shards(
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None, folder: Path
+) -> dict[str, Any]:
+    """Each process writes what it holds of weights, optimiser and average; what is no tensor is returned.
+
+    Files are safetensors, which any number of processes can read. Every process must call this.
+    """
+    tensors, rest = _shards_of(model, optimizer, average)
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    with warnings.catch_warnings():  # that a process alone is alone
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        save_distributed(tensors, storage_writer=writer)
+    return rest
 
 
-def load_full(model: nn.Module, weights: dict[str, Any]) -> None:
-    """Give each process its part of whole weights."""
-    dcp.set_model_state_dict(model, weights, options=WHOLE)
+def load_shards(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: nn.Module | None,
+    folder: Path,
+    rest: dict[str, Any],
+) -> None:
+    """Put back what `save_shards` has written and returned, whichever processes did. Every process must call this."""
+    tensors, _ = _shards_of(model, optimizer, average)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        load_distributed(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
+    dcp.set_model_state_dict(model, tensors["model"])
+    if average is not None:
+        dcp.set_model_state_dict(average, tensors["average"])
+    state = {name: {**tensors["optimizer"].get(name, {}), **values} for name, values in rest["state"].items()}
+    whole: dict[str, Any] = {"state": state, "param_groups": rest["param_groups"]}
+    dcp.set_optimizer_state_dict(model, optimizer, whole)
+    for group, saved in zip(optimizer.param_groups, rest["param_groups"], strict=True):  # pairs came back as lists
+        group.update({key: value for key, value in saved.items() if key != "params"})
 
 
-def load_full_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """The same for the optimiser."""
-    dcp.set_optimizer_state_dict(model, optimizer, state, options=WHOLE)
-    for group in optimizer.param_groups:  # pairs come back as lists
-        group.update({key: tuple(value) for key, value in group.items() if key != "params" and isinstance(value, list)})
+def _shards_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """This process's part of all tensors, and the optimiser's settings and numbers by the names of the weights."""
+    whole: dict[str, Any] = dict(dcp.get_optimizer_state_dict(model, optimizer))
+    state = whole["state"]
+    parts = {name: {k: v for k, v in values.items() if isinstance(v, Tensor)} for name, values in state.items()}
+    rest = {name: {k: v for k, v in values.items() if not isinstance(v, Tensor)} for name, values in state.items()}
+    tensors = {"model": dcp.get_model_state_dict(model), "optimizer": parts}
+    if average is not None:
+        tensors["average"] = dcp.get_model_state_dict(average)
+    return tensors, {"state": rest, "param_groups": whole["param_groups"]}
 
 
 def synchronise_batch_norms(model: nn.Module) -> None:

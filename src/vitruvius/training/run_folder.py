@@ -5,6 +5,7 @@ state.pt               everything needed to resume; written first, the files bel
 state.previous.pt      the state before that, should state.pt be damaged
 state.calm.pt          with `alarm: rollback`, the last state in which the alarm was silent
 last.safetensors       weights after the last finished epoch, and last_ema.safetensors: their running average, if kept
+shards/                with `parallel: fsdp`, what each process holds of the weights and the optimiser's state
 kept/epoch_0010.safetensors   with `train.keep`, the weights after that epoch, counted from 1
 best.safetensors       the weights that did best on the images that choose
 metrics.jsonl          one line per epoch; written last
@@ -17,12 +18,14 @@ torch.save makes, so that torch.load reads the file as it is.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import hashlib
 import io
 import json
 import logging
+import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +59,13 @@ from vitruvius.training.config import Config
 logger = logging.getLogger(__name__)
 
 CALM = "state.calm.pt"
+NONFINITE = "nonfinite.pt"
+SHARDS = "shards"  # folder of the weights of states, with train.parallel=fsdp
 KEPT = "kept"  # folder of the weights that `train.keep` leaves
 CHECKSUM = 64  # digits of sha256, in hexadecimal
 COMMENT = CHECKSUM.to_bytes(2, "little")  # ends the zip file's last record: how long the comment is
 FREE = {  # what may change when a run resumes
+    "processes",
     "started",
     "versions",
     "out",
@@ -94,6 +100,22 @@ class Run:
 
     # the folder
 
+    def resumed(self, config: Config, processes: int) -> Config:
+        """The recipe as so many `processes` train it: those that began the run, or others that resume it.
+
+        A run keeps its precision where the recipe leaves it open, and the images of an update: the processes that
+        resume it share them out.
+        """
+        file = self.folder / "config.yaml"
+        if self.copy is not None and not file.exists():
+            self.copy.download(states=False)
+        if not file.exists():
+            return replace(config, processes=(processes,))
+        begun = build(Config, read_yaml(file), source=str(file))
+        if config.train.precision == "auto":
+            config = replace(config, train=replace(config.train, precision=begun.train.precision))
+        return share_out(config, begun.processes or (processes,), processes)
+
     def begin(self, config: Config) -> None:
         """Make the folder, or recognise it as that of this very `config`; it is ours alone until `release`."""
         self._made = not self.folder.exists()
@@ -104,10 +126,13 @@ class Run:
             self.check(config)
             ensure_writable(self.folder)
             sweep(self.folder)
-            if not (self.folder / "config.yaml").exists():
+            file = self.folder / "config.yaml"
+            notes = read_yaml(file) if file.exists() else {}
+            if list(config.processes) != notes.get("processes"):
                 started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-                stamped = dataclasses.replace(config, versions=versions(), started=started)
-                atomic_write_text(self.folder / "config.yaml", dump_yaml(redact(to_plain(stamped))))
+                notes = notes or {**to_plain(config), "versions": versions(), "started": started}
+                notes["processes"] = list(config.processes)
+                atomic_write_text(file, dump_yaml(redact(notes)))
                 self.push(required=True)
         except BaseException:
             self.release()
@@ -189,6 +214,8 @@ class Run:
             (self.folder / STATE).replace(self.folder / PREVIOUS)
         new.replace(self.folder / STATE)
         self.saved_updates = state["updates"]
+        if "shards" in state:
+            self._remove_old_shards()
 
     def load_state(self) -> dict[str, Any] | None:
         """The newest whole state, or None where there is none at all; both damaged is an error."""
@@ -198,6 +225,7 @@ class Run:
                 continue
             try:
                 state = verify_checksum(file.read_bytes())
+                self._verify_shards(state.get("shards", {}))
             except Exception as error:  # whatever a broken file makes of the reader
                 damaged.append(f"{file.name} is damaged: {(str(error) or type(error).__name__).splitlines()[0]}")
                 continue
@@ -223,8 +251,35 @@ class Run:
     def save_nonfinite(self, note: str, state: dict[str, Any]) -> None:
         """What is known of a non-finite loss: `note` is JSON text, `state` that before the update."""
         atomic_write_text(self.folder / "nonfinite.json", note)
-        atomic_write_bytes(self.folder / "nonfinite.pt", add_checksum(state))
+        atomic_write_bytes(self.folder / NONFINITE, add_checksum(state))
         self.push()
+
+    # the weights of a state that processes share out: a folder of safetensors, of which each has written its own
+
+    def new_shards(self) -> Path:
+        """An empty folder for the next state's."""
+        self._check_folder()
+        number = max((int(path.name) for path in (self.folder / SHARDS).glob("*")), default=0) + 1
+        folder = self.folder / SHARDS / f"{number:06d}"
+        folder.mkdir(parents=True)
+        return folder
+
+    def checksums_of(self, shards: Path) -> dict[str, str]:
+        """The checksum of every file in that folder, by its path inside the run's."""
+        return {str(path.relative_to(self.folder)): checksum_of(path) for path in sorted(shards.iterdir())}
+
+    def _verify_shards(self, files: dict[str, str]) -> None:
+        for name, checksum in files.items():
+            if checksum_of(self.folder / name) != checksum:
+                raise ValueError(f"{name} does not match its checksum")
+
+    def _remove_old_shards(self) -> None:
+        """Those that no state names any more."""
+        states = [self.folder / name for name in (STATE, PREVIOUS, CALM, NONFINITE)]
+        named = {Path(name).parent.name for file in states if file.exists() for name in shards_of(file)}
+        for folder in (self.folder / SHARDS).iterdir():
+            if folder.name not in named:
+                shutil.rmtree(folder)
 
     # weights and metrics
 
@@ -256,6 +311,32 @@ class Run:
         return file.exists() and read_text(file) == json_lines(rows)
 
 
+def share_out(config: Config, before: tuple[int, ...], processes: int) -> Config:
+    """The recipe of a run that the processes in `before` have trained, in turn, with the same images per update."""
+    batch, steps = config.data.batch_size, config.train.grad_accum_steps
+    images = batch * steps * before[0]
+    if images % processes:
+        fitting = [number for number in range(1, 2 * processes) if images % number == 0]
+        nearest = min(fitting, key=lambda number: abs(number - processes))
+        raise RunError(
+            f"the run makes updates of {images} images, which {processes} processes cannot share evenly; resume it "
+            f"with {nearest}."
+        )
+    if processes != before[0]:
+        share = images // processes
+        steps = next(number for number in range(math.ceil(share / batch), share + 1) if share % number == 0)
+        batch = share // steps
+    if processes != before[-1]:
+        before = (*before, processes)
+        logger.warning(
+            "the run was trained by %d process(es) and resumes with %d: %d images an update as before, in %d batch(es) "
+            "of %d on each. Random numbers and sums differ from here on: not bit for bit as if undisturbed.",
+            before[-2], processes, images, steps, batch,
+        )  # fmt: skip
+    train, data = replace(config.train, grad_accum_steps=steps), replace(config.data, batch_size=batch)
+    return replace(config, train=train, data=data, processes=before)
+
+
 def add_checksum(state: dict[str, Any]) -> bytes:
     """A state as torch.save writes it, with a checksum at its end."""
     buffer = io.BytesIO()
@@ -275,6 +356,19 @@ def verify_checksum(data: bytes) -> dict[str, Any]:
         raise ValueError("it does not match its checksum")
     state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     return state
+
+
+def checksum_of(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def shards_of(file: Path) -> dict[str, str]:
+    """The files that a state names; none if it is damaged."""
+    try:
+        return dict(verify_checksum(file.read_bytes()).get("shards", {}))
+    except Exception:  # whatever a broken file makes of the reader
+        return {}
 
 
 def kept_weights(run: str | Path) -> dict[int, Path]:

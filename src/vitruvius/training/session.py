@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import time
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
@@ -17,16 +18,18 @@ from timm.task import TrainingTask
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from vitruvius._checks import device_of
+from vitruvius._checks import check_takes, device_of
 from vitruvius._errors import ConfigError
 from vitruvius._processes import Process
 from vitruvius._random import BatchDraws
 from vitruvius._registry import read_spec
 from vitruvius.analysis import first_images
 from vitruvius.attention.low_rank import LowRank
+from vitruvius.attention.softmax import multiplies_bfloat16
 from vitruvius.data import Loader, eval_loader, held_out, make_mixup, train_loader
 from vitruvius.data.augmentation.mixup import Mixer
 from vitruvius.data.identity import Identity, identity_of
+from vitruvius.data.preprocessing import resolve
 from vitruvius.models import PixelModel, create_from_config, create_model
 from vitruvius.surgery import inner
 from vitruvius.surgery.calibrating import calibrate_low_rank
@@ -50,6 +53,8 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 DEFAULT_RATE = 1e-3
 CALIBRATION_IMAGES = 512
 CALIBRATION_BATCH = 64
+TIMED_PIXELS, TIMED_TURNS, TIMED_SECONDS = 2**19, 5, 3.0  # of the gradients that choose a precision
+PAYS_FROM = 1.1  # times that a gradient in bfloat16 must be faster
 
 
 @dataclass(kw_only=True)
@@ -98,6 +103,11 @@ class Session(Counters):
         alone = self.process.world_size == 1 and self.process.device.type == "cpu"
         return alone and self.config.train.nonfinite == "stop"
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether processes share the weights out, and save each their own part."""
+        return self.config.train.parallel == "fsdp"
+
     def autocast(self) -> AbstractContextManager[Any]:
         dtype = PRECISIONS.get(self.config.train.precision)
         return nullcontext() if dtype is None else torch.autocast(self.process.device.type, dtype)
@@ -131,8 +141,11 @@ def open_session(config: Config, process: Process, *, fresh: bool = True) -> Ses
     loaders = make_loaders(config, process)
     config = with_classes(config, loaders[0].num_classes)
     model = make_model(config, process)
+    if config.data.image_size is not None or config.data.in_chans is not None:
+        check_takes(model, resolve(config.data, preprocessing(config)).size)
     mean, std = model.statistics  # the normalisation that the model really uses: it is not in the weights
     config = replace(config, model=replace(config.model, mean=mean, std=std))
+    config = with_precision(config, model, process)
     if fresh:
         calibrate(model, loaders[0], process)
     task = make_task(config, model)
@@ -339,15 +352,61 @@ def ddp_settings(model: PixelModel, config: Config, process: Process) -> dict[st
 
 def idle_parameters(model: PixelModel, config: Config) -> list[str]:
     """Weights that get no gradient, such as the norm of queries that a core discards; found by one backward pass."""
-    channels, height, width = model.data_config["input_size"]
-    data = config.data
-    shape = (2, data.in_chans or channels, data.image_size or height, data.image_size or width)
     with evaluating(model), torch.enable_grad():
-        logits: Tensor = model(torch.full(shape, 0.5, device=device_of(model)))
-        logits.float().sum().backward()
+        model(grey_images(model, config, 2)).float().sum().backward()
     idle = [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
     model.zero_grad(set_to_none=True)
     return idle
+
+
+def grey_images(model: PixelModel, config: Config, number: int) -> Tensor:
+    """(number, C, H, W) of the size that is trained on."""
+    channels, height, width = model.data_config["input_size"]
+    side = config.data.image_size
+    shape = (number, config.data.in_chans or channels, side or height, side or width)
+    return torch.full(shape, 0.5, device=device_of(model))
+
+
+# precision
+
+
+def with_precision(config: Config, model: PixelModel, process: Process) -> Config:
+    """The recipe with `train.precision: auto` resolved: bf16 where this device computes faster in it, else fp32.
+
+    A processor is asked by timing a gradient; a GPU that multiplies bfloat16 is always faster in it.
+    """
+    if config.train.precision != "auto":
+        return config
+    if process.device.type == "cpu":
+        pays = process.on_first(lambda: multiplies_bfloat16() and bfloat16_pays(model, config))
+    else:
+        pays = process.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    precision: Literal["bf16", "fp32"] = "bf16" if pays else "fp32"
+    logger.info("train.precision = auto: %s on this %s", precision, process.device.type)
+    return replace(config, train=replace(config.train, precision=precision))
+
+
+def bfloat16_pays(model: PixelModel, config: Config) -> bool:
+    """Whether a gradient of a small batch takes less time in bfloat16 than in float32, by turns, the fastest of a few.
+
+    Nothing but the time is left of these passes.
+    """
+    pixels = grey_images(model, config, 1).numel()
+    x = grey_images(model, config, max(1, min(config.data.batch_size, TIMED_PIXELS // pixels)))
+    fastest, end = {True: math.inf, False: math.inf}, time.perf_counter() + TIMED_SECONDS
+    with evaluating(model), torch.enable_grad():
+        for turn in range(TIMED_TURNS):
+            for lower in fastest:
+                start = time.perf_counter()
+                with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+                    model(x).float().sum().backward()
+                fastest[lower] = min(fastest[lower], time.perf_counter() - start)
+            if turn and time.perf_counter() > end:  # the first turn warms up
+                break
+    model.zero_grad(set_to_none=True)
+    milliseconds = len(x), 1e3 * fastest[True], 1e3 * fastest[False]
+    logger.debug("a gradient of %d images takes %.2f ms in bfloat16, %.2f in float32", *milliseconds)
+    return fastest[True] * PAYS_FROM < fastest[False]
 
 
 # optimisation

@@ -14,7 +14,7 @@ from vitruvius._errors import DataError
 from vitruvius._files import read_json
 from vitruvius._format import natural_key
 from vitruvius.data._config import DataConfig
-from vitruvius.data.base import Size, check_num_classes, data_source, existing_folder, split_folder
+from vitruvius.data.base import Size, check_num_classes, data_source, split_folder
 from vitruvius.data.classes import class_names, names_by_number, read_class_map, require_classes
 
 EXAMPLES = "examples.json"  # names all classes of a folder that `vitruvius attack` has drawn, also empty ones
@@ -51,7 +51,7 @@ class FileImages:
 
     def read(self, index: int) -> tuple[Image.Image, int]:
         """The decoded image and its label."""
-        file, label = self.reader[index]
+        file, label = self._open(index)
         with file:
             image = Image.open(file)
             image.load()
@@ -59,22 +59,28 @@ class FileImages:
 
     def read_bytes(self, index: int) -> tuple[bytes, int]:
         """The file of an image as it is, and its label."""
-        file, label = self.reader[index]
+        file, label = self._open(index)
         with file:
             return file.read(), as_label(label)
+
+    def _open(self, index: int) -> tuple[Any, Any]:
+        samples = getattr(self.reader, "samples", None)
+        if isinstance(samples, list) and not os.path.isfile(samples[index][0]):  # noqa: PTH113 (many)
+            raise OSError("it is no file, but a pipe, a folder or a link that leads nowhere")
+        return self.reader[index]
 
     def describe(self, index: int) -> str:
         """Where the image lies, for an error."""
         return self.reader.filename(index, absolute=True) or f"image {index} of {self.name}"
 
 
-@data_source("folder", class_names=True, wordnet=True)
+@data_source("folder", root="the folder that holds the images", class_names=True, wordnet=True, files=True)
 def open_folder(config: DataConfig, split: str, size: Size) -> FileImages:
     """Images `root/<split>/<class>/*.jpg`; the classes are those of the training folder, so labels agree.
 
     A class map, or `data.classes`, chooses and numbers the classes instead; folders that it does not name are left out.
     """
-    root = existing_folder(config.root)
+    root = Path(config.root or ".").expanduser()
     folder = split_folder(root, split)
     classes = _classes(config, root, folder)
     present = leaf_classes(folder)
@@ -127,9 +133,16 @@ def _collect(folder: Path, names: set[str], depth: int) -> None:
     extensions = get_img_extensions(as_set=True)
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_dir():
+            if _is_folder(entry):
                 _collect(Path(entry.path), names, depth + 1)
             elif Path(entry.name).suffix.lower() in extensions:
                 names.add(folder.name if depth else "")
                 if depth:
                     return
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False

@@ -9,7 +9,7 @@ from vitruvius.data.base import Size, check_num_classes, data_source
 from vitruvius.data.sources.folder import FileImages
 
 
-@data_source("hfds", after_slash="<owner>/<name>")
+@data_source("hfds", after_slash="<owner>/<name>", class_map=True, files=True)
 def open_hugging_face(config: DataConfig, split: str, size: Size) -> FileImages:
     """A Hugging Face data set with random access, cached under `root`."""
     require("datasets", "hf")

@@ -20,12 +20,10 @@ from vitruvius.data.base import TRAIN_NAMES, VALIDATION_NAMES, Size, TensorSet, 
 _CHANNELS = (1, 3, 4)
 
 
-@data_source("npz")
+@data_source("npz", root="the .npz file that holds images and labels")
 def open_npz(config: DataConfig, split: str, size: Size) -> TensorSet:
     """A numpy archive `root`; its arrays are image and label, images and labels, or x_<split> and y_<split>."""
-    if config.root is None:
-        raise DataError("data.root is not set; it must name the .npz file that holds images and labels.")
-    path = Path(config.root).expanduser()
+    path = Path(config.root or "").expanduser()
     try:
         with np.load(path, allow_pickle=False) as arrays:
             pictures, numbers = _pair(arrays, split, path)

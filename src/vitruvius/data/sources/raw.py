@@ -50,7 +50,7 @@ class RawImages:
         return f"image {index} of {self._made_of[0]}"
 
 
-@data_source("bin", after_slash="<height>x<width>x<channels>")
+@data_source("bin", after_slash="<height>x<width>x<channels>", root="the file of raw images, …images.bin")
 def open_raw(config: DataConfig, split: str, size: Size) -> RawImages:
     """Raw bytes in the file `root`, `…images.bin`, with labels in `…labels.npy` beside it; one split."""
     written = _SHAPE.fullmatch(config.dataset)
@@ -61,7 +61,7 @@ def open_raw(config: DataConfig, split: str, size: Size) -> RawImages:
         )
     height, width, channels = (int(number) for number in written.groups())
     shape = (height, width, channels)
-    path, beside = _files(config.root)
+    path, beside = _files(config.root or "")
     labels = _mapped_labels(beside)
     _check_labels(labels, beside, config.num_classes)
     _check_bytes(path, beside, len(labels), shape)
@@ -69,18 +69,16 @@ def open_raw(config: DataConfig, split: str, size: Size) -> RawImages:
     return RawImages(path, beside, shape, f"{config.dataset}/{split}", classes)
 
 
-def _files(root: str | None) -> tuple[Path, Path]:
+def _files(root: str) -> tuple[Path, Path]:
     """Images and labels: the last `images` in the name of the one is `labels` in the name of the other."""
-    if root is None:
-        raise DataError("data.root is not set; it must name the file of raw images, …images.bin.")
     path = Path(root).expanduser()
     before, images, after = path.stem.rpartition("images")
     if path.suffix != ".bin" or not images:
         raise DataError(f"{path} must be called …images.bin, so that its labels are found beside it in …labels.npy.")
     beside = path.with_name(f"{before}labels{after}.npy")
-    for file, what in ((path, "raw images"), (beside, f"labels of {path.name}")):
+    for file in (path, beside):
         if not file.is_file():
-            raise DataError(f"there is no file {file} here; it must hold the {what}. Only local files can be mapped.")
+            raise DataError(f"there is no file {file} here; images and labels are mapped from local files.")
     return path, beside
 
 

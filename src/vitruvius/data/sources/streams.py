@@ -17,12 +17,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from vitruvius._checks import as_label
 from vitruvius._errors import DataError
-from vitruvius._files import is_url
 from vitruvius._processes import usable_cores
 from vitruvius._random import seed_of, seeded
 from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
-from vitruvius.data.base import Size, check_num_classes, data_source, existing_folder, find_source, to_pixels
+from vitruvius.data.base import Size, check_data, check_num_classes, data_source, find_source, to_pixels
 from vitruvius.data.loader import BatchWithIds, Loader, Sample, collate, pil_mode
 from vitruvius.data.preprocessing import Transform
 from vitruvius.data.sources.hub_stream import HubStream
@@ -52,12 +51,13 @@ class Share:
 
 def open_stream(config: DataConfig, split: str, size: Size, *, training: bool, seed: int = 0) -> Stream:
     """The stream that a recipe names; for training shuffled by `seed`, as timm's reader does."""
+    check_data(config)
     opener: Any = find_source(config.dataset)[0]
     stream: Stream = opener(config, split, size, training=training, seed=seed)
     return stream
 
 
-@data_source("tfds", after_slash="<name>", stream=True)
+@data_source("tfds", after_slash="<name>", class_map=True, stream=True)
 def open_tfds(config: DataConfig, split: str, size: Size, *, training: bool, seed: int) -> Stream:
     """A data set of TensorFlow Datasets, prepared under `root` or downloaded if asked.
 
@@ -69,15 +69,13 @@ def open_tfds(config: DataConfig, split: str, size: Size, *, training: bool, see
     return _open_reader(config, split, size, training, seed)
 
 
-@data_source("wds", after_slash="<name>", stream=True)
+@data_source("wds", after_slash="<name>", root="the folder of the tar files", class_map=True, stream=True)
 def open_webdataset(config: DataConfig, split: str, size: Size, *, training: bool, seed: int) -> Stream:
     """Tar files in WebDataset's layout, in the folder or at the URL `root`.
 
     `split` is a name or a pattern of tar files, as timm's reader takes it.
     """
     require("webdataset", "wds")
-    if not (config.root and is_url(config.root)):
-        existing_folder(config.root)
     return _open_reader(config, split, size, training, seed)
 
 
@@ -85,8 +83,6 @@ def open_webdataset(config: DataConfig, split: str, size: Size, *, training: boo
 def open_streamed_hugging_face(config: DataConfig, split: str, size: Size, *, training: bool, seed: int) -> Stream:
     """A Hugging Face data set that is streamed and never stored."""
     require("datasets", "hf")
-    if config.class_map is not None:
-        raise DataError("hfids numbers its classes itself; data.class_map belongs to folder, torch, hfds and tfds.")
     try:
         reader = HubStream(
             config.dataset.removeprefix("hfids/"),

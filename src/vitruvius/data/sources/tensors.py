@@ -13,15 +13,13 @@ from vitruvius.data._config import DataConfig
 from vitruvius.data.base import Size, TensorSet, check_num_classes, data_source
 
 
-@data_source("tensors")
+@data_source("tensors", root="the safetensors file that holds images and labels")
 def open_safetensors(config: DataConfig, split: str, size: Size) -> TensorSet:
     """A safetensors file `root` with images and labels; it has one split, whatever it is called.
 
     `data.num_classes` may say how many classes there are, if the file does not.
     """
-    file = config.root
-    if file is None:
-        raise DataError("data.root is not set; it must name the safetensors file that holds images and labels.")
+    file = config.root or ""
     try:
         tensors, metadata = load_tensors(file)
     except CheckpointError as error:

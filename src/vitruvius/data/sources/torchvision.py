@@ -111,7 +111,7 @@ class TorchvisionImages:
         return f"image {self.rows[index]} of {self.name}"
 
 
-@data_source("torch", after_slash="<name>", class_names=True)
+@data_source("torch", after_slash="<name>", root="the folder of the data set", class_names=True, class_map=True)
 def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionImages:
     """A data set of torchvision, e.g. torch/cifar10, from the folder `root`; downloaded only if asked.
 
@@ -121,8 +121,6 @@ def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionI
     if name not in SETS:
         raise DataError(f"no torchvision data set {name!r}{suggest(name, SETS)} Known: {', '.join(sorted(SETS))}.")
     known = SETS[name]
-    if config.root is None:
-        raise DataError(f"data.root is not set; it must name the folder of {config.dataset}.")
     if known.two_splits and split not in (*TRAIN_NAMES, *VALIDATION_NAMES, "test"):
         raise DataError(f"{config.dataset} has no split {split!r}; choose train or test.")
     try:
@@ -137,7 +135,7 @@ def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionI
     if config.class_map is not None:  # e.g. caltech-102 for a model that knows TensorFlow's numbering
         if not names:
             raise DataError(f"{config.dataset} does not name its classes, so data.class_map cannot renumber them.")
-        order = read_class_map(config.class_map, Path(config.root))
+        order = read_class_map(config.class_map, Path(str(config.root)))
         require_classes(names, list(order), f"data.class_map={config.class_map}")
         renumbered = {label: order[name] for label, name in enumerate(names)}
         return TorchvisionImages(dataset, place, len(order), rows, renumbered)

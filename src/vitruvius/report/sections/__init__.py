@@ -1,1 +1,1 @@
-"""The room of sections: one file each; a file dropped in here is on the page."""
+"""The sections of a page: one file each; a file dropped in here is on the page."""

@@ -195,22 +195,6 @@ class Randomness:
         return states
 
 
-def record_cuda_graph(work: Callable[[], None]) -> Callable[[], None]:
-    """A CUDA graph of the work. One that fails would leave the device's generator unusable: it gets a copy then."""
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    spare = generator.clone_state()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            work()
-    except Exception:
-        generator.graphsafe_set_state(spare)
-        torch.cuda.synchronize()
-        raise
-    replay: Callable[[], None] = graph.replay
-    return replay
-
-
 def copies(gradients: Gradients) -> list[Tensor | None]:
     """Gradients that the next step does not write over."""
     return [None if gradient is None else gradient.clone() for gradient in gradients]

@@ -12,9 +12,10 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from vitruvius._cuda_graphs import CudaGraphRecorder
 from vitruvius._processes import Process
 from vitruvius.tasks import Objective
-from vitruvius.training._fast.recorded_step import Gradients, Numbers, Record, StepRecorder, record_cuda_graph
+from vitruvius.training._fast.recorded_step import Gradients, Numbers, Record, StepRecorder
 from vitruvius.training._fast.regions import Regions
 from vitruvius.training.config import Config
 
@@ -136,9 +137,9 @@ class SessionStep:
 class FastStep:
     """One step of a session: recorded where it can be."""
 
-    def __init__(self, step: SessionStep, record: Record = record_cuda_graph) -> None:
+    def __init__(self, step: SessionStep, record: Record | None = None) -> None:
         self.step = step
-        self.recorder = StepRecorder(step, record, whole=step.records_update)
+        self.recorder = StepRecorder(step, record or CudaGraphRecorder(), whole=step.records_update)
 
     def __call__(self, x: Tensor, y: Tensor, labels: Tensor, *, settings: Hashable) -> Numbers:
         """Numbers for the log; the weights are updated."""

@@ -1,0 +1,558 @@
+"""Where a model looks on pictures: the true map of every layer and head, rollout, explanations, and the best classes.
+
+Maps are taken layer by layer while the model runs, and kept in 16 bits.
+W windows of an image (1 where there are none), H heads, N queries, M keys
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitruvius._checks import check_logits, check_model, device_of, in_eval_mode
+from vitruvius._errors import ConfigError, MissingExtra, NoSiteError, UnsuitableSite, suggest
+from vitruvius._imagenet import NUM_CLASSES, imagenet_classes
+from vitruvius._progress import Progress, no_progress, part_of, scaled
+from vitruvius._registry import Spec
+from vitruvius.analysis.base import Attended
+from vitruvius.analysis.explanations import explanations, relevance
+from vitruvius.analysis.recording import survey_if_any
+from vitruvius.analysis.rollout import Rollout
+from vitruvius.attacks.base import disturb
+from vitruvius.attention.base import Core, part
+from vitruvius.attention.mask import Mask
+from vitruvius.compression import average_maps, load_masks, make_masks
+from vitruvius.data.naming import in_words
+from vitruvius.evaluation.threats import Threat, describe, make_threat
+from vitruvius.heads import Heads, Site
+from vitruvius.look.pictures import Picture, read_pictures
+from vitruvius.models import PixelModel
+from vitruvius.surgery import inner, match, record, restore, rewire
+from vitruvius.surgery.recording import core_of, map_of
+from vitruvius.surgery.rewiring import plug
+
+BEST = 5  # classes that are named, and whose relevance is shown
+STEPS = 20  # of integrated gradients
+AT_ONCE = 64_000_000  # numbers in the maps of all layers for which relevance of several classes is found at once
+Kind = Literal["tokens", "windows", "matrix"]
+
+
+class Packed(NamedTuple):
+    """Numbers in 16 bits, evenly spaced from the lowest to the highest: of those in [0, 1] none is off by 1e-5."""
+
+    codes: np.ndarray  # uint16
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Tensor) -> Packed:
+        low, high = min(0.0, float(values.min())), max(float(values.max()), 1e-12)
+        codes = ((values.float() - low) * (65535 / (high - low))).round()
+        return cls(codes.cpu().numpy().astype(np.uint16), low, high)
+
+    def numpy(self) -> np.ndarray:
+        return (self.codes.astype(np.float32) * np.float32((self.high - self.low) / 65535)) + np.float32(self.low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """What one attention site did on one picture, and where its tokens lie."""
+
+    name: str
+    core: str  # softmax, rpc → softmax, …
+    kind: Kind  # over the patches of the picture, inside windows of it, or over items that have no place on it
+    packed: Packed  # (W, H, N, M)
+    grid: tuple[int, int] | None = None  # rows and columns of patches
+    prefix: tuple[str, ...] = ()  # class token, register 1, …
+    answering: int = 0  # the token the head reads; -1: the mean of patches
+    window: tuple[int, int] = (0, 0)  # rows and columns of patches in a window
+    shift: tuple[int, int] = (0, 0)  # by which windows begin later
+
+    @property
+    def maps(self) -> np.ndarray:
+        """The weights given to the values, (H, N, M); (W, H, N, M) of windows."""
+        values = self.packed.numpy()
+        return values if self.kind == "windows" else values[0]
+
+
+class Answer(NamedTuple):
+    """A class, and how likely the model finds it."""
+
+    name: str
+    number: int
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One picture, clean or disturbed, as one model sees it."""
+
+    picture: str
+    model: str
+    threat: str  # empty where it is clean
+    pixels: Tensor  # (C, h, w), what went in
+    layers: tuple[Layer, ...]
+    answers: tuple[Answer, ...]  # the best first; none of a model without a head
+    rollout: np.ndarray | None = None  # (rows, columns)
+    relevance: Mapping[str, np.ndarray] = field(default_factory=dict)  # by the name of the class
+    gradients: Mapping[str, np.ndarray] = field(default_factory=dict)  # integrated, (h, w)
+    notes: tuple[str, ...] = ()  # what could not be shown, and why
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {self.threat}" if self.threat else self.model
+
+    def layer(self, name: str | int) -> Layer:
+        """By name, or by number from 0; -1 is the last."""
+        if isinstance(name, int) and -len(self.layers) <= name < len(self.layers):
+            return self.layers[name]
+        known = [layer.name for layer in self.layers]
+        if name not in known:
+            raise ConfigError(f"no layer {name!r}{suggest(str(name), known)} Layers: {', '.join(known) or 'none'}.")
+        return self.layers[known.index(str(name))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What `look` found: views in order of pictures, models, clean before attacked."""
+
+    title: str
+    views: tuple[View, ...]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page, one file that needs no network, to `path`."""
+        from vitruvius._files import atomic_write_text
+        from vitruvius.look.page import render
+
+        atomic_write_text(Path(path), render(self))
+        return Path(path)
+
+    def plot(self, layer: str | int = -1, head: int | None = None) -> Any:
+        """The pictures under what they attend to, as matplotlib axes, (views, methods).
+
+        layer: by name or number. head: default: the mean of all.
+        """
+        from vitruvius.look.figures import draw_overview
+
+        return draw_overview(self.views, layer, head)[1]
+
+    def save_figures(self, folder: str | Path) -> list[Path]:
+        """Write figures for a paper into `folder`, PNG and PDF: an overview, and all heads of the last layer."""
+        from vitruvius.look.figures import save_figures
+
+        return save_figures(self, Path(folder))
+
+    def __str__(self) -> str:
+        """The best classes of every view, and what could not be shown."""
+        lines = []
+        for view in self.views:
+            best = ", ".join(f"{answer.name} {100 * answer.probability:.1f} %" for answer in view.answers)
+            lines.append(f"{view.picture} · {view.title}: {best or 'no head, so no classes'}")
+        notes = dict.fromkeys(note for view in self.views for note in view.notes)
+        return "\n".join([*lines, *notes])
+
+    def __repr__(self) -> str:
+        return f"<Look: {self.title}, {len(self.views)} views>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from vitruvius.look.page import render
+
+        return f'<iframe srcdoc="{escape(render(self))}" style="width:100%;height:52rem;border:0"></iframe>'
+
+
+class Variant(NamedTuple):
+    """A model to look at, and what it is called."""
+
+    title: str
+    model: nn.Module
+    names: Sequence[str]  # of its classes
+
+
+def look(
+    model: str | Path | nn.Module,
+    image: Any = (),
+    *,
+    threat: Spec | Threat | None = None,
+    attention: Sequence[Spec] | Spec = (),
+    masks: str | Path | None = None,
+    sparsity: float | None = None,
+    beside: str | Path | nn.Module | None = None,
+    of_class: str | int | None = None,
+    names: Sequence[str] = (),
+    progress: Progress = no_progress,
+) -> Look:
+    """Where a model looks on pictures: true maps of every layer and head, rollout, explanations, best classes.
+
+    model: whatever names a model on the command line, or a module: a timm model or classifier of transformers, rewired
+        or plain. It is left as it was. image: a file, a folder, a PIL image, pixels (C, h, w) or (n, C, h, w) in
+        [0, 1] that are cropped already, or a list of these. threat: disturbs each picture, shown beside the clean one.
+        attention: what to put in the place of the model's, trained or not, one model beside the other; of a single one
+        the model as it is stands beside it. masks: a file of `vitruvius masks`; sparsity: a share of pairs that goes,
+        those with the least attention on these pictures; both show the pruned model beside. beside: another model.
+        of_class: what integrated gradients and relevance are about, by name or number (default: integrated gradients
+        of the model's answer, relevance of the five best). names: of the classes, by number (default: ImageNet's for
+        1,000). progress: told how many views are done.
+    """
+    made, title = _model(model), _title(model)
+    pictures = read_pictures(image if isinstance(image, list | tuple) else [image], _preprocessing(made))
+    found = class_names(made, names)
+    variants = [Variant(title, made, found)]
+    if beside is not None:
+        other = _model(beside)
+        variants.append(Variant(_title(beside), other, class_names(other, names)))
+    variants = compare(variants, pictures, attention=attention, masks=masks, sparsity=sparsity)
+    return look_at(variants, pictures, threat=threat, of_class=of_class, progress=progress)
+
+
+def look_at(
+    variants: Sequence[Variant],
+    pictures: Sequence[Picture],
+    *,
+    threat: Spec | Threat | None = None,
+    of_class: str | int | None = None,
+    gradients: bool = True,
+    progress: Progress = no_progress,
+) -> Look:
+    """Every picture through every model, clean and under the threat.
+
+    variants and pictures: as `compare` and `read_pictures` make them. gradients: also the integrated ones, which take
+    as many passes as all else together. The rest is as for `look`.
+    """
+    attack = None if threat is None else make_threat(threat, where="--threat")
+    for variant in variants:
+        _check_question(variant, attack, of_class)
+    total = len(variants) * len(pictures) * (1 if attack is None else 2)
+    views: list[View] = []
+
+    def see(variant: Variant, picture: Picture, pixels: Tensor, threat: str = "") -> None:
+        progress(len(views), total, f"{picture.name}, {variant.title}")
+        views.append(_see(variant, picture.name, pixels, threat, of_class, gradients))
+
+    for place, picture in enumerate(pictures):
+        for variant in variants:
+            x = picture.pixels[None].to(device_of(variant.model))
+            with in_eval_mode(variant.model):
+                see(variant, picture, x)
+                if attack is not None:
+                    told = part_of(scaled(progress, 1), len(views), total - len(views) - 1, describe(attack))
+                    ids = torch.tensor([place])
+                    see(variant, picture, _attacked(attack, variant.model, x, ids, told), describe(attack))
+    progress(total, total, "")
+    shown = " and ".join(dict.fromkeys(variant.title for variant in variants))
+    return Look(
+        title=f"{shown} on {pictures[0].name if len(pictures) == 1 else f'{len(pictures)} pictures'}",
+        views=tuple(views),
+    )
+
+
+def compare(
+    variants: Sequence[Variant],
+    pictures: Sequence[Picture],
+    *,
+    attention: Sequence[Spec] | Spec = (),
+    masks: str | Path | None = None,
+    sparsity: float | None = None,
+) -> list[Variant]:
+    """The models to look at: as they are, with other attentions, pruned; the first of `variants` is what is changed.
+
+    pictures: whose maps say which pairs go. attention, masks, sparsity: as for `look`.
+    """
+    first, *others = variants
+    specs = [attention] if isinstance(attention, str | Mapping) else list(attention)
+    for spec in specs:
+        part(spec, where="--attention")
+    changed = [Variant(_spec_title(spec), with_attention(first.model, spec), first.names) for spec in specs]
+    kept = [] if len(specs) > 1 else [first]
+    if masks is not None and sparsity is not None:
+        raise ConfigError("--masks and --sparsity both say which pairs go; give one of them.")
+    if masks is not None:
+        keep = load_masks(masks).keep
+        pruned = Variant(f"{first.title}, {Path(masks).name}", with_masks(first.model, keep), first.names)
+        return [*kept, *changed, pruned, *others]
+    if sparsity is not None:
+        return [*kept, *changed, pruned_by(first, pictures, sparsity), *others]
+    return [*kept, *changed, *others]
+
+
+def pruned_by(variant: Variant, pictures: Sequence[Picture], sparsity: float) -> Variant:
+    """The model without a share of its pairs, those with the least attention on these pictures."""
+    model = variant.model
+    batch = torch.stack([picture.pixels for picture in pictures]).to(device_of(model))
+    with in_eval_mode(model):
+        maps = average_maps(model, [(batch, torch.zeros(len(batch), dtype=torch.int64))])
+    made = make_masks({name: map_.cpu() for name, map_ in maps.items()}, sparsity=sparsity, sites=survey_if_any(model))
+    return Variant(f"{variant.title}, {100 * sparsity:g} % pruned", with_masks(model, made.keep), variant.names)
+
+
+def with_attention(model: nn.Module, spec: Spec) -> nn.Module:
+    """A copy with another attention at every site; new parameters begin as they would in training, from seed 0."""
+    copied = copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return rewire(restore(copied), spec)
+
+
+def with_masks(model: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
+    """A copy whose cores keep only the pairs (H, N, M) that are True in `keep`, by site."""
+    sites = survey_if_any(model)
+    copied = copy.deepcopy(model)
+    modules = {name: inner(copied).get_submodule(name) for name in match(copied, list(sites), list(keep))}
+    cores = {}
+    for name in modules:
+        old = core_of(copied, name)
+        parts = [("softmax", part("softmax")(sites[name]))] if old is None else list(old.parts.items())
+        mask = ("mask", Mask(sites[name], keep=keep[name].cpu()))
+        cores[name] = Core([mask, *(item for item in parts if item[0] != "mask")], sites[name])
+    plug(modules, cores)
+    return copied
+
+
+def class_names(model: nn.Module, names: Sequence[str] = ()) -> Sequence[str]:
+    """What its classes are called: as given, as its configuration says, or ImageNet's where there are 1,000."""
+    root: Any = inner(model)
+    number = int(getattr(root, "num_classes", 0) or 0)
+    if names:
+        return list(names)
+    labels = getattr(getattr(getattr(root, "network", root), "config", None), "id2label", None)  # of transformers
+    if isinstance(labels, Mapping):
+        return [str(labels.get(place, place)) for place in range(number)]
+    return in_words(imagenet_classes()) if number == NUM_CLASSES else ()
+
+
+def moved(before: Layer, after: Layer) -> float:
+    """How much attention moved between two views of a layer: the mean over heads and queries of ½ Σ |a − b|."""
+    return float(np.abs(after.packed.numpy() - before.packed.numpy()).sum(-1).mean() / 2)
+
+
+def _model(model: str | Path | nn.Module) -> nn.Module:
+    if isinstance(model, str | Path):
+        from vitruvius.targets.base import open_target
+
+        return open_target(str(model), data_needed=False).model.eval()
+    check_model(model)
+    if isinstance(model, PixelModel):
+        return model
+    if hasattr(getattr(model, "config", None), "num_labels"):
+        from vitruvius.targets.hugging_face import Classifier
+
+        config: Any = model.config
+        size = config.image_size if isinstance(config.image_size, Sequence) else (config.image_size,) * 2
+        halves = (0.5,) * int(config.num_channels)
+        said = {"input_size": (len(halves), *size), "mean": halves, "std": halves}
+        return PixelModel(Classifier(model, said)).train(model.training)
+    return PixelModel(model).train(model.training)
+
+
+def _title(model: Any) -> str:
+    return Path(model).name if isinstance(model, str | Path) else type(inner(model)).__name__
+
+
+def _spec_title(spec: Any) -> str:
+    return spec if isinstance(spec, str) else str(getattr(spec, "__name__", spec))
+
+
+def _preprocessing(model: nn.Module) -> Any:
+    return model.data_config if isinstance(model, PixelModel) else inner(model).data_config
+
+
+def has_head(model: nn.Module) -> bool:
+    """Whether it answers with classes; without one it returns features."""
+    return bool(getattr(inner(model), "num_classes", 1))
+
+
+def class_number(variant: Variant, wanted: str | int) -> int:
+    """The number of a class that somebody named, by its name, one of its words, or its number."""
+    names = [name.lower() for name in variant.names]
+    number = int(getattr(inner(variant.model), "num_classes", len(names)))
+    text = str(wanted).strip().lower()
+    if text in names:
+        return names.index(text)
+    if text.isdigit() and int(text) < number:
+        return int(text)
+    raise ConfigError(f"no class {wanted!r}{suggest(text, names)} {variant.title} has {number}, numbered from 0.")
+
+
+def _check_question(variant: Variant, attack: Threat | None, of_class: str | int | None) -> None:
+    """Refuse what a model without a head cannot answer, and a class it does not have, before anything runs."""
+    if has_head(variant.model):
+        if of_class is not None:
+            class_number(variant, of_class)
+    elif of_class is not None or (attack is not None and not hasattr(attack, "severity")):
+        asked = "--class" if of_class is not None else "this threat"
+        raise ConfigError(
+            f"{variant.title} has no head, so it answers with features and no class; {asked} needs one. "
+            "Corruptions such as fog:severity=3 need none."
+        )
+
+
+def _attacked(attack: Threat, model: nn.Module, x: Tensor, ids: Tensor, progress: Progress) -> Tensor:
+    """x' (1, C, h, w), led away from what the model answers."""
+    with torch.no_grad():
+        answers = model(x).argmax(-1) if has_head(model) else torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    return disturb(attack, model, x, answers, ids, progress).detach()
+
+
+def _see(variant: Variant, picture: str, x: Tensor, threat: str, of_class: str | int | None, gradients: bool) -> View:
+    model = variant.model
+    sites = survey_if_any(model)
+    notes: list[str] = [] if sites else [f"no maps: {variant.title} has no attention that can be shown."]
+    layers, rollout, output = _attend(model, x, sites, notes)
+    shown: dict[str, Any] = {}
+    answers: tuple[Answer, ...] = ()
+    if has_head(model):
+        check_logits(output, len(x))
+        answers = _answers(output[0], variant.names)
+        asked = [answer.number for answer in answers] if of_class is None else [class_number(variant, of_class)]
+        shown["relevance"] = _relevance(model, x, asked, variant.names, sites, notes) if sites else {}
+        shown["gradients"] = _gradients(model, x, asked[0], variant.names, notes) if gradients else {}
+    else:
+        notes.append("no classes, and no relevance or integrated gradients for one: the model has no head.")
+    return View(
+        picture=picture,
+        model=variant.title,
+        threat=threat,
+        pixels=x[0].cpu(),
+        layers=tuple(layers),
+        answers=answers,
+        rollout=rollout,
+        notes=tuple(dict.fromkeys(notes)),
+        **shown,
+    )
+
+
+class _Known(Attended):
+    """What a core makes of Heads, where its map has been computed already."""
+
+    def __init__(self, heads: Heads, weights: Tensor) -> None:
+        super().__init__(heads)
+        self.weights = weights
+
+    def map(self) -> Tensor:
+        return self.weights
+
+
+@torch.no_grad()
+def _attend(
+    model: nn.Module, x: Tensor, sites: Mapping[str, Site], notes: list[str]
+) -> tuple[list[Layer], np.ndarray | None, Tensor]:
+    """The layers of one image, its rollout if it can be followed, and what the model puts out."""
+    layers: list[Layer] = []
+    follow: Rollout | None = Rollout()
+
+    def note(name: str, heads: Heads) -> None:
+        nonlocal follow
+        try:
+            weights = map_of(model, name, heads)
+        except UnsuitableSite as error:
+            notes.append(str(error))
+            follow = None
+            return
+        layer = _layer(model, sites[name], weights)
+        if isinstance(layer, str):
+            notes.append(layer)
+        else:
+            layers.append(layer)
+        try:
+            if follow is not None:
+                follow.see(heads, sites[name], _Known(heads, weights))
+        except UnsuitableSite:
+            follow = None
+
+    if not sites:
+        return [], None, model(x)
+    with record(model, sites=sites, on_heads=note):
+        output = model(x)
+    grid = next((layer.grid for layer in layers if layer.kind == "tokens"), None)
+    if follow is None or follow.flow is None or grid is None:
+        notes.append("no rollout: attention cannot be followed from layer to layer over the same patches.")
+        return layers, None, output
+    return layers, follow.result()["map"][0].view(grid).cpu().numpy(), output
+
+
+def _layer(model: nn.Module, site: Site, weights: Tensor) -> Layer | str:
+    """One site's map and where its tokens lie; a sentence where it has no place in a page."""
+    core = core_of(model, site.name)
+    shared: dict[str, Any] = {"name": site.name, "core": "softmax" if core is None else core.describe()}
+    if site.attends == "windows":
+        return _windows(inner(model), site, weights, shared)
+    packed = Packed.of(weights)
+    queries, keys = weights.shape[-2:]  # fewer than the site says where tokens were merged
+    patches = site.grid is not None and keys == site.num_prefix_tokens + math.prod(site.grid)
+    if patches and (site.attends == "class" or queries == keys):
+        prefix = _prefix_names(inner(model), site.num_prefix_tokens)
+        answering = 0 if site.attends == "class" or (site.num_prefix_tokens and site.num_answering) else -1
+        return Layer(kind="tokens", packed=packed, grid=site.grid, prefix=prefix, answering=answering, **shared)
+    return Layer(kind="matrix", packed=packed, **shared)
+
+
+def _windows(root: Any, site: Site, weights: Tensor, shared: dict[str, Any]) -> Layer | str:
+    block: Any = root.get_submodule(site.name.rpartition(".")[0])
+    size = getattr(block, "input_resolution", None) or getattr(block, "feat_size", None)
+    shift = getattr(block, "shift_size", None)
+    grid = None if size is None else (int(size[0]), int(size[1]))
+    if grid is None or shift is None or site.grid is None:
+        return f"{site.name} attends in windows that do not say where they lie on the picture; it is left out."
+    across = math.prod(math.ceil(side / step) for side, step in zip(grid, site.grid, strict=True))
+    if across != len(weights):
+        return f"{site.name} attends in {len(weights)} windows, {across} would cover the picture; it is left out."
+    where: dict[str, Any] = {"grid": grid, "window": site.grid, "shift": (int(shift[0]), int(shift[1]))}
+    return Layer(kind="windows", packed=Packed.of(weights), answering=-1, **where, **shared)
+
+
+def _prefix_names(root: Any, count: int) -> tuple[str, ...]:
+    """Tokens before the patches: those that may answer, then registers, as timm and transformers order them."""
+    config = getattr(getattr(root, "network", None), "config", None)
+    registers = getattr(root, "num_reg_tokens", None) or getattr(config, "num_register_tokens", None) or 0
+    plain = ("class token", "distillation token")[: max(0, count - int(registers))]
+    return (*plain, *(f"register {number + 1}" for number in range(count - len(plain))))
+
+
+def _name(number: int, names: Sequence[str]) -> str:
+    return names[number] if number < len(names) else f"class {number}"
+
+
+def _answers(logits: Tensor, names: Sequence[str]) -> tuple[Answer, ...]:
+    best = logits.float().softmax(-1).topk(min(BEST, len(logits)))
+    return tuple(
+        Answer(_name(n, names), n, p) for p, n in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    )
+
+
+def _relevance(
+    model: nn.Module, x: Tensor, classes: list[int], names: Sequence[str], sites: Mapping[str, Site], notes: list[str]
+) -> dict[str, np.ndarray]:
+    """Of each class, (rows, columns); all classes in one pass where their maps fit into memory."""
+    numbers = sum(site.num_heads * site.num_queries * site.num_keys for site in sites.values())
+    step = max(1, AT_ONCE // max(numbers, 1))
+    found: dict[str, np.ndarray] = {}
+    try:
+        for first in range(0, len(classes), step):
+            some = classes[first : first + step]
+            maps = relevance(model, x.expand(len(some), -1, -1, -1), torch.tensor(some, device=x.device), sites)
+            shown = maps.detach().float().cpu().numpy()
+            found |= {_name(number, names): map_ for number, map_ in zip(some, shown, strict=True)}
+    except (UnsuitableSite, NoSiteError) as error:
+        notes.append(f"no relevance: {error}")
+    return found
+
+
+def _gradients(
+    model: nn.Module, x: Tensor, number: int, names: Sequence[str], notes: list[str]
+) -> dict[str, np.ndarray]:
+    explain: Callable[..., Tensor] = explanations["integrated_gradients"]
+    try:
+        maps = explain(model, x, torch.tensor([number], device=x.device), steps=STEPS)
+    except MissingExtra as error:
+        notes.append(f"no integrated gradients: {error}")
+        return {}
+    return {_name(number, names): maps[0].float().cpu().numpy()}
