@@ -11,6 +11,7 @@ import torch
 from fake_run import write_run
 from html_page import read_page
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 import vitruvius
 from vitruvius.analysis import AnalysisCallback, Table, analyse
@@ -28,6 +29,7 @@ from vitruvius.report.analysis_figures import (
     figures,
     save_figures,
 )
+from vitruvius.report.style import encode_figure
 
 ASKED = ("eigenvalues", "gammas", "value_vectors", "norms", "rollout", "effective_rank")
 
@@ -104,6 +106,19 @@ def test_every_figure_is_saved_as_png_and_pdf_without_a_complaint(table: Table, 
     names = {file.name for file in files}
     assert {"eigenvalues-max.png", "eigenvalues-max.pdf", "eigenvalues-spectrum.png", "rollout-map.pdf"} <= names
     assert all(file.stat().st_size > 1000 for file in files)
+
+
+def test_no_text_of_a_figure_is_cut_off(table: Table) -> None:
+    """Titles, labels and ticks lie inside the figure, colour bars too; also where a heading is long."""
+    for name, figure in figures(table):
+        encode_figure(figure, "png")
+        figure.draw_without_rendering()
+        width, height = figure.get_size_inches() * figure.dpi
+        for text in figure.findobj(Text):
+            if text.get_visible() and text.get_text().strip() and text.axes is not None and text.axes.axison:
+                box = text.get_window_extent()
+                assert -2 <= box.x0 <= box.x1 <= width + 2, (name, text.get_text())
+                assert -2 <= box.y0 <= box.y1 <= height + 2, (name, text.get_text())
 
 
 def test_the_gallery_has_bands_spectra_histograms_gammas_and_heat_maps(table: Table) -> None:

@@ -92,3 +92,19 @@ def test_the_folder_of_a_model_by_name_has_a_viewer_too(tmp_path: Path, monkeypa
     assert main(["evaluate", "vitruvius/vit_digits", *small, "--out", "by_name"]) == 0
     assert report("by_name", "--images", 2, "--out", "page.html") == 0
     assert read_examples(Path("by_name"), []) is not None
+
+
+def test_the_page_of_an_analysis_of_a_model_without_a_head_has_a_viewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    headless = ["model.kwargs={depth: 1, embed_dim: 24, num_classes: 0}", "data.dataset=digits", "--images", "4"]
+    assert main(["analyse", "vitruvius/vit_digits", "entropy", "rollout", *headless, "--out", "seen"]) == 0
+    assert "seen/figures/rollout-pictures.png" in capsys.readouterr().out
+    assert report("seen", "--images", 2, "--out", "page.html") == 0
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "data-viewer" in page
+    assert "no attention viewer" not in capsys.readouterr().err
+    found = read_examples(Path("seen"), [])
+    assert found is not None
+    assert found.threats == ["", ""]

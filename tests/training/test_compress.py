@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from vitruvius.compression.files import load_masks
 from vitruvius.models import load_model
 from vitruvius.training import train
 
-WORDS = ["--sparsity", "0.7", "--rank", "2", "--epochs", "1"]
+WORDS = ["--sparsity", "0.7", "--rank", "2", "--epochs", "1", "--threat", "uniform_noise:eps=32/255"]
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,16 @@ def test_every_artefact_is_in_the_folder(home: Path) -> None:
         "export.pt2", "page.html", "compress.json",
     } <= names  # fmt: skip
     assert (home / "run_compressed" / "tuned" / "cycles.json").is_file()
+
+
+def test_the_page_shows_both_evaluations(home: Path) -> None:
+    page = (home / "run_compressed" / "page.html").read_text(encoding="utf-8")
+    assert 'id="threats"' in page
+    for name in ("before", "compressed"):
+        report = json.loads((home / "run_compressed" / f"evaluation_{name}" / "report.json").read_text())
+        assert report["threats"][0]["name"] == "clean"
+        for threat in report["threats"]:
+            assert f"{100 * threat['accuracy']:.1f} %" in page
 
 
 def test_the_compressed_run_has_mask_and_rank(home: Path) -> None:

@@ -85,9 +85,12 @@ def analyse(
     nulls_left = share_of(null_images, process) if chosen_nulls else 0
     done = 0
     for x, ids in batches:
-        if questions:
-            for looked in _look(model, collector, x, ids, where, nulls_left - done):
-                progress(done + looked, total)
+        before = 0
+        for looked in _look(model, collector, x, ids, where, nulls_left - done) if questions else ():
+            for name, maps in collector.maps.items():
+                explainer.keep(name, clean=x[before:looked], clean_map=maps)
+            progress(done + looked, total)
+            before = looked
         if explained:
             explainer.see(x, ids)
         done += len(x)
@@ -96,7 +99,7 @@ def analyse(
     about |= {"attack": describe(threat)} if threat is not None else {}
     about |= {**(facts or {}), "vitruvius": __version__}
     tables = [collector.table(about, process)] if questions else []
-    return join_tables([*tables, explainer.table(about, process)] if explained else tables)
+    return join_tables([*tables, explainer.table(about, process)])
 
 
 def split_asked(asked: Sequence[Asked]) -> tuple[list[Question], list[str]]:

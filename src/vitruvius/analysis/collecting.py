@@ -8,6 +8,7 @@ B rows of Heads (images or their windows), H heads, M keys, K positions of a cur
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -133,6 +134,7 @@ class Collector:
         self.ids, self.with_nulls = torch.empty(0, dtype=torch.int64), 0
         self.model_analyses: dict[tuple[str, str], ModelAnalysis] = {}  # by name and null
         self.broken = torch.empty(0, dtype=torch.bool)
+        self.maps: dict[str, Tensor] = {}  # of the last batch: the maps (B, rows, columns) that model analyses made
 
     def begin(self, ids: Tensor, *, with_nulls: int) -> None:
         """A batch of images is about to run; chance is drawn for the first `with_nulls` of them."""
@@ -170,6 +172,7 @@ class Collector:
             answers = {(name, key): values for key, values in answer.items()}
             if null == OBSERVED:
                 observed |= answers
+                self.maps |= {name: on_grid(answer["map"][:, 0], self.sites)} if "map" in answer else {}
             else:
                 self._compare(MODEL, null, observed, answers)
 
@@ -323,6 +326,13 @@ def gather_rows(answers: list[tuple[Tensor, Statistics]], batch: int) -> Statist
                 whole[rows] = answer[name]
             gathered[name] = whole
     return gathered
+
+
+def on_grid(values: Tensor, sites: Mapping[str, Site]) -> Tensor:
+    """(B, P) → (B, rows, columns) of the patches of a site; one row where none has that many."""
+    grids = [site.grid for site in sites.values() if site.grid is not None]
+    grid = next((grid for grid in grids if math.prod(grid) == values.shape[-1]), (1, values.shape[-1]))
+    return values.unflatten(-1, grid)
 
 
 def over_windows(values: Tensor, images: int) -> Tensor:

@@ -42,7 +42,7 @@ class Explainer:
         self.model, self.names, self.threat, self.seed = model, names, threat, seed
         self.shown = share_of(SHOWN, process)
         self.sums = Sums()
-        self.pictures: dict[str, list[Pictures]] = {name: [] for name in names}
+        self.pictures: dict[str, list[Pictures]] = {}
 
     def see(self, x: Tensor, ids: Tensor) -> None:
         """One batch: images (B, 3, h, w) and their ids (B,)."""
@@ -52,12 +52,14 @@ class Explainer:
                 answers = self.model(x).argmax(-1)
             images["attacked"] = disturb(self.threat, self.model, x, answers, ids.to(x.device)).detach()
         for name in self.names:
-            maps = {view: self._explain(name, view, each, ids) for view, each in images.items()}
-            if self.shown:
-                kept = {view: each[: self.shown].cpu() for view, each in images.items()}
-                kept |= {f"{view}_map": each[: self.shown].float().cpu() for view, each in maps.items()}
-                self.pictures[name].append(Pictures(**kept))
-        self.shown = max(0, self.shown - len(x))
+            maps = {f"{view}_map": self._explain(name, view, each, ids) for view, each in images.items()}
+            self.keep(name, **images, **maps)
+
+    def keep(self, name: str, **tensors: Tensor) -> None:
+        """Images and maps under the names of `Pictures`, as long as fewer than `SHOWN` are there."""
+        parts = self.pictures.setdefault(name, [])
+        if (room := self.shown - sum(len(part.clean) for part in parts)) > 0:
+            parts.append(Pictures(**{view: each[:room].float().cpu() for view, each in tensors.items()}))
 
     def _explain(self, name: str, view: str, images: Tensor, ids: Tensor) -> Tensor:
         """The maps of one explanation (B, rows, columns); their scores and those of chance go into the sums."""
@@ -77,10 +79,10 @@ class Explainer:
         whole = Sums()
         for part in process.gather(self.sums):
             whole.add(part)
-        gathered = process.gather(self.pictures)
-        parts = {
-            name: [some for process_pictures in gathered for some in process_pictures[name]] for name in self.names
-        }
+        parts: dict[str, list[Pictures]] = {}
+        for pictures in process.gather(self.pictures):
+            for name, some in pictures.items():
+                parts[name] = [*parts.get(name, []), *some]
         pictures = {name: _concatenate(each) for name, each in parts.items() if each}
         rows = make_rows(whole, self.names, [], [CHANCE])
         return Table(rows=rows, facts={**facts, "images": max((row.n for row in rows), default=0)}, pictures=pictures)

@@ -92,8 +92,11 @@ def compress(
             export(str(tuned), out=folder / "export.pt2")
         print("\ncycles of ViTCoD's accelerator, a model and no measurement:")
         cycles(str(tuned))
-    before = Path(source) if opened.is_run else folder / "evaluation_before"
-    page = write_page([before, tuned], folder / "page.html", title="Before and after compression")
+    before = opened.folder if opened.is_run else folder / "evaluation_before"
+    evaluations = {before: folder / "evaluation_before", tuned: folder / "evaluation_compressed"}
+    page = write_page(
+        [before, tuned], folder / "page.html", title="Before and after compression", evaluations=evaluations
+    )
     print(page)
     return folder
 

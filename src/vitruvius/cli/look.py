@@ -136,6 +136,7 @@ def analyse(
 
     overrides = [word for word in what if "=" in word and ":" not in word.partition("=")[0]]
     names = [word for word in what if word not in overrides]
+    figures: list[Path] = []
     with open_request(
         target, overrides, images=images, out=out, writes="analysis", labels=False, trust_plugins=trust_plugins
     ) as request:
@@ -161,13 +162,15 @@ def analyse(
         if out is not None or request.target.is_run:
             folder = request.folder
 
-            def keep() -> None:
+            def keep() -> list[Path]:
                 table.save(folder)
-                save_figures(table, folder)
+                return save_figures(table, folder)
 
-            request.process.on_first(keep)
+            figures = request.process.on_first(keep)
             request.save_config()
     print(table)
+    if figures:
+        print("\nfigures, each as PNG and PDF:", *(path for path in figures if path.suffix == ".png"), sep="\n")
     return table
 
 

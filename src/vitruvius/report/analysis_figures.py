@@ -31,6 +31,7 @@ from vitruvius.report.style import (
     in_whole_numbers,
     legend_below,
     new_axes,
+    outlier_proof,
     save_figure,
     series,
 )
@@ -310,10 +311,15 @@ def draw_map(table: Table, analysis: str = "rollout", statistic: str = "map") ->
     with figure_style():
         figure, axes = new_axes(3.6, 3.1)
         grid = values[: side * side].reshape(side, -1)
-        picture = axes.imshow(grid * len(values), cmap=heat(), vmin=0, interpolation="nearest")
-        axes.set(xticks=[], yticks=[], title="where attention ends up")
+        grid = grid * len(values)
+        top = outlier_proof(grid)
+        picture = axes.imshow(grid, cmap=heat(), vmin=0, vmax=top, interpolation="nearest")
+        axes.set(xticks=[], yticks=[], title="where attention ends up, mean over images")
         axes.grid(visible=False)
-        bar = figure.colorbar(picture, ax=axes, shrink=0.9, label="share of a patch × number of patches")
+        label = "share of a patch × number of patches" + ("; 2 % lie above" if grid.max() > top else "")
+        bar = figure.colorbar(
+            picture, ax=axes, shrink=0.9, label=label, extend="max" if grid.max() > top else "neither"
+        )
         bar.outline.set_visible(False)
     return figure
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
@@ -23,7 +23,13 @@ from vitruvius.targets.base import local_run
 Part = tuple[str, str, Sequence[Block]]  # address, heading, blocks
 
 
-def write_page(runs: Sequence[str | Path], out: str | Path, *, title: str = "A vitruvius report") -> Path:
+def write_page(
+    runs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    title: str = "A vitruvius report",
+    evaluations: Mapping[Path, Path] | None = None,
+) -> Path:
     """Write one self-contained HTML page about run folders, sweeps and studies; returns its path.
 
     Pieces that a run does not have are left out and named under Remarks. Nothing is written unless all is well.
@@ -32,11 +38,12 @@ def write_page(runs: Sequence[str | Path], out: str | Path, *, title: str = "A v
         study its table and figure, and the runs it is about.
     out: the file of the page.
     title: its heading.
+    evaluations: by run folder, the folder of an evaluation that lies elsewhere than in the run.
     """
     out = check_page(out)
     folders = [Path(local_run(run)) for run in runs]
     run_folders = runs_in(folders)
-    read = read_runs(run_folders) if run_folders or not folders else []
+    read = read_runs(run_folders, evaluations) if run_folders or not folders else []
     atomic_write_text(out, render_page(read, title=title, parts=gathered_parts(folders, read)))
     return out
 

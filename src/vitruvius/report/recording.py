@@ -62,15 +62,21 @@ def record_run(
     """Keep the sites of a run's model, and its attention on some images of its validation split, clean and attacked.
 
     run: the folder. overrides: settings `data.…`, `device=…`. images: how many; which ones, `vitruvius.request` says.
-    threat: attacks them. trust_plugins: as for `open_target`.
+    threat: attacks them; a model without a head, which has no answer to change, is shown clean images alone.
+    trust_plugins: as for `open_target`.
     """
-    logger.info("%s: recording attention on %d pictures, clean and under %s", run, images, describe(threat))
     settings = ["data.workers=0", *overrides]
-    with open_request(str(run), settings, images=images, out=run, trust_plugins=trust_plugins, alone=True) as request:
+    with open_request(
+        str(run), settings, images=images, out=run, labels=False, trust_plugins=trust_plugins, alone=True
+    ) as request:
+        request.labels = request.model.num_classes > 0
+        attack = threat if request.labels else None
+        done = f"clean and under {describe(threat)}" if attack else "clean, since the model has no head"
+        logger.info("%s: recording attention on %d pictures, %s", run, images, done)
         loader = request.loader  # only now: what cannot be opened is not touched
         with request.bar(f"recording {run}") as bar:
             names = _class_words(request.config.data)
-            record_pictures(request.folder, request.model, loader, threat, names=names, progress=bar)
+            record_pictures(request.folder, request.model, loader, attack, names=names, progress=bar)
 
 
 def _is_recorded(run: Path) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,11 +179,12 @@ def check_runs(folders: Sequence[Path]) -> None:
             raise RunError(f"{folder} is not a run folder: it has no config.yaml. It holds: {inside}.")
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read every run; all must be run folders."""
+def read_runs(folders: Sequence[Path], evaluations: Mapping[Path, Path] | None = None) -> list[Run]:
+    """Read every run; all must be run folders. `evaluations` that lie elsewhere than in a run, by its folder."""
     check_runs(folders)
+    names = zip(folders, _names(folders), strict=True)
     return [
-        read_run(folder, name, index) for index, (folder, name) in enumerate(zip(folders, _names(folders), strict=True))
+        read_run(folder, name, index, (evaluations or {}).get(folder)) for index, (folder, name) in enumerate(names)
     ]
 
 
@@ -201,10 +202,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def read_run(folder: Path, name: str, index: int) -> Run:
-    """Read one folder; `remarks` tells what was left out and why."""
+def read_run(folder: Path, name: str, index: int, judged: Path | None = None) -> Run:
+    """Read one folder, and the evaluation in `judged`; `remarks` tells what was left out and why."""
     remarks: list[str] = []
-    judged = folder if (folder / "report.json").is_file() else folder / "evaluation"  # by `evaluate MODEL --out FOLDER`
+    if judged is None:  # by `evaluate MODEL --out FOLDER` it lies in the folder itself
+        judged = folder if (folder / "report.json").is_file() else folder / "evaluation"
     evaluation = read_json(judged / "report.json", remarks, lost="the comparison of threats")
     worst = evaluation.get("worst_case")
     noted = evaluation.get("remarks")
@@ -391,9 +393,7 @@ def read_examples(run: Path, remarks: list[str]) -> Examples | None:
     """The examples of a run, as `record_examples` wrote them, or None and a remark."""
     path = run / "attention.safetensors"
     if not path.is_file():
-        remarks.append(
-            "no attention.safetensors: the attention viewer is left out; `vitruvius report RUN --images 8` makes it."
-        )
+        remarks.append("no attention.safetensors: the attention viewer is left out; `report` says why it made none.")
         return None
     facts = read_json(run / "attention.json", remarks, lost="the attention viewer")
     tensors = _read_tensors(path, remarks, lost="the attention viewer is left out")
