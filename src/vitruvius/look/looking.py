@@ -248,7 +248,7 @@ def look_at(
                     ids = torch.tensor([place])
                     see(variant, picture, _attacked(attack, variant.model, x, ids, told), describe(attack))
     progress(total, total, "")
-    shown = " and ".join(dict.fromkeys(variant.title for variant in variants))
+    shown = " · ".join(dict.fromkeys(variant.title for variant in variants))
     return Look(
         title=f"{shown} on {pictures[0].name if len(pictures) == 1 else f'{len(pictures)} pictures'}",
         views=tuple(views),
