@@ -1,4 +1,4 @@
-"""Every recipe: it reads, says what it is, builds its model, and makes two steps on fake images of reduced size."""
+"""Every recipe: it reads, says what it is, builds its model, opens data in its own format and makes steps on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from own_formats import read_tensorflow, write_data
 from vitruvius._config import bind
+from vitruvius._errors import ConfigError
 from vitruvius._processes import Process
 from vitruvius._registry import read_spec
 from vitruvius._yaml import dump_yaml
@@ -27,6 +29,7 @@ from vitruvius.surgery import survey
 from vitruvius.surgery.sites import match
 from vitruvius.tasks import tasks
 from vitruvius.training import Config, read_recipe
+from vitruvius.training.dry_run import dry_run
 from vitruvius.training.loop import Trainer
 from vitruvius.training.session import open_session
 from vitruvius.training.sweep import Sweep
@@ -34,9 +37,6 @@ from vitruvius.training.sweep import Sweep
 NAMES = [name for name, _, _ in recipes()]
 SWEEPS = sorted((recipes_folder() / "light" / "sweeps").glob("*.yaml"))
 COMMON = (
-    "data.dataset=fake",
-    "data.num_classes=3",
-    "data.classes=null",
     "data.train_num_samples=8",
     "data.val_num_samples=2",
     "data.batch_size=2",
@@ -45,7 +45,7 @@ COMMON = (
     "data.aug_repeats=0",
     "train.device=cpu",
     "train.precision=fp32",
-    "train.holdout=0.5",
+    "train.alarm_images=2",
     "train.epochs=2",
     "train.warmup_epochs=1",
     "model.pretrained=false",
@@ -93,6 +93,7 @@ def family(config: Config) -> str:
 
 
 KINDS = {kind_of(recipe(name)): name for name in reversed(NAMES)}
+FORMATS = {(recipe(name).data.dataset, recipe(name).data.classes): name for name in reversed(NAMES)}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,14 +160,16 @@ def test_the_pieces_a_recipe_names_exist_and_take_its_settings(name: str) -> Non
         assert question.partition(":")[0] in analyses
 
 
-def reduced(name: str, folder: Path) -> Config:
+def reduced(name: str, folder: Path, patch: pytest.MonkeyPatch) -> Config:
     config = recipe(name)
-    settings = [*COMMON, *REDUCED[family(config)]]
+    settings = [*COMMON, *REDUCED[family(config)], *write_data(config.data.dataset, folder, patch)]
+    if config.train.holdout:
+        settings.append("train.holdout=0.5")
     use, task = read_spec(config.task, where="task")
     if "attack" in task and "steps" in task["attack"]:
         settings.append("task.attack.steps=2")
     if use == "distillation":
-        save_file(create_model("test_resnet", num_classes=3).model.state_dict(), folder / "teacher.safetensors")
+        save_file(create_model("test_resnet", num_classes=102).model.state_dict(), folder / "teacher.safetensors")
         settings += ["task.teacher=test_resnet", f"task.teacher_weights={folder / 'teacher.safetensors'}"]
     if config.data.mix:
         np.zeros((4, 32, 32, 3), np.uint8).tofile(folder / "more_images.bin")
@@ -179,14 +182,27 @@ def reduced(name: str, folder: Path) -> Config:
     return replace(small, attention=tuple(rules), gradual=None)
 
 
-@pytest.mark.parametrize("name", KINDS.values(), ids=KINDS.keys())
-def test_a_recipe_makes_two_steps_on_fake_images(name: str, tmp_path: Path) -> None:
-    session = open_session(reduced(name, tmp_path), Process(device=torch.device("cpu")))
+@pytest.mark.parametrize("name", sorted({*KINDS.values(), *FORMATS.values()}))
+def test_a_recipe_makes_steps_on_data_in_its_own_format(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_session(reduced(name, tmp_path, monkeypatch), Process(device=torch.device("cpu")))
     before = {key: value.clone() for key, value in session.model.state_dict().items()}
     row = Trainer(session).train_epoch()
-    assert session.updates == 2
+    assert session.updates == len(session.train_loader) >= 2
     assert row["train_loss"] > 0
     assert any(not torch.equal(value, before[key]) for key, value in session.model.state_dict().items())
+
+
+def test_a_recipe_that_cannot_train_is_refused_by_its_dry_run_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a stream nothing can be held out."""
+    asked = read_tensorflow(monkeypatch)
+    config = reduced("light/finetune_caltech102_xcit_s12", tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match="tfds/caltech101 is a stream; nothing can be held out"):
+        dry_run(replace(config, train=replace(config.train, holdout=0.5)))
+    assert not asked
 
 
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)

@@ -9,25 +9,12 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, DataError
-
-
-class Progress(Protocol):
-    """How long work tells how far it is: images (or updates) done, how many there are, and a few words about now."""
-
-    def __call__(self, done: float, total: float | None, words: str = "", /) -> object: ...
-
-
-@runtime_checkable
-class PacedProgress(Progress, Protocol):
-    """One that is also told rate and time left, in words, where the images done do not tell them."""
-
-    def pace(self, text: str, /) -> None: ...
 
 
 def device_of(model: object) -> torch.device:

@@ -28,16 +28,7 @@ from torch import Tensor
 from vitruvius._checks import check_count
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, DataError, RunError
-from vitruvius._files import (
-    Lock,
-    MadeFolder,
-    atomic_write_bytes,
-    atomic_write_text,
-    ensure_writable,
-    is_lock,
-    read_json,
-    sweep,
-)
+from vitruvius._files import Lock, MadeFolder, atomic_write_bytes, atomic_write_text, is_lock, read_json, sweep
 from vitruvius._processes import usable_cores
 from vitruvius._progress import Progress, no_progress
 from vitruvius._secrets import redact
@@ -49,13 +40,14 @@ from vitruvius.data.identity import digest_of, identify
 
 RECORD = "corrupt.json"  # the settings of a copy and a hash of its images
 USUAL_SUFFIXES = {"jpeg": (".jpg", ".jpeg"), "png": (".png",)}
-JPEG_QUALITY = 85  # of the published ImageNet-C
+OPTIONS: dict[str, dict[str, Any]] = {"jpeg": {"quality": 85, "optimize": True}, "png": {}}  # as ImageNet-C's
 CHUNK = 16  # files that a worker takes at a time
 BATCH = 256  # images of an array at a time
 
 Format = Literal["jpeg", "png"]
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
+Run = Callable[[Callable[[Any], object], Sequence[Any]], None]  # `share` among some workers
 
 
 def write_corrupted(
@@ -79,65 +71,47 @@ def write_corrupted(
     A folder is copied as ImageNet-C was published: the middle 224 × 224 pixels after the shorter side was made 256,
     then the corruption, then JPEG of quality 85; `format="png"` leaves out that last loss.
 
-    data: a folder with one folder per class, or the name of a data set (`digits`, `torch/cifar10`).
-    overrides: `data.key=value` settings of a data set by name; a folder takes none.
+    data: a folder with one folder per class, or the name of a data set (`digits`), whose settings are `overrides`.
     out: the folder to write; one that was begun with the same settings is finished.
     names: corruptions, or groups of them: benchmark, extra, all.
-    severities: of a folder; a data set by name gets all five.
     size: of a folder: pixels of the middle square that is kept; None keeps images as they are.
-    format: of the files of a folder.
-    seed, scale: of all corruptions. textures: a folder with photographs of frost, instead of drawn frost.
+    textures: a folder with photographs of frost, instead of drawn frost.
     images: how many, the fixed random choice of `data.val_num_samples`; default all.
     workers: processes; default one per core.
     """
     for count, flag in ((images, "--images"), (workers, "--workers")):
         if count is not None:
             check_count(count, flag)
+    wanted = {name for group in names for name in (corruption_names(group) if group in GROUPS else [group])}
+    known = [name for name in corruption_names("all") if name in wanted]
     grid: list[Corruption] = []
-    for name in _ordered(names):
-        settings: dict[str, Any] = {"seed": seed, "scale": scale}
+    for name in (*known, *sorted(wanted.difference(known))):
+        settings: dict[str, Any] = {"use": name, "seed": seed, "scale": scale}
         if name == "frost" and textures:
             settings["textures"] = textures
-        grid += [corruptions.make({"use": name, "severity": severity, **settings}) for severity in severities]
-    workers = usable_cores() if workers is None else workers
+        grid += [corruptions.make({**settings, "severity": severity}) for severity in severities]
+    run = functools.partial(share, workers=usable_cores() if workers is None else workers, progress=progress)
     out, source = Path(out).expanduser(), Path(data).expanduser()
     if not source.is_dir():
-        return _copy_arrays(*_read_data(data, overrides, images), out, grid, workers, progress)
+        return _copy_arrays(*_read_data(data, overrides, images), out, grid, run)
     if overrides:
         raise ConfigError(f"{overrides[0]!r} is for data sets by name; {data} is a folder.")
-    return _copy_folder(source, out, grid, size, format, images, workers, progress)
-
-
-def _ordered(names: Sequence[str]) -> list[str]:
-    """Names and groups, each corruption once: registered ones in the order of the group `all`, others last."""
-    wanted = {name for group in names for name in (corruption_names(group) if group in GROUPS else [group])}
-    registered = [name for name in corruption_names("all") if name in wanted]
-    return [*registered, *sorted(wanted.difference(registered))]
+    return _copy_folder(source, out, grid, size, format, images, run)
 
 
 def _copy_folder(
-    source: Path,
-    out: Path,
-    grid: Sequence[Corruption],
-    size: int | None,
-    format: Format,
-    limit: int | None,
-    workers: int,
-    progress: Progress,
+    source: Path, out: Path, grid: list[Corruption], size: int | None, format: Format, limit: int | None, run: Run
 ) -> int:
     data = open_data(DataConfig(dataset="folder", root=str(source), train_split=".", val_split="."), ".", (3, 1, 1))
     ids = chosen_ids(data, limit)
     files = [Path(data.describe(index)) for index in ids.tolist()]
     if out.resolve().is_relative_to(source.resolve()):
         raise ConfigError(f"{out} lies inside {source}, whose folders are the classes. Choose a folder elsewhere.")
-    if size is not None and size < 4:
-        raise ConfigError(f"images of {size} pixels are too small to corrupt; 4 or more.")
     targets: dict[Path, Path] = {}
     for file in files:
-        target = _target(out, grid[0], file, format)
-        if target in targets:
-            raise DataError(f"{targets[target]} and {file} would both become {target.name}; rename one of them.")
-        targets[target] = file
+        other = targets.setdefault(_target(out, grid[0], file, format), file)
+        if other != file:
+            raise DataError(f"{other} and {file} would both become one file; rename one of them.")
     settings = {
         "layout": "folders",
         "source": str(source.resolve()),
@@ -148,7 +122,7 @@ def _copy_folder(
     }
     chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
     with _claimed(out, settings, grid):
-        share(functools.partial(_copy_files, out, grid, size, format), chunks, workers, progress)
+        run(functools.partial(_copy_files, out, grid, size, format), chunks)
     return len(files) * len(grid)
 
 
@@ -159,7 +133,9 @@ def _copy_files(out: Path, grid: Sequence[Corruption], size: int | None, format:
         if missing:
             x, ids = read_image(file, size), torch.tensor([file_id(file)])
         for one in missing:
-            atomic_write_bytes(_target(out, one, file, format), encoded(one.apply(x, ids=ids)[0], format))
+            image, encoded = Image.fromarray(_to_bytes(one.apply(x, ids=ids))[0]), io.BytesIO()
+            image.save(encoded, format, **OPTIONS[format])
+            atomic_write_bytes(_target(out, one, file, format), encoded.getvalue())
 
 
 def _target(out: Path, corruption: Corruption, file: Path, format: Format) -> Path:
@@ -174,42 +150,27 @@ def file_id(file: Path) -> int:
 
 
 def read_image(file: Path, size: int | None) -> Tensor:
-    """(1, 3, H, W) pixels, cropped if a size is asked for."""
+    """(1, 3, H, W) pixels; of a `size` the middle square, after the shorter side was made 256/224 of it."""
     try:
         with Image.open(file) as opened:
             image = opened.convert("RGB")
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise DataError(f"{file} cannot be read as an image: {error}. Repair it or take it away.") from error
     if size is not None:
-        image = cropped(image, size)
-    return torch.from_numpy(np.array(image)).movedim(-1, 0)[None].float() / 255
-
-
-def cropped(image: Image.Image, size: int) -> Image.Image:
-    """The middle square of `size` pixels, after the shorter side was made 256/224 of it (bilinear)."""
-    factor = round(size * 256 / 224) / min(image.size)
-    width, height = (max(round(side * factor), size) for side in image.size)
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
-
-
-def encoded(pixels: Tensor, format: Format) -> bytes:
-    """One image (3, H, W) in [0, 1] as the bytes of a file."""
-    image = Image.fromarray((pixels * 255).round().byte().movedim(0, -1).numpy())
-    options: dict[str, Any] = {"quality": JPEG_QUALITY, "optimize": True} if format == "jpeg" else {}
-    file = io.BytesIO()
-    image.save(file, format, **options)
-    return file.getvalue()
+        factor = round(size * 256 / 224) / min(image.size)
+        width, height = (max(round(side * factor), size) for side in image.size)
+        left, top = round((width - size) / 2), round((height - size) / 2)
+        resized = image.resize((width, height), Image.Resampling.BILINEAR)
+        image = resized.crop((left, top, left + size, top + size))
+    return _to_pixels(np.array(image)[None])
 
 
 def _read_data(name: str, overrides: Sequence[str], images: int | None) -> tuple[Array, Array, Array]:
     """Images (N, H, W, C) uint8, labels (N,) and ids (N,) of the validation images of a data set."""
     if Path(name).suffix or name.startswith((".", "/", "~")):
         raise DataError(f"no folder {name}; expected one that holds a folder of images for every class.")
-    for setting in overrides:
-        if not setting.startswith("data."):
-            raise ConfigError(f"{setting!r} says nothing about the data; write data.root=…, data.val_split=….")
-    config = build(DataConfig, override({"data": {"dataset": name}}, overrides)["data"], source=name)
+    settings = [setting.removeprefix("data.") for setting in overrides]
+    config = build(DataConfig, override({"dataset": name}, settings), source=name)
     side = config.image_size or 32
     data = open_data(config, config.val_split, (config.in_chans or 3, side, side))
     ids = chosen_ids(data, images or config.val_num_samples)
@@ -221,11 +182,7 @@ def _read_data(name: str, overrides: Sequence[str], images: int | None) -> tuple
     return np.stack(pixels).reshape(len(ids), height, width, -1), np.array([label for _, label in pairs]), ids.numpy()
 
 
-def _copy_arrays(
-    images: Array, labels: Array, ids: Array, out: Path, grid: Sequence[Corruption], workers: int, progress: Progress
-) -> int:
-    if images.shape[-1] not in (1, 3):
-        raise DataError(f"images have {images.shape[-1]} channels; only grey and colour can be corrupted.")
+def _copy_arrays(images: Array, labels: Array, ids: Array, out: Path, grid: list[Corruption], run: Run) -> int:
     by_name: dict[str, list[Corruption]] = {}
     for one in sorted(grid, key=lambda one: one.severity):
         by_name.setdefault(one.name, []).append(one)
@@ -236,20 +193,29 @@ def _copy_arrays(
         small = np.min_scalar_type(int(labels.max()))
         _save_array(out / "labels.npy", np.tile(labels.astype(small), len(SEVERITIES)))
         missing = [five for name, five in by_name.items() if not (out / f"{name}.npy").exists()]
-        share(functools.partial(_copy_array, images, ids, out), missing, workers, progress)
+        run(functools.partial(_copy_array, images, ids, out), missing)
     return len(by_name)
 
 
 def _copy_array(images: Array, ids: Array, out: Path, severities: Sequence[Corruption]) -> None:
     """All images under one corruption, severity after severity, as one file."""
-    result = np.empty((len(severities), *images.shape), dtype=np.uint8)
-    for corruption, rows in zip(severities, result, strict=True):
-        for start in range(0, len(images), BATCH):
-            part = slice(start, start + BATCH)
-            x = torch.from_numpy(np.array(images[part])).movedim(-1, 1).float() / 255
-            corrupted = corruption.apply(x, ids=torch.from_numpy(ids[part]))
-            rows[part] = (corrupted * 255).round().byte().movedim(1, -1).numpy()
-    _save_array(out / f"{severities[0].name}.npy", result.reshape(-1, *images.shape[1:]))
+    parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)]
+    made = [
+        _to_bytes(one.apply(_to_pixels(images[part]), ids=torch.from_numpy(ids[part])))
+        for one in severities
+        for part in parts
+    ]
+    _save_array(out / f"{severities[0].name}.npy", np.concatenate(made))
+
+
+def _to_pixels(images: Array) -> Tensor:
+    """(B, H, W, C) uint8 → (B, C, H, W) in [0, 1]."""
+    return torch.from_numpy(images).movedim(-1, 1).float() / 255
+
+
+def _to_bytes(pixels: Tensor) -> Array:
+    """The way back."""
+    return (pixels * 255).round().byte().movedim(1, -1).numpy()
 
 
 def _save_array(path: Path, array: Array) -> None:
@@ -270,16 +236,13 @@ def _claimed(out: Path, settings: dict[str, Any], grid: Sequence[Corruption]) ->
     with Lock(out):
         made = MadeFolder(out)
         try:
-            before: dict[str, Any] = {"version": __version__}
-            if record.exists():
-                before = read_json(record)
-                changed = [key for key, value in settings.items() if key in before and before[key] != value]
-                if changed:
-                    how = ", ".join(f"{key} was {before[key]!r}, is now {settings[key]!r}" for key in changed)
-                    raise ConfigError(f"{out} holds a copy made otherwise ({how}). Choose another folder.")
-            elif any(not is_lock(path) and path.suffix != ".tmp" for path in out.iterdir()):
+            before = read_json(record) if record.exists() else {"version": __version__}
+            changed = [key for key, value in settings.items() if before.get(key, value) != value]
+            if changed:
+                how = ", ".join(f"{key} was {before[key]!r}, is now {settings[key]!r}" for key in changed)
+                raise ConfigError(f"{out} holds a copy made otherwise ({how}). Choose another folder.")
+            if not record.exists() and any(not is_lock(path) and path.suffix != ".tmp" for path in out.iterdir()):
                 raise ConfigError(f"{out} exists and is not a corrupted copy. Choose a new or empty folder.")
-            ensure_writable(out)
             for folder in (out, *out.glob("*/*/*/")):
                 sweep(folder)
             atomic_write_text(record, json.dumps({**before, **settings}, indent=2) + "\n")

@@ -84,20 +84,8 @@ def _keys(name: str | None) -> str:
 
 def plural_of(kind: str) -> str:
     """The kind that a singular `kind` means: attention → attentions, analysis → analyses; other words as they are."""
-    for plural in (*KINDS, "keys"):
-        if kind in _singulars(plural):
-            return plural
-    return kind
-
-
-def _singulars(plural: str) -> set[str]:
-    """`studies` → `study`, `bases` → `basis` and `base`, `analyses` → `analysis`, `attacks` → `attack`."""
-    forms = {plural.removesuffix("s")}
-    if plural.endswith("ies"):
-        forms.add(plural.removesuffix("ies") + "y")
-    if plural.endswith("ses"):
-        forms.add(plural.removesuffix("ses") + "sis")
-    return forms
+    irregular = {"analysis": "analyses", "basis": "bases", "study": "studies", "key": "keys"}
+    return irregular.get(kind, f"{kind}s" if f"{kind}s" in KINDS else kind)
 
 
 def _head(file: Path) -> str:

@@ -32,7 +32,7 @@ from vitruvius.targets.base import Target, TargetConfig, check_numbering, open_t
 
 if TYPE_CHECKING:
     from vitruvius._processes import Process
-    from vitruvius.data import Loader
+    from vitruvius.data.loader import Loader
     from vitruvius.models import PixelModel
 
 Split = Literal["validation", "training", "augmented"]  # the last: training images, augmented as for training

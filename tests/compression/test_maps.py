@@ -17,7 +17,8 @@ from vitruvius._files import load_tensors
 from vitruvius._processes import Process
 from vitruvius.attention import part
 from vitruvius.compression import average_maps, save_maps
-from vitruvius.data import DataConfig, Loader, TensorSet, eval_loader, images_loader
+from vitruvius.data import DataConfig, TensorSet, eval_loader, images_loader
+from vitruvius.data.loader import Loader
 
 
 def small(**kwargs: object) -> torch.nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from pathlib import Path
@@ -16,7 +15,7 @@ from PIL import Image
 from vitruvius import corrupted_copies
 from vitruvius._errors import ConfigError, DataError, RunError
 from vitruvius.cli import main
-from vitruvius.corrupted_copies import cropped, encoded, file_id, share, write_corrupted
+from vitruvius.corrupted_copies import file_id, read_image, share, write_corrupted
 from vitruvius.corruptions import corruptions
 from vitruvius.data import DataConfig, eval_loader
 
@@ -60,7 +59,9 @@ def test_a_folder_gets_image_net_cs_layout(folder: Path, tmp_path: Path) -> None
         *(f"contrast/{s}/{file}" for s in (1, 2) for file in ("cat/one.JPEG", "cat/two.jpeg", "dog/one.JPEG")),
         "corrupt.json",
     ]
-    assert pixels_of(tmp_path / "out/contrast/2/dog/one.JPEG").shape == (24, 24, 3)
+    with Image.open(tmp_path / "out/contrast/2/dog/one.JPEG") as image:
+        assert image.size == (24, 24)
+        assert image.quantization[0][0] == 5  # 16 × 30 % rounded: the first step of the table at quality 85
 
 
 def test_png_copies_hold_exactly_what_the_corruption_gives(folder: Path, tmp_path: Path) -> None:
@@ -78,19 +79,14 @@ def test_the_random_numbers_of_a_file_belong_to_its_class_and_name() -> None:
     assert file_id(Path("/a/dog/one.png")) != file_id(Path("/a/cat/one.png"))
 
 
-def test_images_are_cropped_in_the_middle() -> None:
+def test_images_are_cropped_in_the_middle(tmp_path: Path) -> None:
     image = Image.new("RGB", (400, 200))
     image.paste((255, 0, 0), (150, 0, 250, 200))
-    middle = np.asarray(cropped(image, 224))
-    assert middle.shape == (224, 224, 3)
-    assert (middle[:, 112, 0] == 255).all()
-    assert middle[0, 0, 0] == middle[0, 223, 0] == 0
-
-
-def test_jpeg_copies_have_quality_85() -> None:
-    pixels = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
-    read = Image.open(io.BytesIO(encoded(pixels, "jpeg")))
-    assert read.quantization[0][0] == 5  # 16 × 30 % rounded: the first step of the table at quality 85
+    image.save(tmp_path / "a.png")
+    red = read_image(tmp_path / "a.png", 224)[0, 0]
+    assert red.shape == (224, 224)
+    assert (red[:, 112] == 1).all()
+    assert red[0, 0] == red[0, 223] == 0
 
 
 def test_a_data_set_gets_cifar_10_cs_layout_and_equals_what_happens_on_the_fly(tmp_path: Path) -> None:
@@ -197,12 +193,12 @@ def test_a_folder_of_somebody_else_is_not_written_into(tmp_path: Path) -> None:
 def test_bad_folders_are_refused_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lies inside"):
         write_corrupted(str(folder), out=folder / "out", **CONTRAST)
-    with pytest.raises(ConfigError, match="too small"):
+    with pytest.raises(DataError, match="at least 4×4"):
         write_corrupted(str(folder), out=tmp_path / "out", size=3, **CONTRAST)
     with pytest.raises(ConfigError, match="for data sets by name"):
         write_corrupted(str(folder), ["data.val_split=x"], out=tmp_path / "out", **CONTRAST)
     (folder / "cat" / "one.png").write_bytes((folder / "cat" / "two.png").read_bytes())
-    with pytest.raises(DataError, match=r"would both become one\.png"):
+    with pytest.raises(DataError, match="would both become one file"):
         write_corrupted(str(folder), out=tmp_path / "out", format="png", **CONTRAST)
     assert not (tmp_path / "out").exists()
     (folder / "cat" / "one.png").write_bytes(b"no picture")
@@ -238,7 +234,7 @@ def test_a_limited_copy_of_a_folder_has_the_images_that_an_evaluation_takes(
         (["digits", "--severities", "7"], "from 1 to 5"),
         (["digits", "--severities", "1,2"], "each once"),
         (["digits", "--severities", "two"], "--severities 'two'"),
-        (["digits", "model.name=x"], "'model.name=x' says nothing about the data"),
+        (["digits", "model.name=x"], "unknown key 'model'"),
         (["digitz"], "no data set named 'digitz'"),
         (["digits", "--images", "0"], "--images 0"),
     ],

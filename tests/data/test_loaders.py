@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvius.data import DataConfig, Loader, eval_loader, train_loader
-from vitruvius.data.loader import ImageLoader
+from vitruvius.data import DataConfig, eval_loader, train_loader
+from vitruvius.data.loader import ImageLoader, Loader
 
 AUGMENTED = {"aa": "rand-m9-mstd0.5-inc1", "reprob": 0.5, "hflip": 0.5, "aug_repeats": 2}
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from vitruvius._errors import DataError
 from vitruvius._registry import load_plugins
 from vitruvius.cli import main
-from vitruvius.data import DataConfig, DataError, eval_loader
+from vitruvius.data import DataConfig, eval_loader
 from vitruvius.data.base import data_sources
 from vitruvius.listing import listing
 

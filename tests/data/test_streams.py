@@ -6,60 +6,21 @@ import importlib
 import io
 import json
 import logging
-import math
 import tarfile
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch.utils.data import get_worker_info
 
-from vitruvius._errors import DataError, MissingExtra
+from own_formats import Reader, picture
+from vitruvius._errors import ConfigError, DataError, MissingExtra
 from vitruvius.data import DataConfig, eval_loader, held_out, train_loader
+from vitruvius.data.base import data_sources
 from vitruvius.data.preprocessing import eval_transform, resolve, train_transform
 from vitruvius.data.sources.streams import Share, Stream, StreamLoader
 
 SIZE = {"input_size": (3, 8, 8), "interpolation": "bilinear", "crop_pct": 1.0}
-
-
-def picture(number):
-    pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
-
-
-class Reader:
-    """What timm's readers of streams have in common; deals out samples to processes and workers."""
-
-    def __init__(self, number, batch_size=4, training=False, lost=()):
-        self.num_samples, self.batch_size, self.training, self.lost = number, batch_size, training, lost
-        self.dist_rank, self.dist_num_replicas, self.num_workers = 5, 7, 1  # as if another group were running
-        self.ds, self.epoch = None, 0
-
-    def set_loader_cfg(self, num_workers):
-        self.num_workers = num_workers
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def _per_worker(self):
-        share = math.ceil(self.num_samples / (self.num_workers * self.dist_num_replicas))
-        return math.ceil(share / self.batch_size) * self.batch_size
-
-    def __iter__(self):
-        worker = get_worker_info()
-        first = self.dist_rank * self.num_workers + (worker.id if worker else 0)
-        mine = range(first, self.num_samples, self.num_workers * self.dist_num_replicas)
-        order = np.random.default_rng(self.epoch).permutation(mine) if self.training else mine
-        count = self._per_worker() if self.training else len(mine)
-        for i in range(count):
-            number = int(order[i % len(order)])
-            if number not in self.lost:
-                yield picture(number), number % 3
-
-    def __len__(self):
-        return self._per_worker() * self.num_workers
 
 
 def stream(reader):
@@ -160,6 +121,7 @@ def test_a_missing_package_is_one_line(dataset, package, extra, monkeypatch):
     def absent(name):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
+    assert dataset.partition("/")[0] in data_sources  # whose files are imported
     monkeypatch.setattr(importlib, "import_module", absent)
     config = DataConfig(dataset=dataset, root=".")
     for load in (lambda: eval_loader(config, input_size=SIZE), lambda: train_loader(config, input_size=SIZE, seed=0)):
@@ -173,7 +135,7 @@ def test_single_images_of_a_stream_cannot_be_chosen():
         eval_loader(config, input_size=SIZE, only=torch.arange(3))
     with pytest.raises(DataError, match="neither chosen nor left out"):
         train_loader(config, input_size=SIZE, seed=0, exclude=torch.arange(3))
-    with pytest.raises(DataError, match="nothing can be held out"):
+    with pytest.raises(ConfigError, match="nothing can be held out"):
         held_out(config, 0.1)
 
 
@@ -268,5 +230,5 @@ def test_what_is_wrong_with_a_streamed_set_is_said(parquet):
         eval_loader(DataConfig(**settings), input_size=SIZE)
     with pytest.raises(DataError, match=r"cannot open hfids/.* \(tset\)"):
         eval_loader(DataConfig(**settings, val_num_samples=7), input_size=SIZE, split="tset")
-    with pytest.raises(DataError, match="numbers its classes itself"):
+    with pytest.raises(DataError, match="cannot number the classes"):
         eval_loader(DataConfig(**settings, class_map="imagenet-1k"), input_size=SIZE)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitruvius.data import DataError
+from vitruvius._errors import DataError
 from vitruvius.data.preprocessing import eval_transform
 from vitruvius.look.pictures import decode, prepare, read_pictures
 

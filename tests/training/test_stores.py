@@ -18,7 +18,6 @@ from small_run import RECIPE, SMALL, assert_same_run, contents, rows_of, small_c
 from stores import Store, forget_connections, gcs_server, s3_server
 from vitruvius._errors import RunError
 from vitruvius._files import local_path
-from vitruvius._files import store as store_module
 from vitruvius.cli import main
 from vitruvius.training import fetch, train
 
@@ -28,10 +27,9 @@ SERVERS = {"s3": s3_server, "gs": gcs_server}
 
 @pytest.fixture(params=["s3", "gs"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """A server with one empty bucket; the working folder is empty, and nobody waits long."""
+    """A server with one empty bucket; the working folder is empty."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(store_module, "DELAYS", (0.01, 0.02))
     with SERVERS[request.param](monkeypatch, tmp_path / "server") as server:
         yield server
 

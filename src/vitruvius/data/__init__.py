@@ -9,26 +9,20 @@ from typing import TYPE_CHECKING
 from vitruvius._lazy import exports
 
 if TYPE_CHECKING:
-    from vitruvius._errors import DataError as DataError
     from vitruvius.data._config import DataConfig as DataConfig
     from vitruvius.data.augmentation.mixup import make_mixup as make_mixup
     from vitruvius.data.base import TensorSet as TensorSet
     from vitruvius.data.base import data_source as data_source
-    from vitruvius.data.loader import Loader as Loader
     from vitruvius.data.loading import eval_loader as eval_loader
     from vitruvius.data.loading import held_out as held_out
     from vitruvius.data.loading import images_loader as images_loader
     from vitruvius.data.loading import train_loader as train_loader
-    from vitruvius.data.naming import class_words as class_words
 else:
     __getattr__, __dir__, __all__ = exports(
         __name__,
         {
             "DataConfig": "_config",
-            "DataError": "base",
-            "Loader": "loader",
             "TensorSet": "base",
-            "class_words": "naming",
             "data_source": "base",
             "eval_loader": "loading",
             "held_out": "loading",

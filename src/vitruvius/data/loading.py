@@ -129,7 +129,10 @@ def held_out(config: DataConfig, fraction: float, *, seed: int = 0) -> Tensor:
     `fraction` of its images, above 0 and below 1, chosen by `seed`.
     """
     if is_stream(config):
-        raise DataError(f"{config.dataset} is a stream; nothing can be held out. Use a split of its own.")
+        raise ConfigError(
+            f"{config.dataset} is a stream; nothing can be held out. Say train.holdout=0, and name a split of its own "
+            "or, if it is TensorFlow's, a part: data.train_split=train[5%:] data.val_split=train[:5%]."
+        )
     ids = chosen_ids(open_data(config, config.train_split, (1, 1, 1)), config.train_num_samples)
     count = round(len(ids) * fraction)
     if not 0 < count < len(ids):

@@ -20,9 +20,10 @@ from vitruvius._checks import check_eval_mode, check_labels, check_logits, devic
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius._progress import Progress, no_progress
-from vitruvius.data import DataConfig, Loader, images_loader
+from vitruvius.data import DataConfig, images_loader
 from vitruvius.data.base import InputSize
 from vitruvius.data.identity import identify
+from vitruvius.data.loader import Loader
 from vitruvius.data.preprocessing import resolve
 from vitruvius.evaluation.base import Columns, as_floats, data_settings, read_logits, subject_of
 from vitruvius.evaluation.ledger import Ledger

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitruvius._errors import VitruviusError
-from vitruvius.data import class_words
+from vitruvius.data.naming import class_words
 from vitruvius.look.looking import Variant, class_names, compare
 from vitruvius.look.pictures import Picture, read_pictures
 from vitruvius.request import Request

@@ -9,7 +9,8 @@ from pathlib import Path
 from vitruvius._checks import check_count
 from vitruvius._errors import VitruviusError
 from vitruvius.analysis.recording import record_pictures
-from vitruvius.data import DataConfig, class_words
+from vitruvius.data import DataConfig
+from vitruvius.data.naming import class_words
 from vitruvius.evaluation.threats import Threat, describe
 from vitruvius.report.gathering import is_study, is_sweep, runs_in
 from vitruvius.report.run import check_runs

@@ -25,7 +25,7 @@ from vitruvius.data.base import check_data
 from vitruvius.models.config import AttentionRule, ModelConfig
 
 if TYPE_CHECKING:
-    from vitruvius.data import Loader
+    from vitruvius.data.loader import Loader
     from vitruvius.models import PixelModel
 
 

@@ -26,9 +26,10 @@ from vitruvius._registry import read_spec
 from vitruvius.analysis import first_images
 from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.softmax import multiplies_bfloat16
-from vitruvius.data import Loader, eval_loader, held_out, make_mixup, train_loader
+from vitruvius.data import eval_loader, held_out, make_mixup, train_loader
 from vitruvius.data.augmentation.mixup import Mixer
 from vitruvius.data.identity import Identity, identity_of
+from vitruvius.data.loader import Loader
 from vitruvius.data.preprocessing import resolve
 from vitruvius.models import PixelModel, create_from_config, create_model
 from vitruvius.surgery import inner

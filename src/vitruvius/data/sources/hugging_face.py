@@ -1,12 +1,27 @@
-"""Hugging Face data sets with random access, through timm's reader."""
+"""Hugging Face data sets: with random access, through timm's reader, or streamed.
+
+timm's own reader of streams gives `datasets` an argument that newer versions refuse, does not know the classes, and
+never ends in a worker that gets no file of the set. `HubStream` has what timm's readers of streams have in common.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import get_worker_info
 
 from vitruvius._errors import DataError
 from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
 from vitruvius.data.base import Size, check_num_classes, data_source
+from vitruvius.data.loader import pil_mode
 from vitruvius.data.sources.folder import FileImages
+from vitruvius.data.sources.streams import Stream, limit_of, make_stream
+
+BUFFER = 1000  # images among which training chooses the next one
+IMAGE, LABEL = "image", "label"
 
 
 @data_source("hfds", after_slash="<owner>/<name>", class_map=True, files=True)
@@ -21,3 +36,113 @@ def open_hugging_face(config: DataConfig, split: str, size: Size) -> FileImages:
         raise DataError(f"cannot open {config.dataset} ({split}): {error}") from error
     classes = check_num_classes(config, config.dataset, len(dataset.reader.class_to_idx) or None)
     return FileImages(dataset, f"{config.dataset}/{split}", classes)
+
+
+@data_source("hfids", after_slash="<owner>/<name>", stream=True)
+def open_streamed_hugging_face(config: DataConfig, split: str, size: Size, *, training: bool, seed: int) -> Stream:
+    """A Hugging Face data set that is streamed and never stored."""
+    require("datasets", "hf")
+    try:
+        reader = HubStream(
+            config.dataset.removeprefix("hfids/"),
+            root=config.root,
+            split=split,
+            training=training,
+            batch_size=config.batch_size,
+            num_samples=limit_of(config, training),
+            seed=seed,
+            mode=pil_mode(size[0]),
+        )
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise DataError(f"cannot open {config.dataset} ({split}): {error}") from error
+    return make_stream(config, split, reader)
+
+
+class HubStream:
+    """(PIL image, label) of one split, in the order of its files; for training shuffled, and as often as needed.
+
+    name: of the set on the hub, or a folder of it.
+    root: where `datasets` keeps its cache; None: its default.
+    training: shuffle, and give every worker the same number of images, a multiple of `batch_size`.
+    num_samples: how many images there are, or an upper limit; None: what the set says of itself.
+    mode: PIL's mode of the images, RGB or L.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        root: str | None,
+        split: str,
+        training: bool,
+        batch_size: int,
+        num_samples: int | None,
+        seed: int,
+        mode: str,
+    ) -> None:
+        datasets: Any = require("datasets", "hf")
+        builder = datasets.load_dataset_builder(name, cache_dir=root)
+        self.split, self.training, self.batch_size, self.seed, self.mode = split, training, batch_size, seed, mode
+        self.stream = builder.as_streaming_dataset(split=split)
+        known = (builder.info.splits or {}).get(split)
+        self.num_samples = int(num_samples or (known and known.num_examples) or 0)
+        if not self.num_samples:
+            key = "train_num_samples" if training else "val_num_samples"
+            raise ValueError(f"{name} does not say how many images {split} holds; say data.{key}.")
+        features = self.stream.features or builder.info.features or {}
+        names = getattr(features.get(LABEL), "names", None) or []
+        self.class_to_idx = {name: number for number, name in enumerate(names)}
+        self.epoch = self.dist_rank = 0
+        self.dist_num_replicas = self.num_workers = 1
+        self.ds: object = None  # timm's readers keep their iterator here; this one begins again every time
+
+    @property
+    def max_workers(self) -> int:
+        """Workers that can read at the same time: each needs a file of its own."""
+        shards = int(self.stream.num_shards)
+        return shards // self.dist_num_replicas if shards % self.dist_num_replicas == 0 else shards
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle as for this epoch."""
+        self.epoch = epoch
+
+    def set_loader_cfg(self, num_workers: int) -> None:
+        """Be read by `num_workers` at the same time."""
+        self.num_workers = num_workers
+
+    def __len__(self) -> int:
+        """Images that one process will see."""
+        return self._per_worker() * self.num_workers
+
+    def _per_worker(self) -> int:
+        share = math.ceil(self.num_samples / (self.num_workers * self.dist_num_replicas))
+        return math.ceil(share / self.batch_size) * self.batch_size if self.training else share
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        distributed: Any = require("datasets.distributed", "hf")
+        stream = self.stream
+        if self.training:
+            stream = stream.shuffle(seed=self.seed, buffer_size=BUFFER)
+        stream = distributed.split_dataset_by_node(stream, rank=self.dist_rank, world_size=self.dist_num_replicas)
+        stream.set_epoch(self.epoch)
+        left = self._per_worker()
+        while left > 0:
+            before = left
+            for sample in stream:
+                yield self._pair(sample)
+                left -= 1
+                if left == 0:
+                    return
+            if not self.training:
+                return
+            if left == before:
+                worker = get_worker_info()
+                number = 0 if worker is None else worker.id
+                raise DataError(f"{self.split} of this set holds no images for worker {number}; use fewer workers.")
+
+    def _pair(self, sample: dict[str, Any]) -> tuple[Any, Any]:
+        for column in (IMAGE, LABEL):
+            if column not in sample:
+                raise DataError(f"{self.split} has the columns {', '.join(sample)}; expected {IMAGE} and {LABEL}.")
+        image = sample[IMAGE]
+        return image if image.mode == self.mode else image.convert(self.mode), sample[LABEL]

@@ -24,7 +24,6 @@ from vitruvius.data._config import DataConfig
 from vitruvius.data.base import Size, check_data, check_num_classes, data_source, find_source, to_pixels
 from vitruvius.data.loader import BatchWithIds, Loader, Sample, collate, pil_mode
 from vitruvius.data.preprocessing import Transform
-from vitruvius.data.sources.hub_stream import HubStream
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +63,11 @@ def open_tfds(config: DataConfig, split: str, size: Size, *, training: bool, see
     `split` is the data set's, `train[:1000]` too.
     """
     require("tensorflow_datasets", "tfds")
-    if _limit(config, training) is not None:
-        raise DataError("tfds takes a number of images in the name of the split, as in train[:1000].")
-    return _open_reader(config, split, size, training, seed)
+    limit = limit_of(config, training)
+    if limit is not None and "[" in split:
+        raise DataError(f"{split!r} of {config.dataset} is a part already; name the first {limit} images in it.")
+    first = split if limit is None else f"{split}[:{limit}]"
+    return _open_reader(config, first, size, training, seed, num_samples=None)
 
 
 @data_source("wds", after_slash="<name>", root="the folder of the tar files", class_map=True, stream=True)
@@ -76,30 +77,12 @@ def open_webdataset(config: DataConfig, split: str, size: Size, *, training: boo
     `split` is a name or a pattern of tar files, as timm's reader takes it.
     """
     require("webdataset", "wds")
-    return _open_reader(config, split, size, training, seed)
+    return _open_reader(config, split, size, training, seed, num_samples=limit_of(config, training))
 
 
-@data_source("hfids", after_slash="<owner>/<name>", stream=True)
-def open_streamed_hugging_face(config: DataConfig, split: str, size: Size, *, training: bool, seed: int) -> Stream:
-    """A Hugging Face data set that is streamed and never stored."""
-    require("datasets", "hf")
-    try:
-        reader = HubStream(
-            config.dataset.removeprefix("hfids/"),
-            root=config.root,
-            split=split,
-            training=training,
-            batch_size=config.batch_size,
-            num_samples=_limit(config, training),
-            seed=seed,
-            mode=pil_mode(size[0]),
-        )
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise DataError(f"cannot open {config.dataset} ({split}): {error}") from error
-    return _stream(config, split, reader)
-
-
-def _open_reader(config: DataConfig, split: str, size: Size, training: bool, seed: int) -> Stream:
+def _open_reader(
+    config: DataConfig, split: str, size: Size, training: bool, seed: int, *, num_samples: int | None
+) -> Stream:
     from timm.data import create_dataset
 
     try:
@@ -110,23 +93,25 @@ def _open_reader(config: DataConfig, split: str, size: Size, training: bool, see
             class_map=config.class_map,
             is_training=training,
             batch_size=config.batch_size,
-            num_samples=_limit(config, training),
+            num_samples=num_samples,
             seed=seed,
             download=config.download,
             input_img_mode=pil_mode(size[0]),
         )
     except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
         raise DataError(f"cannot open {config.dataset} ({split}) in {config.root}: {error}") from error
-    return _stream(config, split, dataset.reader)
+    return make_stream(config, split, dataset.reader)
 
 
-def _stream(config: DataConfig, split: str, reader: Any) -> Stream:
+def make_stream(config: DataConfig, split: str, reader: Any) -> Stream:
+    """A reader of timm's kind with the number of its classes."""
     found = len(getattr(reader, "class_to_idx", None) or ()) or None
     classes = check_num_classes(config, config.dataset, found)
     return Stream(name=f"{config.dataset}/{split}", reader=reader, num_classes=classes)
 
 
-def _limit(config: DataConfig, training: bool) -> int | None:
+def limit_of(config: DataConfig, training: bool) -> int | None:
+    """How many images are asked for at most."""
     return config.train_num_samples if training else config.val_num_samples
 
 
