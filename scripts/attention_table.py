@@ -24,7 +24,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 from families import FAMILIES, Family  # noqa: E402
 from vitruvius._errors import SurgeryError  # noqa: E402
-from vitruvius.attention import Part, build_core, part  # noqa: E402
+from vitruvius.attention import part  # noqa: E402
+from vitruvius.attention.base import Part, build_core  # noqa: E402
 from vitruvius.attention.mask import Mask  # noqa: E402
 from vitruvius.heads import Site  # noqa: E402
 from vitruvius.surgery import restore, rewire, survey  # noqa: E402

@@ -14,7 +14,7 @@ from vitruvius._errors import ConfigError, UnknownName
 from vitruvius._yaml import dump_yaml, parse_value, read_yaml
 from vitruvius.attacks.base import LINF, Norm
 from vitruvius.data import DataConfig
-from vitruvius.models import AttentionRule
+from vitruvius.models.config import AttentionRule
 from vitruvius.training import TrainConfig
 
 

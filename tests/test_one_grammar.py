@@ -17,7 +17,7 @@ from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.attention import attentions, part
 from vitruvius.converters import convert
 from vitruvius.init import inits
-from vitruvius.models import AttentionRule
+from vitruvius.models.config import AttentionRule
 from vitruvius.surgery.base import inner
 from vitruvius.surgery.convmixer import use_filters
 

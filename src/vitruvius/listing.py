@@ -28,7 +28,7 @@ KINDS = {  # kind → its registry, or a function that lists it, and what it is;
     "recipes": ("listing:recipes", "what `vitruvius train` takes by name"),
     "rules": ("compression.rules:rules", "which pairs a mask keeps, for `vitruvius masks --rule`"),
     "shifts": ("shifts:shifts", "published sets of shifted images, for --shift"),
-    "sockets": ("surgery:sockets", "attention classes of timm that can be rewired"),
+    "sockets": ("surgery.base:sockets", "attention classes of timm that can be rewired"),
     "studies": ("studies:studies", "experiments over several runs, for `vitruvius study`"),
     "targets": ("targets:target_kinds", "ways to name a model"),
     "tasks": ("tasks:tasks", "what training minimises, for `task:` in a recipe"),

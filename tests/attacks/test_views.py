@@ -24,7 +24,8 @@ from vitruvius.attacks.apgd_targeted import APGDTargeted
 from vitruvius.attacks.autoattack import AutoAttack, Cascade
 from vitruvius.attacks.fab_targeted import FABTargeted
 from vitruvius.attacks.pgd import PGD
-from vitruvius.attention import Core, softmax
+from vitruvius.attention import softmax
+from vitruvius.attention.base import Core
 
 
 class Counting(nn.Module):

@@ -3,7 +3,7 @@ import torch
 from attending import make_site
 
 from vitruvius._errors import SurgeryError
-from vitruvius.attention import interpolate, interpolate_state
+from vitruvius.attention.interpolation import interpolate, interpolate_state
 
 
 def gridded(rows, columns, *, prefix=1, attends="tokens", **more):

@@ -13,9 +13,9 @@ from attending import (
 from torch import nn
 
 from vitruvius._errors import DataError, SurgeryError
-from vitruvius.attention import fit_low_rank, part
+from vitruvius.attention import part
 from vitruvius.attention.base import attention_map, build_core
-from vitruvius.attention.low_rank import LowRank, fold_into
+from vitruvius.attention.low_rank import LowRank, fit_low_rank, fold_into
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, HeadWeights
 

@@ -72,7 +72,9 @@ def _whole(keep: torch.Tensor) -> torch.Tensor:
 def test_windows_count_as_often_as_they_are() -> None:
     model = vitruvius.create_model("swin_tiny_patch4_window7_224", img_size=56, depths=(1, 1), num_classes=10)
     first = account(model).sites[0]
-    assert first.dense_macs == first.kept_macs == 4 * 3 * 49 * 49 * 64  # four windows of 49 tokens, three heads of width 32 + 32
+    assert (
+        first.dense_macs == first.kept_macs == 4 * 3 * 49 * 49 * 64
+    )  # four windows of 49 tokens, three heads of width 32 + 32
 
 
 def test_measured_times_stand_beside_the_counts() -> None:

@@ -12,7 +12,9 @@ from timm.data import resolve_data_config
 
 from vitruvius._errors import ConfigError, NoSiteError, UnknownName
 from vitruvius.attention import part
-from vitruvius.models import AttentionRule, PixelModel, create_model, models, wire
+from vitruvius.models import PixelModel, create_model, models
+from vitruvius.models.config import AttentionRule
+from vitruvius.models.wiring import wire
 from vitruvius.surgery import restore, rewire
 from vitruvius.surgery.base import Socket
 from vitruvius.surgery.notes import attention_of

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from small_run import small_run
 from vitruvius._errors import CheckpointError, ConfigError
-from vitruvius.models import ModelConfig, create_from_config, create_model, freeze, load_model, load_weights
+from vitruvius.models import create_from_config, create_model, freeze, load_model, load_weights
+from vitruvius.models.config import ModelConfig
 from vitruvius.models.weights import head_keys
 from vitruvius.surgery import survey
 

@@ -5,7 +5,8 @@ import torch
 
 from families import FAMILIES
 from vitruvius._errors import ConfigError, DataError, SurgeryError
-from vitruvius.attention import fit_low_rank, part
+from vitruvius.attention import part
+from vitruvius.attention.low_rank import fit_low_rank
 from vitruvius.surgery import record, rewire
 from vitruvius.surgery.calibrating import calibrate_low_rank
 from vitruvius.surgery.folding import fold

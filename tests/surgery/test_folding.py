@@ -6,7 +6,8 @@ import torch
 
 from families import FAMILIES
 from vitruvius._errors import SurgeryError
-from vitruvius.attention import fit_low_rank, part
+from vitruvius.attention import part
+from vitruvius.attention.low_rank import fit_low_rank
 from vitruvius.surgery import restore, rewire
 from vitruvius.surgery.folding import fold, start_low_rank
 

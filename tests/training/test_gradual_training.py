@@ -15,7 +15,7 @@ from vitruvius.compression.maps import average_maps
 from vitruvius.compression.masks import make_masks
 from vitruvius.compression.rules.ratio import Ratio
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.models import AttentionRule, ModelConfig
+from vitruvius.models.config import AttentionRule, ModelConfig
 from vitruvius.training import Config, TrainConfig, train
 
 NAME = "vitruvius/vit_digits"

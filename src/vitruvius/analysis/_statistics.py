@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitruvius.analysis.base import Statistics
 from vitruvius.analysis.table import SAME_BY_CONSTRUCTION, Curve, Row
-from vitruvius.surgery import abridge
+from vitruvius.surgery.sites import abridge
 
 MODEL = "model"  # the site of statistics that belong to no single one
 OBSERVED = ""

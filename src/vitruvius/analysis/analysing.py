@@ -27,8 +27,10 @@ from vitruvius.analysis.explanations import explanations
 from vitruvius.analysis.table import Table, join_tables
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.heads import Heads, Site
-from vitruvius.surgery import Where, inner, record, survey
+from vitruvius.surgery import record, survey
+from vitruvius.surgery.base import inner
 from vitruvius.surgery.recording import core_of
+from vitruvius.surgery.sites import Where
 
 ENTRIES = 2**20  # of the attention maps of one site that are looked at together, so that caches hold them
 ENTRIES_ON_ACCELERATORS = 2**24

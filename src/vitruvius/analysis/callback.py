@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import StrPath, append_line, exists, join, read_text
 from vitruvius.analysis.analysing import Asked, analyse, ask_all
-from vitruvius.surgery import Where
+from vitruvius.surgery.sites import Where
 
 FILE = "analysis.jsonl"
 Line = dict[str, Any]  # epoch, batch, analysis, statistic, mean over sites, heads and images, by_site

@@ -27,8 +27,10 @@ from vitruvius.analysis.explanations import relevance
 from vitruvius.attacks.base import disturb
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.heads import Site
-from vitruvius.surgery import Where, inner, record, survey
+from vitruvius.surgery import record, survey
+from vitruvius.surgery.base import inner
 from vitruvius.surgery.recording import core_of, map_of
+from vitruvius.surgery.sites import Where
 
 MAX_BYTES = 3_000_000  # of all maps together, before base64
 MAX_PICTURES = 24

@@ -79,7 +79,7 @@ def bfloat16_view(model: nn.Module, x: Tensor) -> nn.Module:
 
 def _with_products(model: nn.Module) -> nn.Module:
     """A copy of a timm model whose attention goes through our softmax, on a CPU in bfloat16 the faster way by far."""
-    from vitruvius.attention import Core
+    from vitruvius.attention.base import Core
     from vitruvius.surgery import rewire
 
     if any(isinstance(module, Core) for module in model.modules()):

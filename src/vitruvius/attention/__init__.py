@@ -5,19 +5,15 @@ from typing import TYPE_CHECKING
 from vitruvius._lazy import exports
 
 if TYPE_CHECKING:
-    from vitruvius.attention.base import Core as Core
     from vitruvius.attention.base import Kernel as Kernel
-    from vitruvius.attention.base import PartSpec as PartSpec
     from vitruvius.attention.base import Stage as Stage
     from vitruvius.attention.base import attentions as attentions
-    from vitruvius.attention.base import build_core as build_core
     from vitruvius.attention.base import part as part
     from vitruvius.attention.differential import Differential as Differential
     from vitruvius.attention.elliptical import Elliptical as Elliptical
     from vitruvius.attention.entmax import Entmax as Entmax
     from vitruvius.attention.gated import Gated as Gated
     from vitruvius.attention.interpolation import interpolate as interpolate
-    from vitruvius.attention.interpolation import interpolate_state as interpolate_state
     from vitruvius.attention.l2 import L2 as L2
     from vitruvius.attention.linear import Linear as Linear
     from vitruvius.attention.low_rank import LowRank as LowRank
@@ -70,10 +66,6 @@ else:
             "attentions": "base",
             "fit_low_rank": "low_rank",
             "interpolate": "interpolation",
-            "interpolate_state": "interpolation",
             "part": "base",
-            "Core": "base",  # until its users import it from there
-            "PartSpec": "base",  # until its users import it from there
-            "build_core": "base",  # until its users import it from there
         },
     )

@@ -28,7 +28,8 @@ from vitruvius.compression.polarisation import Polarised, polarise_all
 from vitruvius.compression.sparsity import count
 from vitruvius.heads import Site
 from vitruvius.models import PixelModel
-from vitruvius.surgery import inner, record, survey
+from vitruvius.surgery import record, survey
+from vitruvius.surgery.base import inner
 
 HeadChoice = Literal["all", "first"]
 

@@ -16,7 +16,8 @@ from vitruvius.attention import Kernel, attentions
 from vitruvius.compression.files import load_masks
 from vitruvius.models import PixelModel, load_weights
 from vitruvius.models.wiring import wire
-from vitruvius.surgery import inner, restore
+from vitruvius.surgery import restore
+from vitruvius.surgery.base import inner
 
 Rules = list[dict[str, Any]]
 

@@ -7,13 +7,14 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from vitruvius._errors import SurgeryError
-from vitruvius.attention import Core
+from vitruvius.attention.base import Core
 from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.mask import Mask
 from vitruvius.attention.softmax import Softmax
 from vitruvius.attention.sparse_softmax import SparseSoftmax
 from vitruvius.heads import Site
-from vitruvius.surgery import Socket, inner, survey
+from vitruvius.surgery import survey
+from vitruvius.surgery.base import Socket, inner
 from vitruvius.surgery.sites import Where, match
 
 

@@ -13,8 +13,10 @@ from vitruvius._errors import CheckpointError, ConfigError
 from vitruvius._files import StrPath
 from vitruvius._registry import Registry, piece_of
 from vitruvius.converters._checkpoint import Checkpoint, read_checkpoint
-from vitruvius.models import AttentionRule, PixelModel, check_fit, create_model, load_weights
-from vitruvius.surgery import inner
+from vitruvius.models import PixelModel, create_model, load_weights
+from vitruvius.models.config import AttentionRule
+from vitruvius.models.weights import check_fit
+from vitruvius.surgery.base import inner
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 UNTOUCHED = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}  # pixels go in as they are

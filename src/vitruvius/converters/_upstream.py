@@ -15,7 +15,7 @@ from torch import Tensor
 from vitruvius._errors import CheckpointError
 from vitruvius.converters._checkpoint import Checkpoint
 from vitruvius.models import create_model, models
-from vitruvius.surgery import inner
+from vitruvius.surgery.base import inner
 
 HEADS = ("head.weight", "head.fc.weight", "head.linear.weight", "fc.weight", "classifier.weight")
 

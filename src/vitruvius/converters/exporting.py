@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import SurgeryError
-from vitruvius.attention import Core
+from vitruvius.attention.base import Core
 from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.mask import Mask
 from vitruvius.attention.softmax import Softmax
 from vitruvius.attention.symmetric import Symmetric
-from vitruvius.surgery import Socket, head_weights, inner, restore
+from vitruvius.surgery import head_weights, restore
+from vitruvius.surgery.base import Socket, inner
 from vitruvius.surgery.folding import fold
 
 PREPROCESSING = ("input_size", "mean", "std", "crop_pct", "crop_mode", "interpolation")

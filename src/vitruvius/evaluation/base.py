@@ -20,10 +20,10 @@ from vitruvius._checks import check_batch, check_labels, check_logits
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import bytes_of
 from vitruvius._processes import Process
-from vitruvius.attention import Core
+from vitruvius.attention.base import Core
 from vitruvius.data import DataConfig
 from vitruvius.data.identity import hash_tensors
-from vitruvius.surgery import inner
+from vitruvius.surgery.base import inner
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, height, width) in [0, 1], labels (B), ids (B)
 Columns = dict[str, Tensor]  # of a ledger, every column (n,), `id` among them

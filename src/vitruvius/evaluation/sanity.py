@@ -54,7 +54,8 @@ from vitruvius.evaluation.straight_through import (
     ZeroGradient,
     modules_without_gradient,
 )
-from vitruvius.surgery import Socket, inner, survey
+from vitruvius.surgery import survey
+from vitruvius.surgery.base import Socket, inner
 from vitruvius.surgery.blocks import link_blocks
 
 GRADIENT = 3  # passes that a gradient takes

@@ -35,9 +35,11 @@ from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.heads import Heads, Site
 from vitruvius.look.pictures import Picture, read_pictures
 from vitruvius.models import PixelModel
-from vitruvius.surgery import inner, match, record, restore, rewire
+from vitruvius.surgery import record, restore, rewire
+from vitruvius.surgery.base import inner
 from vitruvius.surgery.recording import core_of, map_of
 from vitruvius.surgery.rewiring import plug
+from vitruvius.surgery.sites import match
 
 BEST = 5  # classes that are named, and whose relevance is shown
 STEPS = 20  # of integrated gradients

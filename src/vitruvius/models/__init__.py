@@ -8,23 +8,16 @@ if TYPE_CHECKING:
     from vitruvius.models.base import PixelModel as PixelModel
     from vitruvius.models.base import models as models
     from vitruvius.models.base import restride as restride
-    from vitruvius.models.config import AttentionRule as AttentionRule
-    from vitruvius.models.config import ModelConfig as ModelConfig
     from vitruvius.models.create import create_from_config as create_from_config
     from vitruvius.models.create import create_model as create_model
     from vitruvius.models.create import load_model as load_model
     from vitruvius.models.freezing import freeze as freeze
-    from vitruvius.models.weights import check_fit as check_fit
     from vitruvius.models.weights import load_weights as load_weights
-    from vitruvius.models.wiring import wire as wire
 else:
     __getattr__, __dir__, __all__ = exports(
         __name__,
         {
-            "AttentionRule": "config",
-            "ModelConfig": "config",
             "PixelModel": "base",
-            "check_fit": "weights",
             "create_from_config": "create",
             "create_model": "create",
             "freeze": "freezing",
@@ -32,6 +25,5 @@ else:
             "load_weights": "weights",
             "models": "base",
             "restride": "base",
-            "wire": "wiring",
         },
     )

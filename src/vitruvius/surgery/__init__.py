@@ -6,9 +6,6 @@ from vitruvius._lazy import exports
 from vitruvius._registry import load_package
 
 if TYPE_CHECKING:
-    from vitruvius.surgery.base import Socket as Socket
-    from vitruvius.surgery.base import inner as inner
-    from vitruvius.surgery.base import sockets as sockets
     from vitruvius.surgery.folding import fold as fold
     from vitruvius.surgery.initialising import initialise as initialise
     from vitruvius.surgery.positions import use_sincos_positions as use_sincos_positions
@@ -16,10 +13,6 @@ if TYPE_CHECKING:
     from vitruvius.surgery.rewiring import head_weights as head_weights
     from vitruvius.surgery.rewiring import restore as restore
     from vitruvius.surgery.rewiring import rewire as rewire
-    from vitruvius.surgery.sites import Where as Where
-    from vitruvius.surgery.sites import abridge as abridge
-    from vitruvius.surgery.sites import match as match
-    from vitruvius.surgery.sites import select as select
     from vitruvius.surgery.sites import survey as survey
 else:
     __getattr__, __dir__, __all__ = exports(
@@ -33,13 +26,6 @@ else:
             "rewire": "rewiring",
             "survey": "sites",
             "use_sincos_positions": "positions",
-            "Socket": "base",  # until its users import it from there
-            "inner": "base",  # until its users import it from there
-            "sockets": "base",  # until its users import it from there
-            "Where": "sites",  # until its users import it from there
-            "abridge": "sites",  # until its users import it from there
-            "match": "sites",  # until its users import it from there
-            "select": "sites",  # until its users import it from there
         },
     )
 

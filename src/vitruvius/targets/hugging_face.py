@@ -42,7 +42,7 @@ class HuggingFaceModel:
         config = build(TargetConfig, override({"model": {"name": text}}, overrides), source=text)
 
         def make() -> PixelModel:
-            from vitruvius.models import wire
+            from vitruvius.models.wiring import wire
 
             model = load_classifier(text, mean=config.model.mean, std=config.model.std)
             wire(model, config.attention)
@@ -82,7 +82,8 @@ def load_classifier(
     text: with its prefix; an id is fetched by transformers, once.
     mean, std: of the channels; default: what the image processor beside the weights says.
     """
-    from vitruvius.models import PixelModel, wire
+    from vitruvius.models import PixelModel
+    from vitruvius.models.wiring import wire
 
     transformers: Any = require("transformers", "hf")
     name = text.removeprefix(PREFIX)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitruvius._errors import RunError
 from vitruvius._signals import saving
 from vitruvius.data.identity import changes
-from vitruvius.surgery import inner
+from vitruvius.surgery.base import inner
 from vitruvius.training.config import Keep
 from vitruvius.training.parallel import load_shards, load_statistics, save_shards, statistics_of
 from vitruvius.training.run_folder import KEPT, Run

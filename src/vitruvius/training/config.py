@@ -12,7 +12,7 @@ from vitruvius._errors import ConfigError
 from vitruvius._recipes import find_recipe
 from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.data import DataConfig
-from vitruvius.models import AttentionRule, ModelConfig
+from vitruvius.models.config import AttentionRule, ModelConfig
 
 __all__ = [
     "Config",

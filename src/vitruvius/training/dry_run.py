@@ -24,7 +24,8 @@ from vitruvius._random import preserve_rng
 from vitruvius._registry import load_plugins
 from vitruvius._yaml import dump_yaml
 from vitruvius.models import create_model
-from vitruvius.surgery import head_weights, inner, survey
+from vitruvius.surgery import head_weights, survey
+from vitruvius.surgery.base import inner
 from vitruvius.training.config import Config
 from vitruvius.training.loop import Trainer
 from vitruvius.training.session import Session, make_loaders, make_optimizer, open_session, with_classes, with_rate

@@ -29,7 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from vitruvius._checks import device_of
 from vitruvius._errors import ConfigError
 from vitruvius._processes import Process
-from vitruvius.surgery import inner
+from vitruvius.surgery.base import inner
 from vitruvius.training.config import Config
 
 logger = logging.getLogger(__name__)

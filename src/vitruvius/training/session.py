@@ -32,7 +32,7 @@ from vitruvius.data.identity import Identity, identity_of
 from vitruvius.data.loader import Loader
 from vitruvius.data.preprocessing import resolve
 from vitruvius.models import PixelModel, create_from_config, create_model
-from vitruvius.surgery import inner
+from vitruvius.surgery.base import inner
 from vitruvius.surgery.calibrating import calibrate_low_rank
 from vitruvius.tasks import Objective, evaluating, tasks
 from vitruvius.training._fast.session_step import FastStep
