@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.tables import RESULTS, ROOT, Run, by_threat, find, is_judged, load
-from vitruvius.report.style import figure_style, legend_below, new_axes, save_figure, series
+from vitruvius._style import figure_style, legend_below, new_axes, save_figure, series
 from vitruvius.studies.kpca import draw as draw_kpca
 
 FIGURES = ROOT / "docs" / "figures"

@@ -24,8 +24,8 @@ from vitruvius.data import eval_loader, train_loader
 from vitruvius.evaluation import evaluate
 from vitruvius.listing import find_recipe
 from vitruvius.models import PixelModel, create_from_config, load_model
-from vitruvius.report.sections.masks import draw_accuracy, draw_masks
-from vitruvius.report.style import save_figure
+from vitruvius.report import save_figure
+from vitruvius.report.sections.maps import draw_accuracy, draw_masks
 from vitruvius.surgery import survey
 from vitruvius.surgery.calibrating import calibrate_low_rank
 from vitruvius.training import Config, read_recipe, train

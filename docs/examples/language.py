@@ -30,7 +30,7 @@ from vitruvius.analysis.analysing import ask_all
 from vitruvius.analysis.collecting import Collector
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
-from vitruvius.report import save_figures
+from vitruvius.report.analysis_figures import save_figures
 
 CURVES = ("log10_phi2_quantiles", "log10_h2_quantiles")  # those whose length does not depend on the sentence
 PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))  # BERT and similar encoders, DistilBERT

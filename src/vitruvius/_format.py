@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
+
+DASH = "–"  # stands where there is no number
 
 
 def format_number(value: Any) -> str:
@@ -13,8 +16,10 @@ def format_number(value: Any) -> str:
     return str(value)
 
 
-def format_duration(seconds: float) -> str:
+def format_duration(seconds: float | None) -> str:
     """45 → `45 s`, 130 → `2 min 10 s`, 5000 → `1 h 23 min`."""
+    if seconds is None:
+        return DASH
     whole = max(round(seconds), 0)
     if whole < 60:
         return f"{whole} s"
@@ -34,3 +39,25 @@ def natural_key(name: str) -> list[tuple[int, str]]:
     """Sorts names so that numbers in them count as numbers: 2 before 10."""
     pieces = re.split(r"(\d+)", name)
     return [(int(piece), "") if piece.isdecimal() else (-1, piece.lower()) for piece in pieces]
+
+
+def number(value: Any) -> float | None:
+    """A finite float, or None for anything else (missing, text, bool, NaN, infinity)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def percent(value: float | None) -> str:
+    """0.973 → `97.3 %`."""
+    return DASH if value is None else f"{100 * value:.1f} %"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """The two ends of an interval in per cent, or nothing."""
+    return "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f}"
+
+
+def count(value: float | None) -> str:
+    """1234567 → `1 234 567`, with thin spaces."""
+    return DASH if value is None else f"{value:,.0f}".replace(",", "\u202f")

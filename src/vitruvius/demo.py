@@ -6,19 +6,21 @@ Minutes on a laptop; ends with one page.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from vitruvius._recipes import find_recipe
+from vitruvius.analysis.recording import record_pictures
 from vitruvius.attacks.pgd import PGD
 from vitruvius.compression import average_maps, save_maps
 from vitruvius.corruptions.base import corruption_grid
 from vitruvius.data import eval_loader
+from vitruvius.data.naming import class_words
 from vitruvius.evaluation import evaluate
 from vitruvius.evaluation.base import data_settings
 from vitruvius.evaluation.threats import Threat
 from vitruvius.models import load_model
 from vitruvius.report import write_page
-from vitruvius.report.recording import record_run
 from vitruvius.training import Config, read_recipe, train
 
 RECIPES = {"softmax": "digits/softmax", "rpc": "digits/rpc"}
@@ -56,5 +58,6 @@ def look(config: Config, run: Path) -> str:
     threats: list[Threat] = [*attacks, *corruption_grid(severities=SEVERITIES)]
     report = evaluate(model, loader, threats, folder=run / "evaluation", signature=data_settings(config.data))
     save_maps(run / "maps.safetensors", average_maps(model, loader), data=loader.name)
-    record_run(run, (), PICTURES, attacks[-1])
+    few = eval_loader(replace(config.data, val_num_samples=PICTURES), input_size=model.data_config)
+    record_pictures(run, model, few, attacks[-1], names=class_words(config.data))
     return str(report)

@@ -17,7 +17,7 @@ from vitruvius.compression.masks import make_masks
 from vitruvius.listing import find_recipe
 from vitruvius.models import load_model
 from vitruvius.report.run import read_runs
-from vitruvius.report.sections.masks import cycle_lines
+from vitruvius.report.sections.maps import cycle_lines
 from vitruvius.training import read_recipe, train
 
 SHORT = [

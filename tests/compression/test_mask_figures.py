@@ -14,7 +14,7 @@ from vitruvius._files import save_tensors
 from vitruvius.attention import part
 from vitruvius.compression.cost import cycle_table
 from vitruvius.report import write_page
-from vitruvius.report.sections.masks import draw_accuracy, draw_cycles, draw_masks
+from vitruvius.report.sections.maps import draw_accuracy, draw_cycles, draw_masks
 
 
 def test_every_head_has_a_picture_of_its_pattern() -> None:

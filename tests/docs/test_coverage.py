@@ -33,7 +33,7 @@ RECIPES = [name for name, _, _ in recipes()] + [
 ]
 WORDS = {  # what is neither a piece, a key, a verb nor a recipe: files, flags, extras, functions
     "load_model", "metrics.jsonl", "rows.jsonl", "validation=", "analyses:", "tracking:", "cloud", "slurm", "paper",
-    "compression.cost.account", "compression.cost", "report.sections.masks.draw_accuracy", "analysis.shipped",
+    "compression.cost.account", "compression.cost", "report.sections.maps.draw_accuracy", "analysis.shipped",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 import vitruvius
+from vitruvius._style import encode_figure
 from vitruvius.analysis import AnalysisCallback, Table, analyse
 from vitruvius.analysis.norms import QUANTILES
 from vitruvius.report import write_page
@@ -29,7 +30,6 @@ from vitruvius.report.analysis_figures import (
     figures,
     save_figures,
 )
-from vitruvius.report.style import encode_figure
 
 ASKED = ("eigenvalues", "gammas", "value_vectors", "norms", "rollout", "effective_rank")
 

@@ -10,12 +10,12 @@ import yaml
 from fake_run import write_run
 
 from vitruvius._errors import RunError
+from vitruvius._style import save_figure
 from vitruvius.cli import main
 from vitruvius.report import write_page
 from vitruvius.report.blocks import Drawing, Table
 from vitruvius.report.gathering import draw_sweep, gathered_parts, runs_in, study_blocks, sweep_blocks
 from vitruvius.report.run import read_runs
-from vitruvius.report.style import save_figure
 
 
 @pytest.fixture

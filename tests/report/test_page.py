@@ -16,8 +16,8 @@ from html_page import Page, read_page
 
 from vitruvius._errors import RunError
 from vitruvius.cli import main
-from vitruvius.report import section, write_page
-from vitruvius.report.blocks import Html, Note, sections
+from vitruvius.report import write_page
+from vitruvius.report.blocks import Html, Note, section, sections
 
 
 def test_the_page_is_well_formed_and_no_id_occurs_twice(page: Path) -> None:
@@ -168,11 +168,6 @@ def test_a_failed_page_leaves_the_former_one_alone(run: Path, monkeypatch: pytes
         write_page([run], out)
     assert out.read_text() == "former"
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
-
-
-def test_a_folder_is_no_page(run: Path) -> None:
-    with pytest.raises(RunError, match="is a folder; name the file"):
-        write_page([run], run)
 
 
 def test_the_parser_of_these_tests_sees_errors() -> None:

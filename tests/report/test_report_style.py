@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vitruvius._errors import ConfigError
-from vitruvius.report.style import DARK, HEAT, LIGHT, figure_style, heat, new_axes, save_figure, series
+from vitruvius._style import DARK, HEAT, LIGHT, figure_style, heat, new_axes, save_figure, series
 
 # Machado, Oliveira & Fernandes 2009, severity 1.0, on linear RGB
 BLINDNESS = {

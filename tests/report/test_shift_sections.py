@@ -11,6 +11,7 @@ import pytest
 from fake_run import write_run
 from html_page import read_page
 
+from vitruvius._format import percent
 from vitruvius.evaluation.metrics import corruption_errors
 from vitruvius.evaluation.shift_report import ShiftReport
 from vitruvius.report import write_page
@@ -31,7 +32,6 @@ from vitruvius.report.sections.shift import (
     shift,
 )
 from vitruvius.report.sections.summary import _figures
-from vitruvius.report.words import percent
 
 
 @pytest.fixture(scope="module")

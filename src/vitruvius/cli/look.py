@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from vitruvius._errors import ConfigError, RunError
+from vitruvius._errors import ConfigError, RunError, VitruviusError
 
+RECORDED = 8  # pictures of a run that `report` shows
 logger = logging.getLogger(__name__)
 
 
@@ -142,7 +143,7 @@ def analyse(
     ) as request:
         from vitruvius.analysis.analysing import analyse, split_asked
         from vitruvius.evaluation.threats import make_threat
-        from vitruvius.report import save_figures
+        from vitruvius.report.analysis_figures import save_figures
 
         split_asked(names)  # what is misspelt is found before a model is loaded
         threat = None if attack == "none" else make_threat(attack, where="--attack")
@@ -240,13 +241,75 @@ def report(
             raise RunError(f"{folder} does not exist; a report needs run folders, as `vitruvius train` writes them.")
     from vitruvius.evaluation import make_threat
     from vitruvius.report.page import check_page, write_page
-    from vitruvius.report.recording import record_missing
 
     check_out(out, *folders, example="report.html")
     check_page(out)
     made = make_threat(threat, where="--threat")
-    record_missing(folders, overrides, images, made, trust_plugins=trust_plugins)
+    for run in runs_to_record(folders, images):
+        try:
+            record_run(run, overrides, images or RECORDED, made, trust_plugins=trust_plugins)
+        except (VitruviusError, OSError, RuntimeError) as error:  # the page is written without this viewer
+            if images is not None:
+                raise
+            logger.info("%s: no attention viewer: %s", run, " ".join(str(error).split()))
     with Lock(out, file=True):
         page = write_page(folders, out, title=title)
     print(page)
     return page
+
+
+def runs_to_record(folders: Sequence[Path], images: int | None) -> list[Path]:
+    """The runs among `folders` whose attention is to be recorded for the page.
+
+    images: as the flag: asked for, those of sweeps and studies too; None: those of which nothing newer than their
+        weights is there; 0: none.
+    """
+    from vitruvius._checks import check_count
+    from vitruvius.report.gathering import is_study, is_sweep, runs_in
+    from vitruvius.report.run import check_runs
+    from vitruvius.targets.run_folder import WEIGHTS
+
+    runs = [folder for folder in folders if not is_sweep(folder) and not is_study(folder)]
+    if runs:
+        check_runs(runs)
+    if images:
+        check_count(images, "--images")
+        return runs_in(folders)
+
+    def is_recorded(run: Path) -> bool:
+        record = run / "attention.json"
+        if not record.is_file() or not (run / "model.json").is_file():
+            return False
+        weights = [run / name for name in WEIGHTS if (run / name).is_file()]
+        return all(file.stat().st_mtime <= record.stat().st_mtime for file in weights)
+
+    return [run for run in runs if images is None and not is_recorded(run)]
+
+
+def record_run(run: Path, overrides: Sequence[str], images: int, threat: Any, *, trust_plugins: bool = False) -> None:
+    """Keep the sites of a run's model, and its attention on some images of its validation split, clean and attacked.
+
+    run: the folder.
+    overrides: settings `data.…`, `device=…`.
+    images: how many.
+    threat: attacks them; a model without a head, which has no answer to change, is shown clean images alone.
+    trust_plugins: import the modules that the run names.
+    """
+    from vitruvius.request import open_request
+
+    settings = ["data.workers=0", *overrides]
+    with open_request(
+        str(run), settings, images=images, out=run, labels=False, trust_plugins=trust_plugins, alone=True
+    ) as request:
+        from vitruvius.analysis.recording import record_pictures
+        from vitruvius.data.naming import class_words
+        from vitruvius.evaluation.threats import describe
+
+        request.labels = request.model.num_classes > 0
+        attack = threat if request.labels else None
+        done = f"clean and under {describe(threat)}" if attack else "clean, since the model has no head"
+        logger.info("%s: recording attention on %d pictures, %s", run, images, done)
+        loader = request.loader  # only now: what cannot be opened is not touched
+        with request.bar(f"recording {run}") as bar:
+            names = class_words(request.config.data)
+            record_pictures(request.folder, request.model, loader, attack, names=names, progress=bar)

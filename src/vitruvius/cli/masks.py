@@ -51,9 +51,9 @@ def maps(
 
         path = write_maps(request)
     if figure is not None:
+        from vitruvius._style import save_figure
         from vitruvius.compression.files import load_maps
         from vitruvius.report.sections.maps import draw_maps
-        from vitruvius.report.style import save_figure
 
         save_figure(draw_maps({name: map_.numpy() for name, map_ in load_maps(path)[0].items()}), figure)
     print(path)
@@ -116,8 +116,8 @@ def masks(
         tiles=tiles,
     )
     if figure is not None:
-        from vitruvius.report.sections.masks import draw_masks
-        from vitruvius.report.style import save_figure
+        from vitruvius._style import save_figure
+        from vitruvius.report.sections.maps import draw_masks
 
         save_figure(draw_masks(made.keep), figure)
     print(text)

@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vitruvius._style import figure_style, heat, save_figure
 from vitruvius.look.looking import Layer, Look, View
 from vitruvius.look.pictures import as_uint8
-from vitruvius.report.style import figure_style, heat, save_figure
 
 LOW, HIGH = 1, 99  # percentiles between which colours are spread
 HEADS_IN_ROW = 6

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from vitruvius._style import DARK, HEAT, LIGHT
 from vitruvius._version import __version__
 from vitruvius.analysis.recording import SiteMaps, pool
 from vitruvius.look.looking import Layer, Look, View, moved
 from vitruvius.look.pictures import as_uint8
 from vitruvius.report.blocks import colour_png
-from vitruvius.report.style import DARK, HEAT, LIGHT
 
 MAX_NUMBERS = 48_000_000  # in all maps of a page; beyond that, patches are taken together
 DECADES = 6  # below the highest number of a head, that a byte tells apart

@@ -1,9 +1,14 @@
 """Figures in one style, and one self-contained HTML page about one or several runs."""
 
-from vitruvius.report.analysis_figures import save_figures
-from vitruvius.report.blocks import section
-from vitruvius.report.explanations import draw_explanations
-from vitruvius.report.page import write_page
-from vitruvius.report.style import save_figure
+from typing import TYPE_CHECKING
 
-__all__ = ["draw_explanations", "save_figure", "save_figures", "section", "write_page"]
+from vitruvius._lazy import exports
+
+if TYPE_CHECKING:
+    from vitruvius._style import save_figure as save_figure
+    from vitruvius.report.analysis_figures import draw_explanations as draw_explanations
+    from vitruvius.report.page import write_page as write_page
+else:
+    __getattr__, __dir__, __all__ = exports(
+        __name__, {"draw_explanations": "analysis_figures", "save_figure": "analysis_figures", "write_page": "page"}
+    )

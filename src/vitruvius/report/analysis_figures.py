@@ -17,12 +17,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from torch import Tensor, nn
 
-from vitruvius.analysis import NULLS, Row, Table
-from vitruvius.analysis.norms import QUANTILES
-from vitruvius.analysis.table import SAME_BY_CONSTRUCTION, Curve
-from vitruvius.report.explanations import draw_pictures
-from vitruvius.report.style import (
+from vitruvius._errors import DataError
+from vitruvius._style import (
     LIGHT,
     LINES,
     Series,
@@ -35,7 +33,10 @@ from vitruvius.report.style import (
     save_figure,
     series,
 )
-from vitruvius.report.words import axis_label, heading, words
+from vitruvius.analysis.base import NULLS
+from vitruvius.analysis.explanations import Explanation, explain
+from vitruvius.analysis.norms import QUANTILES
+from vitruvius.analysis.table import SAME_BY_CONSTRUCTION, Curve, Pictures, Row, Table
 
 DASHES = dict(zip(NULLS, LINES[1:], strict=False))
 MOST = 3  # statistics of an analysis that are drawn; the tables hold more, the files all
@@ -51,6 +52,84 @@ BANDS = (("norms", "error"), ("norms", "relative_to_h"), ("norms", "relative_to_
 HEAT_MAPS = (("value_vectors", "linear_cka"), ("value_vectors", "linear_cka_debiased"))
 JOINT = ("log10_phi2_quantiles", "log10_h2_quantiles")
 LOWEST, LOW, MEDIAN, HIGH, HIGHEST = range(len(QUANTILES))
+HEADINGS = {
+    "attention_gradient": "Attention times gradient, last layer",
+    "distance": "Distance of attention",
+    "effective_rank": "Effective rank",
+    "eigenvalues": "Eigenvalues of the kernel of the keys",
+    "eigenvalues_by_rank": "Eigenvalues by rank, as published",
+    "entropy": "Entropy of attention",
+    "gammas": "Are values principal components? Constancy of gamma",
+    "head_similarity": "Similarity of heads",
+    "integrated_gradients": "Integrated gradients",
+    "norms": "Norms of queries and outputs",
+    "reconstruction": "Reconstruction error",
+    "relevance": "Relevance",
+    "rollout": "Attention rollout",
+    "token_norms": "Norms of tokens, and sinks",
+    "value_vectors": "Values against kernel PCA's prediction",
+}
+LABELS = {  # analysis → statistic → label of its axis; a name without one is written as it is
+    "distance": {
+        "patches": "mean distance (patches)",
+        "relative": "distance / that of even attention",
+        "neighbours": "weight on the 3 × 3 around (share)",
+    },
+    "effective_rank": dict.fromkeys(("keys", "queries", "values", "output"), "effective rank (dimensions)"),
+    "eigenvalues": {
+        **dict.fromkeys(("max", "min", "mean", "median", "spectrum"), "eigenvalue"),
+        "first_share": "first eigenvalue / trace",
+    },
+    "eigenvalues_by_rank": dict.fromkeys(("max", "min", "mean", "median"), "eigenvalue"),
+    "entropy": {
+        "relative": "entropy / largest possible",
+        "nats": "entropy (nats)",
+        "effective_keys": "effective number of keys",
+        "largest_weight": "largest weight (share)",
+    },
+    "gammas": {
+        "alignment": "|cos(K a, a)|",
+        "relative": "relative difference between tokens",
+        "relative_std": "deviation of the relative difference",
+        "absolute": "difference between tokens",
+        "absolute_std": "deviation of the difference",
+    },
+    "head_similarity": {"maps": "cosine of attention maps", "outputs": "linear CKA of outputs"},
+    "norms": {
+        "log10_ratio": "log₁₀(‖φ(q)‖² / ‖h‖²)",
+        "phi2": "‖φ(q)‖², mean over tokens",
+        "h2": "‖h‖², mean over tokens",
+        "phi2_median": "‖φ(q)‖², median over tokens",
+        "h2_median": "‖h‖², median over tokens",
+    },
+    "reconstruction": {
+        "error": "|‖φ(q)‖² − ‖h‖²|",
+        "relative_to_h": "error / ‖h‖²",
+        "relative_to_phi": "error / ‖φ(q)‖²",
+        "signed_error": "‖φ(q)‖² − ‖h‖²",
+    },
+    "rollout": {
+        "relative_entropy": "entropy / largest possible",
+        "effective_patches": "effective number of patches",
+        "largest_share": "largest share of a patch",
+        "prefix": "share of the prefix tokens",
+    },
+    "token_norms": {
+        "sink": "weight on the strongest sink (share)",
+        **dict.fromkeys(("key_peak", "value_peak", "output_peak"), "largest norm / median"),
+        **dict.fromkeys(("key", "value", "output"), "norm (mean over tokens)"),
+        "outliers": "outlying tokens (share)",
+    },
+    "value_vectors": {
+        "matched_cosine": "cosine after matching",
+        "linear_cka": "linear CKA",
+        "linear_cka_debiased": "linear CKA, debiased",
+        "subspace_overlap": "overlap of subspaces (share)",
+        "procrustes": "cosine after the best rotation",
+        "principal_angle": "mean principal angle (degrees)",
+        "cosine": "cosine",
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -397,3 +476,81 @@ def _stand_alone(figure: Figure, axes: Axes, title: str) -> None:
     """Title and legend for a figure outside the page; the legend keeps clear of the data."""
     axes.set_title(title)
     legend_below(figure, columns=4)
+
+
+def draw_explanations(
+    model: nn.Module,
+    clean: Tensor,
+    attacked: Tensor,
+    explanation: str | Explanation = "relevance",
+    *,
+    classes: Tensor | None = None,
+) -> Figure:
+    """One row per image: clean, its explanation, attacked, its explanation.
+
+    model: in eval mode.
+    clean, attacked: the same images (B, 3, h, w) in [0, 1].
+    explanation: as in `vitruvius.analysis.explain`.
+    classes: (B) those asked about; default: what the model answers.
+    """
+    if clean.shape != attacked.shape:
+        raise DataError(
+            f"clean images are {tuple(clean.shape)}, attacked ones {tuple(attacked.shape)}; one shape each."
+        )
+    maps = [explain(model, images, explanation, classes=classes) for images in (clean, attacked)]
+    return draw_pictures(Pictures(clean=clean, clean_map=maps[0], attacked=attacked, attacked_map=maps[1]))
+
+
+def draw_pictures(pictures: Pictures) -> Figure:
+    """One row per image: clean, its map laid over it and, where there was an attack, the same attacked.
+
+    Every map has its own scale, from its lowest value to its 98th percentile, so that outliers bleach nothing.
+    """
+    views = {"clean": (pictures.clean, None), "rests on": (pictures.clean, pictures.clean_map)}
+    if pictures.attacked is not None and pictures.attacked_map is not None:
+        views |= {"attacked": (pictures.attacked, None), "now rests on": (pictures.attacked, pictures.attacked_map)}
+    rows = len(pictures.clean)
+    with figure_style():
+        figure = Figure(figsize=(1.7 * len(views), 1.7 * rows + 0.5), layout="constrained")
+        grid = figure.subplots(rows, len(views), squeeze=False)
+        for column, (title, (images, maps)) in enumerate(views.items()):
+            grid[0, column].set_title(title, fontsize=9)
+            for row, image in enumerate(images.detach().cpu().float().clamp(0, 1).movedim(1, -1).numpy()):
+                axes = grid[row, column]
+                axes.set_axis_off()
+                if maps is None:
+                    axes.imshow(image, cmap="gray", interpolation="nearest")
+                    continue
+                values, (height, width) = maps[row].detach().cpu().float().numpy(), image.shape[:2]
+                axes.imshow(image.mean(-1), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+                look: dict[str, Any] = {"cmap": heat(), "alpha": 0.65, "interpolation": "nearest"}
+                place = (-0.5, width - 0.5, height - 0.5, -0.5)
+                axes.imshow(values, vmin=values.min(), vmax=outlier_proof(values), extent=place, **look)
+        figure.supxlabel("dark where most; each from its lowest value to its 98th percentile", fontsize=8)
+    return figure
+
+
+def heading(analysis: str) -> str:
+    """The heading of an analysis in words, with its settings: `norms:variant=released` → Norms … (variant released)."""
+    name, _, settings = analysis.partition(":")
+    title = HEADINGS.get(name, words(name).capitalize())
+    if settings:
+        title += f" ({settings.replace('=', ' ').replace(',', ', ')})"
+    return title
+
+
+def axis_label(analysis: str, statistic: str) -> str:
+    """What stands beside the axis of `statistic` of `analysis`: the quantity and its unit."""
+    labels = LABELS.get(analysis.partition(":")[0], {})
+    return labels.get(statistic.removesuffix("_by_column"), words(statistic))
+
+
+def words(name: str) -> str:
+    """`name` for a reader: matched_cosine → matched cosine."""
+    return (
+        name.replace("_", " ")
+        .replace("cka", "CKA")
+        .replace("log10", "log₁₀")
+        .replace("phi2", "‖φ(q)‖²")
+        .replace("h2", "‖h‖²")
+    )

@@ -12,18 +12,18 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from PIL import Image
 
+from vitruvius._format import interval, number, percent
 from vitruvius._notebook import to_csv
 from vitruvius._registry import Registry
+from vitruvius._style import LIGHT, encode_figure
 from vitruvius.report.run import Run
-from vitruvius.report.style import LIGHT, encode_figure
-from vitruvius.report.words import DASH, interval, number, percent
 
 Row = Mapping[str, object]
 Rows = Sequence[Row]
@@ -102,6 +102,23 @@ class Cell:
     colour: str = ""
 
 
+def run_cell(run: Run) -> Cell:
+    """The name of a run, with a dot in its colour."""
+    return Cell(text=run.name, colour=run.look.name)
+
+
+def number_cell(value: float | None, write: Callable[[float | None], str]) -> Cell:
+    """A number, written by `write`."""
+    return Cell(text=write(value), value=value)
+
+
+def share_cell(row: Row, key: str, low: str = "", high: str = "") -> Cell:
+    """The share `key` of a row in per cent; below it the interval from `low` to `high` (`key_low`, `key_high`)."""
+    value = number(row.get(key))
+    ends = number(row.get(low or f"{key}_low")), number(row.get(high or f"{key}_high"))
+    return Cell(text=percent(value), value=value, detail=interval(*ends))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table(Block):
     """A table that sorts by a click on a heading, with its data as CSV."""
@@ -110,62 +127,18 @@ class Table(Block):
     name: str  # of the CSV file
     titles: Sequence[str]
     cells: Sequence[Sequence[Cell]]
-    rows: Rows
-    numeric: Sequence[str] = ()  # the titles whose columns are aligned right
+    rows: Rows  # of the CSV file
     caption: str = ""
+
+    @property
+    def numeric(self) -> list[str]:
+        """The titles of columns that are aligned right: those that hold numbers."""
+        columns = zip(self.titles, zip(*self.cells, strict=True), strict=False)
+        return [title for title, cells in columns if any(cell.value is not None for cell in cells)]
 
     @property
     def csv(self) -> str:
         return csv_link(self.rows)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """How a column of a table shows the rows."""
-
-    title: str
-    show: Callable[[Any], Cell]  # of a row
-    numeric: bool = True
-
-
-def text_column(title: str, key: str = "") -> Column:
-    """The values of `key` (default: the title) as they are."""
-    return Column(title=title, show=lambda row: Cell(text=str(row.get(key or title, DASH))), numeric=False)
-
-
-def run_column(runs: Sequence[Run]) -> Column:
-    """The name of the run that a row is about, with a dot in its colour."""
-    colours = {run.name: run.look.name for run in runs}
-    return Column(title="run", show=lambda row: Cell(text=row["run"], colour=colours[row["run"]]), numeric=False)
-
-
-def number_column(title: str, key: str, write: Callable[[float | None], str]) -> Column:
-    """The numbers of `key`, written by `write`."""
-
-    def show(row: Row) -> Cell:
-        value = number(row.get(key))
-        return Cell(text=write(value), value=value)
-
-    return Column(title=title, show=show)
-
-
-def share_column(title: str, key: str, low: str = "", high: str = "") -> Column:
-    """The shares of `key` in per cent; below them the interval from `low` to `high` (`key_low`, `key_high`)."""
-
-    def show(row: Row) -> Cell:
-        value = number(row.get(key))
-        ends = number(row.get(low or f"{key}_low")), number(row.get(high or f"{key}_high"))
-        return Cell(text=percent(value), value=value, detail=interval(*ends))
-
-    return Column(title=title, show=show)
-
-
-def table_of(name: str, columns: Sequence[Column], rows: Rows, caption: str = "") -> Table:
-    """A table with a line per row."""
-    cells = [[column.show(row) for column in columns] for row in rows]
-    numeric = [column.title for column in columns if column.numeric]
-    titles = [column.title for column in columns]
-    return Table(name=name, titles=titles, cells=cells, rows=rows, numeric=numeric, caption=caption)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitruvius._errors import RunError
-from vitruvius.report.blocks import Block, Cell, Drawing, Html, Note, Table, data_link
+from vitruvius._format import DASH, count, format_duration, number, percent
+from vitruvius._style import LIGHT, MARKERS, figure_style, in_percent, legend_below, new_axes, series
+from vitruvius.report.blocks import Block, Cell, Drawing, Html, Note, Table, data_link, number_cell, run_cell
 from vitruvius.report.run import Run, label_threats, natural, read_json
-from vitruvius.report.sections.model import compare
-from vitruvius.report.style import LIGHT, MARKERS, figure_style, in_percent, legend_below, new_axes, series
-from vitruvius.report.words import DASH, duration, number, percent
+from vitruvius.report.sections.summary import compare
 
 SWEEP = "sweep.json"
 STUDY = "study.json"
@@ -127,16 +127,15 @@ def _sweep_table(runs: Sequence[Run], notes: Mapping[str, Any], name: str) -> Ta
     cells = []
     for place, run in enumerate(runs):
         note = notes.get(run.folder.name) or {}
-        seconds = sum(run.logged("seconds"))
         settings = [values[place] for values in differing.values()]
         shares = [best_accuracy(run), *(_accuracy(run, spec) for spec in labels)]
         cells.append(
             [
-                Cell(text=run.name, colour=run.look.name),
+                run_cell(run),
                 *(Cell(text=text, value=_as_number(text)) for text in settings),
-                *(Cell(text=percent(share), value=share) for share in shares),
-                Cell(text=str(len(run.epochs)), value=len(run.epochs)),
-                Cell(text=duration(seconds), value=seconds),
+                *(number_cell(share, percent) for share in shares),
+                number_cell(len(run.epochs), count),
+                number_cell(sum(run.logged("seconds")), format_duration),
                 Cell(text=str(note.get("status", "unfinished")).partition(":")[0]),
             ]
         )
@@ -144,7 +143,6 @@ def _sweep_table(runs: Sequence[Run], notes: Mapping[str, Any], name: str) -> Ta
     return Table(
         name=f"{name}-table",
         titles=titles,
-        numeric=["best", *labels.values(), "epochs", "training"],
         cells=cells,
         rows=[dict(zip(titles, line, strict=True)) for line in plain],
         caption="What differs between the runs, and what came of it; best: on held-out images over the epochs.",
@@ -187,15 +185,10 @@ def study_blocks(folder: Path, name: str) -> list[Block]:
 
 
 def _csv_table(rows: list[dict[str, str]], name: str) -> Table:
-    """The rows of a file as they are; a column of numbers is one that holds nothing else."""
+    """The rows of a file as they are."""
     titles = list(rows[0]) if rows else []
-    return Table(
-        name=f"{name}-table",
-        titles=titles,
-        numeric=[title for title in titles if all(_as_number(row[title]) is not None for row in rows if row[title])],
-        cells=[[_csv_cell(row[title]) for title in titles] for row in rows],
-        rows=rows,
-    )
+    cells = [[_csv_cell(row[title]) for title in titles] for row in rows]
+    return Table(name=f"{name}-table", titles=titles, cells=cells, rows=rows)
 
 
 def _csv_cell(text: str) -> Cell:

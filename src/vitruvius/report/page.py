@@ -13,11 +13,11 @@ from markupsafe import Markup
 
 from vitruvius._errors import RunError
 from vitruvius._files import atomic_write_text, check_out
+from vitruvius._style import DARK, HEAT, LIGHT
 from vitruvius._version import __version__
 from vitruvius.report.blocks import Block, sections
 from vitruvius.report.gathering import gathered_parts, runs_in
 from vitruvius.report.run import Run, read_runs
-from vitruvius.report.style import DARK, HEAT, LIGHT
 from vitruvius.targets.base import local_run
 
 Part = tuple[str, str, Sequence[Block]]  # address, heading, blocks

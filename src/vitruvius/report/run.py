@@ -20,13 +20,13 @@ from safetensors import SafetensorError, safe_open
 
 from vitruvius._errors import CheckpointError, ConfigError, DataError, RunError
 from vitruvius._files import load_tensors
+from vitruvius._format import format_number, interval, number
 from vitruvius._secrets import redact
+from vitruvius._style import Series, series
 from vitruvius._yaml import read_yaml
 from vitruvius.analysis.recording import TEXTS, Examples, SiteMaps
 from vitruvius.attention import attentions
 from vitruvius.evaluation import ShiftReport, load_shift_report
-from vitruvius.report.style import Series, series
-from vitruvius.report.words import interval, number, pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Threat:
     def label(self) -> str:
         """Its name without settings, and ε where it has one."""
         name = self.name.partition("(")[0]
-        return name if self.eps is None else f"{name} ε = {pixels(self.eps)}"
+        return name if self.eps is None else f"{name} ε = {format_number(self.eps)}"
 
     @property
     def family(self) -> str:

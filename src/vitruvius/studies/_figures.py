@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vitruvius.report.style import series
+from vitruvius._style import series
 from vitruvius.studies._base import Row
 
 Band = tuple[float, float, float]  # low, middle, high

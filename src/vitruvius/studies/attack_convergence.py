@@ -15,9 +15,9 @@ from matplotlib.ticker import MaxNLocator
 
 from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError, DataError
+from vitruvius._style import figure_style, legend_below, new_axes
 from vitruvius.attacks.base import LINF, Norm, frozen, full_precision
 from vitruvius.attacks.pgd import PGD
-from vitruvius.report.style import figure_style, legend_below, new_axes
 from vitruvius.studies._base import Row, Subject, studies
 from vitruvius.studies._figures import Band, draw_line, gather, names, spread
 

@@ -20,11 +20,11 @@ from vitruvius._checks import check_count
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text
 from vitruvius._notebook import to_csv
+from vitruvius._style import figure_style, legend_below
 from vitruvius.attacks.base import LINF, Norm
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation import evaluate
 from vitruvius.evaluation.result import wilson
-from vitruvius.report.style import figure_style, legend_below
 from vitruvius.studies._base import Row, Subject, folder_of, studies
 from vitruvius.studies._figures import draw_line, gather, names, spread
 

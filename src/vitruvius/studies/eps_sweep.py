@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 
 from vitruvius._errors import ConfigError
 from vitruvius._registry import read_spec
+from vitruvius._style import figure_style, legend_below, new_axes
 from vitruvius.attacks.base import attacks
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation import evaluate
 from vitruvius.evaluation.result import wilson
 from vitruvius.evaluation.threats import Threat, describe, make_threat
-from vitruvius.report.style import figure_style, legend_below, new_axes
 from vitruvius.studies._base import Row, Subject, studies
 from vitruvius.studies._figures import draw_accuracy
 from vitruvius.studies.released_protocol import BOUNDS, STEP, STEPS, Space, attacked_answers

@@ -19,13 +19,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitruvius._files import atomic_write_text
 from vitruvius._notebook import to_csv
+from vitruvius._style import LIGHT, LINES, figure_style, legend_below, series
 from vitruvius.analysis import NULLS, Table, analyse, read_rows
 from vitruvius.analysis.shipped import read_shipped_folder
 from vitruvius.analysis.table import layers_of
-from vitruvius.report.analysis_figures import JOINT, Scale, draw_norms_on, save_figures
+from vitruvius.report.analysis_figures import JOINT, Scale, axis_label, draw_norms_on, save_figures
 from vitruvius.report.sections.analyses import layer_rows
-from vitruvius.report.style import LIGHT, LINES, figure_style, legend_below, series
-from vitruvius.report.words import axis_label
 from vitruvius.studies._base import Row, Subject, folder_of, studies
 from vitruvius.studies._figures import names, panels
 

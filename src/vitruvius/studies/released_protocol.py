@@ -18,11 +18,11 @@ from torch import Tensor
 
 from vitruvius._errors import ConfigError
 from vitruvius._files import save_tensors
+from vitruvius._style import figure_style, legend_below
 from vitruvius.attacks.base import Attack
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation.result import wilson
-from vitruvius.report.style import figure_style, legend_below
 from vitruvius.studies._base import Row, Subject, studies
 from vitruvius.studies._figures import draw_accuracy, names, panels
 

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from vitruvius._errors import VitruviusError
 from vitruvius._registry import first_line
+from vitruvius._style import LINES, series
 from vitruvius.analysis import NULLS, Row, Table, explanations, read_rows
 from vitruvius.analysis import analyses as registry
 from vitruvius.analysis.table import SAME_BY_CONSTRUCTION, Layer, count_beyond, layers_of, number
@@ -21,13 +22,13 @@ from vitruvius.report.analysis_figures import (
     draw_bands,
     draw_training,
     further_figures,
+    heading,
     telling_nulls,
+    words,
 )
 from vitruvius.report.blocks import Block, Cell, Drawing, Fold, Html, Key, Note, run_keys, section
 from vitruvius.report.blocks import Table as PageTable
 from vitruvius.report.run import Run
-from vitruvius.report.style import LINES, series
-from vitruvius.report.words import heading, words
 
 EXPLAINED = (
     "Lines are means over heads, bands reach from the lowest to the highest head. Dashed lines are chance: heads of "
@@ -120,7 +121,6 @@ def _layer_table(one: Shown, analysis: str) -> PageTable:
     return PageTable(
         name=f"{slug(analysis)}-{slug(one.name)}",
         titles=["site", *map(words, names)],
-        numeric=[words(name) for name in names],
         cells=cells,
         rows=layer_rows(one.name, one.table, analysis),
         caption="Mean over heads and images; below it the nearest null.",

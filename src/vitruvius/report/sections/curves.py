@@ -9,10 +9,10 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from vitruvius._format import number
+from vitruvius._style import LINES, figure_style, in_percent, in_whole_numbers, legend_below, new_axes
 from vitruvius.report.blocks import Block, Drawing, Key, run_keys, section
 from vitruvius.report.run import Run
-from vitruvius.report.style import LINES, figure_style, in_percent, in_whole_numbers, legend_below, new_axes
-from vitruvius.report.words import number
 
 UNDRAWN = ("epoch", "seconds", "images_per_second")  # cost, shown elsewhere
 EVENTS = ("alarms", "rollbacks", "skipped_updates")  # drawn if there are any

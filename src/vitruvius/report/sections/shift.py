@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from vitruvius._errors import DataError
+from vitruvius._format import count, number, percent
+from vitruvius._style import LIGHT, figure_style, heat, in_percent, new_axes
 from vitruvius.evaluation.metrics import CorruptionErrors, corruption_errors
 from vitruvius.evaluation.shift_report import PartScore, ShiftReport
-from vitruvius.report.blocks import (
-    Block,
-    Cell,
-    Column,
-    Drawing,
-    Table,
-    number_column,
-    run_column,
-    run_keys,
-    section,
-    share_column,
-    table_of,
-    text_column,
-)
+from vitruvius.report.blocks import Block, Cell, Drawing, Table, number_cell, run_cell, run_keys, section, share_cell
 from vitruvius.report.run import Run, shift_names
-from vitruvius.report.style import LIGHT, figure_style, heat, in_percent, new_axes
-from vitruvius.report.words import number, percent
 
 DARK_INK, LIGHT_INK = "#1b1512", "#fffdf7"  # on the colours of the map, the same by day and by night
 SEVERAL = "each its own baseline"  # runs that were evaluated against different models
@@ -156,24 +144,27 @@ def corruption_table(runs: Sequence[Run], name: str) -> Table:
     if len(runs) == 1:
         del titles["mce_to_first"]
     shown = {key: title for key, title in titles.items() if any(row.get(key) is not None for row in rows)}
-    columns = [share_column(title, key) for key, title in shown.items()]
-    if len(baselines) > 1:
-        columns = [_with_baseline(column) if SEVERAL in column.title else column for column in columns]
     caption = f"{name}: errors summed over severities, as a share of those of the model named; small numbers are 95 % "
-    return table_of(f"{name}-mce", [run_column(runs), *columns], rows, caption + "bootstrap intervals.")
+    return Table(
+        name=f"{name}-mce",
+        titles=["run", *shown.values()],
+        cells=[
+            [
+                run_cell(run),
+                *(_against(share_cell(row, key), row if SEVERAL in title else {}) for key, title in shown.items()),
+            ]
+            for run, row in zip(runs, rows, strict=True)
+        ],
+        rows=rows,
+        caption=caption + "bootstrap intervals.",
+    )
 
 
-def _with_baseline(column: Column) -> Column:
-    """The same, and in each cell the name of the model that errors are divided by."""
-
-    def show(row: Mapping[str, object]) -> Cell:
-        cell = column.show(row)
-        if cell.value is None:
-            return cell
-        detail = f"{cell.detail} of {row['baseline']}'s".strip()
-        return Cell(text=cell.text, value=cell.value, detail=detail)
-
-    return Column(title=column.title, show=show)
+def _against(cell: Cell, row: Mapping[str, object]) -> Cell:
+    """The same; of a row also the name of the model that errors are divided by."""
+    if cell.value is None or not row:
+        return cell
+    return replace(cell, detail=f"{cell.detail} of {row['baseline']}'s".strip())
 
 
 def _corruption_row(run: Run, name: str, first: Run) -> dict[str, object]:
@@ -217,18 +208,23 @@ def natural_table(runs: Sequence[Run]) -> list[Table]:
     parts = [(report.name, run, part) for run in runs for report in run.shifts.values() for part in _natural(report)]
     if not parts:
         return []
-    rows = [_natural_row(*each) for each in sorted(parts, key=lambda each: (each[0], each[2].name, each[1].index))]
-    columns = [
-        Column(title="set", show=lambda row: Cell(text=_set_name(row)), numeric=False),
-        run_column(runs),
-        share_column("accuracy", "accuracy", "low", "high"),
-        share_column("ECE", "ece"),
-        number_column("RMS error", "rms", percent),
-        share_column("AURRA", "aurra"),
-        number_column("images", "n", lambda n: f"{n:.0f}"),
+    parts.sort(key=lambda each: (each[0], each[2].name, each[1].index))
+    rows = [_natural_row(*each) for each in parts]
+    cells = [
+        [
+            Cell(text=name if part.name == name else f"{name}, {part.name}"),
+            run_cell(run),
+            share_cell(row, "accuracy", "low", "high"),
+            share_cell(row, "ece"),
+            number_cell(number(row.get("rms")), percent),
+            share_cell(row, "aurra"),
+            number_cell(part.n, count),
+        ]
+        for (name, run, part), row in zip(parts, rows, strict=True)
     ]
+    titles = ["set", "run", "accuracy", "ECE", "RMS error", "AURRA", "images"]
     caption = "Natural shifts. Intervals are 95 %: Wilson's for accuracy, bootstrap for the others."
-    return [table_of("natural-shifts", columns, rows, caption)]
+    return [Table(name="natural-shifts", titles=titles, cells=cells, rows=rows, caption=caption)]
 
 
 def _natural(report: ShiftReport) -> list[PartScore]:
@@ -244,10 +240,6 @@ def _natural_row(name: str, run: Run, part: PartScore) -> dict[str, object]:
     for key, (low, high) in part.intervals.items():
         row |= {f"{key}_low": low, f"{key}_high": high}
     return row
-
-
-def _set_name(row: Mapping[str, Any]) -> str:
-    return row["set"] if row["part"] == row["set"] else f"{row['set']}, {row['part']}"
 
 
 @section("reliability", title="Calibration", order=46)
@@ -327,21 +319,29 @@ def _reliability_alt(title: str, diagrams: Sequence[Diagram]) -> str:
 @section("detection", title="Detection", order=47)
 def detection(runs: Sequence[Run]) -> Sequence[Block]:
     """How well images from outside the classes are told from known ones: AUROC, AUPR both ways, FPR95."""
-    columns = [run_column(runs), text_column("score"), *(share_column(title, key) for key, title in DETECTION.items())]
     tables = []
     for name in shift_names(runs):
-        rows = [
-            {"run": run.name, "score": score, **_with_ends(numbers)}
+        found = [
+            (run, {"run": run.name, "score": score, **_with_ends(numbers)})
             for run in runs
             if name in run.shifts
             for score, numbers in run.shifts[name].detection.items()
         ]
-        caption = (
-            f"{name}: images from outside told from known ones. FPR95 is the share of known images taken for outside "
-            "ones when 95 % of those are found: smaller is better. Intervals are 95 % bootstrap intervals."
+        if not found:
+            continue
+        tables.append(
+            Table(
+                name=f"{name}-detection",
+                titles=["run", "score", *DETECTION.values()],
+                cells=[
+                    [run_cell(run), Cell(text=str(row["score"])), *(share_cell(row, key) for key in DETECTION)]
+                    for run, row in found
+                ],
+                rows=[row for _, row in found],
+                caption=f"{name}: images from outside told from known ones. FPR95 is the share of known images taken "
+                "for outside ones when 95 % of those are found: smaller is better. Intervals are 95 %, bootstrap.",
+            )
         )
-        if rows:
-            tables.append(table_of(f"{name}-detection", columns, rows, caption))
     return tables
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from vitruvius._format import DASH, format_number, percent
+from vitruvius._style import figure_style, in_percent, new_axes
 from vitruvius.report.blocks import Block, Cell, Drawing, Table, run_keys, section
 from vitruvius.report.run import Run, Threat, explain_doubts, label_threats
-from vitruvius.report.style import figure_style, in_percent, new_axes
-from vitruvius.report.words import DASH, percent, pixels
 
 NUMBERS = ("name", "spec", "eps", "accuracy", "low", "high", "n", "top5", "loss", "seconds")
 Curve = list[tuple[float, Threat]]
@@ -77,7 +77,6 @@ def _table(runs: Sequence[Run], labels: dict[str, str], rows: list[dict[str, obj
     return Table(
         name="threats-table",
         titles=["threat", *names],
-        numeric=names,
         cells=cells,
         rows=rows,
         caption="Top-1 accuracy and 95 % interval.",
@@ -162,7 +161,7 @@ def draw_strengths(runs: Sequence[Run], name: str, curves: dict[int, Curve]) -> 
             axes.plot(x, y, color=look.colour, marker=look.marker, label=runs[index].name)
             axes.fill_between(x, low, high, color=look.colour, alpha=0.16, linewidth=0)
         ticks = _ticks(sorted(_strengths(curves)))
-        axes.set_xticks(ticks, [pixels(eps) for eps in ticks])
+        axes.set_xticks(ticks, [format_number(eps) for eps in ticks])
         axes.set(ylim=(-0.02, 1.02), xlabel="ε (of pixels from 0 to 1)", ylabel="accuracy", title=name)
         in_percent(axes.yaxis)
     return figure
@@ -179,7 +178,7 @@ def _ticks(strengths: list[float]) -> list[float]:
 
 def _alt(runs: Sequence[Run], name: str, curves: dict[int, Curve]) -> str:
     lines = [
-        f"{runs[index].name}: " + ", ".join(f"{percent(t.accuracy)} at ε {pixels(eps)}" for eps, t in points)
+        f"{runs[index].name}: " + ", ".join(f"{percent(t.accuracy)} at ε {format_number(eps)}" for eps, t in points)
         for index, points in curves.items()
     ]
     return f"Line chart of accuracy over ε for {name}. {'; '.join(lines)}."
