@@ -127,8 +127,8 @@ class Loader:
     num_classes = 3
 
 
-def test_fewer_classes_than_the_model_knows_are_refused_for_named_sets_too(entry: Published) -> None:
-    words = ["data.dataset=torch/caltech101", "data.root=data"]
+def test_fewer_classes_than_the_model_knows_are_refused_for_named_sets_too(entry: Published, tmp_path: Path) -> None:
+    words = ["data.dataset=torch/caltech101", f"data.root={tmp_path}"]
     with pytest.raises(ConfigError, match=r"data\.class_map=caltech-102"):
         check_numbering(open_target(NAME, words), Loader())  # type: ignore[arg-type]
     check_numbering(open_target(NAME, [*words, "data.class_map=caltech-102"]), Loader())  # type: ignore[arg-type]

@@ -22,4 +22,4 @@ def test_a_timm_checkpoint_becomes_a_run_that_loads(tmp_path: Path, capsys: pyte
     with torch.no_grad():
         torch.testing.assert_close(model(x), upstream((x - 0.5) / 0.5))
     assert main([*command, str(tmp_path / "run")]) == 1
-    assert "is a run folder already" in capsys.readouterr().err
+    assert "belongs to a run" in capsys.readouterr().err
