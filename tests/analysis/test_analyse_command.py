@@ -19,7 +19,11 @@ def test_a_model_by_name_is_analysed_and_its_folder_can_be_reported(tmp_path, ca
     words = ["analyse", MODEL, "entropy", "relevance", *SMALL, "--images", "4", "--seed", "1", "--out", str(out)]
     assert main([*words, "--attack", "fgsm:eps=0.1"]) == 0
     table = Table.load(out)
-    assert str(table).splitlines()[2:] == capsys.readouterr().out.rstrip("\n").splitlines()[2:]
+    printed, _, paths = capsys.readouterr().out.partition("\n\nfigures, each as PNG and PDF:\n")
+    assert printed.splitlines()[2:] == str(table).splitlines()[2:]
+    drawn = sorted((out / "figures").glob("*.png"))
+    assert sorted(map(Path, paths.splitlines())) == drawn != []
+    assert all(path.with_suffix(".pdf").is_file() for path in drawn)
     assert table.facts["images"] == 4
     assert table.facts["model"] == MODEL
     assert "digits" in table.facts["data"]

@@ -226,10 +226,10 @@ def serve(
     variant: the model. pictures: that are there from the start. port: 0: a free one. open_browser: show the page.
     announce: told the address.
     """
-    uvicorn: Any = require("uvicorn", "live")
-    require("starlette", "live")
     if not 0 <= port < 65536:
         raise ConfigError(f"--port {port} is not a port; give a number from 1 to 65535, or none for a free one.")
+    uvicorn: Any = require("uvicorn", "live")
+    require("starlette", "live")
     door = socket.socket()
     with door:
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
