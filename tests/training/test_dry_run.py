@@ -56,7 +56,7 @@ def test_adam_keeps_two_numbers_a_parameter_and_sgd_none(tmp_path: Path) -> None
 
 def test_data_that_are_not_here_are_a_note(tmp_path: Path) -> None:
     said = dry_run(small_config(tmp_path / "run", "data.dataset=folder", "data.root=nowhere", "data.num_classes=7"))
-    assert "note: the data cannot be opened here: data folder nowhere does not exist" in said
+    assert "note: the data cannot be opened here: data.root nowhere does not exist" in said
     assert "num_classes: 7" in said
     assert "an epoch" not in said
 
