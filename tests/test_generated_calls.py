@@ -118,6 +118,16 @@ BAD: dict[str, dict[int | str, list[Any]]] = {  # function → argument → what
         "images": [0, -3, "x", 1.5],
         "seed": ["x", None],
     },
+    "look": {
+        0: ["nope", "", "\0", 3, None, [], {}],
+        1: ["nowhere.png", "", "\0", __file__, 3, None, [], {}, torch.rand(2), torch.full((3, 8, 8), torch.nan)],
+        "threat": ["nope", "pgd:eps=8", 3, [None]],
+        "attention": ["nope", 3, [3]],
+        "masks": ["nowhere.safetensors", __file__, 3],
+        "sparsity": [2, -1, "x"],
+        "beside": ["nope", 3],
+        "of_class": ["nope", 10, -1, [1]],
+    },
 }
 CALLS = [Call(name, place, bad) for name, places in BAD.items() for place, every in places.items() for bad in every]
 
@@ -156,6 +166,7 @@ def right_arguments(name: str, model: nn.Module, run: Path) -> tuple[list[Any], 
         "evaluate": ([model, batch(), "fgsm:eps=0.1"], {}),
         "average_maps": ([model, batch()], {}),
         "analyse": ([model, batch(), "norms"], {}),
+        "look": ([model, batch()[0][0][0]], {}),
     }
     return known[name]
 

@@ -110,16 +110,18 @@ def test_a_lock_that_is_not_whole_is_taken_over(left: str, tmp_path: Path, monke
 
 def test_of_many_processes_at_once_one_has_the_folder(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    barrier, answers = context.Barrier(6), context.Queue()
+    barrier, refused, answers = context.Barrier(6), context.Semaphore(0), context.Queue()
 
     def race() -> None:
         barrier.wait()
         try:
             with Lock(tmp_path / "run"):
                 answers.put("has it")
-                time.sleep(0.5)
+                for _ in range(5):
+                    refused.acquire(timeout=30)
         except RunError as error:
             answers.put(str(error))
+            refused.release()
 
     processes = [context.Process(target=race) for _ in range(6)]
     for process in processes:

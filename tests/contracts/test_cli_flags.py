@@ -15,14 +15,14 @@ FLAGS = {
     "attack": f"TARGET OVERRIDES --threat --what {RUN}",
     "bench": "WHAT",
     "completion": "SHELL",
-    "compress": f"RUN OVERRIDES --sparsity --rank --rule --budget --epochs --threat {RUN}",
+    "compress": f"TARGET OVERRIDES --sparsity --rank --rule --budget --epochs --threat {RUN}",
     "convert": "CHECKPOINT SETTINGS --from --model --ema --lenient --out",
     "corrupt": "DATA OVERRIDES --out --corruptions --severities --size --format --seed --scale --textures --images "
     "--workers",
     "cycles": "TARGET OVERRIDES --head-dim --threshold --trust-plugins",
     "demo": "--out",
     "evaluate": f"TARGET OVERRIDES --threat --shift --baseline --calibrate --sanity --fresh {RUN}",
-    "export": "RUN --format --sparse --out --trust-plugins",
+    "export": "TARGET OVERRIDES --masks --format --sparse --out --trust-plugins",
     "list": "KIND SECTION",
     "look": "TARGET PICTURES --data --threat --attention --beside --masks --sparsity --class --png --serve --port "
     f"--open {RUN}",

@@ -26,6 +26,9 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
     Args:
         out: folder for runs and page (default: runs/demo).
     """
+    from vitruvius._files import check_out
+
+    check_out(out)
     from vitruvius.demo import demo as run_demo
 
     print(run_demo(out))

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -164,6 +163,8 @@ def _write_safetensors(model: PixelModel, _: Tensor, recipe: dict[str, str] | No
 
 
 def _write_timm_hub(model: PixelModel, _: Tensor, recipe: dict[str, str] | None) -> tuple[Files, Answer]:
+    import timm
+
     arguments = json.loads(recipe["model"]).get("kwargs") if recipe else None
     with tempfile.TemporaryDirectory() as folder:
         save_for_hub(model, folder, arguments=arguments)

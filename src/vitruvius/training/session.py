@@ -381,7 +381,7 @@ def with_precision(config: Config, model: PixelModel, process: Process) -> Confi
     if process.device.type == "cpu":
         pays = process.on_first(lambda: multiplies_bfloat16() and bfloat16_pays(model, config))
     else:
-        pays = process.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        pays = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     precision: Literal["bf16", "fp32"] = "bf16" if pays else "fp32"
     logger.info("train.precision = auto: %s on this %s", precision, process.device.type)
     return replace(config, train=replace(config.train, precision=precision))
