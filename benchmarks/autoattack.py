@@ -24,11 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvius.attacks._auto_pgd import Ascent, AscentState
 from vitruvius.attacks._compiled import compile_model
 from vitruvius.attacks._lower_precision import Autocast, bfloat16_view
 from vitruvius.attacks._models import frozen, loss_and_grad
-from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.apgd import APGD, Ascent, AscentState
 from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.base import CE, LINF
 

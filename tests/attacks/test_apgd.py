@@ -12,9 +12,8 @@ from attacked import GoldenNet, accuracy, digits_cnn, golden, labels_of, small_n
 
 from vitruvius._errors import ConfigError
 from vitruvius._random import Dice
-from vitruvius.attacks._auto_pgd import Ascent, checkpoints
 from vitruvius.attacks._auto_pgd_l1 import SparseAscent, largest, moved_share
-from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.apgd import APGD, Ascent, checkpoints
 from vitruvius.attacks.apgd_malt import APGDMalt
 from vitruvius.attacks.apgd_targeted import APGDTargeted
 from vitruvius.attacks.autoattack import AutoAttack

@@ -9,7 +9,7 @@ from attacked import golden
 
 from vitruvius._errors import UnknownName
 from vitruvius.attacks.base import CE, KL, MARGIN
-from vitruvius.attacks.losses import DLR, TARGETED_DLR, TARGETED_MARGIN, as_loss, as_targeted_loss
+from vitruvius.attacks.losses import DLR, TARGETED_DLR, TARGETED_MARGIN, Loss, TargetedLoss
 
 
 def test_dlr_is_the_released_one() -> None:
@@ -50,7 +50,7 @@ def test_soft_labels_count_as_their_largest_except_for_kl() -> None:
 
 
 def test_losses_are_known_by_name() -> None:
-    assert as_loss("dlr") is DLR
-    assert as_targeted_loss("margin") is TARGETED_MARGIN
+    assert Loss.parse("dlr") is DLR
+    assert TargetedLoss.parse("margin") is TARGETED_MARGIN
     with pytest.raises(UnknownName, match="did you mean 'margin'"):
-        as_loss("margn")
+        Loss.parse("margn")

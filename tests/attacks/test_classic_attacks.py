@@ -9,11 +9,11 @@ import torch
 from attacked import accuracy, digits_cnn, labels_of, small_net, some_images
 from torch import Tensor, nn
 
-from vitruvius.attacks._fab import dual_length
 from vitruvius.attacks.base import LINF, MARGIN, Norm
 from vitruvius.attacks.carlini import Carlini
 from vitruvius.attacks.ddn import DDN
 from vitruvius.attacks.deepfool import DeepFool
+from vitruvius.attacks.fab import dual_length
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.momentum_fgsm import MIFGSM, NIFGSM
 from vitruvius.attacks.norms import L2

@@ -10,9 +10,8 @@ import torch
 from attacked import GoldenNet, accuracy, digits_cnn, golden, labels_of, small_net, some_images
 from torch import nn
 
-from vitruvius.attacks._fab import BoundaryRules, Nearest, dual_length, project_to_plane, toward_target
 from vitruvius.attacks.base import LINF, MARGIN, Norm
-from vitruvius.attacks.fab import FAB
+from vitruvius.attacks.fab import FAB, BoundaryRules, Nearest, dual_length, project_to_plane, toward_target
 from vitruvius.attacks.fab_targeted import FABTargeted
 from vitruvius.attacks.norms import L2, NORMS
 

@@ -8,10 +8,10 @@ from attacked import accuracy, digits_cnn, labels_of, small_net, some_images
 from torch import Tensor, nn
 
 from vitruvius._random import Dice
-from vitruvius.attacks._fab import dual_length
 from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.base import LINF, MARGIN, Norm
 from vitruvius.attacks.carlini import Carlini
+from vitruvius.attacks.fab import dual_length
 from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.noise import GaussianNoise, UniformNoise
 from vitruvius.attacks.norms import L2

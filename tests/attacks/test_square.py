@@ -11,11 +11,20 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius._random import Dice
-from vitruvius.attacks._square_proposals import SquareDraws, bump, bump_proposals, paint, share, spans, square_sides
 from vitruvius.attacks.base import Norm
 from vitruvius.attacks.noise import UniformNoise
 from vitruvius.attacks.norms import L1, L2
-from vitruvius.attacks.square import Square, unsearched
+from vitruvius.attacks.square import (
+    Square,
+    SquareDraws,
+    bump,
+    bump_proposals,
+    paint,
+    share,
+    spans,
+    square_sides,
+    unsearched,
+)
 
 
 def test_squares_shrink_on_the_released_schedule() -> None:

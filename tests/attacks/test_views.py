@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from vitruvius._random import Dice
 from vitruvius.attacks import _lower_precision
-from vitruvius.attacks._auto_pgd import Ascent, AutoPGD, take_step
 from vitruvius.attacks._batching import BestSoFar, take_chunk
 from vitruvius.attacks._compiled import CompiledModel, CompiledStep, compile_model
 from vitruvius.attacks._lower_precision import Bfloat16Copy, first_layer_of
 from vitruvius.attacks._models import Searched, unwrapped
-from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.apgd import APGD, Ascent, AutoPGD, take_step
 from vitruvius.attacks.apgd_targeted import APGDTargeted
 from vitruvius.attacks.autoattack import AutoAttack, Cascade
 from vitruvius.attacks.fab_targeted import FABTargeted

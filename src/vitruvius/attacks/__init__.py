@@ -5,11 +5,6 @@ from typing import TYPE_CHECKING
 from vitruvius._lazy import exports
 
 if TYPE_CHECKING:
-    from vitruvius.attacks.adapters import FromART as FromART
-    from vitruvius.attacks.adapters import FromAutoAttack as FromAutoAttack
-    from vitruvius.attacks.adapters import FromFoolbox as FromFoolbox
-    from vitruvius.attacks.adapters import FromSecML as FromSecML
-    from vitruvius.attacks.adapters import FromTorchattacks as FromTorchattacks
     from vitruvius.attacks.apgd import APGD as APGD
     from vitruvius.attacks.apgd_malt import APGDMalt as APGDMalt
     from vitruvius.attacks.apgd_targeted import APGDTargeted as APGDTargeted
@@ -47,11 +42,6 @@ else:
             "FAB": "fab",
             "FABTargeted": "fab_targeted",
             "FGSM": "fgsm",
-            "FromART": "adapters",
-            "FromAutoAttack": "adapters",
-            "FromFoolbox": "adapters",
-            "FromSecML": "adapters",
-            "FromTorchattacks": "adapters",
             "HopSkipJump": "hopskipjump",
             "MIFGSM": "momentum_fgsm",
             "NIFGSM": "momentum_fgsm",

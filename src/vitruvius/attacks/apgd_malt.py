@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvius.attacks._fab import boundaries, dual_length
 from vitruvius.attacks._models import logits_in_batches
 from vitruvius.attacks.apgd_targeted import APGDTargeted
-from vitruvius.attacks.base import Model, attacks, check_at_least
+from vitruvius.attacks.base import Model, attacks
+from vitruvius.attacks.fab import boundaries, dual_length
 from vitruvius.attacks.losses import likeliest_classes
 
 
@@ -31,10 +31,6 @@ class APGDMalt(APGDTargeted):
     """
 
     candidates: int = 100
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "candidates")
 
     def choose_targets(self, model: Model, x: Tensor, y: Tensor) -> Tensor:
         likeliest = likeliest_classes(logits_in_batches(model, x, self.batch_size), y, self.candidates)  # (B, C)

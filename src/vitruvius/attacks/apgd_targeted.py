@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvius.attacks._auto_pgd import Attempt, AutoPGD
 from vitruvius.attacks._models import logits_in_batches
-from vitruvius.attacks.base import Model, attacks, check_at_least
-from vitruvius.attacks.losses import TARGETED_DLR, TargetedLoss, as_targeted_loss, likeliest_classes
+from vitruvius.attacks.apgd import Attempt, AutoPGD
+from vitruvius.attacks.base import Model, attacks
+from vitruvius.attacks.losses import TARGETED_DLR, TargetedLoss, likeliest_classes
 
 
 @attacks.register("apgd_targeted")
@@ -30,11 +30,6 @@ class APGDTargeted(AutoPGD):
 
     targets: int = 9
     loss: TargetedLoss = TARGETED_DLR
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "targets")
-        object.__setattr__(self, "loss", as_targeted_loss(self.loss))
 
     def objective(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
         return self.loss(logits, y, target)

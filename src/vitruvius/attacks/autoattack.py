@@ -24,7 +24,6 @@ from vitruvius._checks import check_eval_mode, check_logits
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius._progress import Progress, no_progress
 from vitruvius._registry import Spec, read_spec
-from vitruvius.attacks._auto_pgd import AutoPGD
 from vitruvius.attacks._batching import SMALL_BATCH
 from vitruvius.attacks._cuda_graphs import with_cuda_graphs
 from vitruvius.attacks._lower_precision import bfloat16_pays, bfloat16_view, may_pay
@@ -36,7 +35,7 @@ from vitruvius.attacks._models import (
     rounded_toward,
     unwrapped,
 )
-from vitruvius.attacks.apgd import APGD
+from vitruvius.attacks.apgd import APGD, AutoPGD
 from vitruvius.attacks.apgd_malt import APGDMalt
 from vitruvius.attacks.apgd_targeted import APGDTargeted
 from vitruvius.attacks.base import (
@@ -50,7 +49,6 @@ from vitruvius.attacks.base import (
     StageResult,
     Threat,
     attacks,
-    check_at_least,
     check_call,
     check_hard_labels,
     check_moved,
@@ -133,7 +131,6 @@ class AutoAttack(Ball):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "pool_batches")
         _check_known("version", self.version, VERSIONS)
         if bool(self.attacks) != (self.version == "custom"):
             raise ConfigError(

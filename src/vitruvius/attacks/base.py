@@ -10,7 +10,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import torch
@@ -31,7 +31,7 @@ from vitruvius.attacks._models import (
     loss_and_grad,
     rounded_toward,
 )
-from vitruvius.attacks.losses import CE, KL, MARGIN, hard_labels
+from vitruvius.attacks.losses import CE, KL, MARGIN, Loss, hard_labels
 from vitruvius.attacks.norms import LINF, Norm, as_norm
 
 __all__ = [
@@ -69,6 +69,13 @@ ROBUST = -1  # in `Outcome.broken_by`: no stage broke the image
 CLEAN = 0  # in `Outcome.broken_by`: misclassified as it is
 ROUNDING = 1e-5
 PRECISIONS = ("exact", "fast", "auto")
+# what settings of these names may be, in every attack
+ONE_OR_MORE = {
+    "batch_size", "candidates", "eot_iterations", "first_queries", "group", "most_queries", "patches", "pool_batches",
+    "queries", "restarts", "samples", "search_steps", "steps", "targets",
+}  # fmt: skip
+ZERO_OR_MORE = {"attention_weight", "confidence", "decay", "layer", "momentum", "overshoot", "std"}
+MORE_THAN_ZERO = {"first_constant", "first_radius", "gamma", "lr", "share", "step_size", "width"}
 
 
 class Threat(Protocol):
@@ -232,13 +239,10 @@ class Ball:
         object.__setattr__(self, "norm", as_norm(self.norm))
         if self.norm.name not in self.norms:
             raise ConfigError(f"{name} works in {' and '.join(self.norms)}, not in {self.norm}.")
-        check_eps(self.eps)
-        self._check_numbers()
-        precision = getattr(self, "precision", "exact")
-        if precision not in PRECISIONS:
-            raise UnknownName(
-                f"no precision named {precision!r}{suggest(precision, PRECISIONS)} Known: exact, fast, auto."
-            )
+        if math.isnan(self.eps) or self.eps < 0:
+            raise ConfigError(f"eps={self.eps} is not a radius; give a number that is 0 or more, such as 4 / 255.")
+        for setting in fields(self):
+            self._check_setting(setting)
         if self.finds_nearest:
             return
         low, high = self.pixel_range
@@ -250,18 +254,30 @@ class Ball:
                 f"did you mean {self.eps:g}/255?"
             )
 
-    def _check_numbers(self) -> None:
-        """Whole numbers are whole, numbers other than eps finite, and a batch holds an image."""
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            what = f"{type(self).__name__} with {setting.name}={value!r}"
-            whole = str(setting.type).startswith("int") and value is not None
-            if whole and (isinstance(value, bool) or not isinstance(value, int)):
-                raise ConfigError(f"{what}; expected a whole number.")
-            if setting.name == "batch_size" and value is not None and value < 1:
-                raise ConfigError(f"{what}; expected 1 or more images, or None for all.")
-            if setting.name != "eps" and isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"{what}; expected a finite number.")
+    def _check_setting(self, setting: Field[Any]) -> None:
+        """A loss by its name becomes the loss; numbers are what their names allow."""
+        name, value = setting.name, getattr(self, setting.name)
+        if isinstance(setting.default, Loss) and isinstance(value, str):
+            object.__setattr__(self, name, type(setting.default).parse(value))
+        if name == "precision" and value not in PRECISIONS:
+            known = ", ".join(PRECISIONS)
+            raise UnknownName(f"no precision named {value!r}{suggest(value, PRECISIONS)} Known: {known}.")
+        if name == "eps" or value is None:
+            return
+        expected = ""
+        if str(setting.type).startswith("int") and (isinstance(value, bool) or not isinstance(value, int)):
+            expected = "a whole number"
+        elif isinstance(value, float) and not math.isfinite(value):
+            expected = "a finite number"
+        elif name in ONE_OR_MORE and value < 1:
+            expected = "1 or more"
+        elif name in ZERO_OR_MORE and value < 0:
+            expected = "0 or more"
+        elif name in MORE_THAN_ZERO and not (value > 0 or (name == "step_size" and value == self.eps == 0)):
+            expected = "more than 0"
+        if expected:
+            got = f"{value:g}" if isinstance(value, int | float) else repr(value)
+            raise ConfigError(f"{type(self).__name__} with {name}={got}; expected {expected}.")
 
     @property
     def pixel_range(self) -> tuple[float, float]:
@@ -385,34 +401,6 @@ def known_ids(x: Tensor, ids: Tensor | None) -> Tensor:
 def whole_labels(y: Tensor) -> Tensor:
     """Labels (B,) of any whole type as int64; probabilities (B, K) as they are."""
     return y.long() if y.ndim == 1 else y
-
-
-def check_eps(eps: float) -> None:
-    """Refuse what is not a radius: `eps` in pixels of images in [0, 1]; inf passes."""
-    if math.isnan(eps) or eps < 0:
-        raise ConfigError(f"eps={eps} is not a radius; give a number that is 0 or more, such as 4 / 255.")
-
-
-def check_at_least(attack: Ball, least: int, *settings: str) -> None:
-    """Refuse an attack one of whose named settings is below `least`."""
-    for name in settings:
-        value = getattr(attack, name)
-        if value < least:
-            raise ConfigError(f"{type(attack).__name__} with {name}={value:g}; expected {least} or more.")
-
-
-def check_positive(attack: Ball, *settings: str) -> None:
-    """Refuse an attack one of whose named settings is not above 0."""
-    for name in settings:
-        value = getattr(attack, name)
-        if not value > 0:
-            raise ConfigError(f"{type(attack).__name__} with {name}={value:g}; expected more than 0.")
-
-
-def check_step_size(attack: Ball, step_size: float | None) -> None:
-    """Refuse a step that leads nowhere or backward; in a ball of radius 0 it may be 0."""
-    if step_size is not None and not (step_size > 0 or step_size == attack.eps == 0):
-        raise ConfigError(f"{type(attack).__name__} with step_size={step_size:g}; expected more than 0.")
 
 
 def check_call(attack: Ball, model: object, x: object, y: object) -> Tensor:

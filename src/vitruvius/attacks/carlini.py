@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitruvius._random import Dice
 from vitruvius.attacks._models import full_precision, note_grad, tell_step
-from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_positive
+from vitruvius.attacks.base import Attack, Model, attacks
 from vitruvius.attacks.losses import MARGIN, hard_labels
 from vitruvius.attacks.norms import L2, Norm, per_image
 
@@ -57,12 +57,6 @@ class Carlini(Attack):
     search_steps: int = 9
     first_constant: float = 1e-2
     lr: float = 1e-2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "steps", "search_steps")
-        check_at_least(self, 0, "confidence")
-        check_positive(self, "first_constant", "lr")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         y = hard_labels(y)

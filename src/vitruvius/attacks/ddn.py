@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitruvius._random import Dice
 from vitruvius.attacks._models import loss_and_grad, tell_step
-from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_positive
+from vitruvius.attacks.base import Attack, Model, attacks
 from vitruvius.attacks.losses import CE, hard_labels
 from vitruvius.attacks.norms import L2, Norm, per_image
 
@@ -43,11 +43,6 @@ class DDN(Attack):
     steps: int = 100
     first_radius: float = 1.0
     gamma: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "steps")
-        check_positive(self, "first_radius", "gamma")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         y = hard_labels(y)

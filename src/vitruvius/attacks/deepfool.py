@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from vitruvius._random import Dice
-from vitruvius.attacks._fab import boundaries, dual_length
 from vitruvius.attacks._models import full_precision, tell_step
-from vitruvius.attacks.base import Attack, Model, attacks, check_at_least
+from vitruvius.attacks.base import Attack, Model, attacks
+from vitruvius.attacks.fab import boundaries, dual_length
 from vitruvius.attacks.losses import hard_labels, likeliest_classes
 from vitruvius.attacks.norms import L2, Norm, per_image
 
@@ -43,11 +43,6 @@ class DeepFool(Attack):
     steps: int = 50
     candidates: int = 9
     overshoot: float = 0.02
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "steps", "candidates")
-        check_at_least(self, 0, "overshoot")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         y = hard_labels(y)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvius.attacks._fab import FastAdaptiveBoundary, Linearise, toward_target
-from vitruvius.attacks.base import attacks, check_at_least
+from vitruvius.attacks.base import attacks
+from vitruvius.attacks.fab import FastAdaptiveBoundary, Linearise, toward_target
 from vitruvius.attacks.losses import likeliest_classes
 
 
@@ -28,10 +28,6 @@ class FABTargeted(FastAdaptiveBoundary):
     """
 
     targets: int = 9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "targets")
 
     def linearise(self) -> Linearise:
         return toward_target

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitruvius._random import Dice
 from vitruvius.attacks._models import loss_and_grad
 from vitruvius.attacks.base import Attack, Model, attacks
-from vitruvius.attacks.losses import CE, Loss, as_loss
+from vitruvius.attacks.losses import CE, Loss
 
 
 @attacks.register("fgsm")
@@ -27,10 +27,6 @@ class FGSM(Attack):
 
     loss: Loss = CE
     bounds: tuple[float, float] = (0.0, 1.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "loss", as_loss(self.loss))
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         grad = loss_and_grad(model, x, lambda logits: self.loss(logits, y)).grad

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitruvius._random import Dice
 from vitruvius.attacks._models import tell_step
-from vitruvius.attacks.base import Attack, Cost, Model, attacks, check_at_least
+from vitruvius.attacks.base import Attack, Cost, Model, attacks
 from vitruvius.attacks.losses import hard_labels
 from vitruvius.attacks.norms import L2, Norm, per_image
 
@@ -44,10 +44,6 @@ class HopSkipJump(Attack):
     first_queries: int = 100
     most_queries: int = 10_000
     group: int = 128
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "steps", "first_queries", "most_queries", "group")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         y = hard_labels(y)

@@ -108,16 +108,6 @@ Loss.known.update({loss.name: loss for loss in (CE, DLR, MARGIN, KL)})
 TargetedLoss.known.update({loss.name: loss for loss in (TARGETED_DLR, TARGETED_MARGIN)})
 
 
-def as_loss(loss: Loss | str) -> Loss:
-    """A loss from its name."""
-    return Loss.parse(loss) if isinstance(loss, str) else loss
-
-
-def as_targeted_loss(loss: TargetedLoss | str) -> TargetedLoss:
-    """A targeted loss from its name."""
-    return TargetedLoss.parse(loss) if isinstance(loss, str) else loss
-
-
 def hard_labels(y: Tensor) -> Tensor:
     """(B,) labels; mixed or smoothed ones (B, K) count as their largest."""
     return y.argmax(1) if y.ndim == 2 else y

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vitruvius._random import Dice
 from vitruvius.attacks._models import loss_and_grad, tell_step
-from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_step_size
-from vitruvius.attacks.losses import CE, Loss, as_loss
+from vitruvius.attacks.base import Attack, Model, attacks
+from vitruvius.attacks.losses import CE, Loss
 from vitruvius.attacks.norms import per_image
 
 
@@ -37,13 +37,6 @@ class MIFGSM(Attack):
     step_size: float | None = None
     decay: float = 1.0
     loss: Loss = CE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "loss", as_loss(self.loss))
-        check_at_least(self, 1, "steps")
-        check_at_least(self, 0, "decay")
-        check_step_size(self, self.step_size)
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         step_size = self.eps / self.steps if self.step_size is None else self.step_size

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitruvius._random import Dice
-from vitruvius.attacks.base import Attack, Model, attacks, check_at_least
+from vitruvius.attacks.base import Attack, Model, attacks
 
 
 @attacks.register("uniform_noise")
@@ -32,11 +32,6 @@ class GaussianNoise(Attack):
     """
 
     std: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.std is not None:
-            check_at_least(self, 0, "std")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         std = self.eps if self.std is None else self.std

@@ -18,7 +18,7 @@ from torch import Tensor
 from vitruvius._errors import ConfigError, NoSiteError, UnsuitableSite
 from vitruvius._random import Dice
 from vitruvius.attacks._models import full_precision, note_grad, tell_step, unwrapped
-from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_positive
+from vitruvius.attacks.base import Attack, Model, attacks
 from vitruvius.attacks.losses import CE, hard_labels
 from vitruvius.heads import Heads, Site
 
@@ -49,12 +49,6 @@ class PatchFool(Attack):
     lr: float = 0.05
     attention_weight: float = 0.002
     layer: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "patches", "steps")
-        check_at_least(self, 0, "attention_weight", "layer")
-        check_positive(self, "lr")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         """Adam on the chosen patches; an image stays as it is once the model is fooled."""

@@ -17,8 +17,8 @@ from torch import Tensor
 from vitruvius._random import Dice
 from vitruvius.attacks._batching import BestSoFar
 from vitruvius.attacks._models import LossAndGrad, full_precision, loss_and_grad, tell_step
-from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_step_size
-from vitruvius.attacks.losses import CE, Loss, as_loss, hard_labels
+from vitruvius.attacks.base import Attack, Model, attacks
+from vitruvius.attacks.losses import CE, Loss, hard_labels
 from vitruvius.attacks.norms import L1, per_image
 
 
@@ -52,13 +52,6 @@ class PGD(Attack):
     bounds: tuple[float, float] = (0.0, 1.0)
     compile: bool = False
     precision: str = "exact"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "loss", as_loss(self.loss))
-        check_at_least(self, 1, "steps", "restarts")
-        check_at_least(self, 0, "momentum")
-        check_step_size(self, self.step_size)
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor | None = None) -> Tensor:
         best = BestSoFar(x)

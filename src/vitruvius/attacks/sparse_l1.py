@@ -9,8 +9,8 @@ from torch import Tensor
 from vitruvius._random import Dice
 from vitruvius.attacks._auto_pgd_l1 import largest, project_l1_box, safe_radius
 from vitruvius.attacks._models import loss_and_grad, tell_step
-from vitruvius.attacks.base import Attack, Model, attacks, check_at_least, check_positive, check_step_size
-from vitruvius.attacks.losses import CE, Loss, as_loss
+from vitruvius.attacks.base import Attack, Model, attacks
+from vitruvius.attacks.losses import CE, Loss
 from vitruvius.attacks.norms import L1, Norm, per_image
 
 
@@ -33,13 +33,6 @@ class SparseL1(Attack):
     step_size: float | None = None
     share: float = 0.01
     loss: Loss = CE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "loss", as_loss(self.loss))
-        check_at_least(self, 1, "steps")
-        check_positive(self, "share")
-        check_step_size(self, self.step_size)
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         step_size = 2 * self.eps / self.steps if self.step_size is None else self.step_size

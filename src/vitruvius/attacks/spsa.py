@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vitruvius._random import Dice
 from vitruvius.attacks._models import full_precision, tell_step
-from vitruvius.attacks.base import Attack, Cost, Model, attacks, check_at_least, check_positive
-from vitruvius.attacks.losses import MARGIN, Loss, as_loss
+from vitruvius.attacks.base import Attack, Cost, Model, attacks
+from vitruvius.attacks.losses import MARGIN, Loss
 
 
 @attacks.register("spsa")
@@ -36,12 +36,6 @@ class SPSA(Attack):
     lr: float = 0.01
     group: int = 32
     loss: Loss = MARGIN
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "loss", as_loss(self.loss))
-        check_at_least(self, 1, "steps", "samples", "group")
-        check_positive(self, "width", "lr")
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         delta = torch.zeros_like(x)
