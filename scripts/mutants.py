@@ -41,7 +41,7 @@ MUTANTS = [
     # pickled code is never run
     Mutant("weights_only, weights", "models/_weights.py", "weights_only=True", "weights_only=False",
            "tests/test_guards.py"),
-    Mutant("weights_only, converters", "converters/_checkpoint.py", "weights_only=True", "weights_only=False",
+    Mutant("weights_only, converters", "converters/base.py", "weights_only=True", "weights_only=False",
            "tests/test_guards.py"),
     Mutant("weights_only, states", "training/run_folder.py", "weights_only=True", "weights_only=False",
            "tests/test_guards.py"),

@@ -21,7 +21,7 @@ from vitruvius._yaml import parse_value, read_yaml
 from vitruvius.cli import main
 from vitruvius.compression.files import save_maps
 from vitruvius.compression.maps import average_maps
-from vitruvius.converters._checkpoint import read_checkpoint
+from vitruvius.converters.base import read_checkpoint
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.models import load_model

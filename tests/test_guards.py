@@ -16,7 +16,7 @@ from vitruvius._errors import CheckpointError, RunError
 from vitruvius._files import append_line, atomic_write_text, read_text, save_tensors
 from vitruvius._files.store import make_folder
 from vitruvius.cli import main
-from vitruvius.converters._checkpoint import read_checkpoint
+from vitruvius.converters.base import read_checkpoint
 from vitruvius.evaluation.metrics.calibration import EqualWidth
 from vitruvius.models import create_model
 from vitruvius.models.weights import load_weights

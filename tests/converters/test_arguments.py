@@ -9,7 +9,7 @@ import pytest
 
 from vitruvius._errors import ConfigError
 from vitruvius.cli import main
-from vitruvius.converters import convert, read_arguments, write_recipe
+from vitruvius.converters import convert, read_arguments
 from vitruvius.converters.arguments import recipe_from_arguments
 from vitruvius.training import Config, read_recipe
 
@@ -45,7 +45,7 @@ warmup_lr: 1.0e-05
 def converted(text: str, tmp_path: Path, name: str = "args.yaml") -> tuple[Config, str]:
     (tmp_path / name).write_text(text)
     recipe = read_arguments(tmp_path / name, lenient=True)
-    out = write_recipe(recipe, tmp_path / "recipe.yaml", origin=name)
+    out = recipe.write(tmp_path / "recipe.yaml", origin=name)
     return read_recipe(out), out.read_text()
 
 

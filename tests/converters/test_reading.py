@@ -10,7 +10,8 @@ from layouts import save, tiny_vit
 from safetensors.torch import save_file
 
 from vitruvius._errors import CheckpointError, ConfigError, UnknownName
-from vitruvius.converters import convert, read_checkpoint
+from vitruvius.converters import convert
+from vitruvius.converters.base import read_checkpoint
 
 STATE = {"weight": torch.ones(2, 2), "bias": torch.zeros(2)}
 

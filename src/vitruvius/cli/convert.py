@@ -38,9 +38,9 @@ def convert(
 
     check_out(out, checkpoint)
     from vitruvius.compression.steps import masks_of_arrays
-    from vitruvius.converters import MASKS, SETTINGS, read_arguments, write_recipe, write_run
     from vitruvius.converters import convert as read_checkpoint
-    from vitruvius.converters.writing import epoch_checkpoints
+    from vitruvius.converters import read_arguments, write_run
+    from vitruvius.converters.base import MASKS, SETTINGS, epoch_checkpoints
     from vitruvius.training import read_recipe
 
     if source == MASKS:
@@ -50,7 +50,7 @@ def convert(
     if source in SETTINGS:
         recipe = read_arguments(str(checkpoint), lenient=lenient)
         notes = recipe.notes
-        path = write_recipe(recipe, out, origin=str(checkpoint))
+        path = recipe.write(out, origin=str(checkpoint))
         read_recipe(path)  # what the options cannot mean is said at once
     else:
         _, given = parse_spec("settings:" + ",".join(settings))

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from vitruvius._errors import CheckpointError
-from vitruvius.converters._checkpoint import Checkpoint
+from vitruvius.converters.base import Checkpoint
 
 
 def vit_sizes(checkpoint: Checkpoint, num_heads: int) -> dict[str, Any]:
@@ -26,10 +26,8 @@ def vit_sizes(checkpoint: Checkpoint, num_heads: int) -> dict[str, Any]:
         "num_heads": num_heads,
         "mlp_ratio": state["blocks.0.mlp.fc1.weight"].shape[0] / dim,
         "in_chans": channels,
-        "num_classes": 0,
+        "num_classes": state["head.weight"].shape[0] if "head.weight" in state else 0,
     }
-    if "head.weight" in state:
-        sizes["num_classes"] = state["head.weight"].shape[0]
     if "blocks.0.attn.qkv.bias" not in state:
         sizes["qkv_bias"] = False
     if "pos_embed" in state:
@@ -38,9 +36,9 @@ def vit_sizes(checkpoint: Checkpoint, num_heads: int) -> dict[str, Any]:
     return sizes
 
 
-def count_blocks(checkpoint: Checkpoint, stem: str = "blocks.") -> int:
+def count_blocks(checkpoint: Checkpoint) -> int:
     """How many numbered blocks the keys name."""
-    return len({key.split(".")[1] for key in checkpoint.state if key.startswith(stem)})
+    return len({key.split(".")[1] for key in checkpoint.state if key.startswith("blocks.")})
 
 
 def merged(rules: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
@@ -52,9 +50,8 @@ def merged(rules: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]
     joined: list[dict[str, Any]] = []
     for site, own in parts.items():
         row = rows.get(_row(site), [])
-        rule = {"where": site, "parts": own}
-        if site in row and all(parts.get(name) == own for name in row):
-            rule["where"] = _row(site)
+        whole = site in row and all(parts.get(name) == own for name in row)
+        rule = {"where": _row(site) if whole else site, "parts": own}
         if rule not in joined:
             joined.append(rule)
     return joined

@@ -7,7 +7,7 @@ what cannot be expressed is refused. Facts of timm 0.9.16's train.py and of dede
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from vitruvius._errors import ConfigError
 from vitruvius._files import StrPath, atomic_write_text, read_text
 from vitruvius._yaml import dump_yaml, parse_value
-from vitruvius.converters._converted import converters
+from vitruvius.converters.base import comment, converters
 from vitruvius.models import models
 
 Args = Mapping[str, Any]
@@ -112,15 +112,13 @@ class Recipe:
     sections: dict[str, Any]
     notes: list[str] = field(default_factory=list)
 
-    def text(self, origin: str = "") -> str:
-        """The recipe as YAML, its notes in the head; `origin` is where the settings come from, for the first line."""
-        return head_of(f"Settings of {origin}.", origin, self.notes) + dump_yaml(self.sections)
-
-
-def head_of(sentence: str, origin: str, notes: Sequence[str]) -> str:
-    """Comment lines for the head of a YAML file: `sentence` where the `origin` is known, then the notes."""
-    lines = [sentence, *notes] if origin else notes
-    return "".join(f"# {line}\n" for line in lines if line)
+    def write(self, path: str | Path, *, origin: str) -> Path:
+        """Write the YAML file `path`, with `origin` and notes in its head; an existing file is not overwritten."""
+        path = Path(path)
+        if path.exists():
+            raise ConfigError(f"{path} exists already. Choose another file with --out.")
+        atomic_write_text(path, comment([f"Settings of {origin}.", *self.notes]) + dump_yaml(self.sections))
+        return path
 
 
 @converters.register("timm-args")
@@ -136,15 +134,6 @@ def read_arguments(path: StrPath, *, lenient: bool = False) -> Recipe:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds {type(content).__name__}, expected options by name, as in timm's args.yaml.")
     return recipe_from_arguments(content, lenient=lenient)
-
-
-def write_recipe(recipe: Recipe, path: str | Path, *, origin: str = "") -> Path:
-    """Write `recipe` to the file `path`, its notes in the head; an existing file is not overwritten."""
-    path = Path(path)
-    if path.exists():
-        raise ConfigError(f"{path} exists already. Choose another file with --out.")
-    atomic_write_text(path, recipe.text(origin))
-    return path
 
 
 def recipe_from_arguments(args: Args, *, lenient: bool = False) -> Recipe:

@@ -57,11 +57,8 @@ def save_for_hub(model: nn.Module, folder: str | Path, *, arguments: Mapping[str
 
 def _plain(model: nn.Module) -> nn.Module:
     root = copy.deepcopy(inner(model))
-    cores = {
-        name: module.core
-        for name, module in root.named_modules()
-        if isinstance(module, Socket) and isinstance(module.core, Core)
-    }
+    sockets = {name: module for name, module in root.named_modules() if isinstance(module, Socket)}
+    cores = {name: socket.core for name, socket in sockets.items() if isinstance(socket.core, Core)}
     for name, core in cores.items():
         strange = [key for key, part in core.parts.items() if not _has_timm_form(part)]
         if strange:
@@ -69,18 +66,14 @@ def _plain(model: nn.Module) -> nn.Module:
                 f"{name!r} attends by {core.describe()}; timm's attention cannot do {', '.join(strange)}. "
                 "restore(model) gives its weights back to timm, with another function."
             )
-    if any(_has(core, LowRank) for core in cores.values()):
+    if any(isinstance(module, LowRank) for module in root.modules()):
         fold(root)
     for name, core in cores.items():
-        if _has(core, Symmetric):
+        if any(isinstance(part, Symmetric) for part in core.children()):
             _copy_keys_to_queries(root, name)
     if cores:
         restore(root)
     return root
-
-
-def _has(core: Core, kind: type[nn.Module]) -> bool:
-    return any(isinstance(part, kind) for part in core.children())
 
 
 def _has_timm_form(part: nn.Module) -> bool:

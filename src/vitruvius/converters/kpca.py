@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from vitruvius._errors import CheckpointError
-from vitruvius.converters._checkpoint import Checkpoint
-from vitruvius.converters._converted import IMAGENET, Converted, converters, finish
 from vitruvius.converters._vit import count_blocks, sites, vit_sizes
+from vitruvius.converters.base import IMAGENET, Checkpoint, Converted, converters, finish
 
 HEADS = {"deit_tiny_patch16_224": 3, "deit_small_patch16_224": 6, "deit_base_patch16_224": 12}
 RECONSTRUCTION_HEADS = {"deit_tiny_patch16_224": 6, "vit_tiny_patch16_224": 3}
@@ -33,10 +32,9 @@ def kpca(
 ) -> Converted:
     """KPCA_code: symmetric and RPC layers (2C-row qkv), scaled attention (`s`), z-scored reconstruction layers.
 
-    What is not given is taken from the arguments stored in the checkpoint: robust, num_iter, lambd, layer.
-
     `checkpoint` is the file as it was read; `model_name` is that of the timm model, `num_heads` of its layers; `robust`
-    says whether keys are cleaned, in how many `iterations` with lambda `sparsity`, from which `layer` on.
+    says whether keys are cleaned, in how many `iterations` with lambda `sparsity`, in which `layer`; by default what
+    the arguments stored in the checkpoint say.
     """
     if "blocks.0.attn.s" in checkpoint.state:
         return _scaled(checkpoint, model_name, num_heads)
@@ -81,11 +79,8 @@ def _model(checkpoint: Checkpoint, name: str | None, num_heads: int | None, head
             f"{checkpoint.name} does not say how many heads its model {name!r} has. Set model_name (one of "
             f"{', '.join(heads)}) or num_heads."
         )
-    if num_heads is None:
-        num_heads = heads[str(name)]
-    if name not in heads:
-        name = "deit_tiny_patch16_224"
-    return {"name": name, **IMAGENET, **vit_sizes(checkpoint, num_heads)}
+    sizes = vit_sizes(checkpoint, num_heads or heads[str(name)])
+    return {"name": name if name in heads else "deit_tiny_patch16_224", **IMAGENET, **sizes}
 
 
 def _fill_queries(checkpoint: Checkpoint) -> None:
@@ -114,7 +109,7 @@ def _pursuit_rules(checkpoint: Checkpoint, settings: dict[str, Any]) -> list[dic
     names = sites(count_blocks(checkpoint))
     if layer >= len(names):
         checkpoint.notes.append(f"layer {layer} does not exist in a model of {len(names)} blocks, so RPC was nowhere.")
-    parts: list[dict[str, Any]] = [{"use": "symmetric"} for _ in names]
-    if layer < len(names):
-        parts[layer] = pursuit
-    return [{"where": name, "parts": [part]} for name, part in zip(names, parts, strict=True)]
+    return [
+        {"where": name, "parts": [pursuit if place == layer else {"use": "symmetric"}]}
+        for place, name in enumerate(names)
+    ]

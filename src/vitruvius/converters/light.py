@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitruvius.converters._checkpoint import Checkpoint
-from vitruvius.converters._converted import UNTOUCHED, Converted, converters, finish
-from vitruvius.converters._upstream import adapt, class_count, known_name
+from vitruvius.converters.base import UNTOUCHED, Checkpoint, Converted, converters, finish
+from vitruvius.converters.plain import adapt, class_count, known_name
 from vitruvius.models import models
 
 RENAMED = {name.removeprefix("vitruvius/"): name for name in models} | {
@@ -28,10 +27,9 @@ def light(
 ) -> Converted:
     """vits-robustness-torch: XCiT p16/224 and p4/32 (re-strided), its ResNets, and timm models it trained.
 
-    `mean` and `std` are those the model was evaluated with; without them, and without stored settings, pixels go in
-    as they are.
-
-    `checkpoint` is the file as it was read; `model_name` is that of the model, by default told by its keys and shapes.
+    `checkpoint` is the file as it was read; `model_name` is that of the model, by default the one it names itself;
+    `mean` and `std` are those it was evaluated with; without them, and without stored settings, pixels go in as they
+    are.
     """
     inside = {name: checkpoint.state.pop(f"normalize.{name}", None) for name in ("mean", "std")}
     checkpoint.state = {key.removeprefix("model."): value for key, value in checkpoint.state.items()}

@@ -1,12 +1,22 @@
-"""Checkpoints of timm's own train.py, and bare state dicts of timm models."""
+"""Checkpoints of timm's own train.py, and bare state dicts of timm models; what timm does to bring old keys in order."""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
 from typing import Any
 
-from vitruvius.converters._checkpoint import Checkpoint
-from vitruvius.converters._converted import Converted, converters, finish
-from vitruvius.converters._upstream import adapt, class_count, known_name
+import timm
+import torch
+from timm.models import is_model
+
+from vitruvius._errors import CheckpointError
+from vitruvius.converters.base import Checkpoint, Converted, converters, finish
+from vitruvius.models import create_model, models
+from vitruvius.surgery.base import inner
+
+HEADS = ("head.weight", "head.fc.weight", "head.linear.weight", "fc.weight", "classifier.weight")
 
 
 @converters.register("timm")
@@ -22,3 +32,37 @@ def plain(checkpoint: Checkpoint, *, model_name: str | None = None) -> Converted
         model["img_size"] = int(checkpoint.args["img_size"])
     adapt(checkpoint, model)
     return finish(checkpoint, model)
+
+
+def known_name(checkpoint: Checkpoint, model_name: str | None, renamed: dict[str, str] | None = None) -> str:
+    """The model a checkpoint belongs to, under its present name."""
+    name = model_name or checkpoint.args.get("model") or checkpoint.args.get("arch")
+    if name is None:
+        raise CheckpointError(f"{checkpoint.name} does not say which model it is. Set model_name.")
+    present = (renamed or {}).get(str(name), str(name))
+    if present not in models and not is_model(present.split(".")[0]):
+        raise CheckpointError(f"{checkpoint.name} is a {name!r}, which neither timm {timm.__version__} nor we have.")
+    return present
+
+
+def class_count(checkpoint: Checkpoint) -> dict[str, int]:
+    """num_classes, where the head says it."""
+    head = next((key for key in HEADS if key in checkpoint.state), None)
+    return {} if head is None else {"num_classes": checkpoint.state[head].shape[0]}
+
+
+def adapt(checkpoint: Checkpoint, model: dict[str, Any]) -> None:
+    """Bring the keys into the order of the timm model that `model` describes, by timm's own filter; in place."""
+    with torch.device("meta"):  # shapes are enough to compare
+        target = inner(create_model(**model))
+    change = getattr(importlib.import_module(type(target).__module__), "checkpoint_filter_fn", None)
+    if change is None or checkpoint.state.keys() == target.state_dict().keys():
+        return
+    if "adapt_layer_scale" in inspect.signature(change).parameters:
+        change = functools.partial(change, adapt_layer_scale=True)
+    before = checkpoint.state
+    checkpoint.state = dict(change(dict(before), target))
+    kept = {tensor.untyped_storage().data_ptr() for tensor in checkpoint.state.values()}
+    lost = [key for key, tensor in before.items() if tensor.untyped_storage().data_ptr() not in kept]
+    if lost:
+        checkpoint.notes.append(f"left behind by timm's own filter: {', '.join(lost)}.")

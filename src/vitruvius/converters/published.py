@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,7 +21,7 @@ from vitruvius._progress import Bar, Progress
 from vitruvius._yaml import parse_value
 
 if TYPE_CHECKING:
-    from vitruvius.converters._converted import Converted
+    from vitruvius.converters.base import Converted
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,6 @@ class Published:
     classes: int
     page: str  # where a person finds it
     url: str | None = None  # of the file itself
-    size: int | None = None  # bytes
     sha256: str | None = None
     statistics: dict[str, tuple[float, ...]] = field(default_factory=dict)  # mean, std
     stated: dict[str, float] = field(default_factory=dict)  # per cent, by measure
@@ -69,9 +67,6 @@ def describe_published() -> list[tuple[str, str, str]]:
 
 
 def _read(name: str, group: dict[str, Any], row: dict[str, Any]) -> Published:
-    url = row.get("url")
-    if "drive" in row:
-        url = DRIVE.format(row["drive"])
     statistics = group.get("statistics", {}).get(row.get("statistics"), {})
     return Published(
         name=name,
@@ -79,10 +74,9 @@ def _read(name: str, group: dict[str, Any], row: dict[str, Any]) -> Published:
         model=row["model"],
         classes=row["classes"],
         page=row.get("page", group["page"]),
-        url=url,
-        size=row.get("size"),
+        url=DRIVE.format(row["drive"]) if "drive" in row else row.get("url"),
         sha256=row.get("sha256"),
-        statistics={key: tuple(float(x) for x in value) for key, value in statistics.items()},
+        statistics={key: tuple(map(float, value)) for key, value in statistics.items()},
         stated={key: row[key] for key in STATED if key in row},
     )
 
@@ -92,16 +86,14 @@ def open_published(name: str, *, file: str | Path | None = None) -> Converted:
 
     name: as in `published_checkpoints()`. file: the file, where it was fetched by hand; default: fetched, once.
     """
-    from vitruvius.converters._converted import convert  # with timm: only when a file is read
+    from vitruvius.converters.base import convert  # with timm: only when a file is read
 
     table = published_checkpoints()
     if name not in table:
         raise UnknownName(f"no published checkpoint {name!r}{suggest(name, table)}")
     entry = table[name]
-    if file is None:
-        file = fetch_published(entry)
     statistics: dict[str, Any] = dict(entry.statistics)
-    converted = convert(file, entry.source, model_name=entry.model, **statistics)
+    converted = convert(file or fetch_published(entry), entry.source, model_name=entry.model, **statistics)
     found = converted.model.get("num_classes", entry.classes)
     if found != entry.classes:
         raise CheckpointError(f"{name} has {entry.classes} classes, this file {found}: it is another checkpoint.")
@@ -130,32 +122,28 @@ def fetch_published(entry: Published, *, folder: Path | None = None) -> Path:
 
 def _download(entry: Published, path: Path, progress: Progress) -> None:
     part = path.with_suffix(".part")
+    by_hand = f"fetch it from {entry.page} and say where it is: model.weights=FILE."
     try:
         with urllib.request.urlopen(str(entry.url), timeout=60) as answer, part.open("wb") as file:
-            total = int(answer.headers.get("Content-Length") or 0) or None
+            total = int(answer.headers.get("Content-Length") or 0)
             if "text/html" in (answer.headers.get("Content-Type") or ""):
                 raise CheckpointError(
-                    f"{entry.name}: {entry.url} answers with a page, not with a file. Open {entry.page} in a browser, "
-                    "fetch it there, and say where it is: model.weights=FILE."
+                    f"{entry.name}: {entry.url} answers with a page, not with a file. In a browser, {by_hand}"
                 )
             done = 0
             while block := answer.read(CHUNK):
                 file.write(block)
                 done += len(block)
-                progress(done >> 20, total and total >> 20, "MiB")
-    except (urllib.error.URLError, OSError) as error:
-        part.unlink(missing_ok=True)
+                progress(done >> 20, total >> 20 or None, "MiB")
+        if total and done != total:
+            raise CheckpointError(f"{entry.name}: {done:,} of {total:,} bytes came; try again.")
+        part.replace(path)
+    except OSError as error:
         raise CheckpointError(
-            f"{entry.name} cannot be fetched from {entry.url}: {error}. Without a network, fetch it elsewhere from "
-            f"{entry.page} and say where it is: model.weights=FILE."
+            f"{entry.name} cannot be fetched from {entry.url}: {error}. Without a network, {by_hand}"
         ) from error
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise
-    if total is not None and done != total:
-        part.unlink()
-        raise CheckpointError(f"{entry.name}: {done:,} of {total:,} bytes came; try again.")
-    part.replace(path)
 
 
 def _check(entry: Published, path: Path) -> None:
@@ -163,9 +151,7 @@ def _check(entry: Published, path: Path) -> None:
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     beside = path.with_suffix(".sha256")
-    expected = entry.sha256
-    if expected is None and beside.is_file():
-        expected = beside.read_text(encoding="utf-8").strip()
+    expected = entry.sha256 or (beside.read_text(encoding="utf-8").strip() if beside.is_file() else None)
     if expected is None:
         logger.warning("%s: its authors publish no hash; what came has sha256 %s, remembered.", entry.name, sha256)
         beside.write_text(sha256 + "\n", encoding="utf-8")

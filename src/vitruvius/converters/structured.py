@@ -10,10 +10,9 @@ from typing import Any
 from timm.layers import build_sincos2d_pos_embed
 
 from vitruvius._errors import CheckpointError
-from vitruvius.converters._checkpoint import Checkpoint
-from vitruvius.converters._converted import Converted, converters, finish
-from vitruvius.converters._upstream import known_name
 from vitruvius.converters._vit import vit_sizes
+from vitruvius.converters.base import Checkpoint, Converted, converters, finish
+from vitruvius.converters.plain import known_name
 
 RENAMED = {
     "vit_tiny_patch2_32": "vitruvius/vit_tiny_patch2_32",
@@ -30,7 +29,11 @@ def structured(
     `checkpoint` is the file as it was read; `model_name` is that of the timm model, `num_heads` of its layers,
     `img_size` the side of its images in pixels; by default told by shapes and stored arguments.
     """
-    _refuse_convmixer(checkpoint)
+    if "blocks.0.0.fn.0.choice_idx" in checkpoint.state or "stem.0.weight" in checkpoint.state:
+        raise CheckpointError(
+            f"{checkpoint.name} is a ConvMixer of structured_init. Which filter belongs to which channel was drawn at "
+            "random and never saved, so these weights cannot be used again, by anybody."
+        )
     name = known_name(checkpoint, model_name, RENAMED)
     kwargs = checkpoint.args.get("model_kwargs") or {}
     one_per_64_channels = max(checkpoint.shape_of("patch_embed.proj.weight")[0] // 64, 1)
@@ -45,14 +48,6 @@ def structured(
     return finish(checkpoint, {"name": name, **_statistics(checkpoint), **sizes})
 
 
-def _refuse_convmixer(checkpoint: Checkpoint) -> None:
-    if "blocks.0.0.fn.0.choice_idx" in checkpoint.state or "stem.0.weight" in checkpoint.state:
-        raise CheckpointError(
-            f"{checkpoint.name} is a ConvMixer of structured_init. Which filter belongs to which channel was drawn at "
-            "random and never saved, so these weights cannot be used again, by anybody."
-        )
-
-
 def _add_positions(checkpoint: Checkpoint, sizes: dict[str, Any]) -> None:
     side = sizes["img_size"] // sizes["patch_size"]
     table = build_sincos2d_pos_embed([side, side], dim=sizes["embed_dim"])  # (N, C)
@@ -65,14 +60,11 @@ def _add_positions(checkpoint: Checkpoint, sizes: dict[str, Any]) -> None:
 
 
 def _image_size(checkpoint: Checkpoint, name: str) -> int:
-    if checkpoint.args.get("img_size"):
-        return int(checkpoint.args["img_size"])
-    if checkpoint.args.get("input_size"):
-        return int(checkpoint.args["input_size"][-1])
-    size = {"32": 32, "224": 224}.get(name.rpartition("_")[2])
+    stored = checkpoint.args.get("img_size") or (checkpoint.args.get("input_size") or [None])[-1]
+    size = stored or {"32": 32, "224": 224}.get(name.rpartition("_")[2])
     if size is None:
         raise CheckpointError(f"{checkpoint.name} does not say for which image size it is. Set img_size.")
-    return size
+    return int(size)
 
 
 def _statistics(checkpoint: Checkpoint) -> dict[str, Any]:

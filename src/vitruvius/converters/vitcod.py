@@ -13,14 +13,12 @@ from torch import Tensor
 
 from vitruvius._errors import CheckpointError
 from vitruvius._files import StrPath, read_mask_arrays
-from vitruvius.converters._checkpoint import Checkpoint
-from vitruvius.converters._converted import IMAGENET, MASKS, Converted, converters, finish
-from vitruvius.converters._levit import is_levit, levit_sizes, rename_levit
-from vitruvius.converters._upstream import known_name
 from vitruvius.converters._vit import merged, sites, vit_sizes
+from vitruvius.converters.base import IMAGENET, MASKS, Checkpoint, Converted, converters, finish
+from vitruvius.converters.deit import LEVITS, levit_sizes, rename_levit
+from vitruvius.converters.plain import known_name
 
 AUTO_ENCODER = re.compile(r"(.*)\.(encoder|decoder)_([qk])\.(weight|bias)")
-LEVITS = {f"LeViT_{size}": f"levit_{size.lower()}" for size in ("128S", "128", "192", "256", "384")}
 
 
 @converters.register("vitcod")
@@ -31,29 +29,21 @@ def vitcod(checkpoint: Checkpoint, *, model_name: str | None = None, mask: str |
     `mask` is the path of its masks (default: none).
     """
     checkpoint.drop("attention_sum", "num_attention", why="sums of attention maps, made by --need_weight")
-    levit = is_levit(checkpoint)
-    if levit:
-        rename_levit(checkpoint)
+    levit = rename_levit(checkpoint)
     name = known_name(checkpoint, model_name, LEVITS)
     ranks = _rename_auto_encoders(checkpoint)
     if levit:
         sizes = levit_sizes(checkpoint)
         depths = enumerate(sizes["depth"])
         names = [f"stages.{stage}.blocks.{block}.attn" for stage, depth in depths for block in range(depth)]
-    else:
-        sizes = vit_sizes(checkpoint, _deit_heads(checkpoint, ranks))
+    else:  # as many heads as the auto-encoders mix; without them as DeiT has, 64 channels each
+        mixed = next((heads for _, _, heads in ranks.values()), None)
+        sizes = vit_sizes(checkpoint, mixed or checkpoint.shape_of("cls_token")[-1] // 64)
         names = sites(sizes["depth"])
     keeps = _masks(mask, names)
     for site, keep in keeps.items():
         checkpoint.state[f"{site}.core.mask.keep"] = keep
     return finish(checkpoint, {"name": name, **IMAGENET, **sizes}, merged(_rules(ranks, keeps), names))
-
-
-def _deit_heads(checkpoint: Checkpoint, ranks: dict[str, tuple[str, int, int]]) -> int:
-    """As many as the auto-encoders mix; without them as DeiT has, 64 channels each."""
-    for _, _, heads in ranks.values():
-        return heads
-    return checkpoint.shape_of("cls_token")[-1] // 64
 
 
 def _rename_auto_encoders(checkpoint: Checkpoint) -> dict[str, tuple[str, int, int]]:
