@@ -132,8 +132,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from vitruvius.tracking import trackers
-tracker = trackers["wandb"](mode="offline", project="tests")
-tracker.open(Path(sys.argv[1]), {})
+tracker = trackers["wandb"](SETTINGS)
+tracker.open(Path(sys.argv[1]), {"train": {"lr": 1, "opt": "sgd"}})
 tracker.log([{"epoch": 0, "train_loss": 2.0}])
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -144,7 +144,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_wandb_has_every_row_once_after_a_kill_and_a_resume(tmp_path: Path) -> None:
     """A true SIGKILL in an epoch; the rows are read back from wandb's own file."""
     environment = {**os.environ, "WANDB_SILENT": "true"}
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, check=False)
+    program = KILLED.replace("SETTINGS", "mode='offline', project='tests'")
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, check=False)
     assert killed.returncode == -9
     assert json.loads((tmp_path / "wandb.json").read_text())["logged"] == 1
     tracker: Any = trackers["wandb"](mode="offline", project="tests")
@@ -178,6 +179,30 @@ def test_wandb_works_offline_goes_on_with_the_same_run_and_keeps_no_key(
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any(notes["id"] in path.name for path in files)
     assert not any(secret.encode() in path.read_bytes() for path in files)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_holds_every_number_once_after_a_stop_and_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A true SIGKILL between two epochs; what is there is read back by MLflow's own client."""
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'vitruvius[mlflow]'")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    program = KILLED.replace("wandb", "mlflow").replace("SETTINGS", "")
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert killed.returncode == -9
+    tracker: Any = trackers["mlflow"]()
+    tracker.open(tmp_path, {"train": {"lr": 0.5, "opt": "adamw"}, "seed": 1})  # the settings of the start stay
+    tracker.log(ROWS)
+    tracker.close()
+    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("vitruvius").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == tmp_path.name
+    assert run.data.params == {"train.lr": "1", "train.opt": "sgd"}
+    history = client.get_metric_history(run.info.run_id, "train_loss")
+    assert [(metric.step, metric.value) for metric in history] == [(0, 2.0), (1, 1.0)]
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "val_accuracy")] == [1]
 
 
 def test_no_secret_is_written_to_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from small_run import small_config, small_run
 from vitruvius._errors import CheckpointError, ConfigError, DataError, VitruviusError
+from vitruvius.training.config import as_config
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,11 @@ def test_what_cannot_be_trained_is_refused_before_a_folder_is_made(
         ("train.holdout=1", "train.holdout = 1, expected a number of at least 0 and below 1"),
         ("train.clip_grad=-1", "train.clip_grad = -1, expected a number above 0"),
         ("train.warmup_epochs=2", "train.warmup_epochs = 2, expected fewer than the 2 of train.epochs"),
+        ("train.min_lr=1", "train.min_lr = 1, expected at most the peak rate, train.lr = 0.005"),
+        ("train.layer_decay=-1", "train.layer_decay = -1, expected a number above 0"),
+        ("train.cooldown_epochs=-1", "train.cooldown_epochs = -1"),
+        ("train.lr_cycle_limit=0", "train.lr_cycle_limit = 0"),
+        ("out=", "override 'out=' says no value"),
         ("train.lr=fast", "train.lr = 'fast', expected a number"),
         ("train.epoch=3", r"unknown key 'train.epoch'; did you mean 'train.epochs'\?|did you mean 'epochs'\?"),
         ("trian.epochs=3", r"unknown key 'trian'; did you mean 'train'\?"),
@@ -59,9 +65,20 @@ def test_what_cannot_be_trained_is_refused_before_a_folder_is_made(
 def test_a_recipe_that_cannot_be_meant_names_key_and_expectation(setting: str, letter: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=letter) as caught:
         small_config(tmp_path / "run", setting)
-    assert "softmax.yaml" in str(caught.value)
+    assert "softmax.yaml" in str(caught.value) or setting == "out="
 
 
 def test_warmup_of_a_schedule_that_never_moves_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.warmup_epochs = 1, but train.sched = none never moves"):
         small_config(tmp_path / "run", "train.sched=none", "train.warmup_epochs=1")
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0), (2, 1), (3, 2)])
+def test_a_packaged_recipe_tried_with_few_epochs_shortens_its_warm_up_with_a_line(
+    epochs: int, warmup: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = as_config("digits/softmax", [f"train.epochs={epochs}"])
+    assert config.train.warmup_epochs == warmup
+    assert ("is shortened to" in caplog.text) == (epochs <= 2)
+    with pytest.raises(ConfigError, match="expected fewer than the 1 of train.epochs"):
+        as_config("digits/softmax", ["train.epochs=1", "train.warmup_epochs=2"])

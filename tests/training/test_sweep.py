@@ -99,6 +99,7 @@ def test_names_are_short_safe_and_different() -> None:
     ("settings", "overrides", "message"),
     [
         ({}, [], "neither grid nor list"),
+        ({"grid": {f"model.kwargs.k{n}": list(range(100)) for n in range(4)}}, [], "the grid has 100,000,000 runs"),
         ({"grid": {"train.lr": 0.1}}, [], r"grid\.train\.lr"),
         ({"grid": {"seed": [0, 0]}}, [], "twice the same run: seed=0"),
         ({"grid": {"seed": [0]}}, ["seed=3"], "seed is what the sweep varies"),

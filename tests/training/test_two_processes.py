@@ -133,7 +133,7 @@ def test_batch_norms_that_are_left_alone_are_logged_as_none_was_saved(tmp_path: 
 
 
 def test_statistics_are_the_mean_over_the_processes(tmp_path: Path) -> None:
-    settings = (*CONVOLUTIONS, "train.lr=1e-12", "data.pad=0")
+    settings = (*CONVOLUTIONS, "train.lr=1e-12", "train.min_lr=0", "data.pad=0")
     in_two_processes(_train, str(tmp_path / "run"), *settings)
     halves = state_of(tmp_path / "run")["statistics"]
     assert len(halves) == 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +29,10 @@ __all__ = [
     "read_recipe",
 ]
 
+logger = logging.getLogger(__name__)
+
 SEEDS = 2**63  # what PyTorch takes as a seed
+DEFAULT_RATE = 1e-3
 
 
 @section("train.keep")
@@ -55,14 +59,14 @@ class TrainConfig:
     )
     weight_decay: float = key(0.05, "weight decay, decoupled where the optimiser is", ge=0)
     momentum: float = key(0.9, "momentum of optimisers that have one", ge=0)
-    opt_eps: float | None = key(None, "eps of the optimiser; null: its own")
+    opt_eps: float | None = key(None, "eps of the optimiser; null: its own", ge=0)
     opt_betas: tuple[float, float] | None = key(None, "betas of the optimiser; null: its own")
     opt_kwargs: dict[str, Any] = key({}, "anything else that the optimiser takes")
     filter_bias_and_bn: bool = key(True, "no weight decay on biases, norms and other vectors")
     layer_decay: float | None = key(
-        None, "factor of the learning rate from each layer to the one before it; null: none"
+        None, "factor of the learning rate from each layer to the one before it; null: none", gt=0, le=1
     )
-    layer_decay_min_scale: float = key(0.0, "the smallest factor that layer_decay reaches")
+    layer_decay_min_scale: float = key(0.0, "the smallest factor that layer_decay reaches", ge=0, le=1)
     sched: Literal["cosine", "tanh", "step", "multistep", "plateau", "poly", "none"] = key(
         "cosine", "the schedule of the learning rate, by timm's name; none: constant"
     )
@@ -73,20 +77,22 @@ class TrainConfig:
     warmup_lr: float = key(1e-6, "learning rate at the start of the warm-up", ge=0)
     warmup_prefix: bool = key(False, "the warm-up comes before the schedule and lengthens the run")
     min_lr: float = key(1e-6, "learning rate at the end of the schedule", ge=0)
-    cooldown_epochs: int = key(0, "epochs at min_lr after the schedule, which lengthen the run")
-    decay_epochs: int = key(30, "sched step: epochs between two decays")
+    cooldown_epochs: int = key(0, "epochs at min_lr after the schedule, which lengthen the run", ge=0)
+    decay_epochs: int = key(30, "sched step: epochs between two decays", ge=1)
     decay_milestones: tuple[int, ...] = key((90, 180, 270), "sched multistep: epochs at which the rate decays")
-    decay_rate: float = key(0.1, "sched step, multistep, plateau: factor of a decay; sched poly: its power")
-    patience_epochs: int = key(10, "sched plateau: epochs without progress before a decay")
+    decay_rate: float = key(0.1, "sched step, multistep, plateau: factor of a decay; sched poly: its power", gt=0)
+    patience_epochs: int = key(10, "sched plateau: epochs without progress before a decay", ge=0)
     lr_noise: tuple[float, ...] | None = key(
         None, "parts of the run in which the rate is noisy, e.g. [0.4, 0.9]; null: never"
     )
-    lr_noise_pct: float = key(0.67, "the largest share by which noise changes the rate")
-    lr_noise_std: float = key(1.0, "standard deviation of that noise")
-    lr_cycle_mul: float = key(1.0, "sched cosine, tanh, poly: each cycle is this many times as long as the one before")
-    lr_cycle_decay: float = key(0.5, "factor of the peak rate from each cycle to the next")
-    lr_cycle_limit: int = key(1, "number of cycles")
-    lr_k_decay: float = key(1.0, "sched cosine, poly: exponent of the share of the run that is done")
+    lr_noise_pct: float = key(0.67, "the largest share by which noise changes the rate", ge=0)
+    lr_noise_std: float = key(1.0, "standard deviation of that noise", ge=0)
+    lr_cycle_mul: float = key(
+        1.0, "sched cosine, tanh, poly: each cycle is this many times as long as the one before", gt=0
+    )
+    lr_cycle_decay: float = key(0.5, "factor of the peak rate from each cycle to the next", ge=0)
+    lr_cycle_limit: int = key(1, "number of cycles", ge=1)
+    lr_k_decay: float = key(1.0, "sched cosine, poly: exponent of the share of the run that is done", gt=0)
     clip_grad: float | None = key(None, "limit for gradients; null: none", gt=0)
     clip_mode: Literal["norm", "value", "agc"] = key(
         "norm",
@@ -153,6 +159,9 @@ class TrainConfig:
             raise ConfigError(
                 f"train.warmup_epochs = {self.warmup_epochs}, expected fewer than the {self.epochs} of train.epochs."
             )
+        peak = self.lr or (DEFAULT_RATE if self.lr_base is None else None)
+        if peak is not None and self.min_lr > peak and self.sched in ("cosine", "tanh", "poly", "plateau"):
+            raise ConfigError(f"train.min_lr = {self.min_lr:g}, expected at most the peak rate, train.lr = {peak:g}.")
 
 
 @section("gradual")
@@ -161,8 +170,8 @@ class Gradual:
 
     masks: str = required("file with the final masks")
     maps: str = required("file with the average attention maps, which say in what order connections go")
-    epochs: int = required("epochs until the masks are final")
-    power: float = key(3.0, "exponent of the way there; larger prunes earlier")
+    epochs: int = required("epochs until the masks are final", ge=1)
+    power: float = key(3.0, "exponent of the way there; larger prunes earlier", gt=0)
 
 
 @section("recipe")
@@ -199,10 +208,28 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
     `path` is the YAML file, `overrides` are applied in order (default: none).
     """
-    data = override(read_yaml(path), overrides)
+    overrides = list(overrides)
+    data = shorten_warmup(override(read_yaml(path), overrides), overrides)
     if data.get("out") is None:
         data["out"] = str(Path("runs") / Path(path).stem)
     return build(Config, data, source=str(path))
+
+
+def shorten_warmup(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A recipe tried with fewer epochs than its warm-up has gets a shorter one, unless that was asked for too."""
+    asked = {text.partition("=")[0] for text in overrides}
+    train = data.get("train")
+    if "train.epochs" not in asked or not isinstance(train, dict) or "train.warmup_epochs" in asked:
+        return data
+    epochs, warmup = train["epochs"], train.get("warmup_epochs", 0)
+    if not isinstance(epochs, int) or not isinstance(warmup, int) or train.get("warmup_prefix"):
+        return data
+    if 0 < epochs <= warmup:
+        logger.warning(
+            "train.epochs=%d: the recipe's warm-up of %d epochs is shortened to %d.", epochs, warmup, epochs - 1
+        )
+        return {**data, "train": {**train, "warmup_epochs": epochs - 1}}
+    return data
 
 
 Recipe = Config | Mapping[str, Any] | str | Path
@@ -226,7 +253,7 @@ def as_config(recipe: Recipe, overrides: Iterable[str] = ()) -> Config:
             f"{recipe!r} is not a recipe; expected a name such as 'digits/softmax', the path of a YAML file, "
             "a mapping with the recipe's sections, or a Config."
         )
-    return build(Config, override(recipe, overrides), source="the recipe")
+    return build(Config, shorten_warmup(override(recipe, overrides), overrides), source="the recipe")
 
 
 @section("sweep.evaluate")

@@ -36,7 +36,7 @@ from vitruvius.surgery.base import inner
 from vitruvius.surgery.calibrating import calibrate_low_rank
 from vitruvius.tasks import Objective, evaluating, tasks
 from vitruvius.training._fast.session_step import FastStep
-from vitruvius.training.config import Config
+from vitruvius.training.config import DEFAULT_RATE, Config
 from vitruvius.training.losses import Means
 from vitruvius.training.parallel import (
     Replica,
@@ -51,7 +51,6 @@ from vitruvius.training.parallel import (
 logger = logging.getLogger(__name__)
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-DEFAULT_RATE = 1e-3
 CALIBRATION_IMAGES = 512
 CALIBRATION_BATCH = 64
 TIMED_PIXELS, TIMED_TURNS, TIMED_SECONDS = 2**19, 5, 3.0  # of the gradients that choose a precision

@@ -17,10 +17,12 @@ import io
 import itertools
 import json
 import logging
+import math
 import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -56,6 +58,7 @@ __all__ = ["Planned", "Sweep", "name_of"]
 logger = logging.getLogger(__name__)
 
 OWN = ("out=", "metric=", "order=", "evaluate=", "evaluate.", "maps=", "maps.", "masks=", "masks.")  # no recipe's keys
+MOST_RUNS = 10_000
 LOOK_EVERY = 2.0  # seconds between two looks at the logs of runs in other processes
 Settings = dict[str, Any]
 Rows = list[dict[str, Any]]  # of metrics.jsonl
@@ -108,7 +111,7 @@ class Sweep:
         if clash:
             raise ConfigError(f"{self.file}: {', '.join(sorted(clash))} is what the sweep varies; do not set it.")
         names = [str(settings.get("name") or name_of(settings)) for settings in sets]
-        twice = {name for name in names if names.count(name) > 1}
+        twice = [name for name, times in Counter(names).items() if times > 1]
         if twice:
             raise ConfigError(f"{self.file}: twice the same run: {min(twice)}.")
         return [self._planned(name, settings) for name, settings in zip(names, sets, strict=True)]
@@ -384,6 +387,9 @@ def _combinations(grid: dict[str, Any], source: str) -> list[Settings]:
     for name, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{source}: grid.{name} = {values!r}, expected a list of values, e.g. [1e-4, 5e-4].")
+    runs = math.prod(map(len, grid.values()))
+    if runs > MOST_RUNS:
+        raise ConfigError(f"{source}: the grid has {runs:,} runs, expected at most {MOST_RUNS:,}; vary fewer keys.")
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
 
 
