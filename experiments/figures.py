@@ -13,52 +13,45 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.tables import RESULTS, ROOT, Run, by_threat, find, is_judged, load
+from experiments.tables import RESULTS, ROOT, SHOWN, Run, by_threat, find, is_judged, load
 from vitruvius._style import figure_style, legend_below, new_axes, save_figure, series
 from vitruvius.studies.kpca import draw as draw_kpca
 
 FIGURES = ROOT / "docs" / "figures"
-Shown = tuple[str, tuple[str, ...]]  # a label, and the words by which a threat is found
-MASKED: tuple[Shown, ...] = (("before fine-tuning", ("start/",)), ("after fine-tuning", ("evaluation/clean",)))
-ATTACKED: dict[str, tuple[Shown, ...]] = {
-    "attention_natural": (
-        ("clean", ("evaluation/clean",)),
-        ("PGD-20 1/255", ("pgd", "(eps=1/255")),
-        ("AutoAttack 1/255", ("autoattack",)),
-    ),
-    "attention_pgd": (
-        ("clean", ("evaluation/clean",)),
-        ("PGD-20 8/255", ("pgd",)),
-        ("AutoAttack 8/255", ("autoattack",)),
-    ),
-    "attention_cifar_compact": (
-        ("clean", ("evaluation/clean",)),
-        ("PGD-20 8/255", ("pgd",)),
-        ("AutoAttack 8/255", ("autoattack",)),
-    ),
-    "attention_cifar_compact_natural": (
-        ("clean", ("evaluation/clean",)),
-        ("AutoAttack 0.5/255", ("autoattack", "eps=0.5/255")),
-        ("AutoAttack 1/255", ("autoattack", "eps=1/255")),
-    ),
-    "attention_digits": (
-        ("clean", ("evaluation/clean",)),
-        ("PGD-20 0.1", ("pgd",)),
-        ("APGD-CE, APGD-T, Square 0.1", ("autoattack",)),
-    ),
-    "structured": (("test accuracy", ("clean",)),),
-    "structured_p2": (("test accuracy", ("clean",)),),
+MASKED = {"before fine-tuning": "start/", "after fine-tuning": "evaluation/clean"}
+DRAWN = {  # what figures show otherwise than tables
+    "attention_cifar_compact": SHOWN["attention_pgd"],
+    "attention_cifar_compact_natural": {
+        "clean": "evaluation/clean",
+        "AutoAttack 0.5/255": "autoattack eps=0.5/255",
+        "AutoAttack 1/255": "autoattack eps=1/255",
+    },
     "vitcod": MASKED,
     "vitcod_pretrained": MASKED,
+    "vitcod_pretrained_90": {"after fine-tuning": "evaluation/clean"},
 }
-WATCHED = {"light": "one step", "pgd3": "three steps"}  # runs whose alarm is drawn, and how they were trained
+ATTACKED = {
+    **{name: SHOWN[name] for name in ("attention_natural", "attention_pgd", "attention_digits")},
+    **{name: SHOWN[name] for name in ("structured", "structured_p2", "structured_small")},
+    **DRAWN,
+}
+LEFT_OUT = "PGD-20 0.5/255"  # of figures, beside a stronger one
+WATCHED = {  # runs whose held-out accuracy is drawn, and how they were trained
+    "light_digits": {"light": "one step", "pgd3": "three steps"},
+    "light_compact": {
+        "one_step": "one step",
+        "no_random_start": "one step, no random start",
+        "n_fgsm": "N-FGSM",
+        "pgd3": "three steps",
+    },
+}
 KPCA = {"kpca_pretrained": "ViT-S, pretrained", "kpca_random": "ViT-S, random weights", "kpca_digits": ""}
 
 
 def write_figures(results: Path = RESULTS, figures: Path = FIGURES) -> list[Path]:
     """Every figure that there are runs for; the files written."""
     drawn = {name: draw_threats(name, results) for name in ATTACKED}
-    drawn |= {"kpca": draw_studies(results), "light_digits": draw_alarm(results)}
+    drawn |= {"kpca": draw_studies(results), **{name: draw_alarm(name, results) for name in WATCHED}}
     written = []
     for name, figure in drawn.items():
         if figure is not None:
@@ -71,16 +64,16 @@ def draw_threats(campaign: str, results: Path = RESULTS) -> Figure | None:
 
     The seeds of a variant are points in one row.
     """
-    shown = ATTACKED[campaign]
+    shown = {label: words.split() for label, words in ATTACKED[campaign].items() if label != LEFT_OUT}
     runs = [run for run in load(campaign, results) if is_judged(run)]
     if not runs:
         return None
-    runs = by_threat(runs, *shown[-1][1])
+    runs = by_threat(runs, *list(shown.values())[-1])
     variants = list(dict.fromkeys(run["name"].partition("_seed")[0] for run in runs))
     rows = [variants.index(run["name"].partition("_seed")[0]) + 0.2 * run["seed"] for run in runs]
     with figure_style():
         figure, axes = new_axes(7.2, 1.3 + 0.36 * len(variants))
-        for index, (label, words) in enumerate(shown):
+        for index, (label, words) in enumerate(shown.items()):
             _draw_threat(axes, rows, [find(run, *words) for run in runs], series(index), label)
         axes.set_yticks(range(len(variants)), variants)
         axes.set_ylim(len(variants) - 0.4, -0.6)
@@ -98,14 +91,15 @@ def _draw_threat(axes: Axes, rows: Sequence[float], threats: Sequence[Run], look
     axes.errorbar(values, rows, xerr=[low, high], label=label, **style)
 
 
-def draw_alarm(results: Path = RESULTS) -> Figure | None:
-    """What the alarm read after every epoch of training with one step and with three."""
-    runs = {run["name"]: run for run in load("light_digits", results)}
-    if not WATCHED.keys() <= runs.keys():
+def draw_alarm(campaign: str, results: Path = RESULTS) -> Figure | None:
+    """What the alarm read after every epoch of training with one step and with several."""
+    runs = {run["name"]: run for run in load(campaign, results)}
+    watched = {name: words for name, words in WATCHED[campaign].items() if name in runs}
+    if not watched:
         return None
     with figure_style():
         figure, axes = new_axes(6.4, 3.4)
-        for index, (name, words) in enumerate(WATCHED.items()):
+        for index, (name, words) in enumerate(watched.items()):
             _draw_readings(axes, runs[name]["epochs"], series(index).colour, f"trained with {words}")
         axes.set_xlabel("epoch")
         axes.set_ylabel("held-out accuracy (%)")

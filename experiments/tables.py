@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
 Run = dict[str, Any]
+Column = Callable[[Run], str]
 
 
 def load(campaign: str, results: Path = RESULTS) -> list[Run]:
@@ -51,19 +52,33 @@ def print_table(campaign: str, results: Path = RESULTS) -> str:
         runs = [run for run in runs if is_judged(run)]
     if not runs:
         raise SystemExit(f"{results / campaign} holds no judged run.")
-    return TABLES[campaign](runs)
+    return TABLES[campaign](runs, campaign)
 
 
 # ---------------------------------------------------------------- tables
 
 
-def attention_natural(runs: list[Run]) -> str:
-    """Clean, PGD, AutoAttack and corruptions of naturally trained models; each against softmax, on the same images."""
+def shown(*words: str, at: str = "") -> Column:
+    return lambda run: percent(find(run, *words, at=at))
+
+
+def judged(*words: str, at: str = "") -> Column:
+    return lambda run: with_interval(find(run, *words, at=at))
+
+
+def versus(runs: Sequence[Run], name: str, *words: str, at: str = "") -> Column:
+    """Against the run of this name with the same seed, on the same images."""
+    return lambda run: against(run, of_same_seed(runs, run, name), *words, at=at)
+
+
+def seed(run: Run) -> str:
+    return str(run["seed"])
+
+
+def attention(runs: list[Run], campaign: str) -> str:
+    """Every attack, natural or adversarial training; each attention against softmax, on the same images."""
     columns = {
-        "clean": lambda run: percent(find(run, "evaluation/clean")),
-        "PGD-20 0.5/255": lambda run: percent(find(run, "pgd", "0.5/255")),
-        "PGD-20 1/255": lambda run: percent(find(run, "pgd", "(eps=1/255")),
-        "AutoAttack 1/255": lambda run: with_interval(find(run, "autoattack")),
+        **attacked(campaign),
         "against softmax (p)": lambda run: against(run, named(runs, "softmax"), "autoattack"),
         "corruptions": lambda run: f"{100 * corrupted(run):.1f}",
         **in_passing(runs),
@@ -71,39 +86,33 @@ def attention_natural(runs: list[Run]) -> str:
     return table("attention", by_threat(runs, "autoattack"), columns)
 
 
-def attention_pgd(runs: list[Run]) -> str:
-    """Clean, PGD and AutoAttack of adversarially trained models; each against softmax, on the same images."""
-    columns = {
-        "clean": lambda run: percent(find(run, "evaluation/clean")),
-        "PGD-20 8/255": lambda run: percent(find(run, "pgd")),
-        "AutoAttack 8/255": lambda run: with_interval(find(run, "autoattack")),
-        "against softmax (p)": lambda run: against(run, named(runs, "softmax"), "autoattack"),
-        "corruptions": lambda run: f"{100 * corrupted(run):.1f}",
-        **in_passing(runs),
-    }
-    return table("attention", by_threat(runs, "autoattack"), columns)
+def attacked(campaign: str) -> dict[str, Column]:
+    """A column for each threat of a campaign, the last with its interval."""
+    *others, last = SHOWN[campaign].items()
+    return {name: shown(*words.split()) for name, words in others} | {last[0]: judged(*last[1].split())}
 
 
-def attention_compact(runs: list[Run]) -> str:
+def attention_compact(runs: list[Run], campaign: str) -> str:
     """A compact ViT under AutoAttack: differences to softmax of the same seed, corrected for their number (Holm)."""
     attacks = {spec for run in runs for spec in run["threats"] if "autoattack" in spec}
     main, *weaker = sorted(attacks, key=size_of_eps, reverse=True)
-    corrections = holm({run["name"]: paired(*both)[1] for run in runs if (both := with_softmax(runs, run, main))})
+    pairs = {run["name"]: both for run in runs if (both := with_softmax(runs, run, main))}
+    corrections = holm({name: paired(*both)[1] for name, both in pairs.items()})
     pgd = next(spec for spec in runs[0]["threats"] if "pgd" in spec)
-    columns: dict[str, Callable[[Run], str]] = {
-        "seed": lambda run: str(run["seed"]),
-        "clean, 10,000": lambda run: percent(find(run, "all_images/clean")),
+    columns: dict[str, Column] = {
+        "seed": seed,
+        "clean, 10,000": shown("all_images/clean"),
         label(pgd).replace("pgd", "PGD-20"): lambda run: percent(run["threats"][pgd]),
-        **{named_by_eps(spec): lambda run, spec=spec: percent(run["threats"][spec]) for spec in weaker},
-        named_by_eps(main): lambda run: with_interval(run["threats"][main]),
-        "against softmax": lambda run: difference_text(with_softmax(runs, run, main)),
+        **{f"AutoAttack {size_of_eps(spec):g}/255": shown(spec) for spec in weaker},
+        f"AutoAttack {size_of_eps(main):g}/255": judged(main),
+        "against softmax": lambda run: difference_text(*pairs[run["name"]]) if run["name"] in pairs else "",
         "p, Holm": lambda run: f"{corrections[run['name']]:.2g}" if run["name"] in corrections else "",
         "corruptions": corrupted_with_interval,
         "ECE": calibration,
     }
-    widths = [100 * half_width(*both) for run in runs if (both := with_softmax(runs, run, main))]
+    widths = [100 * half_width(*both) for both in pairs.values()]
     seen = f"Half-widths of the 95 % intervals of the differences: {min(widths):.1f} to {max(widths):.1f} points."
-    return f"{table('attention', sorted(runs, key=lambda run: -run['threats'][main]['accuracy']), columns)}\n\n{seen}"
+    return f"{seen}\n\n{table('attention', by_threat(runs, main), columns)}"
 
 
 def size_of_eps(spec: str) -> float:
@@ -111,16 +120,11 @@ def size_of_eps(spec: str) -> float:
     return float(spec.partition("eps=")[2].partition("/")[0])
 
 
-def named_by_eps(spec: str) -> str:
-    return f"AutoAttack {size_of_eps(spec):g}/255"
-
-
 def with_softmax(runs: Sequence[Run], run: Run, spec: str) -> tuple[Run, Run] | None:
     """What a run and softmax of its seed did under a threat; nothing for softmax itself."""
-    reference = of_same_seed(runs, run, "softmax")
-    if run["name"].startswith("softmax_seed") or run is reference:
+    if run["name"].partition("_seed")[0] == "softmax":
         return None
-    return run["threats"][spec], reference["threats"][spec]
+    return run["threats"][spec], of_same_seed(runs, run, "softmax")["threats"][spec]
 
 
 def holm(values: dict[str, float]) -> dict[str, float]:
@@ -133,11 +137,9 @@ def holm(values: dict[str, float]) -> dict[str, float]:
     return corrected
 
 
-def difference_text(both: tuple[Run, Run] | None) -> str:
+def difference_text(one: Run, other: Run) -> str:
     """Difference on the same images in points, with its 95 % interval."""
-    if both is None:
-        return ""
-    difference, width = 100 * paired(*both)[0], 100 * half_width(*both)
+    difference, width = 100 * paired(one, other)[0], 100 * half_width(one, other)
     return f"{difference:+.1f} [{difference - width:+.1f}, {difference + width:+.1f}]"
 
 
@@ -156,96 +158,122 @@ def corrupted_with_interval(run: Run) -> str:
     return f"{100 * per_image.mean():.1f} ± {width:.1f}"
 
 
-def in_passing(runs: list[Run]) -> dict[str, Callable[[Run], str]]:
+def in_passing(runs: list[Run]) -> dict[str, Column]:
     """Calibration, checks and speed, where a run has any of them."""
-    columns: dict[str, Callable[[Run], str]] = {}
-    if any(calibration(run) for run in runs):
-        columns["ECE"] = calibration
-    if any(worst_twin(run) for run in runs):
-        columns["worst case of the checks"] = worst_twin
-    if any(speed(run) for run in runs):
-        columns["images/s, bf16"] = lambda run: f"{speed(run):,.0f}" if speed(run) else ""
-    return columns
+    columns: dict[str, Column] = {
+        "ECE": calibration,
+        "worst case of the checks": worst_twin,
+        "images/s, bf16": lambda run: f"{speed(run):,.0f}" if speed(run) else "",
+    }
+    return {name: column for name, column in columns.items() if any(column(run) for run in runs)}
 
 
-def structured(runs: list[Run]) -> str:
+def structured(runs: list[Run], campaign: str) -> str:
     """Accuracy after every start; each against timm's start with the same seed, on the same images."""
     thirds = [round(len(runs[0]["epochs"]) * share) for share in (1 / 3, 2 / 3)]
     columns = {
-        "seed": lambda run: str(run["seed"]),
+        "seed": seed,
         f"epoch {thirds[0]}": lambda run: held_out(run, thirds[0]),
         f"epoch {thirds[1]}": lambda run: held_out(run, thirds[1]),
-        "test accuracy": lambda run: with_interval(find(run, "clean")),
-        "against timm (p)": lambda run: against(run, of_same_seed(runs, run, "timm"), "clean"),
+        **attacked(campaign),
+        "against timm (p)": versus(runs, "timm", "clean"),
     }
     return table("start", by_threat(runs, "clean"), columns)
 
 
-def light(runs: list[Run]) -> str:
+def structured_small(runs: list[Run], campaign: str) -> str:
+    """Accuracy after every start on few images; each against timm's start on as many, with the same seed."""
+
+    def against_timm(run: Run) -> str:
+        images = run["name"].partition("_seed")[0].rpartition("_")[2]
+        return versus(runs, f"timm_{images}", "clean")(run)
+
+    columns = {
+        "seed": seed,
+        "images": lambda run: f"{run['config']['data']['train_num_samples']:,}",
+        **attacked(campaign),
+        "against timm (p)": against_timm,
+    }
+    return table("start", by_threat(runs, "clean"), columns)
+
+
+def light(runs: list[Run], campaign: str) -> str:
     """One step, many steps and AutoAttack of models trained with one step; each against the light recipe."""
     columns = {
-        "clean": lambda run: percent(find(run, "clean")),
-        "one step": lambda run: percent(find(run, "pgd", "steps=1,")),
-        "PGD-20": lambda run: percent(find(run, "pgd", "steps=20")),
-        "AutoAttack 8/255": lambda run: with_interval(find(run, "autoattack")),
+        **attacked(campaign),
         "against `light` (p)": lambda run: against(run, named(runs, "light"), "autoattack"),
         "alarms": lambda run: str(max(row.get("alarms", 0) for row in run["epochs"])),
     }
     return table("recipe", by_threat(runs, "autoattack"), columns)
 
 
-def light_compact(runs: list[Run]) -> str:
+def light_compact(runs: list[Run], campaign: str) -> str:
     """One step against three on CIFAR-10: does held-out accuracy under PGD-10 collapse, and does the alarm ring?"""
     columns = {
-        "seed": lambda run: str(run["seed"]),
-        "clean": lambda run: percent(find(run, "evaluation/clean")),
-        "FGSM": lambda run: percent(find(run, "fgsm")),
-        "PGD-20": lambda run: percent(find(run, "pgd")),
-        "AutoAttack 8/255": lambda run: with_interval(find(run, "autoattack")),
-        "against `pgd3` (p)": lambda run: against(run, of_same_seed(runs, run, "pgd3"), "autoattack"),
-        "collapses": lambda run: str(len(collapses(run["epochs"]))),
-        "alarms": lambda run: str(max(row.get("alarms", 0) for row in run["epochs"])),
+        "seed": seed,
+        **attacked(campaign),
+        "against `pgd3` (p)": versus(runs, "pgd3", "pgd"),
+        "held-out PGD-10: highest, last": lambda run: "{:.1f}, {:.1f}".format(*highest_and_last(run)),
+        "collapse after epoch": lambda run: numbers(collapses(run["epochs"])),
+        "alarm after epoch": lambda run: numbers(rings(run["epochs"])),
+        "false alarms": lambda run: str(len(false_alarms(run["epochs"]))),
     }
-    return table("training", by_threat(runs, "autoattack"), columns)
+    return table("training", by_threat(runs, "pgd"), columns)
+
+
+def numbers(epochs: Sequence[int]) -> str:
+    """Epochs as a person counts them, from 1, runs of them as `7–20`."""
+    spans: list[list[int]] = []
+    for epoch in epochs:
+        if spans and spans[-1][-1] == epoch - 1:
+            spans[-1].append(epoch)
+        else:
+            spans.append([epoch])
+    return ", ".join(f"{span[0] + 1}–{span[-1] + 1}" if len(span) > 1 else str(span[0] + 1) for span in spans) or "–"
+
+
+def held_out_pgd(epochs: Sequence[Run]) -> list[float]:
+    """Held-out accuracy under PGD-10 after every epoch: on the images that choose the weights, else on the alarm's."""
+    return [row.get("val_robust_accuracy", row["multi_step_accuracy"]) for row in epochs]
+
+
+def highest_and_last(run: Run) -> tuple[float, float]:
+    values = held_out_pgd(run["epochs"])
+    return 100 * max(values), 100 * values[-1]
 
 
 def collapses(epochs: Sequence[Run]) -> list[int]:
     """Epochs after which held-out accuracy under PGD-10 is at most half of what it was one or two epochs before."""
-    values = [row["multi_step_accuracy"] for row in epochs]
+    values = held_out_pgd(epochs)
     return [now for now in range(1, len(values)) if 2 * values[now] <= max(values[max(0, now - 2) : now])]
 
 
-def structured_small(runs: list[Run]) -> str:
-    """Accuracy after every start on few images; each against timm's start on as many, with the same seed."""
-
-    def timm_start(run: Run) -> Run:
-        return of_same_seed(runs, run, f"timm_{run['name'].partition('_seed')[0].rpartition('_')[2]}")
-
-    columns = {
-        "seed": lambda run: str(run["seed"]),
-        "images": lambda run: f"{run['config']['data']['train_num_samples']:,}",
-        "test accuracy": lambda run: with_interval(find(run, "clean")),
-        "against timm (p)": lambda run: against(run, timm_start(run), "clean"),
-    }
-    return table("start", by_threat(runs, "clean"), columns)
+def rings(epochs: Sequence[Run]) -> list[int]:
+    """Epochs after which the alarm rang."""
+    before = [0, *(row.get("alarms", 0) for row in epochs)]
+    return [epoch for epoch, (earlier, after) in enumerate(itertools.pairwise(before)) if after > earlier]
 
 
-def imagenette(runs: list[Run]) -> str:
+def false_alarms(epochs: Sequence[Run]) -> list[int]:
+    """Epochs after which the alarm rang though nothing had collapsed by then."""
+    first = min(collapses(epochs), default=len(epochs))
+    return [epoch for epoch in rings(epochs) if epoch < first]
+
+
+def imagenette(runs: list[Run], campaign: str) -> str:
     """Clean, PGD and AutoAttack of DeiT-Tiny; each against plain attention with the same seed, on the same images."""
     columns = {
-        "seed": lambda run: str(run["seed"]),
-        "clean": lambda run: with_interval(find(run, "evaluation/clean")),
-        "against plain (p)": lambda run: against(run, of_same_seed(runs, run, "plain"), "evaluation/clean"),
-        "PGD-20 0.25/255": lambda run: percent(find(run, "pgd", "0.25/255")),
-        "PGD-20 1/255": lambda run: percent(find(run, "pgd", "(eps=1/255")),
-        "AutoAttack 0.5/255": lambda run: with_interval(find(run, "autoattack")),
-        "against plain, attacked (p)": lambda run: against(run, of_same_seed(runs, run, "plain"), "autoattack"),
+        "seed": seed,
+        "clean": judged("evaluation/clean"),
+        "against plain (p)": versus(runs, "plain", "evaluation/clean"),
+        **attacked(campaign),
+        "against plain, attacked (p)": versus(runs, "plain", "autoattack"),
         **in_passing(runs),
     }
     return table("attention", by_threat(runs, "autoattack"), columns)
 
 
-def released_protocol(runs: list[Run]) -> str:
+def released_protocol(runs: list[Run], campaign: str) -> str:
     """What each choice of the released protocol does: accuracy by model, strength, space and labels."""
     rows = runs[0]["rows"]
     ways = list(dict.fromkeys((row["space"], row["labels"]) for row in rows))
@@ -264,35 +292,41 @@ def protocol_cell(rows: Sequence[Run], eps: float, model: str, way: tuple[str, s
     if model not in found:
         return ""
     text = percent(found[model])
-    _, mark, seed = model.partition("_seed")
-    for plain in (f"softmax{mark}{seed}", "plain"):
+    _, mark, number = model.partition("_seed")
+    for plain in (f"softmax{mark}{number}", "plain"):
         if plain in found and plain != model:
             return f"{text}, {compare(found[model], found[plain])}"
     return text
 
 
-def vitcod(runs: list[Run]) -> str:
+def vitcod(runs: list[Run], campaign: str) -> str:
     """Masks and low rank before and after the same fine-tuning; each against chance at the same sparsity."""
     dense = named(runs, "dense")
-    columns = {
-        "seed": lambda run: str(run["seed"]),
-        "begins with": lambda run: percent(find(run, "start/")),
-        "after fine-tuning": lambda run: with_interval(find(run, "evaluation/clean", at="evaluation")),
+    columns: dict[str, Column] = {
+        "seed": seed,
+        "begins with": lambda run: optional(run, "start/"),
+        "after fine-tuning": judged("evaluation/clean", at="evaluation"),
         "against random (p)": lambda run: against_random(runs, run),
-        "against dense (p)": lambda run: against(run, dense, "clean", at="evaluation"),
+        "against dense (p)": versus(runs, "dense", "clean", at="evaluation"),
+        "inference, of dense": lambda run: ratio(speed(run), speed(dense)),
+        "ms an image": lambda run: f"{run['milliseconds']['sparse']:.1f}" if run.get("milliseconds") else "",
+        "ms, of dense": lambda run: (
+            "{sparse_share:.2f}".format(**run["milliseconds"]) if run.get("milliseconds") else ""
+        ),
+        "cycles, of dense": cycle_share,
     }
-    if speed(dense):
-        columns["inference, of dense"] = lambda run: ratio(speed(run), speed(dense))
-    columns["cycles, of dense"] = cycle_share
-    return table("model", by_threat(runs, "clean", at="evaluation"), columns)
+    if not speed(dense):
+        del columns["inference, of dense"]
+    kept = {name: column for name, column in columns.items() if any(column(run) for run in runs)}
+    return table("model", by_threat(runs, "clean", at="evaluation"), kept)
 
 
-def speedruns(runs: list[Run]) -> str:
+def speedruns(runs: list[Run], campaign: str) -> str:
     """Accuracy on all images, and seconds told three ways."""
     columns = {
-        "clean, all images": lambda run: with_interval(find(run, "evaluation/clean")),
-        "APGD-CE + APGD-T 8/255, all": lambda run: optional(run, "apgd/autoattack"),
-        "AutoAttack 8/255": lambda run: optional(run, "autoattack/autoattack"),
+        "clean, all images": judged("evaluation/clean"),
+        "APGD-CE + APGD-T 8/255, all": lambda run: with_images(run, "apgd/autoattack"),
+        "AutoAttack 8/255": lambda run: with_images(run, "autoattack/autoattack"),
         "seconds of the epochs": lambda run: f"{without_compiling(run):.0f}",
         "with compiling": lambda run: f"{run['seconds']['train']:.0f}",
         "with data and held-out images": lambda run: f"{run['seconds'].get('wall_train', math.nan):.0f}",
@@ -300,94 +334,74 @@ def speedruns(runs: list[Run]) -> str:
     return table("run", sorted(runs, key=lambda run: run["name"]), columns)
 
 
-def attention_digits(runs: list[Run]) -> str:
+def attention_digits(runs: list[Run], campaign: str) -> str:
     """Clean and attacked digits of adversarially trained models; each against softmax, on the same images."""
     columns = {
-        "seed": lambda run: str(run["seed"]),
-        "clean": lambda run: percent(find(run, "evaluation/clean")),
-        "PGD-20 0.1": lambda run: percent(find(run, "pgd")),
-        "APGD-CE, APGD-T, Square 0.1": lambda run: with_interval(find(run, "autoattack")),
-        "against softmax (p)": lambda run: against(run, of_same_seed(runs, run, "softmax"), "autoattack"),
-        "p, Holm": corrected(runs, lambda run: of_same_seed(runs, run, "softmax")),
+        "seed": seed,
+        **attacked(campaign),
+        "against softmax (p)": versus(runs, "softmax", "autoattack"),
+        "p, Holm": corrected(runs, "softmax"),
         "ECE": calibration,
-        "minutes": minutes,
+        "minutes": lambda run: f"{run['seconds']['all'] / 60:.1f}" if run["seconds"].get("all") else "",
     }
     return table("attention", by_threat(runs, "autoattack"), columns)
 
 
-def corrected(runs: Sequence[Run], reference: Callable[[Run], Run | None]) -> Callable[[Run], str]:
-    """A column: p against the reference of each run under the ensemble, corrected for all runs that have one (Holm)."""
+def corrected(runs: Sequence[Run], name: str) -> Column:
+    """p values under attack against the run of this name with the same seed, corrected for their number."""
     values = {}
     for run in runs:
-        other = reference(run)
-        if other is not None and other is not run:
+        other = of_same_seed(runs, run, name)
+        if other is not run:
             values[run["name"]] = paired(find(run, "autoattack"), find(other, "autoattack"))[1]
     found = holm(values)
     return lambda run: f"{found[run['name']]:.2g}" if run["name"] in found else ""
 
 
-def minutes(run: Run) -> str:
-    """Of training and judging together, where the sweep noted them."""
-    return f"{run['seconds']['all'] / 60:.1f}" if run["seconds"].get("all") else ""
-
-
-def light_digits(runs: list[Run]) -> str:
+def light_digits(runs: list[Run], campaign: str) -> str:
     """One step, many steps and three stages of AutoAttack; each against the light recipe at its eps, and the alarm."""
+
+    def is_constant(run: Run) -> bool:
+        """Whether no attack changes anything: clean images are as often right as attacked ones."""
+        return bool(find(run, "evaluation/clean")["accuracy"] == find(run, "autoattack")["accuracy"])
+
+    def against_light(run: Run) -> str:
+        """Nothing for a model that gives one answer to all images, which no attack can change."""
+        name = "eps01_light" if run["name"].startswith("eps01_") else "light"
+        return "learned nothing" if is_constant(run) else versus(runs, name, "autoattack")(run)
+
     columns = {
-        "seed": lambda run: str(run["seed"]),
+        "seed": seed,
         "ε": lambda run: str(run["config"]["task"]["eps"]),
-        "clean": lambda run: percent(find(run, "evaluation/clean")),
-        "FGSM": lambda run: percent(find(run, "fgsm")),
-        "PGD-20": lambda run: percent(find(run, "pgd", "steps=20")),
-        "APGD-CE, APGD-T, Square": lambda run: with_interval(find(run, "autoattack")),
-        "against `light` (p)": lambda run: against_light(runs, run),
+        **attacked(campaign),
+        "against `light` (p)": against_light,
         "alarms, ε growing": lambda run: alarms(run, at_full_eps=False),
         "alarms, ε full": lambda run: alarms(run, at_full_eps=True),
     }
     return table("recipe", sorted(by_threat(runs, "autoattack"), key=is_constant), columns)
 
 
-def against_light(runs: Sequence[Run], run: Run) -> str:
-    """Against the light recipe; nothing for a model that gives one answer to all images, which no attack can change."""
-    if is_constant(run):
-        return "learned nothing"
-    return against(run, light_of(runs, run), "autoattack")
+def alarms(run: Run, *, at_full_eps: bool) -> str:
+    """After how many epochs the alarm for catastrophic overfitting rang, of those while eps grew or of the others."""
+    full = 0.999 * run["config"]["task"]["eps"]
+    asked = {epoch for epoch, row in enumerate(run["epochs"]) if (row["train_eps"] >= full) == at_full_eps}
+    return f"{len(asked.intersection(rings(run['epochs'])))} of {len(asked)}" if asked else ""
 
 
-def is_constant(run: Run) -> bool:
-    """Whether no attack changes anything: clean images are as often right as attacked ones."""
-    return bool(find(run, "evaluation/clean")["accuracy"] == find(run, "autoattack")["accuracy"])
-
-
-def light_of(runs: Sequence[Run], run: Run) -> Run:
-    """The light recipe at the eps of a run, and with its seed."""
-    if run["name"].startswith("eps01_"):
-        return named(runs, "eps01_light")
-    return of_same_seed(runs, run, "light")
-
-
-def together_digits(runs: list[Run]) -> str:
+def together_digits(runs: list[Run], campaign: str) -> str:
     """Clean and attacked digits of everything at once and alone; each against softmax from scratch and fine-tuned."""
     others = [run for run in load("attention_digits") if run["name"].startswith(("softmax", "rpc_all_n2_released"))]
     known = [*runs, *(run for run in others if run["seed"] < 2)]
+    against_dense = versus(known, "dense", "autoattack")
     columns = {
-        "seed": lambda run: str(run["seed"]),
-        "clean": lambda run: percent(find(run, "evaluation/clean")),
-        "PGD-20 0.1": lambda run: percent(find(run, "pgd")),
-        "APGD-CE, APGD-T, Square 0.1": lambda run: with_interval(find(run, "autoattack")),
-        "against `softmax` (p)": lambda run: against(run, of_same_seed(known, run, "softmax"), "autoattack"),
-        "p, Holm": corrected(known, lambda run: of_same_seed(known, run, "softmax")),
-        "against `dense` (p)": lambda run: against_dense(known, run),
+        "seed": seed,
+        **attacked("attention_digits"),
+        "against `softmax` (p)": versus(known, "softmax", "autoattack"),
+        "p, Holm": corrected(known, "softmax"),
+        "against `dense` (p)": lambda run: against_dense(run) if run["config"]["model"]["weights"] else "",
         "ECE": calibration,
     }
     return table("model", by_threat(known, "autoattack"), columns)
-
-
-def against_dense(runs: Sequence[Run], run: Run) -> str:
-    """Against softmax that was fine-tuned as long; nothing for a run that was not."""
-    if not run["config"]["model"]["weights"]:
-        return ""
-    return against(run, of_same_seed(runs, run, "dense"), "autoattack")
 
 
 KPCA = {  # analysis, statistic: what is claimed about it, in a reader's words
@@ -402,7 +416,7 @@ KPCA = {  # analysis, statistic: what is claimed about it, in a reader's words
 }
 
 
-def kpca(runs: list[Run]) -> str:
+def kpca(runs: list[Run], campaign: str) -> str:
     """What a study of kernel PCA found of every model, beside chance of three kinds."""
     head = ("model", "statistic", "mean over heads", "lowest, highest head", "chance: gaussian", "spectrum", "permuted")
     lines = [cells(*head, "heads beyond chance"), "|---|---|" + "---:|" * 6]
@@ -425,7 +439,7 @@ def short(value: float | None) -> str:
     return f"{value:.2g}"
 
 
-def table(first: str, runs: Sequence[Run], columns: dict[str, Callable[[Run], str]]) -> str:
+def table(first: str, runs: Sequence[Run], columns: Mapping[str, Column]) -> str:
     """One line per run."""
     lines = [cells(first, *columns), "|---|" + "---:|" * len(columns)]
     for run in runs:
@@ -475,11 +489,16 @@ def percent(threat: Run) -> str:
 
 
 def optional(run: Run, spec: str) -> str:
-    """The cell of a threat that only some runs meet."""
-    if any(spec in known for known in run["threats"]):
-        threat = find(run, spec)
-        return f"{with_interval(threat)}, {threat['n']:,} images"
-    return ""
+    """The accuracy under a threat that only some runs meet."""
+    return percent(find(run, spec)) if any(spec in known for known in run["threats"]) else ""
+
+
+def with_images(run: Run, spec: str) -> str:
+    """The cell of a threat that only some runs meet, with its interval and number of images."""
+    if not optional(run, spec):
+        return ""
+    threat = find(run, spec)
+    return f"{with_interval(threat)}, {threat['n']:,} images"
 
 
 def held_out(run: Run, epoch: int) -> str:
@@ -496,17 +515,6 @@ def calibration(run: Run) -> str:
     if not known:
         return ""
     return f"{100 * max(known, key=lambda threat: threat['n'])['ece']:.1f}"
-
-
-def alarms(run: Run, *, at_full_eps: bool) -> str:
-    """After how many epochs the alarm for catastrophic overfitting rang, of those while eps grew or of the others."""
-    full = 0.999 * run["config"]["task"]["eps"]
-    before = [0, *(row["alarms"] for row in run["epochs"])]
-    rang = [after > earlier for earlier, after in itertools.pairwise(before)]
-    asked = [ring for ring, row in zip(rang, run["epochs"], strict=True) if (row["train_eps"] >= full) == at_full_eps]
-    if not asked:
-        return ""
-    return f"{sum(asked)} of {len(asked)}"
 
 
 def worst_twin(run: Run) -> str:
@@ -592,11 +600,12 @@ def against(run: Run, reference: Run, *words: str, at: str = "") -> str:
 
 def against_random(runs: Sequence[Run], run: Run) -> str:
     """Against masks of chance at the same sparsity, trained with the same seed; nothing for a run without masks."""
-    name, mark, seed = run["name"].partition("_seed")
+    name, mark, number = run["name"].partition("_seed")
     _, _, removed = name.rpartition("_")
-    if not removed.isdigit():
+    chance = f"random_{removed}{mark}{number}" if removed.isdigit() else f"random{mark}{number}"
+    if name == "dense" or chance not in {other["name"] for other in runs}:
         return ""
-    return against(run, named(runs, f"random_{removed}{mark}{seed}"), "clean", at="evaluation")
+    return against(run, named(runs, chance), "clean", at="evaluation")
 
 
 def compare(one: Run, other: Run) -> str:
@@ -639,9 +648,42 @@ def unpaired(one: Run, other: Run) -> tuple[float, float]:
     return difference, math.erfc(abs(difference) / deviation / math.sqrt(2))
 
 
-TABLES: dict[str, Callable[[list[Run]], str]] = {
-    "attention_natural": attention_natural,
-    "attention_pgd": attention_pgd,
+SHOWN: dict[str, dict[str, str]] = {  # heading → the words by which a threat is found; rows are ordered by the last
+    "attention_natural": {
+        "clean": "evaluation/clean",
+        "PGD-20 0.5/255": "pgd 0.5/255",
+        "PGD-20 1/255": "pgd (eps=1/255",
+        "AutoAttack 1/255": "autoattack",
+    },
+    "attention_pgd": {"clean": "evaluation/clean", "PGD-20 8/255": "pgd", "AutoAttack 8/255": "autoattack"},
+    "attention_digits": {
+        "clean": "evaluation/clean",
+        "PGD-20 0.1": "pgd",
+        "APGD-CE, APGD-T, Square 0.1": "autoattack",
+    },
+    "imagenette": {
+        "PGD-20 0.25/255": "pgd 0.25/255",
+        "PGD-20 1/255": "pgd (eps=1/255",
+        "AutoAttack 0.5/255": "autoattack",
+    },
+    "light": {
+        "clean": "clean",
+        "one step": "pgd steps=1,",
+        "PGD-20": "pgd steps=20",
+        "AutoAttack 8/255": "autoattack",
+    },
+    "light_compact": {"clean": "evaluation/clean", "FGSM": "fgsm", "PGD-20 8/255": "pgd"},
+    "light_digits": {
+        "clean": "evaluation/clean",
+        "FGSM": "fgsm",
+        "PGD-20": "pgd steps=20",
+        "APGD-CE, APGD-T, Square": "autoattack",
+    },
+    **dict.fromkeys(("structured", "structured_p2", "structured_small"), {"test accuracy": "clean"}),
+}
+TABLES: dict[str, Callable[[list[Run], str], str]] = {
+    "attention_natural": attention,
+    "attention_pgd": attention,
     "attention_cifar_compact": attention_compact,
     "attention_cifar_compact_natural": attention_compact,
     "structured": structured,
@@ -655,6 +697,7 @@ TABLES: dict[str, Callable[[list[Run]], str]] = {
     "photographs_released_protocol": released_protocol,
     "vitcod": vitcod,
     "vitcod_pretrained": vitcod,
+    "vitcod_pretrained_90": vitcod,
     "speedruns": speedruns,
     "attention_digits": attention_digits,
     "light_digits": light_digits,
@@ -663,11 +706,4 @@ TABLES: dict[str, Callable[[list[Run]], str]] = {
     "kpca_random": kpca,
     "kpca_digits": kpca,
 }
-STUDIES = (
-    "imagenette_released_protocol",
-    "digits_released_protocol",
-    "photographs_released_protocol",
-    "kpca_pretrained",
-    "kpca_random",
-    "kpca_digits",
-)
+STUDIES = {name for name, made in TABLES.items() if made in (released_protocol, kpca)}
