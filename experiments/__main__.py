@@ -6,6 +6,7 @@ python -m experiments collect runs/campaigns/attention_pgd      # → experiment
 python -m experiments tables                                    # results → docs/results/*.md and their figures
 python -m experiments heads                                     # results → heads of campaigns and recipes
 python -m experiments clipped RUN data.root=cifar10.npz         # the share of key entries that rpc clips
+python -m experiments milliseconds runs/campaigns/NAME          # inference without the pairs that masks remove
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
     tables.set_defaults(run=make_tables)
     heads = verbs.add_parser("heads", help="say in the heads of campaigns and recipes what was measured")
     heads.set_defaults(run=lambda _: write_heads())
+    timing = verbs.add_parser("milliseconds", help="inference of masked runs, before `collect`")
+    timing.add_argument("folder", type=Path)
+    timing.set_defaults(run=print_milliseconds)
     clipped = verbs.add_parser("clipped", help="the share of key entries that a run's rpc clips, by layer")
     clipped.add_argument("target")
     clipped.add_argument("overrides", nargs="*")
@@ -60,6 +64,12 @@ def print_shares(options: argparse.Namespace) -> None:
     from experiments.clipped import print_clipped
 
     print_clipped(options.target, options.overrides, options.images, match=options.match)
+
+
+def print_milliseconds(options: argparse.Namespace) -> None:
+    from experiments.milliseconds import measure
+
+    print(*measure(options.folder), sep="\n")
 
 
 def make_tables(options: argparse.Namespace) -> None:

@@ -77,7 +77,7 @@ def wall_clock(folder: Path) -> Run:
 
 def read_findings(folder: Path) -> Run:
     """Threats, checks for masked gradients, speed and cycles, by the folder of the evaluation inside the run."""
-    found: Run = {"threats": {}, "checks": {}, "speed": {}, "cycles": None}
+    found: Run = {"threats": {}, "checks": {}, "speed": {}}
     for report in sorted(folder.rglob("report.json")):
         place = report.parent.relative_to(folder).as_posix()
         if "shifts" not in report.parent.parts:
@@ -85,8 +85,9 @@ def read_findings(folder: Path) -> Run:
     for key, name in (("checks", "sanity.json"), ("speed", "speed.json")):
         for file in sorted(folder.rglob(name)):
             found[key][file.parent.relative_to(folder).as_posix()] = json.loads(file.read_text())
-    if (folder / "cycles.json").is_file():
-        found["cycles"] = json.loads((folder / "cycles.json").read_text())
+    for key in ("cycles", "milliseconds"):
+        file = folder / f"{key}.json"
+        found[key] = json.loads(file.read_text()) if file.is_file() else None
     return found
 
 

@@ -28,7 +28,6 @@ DRAWN = {  # what figures show otherwise than tables
     },
     "vitcod": MASKED,
     "vitcod_pretrained": MASKED,
-    "vitcod_pretrained_90": {"after fine-tuning": "evaluation/clean"},
 }
 ATTACKED = {
     **{name: SHOWN[name] for name in ("attention_natural", "attention_pgd", "attention_digits")},
@@ -93,7 +92,7 @@ def _draw_threat(axes: Axes, rows: Sequence[float], threats: Sequence[Run], look
 
 def draw_alarm(campaign: str, results: Path = RESULTS) -> Figure | None:
     """What the alarm read after every epoch of training with one step and with several."""
-    runs = {run["name"]: run for run in load(campaign, results)}
+    runs = {run["name"]: run for run in load(campaign, results) if is_judged(run)}
     watched = {name: words for name, words in WATCHED[campaign].items() if name in runs}
     if not watched:
         return None

@@ -50,9 +50,7 @@ def print_table(campaign: str, results: Path = RESULTS) -> str:
     runs = load(campaign, results)
     if campaign not in STUDIES:
         runs = [run for run in runs if is_judged(run)]
-    if not runs:
-        raise SystemExit(f"{results / campaign} holds no judged run.")
-    return TABLES[campaign](runs, campaign)
+    return TABLES[campaign](runs, campaign) if runs else "Not run yet."
 
 
 # ---------------------------------------------------------------- tables
@@ -218,7 +216,8 @@ def light_compact(runs: list[Run], campaign: str) -> str:
         "alarm after epoch": lambda run: numbers(rings(run["epochs"])),
         "false alarms": lambda run: str(len(false_alarms(run["epochs"]))),
     }
-    return table("training", by_threat(runs, "pgd"), columns)
+    drawn = "![Held-out accuracy under FGSM and PGD-10 after every epoch](../figures/results_light_compact.png)"
+    return f"{drawn}\n\n{table('training', by_threat(runs, 'pgd'), columns)}"
 
 
 def numbers(epochs: Sequence[int]) -> str:
@@ -679,7 +678,7 @@ SHOWN: dict[str, dict[str, str]] = {  # heading → the words by which a threat 
         "PGD-20": "pgd steps=20",
         "APGD-CE, APGD-T, Square": "autoattack",
     },
-    **dict.fromkeys(("structured", "structured_p2", "structured_small"), {"test accuracy": "clean"}),
+    **{name: {"test accuracy": "clean"} for name in ("structured", "structured_p2", "structured_small")},
 }
 TABLES: dict[str, Callable[[list[Run], str], str]] = {
     "attention_natural": attention,

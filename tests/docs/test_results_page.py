@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments import collected, figures, packs, tables
+from experiments import collected, figures, milliseconds, packs, tables
+
+from small_run import small_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
@@ -66,14 +68,55 @@ def test_runs_without_single_answers_are_compared_by_their_accuracies() -> None:
 
 
 def test_holm_multiplies_each_p_value_by_the_number_of_those_not_smaller() -> None:
-    assert tables.holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.5}) == pytest.approx(
-        {"a": 0.04, "c": 0.09, "b": 0.09, "d": 0.5}
-    )
+    found = tables.holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.5})
+    assert found == pytest.approx({"a": 0.04, "c": 0.09, "b": 0.09, "d": 0.5})
 
 
-def test_a_collapse_is_a_fall_by_half_within_two_epochs() -> None:
+def test_a_collapse_is_a_fall_by_half_within_two_epochs_and_alarms_before_it_are_false() -> None:
     values = [0.30, 0.31, 0.20, 0.14, 0.15, 0.05, 0.04]
-    assert tables.collapses([{"multi_step_accuracy": value} for value in values]) == [3, 5, 6]
+    alarms = [0, 1, 1, 2, 3, 3, 4]  # so far: it rang after epochs 2, 4, 5 and 7
+    epochs = [{"multi_step_accuracy": value, "alarms": rung} for value, rung in zip(values, alarms, strict=True)]
+    assert tables.collapses(epochs) == [3, 5, 6]
+    assert tables.rings(epochs) == [1, 3, 4, 6]
+    assert tables.false_alarms(epochs) == [1]
+    assert tables.false_alarms(epochs[:3]) == [1]
+    assert tables.numbers([1, 3, 4, 5]) == "2, 4–6"
+    chosen = [{**row, "val_robust_accuracy": 0.3} for row in epochs]
+    assert tables.collapses(chosen) == [], "the images that choose the weights count, where there are some"
+
+
+def write_results(folder: Path, runs: list[dict[str, Any]]) -> None:
+    folder.mkdir(parents=True)
+    for run in runs:
+        (folder / f"{run['name']}.json").write_text(json.dumps(run))
+
+
+def test_the_campaigns_that_wait_have_their_tables(tmp_path: Path) -> None:
+    judged = threat([1, 0, 1, 1]) | {"accuracy": 0.75, "low": 0.4, "high": 0.9, "severity": None}
+    epochs = [{"epoch": 0, "multi_step_accuracy": 0.2, "single_step_accuracy": 0.3, "alarms": 0}]
+    threats = dict.fromkeys(("evaluation/clean", "evaluation/fgsm(eps=8/255)", "evaluation/pgd(eps=8/255)"), judged)
+    runs = [kept_run(name, seed=0, threats=threats, epochs=epochs) for name in ("one_step", "pgd3")]
+    write_results(tmp_path / "light_compact", runs)
+    text = tables.print_table("light_compact", tmp_path)
+    assert "| `one_step` | 0 | 75.0 | 75.0 | **75.0** [40.0, 90.0] | +0.0 (1) | 20.0, 20.0 | – | – | 0 |" in text
+    milliseconds = {"dense": 20.0, "sparse": 15.0, "sparse_share": 0.75}
+    masked = [kept_run(name, seed=0, threats=threats) for name in ("dense", "random")]
+    masked.append(kept_run("information", seed=0, threats=threats, milliseconds=milliseconds))
+    write_results(tmp_path / "vitcod_pretrained_90", masked)
+    text = tables.print_table("vitcod_pretrained_90", tmp_path)
+    assert "| `information` | 0 | **75.0** [40.0, 90.0] | +0.0 (1) | +0.0 (1) | 15.0 | 0.75 |" in text
+    assert "| `dense` | 0 | **75.0** [40.0, 90.0] |  |  |  |  |" in text
+    assert tables.print_table("light", tmp_path) == "Not run yet."
+
+
+def test_milliseconds_are_those_of_each_run_beside_dense_attention(tmp_path: Path) -> None:
+    small_run(tmp_path / "campaign" / "dense")
+    (said,) = milliseconds.measure(tmp_path / "campaign", repeats=2)
+    kept = json.loads((tmp_path / "campaign" / "dense" / "milliseconds.json").read_text())
+    assert kept["dense"] > 0
+    assert kept["sparse_share"] == kept["sparse"] / kept["dense"]
+    assert said.startswith("dense: ")
+    assert collected.read_findings(tmp_path / "campaign" / "dense")["milliseconds"] == kept
 
 
 def test_the_interval_of_a_difference_comes_from_the_images_answered_otherwise() -> None:
