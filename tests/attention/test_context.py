@@ -21,9 +21,9 @@ from vitruvius.attention.tome import merge
 from vitruvius.models import create_model
 from vitruvius.surgery import record, restore, rewire, survey
 from vitruvius.surgery.base import inner
-from vitruvius.surgery.blocks import BlockSocket
 from vitruvius.surgery.recording import map_of
 from vitruvius.surgery.rewiring import plug
+from vitruvius.surgery.vit import BlockSocket
 
 TALKING = {"elliptical": "elliptical", "value_residual": "value_residual", "tome": part("tome", r=3)}
 

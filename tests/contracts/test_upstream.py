@@ -9,7 +9,7 @@ import pytest
 from timm.models.vision_transformer import Block
 
 from vitruvius.surgery.base import _SOCKETS, Socket
-from vitruvius.surgery.blocks import BlockSocket
+from vitruvius.surgery.vit import BlockSocket
 
 # SHA-256 (first 12 digits) of inspect.getsource(upstream.forward), one for each text seen in timm >= 1.0.29.
 KNOWN = {
@@ -69,7 +69,7 @@ def test_a_new_socket_is_told_that_it_is_new_and_a_changed_upstream_that_it_has_
 
 
 def test_the_forward_of_upstreams_block_is_the_one_we_read() -> None:
-    assert fingerprint(Block) == "2cb6f77c3039", "re-read upstream, update surgery/blocks.py, then this hash"
+    assert fingerprint(Block) == "2cb6f77c3039", "re-read upstream, update surgery/vit.py, then this hash"
     ours, theirs = (inspect.signature(cls.forward).parameters.values() for cls in (BlockSocket, Block))
     assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]
 

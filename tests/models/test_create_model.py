@@ -15,9 +15,8 @@ from vitruvius.attention import part
 from vitruvius.models import PixelModel, create_model, models
 from vitruvius.models.config import AttentionRule
 from vitruvius.models.wiring import wire
-from vitruvius.surgery import restore, rewire
+from vitruvius.surgery import attention_of, restore, rewire
 from vitruvius.surgery.base import Socket
-from vitruvius.surgery.notes import attention_of
 
 SMALL = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 5}
 

@@ -24,8 +24,8 @@ from vitruvius.attention import part
 from vitruvius.cli import main
 from vitruvius.surgery import record, restore, rewire, survey
 from vitruvius.surgery.base import _SOCKETS, load_transformers_sockets
-from vitruvius.surgery.notes import MARK
 from vitruvius.surgery.recording import map_of
+from vitruvius.surgery.rewiring import MARK
 from vitruvius.targets import open_target
 
 HERE = importlib.util.find_spec("transformers") is not None

@@ -56,7 +56,7 @@ from vitruvius.evaluation.straight_through import (
 )
 from vitruvius.surgery import survey
 from vitruvius.surgery.base import Socket, inner
-from vitruvius.surgery.blocks import link_blocks
+from vitruvius.surgery.vit import link_blocks
 
 GRADIENT = 3  # passes that a gradient takes
 SAMPLE = 8  # images of an unsuspicious model that long black-box searches are tried on

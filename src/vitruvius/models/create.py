@@ -30,8 +30,8 @@ from vitruvius.models.wiring import Parts, wire, without_files
 from vitruvius.surgery.base import inner
 from vitruvius.surgery.folding import start_low_rank
 from vitruvius.surgery.initialising import initialise
-from vitruvius.surgery.notes import KEY
 from vitruvius.surgery.positions import use_sincos_positions
+from vitruvius.surgery.rewiring import KEY
 
 logger = logging.getLogger(__name__)
 

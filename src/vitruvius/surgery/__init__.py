@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vitruvius.surgery.initialising import initialise as initialise
     from vitruvius.surgery.positions import use_sincos_positions as use_sincos_positions
     from vitruvius.surgery.recording import record as record
+    from vitruvius.surgery.rewiring import attention_of as attention_of
     from vitruvius.surgery.rewiring import head_weights as head_weights
     from vitruvius.surgery.rewiring import restore as restore
     from vitruvius.surgery.rewiring import rewire as rewire
@@ -18,6 +19,7 @@ else:
     __getattr__, __dir__, __all__ = exports(
         __name__,
         {
+            "attention_of": "rewiring",
             "fold": "folding",
             "head_weights": "rewiring",
             "initialise": "initialising",

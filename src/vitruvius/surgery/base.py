@@ -24,8 +24,8 @@ class Socket:
     """Mixin before the upstream class: `class ViTSocket(Socket, timm.layers.Attention)`.
 
     A subclass sets `family` and `attends`, repeats upstream's `forward` with its softmax replaced by
-    `self.core(Heads(…))`, and says in `head_weights` where the projections lie. The methods other
-    than `forward` must work on bare upstream modules too, so they use upstream's attributes only.
+    `self.core(Heads(…))`, and says in `head_weights` where the projections lie, if not in `qkv` and `proj`. The methods
+    other than `forward` must work on bare upstream modules too, so they use upstream's attributes only.
 
     `forward` takes what upstream's takes: `x`: tokens (B, N, C), or a feature map where upstream attends over one.
     `attn_mask`, `is_causal`: which keys a query may see; default all. `mask`: of shifted windows, (W, N, N), added to
@@ -55,9 +55,9 @@ class Socket:
         """Whether anybody looks at q: its core, or whoever watches what enters the core (`record`)."""
         return not getattr(self.core, "ignores_queries", False) or bool(self.core._forward_pre_hooks)
 
-    def head_weights(self) -> HeadWeights:
+    def head_weights(self: Any) -> HeadWeights:
         """Views into the projections, head by head; UnsuitableSite where no view exists."""
-        raise NotImplementedError
+        return fused_head_weights(self.qkv, self.proj, self.num_heads)
 
     def width(self) -> int:
         """C, the width of the tokens that come in."""

@@ -1,4 +1,6 @@
-"""CaiT: class attention, one query to all tokens, and talking heads (Touvron et al. 2021, arXiv:2103.17239).
+"""Class attention, one query to all tokens, of CaiT, XCiT and CrossViT; and CaiT's talking heads.
+
+Touvron et al. 2021, arXiv:2103.17239; Chen et al. 2021, arXiv:2103.14899.
 
 B batch, H heads (g before mixing, h after), N tokens, D head width.
 
@@ -15,11 +17,12 @@ from typing import Any
 
 import torch
 from timm.models.cait import ClassAttn, TalkingHeadAttn
+from timm.models.crossvit import CrossAttention
 from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery.base import Socket, fused_head_weights, merge_heads, separate_head_weights, split_heads
+from vitruvius.surgery.base import Socket, merge_heads, separate_head_weights, split_heads
 
 
 class ClassSocket(Socket, ClassAttn):
@@ -37,6 +40,23 @@ class ClassSocket(Socket, ClassAttn):
 
     def head_weights(self: Any) -> HeadWeights:
         return separate_head_weights(self.q, self.k, self.v, self.proj, self.num_heads)
+
+
+class CrossSocket(Socket, CrossAttention):
+    """CrossViT: one branch's class token looks at the other branch."""
+
+    family = "crossvit"
+    attends = "class"
+
+    def forward(self, x: Tensor) -> Tensor:
+        (q,) = split_heads(self.wq(x[:, :1]), 1, self.num_heads)  # (B, H, 1, D)
+        (k,) = split_heads(self.wk(x), 1, self.num_heads)  # (B, H, N, D)
+        (v,) = split_heads(self.wv(x), 1, self.num_heads)
+        x = self.core(Heads(q, k, v, None, self.scale, self.dropout_now()))
+        return self.proj_drop(self.proj(merge_heads(x)))
+
+    def head_weights(self: Any) -> HeadWeights:
+        return separate_head_weights(self.wq, self.wk, self.wv, self.proj, self.num_heads)
 
 
 class TalkingHeadsSocket(Socket, TalkingHeadAttn):
@@ -61,6 +81,3 @@ class TalkingHeadsSocket(Socket, TalkingHeadAttn):
                 f"attention dropout is {self.attn_drop.p}, which upstream applies to the mixed maps; "
                 "the core comes before that mixing. Build the model with attn_drop_rate=0."
             )
-
-    def head_weights(self: Any) -> HeadWeights:
-        return fused_head_weights(self.qkv, self.proj, self.num_heads)

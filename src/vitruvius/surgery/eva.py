@@ -1,4 +1,4 @@
-"""EVA, EVA-02 and DINOv3: timm.models.eva.EvaAttention, with a bias for q and v but none for k.
+"""EVA, EVA-02, DINOv3, BEiT and BEiT v2: one projection with a bias for q and v but none for k.
 
 B batch, H heads, N tokens, D head width.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers.attention import resolve_self_attn_mask
+from timm.models import beit
 from timm.models.eva import EvaAttention
 from torch import Tensor
 
@@ -53,6 +54,27 @@ class EvaSocket(Socket, EvaAttention):
         return tuple(
             p(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
         )
+
+
+class BeitSocket(Socket, beit.Attention):
+    """BEiT and BEiT v2, relative positions of its own or shared.
+
+    q and v have biases and k has none, as in EVA.
+    """
+
+    family = "beit"
+
+    def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+        q, k, v = split_heads(keyless_bias_qkv(self, x), 3, self.num_heads)  # each (B, H, N, D)
+        bias = shared_rel_pos_bias
+        if self.relative_position_bias_table is not None:
+            own = self._get_rel_pos_bias()  # (1, H, N, N)
+            bias = own if bias is None else own + bias
+        x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)
+        return self.proj_drop(self.proj(merge_heads(x)))
+
+    def head_weights(self: Any) -> HeadWeights:
+        return keyless_bias_head_weights(self)
 
 
 def keyless_bias_qkv(module: Any, x: Tensor) -> Tensor:

@@ -1,10 +1,17 @@
-"""Rewire: plug cores into the attention sites of a model, take them out again, look at the weights before them."""
+"""Rewire: plug cores into the attention sites of a model, take them out again, look at the weights before them.
+
+`save_pretrained` and `push_to_hub` of transformers write what a model's config holds, so the rules of its attention
+travel as `vitruvius` in config.json. A plain `from_pretrained` would ignore them, and a core without weights with them;
+so such a model also has a buffer MARK, which transformers then reports as an unexpected key, whoever reads it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import torch
 from timm.layers import register_notrace_module
 from torch import nn
 
@@ -12,16 +19,18 @@ from vitruvius._checks import check_model
 from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
 from vitruvius._notebook import show_briefly
 from vitruvius._registry import piece_of
+from vitruvius._version import __version__
 from vitruvius.attention.base import Core, PartMaker, PartSpec, build_core, part
 from vitruvius.attention.mask import Mask, read_masks
 from vitruvius.heads import HeadWeights, Site
 from vitruvius.surgery.base import Socket, inner, socket_of
-from vitruvius.surgery.blocks import link_blocks
-from vitruvius.surgery.notes import note_in_configs
 from vitruvius.surgery.sites import Size, Where, match, select, survey
+from vitruvius.surgery.vit import link_blocks
 
 register_notrace_module(Core)  # to timm's FX tracing a core is one node, as its own attention is to others
 
+KEY = "vitruvius"
+MARK = "rewired_by_vitruvius"
 FEEDS_QUERIES = ("q_norm.", "q_proj.")  # parameters of upstream's attention that only queries depend on
 
 
@@ -161,3 +170,41 @@ def _bare(model: nn.Module, name: str) -> nn.Module:
     except UnsuitableSite as error:
         raise UnsuitableSite(f"{name!r} cannot be rewired: {error}") from None
     return module
+
+
+def attention_of(model: nn.Module) -> list[dict[str, Any]]:
+    """Rules `{"where": …, "parts": […]}` that give a bare `model` the attention that it has; none where it is bare.
+
+    Masks are written as `keep: all`: their patterns lie among the weights.
+    """
+    parts: dict[str, list[Any]] = {}
+    bare = 0
+    for name, module in inner(model).named_modules():
+        if isinstance(module, Socket) and isinstance(module.core, Core):
+            parts[name] = module.core.specs
+        else:
+            bare += socket_of(module) is not None
+    different = [spec for spec in parts.values() if spec != next(iter(parts.values()))]
+    if parts and not bare and not different:
+        return [{"where": "*", "parts": next(iter(parts.values()))}]
+    return [{"where": name, "parts": spec} for name, spec in parts.items()]
+
+
+def note_in_configs(root: nn.Module) -> None:
+    """Write the attention of every model of transformers within `root` into its config, or take it out again."""
+    for number, network in enumerate(_of_transformers(root)):
+        rules = [] if number else attention_of(network)  # the outermost speaks for those inside
+        if hasattr(network, MARK):
+            delattr(network, MARK)
+        if rules:
+            setattr(network.config, KEY, {"version": __version__, "attention": rules})
+            network.register_buffer(MARK, torch.zeros((), dtype=torch.uint8, device=network.device))
+        elif not number and hasattr(network.config, KEY):
+            delattr(network.config, KEY)
+
+
+def _of_transformers(root: nn.Module) -> Iterator[Any]:
+    transformers: Any = sys.modules.get("transformers")
+    for module in root.modules() if transformers is not None else ():
+        if isinstance(module, transformers.PreTrainedModel):
+            yield module

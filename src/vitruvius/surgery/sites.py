@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vitruvius._errors import NoSiteError, SurgeryError
 from vitruvius.heads import Heads, Site
 from vitruvius.surgery.base import Socket, inner, socket_of
-from vitruvius.surgery.blocks import is_chained
+from vitruvius.surgery.vit import is_chained
 
 Size = tuple[int, int, int]  # channels, rows, columns of an image
 Where = str | Iterable[str]  # a glob over site names, or several

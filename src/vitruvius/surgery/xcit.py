@@ -5,14 +5,12 @@ B batch, H heads, D channels of a head, N tokens: the items are channels, each d
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from timm.models.xcit import XCA
 from torch import Tensor
 
-from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery.base import Socket, fused_head_weights
+from vitruvius.heads import Heads
+from vitruvius.surgery.base import Socket
 
 
 class XCASocket(Socket, XCA):
@@ -28,6 +26,3 @@ class XCASocket(Socket, XCA):
         k = F.normalize(k, dim=-1).type_as(v)
         x = self.core(Heads(q, k, v, None, 1.0, self.dropout_now()))
         return self.proj_drop(self.proj(x.permute(0, 3, 1, 2).reshape(B, N, C)))
-
-    def head_weights(self: Any) -> HeadWeights:
-        return fused_head_weights(self.qkv, self.proj, self.num_heads)

@@ -112,7 +112,7 @@ def _may_be_id(name: str) -> bool:
 
 def _load_network(transformers: Any, text: str, name: str) -> tuple[Any, list[dict[str, Any]]]:
     """The model with upstream's weights, and the rules of its attention; a head that would be made up is refused."""
-    from vitruvius.surgery.notes import KEY
+    from vitruvius.surgery.rewiring import KEY
 
     talks = transformers.utils.logging.get_verbosity()
     try:
