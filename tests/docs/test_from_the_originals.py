@@ -1,7 +1,7 @@
 """Every command of docs/from_the_originals.md runs, in the page's order, on tiny data in the originals' layouts.
 
-A number of each block is compared with the original's formula, written out in from_the_originals.py. Every feature of the
-originals is named with where it is here or why it is not, and these names exist.
+A number of each block is compared with the formula of the original, written out in from_the_originals.py. Every feature
+of the originals is named with where it is here or why it is not, and these names exist.
 """
 
 from __future__ import annotations
