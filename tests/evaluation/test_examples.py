@@ -17,7 +17,7 @@ from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.square import Square
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.data.classes import robustbench_names, subset_ids
+from vitruvius.data.classes import robustbench_names
 from vitruvius.evaluation import evaluate
 from vitruvius.evaluation import examples as examples_module
 from vitruvius.evaluation.examples import make_examples, save_examples
@@ -154,8 +154,8 @@ def test_robustbench_s_list_has_five_thousand_images() -> None:
     names = robustbench_names()
     assert len(set(names)) == 5000
     assert names[0] == "ILSVRC2012_val_00015253.JPEG"
-    with pytest.raises(DataError, match="by file name"):
-        subset_ids("robustbench-imagenet", loader())
+    with pytest.raises(DataError, match="lacks 5000 of the 5000 images"):
+        loader(DataConfig(dataset="digits", subset="robustbench-imagenet"))
 
 
 def test_a_subset_by_file_name_is_exactly_that(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def held(folder: Path) -> Asked:
     for place in PLACES:
         ledger = Ledger(folder / place)
         ledger.read()
-        found += [(place, threat, image) for threat in ledger.columns for image in ledger.done(threat).tolist()]
+        found += [(place, threat, image) for threat, rows in ledger.columns.items() for image in rows["id"].tolist()]
     return found
 
 

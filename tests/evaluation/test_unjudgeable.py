@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from failing_disk import fill_the_disk
 from vitruvius._errors import ConfigError, DataError, RunError
+from vitruvius.attacks.norms import LINF
 from vitruvius.evaluation import evaluate
 
 
@@ -44,8 +45,10 @@ LABELS = torch.tensor([1, 2])
         (images(), torch.tensor([1, 10]), r"labels reach up to 10, but the model has 10 classes"),
         (images(), torch.tensor([-1, 1]), "labels reach down to -1"),
         (images(), torch.tensor([0.5, 1.0]), "labels have dtype torch.float32"),
-        (images(), torch.rand(2, 10), r"labels have shape \(2, 10\), expected one whole number per image"),
+        (images(), torch.rand(2, 10), r"labels \(2, 10\) do not pair"),
         (images(), torch.tensor([1]), r"images \(2, 3, 8, 8\) and labels \(1,\) do not pair"),
+        (images(), torch.tensor([1, 2, 3]), r"images \(2, 3, 8, 8\) and labels \(3,\) do not pair"),
+        (images()[0], torch.tensor(1), r"one image \(3, 8, 8\) without a batch"),
     ],
 )
 def test_what_cannot_be_judged_is_refused(x: Tensor, y: Tensor, letter: str, tmp_path: Path) -> None:
@@ -93,6 +96,73 @@ def test_a_model_that_answers_several_things_is_refused() -> None:
 def test_ids_that_do_not_number_the_images_are_refused(ids: Any, said: str) -> None:
     with pytest.raises(DataError, match=rf"third part of a batch is {said}; expected ids"):
         evaluate(model(), [(images(), LABELS, ids)])
+
+
+def test_images_that_share_an_id_are_refused() -> None:
+    x, y = torch.rand(4, 3, 8, 8), torch.tensor([1, 2, 3, 4])
+    with pytest.raises(DataError, match="two images of a batch have the id 7"):
+        evaluate(model(), [(x, y, torch.tensor([7, 7, 7, 7]))])
+    with pytest.raises(DataError, match="image 7 came before with other pixels"):
+        evaluate(model(), [(x[:2], y[:2], torch.tensor([7, 8])), (x[2:], y[2:], torch.tensor([7, 9]))])
+
+
+def halved(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return x[: len(x) // 2]
+
+
+def brightened(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return x + 0.9
+
+
+class Leaping:
+    """Says a radius that it does not keep."""
+
+    eps, norm = 0.1, LINF
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return 1 - x
+
+
+@pytest.mark.parametrize(
+    ("threat", "said"),
+    [
+        (halved, r"halved returned \(1, 3, 8, 8\) for images \(2, 3, 8, 8\)"),
+        (brightened, "returned pixels from 1.1 to 1.1"),
+        (Leaping(), "moved an image by 0.6 in linf; eps is 0.1"),
+    ],
+    ids=["halved", "brightened", "leaping"],
+)
+def test_a_threat_that_leaves_the_image_or_its_ball_is_refused(threat: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        evaluate(model(), [(images(0.2), LABELS)], [threat])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((None, [(images(), LABELS)]), "None is not a model"),
+        ((model(), None), "the loader is None"),
+        ((model(), [(images(), LABELS)], None), "None is not an attack"),
+        ((model(), [(images(), LABELS)], [None]), "None is not an attack"),
+        ((model(num_classes=0), [(images(), LABELS)]), "has no head"),
+        ((model(), [(images(), LABELS)], ["autoattack:eps=8/255,batch_size=0"]), "batch_size=0"),
+        ((model(), [(images(), LABELS)], ["pgd:eps=8/255,step_size=.inf"]), "step_size=inf"),
+    ],
+)
+def test_what_is_no_model_no_loader_and_no_threat_is_refused(arguments: tuple[Any, ...], said: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=said):
+        evaluate(*arguments)
+
+
+@pytest.mark.parametrize("threats", [(), ("autoattack:eps=8/255,version=custom,attacks=[apgd-ce]",)])
+@pytest.mark.parametrize("precisions", [(torch.float64, torch.float32), (torch.float32, torch.float16)], ids=str)
+def test_model_and_images_may_be_of_another_precision(
+    precisions: tuple[torch.dtype, torch.dtype], threats: tuple[str, ...]
+) -> None:
+    x, y = images(0.25), LABELS  # which every precision can write
+    ours, theirs = precisions
+    report = evaluate(model().to(ours), [(x.to(theirs), y)], threats)
+    assert report["clean"].loss == pytest.approx(evaluate(model(), [(x, y)])["clean"].loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])

@@ -22,6 +22,7 @@ from vitruvius._progress import Progress, no_progress
 from vitruvius._random import Dice, image_ids
 from vitruvius._registry import Registry
 from vitruvius.attacks._models import (
+    LossAndGrad,
     Searched,
     SurrogateGradient,
     frozen,
@@ -44,6 +45,7 @@ __all__ = [
     "Ball",
     "Cost",
     "Ensemble",
+    "LossAndGrad",
     "Model",
     "Norm",
     "Outcome",

@@ -11,7 +11,7 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,28 +19,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import check_eval_mode, device_of
+from vitruvius._checks import device_of
 from vitruvius._errors import DataError, VitruviusError
 from vitruvius._processes import Process
 from vitruvius._progress import Progress, no_progress, part_of, scaled
 from vitruvius._random import image_ids
 from vitruvius._registry import Spec
-from vitruvius.attacks.base import Ensemble, Outcome, check_inputs, cost_of, disturb
-from vitruvius.evaluation._pool import Pool
+from vitruvius.attacks.base import ROBUST, Ensemble, Outcome, StageResult, check_inputs, check_moved, cost_of
+from vitruvius.evaluation.again import SecondOpinion
 from vitruvius.evaluation.base import (
+    DRAWS_RIGHT,
     Batch,
     Columns,
     NumberedLoader,
     answer,
     answer_draws,
+    check_judged,
     numbered,
     subject_of,
 )
-from vitruvius.evaluation.ledger import PIXELS, Ledger
-from vitruvius.evaluation.masking import MaskingChecks
+from vitruvius.evaluation.ledger import AFTER, PIXELS, POINTS, STAGES, Ledger
+from vitruvius.evaluation.masking import MaskingChecks, is_checked
 from vitruvius.evaluation.result import Report, summarise
 from vitruvius.evaluation.shift_report import ShiftReport, corruption_report, load_shift_report
-from vitruvius.evaluation.threats import Entry, Threat, by_spec, enter, make_threats
+from vitruvius.evaluation.threats import Entry, Threat, by_spec, enter, is_foreign, make_threats, moved_by
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ def evaluate(
         the ends of stages are logged as they become known.
     signature: facts about the data that make an evaluation in the same folder another one.
     """
-    check_eval_mode(model)
+    check_judged(model)
     process = process or Process(device=device_of(model))
     named = by_spec([clean, *_make_all(threats)])
     ledger = Ledger(folder, rank=process.rank)
@@ -100,7 +102,7 @@ def evaluate(
 
 def _make_all(threats: Spec | Threat | Sequence[Spec | Threat]) -> list[Threat]:
     """The threats that their descriptions mean; one alone may be given as it is."""
-    if isinstance(threats, str | Mapping) or callable(threats):
+    if threats is None or isinstance(threats, str | Mapping) or callable(threats):
         threats = [threats]
     return [threat for spec in threats for threat in make_threats(spec, where="threats")]
 
@@ -119,16 +121,17 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         self.total = self._count_images()  # of this process; None where the loader does not know
+        checked = any(map(is_checked, self.threats.values()))
+        self.opinion = SecondOpinion(self.model) if checked else None  # before the model is asked anything
         self.news = logging.DEBUG if self.ledger.folder is None else logging.INFO
 
     def _count_images(self) -> int | None:
         number = getattr(self.loader, "num_images", None)
         if number is not None:
             return len(range(self.process.rank, number, self.process.world_size))
-        if isinstance(self.loader, list | tuple) and all(
-            isinstance(b, list | tuple) and len(b) > 1 for b in self.loader
-        ):
-            return sum(len(batch[1]) for batch in self.loader)
+        if isinstance(self.loader, list | tuple):
+            labels = [batch[1] for batch in self.loader if isinstance(batch, list | tuple) and len(batch) > 1]
+            return sum(map(len, labels)) if all(isinstance(y, Tensor) and y.ndim for y in labels) else None
         return None
 
     def rounds(self) -> list[dict[str, Threat]]:
@@ -151,7 +154,7 @@ class Evaluation:
         number = getattr(self.loader, "num_images", None)
         if number is None or "clean" in threats:
             return False
-        return all(len(self.ledger.done(spec)) == number for spec in threats)
+        return all(self.ledger.number(spec) == number for spec in threats)
 
     def run(self) -> None:
         """Round after round over the images; what is known after each is logged at once."""
@@ -191,13 +194,37 @@ class Evaluation:
         """Are these images and labels, and those that the ledger knows?"""
         x, y, ids = batch
         x, y, ids = x.to(self.process.device), y.to(self.process.device), ids.cpu()
-        if y.ndim != 1:
-            raise DataError(f"labels have shape {tuple(y.shape)}, expected one whole number per image.")
         check_inputs(x, y)
         y = y.long()
+        x, y, ids = self._each_once(x, y, ids)
         self.ledger.check_images(ids, x, y)
         self.checks.collect(x, y)
         return x, y, ids
+
+    def _each_once(self, x: Tensor, y: Tensor, ids: Tensor) -> Batch:
+        """Without images that come again under their id; other images under an id that was given are refused."""
+        first: dict[int, int] = {}
+        places = torch.tensor([first.setdefault(image, place) for place, image in enumerate(ids.tolist())])
+        if len(first) == len(ids):
+            return x, y, ids
+        pixels = image_ids(x).cpu()
+        other = (pixels[places] != pixels) | (y.cpu()[places] != y.cpu())
+        if other.any():
+            raise DataError(
+                f"two images of a batch have the id {int(ids[other][0])}; each needs its own. Leave ids out, and "
+                "images are numbered as they come."
+            )
+        kept = torch.tensor(list(first.values()))
+        return x[kept.to(x.device)], y[kept.to(y.device)], ids[kept]
+
+    def _check_repeated(self, x: Tensor, ids: Tensor, old: Tensor) -> None:
+        """Refuse images that have come before under their id with other pixels."""
+        differs = self.ledger.find("clean", ids[old])[PIXELS] != image_ids(x[old.to(x.device)]).cpu()
+        if differs.any():
+            raise DataError(
+                f"image {int(ids[old][differs][0])} came before with other pixels; each needs an id of its own. Leave ids "
+                "out, and images are numbered as they come."
+            )
 
     def _look_for_masks(self) -> None:
         """Is there something about the model that an ensemble cannot cope with? Said before it begins."""
@@ -209,14 +236,18 @@ class Evaluation:
         images = sum(len(y) for _, y, _ in batches)
         before = 0
         for x, y, ids in batches:
-            new = ~torch.isin(ids, self.ledger.done(spec))
+            new = self.ledger.lacks(spec, ids)
+            if spec == "clean" and not self.ledger.resumed and not new.all():
+                self._check_repeated(x, ids, ~new)
             if new.any():
                 begun = time.perf_counter()
                 kept = new.to(x.device)
                 x, y, ids = x[kept], y[kept], ids[new]
                 batch_progress = scaled(part_of(progress, before, images - before - len(kept)), len(kept))
-                moved = disturb(threat, self.model, x, y, ids, batch_progress)
+                moved = moved_by(threat, self.model, x, y, ids, batch_progress)
                 rows = answer(self.model, moved, y)
+                if is_checked(threat):
+                    rows = self._asked_again(spec, (x, y, ids), moved, rows)
                 if spec == "clean":
                     rows[PIXELS] = image_ids(x)
                 seconds = torch.full_like(rows["loss"], (time.perf_counter() - begun) / len(y))
@@ -234,8 +265,9 @@ class Evaluation:
             spent = done
             progress(done, total, text)
 
-        def answers(x: Tensor, y: Tensor) -> Columns:
-            return answer_draws(self.model, x, y, batch_size, self.checks.draws(spec))
+        def answers(images: Batch, moved: Tensor) -> Columns:
+            rows = answer_draws(self.model, moved, images[1], batch_size, self.checks.draws(spec))
+            return self._asked_again(spec, images, moved, rows, batch_size)
 
         def on_stage(outcome: Outcome) -> None:
             pool.write(outcome)
@@ -252,13 +284,27 @@ class Evaluation:
             taken = inspect.signature(ensemble.run).parameters
             extras: dict[str, Any] = {name: value for name, value in optional.items() if name in taken}
             size = ensemble.batch_size or batch_size
-            pool.finish(ensemble.run(self.model, pool.x, pool.y, ids=pool.ids, batch_size=size, **extras))
+            outcome = ensemble.run(self.model, pool.x, pool.y, ids=pool.ids, batch_size=size, **extras)
+            if is_foreign(ensemble):
+                check_moved(ensemble, outcome.x, pool.x)
+            pool.finish(outcome)
         return spent
+
+    def _asked_again(
+        self, spec: str, images: Batch, moved: Tensor, rows: Columns, batch_size: int | None = None
+    ) -> Columns:
+        """Rows about x' `moved`, as a copy of the model sees them too; a random model is known to change its mind."""
+        assert self.opinion is not None
+        if self.checks.draws(spec) > 1:
+            return rows
+        x, y, ids = images
+        clean = self.ledger.find("clean", ids)["prediction"].to(x.device)
+        return self.opinion.judge(moved, x, y, clean, rows, batch_size or len(y))
 
     def _in_words(self, threats: Mapping[str, Threat], place: int) -> str:
         """A threat of a round, which of them it is, and its accuracy as far as that is known."""
         spec = list(threats)[place]
-        words = _accuracy(self.ledger, spec) if len(self.ledger.done(spec)) else spec
+        words = _accuracy(self.ledger, spec) if self.ledger.number(spec) else spec
         return f"threat {place + 1} of {len(threats)}: {words}" if len(threats) > 1 else words
 
     def gather(self, entries: Sequence[Entry]) -> Report:
@@ -267,10 +313,129 @@ class Evaluation:
         if process.world_size > 1:
             ledger.join(process.gather(ledger.columns))
         data = str(getattr(self.loader, "name", "unnamed"))
-        if not len(ledger.done("clean")):
+        if not ledger.number("clean"):
             raise DataError(f"the loader {data!r} yielded no images; nothing to evaluate.")
         broken = {name for names in process.gather(list(getattr(self.loader, "broken", ()))) for name in names}
-        return summarise(ledger, entries, data, broken=sorted(broken), found=self.checks.gather(process))
+        remarks = []
+        if self.opinion is not None and self.opinion.why_not_copied:
+            remarks = [
+                f"the model could not be copied ({self.opinion.why_not_copied}): whether it remembers images was seen "
+                "only by asking it again in another order."
+            ]
+        found = self.checks.gather(process)
+        return summarise(ledger, entries, data, broken=sorted(broken), found=found, remarks=remarks)
+
+
+class Pool:
+    """The images that an ensemble is given together, their rows as its stages end, and how it resumes after a kill.
+
+    What a stage breaks is final, so its rows go into the ledger when the stage ends; then it is noted which stages the
+    pool is through with, and which images have fooled a faster view. The worst points of the first stage, which later
+    searches start from and which the row of an image that nothing breaks is about, are written once.
+
+    ledger, threat: where rows go. batch: images (B, …), labels (B,) and ids (B,), some of which may have rows already.
+    answers: what the model says of some of them and their x'.
+    """
+
+    def __init__(self, ledger: Ledger, threat: str, batch: Batch, answers: Callable[[Batch, Tensor], Columns]) -> None:
+        self.ledger = ledger
+        self.threat = threat
+        self.answers = answers
+        self.pool = batch[2]
+        self.x, self.y, self.ids = batch
+        self.start = self._read()
+        if self.start is None:
+            self._take(ledger.lacks(threat, self.ids))
+        self._clock = time.perf_counter()
+
+    def write(self, outcome: Outcome) -> None:
+        """A stage has ended: rows for what it has broken, then the note that the pool is through with it."""
+        self._add_rows(outcome, (outcome.broken_by != ROBUST).cpu() & self._missing())
+        if len(outcome.stages) == 2:
+            row = outcome.robust.nonzero().squeeze(1)
+            points = {"pool": self.pool, "row": row, "point": outcome.x[row]}
+            self.ledger.write_pool(self.threat, POINTS, points, {})
+        fooled = torch.zeros_like(outcome.robust) if outcome.view_fooled is None else outcome.view_fooled
+        columns = {"pool": self.pool, "id": self.ids, "broken_by": outcome.broken_by, "view_fooled": fooled}
+        about = {
+            "stages": outcome.stages, "plan": outcome.plan,
+            "view_error": outcome.view_error, "view_trusted": outcome.view_trusted,
+        }  # fmt: skip
+        self.ledger.write_pool(self.threat, STAGES, columns, about)
+
+    def finish(self, outcome: Outcome) -> None:
+        """All stages have ended: rows for the images that are left."""
+        self._add_rows(outcome, self._missing())
+        self.ledger.forget_pool(self.threat, self.pool)
+
+    def _take(self, chosen: Tensor) -> None:
+        """From now on only some of the images, (B,) bool on the CPU."""
+        rows = chosen.to(self.x.device)
+        self.x, self.y, self.ids = self.x[rows], self.y[rows], self.ids[chosen]
+
+    def _missing(self) -> Tensor:
+        """(B,) bool: images without a row."""
+        return self.ledger.lacks(self.threat, self.ids)
+
+    def _add_rows(self, outcome: Outcome, chosen: Tensor) -> None:
+        if not chosen.any():
+            return
+        rows = chosen.to(self.x.device)
+        columns = self.answers((self.x[rows], self.y[rows], self.ids[chosen]), outcome.x[rows])
+        broken_by = outcome.broken_by.cpu()[chosen]
+        if DRAWS_RIGHT in columns:  # another draw may be right where one was fooled
+            columns["correct"] = columns["correct"].cpu() & (broken_by == ROBUST)
+        now = time.perf_counter()
+        seconds = torch.full((len(broken_by),), (now - self._clock) / len(broken_by))
+        self._clock = now
+        stood = outcome.robust_by_stage()
+        if outcome.plan:
+            stood = {label: outcome.robust | (outcome.broken_by > number) for number, label in enumerate(outcome.plan)}
+        after = {f"{AFTER}{label}": robust.cpu()[chosen] for label, robust in stood.items()}
+        about = {"id": self.ids[chosen], "label": self.y[rows], "seconds": seconds}
+        self.ledger.add(self.threat, {**about, **columns, **after})
+
+    def _read(self) -> Outcome | None:
+        """What an interrupted ensemble has found about these images; None where it must begin with those without rows.
+
+        It must begin where images were pooled otherwise, or where a file was damaged.
+        """
+        note = self.ledger.read_pool(self.threat, STAGES, self.pool)
+        points = self.ledger.read_pool(self.threat, POINTS, self.pool)
+        if note is None:
+            return None
+        columns, about = note
+        chosen = torch.isin(self.pool, columns["id"])
+        in_first_stage = len(about["stages"]) == 1
+        if (points is None and not in_first_stage) or (self._missing() & ~chosen).any():
+            return None
+        broken_by, has_row = self._broken_by_rows(columns["id"], about["plan"])
+        if ((columns["broken_by"] != ROBUST) & ~has_row).any():
+            return None
+        self._take(chosen)
+        x = self.x.clone()
+        if points is not None and not in_first_stage:
+            x[points[0]["row"].to(x.device)] = points[0]["point"].to(x)
+        return Outcome(
+            x=x,
+            broken_by=torch.where(has_row, broken_by, columns["broken_by"]).to(x.device),
+            stages=tuple(StageResult(*stage) for stage in about["stages"]),
+            plan=tuple(about["plan"]),
+            view_fooled=columns["view_fooled"].to(x.device),
+            view_error=about["view_error"],
+            view_trusted=about["view_trusted"],
+        )
+
+    def _broken_by_rows(self, ids: Tensor, plan: list[str]) -> tuple[Tensor, Tensor]:
+        """(n,) the stage that has broken each image by the rows of the ledger, and whether it has a row."""
+        broken_by = torch.full_like(ids, ROBUST)
+        rows = self.ledger.columns.get(self.threat)
+        if rows is None:
+            return broken_by, torch.zeros_like(ids, dtype=torch.bool)
+        number = torch.stack([rows[f"{AFTER}{label}"] for label in plan]).sum(0)  # of stages that it stood
+        stage = dict(zip(rows["id"].tolist(), number.tolist(), strict=True))
+        found = torch.tensor([stage.get(image, len(plan)) for image in ids.tolist()])
+        return torch.where(found < len(plan), found, ROBUST), torch.isin(ids, rows["id"])
 
 
 def _is_light(threat: object) -> bool:
@@ -281,7 +446,7 @@ def _is_light(threat: object) -> bool:
 def _news(ledger: Ledger, threats: Mapping[str, Threat]) -> dict[str, str]:
     """A sentence for each threat of a round; a corruption at several severities gets one for all of them."""
     families: dict[str, list[str]] = {}
-    for spec in filter(ledger.columns.__contains__, threats):
+    for spec in filter(ledger.number, threats):
         families.setdefault(re.sub(r"severity=\d+", "severity", spec), []).append(spec)
     news = {}
     for first, *others in families.values():
@@ -290,7 +455,7 @@ def _news(ledger: Ledger, threats: Mapping[str, Threat]) -> dict[str, str]:
             continue
         specs = [first, *others]
         severities = [str(getattr(threats[spec], "severity", "")) for spec in specs]
-        shares = [f"{100 * float(ledger.columns[spec]['correct'].float().mean()):.1f}" for spec in specs]
+        shares = [f"{100 * ledger.correct(spec) / ledger.number(spec):.1f}" for spec in specs]
         name = first.partition("(")[0]
         news[first] = f"{name} at severities {', '.join(severities)}: {', '.join(shares)} %"
     return news
@@ -298,9 +463,8 @@ def _news(ledger: Ledger, threats: Mapping[str, Threat]) -> dict[str, str]:
 
 def _accuracy(ledger: Ledger, spec: str) -> str:
     """`clean 93.06 % (335 of 360 images)`, so far and of this process."""
-    correct = ledger.columns[spec]["correct"]
-    right = int(correct.sum())
-    return f"{spec} {100 * right / len(correct):.2f} % ({right} of {len(correct)} images)"
+    right, number = ledger.correct(spec), ledger.number(spec)
+    return f"{spec} {100 * right / number:.2f} % ({right} of {number} images)"
 
 
 def _batched(batches: Iterable[Batch], size: int) -> Iterator[tuple[Batch, ...]]:

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvius._checks import check_batch, check_labels, check_logits
+from vitruvius._checks import check_batch, check_eval_mode, check_head, check_labels, check_logits, check_model
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import bytes_of
 from vitruvius._processes import Process
+from vitruvius.attacks.base import in_one_precision
 from vitruvius.attention.base import Core
 from vitruvius.data import DataConfig
 from vitruvius.data.identity import hash_tensors
@@ -57,6 +58,14 @@ class NumberedLoader(Protocol):
     def with_ids(self) -> Iterator[Batch]: ...
 
 
+def check_judged(model: object) -> None:
+    """Refuse what cannot be judged by its answers: no model, one in train mode, one without a head."""
+    if not callable(model):
+        check_model(model)
+    check_eval_mode(model)
+    check_head(model)
+
+
 def numbered(loader: Iterable[Any], process: Process = ALONE) -> Iterator[Batch]:
     """Batches with ids: the loader's own, else counted in order of arrival, every process for itself.
 
@@ -65,16 +74,30 @@ def numbered(loader: Iterable[Any], process: Process = ALONE) -> Iterator[Batch]
     if isinstance(loader, NumberedLoader):
         yield from loader.with_ids()
         return
+    if not isinstance(loader, Iterable):
+        raise DataError(f"the loader is {loader!r}; expected batches of tensors (images, labels).")
     start = 0
     for batch in loader:
         check_batch(batch)
         x, y, *rest = batch
+        check_pairs(x, y)
         if rest:
             ids = _check_ids(rest[0], len(y))
         else:
             ids = torch.arange(start, start + len(y)) * process.world_size + process.rank
         start += len(y)
         yield x, y, ids
+
+
+def check_pairs(x: Tensor, y: Tensor) -> None:
+    """Refuse images without a batch, and labels that are not one for each of them."""
+    if x.ndim < 4 and y.ndim == 0:
+        raise DataError(f"one image {tuple(x.shape)} without a batch; write x[None] and y.reshape(1).")
+    if y.ndim != 1 or x.ndim < 2 or len(x) != len(y):
+        raise DataError(
+            f"images {tuple(x.shape)} and labels {tuple(y.shape)} do not pair; expected images (B, ...) and one whole "
+            "number per image."
+        )
 
 
 def _check_ids(ids: object, images: int) -> Tensor:
@@ -106,10 +129,16 @@ def answer_draws(model: nn.Module, x: Tensor, y: Tensor, batch_size: int, draws:
     return {**rows, "correct": right.all(0), DRAWS_RIGHT: right.float().mean(0)}
 
 
+def logits_of(model: nn.Module, x: Tensor, batch_size: int) -> Tensor:
+    """(B, K) what the model says of images `x` (B, …), so many at a time, in its own precision or float32."""
+    model, x = in_one_precision(model, x)
+    return torch.cat([as_floats(model(part)) for part in x.split(batch_size)])
+
+
 @torch.no_grad()
 def answer(model: nn.Module, x: Tensor, y: Tensor) -> Columns:
     """What the model says of a batch of images `x` (B, C, H, W) with labels `y` (B,)."""
-    logits = as_floats(model(x))  # (B, K)
+    logits = logits_of(model, x, max(len(x), 1))  # (B, K)
     check_logits(logits, len(y))
     check_labels(y, logits.shape[1])
     return read_logits(logits, y)

@@ -18,7 +18,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,25 +48,44 @@ AGAIN = "Choose another folder (--out), or start again (--fresh, which deletes t
 AFTER = "standing after "  # columns of an ensemble: which images were robust after each of its stages
 MEANINGS = (
     "id, label, prediction, confidence (max softmax), correct, loss, top5, max_logit, energy (logsumexp of logits), "
-    "entropy (nats), seconds"
+    "entropy (nats), seconds; again, clean_again (of ensembles): what a copy of the model taken before says of x' and "
+    "of the image, 0 the same class, 1 another one: a memory, 2 another one: it depends on the batch"
 )
 
 logger = logging.getLogger(__name__)
 
 
-class _Images(NamedTuple):
-    """What images an earlier evaluation has judged, in order of their ids."""
+class _Rows:
+    """Rows of one threat, as they come: a batch costs the same however many images came before it."""
 
-    ids: Tensor  # (n,)
-    pixels: Tensor  # (n,) a hash of each
-    labels: Tensor  # (n,)
+    def __init__(self) -> None:
+        self.parts: list[Columns] = []
+        self.runs: list[Tensor] = []  # sorted ids, each run more than twice as long as the next one
+        self.number = self.correct = 0
 
-    def changed(self, ids: Tensor, pixels: Tensor, labels: Tensor) -> Tensor:
-        """Ids of images that are known as others."""
-        place = torch.searchsorted(self.ids, ids.contiguous()).clamp(max=len(self.ids) - 1)
-        known = self.ids[place] == ids
-        differs = (self.pixels[place] != pixels) | (self.labels[place] != labels)
-        return ids[known & differs]
+    def add(self, rows: Columns) -> None:
+        self.parts.append(rows)
+        self.number += len(rows["id"])
+        self.correct += int(rows["correct"].sum())
+        run = rows["id"].sort().values
+        while self.runs and len(self.runs[-1]) <= 2 * len(run):
+            run = torch.cat([self.runs.pop(), run]).sort().values
+        self.runs.append(run)
+
+    def holds(self, ids: Tensor) -> Tensor:
+        """(n,) bool: which of these images have a row."""
+        ids = ids.contiguous()
+        found = torch.zeros_like(ids, dtype=torch.bool)
+        for run in filter(len, self.runs):
+            found |= run[torch.searchsorted(run, ids).clamp(max=len(run) - 1)] == ids
+        return found
+
+    def columns(self) -> Columns:
+        """All rows together, with the columns that all of them have."""
+        if len(self.parts) > 1:
+            names = [name for name in self.parts[0] if all(name in part for part in self.parts)]
+            self.parts = [{name: torch.cat([part[name] for part in self.parts]) for name in names}]
+        return self.parts[0]
 
 
 class Ledger:
@@ -79,9 +98,9 @@ class Ledger:
     def __init__(self, folder: str | Path | None = None, *, rank: int = 0) -> None:
         self.folder = None if folder is None else Path(folder)
         self.rank = rank
-        self.columns: dict[str, Columns] = {}
+        self._rows: dict[str, _Rows] = {}
         self._written = 0
-        self._images: _Images | None = None  # judged by earlier evaluations
+        self._judged: Columns | None = None  # clean rows of earlier evaluations, by id
         self._claimed = False
         self._made: MadeFolder | None = None
         self._lock: Lock | None = None  # of the first process
@@ -141,10 +160,8 @@ class Ledger:
             self.join([load_ledger(self.folder / "ledger.safetensors")])
         for file in sorted((self.folder / PARTS).glob("*.safetensors")):
             self._read_part(file)
-        clean = self.columns.get("clean", {})
-        if PIXELS in clean:
-            order = clean["id"].argsort()
-            self._images = _Images(clean["id"][order], clean[PIXELS][order], clean["label"][order])
+        if "clean" in self._rows and PIXELS in self._rows["clean"].columns():
+            self._judged = self.rows("clean")
 
     def _read_part(self, file: Path) -> None:
         rank, number = map(int, file.stem.rsplit("-", 2)[1:])
@@ -161,9 +178,12 @@ class Ledger:
 
         `ids` (B,) int64 are their numbers in the data set; `x` and `y` are a batch.
         """
-        if self._images is None:
+        if self._judged is None:
             return
-        changed = self._images.changed(ids.cpu(), image_ids(x).cpu(), y.cpu())
+        place = torch.searchsorted(self._judged["id"], ids.cpu().contiguous()).clamp(max=len(self._judged["id"]) - 1)
+        known = self._judged["id"][place] == ids.cpu()
+        differs = (self._judged[PIXELS][place] != image_ids(x).cpu()) | (self._judged["label"][place] != y.cpu())
+        changed = ids.cpu()[known & differs]
         if len(changed):
             raise RunError(
                 f"{self.folder} holds the ledger of other images: image {int(changed[0])} has other pixels or another "
@@ -180,7 +200,7 @@ class Ledger:
         file = self.folder / IMAGES
         known: dict[str, Any] = read_json(file) if file.exists() else {}
         differing = changes(known.get(part, {}), identity)
-        if differing and len(self.done(part)):
+        if differing and self.number(part):
             raise RunError(f"{self.folder} holds rows of other images of {part}: {differing[0]}. {AGAIN}")
         if known.get(part) != identity:
             atomic_write_text(file, json.dumps({**known, part: identity}, indent=1) + "\n")
@@ -189,16 +209,38 @@ class Ledger:
         """Delete whatever an earlier evaluation has left in the folder."""
         if self.folder is None:
             return
-        files = [self.folder / name for name in ("ledger.json", "ledger.safetensors", "report.json", IMAGES)]
+        files = [
+            self.folder / name for name in ("ledger.json", "ledger.safetensors", "report.json", "sanity.json", IMAGES)
+        ]
         files += self.folder.glob("findings*.json")
         for folder in self._growing():
             files += folder.glob("*")
         for file in files:
             file.unlink(missing_ok=True)
 
-    def done(self, threat: str) -> Tensor:
-        """Ids of the images that this `threat` has already seen."""
-        return self.columns[threat]["id"] if threat in self.columns else torch.empty(0, dtype=torch.int64)
+    @property
+    def columns(self) -> dict[str, Columns]:
+        """All columns by threat, in order of their coming."""
+        return {threat: rows.columns() for threat, rows in self._rows.items()}
+
+    @property
+    def resumed(self) -> bool:
+        """Whether an earlier evaluation has judged some of the images."""
+        return self._judged is not None
+
+    def number(self, threat: str) -> int:
+        """How many images have a row under this `threat`."""
+        return self._rows[threat].number if threat in self._rows else 0
+
+    def correct(self, threat: str) -> int:
+        """How many of them are classified correctly."""
+        return self._rows[threat].correct if threat in self._rows else 0
+
+    def lacks(self, threat: str, ids: Tensor) -> Tensor:
+        """(n,) bool: which of these images have no row under this `threat` yet."""
+        if threat not in self._rows:
+            return torch.ones_like(ids, dtype=torch.bool)
+        return ~self._rows[threat].holds(ids)
 
     def add(self, threat: str, rows: Columns) -> None:
         """Rows of one batch, on the CPU; on disk before this returns.
@@ -259,15 +301,21 @@ class Ledger:
 
     def rows(self, threat: str) -> Columns:
         """Columns of one `threat`, ordered by image."""
-        columns = self.columns[threat]
+        columns = self._rows[threat].columns()
         order = columns["id"].argsort()
         return {name: column[order] for name, column in columns.items()}
+
+    def find(self, threat: str, ids: Tensor) -> Columns:
+        """Columns of these images, all of which have a row under this `threat`."""
+        rows = self.rows(threat)
+        place = torch.searchsorted(rows["id"], ids.contiguous())
+        return {name: column[place] for name, column in rows.items()}
 
     def save(self) -> None:
         """All rows in one file, columns named `<threat>/<column>`; only then the parts go."""
         assert self.folder is not None
         self._check_folder()
-        named = {f"{t}/{name}": column for t in self.columns for name, column in self.rows(t).items()}
+        named = {f"{t}/{name}": column for t in self._rows for name, column in self.rows(t).items()}
         save_tensors(self.folder / "ledger.safetensors", named, _notes(named))
         for folder in self._growing():
             for file in folder.glob("*.safetensors"):
@@ -299,13 +347,11 @@ class Ledger:
         return (self.folder / "ledger.safetensors").exists() or any(any(folder.glob("*")) for folder in self._growing())
 
     def _merge(self, threat: str, rows: Columns) -> None:
-        """Of a threat all rows have the same columns; of an image the first row counts."""
-        known = self.columns.get(threat)
-        if known is None:
-            self.columns[threat] = rows
-            return
-        new = ~torch.isin(rows["id"], known["id"])
-        self.columns[threat] = {name: torch.cat([known[name], rows[name][new]]) for name in known if name in rows}
+        """Of an image the first row counts."""
+        new = self.lacks(threat, rows["id"])
+        if not new.all():
+            rows = {name: column[new] for name, column in rows.items()}
+        self._rows.setdefault(threat, _Rows()).add(rows)
 
 
 def _entries(known: Mapping[str, Any], file: Path) -> list[Entry]:

@@ -9,24 +9,34 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitruvius._checks import check_labels, check_logits
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text, read_text
 from vitruvius._processes import Process
 from vitruvius.attacks.adapters import FromAutoAttack
-from vitruvius.attacks.base import LINF, MARGIN, Ensemble, Norm, frozen, full_precision, loss_and_grad
+from vitruvius.attacks.base import (
+    LINF,
+    MARGIN,
+    Ensemble,
+    LossAndGrad,
+    Norm,
+    frozen,
+    full_precision,
+    in_one_precision,
+    loss_and_grad,
+)
+from vitruvius.evaluation.again import BATCH, MEMORY, rounding_of
 from vitruvius.evaluation.base import DRAWS_RIGHT, Columns
 from vitruvius.evaluation.ledger import AFTER
 
@@ -56,6 +66,20 @@ SENTENCES = {  # of open findings by name, in the order in which they matter
     "shattered gradients": (
         f"a step along the gradient raises the margin by less than {PROMISE:g} of what the gradient says"
     ),
+    "memory": (
+        "a copy of the model, taken before the attack, classifies images otherwise: the model remembers what it was "
+        "asked; x' counts as broken where it fools the copy"
+    ),
+    "depends on the batch": (
+        "a copy of the model, asked in other batches, classifies images otherwise; x' counts as broken where it fools "
+        "the copy"
+    ),
+    "other answers with gradients": (
+        "the model answers otherwise when gradients are asked for, so that attacks follow another function"
+    ),
+    "jumps": (
+        "a hundredth of eps moves the margin far more than its gradient says, as where noise is drawn from the image"
+    ),
     "ties": "the two largest logits are equal in float32, so the class is decided by their order",
     "saturation": (
         "the logits are so far apart that softmax is exactly one-hot in float32 and cross-entropy has no gradient; "
@@ -63,6 +87,8 @@ SENTENCES = {  # of open findings by name, in the order in which they matter
     ),
     "black box": "Square, which uses no gradients, breaks images that the gradient attacks before it left robust",
 }
+KINDS = {"memory": MEMORY, "depends on the batch": BATCH}
+JUMP = 0.05  # of the margin
 Numbers = dict[str, float]
 
 
@@ -92,6 +118,11 @@ class Finding:
 
 def _open(name: str, numbers: Numbers) -> Finding:
     return Finding(name=name, passed=False, sentence=SENTENCES[name], numbers=numbers)
+
+
+def is_checked(threat: object) -> bool:
+    """Whether the figure of a threat is one that is believed: that of an ensemble."""
+    return isinstance(threat, Ensemble | FromAutoAttack)
 
 
 class MaskingChecks:
@@ -156,7 +187,7 @@ class MaskingChecks:
         return self.found
 
     def _is_open(self, spec: str, threat: object) -> bool:
-        return isinstance(threat, Ensemble | FromAutoAttack) and spec not in self.found
+        return is_checked(threat) and spec not in self.found
 
     def _join(self, others: Sequence[Mapping[str, Sequence[Finding]]]) -> None:
         for other in others:
@@ -200,7 +231,8 @@ def look(
     Nothing is drawn from torch's global random streams.
     """
     with _forked_rng(x.device), torch.inference_mode(False), torch.no_grad(), frozen(model):
-        return _Look(model, x.clone(), y.clone(), eps, norm, batch_size or max(len(x), 1)).findings()
+        model, x = in_one_precision(model, x.clone())
+        return _Look(model, x, y.clone(), eps, norm, batch_size or max(len(x), 1)).findings()
 
 
 def _forked_rng(device: torch.device) -> AbstractContextManager[None]:
@@ -221,6 +253,7 @@ class _Look:
         self.norm = norm
         self.batch_size = batch_size
         self.precision = 0.0  # of what the model returns
+        self.logits_with_grad: Tensor | None = None  # (n, K) of the images that are right
         self.logits = self._answer(x)  # (B, K)
         check_logits(self.logits, len(x))
         check_labels(y, self.logits.shape[1])
@@ -237,6 +270,8 @@ class _Look:
             "gradient in the forward pass": {} if calls_autograd(self.model, self.x[:2]) else None,
             "vanishing gradients": self._vanishing(),
             "shattered gradients": self._shattered(),
+            "jumps": self._jumps(),
+            "other answers with gradients": self._otherwise_with_gradients(),
             "ties": self._ties(),
             "saturation": self._saturation(),
         }
@@ -260,6 +295,25 @@ class _Look:
         share = max(_share(self._misled(part)) for part in STEPS)
         return {"share of images": share} if share > MISLED else None
 
+    def _jumps(self) -> Numbers | None:
+        """Does a hundredth of the radius move the margin much more than its gradient says?"""
+        if self.spread > 0 or self.eps is None or not math.isfinite(self.eps) or not len(self.rows):
+            return None
+        change, promised, before = self._step(0.01)
+        share = _share((change - promised).abs() > 10 * promised.abs() + JUMP * before.abs())
+        return {"share of images": share} if share > MISLED else None
+
+    def _otherwise_with_gradients(self) -> Numbers | None:
+        """Are the logits of a pass that is recorded for a gradient the same as without?"""
+        if self.spread > 0 or self.logits_with_grad is None:
+            return None
+        logits = self.logits[self.rows]
+        if not _differ(self.logits_with_grad, logits).any():
+            return None
+        logits = self._answer(self.x[self.rows])  # in the same batches: images beside it may matter too
+        differ = _differ(self.logits_with_grad, logits)
+        return {"share of images": _share(differ)} if differ.any() else None
+
     def _ties(self) -> Numbers | None:
         top = self.logits.topk(2, dim=1).values
         tied = top[:, 0] == top[:, 1]
@@ -271,14 +325,19 @@ class _Look:
 
     def _misled(self, part: float) -> Tensor:
         """Images that withstand a step of this part of the ball's radius, and hardly notice it."""
-        delta = part * self._dense_radius() * self.grad.sign()
-        start = self.x[self.rows]
-        moved = (start + delta).clamp(0, 1)
-        label = self.y[self.rows]
+        change, promised, before = self._step(part)
+        return ~self._flat() & (before + change < 0) & (change < PROMISE * promised)
+
+    def _step(self, part: float) -> tuple[Tensor, Tensor, Tensor]:
+        """(n,) how a step along the gradient changes the margin, how it should by the gradient, and the margin before.
+
+        `part` of the ball's radius is how far it goes.
+        """
+        start, label = self.x[self.rows], self.y[self.rows]
+        moved = (start + part * self._dense_radius() * self.grad.sign()).clamp(0, 1)
         before = MARGIN(self.logits[self.rows], label)
-        after = MARGIN(self._answer(moved), label)
         promised = (self.grad * (moved - start)).flatten(1).sum(1)
-        return ~self._flat() & (after < 0) & (after - before < PROMISE * promised)
+        return MARGIN(self._answer(moved), label) - before, promised, before
 
     def _flat(self) -> Tensor:
         """Images where, by the gradient, no change of the pixels would move the margin by a hundredth of itself."""
@@ -293,9 +352,11 @@ class _Look:
             return x
         parts = zip(x.split(self.batch_size), self.y[self.rows].split(self.batch_size), strict=True)
         try:
-            return torch.cat([_gradient(self.model, *part) for part in parts])
+            found = [_gradient(self.model, *part) for part in parts]
         except ConfigError:
             return torch.zeros_like(x)
+        self.logits_with_grad = torch.cat([each.logits for each in found])
+        return torch.cat([each.grad for each in found])
 
     def _answer(self, x: Tensor) -> Tensor:
         """(B, K) logits, a batch at a time; how finely the model writes them is noted."""
@@ -315,8 +376,13 @@ class _Look:
         return spread if spread > max(1e-4, 4 * self.precision) * (1 + float(self.logits.abs().max())) else 0.0
 
 
-def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return loss_and_grad(lambda x: _as_numbers(model(x)), x, lambda logits: MARGIN(logits, y)).grad
+def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> LossAndGrad:
+    return loss_and_grad(lambda x: _as_numbers(model(x)), x, lambda logits: MARGIN(logits, y))
+
+
+def _differ(logits: Tensor, others: Tensor) -> Tensor:
+    """(n,) whether the logits are others, by more than rounding."""
+    return (logits - others).abs().amax(1) > rounding_of(others)
 
 
 def _as_numbers(logits: Tensor) -> Tensor:
@@ -329,20 +395,22 @@ def calls_autograd(model: nn.Module, x: Tensor) -> bool:
 
     `model` is run once on a few images `x` (B, C, H, W).
     """
-    functions = {torch.autograd.grad.__code__, torch.autograd.backward.__code__}
-    called = False
-
-    def watch(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal called
-        called = called or (event == "call" and frame.f_code in functions)
-
-    before = sys.getprofile()
-    sys.setprofile(watch)
-    try:
+    watch = _BackwardWatch()
+    with watch:
         model(x)
-    finally:
-        sys.setprofile(before)
-    return called
+    return watch.seen
+
+
+class _BackwardWatch(TorchDispatchMode):
+    """Notes whether an operation runs inside autograd's engine."""
+
+    seen = False
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen = self.seen or torch._C._current_graph_task_id() != -1
+        return func(*args, **(kwargs or {}))
 
 
 def stage_findings(rows: Columns) -> list[Finding]:
@@ -359,6 +427,13 @@ def stage_findings(rows: Columns) -> list[Finding]:
     if broken <= max(1, SLACK * number):
         return []
     return [_open("black box", {"images": broken, "share of images": broken / number})]
+
+
+def again_findings(parts: Sequence[Columns], *columns: str) -> list[Finding]:
+    """Whether a copy of the model has answered otherwise, from rows in a ledger and those `columns` of them."""
+    said = [torch.stack([rows[name] for name in columns]) for rows in parts if all(name in rows for name in columns)]
+    numbers = {name: sum(int((column == kind).any(0).sum()) for column in said) for name, kind in KINDS.items()}
+    return [_open(name, {"images": number}) for name, number in numbers.items() if number]
 
 
 def draw_remarks(spec: str, rows: Columns) -> list[str]:

@@ -17,8 +17,9 @@ from vitruvius._files import atomic_write_text
 from vitruvius._notebook import Records, Shown
 from vitruvius.corruptions.base import DRAWN, is_drawn
 from vitruvius.evaluation._text import format_grid, label_drawn, shorten_labels
+from vitruvius.evaluation.again import AGAIN, CLEAN_AGAIN
 from vitruvius.evaluation.ledger import AFTER, Ledger
-from vitruvius.evaluation.masking import Finding, draw_remarks, stage_findings
+from vitruvius.evaluation.masking import Finding, again_findings, draw_remarks, stage_findings
 from vitruvius.evaluation.threats import Entry, family, name_entries
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ def summarise(
     *,
     broken: Sequence[str] = (),
     found: Mapping[str, Sequence[Finding]] | None = None,
+    remarks: Sequence[str] = (),
 ) -> Report:
     """Reduce a ledger to scores: one per threat, and the worst case over all attacks that have seen every image.
 
@@ -188,14 +190,21 @@ def summarise(
 
     `ledger` holds all rows; `entries` are its threats, clean images among them; `data` is the name of the data set.
     """
-    number = len(ledger.done("clean"))
-    judged = [entry for entry in entries if len(ledger.done(entry.spec))]
+    number = ledger.number("clean")
+    judged = [entry for entry in entries if ledger.number(entry.spec)]
     doubts = {entry.spec: _doubts(ledger, entry.spec, found or {}) for entry in judged}
+    doubts["clean"] = again_findings([ledger.rows(entry.spec) for entry in judged], CLEAN_AGAIN)
     scores = [_score(ledger, name, entry, doubts[entry.spec]) for name, entry in name_entries(judged).items()]
     attacks = [score.spec for score in scores if score.n == number and score.severity is None]
     worst = _worst_case(ledger, attacks, doubts)
-    remarks = [*_unfinished(scores, number), *_unreadable(broken), *_doubtful(doubts), *_said_of_draws(ledger, judged)]
-    remarks += _said_of_drawn(scores)
+    remarks = [
+        *_unfinished(scores, number),
+        *_unreadable(broken),
+        *_doubtful(doubts),
+        *_said_of_draws(ledger, judged),
+        *remarks,
+        *_said_of_drawn(scores),
+    ]
     return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)
 
 
@@ -220,7 +229,8 @@ def _unfinished(scores: Sequence[Score], number: int) -> list[str]:
 
 def _doubts(ledger: Ledger, spec: str, found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """Open findings about one threat's figure: those made on its model, and those in its rows."""
-    return [*found.get(spec, ()), *stage_findings(ledger.rows(spec))]
+    rows = ledger.rows(spec)
+    return [*found.get(spec, ()), *again_findings([rows], AGAIN, CLEAN_AGAIN), *stage_findings(rows)]
 
 
 def _names_of(doubts: Mapping[str, Sequence[Finding]], specs: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import check_count, check_eval_mode, device_of
+from vitruvius._checks import check_count, device_of
 from vitruvius._errors import ConfigError
 from vitruvius._files import atomic_write_text
 from vitruvius._format import format_number
@@ -40,12 +40,13 @@ from vitruvius.attacks.base import (
     check_inputs,
     disturb,
     frozen,
+    in_one_precision,
     loss_and_grad,
 )
 from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.square import Square
 from vitruvius.attention.base import Core, build_surrogate
-from vitruvius.evaluation.base import Batch, numbered
+from vitruvius.evaluation.base import Batch, check_judged, numbered
 from vitruvius.evaluation.masking import DRAWS, IMAGES, RANDOMNESS, SLACK, Finding, look
 from vitruvius.evaluation.straight_through import (
     InFloat32,
@@ -188,8 +189,9 @@ class Sanity:
         ids: (B,) int64, name the images for the random numbers; default: a hash of their pixels.
         progress: told how much is done, in checks that take as long as the average, and which is being made.
         """
-        check_eval_mode(model)
+        check_judged(model)
         check_inputs(x, y)
+        model, x = in_one_precision(model, x)
         return _Examination(self, model, x, y, image_ids(x) if ids is None else ids, progress).findings()
 
 

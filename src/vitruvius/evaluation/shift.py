@@ -173,7 +173,7 @@ def _judge(who: _Examiner, part: Subset) -> Sequence[Remark | str]:
     images = part.open()
     ids = chosen(images, who.data.val_num_samples)
     who.process.on_first(lambda: who.ledger.check_part(part.name, identify(images, ids, looked_at=LOOKED_AT)))
-    ids = ids[~torch.isin(images.keys[ids], who.ledger.done(part.name))]
+    ids = ids[who.ledger.lacks(part.name, images.keys[ids])]
     if not len(ids):
         return images.remarks
     loader = shift_loader(images, ids, who.data, who.input_size, who.process, cropped=who.shift.cropped)

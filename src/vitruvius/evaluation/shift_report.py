@@ -161,7 +161,7 @@ def summarise_shift(
     clean_error: the model's error on images as they are; None where it is not known.
     temperature: that logits were divided by; None: none.
     """
-    entries = [Entry(spec=p.name, short=p.group, severity=p.severity) for p in shift.parts if len(ledger.done(p.name))]
+    entries = [Entry(spec=p.name, short=p.group, severity=p.severity) for p in shift.parts if ledger.number(p.name)]
     outside = {part.name for part in shift.parts if part.outside}
     if not entries:
         raise DataError(f"no image of {shift.name} could be read; nothing to report.")

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius._format import format_number
+from vitruvius._progress import Progress, no_progress
 from vitruvius._registry import Spec, read_spec
-from vitruvius.attacks.base import attacks
+from vitruvius.attacks.base import attacks, check_moved, disturb
 from vitruvius.corruptions.base import is_corruption, parse_corruptions
 
 Threat = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -56,6 +57,21 @@ def make_threat(spec: Spec | Threat, *, where: str = "threat") -> Threat:
     if len(threats) != 1:
         raise ConfigError(f"{where}: {spec!r} means {len(threats)} threats; expected one, e.g. fog:severity=3.")
     return threats[0]
+
+
+def moved_by(
+    threat: Threat, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, progress: Progress = no_progress
+) -> Tensor:
+    """x' (B, …) of images `x` with labels `y` and `ids`; that of others than ours is checked."""
+    moved = disturb(threat, model, x, y, ids, progress)
+    if is_foreign(threat):
+        check_moved(threat, moved, x)
+    return moved
+
+
+def is_foreign(threat: object) -> bool:
+    """Whether nobody has checked yet that what it returns lies in the image and in its ball."""
+    return not type(threat).__module__.startswith("vitruvius.")
 
 
 def enter(threat: Threat) -> Entry:
