@@ -222,8 +222,8 @@ class Evaluation:
         differs = self.ledger.find("clean", ids[old])[PIXELS] != image_ids(x[old.to(x.device)]).cpu()
         if differs.any():
             raise DataError(
-                f"image {int(ids[old][differs][0])} came before with other pixels; each needs an id of its own. Leave ids "
-                "out, and images are numbered as they come."
+                f"image {int(ids[old][differs][0])} came before with other pixels; each needs an id of its own. Leave "
+                "ids out, and images are numbered as they come."
             )
 
     def _look_for_masks(self) -> None:
