@@ -22,15 +22,17 @@ from typing import Any
 GRACE = 3.0  # seconds between a signal and the end of a process that has not ended by itself
 LONGEST = 60.0  # seconds that a signal waits for work which is worth saving
 FINISHED = "files that were already finished stay."
+TIME_OVER = 85  # exit code after SIGUSR2, by which Slurm says that the time is nearly over: put the job back
 CODES = {  # exit codes: 75 is "try again later", for schedulers
     getattr(signal, name): code
-    for name, code in (("SIGINT", 130), ("SIGTERM", 75), ("SIGUSR1", 75))
+    for name, code in (("SIGINT", 130), ("SIGTERM", 75), ("SIGUSR1", 75), ("SIGUSR2", TIME_OVER))
     if hasattr(signal, name)
 }
+ENDING = [number for number in CODES if number != signal.SIGINT]  # Python answers Ctrl-C itself
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM has reached a command that does not save by itself; raised wherever the command stood."""
+    """SIGTERM or another of `ENDING` has reached a command that does not save by itself; raised wherever it stood."""
 
 
 @dataclass
@@ -83,7 +85,7 @@ def exit_message(error: KeyboardInterrupt) -> tuple[str, int]:
     """What to say of an interrupt, and the exit code."""
     kept = " ".join(getattr(error, "__notes__", [])) or FINISHED
     if isinstance(error, Terminated):
-        return f"SIGTERM: {kept}", CODES[signal.SIGTERM]
+        return f"{error.args[0]}: {kept}", CODES[signal.Signals[error.args[0]]]
     return f"interrupted; {kept}", CODES[signal.SIGINT]
 
 
@@ -97,9 +99,9 @@ def handle_signals() -> Iterator[None]:
     pythons.setblocking(False)
     finished = threading.Event()
     thread = threading.Thread(target=_listen, args=(ours, finished), name="signals", daemon=True)
-    before = signal.getsignal(signal.SIGTERM)
-    if before == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
+    untouched = [number for number in ENDING if signal.getsignal(number) == signal.SIG_DFL]
+    for number in untouched:
+        signal.signal(number, _terminate)
     descriptor = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
     _work.socket = pythons
     thread.start()
@@ -109,8 +111,8 @@ def handle_signals() -> Iterator[None]:
         finished.set()
         _work.socket = None
         signal.set_wakeup_fd(descriptor)
-        if before is not None:  # a handler that Python did not install stays
-            signal.signal(signal.SIGTERM, before)
+        for number in untouched:
+            signal.signal(number, signal.SIG_DFL)
         pythons.close()
         thread.join()
         ours.close()
@@ -183,8 +185,9 @@ def _forget_in_child() -> None:
         signal.set_wakeup_fd(-1)
         _work.socket.close()  # while it is open here, the thread that listens there does not hear that it was closed
         _work.socket = None
-        if signal.getsignal(signal.SIGTERM) is _terminate:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ENDING:
+            if signal.getsignal(number) is _terminate:
+                signal.signal(number, signal.SIG_DFL)
     _release_signals()
 
 

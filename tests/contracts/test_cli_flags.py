@@ -21,7 +21,7 @@ FLAGS = {
     "--workers",
     "cycles": "TARGET OVERRIDES --head-dim --threshold --trust-plugins",
     "demo": "--out",
-    "evaluate": f"TARGET OVERRIDES --threat --shift --baseline --calibrate --sanity --fresh {RUN}",
+    "evaluate": f"TARGET OVERRIDES --threat --shift --baseline --calibrate --sanity --fresh --slurm {RUN}",
     "export": "TARGET OVERRIDES --masks --format --sparse --out --trust-plugins",
     "list": "KIND SECTION",
     "look": "TARGET PICTURES --data --threat --attention --beside --masks --sparsity --class --png --serve --port "
@@ -31,7 +31,7 @@ FLAGS = {
     "report": f"RUNS --threat --title {RUN}",
     "schema": "--pieces",
     "study": f"NAME WORDS {RUN}",
-    "sweep": "SWEEP OVERRIDES --dry-run --minutes --jobs --only --run",
+    "sweep": "SWEEP OVERRIDES --dry-run --minutes --jobs --only --run --slurm --status",
     "train": "RECIPE OVERRIDES --quiet --dry-run --slurm",
 }
 APP = make_app()

@@ -10,27 +10,25 @@ import torch
 from small_run import assert_same_run, small_config, small_run
 from vitruvius._processes import Process
 from vitruvius.tasks import Objective
-from vitruvius.training import train
-from vitruvius.training._fast import session_step
-from vitruvius.training._fast.regions import Regions
-from vitruvius.training._fast.session_step import FastStep, is_capturable, why_not_recorded
+from vitruvius.training import fast_step, train
+from vitruvius.training.fast_step import Regions, SessionStep, StepRecorder, is_capturable, why_not_recorded
 
 ADVERSARIAL = "task={use: adversarial, eps: 4/255, attack: 'pgd:steps=1'}"
 
 
 @pytest.fixture
-def recording(monkeypatch: pytest.MonkeyPatch) -> list[FastStep]:
+def recording(monkeypatch: pytest.MonkeyPatch) -> list[StepRecorder]:
     """Records on the CPU: the work is done again instead of replayed."""
-    made: list[FastStep] = []
+    made: list[StepRecorder] = []
 
-    class Watched(FastStep):
-        def __init__(self, step: session_step.SessionStep) -> None:
+    class Watched(StepRecorder):
+        def __init__(self, step: SessionStep, _: object) -> None:
             super().__init__(step, lambda work: work)
             made.append(self)
 
-    monkeypatch.setattr(session_step, "why_not_recorded", lambda *_: "")
-    monkeypatch.setattr(session_step, "FastStep", Watched)
-    monkeypatch.setattr(session_step, "Regions", lambda model: Regions(model, backend="eager"))
+    monkeypatch.setattr(fast_step, "why_not_recorded", lambda *_: "")
+    monkeypatch.setattr(fast_step, "StepRecorder", Watched)
+    monkeypatch.setattr(fast_step, "Regions", lambda model: Regions(model, backend="eager"))
     return made
 
 
@@ -42,11 +40,13 @@ def assert_fast_is_plain(tmp_path: Path, *settings: str) -> None:
 
 
 @pytest.mark.parametrize("how", [(), (ADVERSARIAL,), ("train.model_ema=true", "train.clip_grad=0.1", "train.opt=lamb")])
-def test_recorded_training_is_plain_training(tmp_path: Path, recording: list[FastStep], how: tuple[str, ...]) -> None:
+def test_recorded_training_is_plain_training(
+    tmp_path: Path, recording: list[StepRecorder], how: tuple[str, ...]
+) -> None:
     settings = ("train.epochs=3", "train.holdout=0", "model.kwargs={depth: 2, embed_dim: 24}", *how)
     assert_fast_is_plain(tmp_path, *settings)
     assert len(recording) == 1
-    assert recording[0].recorder._recordings
+    assert recording[0]._recordings
 
 
 @pytest.mark.parametrize(
@@ -59,30 +59,32 @@ def test_recorded_training_is_plain_training(tmp_path: Path, recording: list[Fas
     ],
 )
 def test_a_radius_that_grows_with_every_update_is_read_by_one_recording(
-    tmp_path: Path, recording: list[FastStep], task: str
+    tmp_path: Path, recording: list[StepRecorder], task: str
 ) -> None:
     grows = f"task={{{task}, eps: 8/255, schedule: {{use: linear, epochs: 2, per: update}}}}"
     settings = ("train.epochs=2", "train.holdout=0", grows)
     assert_fast_is_plain(tmp_path, *settings)
-    assert len(recording[0].recorder._recordings) == 1
+    assert len(recording[0]._recordings) == 1
 
 
-def test_an_attack_that_needs_its_radius_as_a_number_is_never_frozen(tmp_path: Path, recording: list[FastStep]) -> None:
+def test_an_attack_that_needs_its_radius_as_a_number_is_never_frozen(
+    tmp_path: Path, recording: list[StepRecorder]
+) -> None:
     grows = (
         "task={use: adversarial, eps: 8/255, attack: 'apgd:steps=2', schedule: {use: linear, epochs: 2, per: update}}"
     )
     settings = ("train.epochs=2", "train.holdout=0", grows)
     assert_fast_is_plain(tmp_path, *settings)
-    assert not recording[0].recorder._recordings
+    assert not recording[0]._recordings
 
 
 def test_blocks_that_cannot_be_compiled_are_run_as_they_are(
-    tmp_path: Path, recording: list[FastStep], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, recording: list[StepRecorder], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(graph: object, inputs: object) -> object:
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(session_step, "Regions", lambda model: Regions(model, backend=broken))  # type: ignore[arg-type]
+    monkeypatch.setattr(fast_step, "Regions", lambda model: Regions(model, backend=broken))  # type: ignore[arg-type]
     two_blocks = "model.kwargs={depth: 2, embed_dim: 24}"
     assert_fast_is_plain(tmp_path, two_blocks)
     assert "cannot be compiled" in caplog.text
@@ -113,5 +115,5 @@ def test_only_pytorchs_own_fused_updates_are_recorded() -> None:
 
 
 def test_training_on_a_cpu_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_step, "Regions", lambda *_: pytest.fail("nothing is compiled on a CPU"))
+    monkeypatch.setattr(fast_step, "Regions", lambda *_: pytest.fail("nothing is compiled on a CPU"))
     train(small_config(tmp_path / "run"), quiet=True)

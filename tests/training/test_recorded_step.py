@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitruvius.training._fast.recorded_step import WARM_UP, Gradients, Numbers, StepRecorder
+from vitruvius.training.fast_step import WARM_UP, Gradients, Numbers, StepRecorder
 
 
 class SmallStep:
@@ -31,6 +31,11 @@ class SmallStep:
         loss = nn.functional.cross_entropy(self.model(x), y) + self.noise()
         loss.backward()
         return {"loss": loss.detach()}, [p.grad for p in self.parameters]
+
+    records_update = True
+
+    def begin(self) -> None:
+        """No rates to copy."""
 
     def put(self, gradients: Gradients | None) -> None:
         for place, p in enumerate(self.parameters):
@@ -79,7 +84,8 @@ def plainly(step: SmallStep) -> Callable[..., Numbers]:
 @pytest.mark.parametrize("whole", [True, False])
 def test_recorded_steps_train_as_the_steps_themselves(whole: bool) -> None:
     plain, recorded = SmallStep(), SmallStep()
-    recorder = StepRecorder(recorded, again, whole=whole)
+    recorded.records_update = whole
+    recorder = StepRecorder(recorded, again)
     assert trained(recorded, recorder) == trained(plain, plainly(plain))
     assert torch.equal(recorded.weights(), plain.weights())
     assert len(recorder._recordings) == 1
@@ -87,7 +93,7 @@ def test_recorded_steps_train_as_the_steps_themselves(whole: bool) -> None:
 
 def test_a_batch_of_another_size_is_run_as_it_is() -> None:
     step = SmallStep()
-    recorder = StepRecorder(step, again, whole=True)
+    recorder = StepRecorder(step, again)
     trained(step, recorder)
     x, y = batches(1, size=5)[0]
     recorder(x, y, y)
@@ -97,7 +103,7 @@ def test_a_batch_of_another_size_is_run_as_it_is() -> None:
 
 def test_settings_that_change_with_every_step_are_never_recorded() -> None:
     step = SmallStep()
-    recorder = StepRecorder(step, again, whole=True)
+    recorder = StepRecorder(step, again)
     for number, (x, y) in enumerate(batches(200)):
         recorder(x, y, y, settings=number)
     assert not recorder._recordings
@@ -105,7 +111,7 @@ def test_settings_that_change_with_every_step_are_never_recorded() -> None:
 
 def test_a_step_that_draws_the_hosts_random_numbers_is_not_recorded(caplog: pytest.LogCaptureFixture) -> None:
     step = SmallStep(noise=random.random)
-    recorder = StepRecorder(step, again, whole=True)
+    recorder = StepRecorder(step, again)
     with caplog.at_level(logging.DEBUG):
         trained(step, recorder)
     assert recorder.given_up
@@ -128,7 +134,7 @@ def test_a_recording_that_says_something_else_is_dropped_and_nothing_is_lost(
 
         return replay
 
-    recorder = StepRecorder(recorded, wrong, whole=True)
+    recorder = StepRecorder(recorded, wrong)
     with caplog.at_level(logging.DEBUG):
         assert trained(recorded, recorder) == trained(plain, plainly(plain))
     assert torch.equal(recorded.weights(), plain.weights())
@@ -141,7 +147,7 @@ def test_a_recording_that_fails_leaves_the_run_as_it_was() -> None:
     def failing(work: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    recorder = StepRecorder(recorded, failing, whole=True)
+    recorder = StepRecorder(recorded, failing)
     assert trained(recorded, recorder) == trained(plain, plainly(plain))
     assert torch.equal(recorded.weights(), plain.weights())
     assert recorder.given_up
@@ -149,6 +155,6 @@ def test_a_recording_that_fails_leaves_the_run_as_it_was() -> None:
 
 def test_nothing_is_recorded_before_the_warm_up_is_over() -> None:
     step = SmallStep()
-    recorder = StepRecorder(step, again, whole=True)
+    recorder = StepRecorder(step, again)
     trained(step, recorder, count=WARM_UP)
     assert not recorder._recordings

@@ -80,5 +80,5 @@ def test_a_packaged_recipe_tried_with_few_epochs_shortens_its_warm_up_with_a_lin
     config = as_config("digits/softmax", [f"train.epochs={epochs}"])
     assert config.train.warmup_epochs == warmup
     assert ("is shortened to" in caplog.text) == (epochs <= 2)
-    with pytest.raises(ConfigError, match="expected fewer than the 1 of train.epochs"):
+    with pytest.raises(ConfigError, match=r"expected fewer than the 1 of train\.epochs"):
         as_config("digits/softmax", ["train.epochs=1", "train.warmup_epochs=2"])

@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.xcit import Xcit
 
 from vitruvius.tasks import tasks
-from vitruvius.training._fast.regions import Regions, TensorDropPath, repeated_blocks
+from vitruvius.training.fast_step import Regions, TensorDropPath, repeated_blocks
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def evaluate(
     out: Path | None = None,
     fresh: bool = False,
     trust_plugins: bool = False,
+    slurm: str | None = None,
 ) -> Evaluation:
     """Accuracy, clean, under threats and on shifted images, image by image.
 
@@ -70,7 +71,24 @@ def evaluate(
         out: folder for ledger and report (default: RUN/evaluation).
         fresh: delete what an earlier evaluation has left in that folder, and start again.
         trust_plugins: import the modules a run names under plugins:, which runs code.
+        slurm: submit it instead, its tasks share the images, e.g. partition=gpu,gpus_per_node=8.
     """
+    if slurm is not None:
+        from vitruvius.evaluation.threats import make_threats
+        from vitruvius.training.slurm import submit_evaluation
+
+        for spec in threat:
+            make_threats(spec, where="--threat")
+        flags: dict[str, object] = {
+            "threat": threat,
+            "shift": shift,
+            "baseline": baseline,
+            "calibrate": calibrate,
+            "sanity": sanity,
+        }
+        flags |= {"images": images, "out": out, "fresh": fresh, "trust-plugins": trust_plugins}
+        print(submit_evaluation([target, *overrides], flags, slurm))
+        return Evaluation()
     from vitruvius.request import open_request
 
     if calibrate is not None and not shift:

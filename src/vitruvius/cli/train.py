@@ -38,9 +38,9 @@ def train(
 
         result = estimate(config, processes=processes_of(file))
     elif slurm is not None:
-        from vitruvius.training.slurm import submit
+        from vitruvius.training.slurm import submit_training
 
-        result = submit(config, slurm)
+        result = submit_training(config, slurm)
     else:
         from vitruvius.training import train as train_run
 
@@ -58,6 +58,8 @@ def sweep(
     jobs: int = 1,
     only: Sequence[str] = (),
     run: str | None = None,
+    slurm: str | None = None,
+    status: bool = False,
 ) -> None:
     """Train a recipe under many settings; resumes where it stopped, and ends with a table.
 
@@ -69,6 +71,8 @@ def sweep(
         jobs: runs at a time, each in a process of its own (default: 1).
         only: runs whose names fit, e.g. '*_seed1'; may come again.
         run: train and judge this run alone.
+        slurm: submit the runs as a job array instead, e.g. partition=gpu,gpus_per_node=1,at_once=8.
+        status: how the runs stand, a line each, and the table when none is left; nothing is trained.
     """
     from vitruvius._progress import Bar
     from vitruvius.training.sweep import Sweep
@@ -82,6 +86,10 @@ def sweep(
         print(plan.listing(faults))
         if faults:
             raise RunError(f"{len(faults)} of {len(plan.chosen)} runs would fail.")
+    elif status:
+        print(plan.status())
+    elif slurm is not None:
+        print(plan.submit(slurm))
     elif run is not None:
         outcome = plan.train_one(run)
         if outcome != "finished":

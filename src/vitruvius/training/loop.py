@@ -1,9 +1,9 @@
 """Training: a recipe becomes a run folder. The whole program, from epoch to batch to update to checkpoint.
 
 `train` opens what a run works with (session.py) and its folder, and `Trainer.run` is the loop. What is special is
-called from there by name: recorded steps (_fast), sharding and batch norms of several processes (parallel.py), the
-alarm for catastrophic overfitting (alarm.py), the choice of the best weights (selection.py), states and files
-(checkpoint.py).
+called from there by name: recorded steps (fast_step.py), sharding and batch norms of several processes
+(parallel.py), the alarm for catastrophic overfitting (alarm.py), the choice of the best weights (selection.py),
+states and files (checkpoint.py).
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import signal
+import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,7 +31,7 @@ from vitruvius._progress import Bar, Progress, no_progress
 from vitruvius._random import batch_seed, preserve_rng, seed_batch
 from vitruvius._registry import load_plugins, read_spec
 from vitruvius._secrets import redact
-from vitruvius._signals import GRACE, LONGEST, on_interrupt, set_grace_period
+from vitruvius._signals import CODES, ENDING, GRACE, LONGEST, on_interrupt, set_grace_period
 from vitruvius._yaml import to_plain
 from vitruvius.analysis.analysing import ask_all
 from vitruvius.analysis.callback import rows_with_analyses
@@ -37,14 +39,13 @@ from vitruvius.compression.files import load_maps, load_masks
 from vitruvius.compression.gradual import GradualMask
 from vitruvius.init import inits
 from vitruvius.tracking import Trackers
-from vitruvius.training._fast.session_step import make_fast_step
 from vitruvius.training.alarm import Alarm, RolledBack
 from vitruvius.training.callbacks import Analyses, Callback, Tracking
 from vitruvius.training.checkpoint import Checkpoint
 from vitruvius.training.config import Config, Recipe, as_config
+from vitruvius.training.fast_step import make_fast_step
 from vitruvius.training.losses import LossWatch, Means, all_finite, is_finite
 from vitruvius.training.parallel import load_statistics, statistics_of
-from vitruvius.training.preemption import Stop, listening
 from vitruvius.training.run_folder import Run
 from vitruvius.training.selection import Selection
 from vitruvius.training.session import Session, describe_session, open_session
@@ -117,7 +118,7 @@ def train(
             if process.first:
                 run.abandon()
             if stop.asked and isinstance(error, RuntimeError):  # workers that died of the same signal
-                raise Preempted(f"{stop.name}: {run.describe_kept()}") from error
+                raise preempted(stop, run.describe_kept()) from error
             raise
         else:
             trackers.close()  # which writes what it still has
@@ -164,6 +165,41 @@ def with_one_step(init: Any) -> Any:
     if not isinstance(steps, int) or steps < 1:
         return init  # refused, as it will be
     return {"use": name, **settings, "steps": 1}
+
+
+class Stop:
+    """Whether a signal has asked the run to save and end, which it does after the update at hand."""
+
+    name = ""
+
+    @property
+    def asked(self) -> bool:
+        return bool(self.name)
+
+    def __call__(self, number: int, frame: object = None) -> None:
+        """As a signal handler: only remember."""
+        self.name = signal.Signals(number).name
+
+
+@contextmanager
+def listening() -> Iterator[Stop]:
+    """Catch the signals inside; the handlers of before come back. Threads cannot listen, they just train."""
+    stop = Stop()
+    numbers = ENDING if threading.current_thread() is threading.main_thread() else []
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def preempted(stop: Stop, kept: str) -> Preempted:
+    """What a run ends with that was asked to; its exit code says whether the time was over."""
+    error = Preempted(f"{stop.name or 'a signal to another process'}: {kept}")
+    if stop.asked:
+        error.exit_code = CODES[signal.Signals[stop.name]]
+    return error
 
 
 class NonFiniteLoss(Exception):
@@ -477,10 +513,9 @@ class Trainer:
         return self.session.process.first and 0 < minutes <= (time.monotonic() - self.saved_at) / 60
 
     def leave(self) -> NoReturn:
-        cause = self.stop.name or "a signal to another process"
         folder = "" if self.checkpoint is None else f" in {self.checkpoint.run.folder}"
-        raise Preempted(
-            f"{cause}: saved at update {self.session.updates}{folder}; the same command resumes from there."
+        raise preempted(
+            self.stop, f"saved at update {self.session.updates}{folder}; the same command resumes from there."
         )
 
     def raise_if_nonfinite(self) -> None:

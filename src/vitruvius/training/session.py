@@ -35,8 +35,8 @@ from vitruvius.models import PixelModel, create_from_config, create_model
 from vitruvius.surgery.base import inner
 from vitruvius.surgery.calibrating import calibrate_low_rank
 from vitruvius.tasks import Objective, evaluating, tasks
-from vitruvius.training._fast.session_step import FastStep
 from vitruvius.training.config import DEFAULT_RATE, Config
+from vitruvius.training.fast_step import StepRecorder
 from vitruvius.training.losses import Means
 from vitruvius.training.parallel import (
     Replica,
@@ -93,7 +93,7 @@ class Session(Counters):
     num_epochs: int
     updates_per_epoch: int
     means: Means
-    fast_step: FastStep | None  # compiled blocks and recorded steps, where that is safe
+    fast_step: StepRecorder | None  # compiled blocks and recorded steps, where that is safe
     data_identity: dict[str, Identity]  # of the images trained on, and of those held out
     replica: Replica | None  # where weights are sharded: a whole copy to evaluate
 
@@ -318,7 +318,7 @@ def make_task(config: Config, model: nn.Module) -> Objective:
 
 def wrap(task: TrainingTask, model: PixelModel, config: Config, process: Process) -> None:
     """The compiler, then the other processes, in the order that timm's tasks expect."""
-    if config.train.compile and config.train.compile != "auto":  # auto: see training/_fast
+    if config.train.compile and config.train.compile != "auto":  # auto: see fast_step.py
         compile_task(task, config.train.compile, config.train.compile_mode)
     if process.grouped and config.train.parallel == "ddp":
         task.prepare_distributed(**ddp_settings(model, config, process))

@@ -1,140 +1,237 @@
-"""Slurm: a recipe as a job of one or many nodes, through submitit; pre-empted or timed out, it is queued again.
+"""Slurm: a command as a job of one or many nodes, or as a job array with one command per task.
 
-Every task of the job is one process on one device and joins the others as under torchrun. Slurm announces the end with
-SIGUSR2 (time) or SIGTERM (pre-emption); training then saves after the update at hand, and the job is put back.
+The job's script starts one process per GPU; they join as under torchrun. Before the time limit Slurm sends SIGUSR2: the
+command saves, ends with exit code 85, and the script puts its job back. SIGTERM (scancel, pre-emption) saves and ends;
+whether a pre-empted job comes back is Slurm's own affair.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from dataclasses import dataclass
-from types import FrameType
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from vitruvius._config import bind, build
-from vitruvius._errors import ConfigError, Preempted
-from vitruvius._files import is_url, join
-from vitruvius._registry import parse_spec, require
-from vitruvius._yaml import to_plain
+from vitruvius._config import bind
+from vitruvius._errors import ConfigError
+from vitruvius._files import atomic_write_text, is_url
+from vitruvius._registry import parse_spec
+from vitruvius._signals import TIME_OVER
+from vitruvius._yaml import dump_yaml
 from vitruvius.training.config import Config
-from vitruvius.training.loop import train
-from vitruvius.training.preemption import Stop
 
-WARNING = signal.SIGUSR2  # submitit's default; NCCL may catch SIGUSR1
-REQUEUES = 1000  # a run that times out so often will never end
+SCRIPT = """\
+#!/bin/sh
+{options}
+start=$(date +%s)
+export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + ${{SLURM_JOB_ID:-0}} % 40000))
+[ "${{SLURM_NNODES:-1}}" = 1 ] || MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+{name}
+{srun} sh -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS \
+LOCAL_WORLD_SIZE={tasks}; exec "$@"' sh {command}
+code=$?
+# SIGUSR2 long before the limit is a pre-emption: then Slurm itself puts the job back, or nobody does
+if [ $code = {time_over} ] && [ $(($(date +%s) - start)) -ge {due} ]; then
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60
+fi
+exit $code
+"""
+LOCAL = """\
+#!/bin/sh
+export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 LOCAL_WORLD_SIZE=1
+{name}
+while {command}; [ $? = {time_over} ]; do :; done
+"""
+EARLY = 90  # seconds by which Slurm may be early with its signal, which it sends with the resolution of a minute
 
 
-def submit(config: Config, spec: str) -> str:
-    """Submit a recipe as `partition=gpu,nodes=2,gpus_per_node=8,timeout_min=1440` says; one line about the job.
+def submit_training(config: Config, spec: str) -> str:
+    """Submit a recipe, which is kept as it is now beside the job's logs; one line about the job.
 
-    `config` is the recipe; `spec` holds settings of `launch`.
+    `spec` holds settings of `launch`: partition=gpu,nodes=2,gpus_per_node=8,timeout_min=1440.
     """
+    out = config.out or "runs/unnamed"
+    logs = logs_of(spec, str(Path(out).parent / "slurm"), is_remote=is_url(out))
+    recipe = logs / f"{Path(out).name}.yaml"
+    job = submit(["train", str(recipe)], spec, logs, files={recipe: dump_yaml(config)})
+    return f"job {job}: {out}, logs in {logs}"
+
+
+def submit_runs(words: Sequence[str], runs: Sequence[str], folder: str, spec: str) -> str:
+    """Submit the runs of a sweep, `vitruvius WORDS --run NAME` each, as one array; a last job prints the table."""
+    logs = logs_of(spec, str(Path(folder) / "slurm"), is_remote=is_url(folder))
+    names = logs / "runs.txt"
+    job = submit(words, spec, logs, runs=runs, files={names: "".join(f"{run}\n" for run in runs)})
+    atomic_write_text(logs / "array.json", json.dumps({"job": job, "runs": list(runs)}) + "\n")
+    table = submit([*words, "--status"], spec, logs, after=job)
+    return f"job {job}: {len(runs)} runs in {folder}, logs in {logs}; job {table} prints the table when they have ended"
+
+
+def submit_evaluation(words: Sequence[str], flags: Mapping[str, Any], spec: str) -> str:
+    """Submit `vitruvius evaluate WORDS` with its flags, whose tasks share the images; one line about the job."""
+    target, said = Path(words[0]), ["evaluate", *words]
+    for name, value in flags.items():
+        if isinstance(value, bool):
+            said += [f"--{name}"] * value
+        else:
+            values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+            said += [f"--{name}={item}" for item in values]
+    logs = logs_of(
+        spec, str((target.parent if target.is_dir() else Path("runs")) / "slurm"), is_remote=is_url(words[0])
+    )
+    return f"job {submit(said, spec, logs)}: evaluation of {words[0]}, logs in {logs}"
+
+
+def states_of(logs: Path) -> dict[str, tuple[str, Path]]:
+    """How Slurm has the runs of the last array: run → (PENDING, RUNNING, …; its log); nothing for those that ended."""
+    file = logs / "array.json"
+    if not file.exists():
+        return {}
+    array = json.loads(file.read_text(encoding="utf-8"))
+    lines: list[str] = []
+    if shutil.which("squeue"):
+        asked = ["squeue", "--noheader", "--array", f"--jobs={array['job']}", "--format=%K %T"]
+        lines = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
+    queued = dict(line.split() for line in lines)
+    return {
+        run: (queued.get(str(number), "").lower(), logs / f"{array['job']}_{number}.txt")
+        for number, run in enumerate(array["runs"])
+    }
+
+
+def logs_of(spec: str, default: str, *, is_remote: bool) -> Path:
+    """The folder of a job's files: `logs=…`, or the default beside what it writes."""
+    named = settings_of(spec)["logs"]
+    if named is None and is_remote:
+        raise ConfigError(f"--slurm: {default} is remote; name a folder that all nodes see with logs=….")
+    return Path(named or default).absolute()
+
+
+def settings_of(spec: str) -> dict[str, Any]:
     _, settings = parse_spec(f"--slurm:{spec}", where="--slurm")
-    job, logs = launch(config, **bind("--slurm", launch, settings))
-    return f"job {job.job_id}: {config.out}, logs in {logs}"
+    defaults = dict(launch.__kwdefaults__ or {})
+    return {**defaults, **bind("--slurm", launch, settings)}
+
+
+def submit(
+    words: Sequence[str],
+    spec: str,
+    logs: Path,
+    *,
+    runs: Sequence[str] = (),
+    after: str = "",
+    files: dict[Path, str] | None = None,
+) -> str:
+    """Submit `vitruvius WORDS`; the number of the job. `files` are written first, once the settings are checked."""
+    settings = settings_of(spec)
+    if settings["cluster"] == "slurm" and shutil.which("sbatch") is None:
+        raise ConfigError("--slurm: there is no `sbatch` here; run it where jobs are submitted, or try cluster=local.")
+    if settings["cluster"] == "local" and (runs or settings["nodes"] > 1):
+        raise ConfigError("--slurm: cluster=local runs one process; arrays and nodes are for a cluster.")
+    logs.mkdir(parents=True, exist_ok=True)
+    for file, text in (files or {}).items():
+        atomic_write_text(file, text)
+        file.chmod(0o600)  # a recipe is kept as it was given, with the passwords of its URLs
+    return launch(words, logs_folder=logs, runs=runs, after=after, **settings)
 
 
 def launch(
-    config: Config,
+    words: Sequence[str],
+    logs_folder: Path,
+    runs: Sequence[str],
+    after: str,
     *,
     partition: str | None = None,
     nodes: int = 1,
     gpus_per_node: int = 1,
+    tasks_per_node: int | None = None,
     timeout_min: int = 1440,
     cpus_per_task: int = 8,
     mem_gb: float | None = None,
     account: str | None = None,
     qos: str | None = None,
     constraint: str | None = None,
+    at_once: int | None = None,
     name: str = "vitruvius",
     logs: str | None = None,
     signal_delay_s: int = 120,
     cluster: Literal["slurm", "local"] = "slurm",
-) -> tuple[Any, str]:
-    """Submit a recipe as a Slurm job; submitit's job, and the folder of its logs.
+) -> str:
+    """Submit a command as a Slurm job; the number of the job.
 
     partition: partition of the cluster; null: its default
     nodes: number of nodes
-    gpus_per_node: GPUs on each node, one process each; 0: one process per node on its CPU
+    gpus_per_node: GPUs on each node, one process each; 0: none
+    tasks_per_node: processes on each node; null: one per GPU, or one on the CPU
     timeout_min: time limit in minutes; the job is queued again when it is reached
     cpus_per_task: CPU cores of each process
     mem_gb: memory of each node in GB; null: the cluster's default
     account: account that is charged; null: the default
     qos: quality of service; null: the default
     constraint: features that nodes must have; null: none
+    at_once: runs of a sweep at a time; null: as many as the cluster starts
     name: name of the job
     logs: folder of the job's files; null: slurm/ beside the run
     signal_delay_s: seconds before the time limit at which Slurm sends its signal
     cluster: slurm, or local to try it on this machine
-    config: the recipe
     """
-    submitit: Any = require("submitit", "slurm")
-    if nodes < 1 or gpus_per_node < 0 or timeout_min < 1:
-        raise ConfigError("--slurm: nodes and timeout_min are at least 1, gpus_per_node is at least 0.")
-    if cluster == "slurm" and not submitit.SlurmExecutor.affinity() > 0:
-        raise ConfigError("--slurm: there is no `sbatch` here; run it where jobs are submitted, or try cluster=local.")
-    folder = logs or _log_folder(config)
-    executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=REQUEUES)
-    wishes = {"partition": partition, "account": account, "qos": qos, "constraint": constraint}
-    executor.update_parameters(
-        name=name,
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        tasks_per_node=max(1, gpus_per_node),
-        cpus_per_task=cpus_per_task,
-        timeout_min=timeout_min,
-        **({} if mem_gb is None else {"mem_gb": mem_gb}),
-        slurm_signal_delay_s=signal_delay_s,
-        **{f"slurm_{key}": value for key, value in wishes.items() if value is not None},
+    if nodes < 1 or gpus_per_node < 0 or timeout_min < 1 or (tasks_per_node or 1) < 1:
+        raise ConfigError("--slurm: nodes, tasks and timeout_min are at least 1, gpus_per_node is at least 0.")
+    tasks = tasks_per_node or max(1, gpus_per_node)
+    most = "" if at_once is None else f"%{at_once}"
+    asked: dict[str, Any] = {
+        "job-name": name,
+        "nodes": nodes,
+        "ntasks-per-node": tasks,
+        "cpus-per-task": cpus_per_task,
+        "time": timeout_min,
+        "signal": f"USR2@{signal_delay_s}",
+        "output": logs_folder / ("%A_%a.txt" if runs else "%j.txt"),
+        "open-mode": "append",
+        "gpus-per-node": gpus_per_node or None,
+        "mem": None if mem_gb is None else f"{round(1024 * mem_gb)}M",
+        "partition": partition,
+        "account": account,
+        "qos": qos,
+        "constraint": constraint,
+        "array": f"0-{len(runs) - 1}{most}" if runs else None,
+        "dependency": f"afterany:{after}" if after else None,
+    }
+    options = [f"#SBATCH --{key}={value}" for key, value in asked.items() if value is not None]
+    command = shlex.join([sys.executable, "-m", "vitruvius", *words]) + (' --run "$run"' if runs else "")
+    reading = f'run=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(logs_folder / "runs.txt"))})'
+    text = (SCRIPT if cluster == "slurm" else LOCAL).format(
+        options="\n".join([*options, "#SBATCH --requeue"]),
+        name=reading if runs else "",
+        srun=f"srun --wait=60 --cpus-per-task={cpus_per_task}",
+        tasks=tasks,
+        command=command,
+        time_over=TIME_OVER,
+        due=60 * timeout_min - signal_delay_s - EARLY,
     )
-    return executor.submit(Training(to_plain(config))), folder
+    script = logs_folder / f"{name}.sh"
+    atomic_write_text(script, text)
+    if cluster == "local":
+        with (logs_folder / "local.txt").open("a", encoding="utf-8") as log:
+            child = subprocess.Popen(["sh", str(script)], stdout=log, stderr=log, start_new_session=True)
+        return str(child.pid)
+    done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"--slurm: {_refusal(done.stderr)}{_advice(done.stderr, gpus_per_node, partition)}")
+    return done.stdout.split(";")[0].strip()
 
 
-@dataclass
-class Training:
-    """What a task of the job runs: plain data, so that it can be pickled and read by later versions."""
-
-    recipe: dict[str, Any]
-    patience: float = 60.0  # seconds that other tasks wait for the first to put the job back
-
-    def __call__(self) -> str:
-        """Train, or go on; the run folder."""
-        import submitit
-
-        # every task sees all devices of its node and takes its own
-        environment = submitit.helpers.TorchDistributedEnvironment().export(False, overwrite=True)
-        requeue: Any = signal.getsignal(WARNING)
-        signal.signal(WARNING, _relay(requeue))
-        try:
-            return str(train(build(Config, self.recipe, source="the submitted recipe"), quiet=environment.rank > 0))
-        except Preempted:
-            requeue(WARNING, None)  # the first task puts the job back, and ends here
-            time.sleep(self.patience)  # ending earlier than the first might end it too
-            raise
-
-    def checkpoint(self) -> Any:
-        """What to run next time: the same, since the run folder knows how far it is."""
-        import submitit
-
-        return submitit.helpers.DelayedSubmission(Training(self.recipe, self.patience))
+def _refusal(text: str) -> str:
+    lines = [line.removeprefix("sbatch: error: ").strip() for line in text.splitlines() if "error:" in line]
+    return f"Slurm refuses the job: {(lines or [text.strip() or 'sbatch failed'])[-1].rstrip('.')}."
 
 
-def _relay(requeue: Any) -> Any:
-    """Submitit would end the process at once; training is asked to save first, if it is listening."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if isinstance(signal.getsignal(signal.SIGTERM), Stop):
-            os.kill(os.getpid(), signal.SIGTERM)
-        else:
-            requeue(number, frame)
-
-    return handler
-
-
-def _log_folder(config: Config) -> str:
-    out = config.out or "runs/unnamed"
-    if is_url(out):
-        raise ConfigError(f"--slurm: out = {out} is remote; name a folder that all nodes see with logs=….")
-    return str(join(out, "..", "slurm"))
+def _advice(text: str, gpus: int, partition: str | None) -> str:
+    where = f"partition {partition}" if partition else "the cluster's default partition"
+    if gpus and ("gres" in text.lower() or "node configuration" in text.lower()):
+        return f" gpus_per_node={gpus} asks for GPUs that {where} does not have; gpus_per_node=0 uses none."
+    return ""

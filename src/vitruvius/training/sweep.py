@@ -52,6 +52,7 @@ from vitruvius.training.judging import (
 )
 from vitruvius.training.loop import check_run, train
 from vitruvius.training.run_folder import flatten
+from vitruvius.training.slurm import states_of, submit_runs
 
 __all__ = ["Planned", "Sweep", "name_of"]
 
@@ -223,14 +224,16 @@ class Sweep:
         return self.summarise()
 
     def train_one(self, name: str) -> str:
-        """Train and judge one run by its name; `finished`, or what went wrong. The caller keeps the notes."""
-        for run in self.runs:
-            if run.name == name:
-                with process_group(run.config.train.device) as process:
-                    return self._train(run, process, quiet=False)
-        raise ConfigError(
-            f"{self.folder} has no run named {name!r}; it has {', '.join(run.name for run in self.runs)}."
-        )
+        """Train and judge one run by its name; `finished`, or what went wrong."""
+        run = next((run for run in self.runs if run.name == name), None)
+        if run is None:
+            names = ", ".join(run.name for run in self.runs)
+            raise ConfigError(f"{self.folder} has no run named {name!r}; it has {names}.")
+        start = time.monotonic()
+        with process_group(run.config.train.device) as process:
+            outcome = self._train(run, process, quiet=False)
+            process.on_first(lambda: self._note(run, outcome, time.monotonic() - start))
+        return outcome
 
     def _train(self, run: Planned, process: Process, quiet: bool) -> str:
         """`finished`, or what went wrong, the same on every process."""
@@ -269,17 +272,52 @@ class Sweep:
         longest = max((float(note.get("seconds", 0.0)) for note in self._notes().values()), default=0.0)
         return end is None or time.monotonic() + longest < end
 
+    # as a job array
+
+    def submit(self, spec: str) -> str:
+        """Submit what is not finished to Slurm, a task each, as `spec` says; a last job prints the table."""
+        self._check_plans()
+        names = [run.name for run in self._waiting()]
+        if not names:
+            return self.summarise()
+        if any(needs_missing_masks(run.config, self.settings.masks) for run in self._waiting()):
+            raise ConfigError(
+                f"{self.file}: its masks are not made yet, and the tasks of an array would each make them. Make them "
+                "first, with `vitruvius maps` and `vitruvius masks`, or train one run with --only."
+            )
+        return submit_runs(["sweep", self.file, *self.overrides], names, self.folder, spec)
+
+    def status(self) -> str:
+        """A line for each run: how it stands, here and in Slurm's queue, how far it is, its log; the table at the end.
+
+        The table follows when no run is left, and is written as by `train`.
+        """
+        jobs = {} if is_url(self.folder) else states_of(Path(self.folder).absolute() / "slurm")
+        width, lines = max(len(run.name) for run in self.runs), []
+        for run in self.runs:
+            queued, log = jobs.get(run.name, ("", None))
+            file = join(self.folder, run.name, "metrics.jsonl")
+            epochs = len(read_text(file).splitlines()) if exists(file) else 0
+            parts = [redact(self._status(run)), f"epoch {epochs} of {run.config.train.epochs}", queued]
+            parts += [str(log)] if log is not None and log.exists() else []
+            lines.append(f"{run.name:<{width}}  {', '.join(part for part in parts if part)}")
+        queue = any(state for state, _ in jobs.values())
+        return "\n".join(lines) if queue else "\n".join([*lines, "", self.summarise()])
+
     # how runs stand
 
     def _notes(self) -> dict[str, Any]:
-        """What sweep.json says of runs: status, mark, settings, seconds."""
+        """What is known of runs: status, mark, settings, seconds; each in a file of its own, and all in sweep.json."""
         file = join(self.folder, "sweep.json")
-        return read_json(file) if exists(file) else {}
+        notes: dict[str, Any] = read_json(file) if exists(file) else {}
+        own = {run.name: join(self.folder, "notes", f"{run.name}.json") for run in self.runs}
+        return notes | {name: read_json(note) for name, note in own.items() if exists(note)}
 
     def _note(self, run: Planned, status: str, seconds: float) -> None:
+        """Runs may end in several processes at once: sweep.json is what one of them knows of all."""
         note = {"status": status, "mark": run.mark, "settings": run.settings, "seconds": round(seconds, 1)}
-        notes = {**self._notes(), run.name: note}
-        atomic_write_text(join(self.folder, "sweep.json"), json.dumps(redact(notes), indent=1) + "\n")
+        atomic_write_text(join(self.folder, "notes", f"{run.name}.json"), json.dumps(redact(note)) + "\n")
+        atomic_write_text(join(self.folder, "sweep.json"), json.dumps(self._notes(), indent=1) + "\n")
 
     def _status(self, run: Planned) -> str:
         """waiting, unfinished, finished, or failed and why."""

@@ -1,1 +1,0 @@
-"""Faster training steps, with the same result: blocks compiled once, whole steps recorded as CUDA graphs."""
