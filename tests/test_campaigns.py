@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import timm
-from experiments import collected, packs, tables
+from experiments import collected, milliseconds, packs, tables
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -42,6 +42,7 @@ ROWS = {  # of every campaign: what its table compares with, and one row more
     "together_digits": ("natural", "impulse", "dense", "masked"),
     "vitcod": ("dense", "random_80", "tiles_80", "tiles_95", "random_95", "low_rank_calibrated"),
     "vitcod_pretrained": ("dense", "random_80", "information_80", "random_95", "low_rank_svd"),
+    "vitcod_pretrained_90": ("dense", "random", "information", "tiles"),
 }
 SMALL = ("train.epochs=2", "train.warmup_epochs=0", "train.device=cpu", "train.precision=fp32", "data.batch_size=8")
 VIT = ("model.kwargs.depth=1", "model.kwargs.embed_dim=48")
@@ -137,7 +138,7 @@ def words_of(name: str) -> list[str]:
     if name in ("attention_digits", "light_digits", "together_digits"):  # which need no data
         return [*SMALL, *VIT, "data.train_num_samples=48"]
     root = "data.root=cifar10.npz"
-    if name in ("imagenette", "vitcod", "vitcod_pretrained"):
+    if name == "imagenette" or name.startswith("vitcod"):
         root = "data.root=imagenette"
     if name == "speedruns":
         return [root, *SMALL, "train.lr=1e-3"]  # no warm-up here
@@ -171,10 +172,15 @@ def check_home(name: str, folder: Path) -> str:
     return text
 
 
+def rows_of(text: str) -> list[str]:
+    """The names of the runs in a table."""
+    return [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
+
+
 def test_a_campaign_goes_from_its_command_into_its_table(here: Path) -> None:
     assert go("structured", here, ("timm",)) == 0
     text = check_home("structured", here)
-    assert [line.split("`")[1] for line in text.splitlines()[2:]] == ["timm"]
+    assert rows_of(text) == ["timm"]
     kept = json.loads((here / "results" / "structured" / "timm.json").read_text())
     clean = kept["threats"]["evaluation/clean"]
     assert clean["n"] == 4
@@ -185,11 +191,10 @@ def test_a_campaign_goes_from_its_command_into_its_table(here: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(set(ROWS) - {"together_digits", "vitcod", "vitcod_pretrained"}))
+@pytest.mark.parametrize("name", sorted(name for name in ROWS if name != "together_digits" and "vitcod" not in name))
 def test_every_campaign_goes_from_its_command_into_its_table(name: str, here: Path) -> None:
     assert go(name, here, ROWS[name]) == 0
-    text = check_home(name, here)
-    assert len(text.splitlines()) == 2 + len(ROWS[name])
+    assert len(rows_of(check_home(name, here))) == len(ROWS[name])
     for run in ROWS[name]:
         kept = json.loads((here / "results" / name / f"{run}.json").read_text())
         assert kept["status"] == "finished"
@@ -200,9 +205,9 @@ def test_every_campaign_goes_from_its_command_into_its_table(name: str, here: Pa
 def test_masks_are_compared_on_the_plain_run_of_another_campaign(here: Path) -> None:
     assert go("imagenette", here, ("plain",)) == 0
     assert go("vitcod", here, ROWS["vitcod"]) == 0
-    lines = check_home("vitcod", here).splitlines()
-    assert len(lines) == 2 + len(ROWS["vitcod"])
-    tiles = next(line for line in lines if "tiles_80" in line).split("|")
+    text = check_home("vitcod", here)
+    assert len(rows_of(text)) == len(ROWS["vitcod"])
+    tiles = next(line for line in text.splitlines() if "tiles_80" in line).split("|")
     assert 0 < float(tiles[-2]) < 1, "a mask saves cycles"
     written = study("released-protocol", ["runs/campaigns/imagenette/plain"], {"images": 4}, "runs/protocol")
     collected.collect(written.parent, here / "results")
@@ -211,27 +216,23 @@ def test_masks_are_compared_on_the_plain_run_of_another_campaign(here: Path) -> 
 
 
 @pytest.mark.long
-def test_masks_are_compared_on_a_pretrained_model(here: Path) -> None:
+@pytest.mark.parametrize("name", ["vitcod_pretrained", "vitcod_pretrained_90"])
+def test_masks_are_compared_on_a_pretrained_model(name: str, here: Path) -> None:
     write_imagenette(here)
     bare = timm.create_model("vit_small_patch14_dinov2", img_size=196, num_classes=0, depth=1, embed_dim=48)
     save_file(bare.state_dict(), here / "vit_s14.safetensors")
-    words = words_of("vitcod_pretrained")
-    assert main(["train", "experiments/campaigns/imagenette_vit_s14.yaml", *words, "data.train_num_samples=40"]) == 0
-    file = miniature("vitcod_pretrained", here, ROWS["vitcod_pretrained"])
-    assert main(["sweep", str(file), *words, "data.train_num_samples=40"]) == 0
-    assert len(check_home("vitcod_pretrained", here).splitlines()) == 2 + len(ROWS["vitcod_pretrained"])
+    words = [*words_of(name), "data.train_num_samples=40"]
+    assert main(["train", "experiments/campaigns/imagenette_vit_s14.yaml", *words]) == 0
+    assert main(["sweep", str(miniature(name, here, ROWS[name])), *words]) == 0
+    assert len(milliseconds.measure(here / "runs" / "campaigns" / name, repeats=1)) == len(ROWS[name])
+    assert len(rows_of(check_home(name, here))) == len(ROWS[name])
 
 
 def test_a_study_of_the_protocol_compares_runs_of_one_seed() -> None:
-    rows = json.loads((ROOT / "experiments" / "results" / "digits_released_protocol" / "study.json").read_text())[
-        "rows"
-    ]
-    found = {row["model"]: row["accuracy"] for row in rows if row["key"] == "pixels/true/0.0156863"}
-    line = next(
-        line
-        for line in tables.print_table("digits_released_protocol").splitlines()
-        if line.startswith("| 4 | `rpc_seed1` |")
-    )
+    (study_,) = tables.load("digits_released_protocol")
+    found = {row["model"]: row["accuracy"] for row in study_["rows"] if row["key"] == "pixels/true/0.0156863"}
+    lines = tables.print_table("digits_released_protocol").splitlines()
+    (line,) = [line for line in lines if line.startswith("| 4 | `rpc_seed1` |")]
     difference = 100 * (found["rpc_seed1"] - found["softmax_seed1"])
     assert line.split("|")[3].strip().startswith(f"{100 * found['rpc_seed1']:.1f}, {difference:+.1f} (")
 
