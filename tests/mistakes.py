@@ -35,6 +35,7 @@ BAD: dict[str, Sequence[str]] = {  # kind of word → what it cannot be
     "run": NO_RUN,
     "any run": NO_RUN,
     "count": NO_COUNT,
+    "epochs": NO_COUNT[1:],  # none is a number of epochs
     "folder": NO_FOLDER,
     "file": NO_FILE,
     "data settings": [
@@ -84,6 +85,9 @@ BAD: dict[str, Sequence[str]] = {  # kind of word → what it cannot be
     "kind": ["nope", "attnetions", "\0"],
     "choice": ["nope"],
     "page": [EMPTY, f"{TEXT}/page.html", "s3://bucket/page.html", "\0"],
+    "picture": [MISSING, TEXT, EMPTY, "", "\0", "{place}/broken_images", "https://example.org/dog.jpg", "data.nope=1"],
+    "part": ["nope", "", "rpc:iterations=0", "rpc:nope=1", "mask"],
+    "port": ["-1", "70000", "x", HUGE],
     "slurm": ["nope=1", "nodes=0", "x"],
     "threshold": ["-1", "x", "1.5", HUGE],
     "seed": ["x", "1.5", HUGE],
@@ -150,7 +154,7 @@ COMMANDS: dict[str, list[Word]] = {
     "export": [Word("any run", RUN), Word("choice", "safetensors", "--format"), Word("file", NEW_FILE, "--out")],
     "compress": [
         Word("run", RUN), _settings("recipe settings"), Word("share", flag="--sparsity"), Word("rank", flag="--rank"),
-        Word("rule", flag="--rule"), Word("count", flag="--epochs"), Word("threat", flag="--threat"),
+        Word("rule", flag="--rule"), Word("epochs", flag="--epochs"), Word("threat", flag="--threat"),
         Word("folder", OUT, "--out"),
     ],
     "convert": [
@@ -163,6 +167,13 @@ COMMANDS: dict[str, list[Word]] = {
         Word("choice", flag="--scale"), Word("count", "4", "--images"), Word("count", "1", "--workers"),
         Word("folder", OUT, "--out"),
     ],
+    "look": [
+        TARGET, Word("picture", "{place}/dog.png"), Word("threat", flag="--threat"), Word("part", flag="--attention"),
+        Word("any run", flag="--beside"), Word("masks", flag="--masks"), Word("share", flag="--sparsity"),
+        Word("choice", flag="--class"), Word("count", flag="--images"), Word("page", "{place}/page.html", "--out"),
+        Word("folder", flag="--png"), Word("port", flag="--port"),
+    ],
+    "schema": [Word("kind")],
     "demo": [Word("folder", flag="--out")],
     "list": [Word("kind")],
     "completion": [Word("choice")],

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mistakes import Mistake, every_mistake, some_mistakes
 from small_run import RECIPE, small_run
@@ -43,6 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / folder).mkdir(parents=True)
     (place / "bad" / "config.yaml").write_text("model: [")
     (place / "broken_images" / "cat" / "one.png").write_bytes(b"no picture")
+    Image.new("RGB", (8, 8), (40, 90, 10)).save(place / "dog.png")
     (place / "text.txt").write_text("I am a text.")
     (place / "bad.yaml").write_text("model: {name: [}")
     (place / "bomb.yaml").write_text(bomb())

@@ -208,11 +208,15 @@ def _settings_of(piece: Callable[..., Any]) -> TypeAdapter[Data]:
         if default is parameter.empty:
             fields[name] = Required[Annotated[hint, Field(description=about)]]
         else:
-            extra = {"default": to_plain(default)}
+            extra = functools.partial(_note_default, default)
             fields[name] = NotRequired[Annotated[hint, Field(description=about, json_schema_extra=extra)]]
     settings = cast(Any, TypedDict)("Settings", fields)
     settings.__pydantic_config__ = SETTINGS
     return TypeAdapter(settings)
+
+
+def _note_default(default: object, schema: Schema) -> None:
+    schema["default"] = to_plain(default)
 
 
 def _usable(hint: Any) -> Any:

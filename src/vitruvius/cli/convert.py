@@ -8,6 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitruvius._errors import CheckpointError
+
 logger = logging.getLogger(__name__)
 
 
@@ -37,6 +39,8 @@ def convert(
     from vitruvius._registry import parse_spec
 
     check_out(out, checkpoint)
+    if not checkpoint.exists():  # before anything slow is imported
+        raise CheckpointError(f"there is no checkpoint at {checkpoint}.")
     from vitruvius.compression.steps import masks_of_arrays
     from vitruvius.converters import convert as read_checkpoint
     from vitruvius.converters import read_arguments, write_run

@@ -75,6 +75,9 @@ def sweep(
         status: how the runs stand, a line each, and the table when none is left; nothing is trained.
     """
     from vitruvius._progress import Bar
+    from vitruvius._yaml import read_yaml
+
+    read_yaml(sweep)  # before anything slow is imported
     from vitruvius.training.sweep import Sweep
 
     plan = Sweep(sweep, overrides)

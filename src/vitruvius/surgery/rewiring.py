@@ -56,7 +56,8 @@ def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: S
     plug(modules, cores)
     link_blocks(inner(model))
     note_in_configs(inner(model))
-    show_briefly(type(model))
+    if "IPython" in sys.modules:
+        show_briefly(type(model))
     return model
 
 
