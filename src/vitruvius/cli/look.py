@@ -67,6 +67,8 @@ def look(
     if serve and any((threat, attention, beside, masks, sparsity, of_class, png)):
         raise ConfigError("--serve shows a live page, where attack, attention and pruning are chosen; leave them out.")
     if not serve:
+        if port:
+            raise ConfigError(f"--port {port} is of the live page; say --serve too.")
         check_out(out, example="look.html")
     if png is not None:
         check_out(png / "overview.png", example="overview.png")
