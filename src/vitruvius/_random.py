@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 CPU = torch.device("cpu")
+KEPT = 2**18  # positions at most that are kept for the next draw
 
 
 # attacks and corruptions
@@ -55,7 +57,7 @@ class Dice:
 
     def signs(self, stream: str, shape: Sequence[int], step: int | Tensor = 0) -> Tensor:
         """(B, *shape) float32 of −1 and 1."""
-        return 1 - 2 * _shift(self._bits(stream, shape, step), 63).float()
+        return _shift(self._bits(stream, shape, step), 63).float().mul_(-2).add_(1)
 
     def integers(self, stream: str, high: int | Tensor, shape: Sequence[int] = (), step: int | Tensor = 0) -> Tensor:
         """(B, *shape) int64 in 0 … high − 1; `high` is a number or broadcasts to the result."""
@@ -65,8 +67,18 @@ class Dice:
         key = _mix(self.ids + _signed((self.seed + 1) * GOLDEN))  # (B,)
         key = _mix(key + _signed(zlib.crc32(f"{self.owner}/{stream}".encode()) * GOLDEN))
         key = _mix(key + step)
-        position = torch.arange(1, math.prod(shape) + 1, device=key.device) * GOLDEN
+        number, device = math.prod(shape), key.device
+        kept = device.type == "cpu" and number <= KEPT  # a graph of kernels must not hold what is kept
+        position = _kept_positions(number, device) if kept else _positions(number, device)
         return _mix(key[:, None] + position).view(len(key), *shape)
+
+
+def _positions(number: int, device: torch.device) -> Tensor:
+    """(number,) multiples of GOLDEN."""
+    return torch.arange(1, number + 1, device=device).mul_(GOLDEN)
+
+
+_kept_positions = lru_cache(maxsize=4)(_positions)
 
 
 def image_ids(x: Tensor) -> Tensor:
@@ -183,10 +195,10 @@ class BatchDraws:
 
 
 def _mix(z: Tensor) -> Tensor:
-    """What splitmix64 makes of a state."""
-    z = (z ^ _shift(z, 30)) * _MIX_1
-    z = (z ^ _shift(z, 27)) * _MIX_2
-    return z ^ _shift(z, 31)
+    """What splitmix64 makes of a state. In place where it can be: new memory costs more than the arithmetic."""
+    z = _shift(z, 30).bitwise_xor_(z).mul_(_MIX_1)
+    z = _shift(z, 27).bitwise_xor_(z).mul_(_MIX_2)
+    return _shift(z, 31).bitwise_xor_(z)
 
 
 def _fold(key: Tensor, value: Tensor) -> Tensor:
@@ -195,12 +207,12 @@ def _fold(key: Tensor, value: Tensor) -> Tensor:
 
 def _shift(z: Tensor, by: int) -> Tensor:
     """Logical right shift; int64 tensors shift arithmetically."""
-    return (z >> by) & ((1 << (64 - by)) - 1)
+    return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
 def _unit(bits: Tensor) -> Tensor:
     """The highest 24 bits as float32 in [0, 1)."""
-    return _shift(bits, 40).float() * 2.0**-24
+    return _shift(bits, 40).float().mul_(2.0**-24)
 
 
 def _signed(number: int) -> int:

@@ -80,7 +80,7 @@ def test_a_lopsided_kernel_is_not_turned_over() -> None:
 
 
 def test_a_disk_has_the_area_of_its_radius() -> None:
-    kernel = disk(torch.zeros(1), 10, 0.5)
+    kernel = disk(10, 0.5, torch.float32, torch.device("cpu"))
     assert kernel.shape == (21, 21)
     assert kernel.sum().item() == pytest.approx(1, abs=0.03)
     assert 1 / kernel.max().item() == pytest.approx(math.pi * 100, rel=0.02)
@@ -150,7 +150,7 @@ def test_jpeg_is_libjpegs(severity: int, channels: int, shape: tuple[int, int]) 
 
 
 @pytest.mark.parametrize("reach", [1, 2, 4])
-def test_glass_in_waves_is_the_loop_over_pixels(reach: int) -> None:
+def test_glass_is_the_loop_over_pixels(reach: int) -> None:
     x, dice = torch.rand(3, 3, 15, 13, generator=torch.Generator().manual_seed(0)), Dice(torch.arange(3))
     offset = dice.integers("wander", 2 * reach, (2, 15, 13)) - reach
     wanted = x.clone()
@@ -162,17 +162,18 @@ def test_glass_in_waves_is_the_loop_over_pixels(reach: int) -> None:
     assert torch.equal(wander(x, offset, reach), wanted)
 
 
-def test_motion_is_a_sum_of_shifted_images() -> None:
-    x, angle = picture(12, 10), torch.tensor([-100.0])
+@pytest.mark.parametrize("size", [(12, 10), (80, 60)])
+def test_motion_is_a_sum_of_shifted_images(size: tuple[int, int]) -> None:
+    x, angle = picture(*size).expand(2, -1, -1, -1), torch.tensor([-100.0, 30.0])
     weights = [math.exp(-0.5 * (i / 2.5) ** 2) for i in range(13)]
     wanted = torch.zeros_like(x)
-    for i, weight in enumerate(weights):
-        down = math.ceil(i * math.sin(math.radians(-100)) - 0.5)
-        right = math.ceil(i * math.cos(math.radians(-100)) - 0.5)
-        for row in range(12):
-            for column in range(10):
-                there = x[..., min(max(row + down, 0), 11), min(max(column + right, 0), 9)]
-                wanted[..., row, column] += weight / sum(weights) * there
+    for image, degrees in enumerate(angle.tolist()):
+        for i, weight in enumerate(weights):
+            down = math.ceil(i * math.sin(math.radians(degrees)) - 0.5)
+            right = math.ceil(i * math.cos(math.radians(degrees)) - 0.5)
+            rows, columns = (np.arange(n) + by for n, by in zip(size, (down, right), strict=True))
+            there = x[image][:, rows.clip(0, size[0] - 1)][..., columns.clip(0, size[1] - 1)]
+            wanted[image] += weight / sum(weights) * there
     torch.testing.assert_close(motion(x, 6, 2.5, angle), wanted)
 
 

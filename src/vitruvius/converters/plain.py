@@ -1,4 +1,4 @@
-"""Checkpoints of timm's own train.py, and bare state dicts of timm models; what timm does to bring old keys in order."""
+"""Checkpoints of timm's own train.py, bare state dicts of timm models, and how timm brings old keys in order."""
 
 from __future__ import annotations
 

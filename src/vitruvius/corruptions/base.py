@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vitruvius._checks import check_pixels
 from vitruvius._config import bind
 from vitruvius._errors import ConfigError, DataError, suggest
+from vitruvius._processes import keep_memory
 from vitruvius._random import Dice, image_ids
 from vitruvius._registry import Registry
 
@@ -47,7 +48,7 @@ Group = Literal["benchmark", "extra", "all"]
 GROUPS = ("benchmark", "extra", "all")
 Scale = Literal["auto", "imagenet", "cifar"]
 SMALL = 64  # pixels: the shorter side up to which `auto` takes the constants of CIFAR-10-C
-CACHED = 2**20  # numbers of images corrupted at a time on a CPU, so that what is computed stays in its cache
+CACHED = 2**18  # numbers of images corrupted at a time on a CPU, so that what is computed stays in its cache
 SEVERITIES = (1, 2, 3, 4, 5)
 
 corruptions: Registry[Callable[..., Corruption]] = Registry("corruption", homes=["vitruvius.corruptions"])
@@ -96,7 +97,10 @@ class Corruption(ABC):
         if ids is None:
             ids = image_ids(x)
         ids = ids.to(x.device)
-        at_once = max(1, CACHED // x[0].numel()) if x.device.type == "cpu" else len(x)
+        at_once = len(x)
+        if x.device.type == "cpu":
+            keep_memory()
+            at_once = max(1, CACHED // x[0].numel())
         moved = torch.empty_like(x)
         for start in range(0, len(x), at_once):
             part = slice(start, start + at_once)

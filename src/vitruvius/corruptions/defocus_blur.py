@@ -23,4 +23,4 @@ class DefocusBlur(Corruption):
 
     def disturb(self, x: Tensor, dice: Dice, /, radius: float, softness: float) -> Tensor:
         """`radius` of the disk in pixels, `softness` the sigma by which its edge is blurred."""
-        return correlate(x, disk(x, radius, softness))
+        return correlate(x, disk(radius, softness, x.dtype, x.device))

@@ -7,6 +7,7 @@ precision would move 8-bit levels.   (…, H, W) images, n pixels a side; B imag
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -37,18 +38,21 @@ def gaussian(x: Tensor, sigma: float, *, border: str = "nearest", truncate: floa
     """Gaussian filter of the last two axes, cut off at `truncate` sigmas; any sigma, however small the image."""
     if int(truncate * sigma + 0.5) == 0:
         return x
-    rows, columns = (gaussian_matrix(x, n, sigma, border, truncate) for n in x.shape[-2:])
+    rows, columns = (gaussian_matrix(n, sigma, border, truncate, x.dtype, x.device) for n in x.shape[-2:])
     return rows @ x @ columns.T
 
 
-def gaussian_matrix(like: Tensor, n: int, sigma: float, border: str, truncate: float) -> Tensor:
+@lru_cache(maxsize=16)
+def gaussian_matrix(
+    n: int, sigma: float, border: str, truncate: float, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """(n, n): what each pixel of a line takes from each."""
     radius = int(truncate * sigma + 0.5)
-    offset = torch.arange(-radius, radius + 1, device=like.device)
+    offset = torch.arange(-radius, radius + 1, device=device)
     weight = (-0.5 * (offset.double() / sigma) ** 2).exp()
     weight = (weight / weight.sum()).expand(n, -1)
-    source = BORDERS[border](torch.arange(n, device=like.device)[:, None] + offset, n)
-    return weight.new_zeros(n, n).scatter_add_(1, source, weight).to(like.dtype)
+    source = BORDERS[border](torch.arange(n, device=device)[:, None] + offset, n)
+    return weight.new_zeros(n, n).scatter_add_(1, source, weight).to(dtype)
 
 
 def pad(x: Tensor, size: int, border: str = "reflect_101") -> Tensor:
@@ -56,7 +60,7 @@ def pad(x: Tensor, size: int, border: str = "reflect_101") -> Tensor:
     height, width = x.shape[-2:]
     rows = BORDERS[border](torch.arange(-size, height + size, device=x.device), height)
     columns = BORDERS[border](torch.arange(-size, width + size, device=x.device), width)
-    return x[..., rows, :][..., columns]
+    return x.index_select(-2, rows).index_select(-1, columns)
 
 
 def correlate(x: Tensor, kernel: Tensor) -> Tensor:
@@ -79,15 +83,16 @@ def stencil(x: Tensor, kernel: Tensor) -> Tensor:
     return total
 
 
-def disk(like: Tensor, radius: float, sigma: float) -> Tensor:
+@lru_cache(maxsize=16)
+def disk(radius: float, sigma: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(k, k) even disk with a softened edge, 17 or more pixels wide: what a lens out of focus makes of a point."""
     half = 8 if radius <= 8 else math.ceil(radius)
-    line = torch.arange(-half, half + 1, device=like.device)
+    line = torch.arange(-half, half + 1, device=device)
     flat = (line[:, None] ** 2 + line**2 <= radius**2).to(torch.float64)
     soft = torch.arange(-1, 2) if radius <= 8 else torch.arange(-2, 3)
     weight = (-0.5 * (soft.double() / sigma) ** 2).exp()
     weight = weight / weight.sum()
-    return stencil(flat / flat.sum(), weight[:, None] * weight).to(like.dtype)
+    return stencil(flat / flat.sum(), weight[:, None] * weight).to(dtype)
 
 
 def clipped_zoom(x: Tensor, factor: float) -> Tensor:
@@ -115,15 +120,22 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 def box_shrink(levels: Tensor, height: int, width: int) -> Tensor:
     """Each new pixel is the mean of the old ones whose centres lie in its box; levels are rounded after each axis."""
-    narrow = (levels @ _boxes(levels, levels.shape[-1], width).T + 0.5 + 1e-4).floor()
-    return (_boxes(levels, levels.shape[-2], height) @ narrow + 0.5 + 1e-4).floor()
+    for axis, new in ((-1, width), (-2, height)):
+        places, inside = _boxes(levels.shape[axis], new, levels.dtype, levels.device)  # (most, new)
+        if axis == -2:
+            inside = inside[..., None]
+        sums = levels.index_select(axis, places[0])
+        for place, belongs in zip(places[1:], inside[1:], strict=True):
+            sums += levels.index_select(axis, place).mul_(belongs)
+        levels = sums.div_(inside.sum(0)).add_(0.5 + 1e-4).floor_()
+    return levels
 
 
 def stretch(x: Tensor, height: int, width: int) -> Tensor:
     """Each new pixel is the old one in which its centre lies."""
     rows = ((torch.arange(height, device=x.device) + 0.5) * (x.shape[-2] / height)).long()
     columns = ((torch.arange(width, device=x.device) + 0.5) * (x.shape[-1] / width)).long()
-    return x[..., rows, :][..., columns]
+    return x.index_select(-2, rows).index_select(-1, columns)
 
 
 def _lerp(x: Tensor, axis: int, factor: float) -> Tensor:
@@ -140,10 +152,13 @@ def _lerp(x: Tensor, axis: int, factor: float) -> Tensor:
     return x.index_select(axis, low) * (1 - share) + x.index_select(axis, high) * share
 
 
-def _boxes(like: Tensor, old: int, new: int) -> Tensor:
-    """(new, old)."""
+@lru_cache(maxsize=16)
+def _boxes(old: int, new: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(most, new) the old pixels of each box, first, second, …, and whether (0 or 1) there are so many."""
     ratio = old / new
-    centre = (torch.arange(new, dtype=torch.float64, device=like.device)[:, None] + 0.5) * ratio
-    offset = (torch.arange(old, dtype=torch.float64, device=like.device) + 0.5 - centre) / ratio
-    inside = ((offset > -0.5) & (offset <= 0.5)).double()
-    return (inside / inside.sum(1, keepdim=True)).to(like.dtype)
+    centre = (torch.arange(new, dtype=torch.float64, device=device)[:, None] + 0.5) * ratio
+    offset = (torch.arange(old, dtype=torch.float64, device=device) + 0.5 - centre) / ratio
+    inside = (offset > -0.5) & (offset <= 0.5)
+    first, count = inside.int().argmax(1), inside.sum(1)
+    place = torch.arange(int(count.max()), device=device)[:, None]
+    return (first + place).clamp(max=old - 1), (place < count).to(dtype)

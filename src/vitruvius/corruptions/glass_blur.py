@@ -2,8 +2,8 @@
 
 The published loop means to swap two pixels, but its two halves share memory, so it copies: pixel p takes the value of
 p + d, and p + d keeps its own. We copy as well. The loop goes from the last pixel to the first, and later pixels see
-what earlier ones did; pixels on a slanted line do not see each other, so a line is one step (see `waves`), and the
-result is that of the loop exactly. B images (B, C, H, W), P inner pixels.
+what earlier ones did: who copies from a pixel that has copied already gets what that one got. So each pixel follows its
+sources to the end, twice as far at every step, and the result is that of the loop exactly. B images (B, C, H, W).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions, to_levels
-from vitruvius.corruptions.filters import gaussian
+from vitruvius.corruptions.filters import gaussian, take
 
 
 @corruptions.register("glass_blur")
@@ -39,26 +39,15 @@ class GlassBlur(Corruption):
 
 def wander(x: Tensor, offset: Tensor, reach: int) -> Tensor:
     """Every inner pixel, the last one first, takes the value `offset` (B, 2, H, W) rows and columns away from it."""
-    batch, channels, height, width = x.shape
-    step = offset[:, 0] * width + offset[:, 1]  # (B, H, W)
-    pixels = x.flatten(2).permute(2, 0, 1).contiguous()  # (H W, B, C)
-    source = (step.flatten(1) + torch.arange(height * width, device=x.device)).T  # (H W, B)
-    image = torch.arange(batch, device=x.device)
-    order, counts = waves(height, width, reach)
-    for place in order.to(x.device).split(counts):
-        pixels[place] = pixels[source[place], image]
-    return pixels.permute(1, 2, 0).view(batch, channels, height, width)
-
-
-def waves(height: int, width: int, reach: int) -> tuple[Tensor, list[int]]:
-    """The numbers of the inner pixels in the loop's order, and how many at a time cannot see each other.
-
-    Pixel (i, j) of the loop comes at time j + (reach + 1) i. Of two that see each other the later one has the
-    larger time: in the same row at once, in a later row because it is at most `reach` columns back.
-    """
-    rows = torch.tensor(range(height - reach, reach, -1), dtype=torch.int64)
-    columns = torch.tensor(range(width - reach, reach, -1), dtype=torch.int64)
-    time = torch.arange(len(columns)) + (reach + 1) * torch.arange(len(rows))[:, None]
-    place = rows[:, None] * width + columns
-    order = time.flatten().argsort(stable=True)
-    return place.flatten()[order], torch.bincount(time.flatten()).tolist()
+    height, width = x.shape[-2:]
+    rows, columns = (torch.arange(n, device=x.device) for n in (height, width))
+    inner = ((rows > reach) & (rows <= height - reach))[:, None] & (columns > reach) & (columns <= width - reach)
+    inner = inner.flatten()  # (H W,)
+    place = torch.arange(height * width, device=x.device)
+    step = (offset[:, 0] * width + offset[:, 1]).flatten(1)  # (B, H W)
+    source = torch.where(inner, place + step, place)
+    copied = inner[source] & (source > place)  # the source has copied before
+    ahead = torch.where(copied, source, place)
+    while not torch.equal(ahead, further := ahead.gather(1, ahead)):
+        ahead = further
+    return take(x, source.gather(1, ahead).view(-1, height, width))

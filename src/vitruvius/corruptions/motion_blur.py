@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vitruvius._random import Dice
-from vitruvius.corruptions.base import Corruption, corruptions
-from vitruvius.corruptions.filters import take
+from vitruvius.corruptions.base import SMALL, Corruption, corruptions
+from vitruvius.corruptions.filters import pad, take
 
 
 @corruptions.register("motion_blur")
@@ -35,12 +35,23 @@ def motion(x: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor:
     """Blur along `angle` (B,) degrees over 2 radius + 1 steps; the edges are continued."""
     steps = 2 * radius + 1
     weights = [math.exp(-0.5 * (step / sigma) ** 2) for step in range(steps)]
+    height, width = x.shape[-2:]
     direction = torch.deg2rad(angle.double())
-    rows, columns = (torch.arange(n, device=x.device) for n in x.shape[-2:])
+    way = torch.arange(steps, device=x.device)[:, None] * torch.stack((direction.sin(), direction.cos()))[:, None]
+    down, right = (way - 0.5 - 1e-9).ceil().long()  # (steps, B)
     blurred = torch.zeros_like(x)
-    for step, weight in enumerate(weights):
-        down, right = ((step * part - 0.5 - 1e-9).ceil().long()[:, None] for part in (direction.sin(), direction.cos()))
-        from_row = (rows + down).clamp(0, x.shape[-2] - 1)  # (B, H)
-        from_column = (columns + right).clamp(0, x.shape[-1] - 1)  # (B, W)
-        blurred += weight / sum(weights) * take(x, from_row[:, :, None] * x.shape[-1] + from_column[:, None])
+    if x.device.type == "cpu" and height * width > SMALL**2:  # what is copied by its place costs more than a piece
+        padded = pad(x, steps, "nearest")
+        for image, (rows, columns) in enumerate(
+            zip((down + steps).T.tolist(), (right + steps).T.tolist(), strict=True)
+        ):
+            for weight, row, column in zip(weights, rows, columns, strict=True):
+                piece = padded[image, :, row : row + height, column : column + width]
+                blurred[image] += weight / sum(weights) * piece
+        return blurred
+    rows, columns = (torch.arange(n, device=x.device) for n in x.shape[-2:])
+    for weight, lower, further in zip(weights, down[:, :, None], right[:, :, None], strict=True):
+        from_row = (rows + lower).clamp(0, height - 1)  # (B, H)
+        from_column = (columns + further).clamp(0, width - 1)  # (B, W)
+        blurred += weight / sum(weights) * take(x, from_row[:, :, None] * width + from_column[:, None])
     return blurred

@@ -6,6 +6,7 @@ Hendrycks & Dietterich 2019. B images (B, C, H, W) in [0, 1]; lambda a mean numb
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions
+
+CELLS = 1024  # into which [0, 1) is divided, to look photons up
 
 
 @corruptions.register("gaussian_noise")
@@ -55,8 +58,7 @@ class ImpulseNoise(Corruption):
     def disturb(self, x: Tensor, dice: Dice, /, share: float) -> Tensor:
         """`share` of the values become black or white."""
         hit = dice.uniform("hit", x.shape[1:]) < share
-        salt = (dice.uniform("salt", x.shape[1:]) < 0.5).to(x.dtype)
-        return torch.where(hit, salt, x)
+        return torch.where(hit, dice.signs("salt", x.shape[1:]), x)  # -1 is cut to black
 
 
 @corruptions.register("shot_noise")
@@ -75,12 +77,31 @@ class ShotNoise(Corruption):
 
 
 def poisson(level: Tensor, u: Tensor, photons: int) -> Tensor:
-    """Poisson numbers of mean λ = `level` / 255 × `photons`, by inverting the distribution at `u` in [0, 1)."""
+    """Poisson numbers of mean λ = `level` / 255 × `photons`, by inverting the distribution at `u` in [0, 1).
+
+    What is the same in a whole cell of `u` is looked up, the rest is searched for.
+    """
+    table, cells = _inverse(photons, level.device)
+    count = cells.take(level * CELLS + (u * CELLS).long())
+    unsure = (count < 0).nonzero(as_tuple=True)
+    wanted = level[unsure]
+    found = torch.searchsorted(table, u[unsure].double() + wanted, right=True) - wanted * (len(table) // 256)
+    count[unsure] = found.short()
+    return count
+
+
+@lru_cache(maxsize=10)
+def _inverse(photons: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Level + P(at most n photons) for all levels and n, ascending; and n by cells of P, -1 where it differs in one."""
     most = int(photons + 12 * photons**0.5 + 12)
-    count = torch.arange(most, dtype=torch.float64, device=level.device)
-    lam = torch.arange(256, dtype=torch.float64, device=level.device)[:, None] * (photons / 255)
+    count = torch.arange(most, dtype=torch.float64, device=device)
+    level = torch.arange(256, dtype=torch.float64, device=device)[:, None]
+    lam = level * (photons / 255)
     log_probability = torch.xlogy(count, lam) - lam - torch.lgamma(count + 1)
-    below = log_probability.exp().cumsum(1).clamp(max=1)  # (256, most): P(at most `count`)
+    below = log_probability.exp().cumsum(1).clamp(max=1)  # (256, most)
     below[:, -1] = 1
-    table = (below + torch.arange(256, dtype=torch.float64, device=level.device)[:, None]).flatten()
-    return torch.searchsorted(table, u.double() + level, right=True) - level * most
+    table = (below + level).flatten()
+    edge = level + torch.arange(CELLS, dtype=torch.float64, device=device) / CELLS  # (256, CELLS): where cells begin
+    least = torch.searchsorted(table, edge, right=True)
+    same = least == torch.searchsorted(table, edge + 1 / CELLS)
+    return table, torch.where(same, least - level.long() * most, -1).short()

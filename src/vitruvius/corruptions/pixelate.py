@@ -18,6 +18,7 @@ class Pixelate(Corruption):
     """Too few pixels, shown as blocks."""
 
     name: ClassVar[str] = "pixelate"
+    gives_levels: ClassVar[bool] = True
     imagenet: ClassVar = (0.6, 0.5, 0.4, 0.3, 0.25)  # what is left of each side
     cifar: ClassVar = (0.95, 0.9, 0.85, 0.75, 0.65)
 
@@ -25,4 +26,4 @@ class Pixelate(Corruption):
         """`left` is the share of either side's pixels that is left."""
         height, width = x.shape[-2:]
         small = box_shrink((x * 255).round(), max(int(height * left), 1), max(int(width * left), 1))
-        return stretch(small, height, width) / 255
+        return stretch(small, height, width).div_(255)

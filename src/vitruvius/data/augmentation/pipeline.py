@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torchvision import transforms
 
 from vitruvius._errors import ConfigError
+from vitruvius._processes import keep_memory
 from vitruvius._random import split_keys, uniform
 from vitruvius.data._config import DataConfig
 from vitruvius.data.augmentation import colour, filters, resampling
@@ -54,7 +55,7 @@ class BatchAugmentation:
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         """`images` on any device, `keys` (B,) int64 on the CPU."""
         if images.device.type == "cpu":
-            _keep_memory()
+            keep_memory()
         base = self.front(images, keys)
         if not self.config.aug_splits:
             return self._finish(base, keys)
@@ -282,14 +283,6 @@ def _make_step(step: Any, pre: Preprocessing) -> Step:
 
 
 @functools.cache
-def _keep_memory() -> None:
-    """Have the C library keep freed memory instead of giving it back after each batch, which doubles the time on a CPU.
-
-    glibc raises both its limits when a larger block than before is freed, up to 32 MiB; other libraries do not mind.
-    """
-    torch.empty(31 * 2**20, dtype=torch.uint8)
-
-
 def _unbatchable(step: Any) -> ConfigError:
     return ConfigError(
         f"{type(step).__name__} cannot be done on whole batches; use data.cache=none, which augments images one by one."
