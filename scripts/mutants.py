@@ -66,7 +66,7 @@ MUTANTS = [
            "tests/test_files.py"),
     Mutant("synced write", "_files/paths.py", "        os.fsync(handle)\n    finally:", "        pass\n    finally:",
            "tests/test_files.py"),
-    Mutant("no bucket is made", "_files/store.py", "if not has_buckets(filesystem):\n        filesystem.makedirs",
+    Mutant("no bucket is made", "_files/paths.py", "if not has_buckets(filesystem):\n        filesystem.makedirs",
            "if True:\n        filesystem.makedirs", "tests/test_guards.py"),
     # redaction
     Mutant("redact text files", "_files/paths.py", "atomic_write_bytes(path, redact(text).encode",

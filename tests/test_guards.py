@@ -14,7 +14,7 @@ import torch
 
 from vitruvius._errors import CheckpointError, RunError
 from vitruvius._files import append_line, atomic_write_text, read_text, save_tensors
-from vitruvius._files.store import make_folder
+from vitruvius._files.paths import make_folder
 from vitruvius.cli import main
 from vitruvius.converters.base import read_checkpoint
 from vitruvius.evaluation.metrics.calibration import EqualWidth

@@ -170,7 +170,7 @@ def test_the_workers_of_a_dead_process_do_not_keep_its_lock(tmp_path: Path) -> N
 
 def test_of_a_process_elsewhere_the_heartbeat_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other machine is simulated, once with a file system that locks across machines and once without."""
-    monkeypatch.setattr(lock_module, "BEAT", 0.04)
+    monkeypatch.setattr(lock_module, "BEAT", 0.15)
     lock, over = tmp_path / "run" / ".lock", threading.Event()
 
     def beat() -> None:

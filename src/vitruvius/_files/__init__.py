@@ -1,8 +1,5 @@
 """Files that are whole or absent, locks, tensors, and runs at URLs: all that is written goes through here."""
 
-from vitruvius._files.arrays import is_array as is_array
-from vitruvius._files.arrays import read_arrays as read_arrays
-from vitruvius._files.arrays import read_mask_arrays as read_mask_arrays
 from vitruvius._files.lock import Lock as Lock
 from vitruvius._files.paths import MadeFolder as MadeFolder
 from vitruvius._files.paths import StrPath as StrPath
@@ -14,6 +11,7 @@ from vitruvius._files.paths import ensure_writable as ensure_writable
 from vitruvius._files.paths import exists as exists
 from vitruvius._files.paths import explained as explained
 from vitruvius._files.paths import is_lock as is_lock
+from vitruvius._files.paths import is_url as is_url
 from vitruvius._files.paths import join as join
 from vitruvius._files.paths import read_bytes as read_bytes
 from vitruvius._files.paths import read_json as read_json
@@ -24,9 +22,11 @@ from vitruvius._files.remote import STATE as STATE
 from vitruvius._files.remote import RemoteCopy as RemoteCopy
 from vitruvius._files.remote import fetch as fetch
 from vitruvius._files.remote import local_path as local_path
-from vitruvius._files.store import is_url as is_url
 from vitruvius._files.tensors import bytes_of as bytes_of
+from vitruvius._files.tensors import is_array as is_array
 from vitruvius._files.tensors import load_tensors as load_tensors
 from vitruvius._files.tensors import pack_tensors as pack_tensors
+from vitruvius._files.tensors import read_arrays as read_arrays
+from vitruvius._files.tensors import read_mask_arrays as read_mask_arrays
 from vitruvius._files.tensors import save_tensors as save_tensors
 from vitruvius._files.tensors import unpack_tensors as unpack_tensors

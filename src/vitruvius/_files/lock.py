@@ -23,9 +23,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from vitruvius._errors import RunError
-from vitruvius._files.paths import LOCK, MadeFolder, StrPath, explained
+from vitruvius._files.paths import LOCK, MadeFolder, StrPath, explained, is_url
 from vitruvius._files.remote import local_path
-from vitruvius._files.store import is_url
 
 BEAT = 10.0  # seconds between two signs of life
 SILENCE = 3.5  # beats without a sign of life after which a process of another machine counts as dead

@@ -15,8 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from vitruvius._errors import RunError
-from vitruvius._files.paths import StrPath, atomic_write_text, exists, explained, join, read_text
-from vitruvius._files.store import at_url, has_buckets, is_url, make_folder, open_url
+from vitruvius._files.paths import (
+    StrPath,
+    at_url,
+    atomic_write_text,
+    exists,
+    explained,
+    has_buckets,
+    is_url,
+    join,
+    make_folder,
+    open_url,
+    read_text,
+)
 from vitruvius._secrets import redact
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
