@@ -67,6 +67,7 @@ def test_maps_of_rpc_are_its_last_softmax_and_give_its_output(model: PixelModel,
         core.register_forward_hook(lambda _, __, out, name=name: outputs.__setitem__(name, out.detach()))
     with record(rewired) as seen, torch.no_grad():
         rewired(image[None])
+    put_out = dict(outputs)  # to look runs the model again
     (view,) = vitruvius.look(rewired, image).views
     for layer in view.layers:
         core = core_of(rewired, layer.name)
@@ -74,7 +75,7 @@ def test_maps_of_rpc_are_its_last_softmax_and_give_its_output(model: PixelModel,
         last = core.kernel.last_softmax(core.run_stages(seen[layer.name]).heads)
         assert last is not None
         assert np.abs(layer.maps - attention_map(last)[0].detach().numpy()).max() <= 1e-5
-        assert torch.allclose(torch.from_numpy(layer.maps) @ seen[layer.name].v[0], outputs[layer.name][0], atol=1e-3)
+        assert torch.allclose(torch.from_numpy(layer.maps) @ seen[layer.name].v[0], put_out[layer.name][0], atol=1e-3)
         assert "rpc" in layer.core
 
 
@@ -212,9 +213,7 @@ def test_windows_lie_where_swin_puts_them(image: Tensor) -> None:
         patches = torch.arange(layer.grid[0] * layer.grid[1]).view(1, *layer.grid, 1)
         rolled = torch.roll(patches, shifts=(-layer.shift[0], -layer.shift[1]), dims=(1, 2))
         places = window_partition(rolled, layer.window).flatten(1).squeeze(-1)  # (W, tokens) → patch
-        from vitruvius.look.figures import _in_windows
-
-        assert (_in_windows(layer, places.numpy()) == patches.view(layer.grid).numpy()).all()
+        assert (layer.in_windows(places.numpy()) == patches.view(layer.grid).numpy()).all()
     assert any("rollout" in note for note in view.notes)
 
 
@@ -271,3 +270,15 @@ def test_figures_are_written_as_png_and_pdf(model: PixelModel, image: Tensor, tm
         "1-image-0-heads.pdf", "1-image-0-heads.png", "1-image-0-overview.pdf", "1-image-0-overview.png",
     ]  # fmt: skip
     assert all(file.stat().st_size > 2000 for file in files)
+
+
+def test_the_frame_holds_the_map_over_the_patches_head_by_head(model: PixelModel, image: Tensor, tmp_path: Any) -> None:
+    pandas = pytest.importorskip("pandas", reason="frames need pandas, which is not installed")
+    found = vitruvius.look(model, image, attention="rpc:iterations=2")
+    frame = found.to_frame()
+    assert len(frame) == 2 * 2 * 2 * 16, "attentions, layers, heads, patches"
+    layer = found.views[1].layers[1]
+    chosen = frame[(frame.model == "rpc:iterations=2") & (frame.layer == layer.name) & (frame["head"] == 1)]
+    assert np.allclose(chosen.weight.to_numpy(), layer.maps[1, 0, 1:])
+    assert found.to_csv(tmp_path / "look.csv") == (tmp_path / "look.csv").read_text()
+    assert pandas.read_csv(tmp_path / "look.csv").weight.sum() == pytest.approx(frame.weight.sum())

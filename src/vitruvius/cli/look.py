@@ -57,6 +57,7 @@ def look(
     """
     from vitruvius._files import Lock, check_out
     from vitruvius.request import open_request
+    from vitruvius.targets.base import open_target
 
     overrides = [word for word in pictures if "=" in word and not Path(word).exists()]
     files = [word for word in pictures if word not in overrides]
@@ -83,14 +84,18 @@ def look(
         alone=True,
     ) as request:
         from vitruvius.evaluation.threats import make_threat
-        from vitruvius.look.command import open_variants, pictures_of
-        from vitruvius.look.looking import look_at
+        from vitruvius.look.looking import compare, look_at, variant_of
+        from vitruvius.look.pictures import pictures_of, read_pictures
 
         attack = None if threat is None else make_threat(threat, where="--threat")
-        shown = pictures_of(request, files, images) if files or from_data else []
-        variants = open_variants(
-            request, shown, overrides, beside=beside, attention=attention or (), masks=masks, sparsity=sparsity
-        )
+        shown = read_pictures(files, request.model.data_config, images=images) if files else []
+        shown = pictures_of(request.loader) if from_data else shown
+        variants = [variant_of(request.target, request.process.device)]
+        if beside is not None:
+            settings = [word for word in overrides if word.startswith(("data.", "device=", "plugins="))]
+            other = open_target(beside, settings, data_needed=False)
+            variants.append(variant_of(other, request.process.device))
+        variants = compare(variants, shown, attention=attention or (), masks=masks, sparsity=sparsity)
         if serve:
             from vitruvius.look.serving import serve as serve_page
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitruvius._style import figure_style, heat, save_figure
-from vitruvius.look.looking import Layer, Look, View
+from vitruvius.look.looking import Look, View
 from vitruvius.look.pictures import as_uint8
 
 LOW, HIGH = 1, 99  # percentiles between which colours are spread
@@ -39,46 +39,32 @@ def draw_overview(views: Sequence[View], layer: str | int = -1, head: int | None
 
     layer: by name or number. head: default: the mean of all.
     """
-    rows = [_panels(view, layer, head) for view in views]
-    wide = max(map(len, rows))
-    with figure_style():
-        figure = Figure(figsize=(2.3 * wide, 2.65 * len(rows)), layout="constrained")
-        axes = figure.subplots(len(rows), wide, squeeze=False)
-        for view, panels, row in zip(views, rows, axes, strict=True):
-            for place, cell in enumerate(row):
-                _draw(
-                    figure,
-                    cell,
-                    view,
-                    *(panels[place] if place < len(panels) else ("", None)),
-                    shown=place < len(panels),
-                )
-    return figure, axes
+    return _draw_rows([(view, _panels(view, layer, head)) for view in views], 2.3, 2.65)
 
 
 def draw_heads(views: Sequence[View], layer: str | int = -1) -> Figure:
     """All heads of a layer, by name or number, for each of the views, from the token that answers."""
-    chosen = [(view, view.layer(layer)) for view in views if view.layers and view.layer(layer).kind != "matrix"]
     rows = []
-    for view, found in chosen:
-        heads = [
-            (f"{view.title}, head {h + 1}" if not h else f"head {h + 1}", _over(found, h)) for h in range(_heads(found))
-        ]
-        rows += [(view, heads[first : first + HEADS_IN_ROW]) for first in range(0, len(heads), HEADS_IN_ROW)]
+    for view in views:
+        if view.layers and (found := view.layer(layer)).kind != "matrix":
+            heads: list[Panel] = [(f"head {h + 1}", found.over(h)) for h in range(found.num_heads)]
+            heads[0] = (f"{view.title}, head 1", heads[0][1])
+            rows += [(view, heads[first : first + HEADS_IN_ROW]) for first in range(0, len(heads), HEADS_IN_ROW)]
+    return _draw_rows(rows, 2.0, 2.35)[0]
+
+
+def _draw_rows(rows: Sequence[tuple[View, list[Panel]]], width: float, height: float) -> tuple[Figure, np.ndarray]:
+    """Panels of `width` by `height` inches, a row for each view; and their axes."""
     wide = max(len(panels) for _, panels in rows)
     with figure_style():
-        figure = Figure(figsize=(2.0 * wide, 2.35 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(width * wide, height * len(rows)), layout="constrained")
         axes = figure.subplots(len(rows), wide, squeeze=False)
         for (view, panels), row in zip(rows, axes, strict=True):
-            for place, cell in enumerate(row):
-                _draw(
-                    figure,
-                    cell,
-                    view,
-                    *(panels[place] if place < len(panels) else ("", None)),
-                    shown=place < len(panels),
-                )
-    return figure
+            for cell in row:
+                cell.set_axis_off()
+            for (title, over), cell in zip(panels, row, strict=False):
+                _draw(figure, cell, view, title, over)
+    return figure, axes
 
 
 def _panels(view: View, layer: str | int, head: int | None) -> list[Panel]:
@@ -87,7 +73,7 @@ def _panels(view: View, layer: str | int, head: int | None) -> list[Panel]:
     if view.layers and view.layer(layer).kind != "matrix":
         found = view.layer(layer)
         which = "mean of heads" if head is None else f"head {head + 1}"
-        panels.append((f"{found.name}\n{which}", _over(found, head)))
+        panels.append((f"{found.name}\n{which}", found.over(head)))
     if view.rollout is not None:
         panels.append(("rollout", view.rollout))
     for method, maps in (("relevance", view.relevance), ("integrated gradients", view.gradients)):
@@ -95,38 +81,7 @@ def _panels(view: View, layer: str | int, head: int | None) -> list[Panel]:
     return panels
 
 
-def _heads(layer: Layer) -> int:
-    return layer.packed.codes.shape[1]
-
-
-def _over(layer: Layer, head: int | None) -> np.ndarray:
-    """(rows, columns): where the token that answers looks, or the mean of patches; of one head or all."""
-    assert layer.grid is not None
-    maps = layer.packed.numpy()
-    chosen = maps.mean(1) if head is None else maps[:, head]  # (W, N, M)
-    if layer.kind == "windows":
-        return _in_windows(layer, chosen.mean(1))
-    rows = chosen[0, layer.answering : layer.answering + 1] if layer.answering >= 0 else chosen[0, len(layer.prefix) :]
-    whole: np.ndarray = rows.mean(0)[len(layer.prefix) :].reshape(layer.grid)
-    return whole
-
-
-def _in_windows(layer: Layer, values: np.ndarray) -> np.ndarray:
-    """(W, M) by window → (rows, columns) of the picture."""
-    assert layer.grid is not None
-    rows, columns = layer.grid
-    high, wide = layer.window
-    across = -(-columns // wide)
-    y = (np.arange(rows)[:, None] - layer.shift[0]) % rows
-    x = (np.arange(columns)[None] - layer.shift[1]) % columns
-    whole: np.ndarray = values[(y // high) * across + x // wide, (y % high) * wide + x % wide]
-    return whole
-
-
-def _draw(figure: Figure, axes: Axes, view: View, title: str, over: np.ndarray | None, *, shown: bool) -> None:
-    axes.set_axis_off()
-    if not shown:
-        return
+def _draw(figure: Figure, axes: Axes, view: View, title: str, over: np.ndarray | None) -> None:
     pixels = as_uint8(view.pixels).transpose(1, 2, 0)
     axes.imshow(pixels, interpolation="nearest")
     axes.set_title("\n".join(textwrap.fill(line, TITLE) for line in title.splitlines()), fontsize=8)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import check_logits, check_model, device_of, in_eval_mode
-from vitruvius._errors import ConfigError, MissingExtra, NoSiteError, UnsuitableSite, suggest
+from vitruvius._errors import ConfigError, MissingExtra, NoSiteError, UnsuitableSite, VitruviusError, suggest
 from vitruvius._imagenet import NUM_CLASSES, imagenet_classes
+from vitruvius._notebook import Records, Shown
 from vitruvius._progress import Progress, no_progress, part_of, scaled
 from vitruvius._registry import Spec
 from vitruvius.analysis.base import Attended
@@ -30,7 +32,7 @@ from vitruvius.attacks.base import disturb
 from vitruvius.attention.base import Core, part
 from vitruvius.attention.mask import Mask
 from vitruvius.compression import average_maps, load_masks, make_masks
-from vitruvius.data.naming import in_words
+from vitruvius.data.naming import class_words, in_words
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.heads import Heads, Site
 from vitruvius.look.pictures import Picture, read_pictures
@@ -40,6 +42,7 @@ from vitruvius.surgery.base import inner
 from vitruvius.surgery.recording import core_of, map_of
 from vitruvius.surgery.rewiring import plug
 from vitruvius.surgery.sites import match
+from vitruvius.targets.base import Target, open_target
 
 BEST = 5  # classes that are named, and whose relevance is shown
 STEPS = 20  # of integrated gradients
@@ -84,6 +87,32 @@ class Layer:
         values = self.packed.numpy()
         return values if self.kind == "windows" else values[0]
 
+    @property
+    def num_heads(self) -> int:
+        return self.packed.codes.shape[1]
+
+    def over(self, head: int | None = None) -> np.ndarray:
+        """(rows, columns): where the token that answers looks, or the patches on average; of one head or all."""
+        assert self.grid is not None
+        maps = self.packed.numpy()
+        chosen = maps.mean(1) if head is None else maps[:, head]  # (W, N, M)
+        if self.kind == "windows":
+            return self.in_windows(chosen.mean(1))
+        first = len(self.prefix)
+        rows = chosen[0, self.answering : self.answering + 1] if self.answering >= 0 else chosen[0, first:]
+        whole: np.ndarray = rows.mean(0)[first:].reshape(self.grid)
+        return whole
+
+    def in_windows(self, values: np.ndarray) -> np.ndarray:
+        """(W, M) by window → (rows, columns) of the picture."""
+        assert self.grid is not None
+        rows, columns = self.grid
+        high, wide = self.window
+        y = (np.arange(rows)[:, None] - self.shift[0]) % rows
+        x = (np.arange(columns)[None] - self.shift[1]) % columns
+        whole: np.ndarray = values[(y // high) * -(-columns // wide) + x // wide, (y % high) * wide + x % wide]
+        return whole
+
 
 class Answer(NamedTuple):
     """A class, and how likely the model finds it."""
@@ -122,9 +151,12 @@ class View:
         return self.layers[known.index(str(name))]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """What `look` found: views in order of pictures, models, clean before attacked."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Look(Shown):
+    """What `look` found: views in order of pictures, models, clean before attacked.
+
+    A row of its frame is a patch: the weight that a head of a layer gives it, as `Layer.over` says.
+    """
 
     title: str
     views: tuple[View, ...]
@@ -137,7 +169,7 @@ class Look:
         atomic_write_text(Path(path), render(self))
         return Path(path)
 
-    def plot(self, layer: str | int = -1, head: int | None = None) -> Any:
+    def plot(self, layer: str | int = -1, head: int | None = None) -> Any:  # type: ignore[override]
         """The pictures under what they attend to, as matplotlib axes, (views, methods).
 
         layer: by name or number. head: default: the mean of all.
@@ -161,8 +193,19 @@ class Look:
         notes = dict.fromkeys(note for view in self.views for note in view.notes)
         return "\n".join([*lines, *notes])
 
-    def __repr__(self) -> str:
-        return f"<Look: {self.title}, {len(self.views)} views>"
+    def _title(self) -> str:
+        return f"{self.title}, {len(self.views)} views"
+
+    def _records(self) -> Records:
+        named = ("picture", "model", "threat")
+        return [
+            {**{key: getattr(view, key) for key in named}, "layer": layer.name, "head": head, "row": y, "column": x,
+             "weight": float(weight)}
+            for view in self.views
+            for layer in view.layers if layer.kind != "matrix"
+            for head in range(layer.num_heads)
+            for (y, x), weight in np.ndenumerate(layer.over(head))
+        ]  # fmt: skip
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -214,6 +257,17 @@ def look(
         variants.append(Variant(_title(beside), other, class_names(other, names)))
     variants = compare(variants, pictures, attention=attention, masks=masks, sparsity=sparsity)
     return look_at(variants, pictures, threat=threat, of_class=of_class, progress=progress)
+
+
+def variant_of(target: Target, device: torch.device) -> Variant:
+    """What names a model elsewhere, to look at: its classes are called as in the data it was trained on."""
+    model = target.model.to(device).eval()
+    names: Sequence[str] = ()
+    if target.is_run or target.own_data:
+        with suppress(VitruviusError, OSError):  # the data are elsewhere: their classes have numbers
+            names = class_words(target.config.data)
+    title = target.config.model.name if target.config.model.weights == target.text else Path(target.text).name
+    return Variant(title, model, names if len(names) == model.num_classes else class_names(model))
 
 
 def look_at(
@@ -338,8 +392,6 @@ def moved(before: Layer, after: Layer) -> float:
 
 def _model(model: str | Path | nn.Module) -> nn.Module:
     if isinstance(model, str | Path):
-        from vitruvius.targets.base import open_target
-
         return open_target(str(model), data_needed=False).model.eval()
     check_model(model)
     if isinstance(model, PixelModel):

@@ -60,6 +60,15 @@ def read_pictures(sources: Iterable[Any], preprocessing: Any, *, images: int | N
     return read
 
 
+def pictures_of(loader: Any) -> list[Picture]:
+    """The images of a loader of `vitruvius.data`, already as the model wants them."""
+    return [
+        Picture(f"{loader.name} {number}", pixels)
+        for x, _, ids in loader.with_ids()
+        for pixels, number in zip(x.cpu(), ids.tolist(), strict=True)
+    ]
+
+
 def decode(file: Path | io.BytesIO, name: str) -> Image.Image:
     """The picture as people see it: first frame, turned as EXIF says, transparent parts white, 8 bits, RGB.
 
