@@ -5,7 +5,8 @@ import torch
 from attending import assert_golden, assert_golden_gradients, make_heads, make_site, of_case, read_golden, run_layer
 
 from vitruvius.attention.rpc import RPC
-from vitruvius.attention.softmax import attend
+from vitruvius.attention.softmax import attend, by_products
+from vitruvius.heads import Heads
 
 FILES = {name: read_golden(name) for name in ("rpc_a", "rpc_b", "rpc_edge")}
 CASES = [(name, case) for name, (_, metadata) in FILES.items() for case in metadata["cases"]]
@@ -74,10 +75,21 @@ def test_released_variant_matches_sums_of_the_published_layer_on_written_out_inp
 @pytest.mark.parametrize("iterations", [1, 2, 3, 5])
 def test_paper_variant_is_the_papers_loop_with_threshold_lambda_over_mu(iterations, sign):
     heads = make_heads()
+    leaves = [heads.k.requires_grad_(), heads.v.requires_grad_()]
     mu = heads.k[0, 0].numel() / 4 / heads.k.abs().sum((-2, -1))
     expected = pursued_by_hand(heads, iterations, 0.3 / mu, sign)
     out = rpc(iterations=iterations, sparsity=0.3, variant="paper", dual_sign=sign)(heads)
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+    gradients = (torch.autograd.grad(x.square().sum(), leaves) for x in (out, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
+
+
+def test_second_gradients_pass_through_the_clipping(monkeypatch):
+    monkeypatch.setattr("vitruvius.attention.rpc.attend", by_products)
+    kernel = rpc(make_site(heads=2, queries=4, key_dim=3), iterations=3, sparsity=0.7)
+    leaves = [x.requires_grad_() for x in torch.randn(2, 1, 2, 4, 3, dtype=torch.float64).unbind()]
+    answer = lambda k, v: kernel(Heads(k, k, v, None, 0.5))  # noqa: E731
+    assert torch.autograd.gradgradcheck(answer, leaves, check_undefined_grad=False)
 
 
 def test_the_variants_are_no_renaming_of_one_another():
@@ -143,10 +155,11 @@ def test_the_asymmetric_form_is_the_loop_with_cleaned_keys_and_plain_queries(sig
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("sparsity", [0.5, float("inf")])
 @pytest.mark.parametrize("asymmetric", [False, True])
-def test_without_a_gradient_the_answer_is_the_same_and_the_heads_stay(asymmetric, sparsity):
-    heads, before = make_heads(), make_heads()
+def test_without_a_gradient_the_answer_is_the_same_and_the_heads_stay(asymmetric, sparsity, dtype):
+    heads, before = make_heads(dtype=dtype), make_heads(dtype=dtype)
     kernel = rpc(iterations=3, sparsity=sparsity, asymmetric=asymmetric)
     plain = kernel(heads)
     assert all(torch.equal(x, y) for x, y in zip(heads[:3], before[:3], strict=True))
@@ -196,7 +209,7 @@ def test_tiny_keys_in_half_precision_do_not_overflow_the_threshold():
     assert torch.autograd.grad(out.float().square().sum(), heads.k)[0].isfinite().all()
 
 
-def test_backward_remembers_two_bytes_an_entry_beside_keys_and_outputs():
+def test_backward_remembers_one_byte_an_entry_beside_keys_and_outputs():
     heads = make_heads(tokens=16, width=16)
     heads = heads._replace(k=heads.k.requires_grad_(), v=heads.v.requires_grad_())
 
@@ -209,5 +222,5 @@ def test_backward_remembers_two_bytes_an_entry_beside_keys_and_outputs():
         return sum(sizes.values())
 
     entries = heads.k.numel()
-    # clean keys and their output, a byte each for side and condition, the log-sum-exp of each row
-    assert saved_bytes(5) - saved_bytes(4) <= entries * (8 + 8 + 1 + 1) + entries // 16 * 8 + 64
+    # clean keys and their output, a byte for the side of the clipping, the log-sum-exp of each row
+    assert saved_bytes(5) - saved_bytes(4) <= entries * (8 + 8 + 1) + entries // 16 * 8 + 64

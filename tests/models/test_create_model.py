@@ -10,7 +10,9 @@ import timm
 import torch
 from timm.data import resolve_data_config
 
+import vitruvius
 from vitruvius._errors import ConfigError, NoSiteError, UnknownName
+from vitruvius.analysis import explain
 from vitruvius.attention import part
 from vitruvius.models import PixelModel, create_model, models
 from vitruvius.models.config import AttentionRule
@@ -137,6 +139,43 @@ def test_bound_parts_are_taken_too() -> None:
 def test_an_unknown_model_is_answered_with_the_nearest(name: str, letter: str) -> None:
     with pytest.raises(UnknownName, match=letter):
         create_model(name)
+
+
+SENSELESS = [
+    {"depth": 0},
+    {"num_heads": 0},
+    {"num_heads": [2, 0]},
+    {"img_size": 1},
+    {"img_size": "large"},
+    {"patch_size": 100},
+    {"num_classes": -1},
+    {"num_classes": True},
+    {"in_chans": 0},
+    {"embed_dim": 0},
+    {"drop_path_rate": 2},
+    {"attn_drop_rate": 1.0},
+    {"blocks": 3},
+]
+
+
+@pytest.mark.parametrize("settings", SENSELESS, ids=str)
+@pytest.mark.parametrize("name", ["test_vit", "vitruvius/vit_digits"])
+def test_settings_that_make_no_model_are_refused(name: str, settings: dict[str, Any]) -> None:
+    shown = {"img_size": 32} if name == "test_vit" else {}
+    with pytest.raises(ConfigError, match=rf"'{name}' cannot be made with .*{next(iter(settings))}"):
+        create_model(name, **{**shown, **settings})
+
+
+def test_a_model_without_a_head_is_refused_wherever_classes_count() -> None:
+    model, images = create_model("vitruvius/vit_digits", num_classes=0), torch.rand(2, 3, 8, 8)
+    for asked in (
+        lambda: vitruvius.evaluate(model, [(images, torch.zeros(2, dtype=torch.int64))]),
+        lambda: vitruvius.analyse(model, [images], "relevance"),
+        lambda: explain(model, images),
+    ):
+        with pytest.raises(ConfigError, match=r"no head \(num_classes = 0\)"):
+            asked()
+    vitruvius.analyse(model, [images], "rollout")
 
 
 def test_our_models_have_no_pretrained_weights_and_no_name_of_timms() -> None:

@@ -11,6 +11,7 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 
+import vitruvius
 from small_run import small_run
 from vitruvius._errors import CheckpointError, ConfigError, RunError
 from vitruvius._files import atomic_write_bytes, atomic_write_text, save_tensors
@@ -135,6 +136,28 @@ def test_a_file_that_is_no_state_dict_or_not_there_is_said(tmp_path: Path) -> No
     for missing in (tmp_path / "nothing.pth", tmp_path):
         with pytest.raises(CheckpointError, match=r"expected a run folder, a .safetensors or a .pth file"):
             load_weights(tiny(), missing)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64], ids=str)
+def test_weights_that_are_no_floats_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = tiny()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    state = {**inner(model).state_dict(), "head.weight": inner(model).state_dict()["head.weight"].to(dtype)}
+    torch.save(state, tmp_path / "w.pth")
+    for source in (state, tmp_path / "w.pth"):
+        with pytest.raises(CheckpointError, match=r"1 tensors that are not of floating point.*\(head.weight"):
+            load_weights(model, source)
+    assert_untouched(model, before)
+
+
+def test_what_holds_no_weights_is_refused() -> None:
+    for source in (None, 5, [1]):
+        with pytest.raises(ConfigError, match="expected a state dict"):
+            load_weights(tiny(), source)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=r"1 values are no tensors \(a\)"):
+        load_weights(tiny(), {"a": "b"})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match="None names no model"):
+        vitruvius.load_model(None)  # type: ignore[arg-type]
 
 
 def test_a_run_folder_is_a_model(tmp_path: Path) -> None:

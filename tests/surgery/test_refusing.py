@@ -10,7 +10,7 @@ import torch
 from operating import Scaled, Wrapper, Zeros
 from torch import Tensor, nn
 
-from vitruvius._errors import NoSiteError, SurgeryError, UnsuitableSite
+from vitruvius._errors import ConfigError, NoSiteError, SurgeryError, UnsuitableSite
 from vitruvius.heads import Site
 from vitruvius.surgery import head_weights, record, restore, rewire, survey
 
@@ -68,6 +68,8 @@ def test_every_glob_of_a_list_must_match(tiny_vit: Vit) -> None:
         rewire(model, "softmax", where=["blocks.0.attn", "blocks.7.attn"])
     with pytest.raises(NoSiteError, match="matches none"):
         rewire(model, "softmax", where=[])
+    with pytest.raises(ConfigError, match=r"where=\[0, 1\], expected globs"):
+        rewire(model, "softmax", where=[0, 1])  # type: ignore[list-item]
     assert_untouched(model, before)
 
 

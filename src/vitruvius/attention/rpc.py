@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from vitruvius._errors import ConfigError, UnsuitableSite
 from vitruvius.attention.base import Kernel, at_least_float32, attentions
 from vitruvius.attention.fused import wanted
 from vitruvius.attention.fused.rpc import pursue
-from vitruvius.attention.softmax import attend, wants_no_gradient
+from vitruvius.attention.softmax import attend
 from vitruvius.attention.symmetric import require_keys_can_ask
 from vitruvius.heads import Heads, Site
 
@@ -68,16 +68,10 @@ class RPC(Kernel):
         """The last iteration: the cleaned keys, and they or q as the queries."""
         keys = at_least_float32(heads.k)
         tau = THRESHOLDS[self.variant](keys, self.sparsity)  # (B, H, 1, D)
-        in_place = wants_no_gradient(heads)  # a fresh tensor costs a CPU more than the arithmetic
-        add, subtract = (Tensor.add_, Tensor.sub_) if in_place else (Tensor.add, Tensor.sub)
         kept = clean = clip(keys, tau)  # c + L; L and u begin at 0
-        if kept is heads.k and in_place:
-            kept = kept.clone()
         for _ in range(1, self.iterations):
             low = attend(self._attended(heads, clean)._replace(dropout=0.0))
-            dual = subtract(kept, low)
-            kept = add(clip((keys - low).add_(dual), tau, in_place=in_place), low)
-            clean = kept.add(dual, alpha=self.dual_sign - 1)
+            kept, clean = step(keys, kept, low, tau, self.dual_sign)
         return self._attended(heads, clean)
 
     def _attended(self, heads: Heads, clean: Tensor) -> Heads:
@@ -101,20 +95,83 @@ class RPC(Kernel):
         return f"iterations={self.iterations}, sparsity={self.sparsity}, variant={self.variant!r}{form}{sign}"
 
 
-def clip(x: Tensor, tau: Tensor | None, *, in_place: bool = False) -> Tensor:
-    """`x` limited to ±`tau`. The backward pass needs two bytes per entry instead of x; tau gets its gradient too.
-
-    `in_place` writes into x, where no gradient is wanted. Without tensors of bool: a CPU takes four to twenty times as
-    long over them as over the same arithmetic in numbers.
-    """
+def clip(x: Tensor, tau: Tensor | None) -> Tensor:
+    """`x` (B, H, N, D) limited to ±`tau` (B, H, 1, D), where there is one; tau gets its gradient too."""
     if tau is None:
         return x
-    if not (torch.is_grad_enabled() and (x.requires_grad or tau.requires_grad)):
-        return torch.clamp(x, -tau, tau, out=x if in_place else None)
-    with torch.no_grad():
-        side = (x - x.clamp(-tau, tau)).sign_().to(torch.int8)  # -1 below, 0 within, 1 above
-        within = 1 - side.abs()
-    return x * within + side * tau
+    clipped: Tensor = _Clip.apply(x, tau) if _wants_gradient(x, tau) else x.clamp(-tau, tau)
+    return clipped
+
+
+def step(keys: Tensor, kept: Tensor, low: Tensor, tau: Tensor | None, dual_sign: int) -> tuple[Tensor, Tensor]:
+    """One step of the pursuit: c + L of this iteration and the cleaned keys of the next, both (B, H, N, D).
+
+    `keys` are k, `kept` is c + L of the step before, `low` this iteration's L; `tau` and `dual_sign` as in `RPC`.
+    """
+    if tau is not None and _wants_gradient(keys, kept, low):
+        pursued: tuple[Tensor, Tensor] = _Step.apply(keys, kept, low, tau, dual_sign)
+        return pursued
+    dual = kept - low
+    free = (keys - low).add_(dual)
+    kept = (free if tau is None else torch.clamp(free, -tau, tau, out=free)).add_(low)
+    return kept, dual.mul_(dual_sign - 1).add_(kept)
+
+
+class _Clip(torch.autograd.Function):
+    """Clipping whose backward pass needs one byte an entry instead of x, and no tensor of bool.
+
+    A CPU takes four to twenty times as long over bools as over the same arithmetic in numbers.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tau: Tensor) -> Tensor:
+        clipped = x.clamp(-tau, tau)
+        ctx.save_for_backward(_side(x - clipped))
+        return clipped
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return _split(grad, *ctx.saved_tensors)
+
+
+class _Step(torch.autograd.Function):
+    """`step` with its gradient by hand: fresh tensors cost a CPU more than the arithmetic."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, keys: Tensor, kept: Tensor, low: Tensor, tau: Tensor, dual_sign: int
+    ) -> tuple[Tensor, Tensor]:
+        dual = kept - low
+        free = (keys - low).add_(dual)
+        clipped = free.clamp(-tau, tau)
+        ctx.save_for_backward(_side(free.sub_(clipped)))
+        ctx.set_materialize_grads(False)
+        ctx.dual_sign = dual_sign
+        kept = clipped.add_(low)
+        return kept, dual.mul_(dual_sign - 1).add_(kept)
+
+    @staticmethod
+    def backward(ctx: Any, grad_kept: Tensor | None, grad_clean: Tensor) -> tuple[Tensor | None, ...]:
+        grad = grad_clean if grad_kept is None else grad_kept + grad_clean  # nobody asks the last step for c + L
+        grad_keys, grad_tau = _split(grad, *ctx.saved_tensors)
+        grad_dual = torch.add(grad_keys, grad_clean, alpha=ctx.dual_sign - 1)
+        return grad_keys, grad_dual, grad - grad_keys - grad_dual, grad_tau, None
+
+
+def _wants_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def _side(lost: Tensor) -> Tensor:
+    """What clipping took away, in one byte: -1 below, 0 within, 1 above."""
+    return lost.sign_().to(torch.int8)
+
+
+def _split(grad: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of what was clipped, where it was not, and that of the threshold."""
+    side = side.to(grad.dtype)
+    beyond = grad * side
+    return torch.addcmul(grad, beyond, side, value=-1), beyond.sum(-2, keepdim=True)
 
 
 def released_threshold(keys: Tensor, sparsity: float) -> Tensor | None:

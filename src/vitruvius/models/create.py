@@ -36,6 +36,10 @@ from vitruvius.surgery.rewiring import KEY
 logger = logging.getLogger(__name__)
 
 FOLDER = "local-dir:"  # how timm names a folder in the layout of the Hugging Face hub
+SIZES = {
+    "num_classes": 0,
+    **dict.fromkeys(("depth", "num_heads", "embed_dim", "img_size", "patch_size", "in_chans"), 1),
+}
 
 
 def create_model(
@@ -203,12 +207,27 @@ def _sized(model: Any, timm_kwargs: Mapping[str, Any]) -> nn.Module:
 
 
 def _built(name: str, build: Callable[[], nn.Module], kwargs: Mapping[str, Any]) -> nn.Module:
+    for setting, value in kwargs.items():
+        _check_setting(name, setting, value)
     try:
-        return build()
-    except (TypeError, AssertionError, ValueError, RuntimeError) as error:
+        made = build()
+    except (TypeError, AssertionError, ValueError, RuntimeError, ArithmeticError) as error:
         if not kwargs or isinstance(error, UnknownName) or _is_download(error):
             raise
         raise ConfigError(f"{name!r} cannot be made with {dict(kwargs)}: {error}") from error
+    if getattr(getattr(made, "patch_embed", None), "num_patches", None) == 0:
+        raise ConfigError(f"{name!r} cannot be made with {dict(kwargs)}: not one patch fits into such an image.")
+    return made
+
+
+def _check_setting(name: str, setting: str, value: Any) -> None:
+    """Refuse a size that timm takes and that makes no model: no block, no head, minus one class."""
+    least = SIZES.get(setting)
+    values = value if isinstance(value, list | tuple) else [value]
+    if least is not None and not all(isinstance(x, int) and not isinstance(x, bool) and x >= least for x in values):
+        raise ConfigError(f"{name!r} cannot be made with {setting}={value!r}: expected whole numbers from {least} on.")
+    if setting.endswith("_rate") and not (isinstance(value, int | float) and 0 <= value < 1):
+        raise ConfigError(f"{name!r} cannot be made with {setting}={value!r}: expected a share from 0 to below 1.")
 
 
 def _is_download(error: Exception) -> bool:

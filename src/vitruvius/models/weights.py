@@ -17,6 +17,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Collection, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,13 @@ def load_weights(
     weights, whatever its number of classes; `resample` brings positions and patch embeddings of another image or
     patch size to the model's (default: neither).
     """
-    state, name = (dict(source), "the given weights") if isinstance(source, Mapping) else _read(source)
+    if not isinstance(source, Mapping | str | PathLike):
+        raise ConfigError(f"weights = {source!r}, expected a state dict, a .safetensors or .pth file, or a run folder.")
     target = inner(model)
+    state, name = (dict(source), "the given weights") if isinstance(source, Mapping) else _read(source)
+    no_tensors = [str(key) for key, value in state.items() if not isinstance(value, Tensor)]
+    if no_tensors:
+        raise CheckpointError(f"{name} are no state dict: {_list('values are no tensors', no_tensors)}.")
     new: list[str] = []
     if reset_head:
         new = head_keys(target)
@@ -72,10 +78,16 @@ def check_fit(model: nn.Module, state: Mapping[str, Tensor], name: str, *, new: 
         for key, value in target.items()
         if key in state and state[key].shape != value.shape
     ]
+    no_floats = [
+        f"{key} {str(state[key].dtype).removeprefix('torch.')}"
+        for key, value in target.items()
+        if key in state and value.is_floating_point() and not state[key].is_floating_point()
+    ]
     problems = [
         _list("keys the model does not have", sorted(set(state) - set(target))),
         _list("keys the weights lack", unexplained),
         _list("shapes that differ", shapes),
+        _list("tensors that are not of floating point, as quantised ones", no_floats),
     ]
     if any(problems):
         raise CheckpointError(
@@ -120,7 +132,7 @@ def _read_pickled(path: StrPath) -> dict[str, Tensor]:
     for key in ("state_dict", "model"):  # which may wrap the weights
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    if not isinstance(loaded, dict):
         raise CheckpointError(f"{path} holds {type(loaded).__name__}, expected a state dict of tensors.")
     return loaded
 

@@ -18,7 +18,7 @@ import torch
 from timm.layers import to_2tuple
 from torch import Tensor, nn
 
-from vitruvius._errors import NoSiteError, SurgeryError
+from vitruvius._errors import ConfigError, NoSiteError, SurgeryError
 from vitruvius.heads import Heads, Site
 from vitruvius.surgery.base import Socket, inner, socket_of
 from vitruvius.surgery.vit import is_chained
@@ -50,8 +50,11 @@ def match(model: nn.Module, names: list[str], where: Where) -> list[str]:
     root = inner(model)
     if not names:
         raise NoSiteError(_no_site(root))
+    globs = [where] if isinstance(where, str) else list(where) or [""]
+    if not all(isinstance(glob, str) for glob in globs):
+        raise ConfigError(f"where={where!r}, expected globs over names of sites: {abridge(names)}.")
     matched: set[str] = set()
-    for glob in [where] if isinstance(where, str) else list(where) or [""]:
+    for glob in globs:
         of_glob = [name for name in names if fnmatch.fnmatchcase(name, glob)]
         if not of_glob:
             raise NoSiteError(

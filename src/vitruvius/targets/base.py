@@ -137,6 +137,8 @@ def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = Fals
     """
     from vitruvius import models
 
+    if not isinstance(run, str | Path):
+        raise ConfigError(f"{run!r} names no model; expected a run folder, its URL, zoo/…, hf:… or a published name.")
     if isinstance(run, str) and not is_url(run):
         for name in ("hugging_face", "zoo", "published"):
             kind: TargetKind = target_kinds.make(name)
