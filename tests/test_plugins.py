@@ -10,9 +10,13 @@ import timm
 import torch
 
 import vitruvius
+from small_run import RECIPE, SMALL
 from vitruvius._registry import load_plugins
 from vitruvius.attacks.base import attacks
 from vitruvius.attention import attentions
+from vitruvius.cli import main
+from vitruvius.corruptions import corruptions
+from vitruvius.data.base import data_sources
 from vitruvius.listing import listing
 from vitruvius.surgery import base as _socket
 
@@ -75,13 +79,48 @@ class Brighten:
         return (x + self.eps).clamp(0, 1)
 '''
 
+CORRUPTION = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+from vitruvius.corruptions.base import Corruption, corruptions
+
+
+@corruptions.register("dusk")
+@dataclass(frozen=True, kw_only=True)
+class Dusk(Corruption):
+    """Less light."""
+
+    name: ClassVar = "dusk"
+    imagenet: ClassVar = (0.9, 0.8, 0.7, 0.6, 0.5)
+    cifar: ClassVar = imagenet
+
+    def disturb(self, x, dice, /, left):
+        return x * left
+'''
+
+DATA = '''
+import torch
+
+from vitruvius.data.base import TensorSet, data_source
+
+
+@data_source("stripes")
+def stripes(config, split, size):
+    """Bright above or below: two classes."""
+    labels = torch.arange(64) % 2
+    images = torch.zeros(64, 1, 8, 8)
+    images[labels == 0, :, :4] = images[labels == 1, :, 4:] = 1
+    return TensorSet(name=f"stripes/{split}", images=images, labels=labels, num_classes=2)
+'''
+
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plugin:
     """Write a module into the current folder and load it as a recipe does; forget afterwards what it registered."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_socket, "_SOCKETS", dict(_socket._SOCKETS))
-    for registry in (attentions, attacks):
+    for registry in (attentions, attacks, corruptions, data_sources):
         monkeypatch.setattr(registry, "_pieces", dict(registry._pieces))  # type: ignore[attr-defined]
 
     def write(name: str, text: str) -> None:
@@ -124,3 +163,17 @@ def test_an_attack_is_one_file(plugin: Plugin) -> None:
     report = vitruvius.evaluate(model, batches, [attacks.make("brighten:eps=8/255")])
     assert "brighten" in str(report).lower()
     assert "brighten" in listing("attacks")
+
+
+def test_a_data_set_and_a_corruption_are_one_file_each_and_a_line_of_the_recipe(
+    plugin: Plugin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_data.py").write_text(DATA)
+    plugin("my_corruption", CORRUPTION)
+    run = str(tmp_path / "run")
+    words = ["plugins=[my_data]", "data.dataset=stripes", "data.num_classes=2", "train.epochs=1", f"out={run}"]
+    assert main(["train", str(RECIPE), *SMALL, *words, "--quiet"]) == 0
+    assert main(["evaluate", run, "--threat", "dusk:severity=5"]) == 0
+    assert "\ndusk " in capsys.readouterr().out
+    assert "stripes" in listing("data")
+    assert "dusk" in listing("corruptions")
