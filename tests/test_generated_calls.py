@@ -120,7 +120,7 @@ BAD: dict[str, dict[int | str, list[Any]]] = {  # function → argument → what
     },
     "look": {
         0: ["nope", "", "\0", 3, None, [], {}],
-        1: ["nowhere.png", "", "\0", __file__, 3, None, [], {}, torch.rand(2), torch.full((3, 8, 8), torch.nan)],
+        1: ["nowhere.png", "", "\0", __file__, 3, None, [], {}, torch.zeros(2), torch.full((3, 8, 8), torch.nan)],
         "threat": ["nope", "pgd:eps=8", 3, [None]],
         "attention": ["nope", 3, [3]],
         "masks": ["nowhere.safetensors", __file__, 3],
