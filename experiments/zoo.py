@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vitruvius._files import atomic_write_text, load_tensors, save_tensors
@@ -31,7 +32,8 @@ from vitruvius._yaml import dump_yaml, read_yaml
 from vitruvius.cli.evaluate import evaluate
 from vitruvius.corruptions import corruptions
 from vitruvius.evaluation.shift_report import ShiftReport
-from vitruvius.targets.zoo import find_checkpoint, hash_file, read_card
+from vitruvius.request import open_request
+from vitruvius.targets.zoo import PICTURES, find_checkpoint, hash_file, read_card
 
 WEIGHTS = "best.safetensors"
 LEFT_OUT = ("out", "tracking", "started")  # of a run's config: they say where and how it ran, not what it is
@@ -66,6 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
     making.add_argument("--licence", required=True, help="the licence of the data, and of the weights")
     making.add_argument("--recipe", required=True, help="the recipe as `vitruvius train` takes it")
     making.add_argument("--threat", action="append", default=[], metavar="SPEC", help="measured beside clean images")
+    making.add_argument("--pictures", action="store_true", help="ship one test picture of each class, as pictures.npz")
     making.add_argument("--images", type=int, help="how many images, a fixed random choice (default: all)")
     checking = verbs.add_parser("check", help="evaluate again and compare with the card")
     checking.add_argument("name")
@@ -80,6 +83,8 @@ def make(options: argparse.Namespace) -> Path:
         raise SystemExit(f"{folder} is there already; delete it first.")
     try:
         write_run(options.run, folder)
+        if options.pictures:
+            write_pictures(str(folder), options.settings, folder / PICTURES)
         card = describe(options, folder)
         card["figures"] = measure(str(folder), options.settings, options.threat, options.images)
         atomic_write_text(folder / "card.md", page(card))
@@ -103,6 +108,17 @@ def write_run(run: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     save_tensors(folder / WEIGHTS, weights, {"vitruvius": json.dumps(__version__)})
     atomic_write_text(folder / "config.yaml", dump_yaml(config))
+
+
+def write_pictures(target: str, settings: Sequence[str], file: Path) -> None:
+    """The first test picture of each class, as the model sees it: the checkpoint can be tried without its data."""
+    with open_request(target, settings, alone=True) as request:
+        found: dict[int, torch.Tensor] = {}
+        for x, y, *_ in request.loader:
+            for pixels, label in zip(x, y.tolist(), strict=True):
+                found.setdefault(label, pixels)
+    images = torch.stack([found[label] for label in sorted(found)])
+    np.savez_compressed(file, image=(255 * images).round().byte().movedim(1, -1).numpy(), label=sorted(found))
 
 
 def rounded(name: str, value: torch.Tensor) -> torch.Tensor:
@@ -182,6 +198,10 @@ def page(card: Card) -> str:
         f"* **SHA-256** of `{WEIGHTS}`: `{card['sha256']}`",
     ]
     head = ["| images | accuracy | 95 % interval | n |", "|---|---:|---:|---:|"]
+    if (zoo_folder() / card["name"] / PICTURES).is_file():
+        facts.append(
+            f"* **Pictures**: `{PICTURES}`, one test picture of each class, used where no `data.root` is given"
+        )
     use = [
         "```python",
         "import vitruvius",

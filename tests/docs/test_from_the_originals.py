@@ -74,8 +74,8 @@ WNIDS = imagenet_classes()[:4]
 TRAIN = (
     "data.batch_size=2", "data.workers=0", "data.aa=null", "data.aug_repeats=0", "data.image_size=32",
     "train.device=cpu", "train.precision=fp32", "train.holdout=0.5", "train.epochs=1", "train.warmup_epochs=0",
-    "train.min_lr=0", "train.cooldown_epochs=0", "train.analyse_images=2", "train.alarm_images=2", "model.pretrained=false",
-    "model.kwargs.num_classes=1000", "model.kwargs.img_size=32",
+    "train.min_lr=0", "train.cooldown_epochs=0", "train.analyse_images=2", "train.alarm_images=2",
+    "model.pretrained=false", "model.kwargs.num_classes=1000", "model.kwargs.img_size=32",
 )  # fmt: skip
 SIZES = {
     "xcit": ("model.kwargs.depth=1", "model.kwargs.embed_dim=32", "model.kwargs.num_heads=2"),

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,7 @@ from vitruvius.targets import open_target
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "experiments" / "zoo.py"
+LABELS = np.arange(40) % 10
 WORDS = ["--about", "Made by a test.", "--data", "digits", "--licence", "CC BY 4.0.", "--recipe", "digits/softmax"]
 
 
@@ -102,6 +104,28 @@ def test_it_is_listed_with_its_figures(zoo: Path) -> None:
     text = listing("zoo")
     assert "zoo/lion" in text
     assert f"clean {100 * card_of(zoo)['figures'][0]['accuracy']:.1f} %" in text
+
+
+def test_a_picture_of_each_class_comes_with_a_checkpoint_whose_data_are_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    arrays = {f"{name}_{split}": value for split in ("train", "test") for name, value in (("x", pixels), ("y", LABELS))}
+    np.savez(tmp_path / "small.npz", **arrays)
+    data = ["data.dataset=npz", f"data.root={tmp_path / 'small.npz'}", "data.val_split=test"]
+    run = small_run(tmp_path / "run", *data, "data.val_num_samples=null")
+    call(monkeypatch, tmp_path / "zoo", "make", str(run), "lion", *data[1:2], *WORDS, "--pictures")
+    assert card_of(tmp_path / "zoo")["figures"][0]["n"] == 40, "measured on all of them"
+    shipped = open_target("zoo/lion").config.data
+    loader = eval_loader(shipped, input_size=vitruvius.load_model("zoo/lion").data_config)
+    x, y = (torch.cat(parts) for parts in zip(*((x, y) for x, y, *_ in loader), strict=True))
+    assert y.tolist() == list(range(10))
+    assert torch.equal(x, torch.from_numpy(pixels[:10]).movedim(-1, 1) / 255)
+    assert open_target("zoo/lion", data[1:2]).config.data.root == str(tmp_path / "small.npz"), (
+        "named, it is the whole set"
+    )
+    assert "one test picture of each class" in (tmp_path / "zoo" / "lion" / "card.md").read_text()
 
 
 def test_an_unknown_name_is_told_with_the_nearest_one(zoo: Path) -> None:

@@ -20,6 +20,7 @@ from vitruvius.targets.run_folder import RunFolder
 
 PREFIX = "zoo/"
 WEIGHTS = "best.safetensors"
+PICTURES = "pictures.npz"  # a few of its data set, where that has to be fetched; used until `data.root` names the whole
 
 
 @target_kinds.register("zoo")
@@ -34,11 +35,15 @@ class ZooCheckpoint:
         return is_zoo(text)
 
     def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
-        """The checkpoint with its own data; only data and device can be changed. Results go to runs/.
+        """The checkpoint with its own data, or the few pictures beside it; only data and device can be changed.
+
+        Results go to runs/.
 
         `text` is the name, `overrides` are settings `section.key=value`; `trust_plugins` is as for a run folder.
         """
         folder = find_checkpoint(text)
+        if (folder / PICTURES).is_file() and not any(word.startswith("data.root=") for word in overrides):
+            overrides = [*overrides, f"data.root={folder / PICTURES}"]
         opened = RunFolder().open(str(folder), overrides, trust_plugins=trust_plugins)
         return replace(opened, text=text, folder=folder_for(text), is_run=False)
 
