@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vitruvius._errors import ConfigError, MissingExtra, UnsuitableSite
-from vitruvius.analysis import Table, analyse, chance_map, explain, explaining, explanations, score
+from vitruvius.analysis import Table, analyse, analysing, chance_map, explain, explanations, score
 from vitruvius.analysis.explanations import attended_layers, attention_gradient, relevance
 from vitruvius.attention import part
 from vitruvius.attention.base import DenseKernel, attention_map
@@ -149,7 +149,7 @@ def test_integrated_gradients_are_captums():
 
 
 def test_explanations_of_many_images_have_scores_beside_chance_clean_and_attacked_and_keep_some_maps(monkeypatch):
-    monkeypatch.setattr(explaining, "SHOWN", 2)
+    monkeypatch.setattr(analysing, "SHOWN", 2)
     model, x = create_model(NAME, seed=2).eval(), images()
     table = analyse(model, [x[:2], x[2:]], "relevance", attack="pgd:eps=0.1,steps=2", seed=3)
     assert [row.statistic for row in table.rows] == ["deletion", "insertion", "deletion_attacked", "insertion_attacked"]

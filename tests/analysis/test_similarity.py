@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from vitruvius.analysis.similarity import (
+from vitruvius.analysis.value_vectors import (
     cosines,
     kernel_cka,
     linear_cka,

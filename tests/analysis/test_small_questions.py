@@ -36,6 +36,8 @@ def test_entropy_is_that_of_a_plain_loop():
 def test_uniform_attention_looks_at_every_key_and_masked_keys_do_not_count():
     heads = uniform(make_heads())
     torch.testing.assert_close(entropy(heads)["effective_keys"], torch.full((2, 3), 9.0, dtype=torch.float64))
+    few = entropy(heads._replace(q=heads.q[..., :2, :]))  # of two queries each can still look at nine keys
+    torch.testing.assert_close(few["relative"], torch.ones(2, 3, dtype=torch.float64))
     bias = torch.zeros(1, 1, 1, 9, dtype=torch.float64)
     bias[..., 4:] = -torch.inf
     found = entropy(heads._replace(bias=bias))["effective_keys"]
@@ -46,12 +48,16 @@ def test_distance_is_that_of_a_plain_loop_over_patches():
     heads = make_heads(tokens=7)  # a class token and 2 x 3 patches
     site = make_site(heads, num_prefix_tokens=1, grid=(2, 3))
     weights = slow_attention(heads, 0, 1)[1:, 1:]
-    total = 0.0
+    total = around = 0.0
     for i in range(6):
         for j in range(6):
-            far = math.dist(divmod(i, 3), divmod(j, 3))
-            total += float(weights[i, j] / weights[i].sum()) * far / 6
-    assert float(distance(heads, site)["patches"][0, 1]) == pytest.approx(total)
+            share = float(weights[i, j] / weights[i].sum()) / 6
+            down, right = (abs(a - b) for a, b in zip(divmod(i, 3), divmod(j, 3), strict=True))
+            total += share * math.hypot(down, right)
+            around += share * (down <= 1 and right <= 1)
+    found = distance(heads, site)
+    assert float(found["patches"][0, 1]) == pytest.approx(total)
+    assert float(found["neighbours"][0, 1]) == pytest.approx(around)
 
 
 def test_uniform_attention_has_relative_distance_one_and_looking_at_oneself_has_none():

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from looking import make_heads, make_site
 
 from vitruvius._random import Dice
-from vitruvius.analysis._statistics import Moments, Sample, judge
 from vitruvius.analysis.base import NULLS, question
-from vitruvius.analysis.collecting import Collector, has_padding, over_windows, real_groups
+from vitruvius.analysis.collecting import Collector, Moments, Sample, has_padding, judge, over_windows, real_groups
 from vitruvius.analysis.value_vectors import value_vectors
 from vitruvius.heads import Heads
 
@@ -42,6 +41,14 @@ def test_values_that_are_not_finite_are_counted_and_left_out():
 
 def dice(count=4, seed=0):
     return Dice(torch.arange(count), seed, "analysis/test")
+
+
+def test_the_spectrum_null_turns_to_either_side():
+    """Householder's QR gives the first token one sign always; uniform directions have both."""
+    heads = make_heads(batch=64, heads=1, tokens=5, width=1)
+    drawn = NULLS["spectrum"](heads, Dice(torch.arange(64), 0, "null"))
+    for x in drawn[:3]:
+        assert 16 <= int((x[:, 0, 0, 0] > 0).sum()) <= 48
 
 
 @pytest.mark.parametrize("name", NULLS)

@@ -5,8 +5,7 @@ import torch
 from looking import GOLDEN, golden, layers, make_heads, wave_heads
 from safetensors import safe_open
 
-from vitruvius.analysis.similarity import kernel_cka, linear_cka
-from vitruvius.analysis.value_vectors import RELEASED, compare, predicted_values, value_vectors
+from vitruvius.analysis.value_vectors import RELEASED, compare, kernel_cka, linear_cka, predicted_values, value_vectors
 from vitruvius.heads import Heads
 
 OURS = {

@@ -19,13 +19,10 @@ from vitruvius._errors import CheckpointError, ConfigError, DataError, Unsuitabl
 from vitruvius.attention import part
 from vitruvius.attention.sparse_softmax import tile_order
 from vitruvius.compression.files import load_maps, load_masks, load_orders, save_maps, save_masks
-from vitruvius.compression.masks import make_masks
+from vitruvius.compression.masks import Tiling, count, guess_site, make_masks
 from vitruvius.compression.polarisation import polarise_all
 from vitruvius.compression.rules import Rule, rules
 from vitruvius.compression.rules.local_global import distances
-from vitruvius.compression.sites import guess_site
-from vitruvius.compression.sparsity import count
-from vitruvius.compression.tiles import Tiling
 from vitruvius.heads import Site
 
 METHODS = {

@@ -10,7 +10,7 @@ import torch
 
 from small_run import SMALL
 from vitruvius.cli import main, masks
-from vitruvius.compression import pruning
+from vitruvius.compression import steps
 from vitruvius.compression.files import load_masks
 from vitruvius.models import load_model
 from vitruvius.training import train
@@ -69,14 +69,14 @@ def test_the_same_command_goes_on_and_another_wish_needs_another_folder(
 
 def test_new_stages_stand_before_the_kernel_that_a_run_has() -> None:
     mask = {"use": "mask", "file": "masks.safetensors"}
-    assert pruning._with_stages([{"use": "rpc", "iterations": 2}], [mask]) == [
+    assert steps._with_stages([{"use": "rpc", "iterations": 2}], [mask]) == [
         mask,
         {"use": "rpc", "iterations": 2},
     ]
-    assert pruning._with_stages(["symmetric"], [mask]) == ["symmetric", mask]
-    assert pruning._with_stages(["symmetric", "top_k:share=0.2"], [mask]) == ["symmetric", mask, "top_k:share=0.2"]
+    assert steps._with_stages(["symmetric"], [mask]) == ["symmetric", mask]
+    assert steps._with_stages(["symmetric", "top_k:share=0.2"], [mask]) == ["symmetric", mask, "top_k:share=0.2"]
     old = [{"use": "low_rank", "rank": 2}, {"use": "mask", "file": "old"}]
-    assert pruning._with_stages(old, [{"use": "low_rank", "rank": 1}, mask]) == [old[0], mask]
+    assert steps._with_stages(old, [{"use": "low_rank", "rank": 1}, mask]) == [old[0], mask]
 
 
 def test_a_model_by_name_is_compressed_without_training_or_with_it(home: Path, tmp_path: Path) -> None:

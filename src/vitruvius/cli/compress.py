@@ -54,7 +54,7 @@ def compress(
     from vitruvius._yaml import dump_yaml
     from vitruvius.cli.evaluate import evaluate
     from vitruvius.cli.masks import cycles, export, maps, masks
-    from vitruvius.compression.pruning import masked_rules
+    from vitruvius.compression.steps import masked_rules
     from vitruvius.targets.base import local_run, open_target
 
     source = local_run(target)

@@ -170,7 +170,7 @@ def export(
     from vitruvius._yaml import to_plain
     from vitruvius.compression.export import NAMES
     from vitruvius.compression.export import export as write_export
-    from vitruvius.compression.pruning import masked_rules, pruned
+    from vitruvius.compression.steps import masked_rules, pruned
     from vitruvius.request import open_request
 
     with open_request(

@@ -24,8 +24,8 @@ from vitruvius._errors import ConfigError
 from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.mask import Mask
 from vitruvius.attention.sparse_softmax import SparseSoftmax
+from vitruvius.compression.masks import count
 from vitruvius.compression.polarisation import Polarised, polarise_all
-from vitruvius.compression.sparsity import count
 from vitruvius.heads import Site
 from vitruvius.models import PixelModel
 from vitruvius.surgery import record, survey

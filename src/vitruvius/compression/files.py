@@ -6,21 +6,22 @@ with an array a stage. Ours: one tensor (H, N, M) a site; in masks True = kept.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvius._errors import ConfigError
+from vitruvius._errors import CheckpointError, ConfigError
 from vitruvius._files import atomic_write_bytes, is_array, load_tensors, read_arrays, read_mask_arrays, save_tensors
-from vitruvius.compression.masks import Masks
+from vitruvius.compression.masks import Masks, guess_sites
 from vitruvius.compression.polarisation import Polarised
-from vitruvius.compression.sites import guess_sites, in_order, sites_from_json, sites_to_json
 from vitruvius.heads import Site
 
 MAPS = "average attention maps, (heads, queries, keys), rows sum to one"
@@ -133,3 +134,25 @@ def _levit_file(name: str, stem: str) -> str:
         if found := re.fullmatch(pattern, name):
             return f"{stem}_{kind}{int(found[1]) - (kind == 'subsample')}.npy"
     raise ConfigError(f"{name!r} is not a site of a LeViT; folders of arrays are for LeViT. Write one .npy file.")
+
+
+def sites_to_json(sites: Mapping[str, Site]) -> str:
+    return json.dumps([dataclasses.asdict(site) for site in sites.values()])
+
+
+def sites_from_json(text: str | None, tensors: Mapping[str, Tensor], source: object) -> dict[str, Site]:
+    """The sites a file tells of, or guessed ones where it tells nothing."""
+    if text is None:
+        return guess_sites(tensors)
+    try:
+        rows: list[dict[str, Any]] = json.loads(text)
+        sites = [Site(**{**row, "grid": tuple(row["grid"]) if row["grid"] else None}) for row in rows]
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{source} describes its sites in a form that cannot be read ({error}).") from error
+    return {site.name: site for site in sites}
+
+
+def in_order(tensors: Mapping[str, Tensor], sites: Mapping[str, Site]) -> dict[str, Tensor]:
+    """The tensors in the order of the model; a file keeps none."""
+    places = {name: place for place, name in enumerate(sites)}
+    return dict(sorted(tensors.items(), key=lambda item: places.get(item[0], len(places))))

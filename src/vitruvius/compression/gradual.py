@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius.attention.mask import Mask, check_keep
-from vitruvius.compression.sites import check_map, guess_site
+from vitruvius.compression.masks import check_map, guess_site
 from vitruvius.surgery import survey
 from vitruvius.surgery.base import Socket, inner
 

@@ -1,10 +1,13 @@
 """Average maps → masks: a rule with its own limit, or the limit that removes exactly the wanted share.
 
-L sites, H heads, N queries, M keys; True = kept
+Single pairs go, or whole tiles: squares of queries and keys that a kernel computes or skips together, of tokens in an
+order in which neighbours on the grid of patches follow each other, as `sparse_softmax` takes them.
+L sites, H heads, N queries, M keys, R × C tiles; True = kept
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -13,13 +16,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitruvius._errors import ConfigError
+from vitruvius._errors import ConfigError, DataError, suggest
 from vitruvius._registry import Spec
+from vitruvius.attention.sparse_softmax import tile_order
 from vitruvius.compression.rules import Rule, rules
-from vitruvius.compression.sites import check_maps, guess_sites
-from vitruvius.compression.sparsity import Sparsity, count
-from vitruvius.compression.tiles import Tiling, best_tiles, rank_tiles
 from vitruvius.heads import Site
+
+TOLERANCE = 1e-3  # of a row's sum; bfloat16 maps are averages of many
 
 Budget = Literal["global", "layer", "head"]
 
@@ -193,3 +196,214 @@ def _cut(level: Tensor, value: Tensor, forced: Tensor, share: float, group: str)
     keep = forced.clone()
     keep[order[:room]] = True
     return keep, float(level[order[room]]) if room < len(order) else float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Pairs and kept pairs, of all and of those between tokens that are not protected."""
+
+    kept: int
+    pairs: int
+    kept_inside: int
+    pairs_inside: int
+
+    @property
+    def sparsity(self) -> float:
+        """Share of all pairs that is removed."""
+        return 1 - self.kept / max(self.pairs, 1)
+
+    @property
+    def sparsity_inside(self) -> float:
+        """The same without protected rows and columns."""
+        return 1 - self.kept_inside / max(self.pairs_inside, 1)
+
+    def __add__(self, other: Share) -> Share:
+        return Share(
+            kept=self.kept + other.kept,
+            pairs=self.pairs + other.pairs,
+            kept_inside=self.kept_inside + other.kept_inside,
+            pairs_inside=self.pairs_inside + other.pairs_inside,
+        )
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """Shares of every head of every site."""
+
+    heads: dict[str, list[Share]]
+
+    @property
+    def total(self) -> Share:
+        return total([share for heads in self.heads.values() for share in heads])
+
+    def __str__(self) -> str:
+        width = max(len("site"), *(len(name) for name in self.heads))
+        lines = [f"{'site':<{width}}  removed   unprotected  by head", "-" * (width + 32)]
+        for name, heads in {**self.heads, "all": []}.items():
+            share = total(heads) if heads else self.total
+            by_head = " ".join(f"{100 * head.sparsity:.1f}" for head in heads)
+            line = f"{name:<{width}}  {100 * share.sparsity:6.2f} %  {100 * share.sparsity_inside:8.2f} %  {by_head}"
+            lines.append(line.rstrip())
+        return "\n".join(lines)
+
+
+def count(keep: Mapping[str, Tensor], protected: Mapping[str, Sequence[int]] | None = None) -> Sparsity:
+    """Count the pairs of every head; `protected` names tokens by site.
+
+    `keep` are masks (H, N, M) by site, True = kept.
+    """
+    tokens = protected or {}
+    return Sparsity({name: [_share(head, tokens.get(name, ())) for head in pattern] for name, pattern in keep.items()})
+
+
+def total(shares: Sequence[Share]) -> Share:
+    """The sum of all."""
+    return sum(shares, Share(kept=0, pairs=0, kept_inside=0, pairs_inside=0))
+
+
+def _share(pattern: Tensor, tokens: Sequence[int]) -> Share:
+    """Of one head, (N, M)."""
+    queries, keys = pattern.shape
+    inside = torch.ones(keys, dtype=torch.bool)
+    inside[list(tokens)] = False
+    rows = inside if queries == keys else torch.ones(queries, dtype=torch.bool)
+    core = pattern[rows][:, inside]
+    return Share(kept=int(pattern.sum()), pairs=pattern.numel(), kept_inside=int(core.sum()), pairs_inside=core.numel())
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Which tile every pair of a site is in."""
+
+    rows: Tensor  # (N): the block of each query, -1: none
+    columns: Tensor  # (M): the block of each key
+
+    @classmethod
+    def of(cls, site: Site, protected: Sequence[int], size: int) -> Tiling:
+        """The tiles of a site.
+
+        site: where attention happens. protected: tokens that are in no tile. size: queries and keys of a tile.
+        """
+        if size < 2:
+            raise ConfigError(f"tiles = {size}, expected the number of queries and keys of a tile, such as 16.")
+        square = site.num_queries == site.num_keys
+        keys = _blocks(tile_order(site.num_keys, site.grid, site.num_prefix_tokens, size), protected, size)
+        if square:
+            return cls(keys, keys)
+        return cls(_blocks(torch.arange(site.num_queries), (), size), keys)
+
+    def means(self, levels: Tensor) -> Tensor:
+        """(H, R, C) mean levels of tiles, of pairs' `levels` (H, N, M); −∞ for a tile with a pair that always stays."""
+        into, out_of = (_one_hot(blocks).to(levels) for blocks in (self.rows, self.columns))
+        stays = levels == -torch.inf
+        means = into @ levels.masked_fill(stays, 0.0) @ out_of.T / (into.sum(1)[:, None] * out_of.sum(1))
+        return means.masked_fill(into @ stays.to(levels) @ out_of.T > 0, -torch.inf)
+
+    def spread(self, tiles: Tensor, elsewhere: float) -> Tensor:
+        """(H, N, M): the number of its tile for every pair; `elsewhere` for pairs in none. `tiles` is (H, R, C)."""
+        spread = tiles[:, self.rows.clamp(min=0)][:, :, self.columns.clamp(min=0)]
+        inside = (self.rows >= 0)[:, None] & (self.columns >= 0)
+        return torch.where(inside, spread, elsewhere)
+
+
+def rank_tiles(means: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Mean levels of tiles by site → their places among all tiles, from 0; ties in order of sites, heads and places.
+
+    No two tiles share a place, so an exact number of pairs cuts through one tile at most.
+
+    `means` are levels of tiles by site, as `Tiling.means` gives them.
+    """
+    order = torch.cat([mean.flatten() for mean in means.values()]).argsort(stable=True)
+    places = torch.empty(len(order), dtype=torch.float64).scatter_(0, order, torch.arange(len(order)).double())
+    parts = places.split([mean.numel() for mean in means.values()])
+    return {name: part.view(mean.shape) for (name, mean), part in zip(means.items(), parts, strict=True)}
+
+
+def best_tiles(means: Tensor) -> Tensor:
+    """(H, R, C) bool: the tile of the lowest mean level in each row of tiles, so that no query is left without keys.
+
+    `means` are levels of the tiles of one site, as `Tiling.means` gives them.
+    """
+    best = means.argmin(-1, keepdim=True)
+    return torch.zeros(means.shape, dtype=torch.bool).scatter_(-1, best, True)
+
+
+def _blocks(order: Tensor, protected: Sequence[int], size: int) -> Tensor:
+    """(N): the block of each token when those that are not protected are taken in this order, `size` at a time."""
+    out = torch.isin(order, torch.tensor(list(protected), dtype=order.dtype))
+    blocks = torch.full((len(order),), -1)
+    taken = order[~out]
+    blocks[taken] = torch.arange(len(taken)) // size
+    return blocks
+
+
+def _one_hot(blocks: Tensor) -> Tensor:
+    """(R, N) bool: which tokens are in which block."""
+    return blocks == torch.arange(int(blocks.max()) + 1)[:, None]
+
+
+def check_maps(maps: Mapping[str, Tensor], sites: Mapping[str, Site]) -> dict[str, Site]:
+    """The sites of the maps, if every map is a map and every one belongs to a site."""
+    if not maps:
+        raise DataError("there are no maps to make masks from.")
+    for name, map_ in maps.items():
+        if name not in sites:
+            raise ConfigError(
+                f"maps of another model: there is no site {name!r}{suggest(name, sites)} "
+                f"The model has {len(sites)} sites, the maps are of {len(maps)}."
+            )
+        check_map(name, map_, sites[name])
+    return {name: sites[name] for name in maps}
+
+
+def check_map(name: str, map_: Tensor, site: Site) -> None:
+    """Shape, sign and sums of one map."""
+    shape = (site.num_heads, site.num_queries, site.num_keys)
+    if tuple(map_.shape) != shape:
+        raise ConfigError(
+            f"map of {name!r} has shape {tuple(map_.shape)}, the site needs {shape}: heads, queries, keys. "
+            "Is it of another model, or of another image size?"
+        )
+    sums = map_.double().sum(-1)
+    wrong = ~((sums - 1).abs() <= TOLERANCE) | (map_ < 0).any(-1)  # also where not finite
+    if wrong.any():
+        head, query = wrong.nonzero()[0].tolist()
+        raise DataError(
+            f"{int(wrong.sum())} rows of the map of {name!r} are not attention: row {query} of head {head} sums to "
+            f"{float(sums[head, query]):.4g}, expected non-negative numbers that sum to 1. Average maps again."
+        )
+
+
+def guess_sites(tensors: Mapping[str, Tensor]) -> dict[str, Site]:
+    """Sites from shapes alone: one class token if that leaves a square of patches, else what is square.
+
+    `tensors` are maps or masks (H, N, M), by site.
+    """
+    return {name: guess_site(name, tensors[name]) for name in sorted(tensors, key=_natural)}
+
+
+def guess_site(name: str, tensor: Tensor) -> Site:
+    if tensor.ndim != 3:
+        raise DataError(f"{name!r} has shape {tuple(tensor.shape)}, expected (heads, queries, keys).")
+    heads, queries, keys = tensor.shape
+    square = queries == keys
+    prefix = next((p for p in (1, 0, 2) if square and math.isqrt(keys - p) ** 2 == keys - p), 0)
+    side = math.isqrt(keys - prefix)
+    return Site(
+        name=name,
+        family="unknown",
+        attends="tokens" if square else "downsampled",
+        num_heads=heads,
+        num_queries=queries,
+        num_keys=keys,
+        key_dim=0,
+        value_dim=0,
+        dim=0,
+        num_prefix_tokens=prefix,
+        grid=(side, side) if square and side * side == keys - prefix else None,
+    )
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """So that blocks.2 comes before blocks.10."""
+    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in name.split(".")]

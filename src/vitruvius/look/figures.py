@@ -34,12 +34,14 @@ def save_figures(look: Look, folder: Path) -> list[Path]:
     return files
 
 
-def draw_overview(views: Sequence[View], layer: str | int = -1, head: int | None = None) -> tuple[Figure, np.ndarray]:
+def draw_overview(
+    views: Sequence[View], layer: str | int = -1, head: int | None = None, figure: Figure | None = None
+) -> tuple[Figure, np.ndarray]:
     """One row for each of the views: the picture, attention in a layer, rollout, explanations; and its axes.
 
-    layer: by name or number. head: default: the mean of all.
+    layer: by name or number. head: default: the mean of all. figure: to draw on; default: a new one.
     """
-    return _draw_rows([(view, _panels(view, layer, head)) for view in views], 2.3, 2.65)
+    return _draw_rows([(view, _panels(view, layer, head)) for view in views], 2.3, 2.65, figure)
 
 
 def draw_heads(views: Sequence[View], layer: str | int = -1) -> Figure:
@@ -53,11 +55,14 @@ def draw_heads(views: Sequence[View], layer: str | int = -1) -> Figure:
     return _draw_rows(rows, 2.0, 2.35)[0]
 
 
-def _draw_rows(rows: Sequence[tuple[View, list[Panel]]], width: float, height: float) -> tuple[Figure, np.ndarray]:
+def _draw_rows(
+    rows: Sequence[tuple[View, list[Panel]]], width: float, height: float, figure: Figure | None = None
+) -> tuple[Figure, np.ndarray]:
     """Panels of `width` by `height` inches, a row for each view; and their axes."""
     wide = max(len(panels) for _, panels in rows)
     with figure_style():
-        figure = Figure(figsize=(width * wide, height * len(rows)), layout="constrained")
+        figure = figure or Figure(layout="constrained")
+        figure.set_size_inches(width * wide, height * len(rows))
         axes = figure.subplots(len(rows), wide, squeeze=False)
         for (view, panels), row in zip(rows, axes, strict=True):
             for cell in row:

@@ -170,13 +170,15 @@ class Look(Shown):
         return Path(path)
 
     def plot(self, layer: str | int = -1, head: int | None = None) -> Any:  # type: ignore[override]
-        """The pictures under what they attend to, as matplotlib axes, (views, methods).
+        """The pictures under what they attend to, in a figure of pyplot; its axes, (views, methods).
 
         layer: by name or number. head: default: the mean of all.
         """
+        from matplotlib import pyplot
+
         from vitruvius.look.figures import draw_overview
 
-        return draw_overview(self.views, layer, head)[1]
+        return draw_overview(self.views, layer, head, pyplot.figure(layout="constrained"))[1]
 
     def save_figures(self, folder: str | Path) -> list[Path]:
         """Write figures for a paper into `folder`, PNG and PDF: an overview, and all heads of the last layer."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvius.compression.rules._base import Rule, rules
+from vitruvius.compression.rules import Rule, rules
 from vitruvius.heads import Site
 
 

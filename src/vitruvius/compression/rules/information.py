@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.compression.rules._base import Rule, rules
+from vitruvius.compression.rules import Rule, rules
 from vitruvius.heads import Site
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, UnsuitableSite
-from vitruvius.compression.rules._base import Rule, rules
+from vitruvius.compression.rules import Rule, rules
 from vitruvius.heads import Site
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
-from vitruvius.compression.rules._base import Rule, places, rules
+from vitruvius.compression.rules import Rule, places, rules
 from vitruvius.heads import Site
 
 

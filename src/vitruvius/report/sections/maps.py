@@ -19,8 +19,7 @@ from vitruvius._errors import RunError
 from vitruvius._files import read_text
 from vitruvius._format import percent
 from vitruvius._style import figure_style, heat, legend_below, new_axes, series
-from vitruvius.compression.masks import Masks
-from vitruvius.compression.sites import guess_sites
+from vitruvius.compression.masks import Masks, guess_sites
 from vitruvius.report.blocks import Block, Maps, Note, grey_png, section
 from vitruvius.report.run import Run, explain_maps, natural
 
