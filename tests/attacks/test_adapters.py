@@ -24,6 +24,7 @@ from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.autoattack import AutoAttack
 from vitruvius.attacks.noise import UniformNoise
 from vitruvius.attacks.pgd import PGD
+from vitruvius.evaluation import describe
 
 EPS = 0.1
 
@@ -108,6 +109,27 @@ def test_what_leaves_image_or_ball_is_refused() -> None:
         FromTorchattacks(make=lambda model: lambda x, y: x[:1])(net, x, y)
     with pytest.raises(ConfigError, match="give FromFoolbox an eps"):
         FromFoolbox(make=lambda model: (FoolboxAttack(), FoolboxModel(model)))(net, x, y)
+
+
+class WithSettings(Torchattack):
+    def __init__(self, model: nn.Module, eps: float, steps: int = 10) -> None:
+        super().__init__(model)
+        self.eps, self.steps, self.device, self._targeted = eps, steps, "cpu", False
+
+
+def test_an_adapter_is_described_by_the_attack_and_its_settings() -> None:
+    two = [FromTorchattacks(make=lambda model: WithSettings(model, 8 / 255, 5), eps=8 / 255) for _ in range(2)]
+    assert {describe(adapter) for adapter in two} == {
+        "fromtorchattacks(WithSettings(eps=8/255, steps=5), eps=8/255, norm=linf)"
+    }
+    foolbox = FromFoolbox(make=lambda model: (WithSettings(model, 0.1), FoolboxModel(model)), name="theirs")
+    assert describe(foolbox) == "theirs(WithSettings(eps=0.1, steps=10))"
+    assert describe(FromART(make=Unmakeable)) == "fromart(Unmakeable)"
+
+
+class Unmakeable:
+    def __init__(self, model: nn.Module) -> None:
+        raise RuntimeError("needs a real one")
 
 
 def test_adapters_are_called_by_their_names_in_reports() -> None:

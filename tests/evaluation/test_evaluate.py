@@ -22,9 +22,8 @@ from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation import describe, evaluate
-from vitruvius.evaluation._text import shorten_labels
 from vitruvius.evaluation.metrics import Baseline
-from vitruvius.evaluation.result import wilson
+from vitruvius.evaluation.result import shorten_labels, wilson
 from vitruvius.evaluation.shift_report import corruption_report, load_shift_report
 
 

@@ -204,6 +204,29 @@ def test_a_fingerprint_is_of_the_numbers_and_not_of_how_they_lie_in_memory() -> 
     assert expected[0] == expected[1]
 
 
+def test_a_batch_costs_the_same_after_many_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, compared = Ledger(), []
+    search = torch.searchsorted
+    monkeypatch.setattr(torch, "searchsorted", lambda run, ids: (compared.append(len(run)), search(run, ids))[1])
+    order = torch.randperm(4096, generator=torch.Generator().manual_seed(0))
+    for ids in order.split(8):
+        assert ledger.lacks("pgd", ids).all()
+        ledger.add("pgd", {"id": ids, "correct": ids % 2 == 0})
+        assert not ledger.lacks("pgd", ids).any()
+    assert len(compared) <= 3 * 512 * 10  # sorted runs, each twice as long as the next one
+    assert (ledger.number("pgd"), ledger.correct("pgd")) == (4096, 2048)
+    assert torch.equal(ledger.rows("pgd")["id"], torch.arange(4096))
+    ledger.add("pgd", {"id": torch.tensor([7, 5000]), "correct": torch.tensor([False, True])})
+    assert (ledger.number("pgd"), ledger.correct("pgd")) == (4097, 2049)  # the first row of an image counts
+
+
+def test_a_ledger_that_is_cleared_leaves_no_findings(tmp_path: Path) -> None:
+    for name in ("ledger.json", "report.json", "findings.json", "sanity.json"):
+        (tmp_path / name).write_text("{}")
+    Ledger(tmp_path).clear()
+    assert not list(tmp_path.iterdir())
+
+
 def test_settings_of_data_that_matter_are_named() -> None:
     assert data_settings(DATA) == {"data.val_num_samples": 22}  # batches of another size judge the same images
 

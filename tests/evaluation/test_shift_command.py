@@ -12,7 +12,7 @@ from small_run import small_run
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.cli import main
 from vitruvius.cli.evaluate import evaluate
-from vitruvius.evaluation.metrics import collect_logits, fit_temperature
+from vitruvius.evaluation.metrics.temperature import collect_logits, fit_temperature
 from vitruvius.evaluation.shift_report import load_shift_report
 
 
@@ -79,6 +79,9 @@ def test_a_run_is_compared_with_another_and_calibrated_on_what_it_held_out(
     assert second.temperature == pytest.approx(_temperature(run))
     assert "ece_tempered" in second.parts[0].calibration
     assert "mCE 100.00 % of first's" in str(second)
+    (third,) = evaluate(str(run), "device=cpu", shift=[spec], baseline="alexnet", out=tmp_path / "first").shifts
+    assert third.corruption["baseline"] == "AlexNet"
+    assert third.corruption["ce"].keys() == {"fog", "snow"}
     with pytest.raises(DataError, match="has not been evaluated under corruptions"):
         evaluate(str(run), "device=cpu", threat=["fog:severity=1"], baseline=first_run, out=tmp_path / "third")
 
@@ -113,7 +116,7 @@ def test_a_model_by_name_needs_no_data_but_its_shift(
 def test_imagenet_o_takes_the_validation_folder_of_the_data(tmp_path: Path) -> None:
     from vitruvius._imagenet import imagenet_classes
     from vitruvius.data import DataConfig
-    from vitruvius.evaluation.shift_options import open_shifts
+    from vitruvius.evaluation.shift import open_shifts
 
     write_pictures(tmp_path / "o", imagenet_classes("o")[:1])
     write_pictures(tmp_path / "imagenet" / "val", CLASSES[:3])

@@ -21,7 +21,7 @@ from vitruvius.cli import main
 from vitruvius.models import PixelModel
 from vitruvius.studies import _base, studies, study
 from vitruvius.studies._base import open_subject
-from vitruvius.studies.attack_convergence import attack_convergence
+from vitruvius.studies.strength import attack_convergence
 
 MODEL = "vitruvius/vit_digits"
 FEW = {"images": 24, "batch_size": 16, "data.dataset": "digits"}

@@ -1,9 +1,13 @@
 import torch
 
 from small_run import small_config, small_run
+from vitruvius._files import load_tensors
 from vitruvius._processes import Process
 from vitruvius.models import load_model
+from vitruvius.surgery import calibrating
 from vitruvius.surgery.base import inner
+from vitruvius.training.config import EvaluationPlan
+from vitruvius.training.judging import keep_start
 from vitruvius.training.session import open_session
 
 PARTS = "attention=[{where: '*', parts: [{use: low_rank, rank: 2, start: START}]}]"
@@ -20,6 +24,15 @@ def test_a_calibrated_start_gives_the_dense_maps_and_resuming_does_not_calibrate
         gaps[start] = (session.model.eval()(x) - wanted(x)).norm()
     assert gaps["calibrated"] < gaps["svd"] / 2
     overrides = f"model.weights={dense}", PARTS.replace("START", "calibrated")
+    config, fitted = small_config(tmp_path / "judged", *overrides), []
+    calibrate = calibrating.calibrate_low_rank
+    with monkeypatch.context() as patch:
+        patch.setattr("vitruvius.training.session.calibrate_low_rank", lambda *a: (fitted.append(1), calibrate(*a))[1])
+        keep_start(config, [EvaluationPlan(threats=(), start=True)], Process(device=torch.device("cpu")))
+        session = open_session(config, Process(device=torch.device("cpu")))
+    assert len(fitted) == 1  # a start that was judged is the one that is trained
+    kept = load_tensors(tmp_path / "judged" / "start" / "best.safetensors")[0]
+    assert all(torch.equal(value, kept[name]) for name, value in session.weights().items())
     run = small_run(tmp_path / "run", *overrides)
     monkeypatch.setattr("vitruvius.training.session.calibrate_low_rank", lambda *_, **__: 1 / 0)
     again = small_run(run, *overrides)

@@ -12,10 +12,11 @@ from vitruvius._errors import ConfigError
 
 if TYPE_CHECKING:
     from vitruvius.attacks.base import Norm
-    from vitruvius.evaluation import Report, ShiftReport
+    from vitruvius.evaluation import Report
     from vitruvius.evaluation.examples import ExampleScores
     from vitruvius.evaluation.masking import Finding
     from vitruvius.evaluation.metrics import Baseline
+    from vitruvius.evaluation.shift_report import ShiftReport
     from vitruvius.evaluation.threats import Threat
     from vitruvius.request import Request
     from vitruvius.shifts import Shift
@@ -64,7 +65,7 @@ def evaluate(
         overrides: settings such as data.root=/imagenet or data.eval_batch_size=64.
         threat: an attack or corruptions, e.g. pgd:eps=4/255,steps=10; may come again.
         shift: a published set of shifted images, e.g. imagenet-c:/data/imagenet-c; may come again.
-        baseline: mCE against this run, evaluated under the same shifts.
+        baseline: mCE against this run, evaluated under the same shifts, or against a published table: alexnet.
         calibrate: fit a temperature for shifts on this split; held-out: on what a run held out.
         sanity: also check for masked gradients at this strength, e.g. 8/255 or l2:0.5.
         images: judge N images of the validation split, a fixed random choice (default: all).
@@ -105,8 +106,7 @@ def evaluate(
     ) as request:
         from vitruvius.evaluation.ledger import Ledger
         from vitruvius.evaluation.sanity import read_ball
-        from vitruvius.evaluation.shift import check_fit
-        from vitruvius.evaluation.shift_options import open_shifts, read_baseline, temperature_of
+        from vitruvius.evaluation.shift import check_fit, open_shifts, read_baseline, temperature_of
         from vitruvius.evaluation.threats import make_threats
 
         ball = read_ball(sanity)

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from vitruvius.evaluation.sanity import Sanity as Sanity
     from vitruvius.evaluation.sanity import examine as examine
     from vitruvius.evaluation.shift import evaluate_shift as evaluate_shift
-    from vitruvius.evaluation.shift_report import ShiftReport as ShiftReport
-    from vitruvius.evaluation.shift_report import load_shift_report as load_shift_report
     from vitruvius.evaluation.speed import measure_speed as measure_speed
     from vitruvius.evaluation.threats import describe as describe
     from vitruvius.evaluation.threats import make_threat as make_threat
@@ -23,14 +21,12 @@ else:
         {
             "Report": "result",
             "Sanity": "sanity",
-            "ShiftReport": "shift_report",
             "benchmark": "robustbench",
             "describe": "threats",
             "evaluate": "_evaluate",
             "evaluate_shift": "shift",
             "examine": "sanity",
             "load_ledger": "ledger",
-            "load_shift_report": "shift_report",
             "make_threat": "threats",
             "measure_speed": "speed",
         },

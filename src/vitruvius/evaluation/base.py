@@ -67,10 +67,7 @@ def check_judged(model: object) -> None:
 
 
 def numbered(loader: Iterable[Any], process: Process = ALONE) -> Iterator[Batch]:
-    """Batches with ids: the loader's own, else counted in order of arrival, every process for itself.
-
-    `loader` yields (images, labels) or (images, labels, ids); `process` is this one of several (default: alone).
-    """
+    """Batches with ids: the loader's own, else counted in order of arrival, every process for itself."""
     if isinstance(loader, NumberedLoader):
         yield from loader.with_ids()
         return

@@ -36,9 +36,8 @@ from vitruvius._files import (
 )
 from vitruvius._progress import Progress, no_progress, part_of, scaled
 from vitruvius._secrets import redact
-from vitruvius.attacks.base import disturb
-from vitruvius.evaluation.base import answer, numbered, subject_of
-from vitruvius.evaluation.threats import Threat, describe
+from vitruvius.evaluation.base import answer, check_judged, numbered, subject_of
+from vitruvius.evaluation.threats import Threat, describe, moved_by
 
 What = Literal["images", "perturbations"]
 Row = dict[str, int]  # id, right, right_8bit
@@ -81,6 +80,7 @@ def make_examples(
     what: keep x', or the perturbation stretched to [0, 1].
     progress: called after every batch with the images done, how many there are, and the accuracy so far.
     """
+    check_judged(model)
     check_what(threat, what)
     score = _Score(progress, getattr(loader, "num_images", None))
     batches: list[_Attacked] = []
@@ -113,6 +113,7 @@ def draw_examples(
 
     folder: of the pictures, which may hold some already. model, loader, threat, what, progress: as for `make_examples`.
     """
+    check_judged(model)
     check_what(threat, what)
     pictures = PictureFolder(Path(folder), int(getattr(model, "num_classes", 0)))
     pictures.claim({**subject_of(model, loader), "spec": describe(threat), "what": what})
@@ -133,10 +134,7 @@ def draw_examples(
 
 
 def save_examples(examples: ExampleSet, out: str | Path) -> Path:
-    """A file `*.safetensors` (lossless, read by `dataset: tensors`), else a folder of 8-bit PNGs (`folder`).
-
-    `examples` are x' with their labels; `out` is that file or folder. Returns its path.
-    """
+    """A file `*.safetensors` (lossless, read by `dataset: tensors`), else a folder of 8-bit PNGs (`folder`)."""
     path = Path(out)
     if _is_file(path):
         tensors = {"images": examples.images, "labels": examples.labels, "ids": examples.ids}
@@ -155,8 +153,6 @@ class PictureFolder:
 
     examples.json says what they are of, and names all classes, also those without a picture; examples.jsonl has a line
     for every batch that is drawn, so that an interrupted command goes on.
-
-    `num_classes` says how many folders there are.
     """
 
     def __init__(self, folder: Path, num_classes: int) -> None:
@@ -165,10 +161,7 @@ class PictureFolder:
         self.rows: dict[int, Row] = {}  # of the pictures that are there, by their ids
 
     def claim(self, subject: Mapping[str, Any]) -> None:
-        """Make the folder ours: new, or begun for the same subject, whose rows are read.
-
-        `subject` says which model, images and threat, in plain values.
-        """
+        """Make the folder ours: new, or begun for the same subject, whose rows are read."""
         subject = redact({**subject, "classes": self.class_names()})
         file = self.folder / RECORD
         if file.exists():
@@ -264,7 +257,7 @@ def _attack(
 ) -> _Attacked:
     device = device_of(model)
     x, y = x.to(device), y.to(device)
-    moved = disturb(threat, model, x, y, ids, score.of_batch(len(y), describe(threat)))
+    moved = moved_by(threat, model, x, y, ids, score.of_batch(len(y), describe(threat)))
     kept = moved
     if what == "perturbations":
         eps = float(threat.eps)  # type: ignore[attr-defined]

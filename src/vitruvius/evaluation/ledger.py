@@ -110,8 +110,6 @@ class Ledger:
 
         A ledger without a single image is a false start and stands in nobody's way. Returns all threats of the ledger,
         earlier ones first. The folder is locked until `release`.
-
-        `subject` says which model and which images, in plain values; `entries` are the threats that are asked for.
         """
         if self.folder is None:
             return list(entries)
@@ -174,10 +172,7 @@ class Ledger:
             logger.warning("%s Its images are judged again.", error)
 
     def check_images(self, ids: Tensor, x: Tensor, y: Tensor) -> None:
-        """Refuse images (B, …) or labels (B,) that are not those an earlier evaluation has judged under these ids.
-
-        `ids` (B,) int64 are their numbers in the data set; `x` and `y` are a batch.
-        """
+        """Refuse images (B, …) or labels (B,) that are not those an earlier evaluation has judged under these ids."""
         if self._judged is None:
             return
         place = torch.searchsorted(self._judged["id"], ids.cpu().contiguous()).clamp(max=len(self._judged["id"]) - 1)
@@ -191,10 +186,7 @@ class Ledger:
             )
 
     def check_part(self, part: str, identity: Mapping[str, str]) -> None:
-        """Refuse a part of a published set whose images are not those that the ledger has judged; note what they are.
-
-        `part` is its name; `identity` what its images are.
-        """
+        """Refuse a part of a published set whose images are not those that the ledger has judged, and note them."""
         if self.folder is None:
             return
         file = self.folder / IMAGES
@@ -243,10 +235,7 @@ class Ledger:
         return ~self._rows[threat].holds(ids)
 
     def add(self, threat: str, rows: Columns) -> None:
-        """Rows of one batch, on the CPU; on disk before this returns.
-
-        `threat` is its description; `rows` are columns by name, each (B, …), among them the ids.
-        """
+        """Rows of one batch, on the CPU; on disk before this returns."""
         rows = {name: column.detach().cpu() for name, column in rows.items()}
         self._merge(threat, rows)
         if self.folder is not None:
@@ -291,10 +280,7 @@ class Ledger:
         return self.folder / kind / f"{_safe(threat)}-{key:08x}.safetensors"
 
     def join(self, others: Sequence[dict[str, Columns]]) -> None:
-        """Take in rows from elsewhere; an image counts once.
-
-        `others` are the columns of other processes, by threat.
-        """
+        """Take in rows from elsewhere; an image counts once."""
         for columns in others:
             for threat, rows in columns.items():
                 self._merge(threat, rows)
@@ -365,10 +351,7 @@ def _entries(known: Mapping[str, Any], file: Path) -> list[Entry]:
 
 
 def load_ledger(path: str | Path) -> dict[str, Columns]:
-    """Columns by threat, from the one file `Ledger.save` writes, or from the folder it lies in.
-
-    `path` is that file or folder.
-    """
+    """Columns by threat, from the one file `Ledger.save` writes, or from the folder it lies in."""
     file = Path(path) / "ledger.safetensors" if Path(path).is_dir() else path
     columns: dict[str, Columns] = {}
     for key, tensor in _in_order(*load_tensors(file)).items():

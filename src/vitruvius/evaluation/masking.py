@@ -391,10 +391,7 @@ def _as_numbers(logits: Tensor) -> Tensor:
 
 
 def calls_autograd(model: nn.Module, x: Tensor) -> bool:
-    """Whether the forward pass asks autograd for gradients, however it came by that function.
-
-    `model` is run once on a few images `x` (B, C, H, W).
-    """
+    """Whether the forward pass asks autograd for gradients, however it came by that function."""
     watch = _BackwardWatch()
     with watch:
         model(x)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
+from vitruvius._format import DASH
 from vitruvius._notebook import Records, Shown
 from vitruvius.corruptions.base import DRAWN, is_drawn
-from vitruvius.evaluation._text import format_grid, label_drawn, shorten_labels
 from vitruvius.evaluation.again import AGAIN, CLEAN_AGAIN
 from vitruvius.evaluation.ledger import AFTER, Ledger
 from vitruvius.evaluation.masking import Finding, again_findings, draw_remarks, stage_findings
@@ -24,6 +23,9 @@ from vitruvius.evaluation.threats import Entry, family, name_entries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+LABEL_WIDTH = 56  # characters of a threat's description in a table
+Grid = Mapping[str, Mapping[int, float]]  # corruption → severity → share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,10 +170,7 @@ class Report(Shown):
         }
 
     def save(self, path: str | Path) -> None:
-        """Write the numbers as JSON.
-
-        `path` is the file.
-        """
+        """Write the numbers as JSON."""
         atomic_write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
 
@@ -201,21 +200,21 @@ def summarise(
         *_unfinished(scores, number),
         *_unreadable(broken),
         *_doubtful(doubts),
-        *_said_of_draws(ledger, judged),
+        *(remark for entry in judged for remark in draw_remarks(entry.spec, ledger.rows(entry.spec))),
         *remarks,
-        *_said_of_drawn(scores),
+        *([DRAWN] if any(score.drawn for score in scores) else []),
     ]
     return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)
 
 
 def _worst_case(ledger: Ledger, attacks: Sequence[str], doubts: Mapping[str, Sequence[Finding]]) -> Score:
     """Each image under the attack that breaks it."""
-    robust = _robust(ledger, attacks)
+    robust = torch.stack([ledger.rows(spec)["correct"] for spec in attacks]).all(0)  # (n,)
     return Score(
         name="worst case",
         spec="worst case of all",
         **_proportion(int(robust.sum()), len(robust)),
-        doubts=_names_of(doubts, attacks),
+        doubts=list(dict.fromkeys(finding.name for spec in attacks for finding in doubts[spec])),
     )
 
 
@@ -233,22 +232,6 @@ def _doubts(ledger: Ledger, spec: str, found: Mapping[str, Sequence[Finding]]) -
     return [*found.get(spec, ()), *again_findings([rows], AGAIN, CLEAN_AGAIN), *stage_findings(rows)]
 
 
-def _names_of(doubts: Mapping[str, Sequence[Finding]], specs: Sequence[str]) -> list[str]:
-    """Names of the open findings about some threats, each once."""
-    return list(dict.fromkeys(finding.name for spec in specs for finding in doubts[spec]))
-
-
-def _said_of_drawn(scores: Sequence[Score]) -> list[str]:
-    """That some figures stand in for those of published photographs, where they do."""
-    if any(score.drawn for score in scores):
-        return [DRAWN]
-    return []
-
-
-def _said_of_draws(ledger: Ledger, entries: Sequence[Entry]) -> list[str]:
-    return [remark for entry in entries for remark in draw_remarks(entry.spec, ledger.rows(entry.spec))]
-
-
 def _doubtful(doubts: Mapping[str, Sequence[Finding]]) -> list[str]:
     """A remark for each open finding; one that is the same for several threats names them all."""
     specs: dict[str, list[str]] = {}
@@ -261,9 +244,7 @@ def _doubtful(doubts: Mapping[str, Sequence[Finding]]) -> list[str]:
 def _unreadable(broken: Sequence[str]) -> list[str]:
     if not broken:
         return []
-    named = ", ".join(broken[:5])
-    if len(broken) > 5:
-        named += ", …"
+    named = ", ".join([*broken[:5], *(["…"] if len(broken) > 5 else [])])
     return [f"{len(broken)} image(s) could not be read and were left out: {named}."]
 
 
@@ -294,11 +275,6 @@ def _proportion(correct: int, n: int) -> dict[str, Any]:
     return {"correct": correct, "n": n, "accuracy": correct / max(n, 1), "low": low, "high": high}
 
 
-def _robust(ledger: Ledger, specs: Sequence[str]) -> Tensor:
-    """Whether an image is classified correctly under every one of these threats, (n,)."""
-    return torch.stack([ledger.rows(spec)["correct"] for spec in specs]).all(0)
-
-
 def wilson(correct: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
     """Wilson's score interval of a proportion `correct / n` (Wilson 1927), which stays in [0, 1] and works at 0 and 1.
 
@@ -310,3 +286,44 @@ def wilson(correct: int, n: int, z: float = 1.959963984540054) -> tuple[float, f
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = z * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
     return (max(0.0, centre - half), min(1.0, centre + half))
+
+
+def format_grid(title: str, grid: Grid, extra: Mapping[str, Mapping[str, float]] | None = None) -> list[str]:
+    """Accuracies in per cent, one line per corruption, with its mean; `extra` adds columns of shares."""
+    severities = sorted({severity for row in grid.values() for severity in row})
+    rows = {
+        name: [*(row.get(severity) for severity in severities), _mean(list(row.values()))] for name, row in grid.items()
+    }
+    for column in (extra or {}).values():
+        rows = {name: [*row, column.get(name)] for name, row in rows.items()}
+    if len(rows) > 1:
+        rows["mean"] = [_mean(column) for column in zip(*rows.values(), strict=True)]
+    width = max(len(title), *map(len, grid))
+    heads = [*map(str, severities), "mean", *(extra or {})]
+    lines = [f"{title:<{width}}" + "".join(f"{head:>8}" for head in heads), "-" * (width + 8 * len(heads))]
+    return lines + [f"{name:<{width}}" + "".join(map(_cell, row)) for name, row in rows.items()]
+
+
+def label_drawn(name: str, drawn: Container[str]) -> str:
+    """The name of a corruption in tables: one that stands in for photographs says so, `frost (drawn)`."""
+    return f"{name} (drawn)" if name in drawn else name
+
+
+def shorten_labels(labels: Sequence[str], width: int = LABEL_WIDTH) -> list[str]:
+    """Labels of a table's lines, wide ones without their middle; whole where two would look the same.
+
+    The full description stands in report.json.
+    """
+    end = width // 4
+    short = [text if len(text) <= width else f"{text[: width - end - 1]}…{text[-end:]}" for text in labels]
+    return short if len(set(short)) == len(set(labels)) else list(labels)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean of what is known; nothing if nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _cell(share: float | None) -> str:
+    return f"{DASH:>8}" if share is None else f"{100 * share:>8.2f}"

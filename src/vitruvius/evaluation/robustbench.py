@@ -31,6 +31,7 @@ class Entry:
     eps: str  # "4/255"
     clean_acc: str  # in per cent
     autoattack_acc: str
+    reported: str  # robust accuracy that the authors report, in per cent
     link: str = ""
     authors: str = ""
     venue: str = ""
@@ -39,10 +40,7 @@ class Entry:
     remarks: str = ""  # what speaks against believing the figures; empty if nothing does
 
     def save(self, path: str | Path) -> None:
-        """As RobustBench writes it: one flat JSON object of texts.
-
-        `path` is the file.
-        """
+        """As RobustBench writes it: one flat JSON object of texts."""
         atomic_write_text(path, json.dumps(self.__dict__, indent=2) + "\n")
 
 
@@ -66,7 +64,8 @@ def benchmark(
     eps: radius in pixels of [0, 1]. norm: linf, l2 or l1, in any case (`Linf`). seed: of the attack.
     architecture: default: the class of the model.
     folder: where the ledger is kept, so that an interrupted benchmark goes on; default: nothing is written.
-    facts: other fields of the `Entry`: link, authors, venue, …
+    facts: other fields of the `Entry`: link, authors, venue, … and `reported`, the robust accuracy that the authors
+        report where it is not the one measured here.
 
     What the checks of `vitruvius.evaluation.masking` find is among the remarks of both.
     """
@@ -81,7 +80,7 @@ def benchmark(
         clean_acc=f"{100 * clean.accuracy:.2f}",
         autoattack_acc=f"{100 * robust.accuracy:.2f}",
         remarks=" ".join(report.remarks),
-        **facts,
+        **{"reported": f"{100 * robust.accuracy:.2f}", **facts},
     )
     return report, entry
 

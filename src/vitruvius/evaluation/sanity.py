@@ -49,7 +49,6 @@ from vitruvius.attention.base import Core, build_surrogate
 from vitruvius.evaluation.base import Batch, check_judged, numbered
 from vitruvius.evaluation.masking import DRAWS, IMAGES, RANDOMNESS, SLACK, Finding, look
 from vitruvius.evaluation.straight_through import (
-    InFloat32,
     InFloat64,
     StraightThrough,
     ZeroGradient,
@@ -114,15 +113,12 @@ def save_findings(findings: Sequence[Finding], path: str | Path) -> None:
 
 
 def make_twins(model: nn.Module, input_size: tuple[int, ...] | None = None) -> dict[str, nn.Module]:
-    """Copies of `model` to attack through, by name; none where its attention declares none.
-
-    `input_size` is that of an image, (channels, rows, columns), for models that do not know it themselves.
-    """
+    """Copies of `model` to attack through, by name; none where its attention declares none."""
     twins: dict[str, nn.Module] = {}
     if any(part.surrogate is not None for core in _cores(model).values() for part in core.parts.values()):
         twins["plain"] = _twin(model, input_size)
     if any(p.is_floating_point() and p.dtype.itemsize < torch.float32.itemsize for p in model.parameters()):
-        twins["float32"] = InFloat32(copy.deepcopy(model).float())
+        twins["float32"] = copy.deepcopy(model).float()
     return twins
 
 
@@ -207,9 +203,7 @@ class Check(NamedTuple):
 class _Examination:
     """One model on one set of images."""
 
-    def __init__(
-        self, plan: Sanity, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, progress: Progress = no_progress
-    ) -> None:
+    def __init__(self, plan: Sanity, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, progress: Progress) -> None:
         self.plan = plan
         self.model = model
         self.attacked = ZeroGradient(model)  # so that a model without any gradient is a finding and not an error

@@ -9,35 +9,44 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import check_eval_mode, check_labels, check_logits, device_of
+from vitruvius._checks import check_labels, check_logits, device_of
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius._progress import Progress, no_progress
-from vitruvius.data import DataConfig, images_loader
-from vitruvius.data.base import InputSize
+from vitruvius.data import DataConfig, eval_loader, held_out, images_loader
+from vitruvius.data.base import InputSize, split_folder
 from vitruvius.data.identity import identify
 from vitruvius.data.loader import Loader
 from vitruvius.data.preprocessing import resolve
-from vitruvius.evaluation.base import Columns, as_floats, data_settings, read_logits, subject_of
+from vitruvius.evaluation.base import (
+    Columns,
+    check_judged,
+    data_settings,
+    logits_of,
+    read_logits,
+    subject_of,
+)
 from vitruvius.evaluation.ledger import Ledger
-from vitruvius.evaluation.metrics import Baseline, alexnet
-from vitruvius.evaluation.shift_report import ShiftReport, summarise_shift
+from vitruvius.evaluation.metrics import Baseline, alexnet, fit_temperature
+from vitruvius.evaluation.metrics.temperature import collect_logits
+from vitruvius.evaluation.shift_report import ShiftReport, load_shift_report, summarise_shift
 from vitruvius.evaluation.threats import Entry
 from vitruvius.shifts.base import Images, Remark, Shift, Subset, open_shift, say_once
+from vitruvius.targets.base import Target, local_run
 
 LOOKED_AT = 512  # files of a part whose sizes are compared: there may be a hundred parts
+HELD_OUT = "held-out"
+PUBLISHED = {"alexnet": alexnet}  # tables that --baseline may name
 UNRELATED = ("data.root", "data.val_split", "data.class_map")  # of the data a run was trained on
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Examiner:
+class _Examiner(NamedTuple):
     """Who asks the model, and where the answers go."""
 
     model: nn.Module
@@ -76,68 +85,38 @@ def evaluate_shift(
     baseline: what mCE is against; default: AlexNet for imagenet-c, else none.
     clean_error: of the model, 0 … 1; relative mCE needs it.
     """
-    if isinstance(shift, str):
-        shift = open_shift(shift)
+    shift = open_shift(shift) if isinstance(shift, str) else shift
     process = process or Process(device=device_of(model))
-    ledger = Ledger(folder, rank=process.rank)
-    examiner = _Examiner(
-        model=model,
-        shift=shift,
-        data=data or DataConfig(),
-        input_size=input_size or getattr(model, "data_config", None),
-        temperature=temperature,
-        ledger=ledger,
-        process=process,
-        progress=progress,
-    )
-    _check(model, shift, examiner.input_size)
+    data, input_size = data or DataConfig(), input_size or getattr(model, "data_config", None)
+    check_judged(model)
+    if input_size is None:
+        raise ConfigError("the model does not say what images it takes; give input_size=(channels, height, width).")
+    check_fit(model, shift)
     if baseline is None and shift.name == "imagenet-c":
         baseline = alexnet()
+    ledger = Ledger(folder, rank=process.rank)
+    who = _Examiner(model, shift, data, input_size, temperature, ledger, process, progress)
     try:
-        _begin(examiner)
-        remarks = [*shift.remarks, *_judge_all(examiner)]
+        subject = {} if folder is None else _subject(who)
+        entries = [Entry(spec=part.name, short=part.group, severity=part.severity) for part in shift.parts]
+        process.on_first(lambda: ledger.claim(subject, entries))
+        ledger.read()
+        process.gather(None)  # all must agree on what is left before any of them writes
+        own = [remark for part in shift.parts for remark in _judge(who, part)]
+        if process.world_size > 1:
+            ledger.join(process.gather(ledger.columns))
+        every = itertools.chain.from_iterable(process.gather(own))
+        remarks = [*shift.remarks, *say_once(shift.name, len(shift.parts), every)]
         report = summarise_shift(ledger, shift, remarks, baseline, clean_error, temperature)
         if folder is not None:
-            process.on_first(lambda: _keep(ledger, report, Path(folder)))
+            process.on_first(lambda: (ledger.save(), report.save(Path(folder) / "report.json")))
     finally:
         ledger.release()
     return report
 
 
-def _judge_all(who: _Examiner) -> list[str]:
-    """Every part in turn, then the rows of all processes together; what was remarkable, each remark once."""
-    own: list[Remark | str] = []
-    for part in who.shift.parts:
-        own += _judge(who, part)
-    if who.process.world_size > 1:
-        who.ledger.join(who.process.gather(who.ledger.columns))
-    every = itertools.chain.from_iterable(who.process.gather(own))
-    return say_once(who.shift.name, len(who.shift.parts), every)
-
-
-def _begin(who: _Examiner) -> None:
-    """Claim the ledger and read what it holds, on every process before any of them writes."""
-    ledger = who.ledger
-    subject: dict[str, Any] = {}
-    if ledger.folder is not None:
-        subject = _subject(who.model, who.shift, who.data, who.input_size, who.temperature)
-    who.process.on_first(lambda: ledger.claim(subject, [_enter(part) for part in who.shift.parts]))
-    ledger.read()
-    who.process.gather(None)  # all must agree on what is left
-
-
-def _check(model: nn.Module, shift: Shift, size: Any) -> None:
-    check_eval_mode(model)
-    if size is None:
-        raise ConfigError("the model does not say what images it takes; give input_size=(channels, height, width).")
-    check_fit(model, shift)
-
-
 def check_fit(model: nn.Module, shift: Shift) -> None:
-    """Refuse a model that says that it knows other classes than the set has.
-
-    `model` is asked for its number of classes, `shift` for its own.
-    """
+    """Refuse a model that says that it knows other classes than the set has."""
     if known := getattr(model, "num_classes", None):
         _check_classes(int(known), shift)
 
@@ -145,9 +124,7 @@ def check_fit(model: nn.Module, shift: Shift) -> None:
 def _check_classes(known: int, shift: Shift) -> None:
     if known != shift.num_classes:
         names = ", ".join([*shift.classes[:12], *(["…"] if len(shift.classes) > 12 else [])])
-        named = ""
-        if names:
-            named = f" ({names})"
+        named = f" ({names})" if names else ""
         raise DataError(
             f"{shift.name} needs a model that knows its {shift.num_classes} classes{named} in their order; this one "
             f"answers with {known}. {'Correct the class folders, or choose' if named else 'Choose'} a model of these "
@@ -155,17 +132,12 @@ def _check_classes(known: int, shift: Shift) -> None:
         )
 
 
-def _subject(model: nn.Module, shift: Shift, data: DataConfig, size: Any, temperature: float | None) -> dict[str, Any]:
-    about = {key: value for key, value in subject_of(model, None).items() if key not in ("data", "images")}
-    settings = {key: value for key, value in data_settings(data).items() if key not in UNRELATED}
-    prepared = {"preprocessing": str(resolve(data, size))}
-    if temperature is not None:
-        settings["temperature"] = temperature
-    return {"data": shift.name, **about, **settings, **prepared}
-
-
-def _enter(part: Subset) -> Entry:
-    return Entry(spec=part.name, short=part.group, severity=part.severity)
+def _subject(who: _Examiner) -> dict[str, Any]:
+    about = {key: value for key, value in subject_of(who.model, None).items() if key not in ("data", "images")}
+    settings = {key: value for key, value in data_settings(who.data).items() if key not in UNRELATED}
+    if who.temperature is not None:
+        settings["temperature"] = who.temperature
+    return {"data": who.shift.name, **about, **settings, "preprocessing": str(resolve(who.data, who.input_size))}
 
 
 def _judge(who: _Examiner, part: Subset) -> Sequence[Remark | str]:
@@ -191,11 +163,8 @@ def _judge(who: _Examiner, part: Subset) -> Sequence[Remark | str]:
 
 @torch.no_grad()
 def respond(who: _Examiner, x: Tensor, y: Tensor) -> Columns:
-    """What the model says of a batch; where the set has a subset of the classes, only their logits count.
-
-    `who` holds the model and what counts of its answers; `x` (B, C, H, W) in [0, 1]; `y` (B,) labels.
-    """
-    logits = as_floats(who.model(x))  # (B, K)
+    """What the model says of a batch; where the set has a subset of the classes, only their logits count."""
+    logits = logits_of(who.model, x, max(len(x), 1))  # (B, K)
     if logits.ndim == 2:
         _check_classes(logits.shape[1], who.shift)
     if who.shift.columns is not None:
@@ -208,23 +177,10 @@ def respond(who: _Examiner, x: Tensor, y: Tensor) -> Columns:
     return rows
 
 
-def _keep(ledger: Ledger, report: ShiftReport, folder: Path) -> None:
-    ledger.save()
-    report.save(folder / "report.json")
-
-
 def shift_loader(
     images: Images, ids: Tensor, config: DataConfig, input_size: InputSize, process: Process, *, cropped: bool
 ) -> Loader:
-    """The images `ids`, each once, dealt out to the processes.
-
-    images: those of one part.
-    ids: (n,) numbers of those wanted.
-    config: the data section: batch size, workers, and what overrules the model.
-    input_size: timm's data config of the model, or (channels, height, width).
-    process: this one of several.
-    cropped: whether images are at the crop already, so that they are resized only.
-    """
+    """The images `ids` (n,) of a part, each once, this `process`'s share; `cropped` ones are resized only."""
     if cropped and config.crop_pct is None:
         config = dataclasses.replace(config, crop_pct=1.0)
     return images_loader(
@@ -239,10 +195,72 @@ def shift_loader(
 
 
 def chosen(images: Images, limit: int | None) -> Tensor:
-    """Ids of all images, or of as many as wanted: those with the smallest keys, so the same files in every part.
-
-    `images` are those of one part; `limit` is how many, None for all.
-    """
+    """Ids of all images, or of as many as wanted: those with the smallest keys, so the same files in every part."""
     if limit is None or limit >= len(images):
         return torch.arange(len(images))
     return images.keys.argsort(stable=True)[:limit].sort().values
+
+
+def open_shifts(specs: Sequence[str], data: DataConfig) -> list[Shift]:
+    """Each set of `specs`, `imagenet-c:FOLDER`, once.
+
+    imagenet-o is told from the validation folder of `data`, those of the model, unless another is named.
+    """
+    opened: dict[str, Shift] = {}
+    for spec in specs:
+        name = spec.partition(":")[0].strip()
+        if name in opened:
+            raise ConfigError(f"--shift {name} is given twice; its parts share one ledger, so give it once.")
+        implied = _validation(data) if name == "imagenet-o" and "validation=" not in spec else {}
+        opened[name] = open_shift(spec, **implied)
+    return list(opened.values())
+
+
+def _validation(data: DataConfig) -> dict[str, str]:
+    if data.dataset != "folder" or data.root is None:
+        return {}
+    try:
+        return {"validation": str(split_folder(Path(data.root), data.val_split))}
+    except DataError:
+        return {}
+
+
+def read_baseline(run: str | None, name: str) -> Baseline | None:
+    """The errors of another `run`, or a published table's, under the shift of that `name`; None for a run of None."""
+    if run is None:
+        return None
+    if run.lower() in PUBLISHED and not Path(run).exists():
+        return PUBLISHED[run.lower()]()
+    run = local_run(run)
+    file = Path(run) / "evaluation" / "shifts" / name / "report.json"
+    if not file.exists():
+        file = Path(run) / "shifts" / name / "report.json"
+    if not file.exists():
+        raise DataError(
+            f"{run} has not been evaluated under {name}; do that first, then compare with it, or with a published "
+            f"table: {', '.join(PUBLISHED)}."
+        )
+    return load_shift_report(file).as_baseline(Path(run).name)
+
+
+def temperature_of(target: Target, split: str, *, progress: Progress = no_progress) -> float:
+    """Fitted on a `split` of the data of `target`, or on the images that a run has held out of its training."""
+    data = target.config.data
+    only = None
+    if split == HELD_OUT:
+        only = _held_out(target)
+        split = data.train_split
+    loader = eval_loader(
+        data, input_size=target.model.data_config, split=split, only=only, device=device_of(target.model)
+    )  # all images on every process: each fits the same number
+    return fit_temperature(*collect_logits(target.model, loader, progress=progress))
+
+
+def _held_out(target: Target) -> Tensor:
+    fraction = (target.recipe.get("train") or {}).get("holdout") or 0.0
+    if not fraction:
+        raise ConfigError(
+            f"{target.folder} has held out no images of its training set; name a split that neither trained nor tests "
+            "it, e.g. --calibrate val."
+        )
+    return held_out(target.config.data, float(fraction), seed=int(target.recipe.get("seed", 0)))

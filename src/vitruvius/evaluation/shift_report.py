@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from vitruvius._errors import DataError
 from vitruvius._files import atomic_write_text, read_text
 from vitruvius.corruptions.base import DRAWN
-from vitruvius.evaluation._shift_numbers import (
-    calibration_of,
-    corruption_of,
-    detection_of,
-    intervals_of,
-    reliability_of,
-)
-from vitruvius.evaluation._text import few_images, format_corruption, format_shift, label_drawn
 from vitruvius.evaluation.base import Columns
 from vitruvius.evaluation.ledger import Ledger
-from vitruvius.evaluation.metrics import Baseline, aurra
-from vitruvius.evaluation.result import Report, wilson
+from vitruvius.evaluation.metrics.bootstrap import bootstrap, multiplicities, percentiles
+from vitruvius.evaluation.metrics.calibration import (
+    EqualMass,
+    EqualWidth,
+    as_released,
+    aurra,
+    expected_error,
+    largest_error,
+    rms_error,
+)
+from vitruvius.evaluation.metrics.corruption import Baseline, Errors, corruption_errors, mean_error
+from vitruvius.evaluation.metrics.detection import SCORES, detect, detection_intervals
+from vitruvius.evaluation.result import Report, format_grid, label_drawn, wilson
 from vitruvius.evaluation.threats import Entry
 from vitruvius.shifts.base import Shift
+
+REPLICATIONS = 200
+BIN_SIZE = 100  # images in a bin of the RMS error, as in the papers
+BIN_NUMBER = 15  # bins of equal mass of the adaptive ECE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,17 +89,11 @@ class ShiftReport:
         return {group: row for group, row in self.accuracies.items() if group in names}
 
     def label(self, group: str) -> str:
-        """The name of a corruption in tables and figures: `frost (drawn)` where it stands in for photographs.
-
-        `group` is the name of a corruption.
-        """
+        """The name of a corruption in tables and figures: `frost (drawn)` where it stands in for photographs."""
         return label_drawn(group, self.drawn)
 
     def as_baseline(self, name: str) -> Baseline:
-        """To compare other models with.
-
-        `name` is what tables call it.
-        """
+        """To compare other models with."""
         errors = {group: {s: 1 - a for s, a in row.items()} for group, row in self.accuracies.items()}
         return Baseline(name=name, errors=errors, clean_error=self.clean_error)
 
@@ -105,18 +110,12 @@ class ShiftReport:
         return {**{name: getattr(self, name) for name in names}, "parts": [asdict(part) for part in self.parts]}
 
     def save(self, path: str | Path) -> None:
-        """Write the numbers as JSON.
-
-        `path` is the file.
-        """
+        """Write the numbers as JSON."""
         atomic_write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
 
 def load_shift_report(path: str | Path) -> ShiftReport:
-    """What `save` wrote, without its ledger.
-
-    `path` is the file.
-    """
+    """What `save` wrote, without its ledger."""
     try:
         table = json.loads(read_text(path))
         return ShiftReport(**{**table, "parts": [PartScore(**part) for part in table["parts"]]})
@@ -125,10 +124,7 @@ def load_shift_report(path: str | Path) -> ShiftReport:
 
 
 def corruption_report(report: Report, baseline: Baseline | None = None) -> ShiftReport | None:
-    """What an evaluation under corruptions says beyond accuracies; None where it had none.
-
-    `report` is that of `evaluate`; `baseline` is what errors are divided by (default: none, so no mCE).
-    """
+    """What an evaluation under corruptions says beyond accuracies; None where it had none."""
     graded = [s for s in report.threats if s.severity is not None and s.n == report.num_images]
     if not graded:
         return None
@@ -152,15 +148,7 @@ def summarise_shift(
     clean_error: float | None,
     temperature: float | None,
 ) -> ShiftReport:
-    """Reduce the ledger of a published set.
-
-    ledger: all rows, by part.
-    shift: the set, with its parts.
-    remarks: what was found while its images were read.
-    baseline: what errors are divided by; None: nothing.
-    clean_error: the model's error on images as they are; None where it is not known.
-    temperature: that logits were divided by; None: none.
-    """
+    """Reduce the ledger of a published set to a report; the rest as for `evaluate_shift`."""
     entries = [Entry(spec=p.name, short=p.group, severity=p.severity) for p in shift.parts if ledger.number(p.name)]
     outside = {part.name for part in shift.parts if part.outside}
     if not entries:
@@ -175,9 +163,7 @@ def summarise_shift(
 
 def _with_drawn(report: ShiftReport, drawn: Sequence[str]) -> ShiftReport:
     """The report, which says what of it stands in for photographs."""
-    if not drawn:
-        return report
-    return replace(report, drawn=list(drawn), remarks=[*report.remarks, DRAWN])
+    return replace(report, drawn=list(drawn), remarks=[*report.remarks, DRAWN]) if drawn else report
 
 
 def reduce_entries(
@@ -193,47 +179,27 @@ def reduce_entries(
 ) -> ShiftReport:
     """Scores of these entries of a ledger, and of all of them together.
 
-    ledger: all rows, by entry.
-    entries: the parts to be scored.
-    name: of the set.
-    benchmark: corruptions that mCE is the mean of; default: none.
-    outside: entries of images of unknown classes, to be detected; default: none.
-    baseline: what errors are divided by; default: none.
-    clean_error: the model's error on images as they are; default: not known.
-    clean: rows of images as they are, that calibration is compared with; default: none.
+    `benchmark` names the corruptions that mCE is the mean of, `outside` the entries of images of unknown classes;
+    calibration is compared with that of `clean` rows.
     """
     apart = set(outside)
     rows = {entry.spec: ledger.rows(entry.spec) for entry in entries}
     parts = [_score(entry, rows[entry.spec], outside=entry.spec in apart) for entry in entries]
     inside = [columns for spec, columns in rows.items() if spec not in apart]
     outer = [columns for spec, columns in rows.items() if spec in apart]
-    corruption: dict[str, Any] = {}
-    if graded := _graded(entries, benchmark):
-        corruption = corruption_of(ledger, graded, baseline, clean_error)
+    graded = {(entry.short, entry.severity): entry for entry in entries if entry.severity is not None}
+    judged = {key: entry for key, entry in graded.items() if key[0] in benchmark} or graded
+    bins = {"clean": [] if clean is None else [clean], "shifted": inside}
     return ShiftReport(
         name=name,
         parts=parts,
         remarks=few_images([part for part in parts if not part.outside]),
         clean_error=clean_error,
-        corruption=corruption,
-        detection=_detection(outer, inside),
-        reliability=_reliability(clean, inside),
+        corruption=corruption_of(ledger, judged, baseline, clean_error) if judged else {},
+        detection=detection_of(outer[0], inside[0]) if outer and inside else {},
+        reliability={name: reliability_of(parts) for name, parts in bins.items() if parts},
         ledger=ledger,
     )
-
-
-def _detection(outside: Sequence[Columns], inside: Sequence[Columns]) -> dict[str, Any]:
-    """How well images from outside the classes are told apart, where there are such images."""
-    if not outside or not inside:
-        return {}
-    return detection_of(outside[0], inside[0])
-
-
-def _graded(entries: Sequence[Entry], benchmark: Sequence[str]) -> dict[tuple[str, int], Entry]:
-    """Entries that have a severity, by corruption and severity: those of the benchmark, or all if it has none."""
-    graded = {(entry.short, entry.severity): entry for entry in entries if entry.severity is not None}
-    judged = {key: entry for key, entry in graded.items() if key[0] in benchmark}
-    return judged or graded
 
 
 def _score(entry: Entry, rows: Columns, *, outside: bool) -> PartScore:
@@ -244,6 +210,10 @@ def _score(entry: Entry, rows: Columns, *, outside: bool) -> PartScore:
         return PartScore(**known, confidence=confidence, outside=True)
     correct = int(rows["correct"].sum())
     low, high = wilson(correct, n)
+    columns = [rows["confidence"], rows["correct"]]
+    measures = {"ece": lambda c, y: expected_error(EqualWidth()(c, y)), "aurra": aurra}
+    if entry.severity is not None:
+        measures = {}
     return PartScore(
         **known,
         confidence=confidence,
@@ -253,10 +223,168 @@ def _score(entry: Entry, rows: Columns, *, outside: bool) -> PartScore:
         loss=float(rows["loss"].double().mean()),
         aurra=aurra(rows["confidence"], rows["correct"]),
         calibration=calibration_of(rows),
-        intervals=intervals_of(rows) if entry.severity is None else {},
+        intervals={name: list(bootstrap(one, columns, replications=REPLICATIONS)) for name, one in measures.items()},
     )
 
 
-def _reliability(clean: Columns | None, shifted: Sequence[Columns]) -> dict[str, list[dict[str, float]]]:
-    bins = {"clean": reliability_of([] if clean is None else [clean]), "shifted": reliability_of(shifted)}
-    return {name: one for name, one in bins.items() if one}
+def calibration_of(rows: Columns) -> dict[str, float]:
+    """ECE, MCE and RMS error; those that need more images than there are, are left out."""
+    columns = rows["confidence"], rows["correct"]
+    numbers = {"ece": expected_error(EqualWidth()(*columns)), "mce": largest_error(EqualWidth()(*columns))}
+    try:
+        numbers["ece_adaptive"] = expected_error(EqualMass(number=BIN_NUMBER)(*columns))
+        hundreds = EqualMass(size=BIN_SIZE)(*columns)
+        numbers |= {"rms": rms_error(hundreds), "rms_as_released": rms_error(as_released(hundreds))}
+    except DataError:  # fewer images than a bin wants
+        pass
+    if "tempered" in rows:
+        numbers["ece_tempered"] = expected_error(EqualWidth()(rows["tempered"], rows["correct"]))
+    return numbers
+
+
+def reliability_of(parts: Sequence[Columns]) -> list[dict[str, float]]:
+    """The bins of a reliability diagram over the images of all parts."""
+    bins = EqualWidth()(*(torch.cat([rows[name] for rows in parts]) for name in ("confidence", "correct")))
+    names = ("low", "high", "count", "confidence", "accuracy")
+    return [dict(zip(names, row, strict=True)) for row in zip(*(getattr(bins, n).tolist() for n in names), strict=True)]
+
+
+def detection_of(outside: Columns, inside: Columns) -> dict[str, dict[str, Any]]:
+    """By each score: AUROC, AUPR both ways, FPR95, and their bootstrap intervals."""
+    found: dict[str, dict[str, Any]] = {}
+    for score, column in SCORES.items():
+        if column not in outside or column not in inside:
+            continue  # a ledger from before this column
+        pair = -outside[column], -inside[column]
+        ranges = detection_intervals(*pair, replications=REPLICATIONS)
+        intervals = {name: list(interval) for name, interval in ranges.items()}
+        found[score] = {**dataclasses.asdict(detect(*pair)), "intervals": intervals}
+    return found
+
+
+def corruption_of(
+    ledger: Ledger,
+    entries: Mapping[tuple[str, int], Entry],
+    baseline: Baseline | None,
+    clean_error: float | None,
+) -> dict[str, Any]:
+    """Mean error, and against a baseline CE, mCE and relative mCE, with bootstrap intervals."""
+    rows = [ledger.rows(entry.spec) for entry in entries.values()]
+    errors = _tabulated(entries, [1 - float(one["correct"].double().mean()) for one in rows])
+    again = [_tabulated(entries, values) for values in _replicated(rows).tolist()]
+    mean = {
+        "corruptions": list(errors),  # that all means are over
+        "mean_error": mean_error(errors),
+        "mean_error_interval": _interval(again, mean_error),
+    }
+    if baseline is None or not any(name in baseline.errors for name in errors):
+        return mean
+    found = corruption_errors(errors, baseline, clean_error=clean_error)
+    return {
+        **mean,
+        "baseline": baseline.name,
+        "ce": found.ce,
+        "mce": found.mce,
+        "mce_interval": _interval(again, lambda one: corruption_errors(one, baseline).mce),
+        "relative_ce": found.relative_ce,
+        "relative_mce": found.relative_mce,
+        "skipped": list(found.skipped),
+    }
+
+
+def _interval(again: Sequence[Errors], statistic: Any) -> list[float]:
+    return list(percentiles(torch.tensor([statistic(one) for one in again], dtype=torch.float64)))
+
+
+def _replicated(rows: Sequence[Columns]) -> Tensor:
+    """(r, P) errors of P parts, images drawn again: the same ones where all hold the same images, else each its own."""
+    if all(torch.equal(one["id"], rows[0]["id"]) for one in rows):
+        right = torch.stack([one["correct"].float() for one in rows], 1)  # (n, P)
+        shares = multiplicities(len(right), replications=REPLICATIONS) @ right / len(right)
+    else:
+        shares = torch.stack([_redrawn(one["correct"], place) for place, one in enumerate(rows)], 1)
+    return 1 - shares.double()
+
+
+def _redrawn(correct: Tensor, seed: int) -> Tensor:
+    """(r,) means of n answers drawn again: binomial."""
+    n, generator = float(len(correct)), torch.Generator().manual_seed(seed)
+    count = torch.full((REPLICATIONS,), n)
+    return torch.binomial(count, torch.full_like(count, float(correct.double().mean())), generator=generator) / n
+
+
+def _tabulated(entries: Mapping[tuple[str, int], Entry], values: Sequence[float]) -> dict[str, dict[int, float]]:
+    """corruption → severity → value."""
+    table: dict[str, dict[int, float]] = {}
+    for (group, severity), value in zip(entries, values, strict=True):
+        table.setdefault(group, {})[severity] = value
+    return table
+
+
+def format_shift(report: ShiftReport) -> str:
+    """Tables first, then sentences."""
+    lines = []
+    if report.accuracies:
+        extra = None
+        if "ce" in report.corruption:
+            extra = {"CE": {report.label(name): error for name, error in report.corruption["ce"].items()}}
+        lines = format_grid(report.name, {report.label(name): row for name, row in report.accuracies.items()}, extra)
+    plain = [part for part in report.parts if part.severity is None]
+    if plain:
+        width = max(len(report.name), *(len(part.name) for part in plain))
+        lines += [f"{report.name:<{width}}  accuracy   95 % interval       n     ECE   AURRA", "-" * (width + 55)]
+        lines += [_line(part, width) for part in plain]
+    averaged = len(report.averaged)
+    over = "" if averaged == len(report.accuracies) else f", over the {averaged} of the benchmark"
+    lines += [*format_corruption(report.corruption, over), *_detection_lines(report.detection)]
+    if report.missing:
+        lines.append(f"missing: {', '.join(report.missing)}.")
+    return "\n".join([*lines, *(f"note: {remark}" for remark in report.remarks)])
+
+
+def few_images(parts: Sequence[PartScore]) -> list[str]:
+    """Which numbers are left out because bins would not be full."""
+    few = sorted((part for part in parts if part.n < BIN_SIZE), key=lambda part: part.n)
+    if not few:
+        return []
+    bins, numbers = f"bins of {BIN_SIZE}", "RMS error"
+    if few[0].n < BIN_NUMBER:
+        bins, numbers = f"{bins} and for {BIN_NUMBER} bins of equal mass", f"{numbers} and no adaptive ECE"
+    others = f" Other parts with fewer than {BIN_SIZE}: {len(few) - 1}." if few[1:] else ""
+    return [f"{few[0].name}: {few[0].n} images are too few for {bins}, so it has no {numbers}.{others}"]
+
+
+def _line(part: PartScore, width: int) -> str:
+    if part.accuracy is None or part.low is None or part.high is None or part.aurra is None:
+        return f"{part.name:<{width}}  from outside, no right answers {part.n:>9,}"
+    interval = f"{100 * part.low:6.2f} – {100 * part.high:6.2f}"
+    ece = 100 * part.calibration["ece"]
+    numbers = f"{100 * part.accuracy:6.2f} %   {interval}  {part.n:>7,}  {ece:6.2f}  {100 * part.aurra:6.2f}"
+    return f"{part.name:<{width}}  {numbers}"
+
+
+def format_corruption(found: dict[str, Any], averaged: str = "") -> list[str]:
+    """Mean accuracy and mCE in a sentence each; `averaged` says what the mean is over where it is not plain."""
+    if not found:
+        return []
+    low, high = (100 * (1 - end) for end in reversed(found["mean_error_interval"]))
+    lines = [f"mean accuracy {100 * (1 - found['mean_error']):.2f} % ({low:.2f} – {high:.2f}){averaged}"]
+    if "mce" in found:
+        low, high = (100 * end for end in found["mce_interval"])
+        relative = found.get("relative_mce")
+        also = "" if relative is None else f", relative mCE {100 * relative:.2f} %"
+        lines.append(
+            f"mCE {100 * found['mce']:.2f} % of {found['baseline']}'s ({low:.2f} – {high:.2f}), "
+            f"over {len(found['ce'])} corruptions{also}"
+        )
+    return lines
+
+
+def _detection_lines(found: dict[str, dict[str, Any]]) -> list[str]:
+    if not found:
+        return []
+    lines = ["detection by     AUROC   AUPR out   AUPR in   FPR95", "-" * 51]
+    for score, numbers in found.items():
+        auroc, out, known, fpr = (100 * numbers[key] for key in ("auroc", "aupr_out", "aupr_in", "fpr95"))
+        lines.append(f"{score:<13} {auroc:8.2f} {out:10.2f} {known:9.2f} {fpr:7.2f}")
+    return lines

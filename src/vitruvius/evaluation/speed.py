@@ -62,10 +62,7 @@ def measure_speed(
 
 
 def save_speed(speeds: Sequence[Speed], path: str | Path) -> None:
-    """As JSON, one object per precision.
-
-    `speeds` are those of `measure_speed`; `path` is the file to write.
-    """
+    """As JSON, one object per precision."""
     atomic_write_text(path, json.dumps([asdict(speed) for speed in speeds], indent=1) + "\n")
 
 

@@ -71,8 +71,6 @@ class InFloat64(nn.Module):
     """A copy of a model in float64, whose gradient is scaled to 1 for each image before it is rounded to float32.
 
     So a gradient of 1e-100, as of a softmax that is all but one-hot, still points somewhere.
-
-    `copied` is that copy, which is changed.
     """
 
     def __init__(self, copied: nn.Module) -> None:
@@ -83,20 +81,6 @@ class InFloat64(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, K) of images `x` (B, C, H, W), in their precision."""
         answer: Tensor = self.model(_ScaledGradient.apply(x.double()))
-        return answer.to(x.dtype)
-
-
-class InFloat32(nn.Module):
-    """A `model` in float32 that answers in the precision of its images."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.training = model.training
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, K) for images `x` (B, C, H, W) of any floating-point type."""
-        answer: Tensor = self.model(x.float())
         return answer.to(x.dtype)
 
 
@@ -113,16 +97,8 @@ def modules_without_gradient(model: nn.Module, x: Tensor) -> tuple[str, ...]:
     finally:
         for handle in handles:
             handle.remove()
-    return _innermost([name for name, (before, after) in seen.items() if _is_flat(before, after)])
-
-
-def _innermost(names: list[str]) -> tuple[str, ...]:
-    """Without those that hold another one."""
-    inside = []
-    for name in names:
-        if not any(other.startswith(f"{name}.") for other in names):
-            inside.append(name)
-    return tuple(inside)
+    flat = [name for name, (before, after) in seen.items() if _is_flat(before, after)]
+    return tuple(name for name in flat if not any(other.startswith(f"{name}.") for other in flat))
 
 
 class _PassThrough(torch.autograd.Function):
@@ -204,18 +180,11 @@ class _StraightThroughMode(TorchFunctionMode):
             return first
         if name in FLAT and first.requires_grad and value.shape == first.shape:
             return self.pass_through(first, value.detach())
-        self._remember(name, first, value)
+        if not value.is_floating_point():  # of what is it made: a comparison, a cast, a class that is then marked?
+            made_of = self.sources.get(id(first), (first, first))[1]
+            if made_of.requires_grad and (name == "argmax" or (name in WHOLE and value.shape == made_of.shape)):
+                self.sources[id(value)] = (value, made_of)
         return value
-
-    def _remember(self, name: str, first: Tensor, value: Tensor) -> None:
-        """Of what a whole tensor was made: a comparison, a cast, or the classes that a one-hot tensor marks."""
-        if value.is_floating_point():
-            return
-        made_of = self.sources.get(id(first), (first, first))[1]
-        if not made_of.requires_grad:
-            return
-        if name == "argmax" or (name in WHOLE and value.shape == made_of.shape):
-            self.sources[id(value)] = (value, made_of)
 
 
 def _name_of(func: Callable[..., Any]) -> str:
@@ -228,11 +197,8 @@ def _name_of(func: Callable[..., Any]) -> str:
 
 def _needs_gradient(args: tuple[Any, ...]) -> bool:
     """Whether a tensor among the arguments, or in a list of them, has a gradient to pass on."""
-    for value in args:
-        parts = value if isinstance(value, list | tuple) else (value,)
-        if any(isinstance(part, Tensor) and part.requires_grad for part in parts):
-            return True
-    return False
+    parts = itertools.chain.from_iterable(value if isinstance(value, list | tuple) else (value,) for value in args)
+    return any(isinstance(part, Tensor) and part.requires_grad for part in parts)
 
 
 def _becomes_float(name: str, args: tuple[Any, ...], settings: dict[str, Any]) -> bool:

@@ -19,8 +19,11 @@ from vitruvius._errors import ConfigError
 from vitruvius._format import format_number
 from vitruvius._progress import Progress, no_progress
 from vitruvius._registry import Spec, read_spec
+from vitruvius.attacks.adapters import Foreign
 from vitruvius.attacks.base import attacks, check_moved, disturb
 from vitruvius.corruptions.base import is_corruption, parse_corruptions
+
+OF_MODELS = ("device", "model_name", "training")  # attributes of other libraries' attacks that are no settings
 
 Threat = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -91,10 +94,7 @@ def enter(threat: Threat) -> Entry:
 
 
 def by_spec(threats: Sequence[Threat]) -> dict[str, Threat]:
-    """Threats by their descriptions; the same one twice is an error.
-
-    `threats` come in any order, which is kept.
-    """
+    """Threats by their descriptions; the same one twice is an error."""
     named: dict[str, Threat] = {}
     for threat in threats:
         spec = describe(threat)
@@ -105,10 +105,7 @@ def by_spec(threats: Sequence[Threat]) -> dict[str, Threat]:
 
 
 def name_entries(entries: Iterable[Entry]) -> dict[str, Entry]:
-    """Short names, made different by their settings where the same attack comes twice.
-
-    `entries` are those of one ledger.
-    """
+    """Short names, made different by their settings where the same attack comes twice."""
     named: dict[str, Entry] = {}
     for entry in entries:
         named[entry.spec if entry.short in named else entry.short] = entry
@@ -116,10 +113,7 @@ def name_entries(entries: Iterable[Entry]) -> dict[str, Entry]:
 
 
 def family(entry: Entry) -> str:
-    """A corruption without its severity: `fog`, or `fog(seed=1)` where other settings differ.
-
-    `entry` is the line of a corruption in a ledger.
-    """
+    """A corruption without its severity: `fog`, or `fog(seed=1)` where other settings differ."""
     return re.sub(r"severity=\d+(, )?", "", entry.spec).replace(", )", ")").removesuffix("()")
 
 
@@ -133,13 +127,13 @@ def short_name(threat: Threat) -> str:
 
 
 def describe(threat: Threat) -> str:
-    """`pgd(eps=4/255, steps=20)`: the settings that differ from the defaults, exactly.
-
-    `threat` is any; of a plain function the description is its name.
-    """
+    """`pgd(eps=4/255, steps=20)`: the settings that differ from the defaults, exactly."""
     if isinstance(threat, functools.partial):
         return f"{short_name(threat)}({', '.join(_bound_settings(threat))})"
     made: Any = threat
+    if isinstance(made, Foreign):
+        radius = "" if made.eps is None else f", eps={format_number(made.eps)}, norm={made.norm}"
+        return f"{short_name(threat)}({_describe_theirs(made)}{radius})"
     if not dataclasses.is_dataclass(made):
         return short_name(threat)
     shown = []
@@ -148,6 +142,21 @@ def describe(threat: Threat) -> str:
         if field.init and value != _default_of(field):
             shown.append(f"{field.name}={format_number(value)}")
     return f"{short_name(threat)}({', '.join(shown)})"
+
+
+def _describe_theirs(adapter: Foreign) -> str:
+    """`PGD(alpha=2/255, eps=8/255, steps=10)`: another library's attack, as it is made for a model of no consequence.
+
+    Where it cannot be made for that: the name of the function that makes it.
+    """
+    try:
+        theirs = adapter.make(nn.Sequential(nn.Flatten(), nn.Linear(1, 2)).eval())
+    except Exception:
+        return str(getattr(adapter.make, "__qualname__", type(adapter.make).__name__))
+    theirs = theirs[0] if isinstance(theirs, tuple) else theirs
+    plain = {key: value for key, value in vars(theirs).items() if isinstance(value, bool | int | float | str)}
+    settings = [f"{key}={format_number(plain[key])}" for key in sorted(plain) if key not in OF_MODELS and key[0] != "_"]
+    return f"{type(theirs).__name__}({', '.join(settings)})"
 
 
 def _bound_settings(threat: functools.partial[Any]) -> list[str]:

@@ -26,7 +26,7 @@ from vitruvius._style import Series, series
 from vitruvius._yaml import read_yaml
 from vitruvius.analysis.recording import TEXTS, Examples, SiteMaps
 from vitruvius.attention import attentions
-from vitruvius.evaluation import ShiftReport, load_shift_report
+from vitruvius.evaluation.shift_report import ShiftReport, load_shift_report
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,7 @@ from vitruvius.analysis.shipped import read_shipped_folder
 from vitruvius.analysis.table import layers_of
 from vitruvius.report.analysis_figures import JOINT, Scale, axis_label, draw_norms_on, save_figures
 from vitruvius.report.sections.analyses import layer_rows
-from vitruvius.studies._base import Row, Subject, folder_of, studies
-from vitruvius.studies._figures import names, panels
+from vitruvius.studies._base import Row, Subject, folder_of, names, panels, studies
 
 ANALYSES = ("eigenvalues", "eigenvalues_by_rank", "norms", "gammas", "gammas:variant=released", "value_vectors")
 HEADLINES = {  # analysis, statistic: the panels of the first figure
@@ -51,7 +50,6 @@ def kpca(
 ) -> Iterator[Row]:
     """Eigenvalues, norms, gammas and value vectors of several models, chance beside every number.
 
-    subject and done: as for every study.
     analyses: which ones, as in `vitruvius analyse`.
     shipped: the folder of curves that the reproduction study publishes, to be drawn beside those of runs; none.
     seed: of chance.

@@ -27,7 +27,7 @@ from vitruvius.request import Request, open_request
 from vitruvius.surgery import survey
 from vitruvius.targets.base import local_run, open_target
 from vitruvius.training.config import Config, EvaluationPlan, MapsPlan, MaskPlan
-from vitruvius.training.session import open_session
+from vitruvius.training.session import open_session, start_folder
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def check_plans(plans: Sequence[EvaluationPlan]) -> None:
 
 def keep_start(config: Config, plans: Sequence[EvaluationPlan], process: Process) -> None:
     """Keep the model of a run as it starts, once, if one of its `plans` judges it."""
-    folder = _start_folder(config)
+    folder = start_folder(config)
     if not any(plan.start for plan in plans) or process.broadcast((folder / "config.yaml").is_file()):
         return
     session = open_session(config, process)
@@ -56,16 +56,11 @@ def keep_start(config: Config, plans: Sequence[EvaluationPlan], process: Process
     process.on_first(write)
 
 
-def _start_folder(config: Config) -> Path:
-    folder = str(config.out)
-    return (local_path(folder) if is_url(folder) else Path(folder)) / "start"
-
-
 def judge(config: Config, plans: Sequence[EvaluationPlan], process: Process) -> None:
     """Judge one run by its `plans`, in order; what is there already is not done again."""
     folder = str(config.out)
     for plan in plans:
-        target = _start_folder(config) if plan.start else Path(local_run(folder))
+        target = start_folder(config) if plan.start else Path(local_run(folder))
         out = target / plan.out
         with open_request(str(target), plan.overrides, images=plan.images, out=out, writes="evaluation") as request:
             _judge(request, plan)

@@ -9,6 +9,7 @@ import time
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from vitruvius._checks import check_takes, device_of
 from vitruvius._errors import ConfigError
+from vitruvius._files import is_url, load_tensors, local_path
 from vitruvius._processes import Process
 from vitruvius._random import BatchDraws
 from vitruvius._registry import read_spec
@@ -147,7 +149,7 @@ def open_session(config: Config, process: Process, *, fresh: bool = True) -> Ses
     config = replace(config, model=replace(config.model, mean=mean, std=std))
     config = with_precision(config, model, process)
     if fresh:
-        calibrate(model, loaders[0], process)
+        calibrate(model, loaders[0], process, start_folder(config) / "best.safetensors")
     task = make_task(config, model)
     task.draws = BatchDraws(process.rank, process.world_size)
     task.to(process.device)
@@ -289,20 +291,28 @@ def make_model(config: Config, process: Process) -> PixelModel:
     return model
 
 
-def calibrate(model: PixelModel, loader: Loader, process: Process) -> None:
+def start_folder(config: Config) -> Path:
+    """Where a run keeps its model as it starts, if a sweep judges that."""
+    folder = str(config.out)
+    return (local_path(folder) if is_url(folder) else Path(folder)) / "start"
+
+
+def calibrate(model: PixelModel, loader: Loader, process: Process, kept: Path) -> None:
     """Fit the auto-encoders with `start: calibrated` to the dense model's attention maps on training images.
 
-    The first process does it, the others take its weights.
+    The first process does it, the others take its weights; `kept` are those of a start that was judged already.
     """
     if not any(isinstance(part, LowRank) and part.start == "calibrated" for part in model.modules()):
         return
 
     def fitted() -> dict[str, Tensor]:
+        if kept.is_file():
+            return load_tensors(kept)[0]
         images = first_images(loader, CALIBRATION_IMAGES)
         calibrate_low_rank(model, images.to(device_of(model)).split(CALIBRATION_BATCH))
-        return {name: value.detach().cpu() for name, value in model.state_dict().items()}
+        return {name: value.detach().cpu() for name, value in inner(model).state_dict().items()}
 
-    model.load_state_dict(process.on_first(fitted))
+    inner(model).load_state_dict(process.on_first(fitted))
 
 
 def make_task(config: Config, model: nn.Module) -> Objective:

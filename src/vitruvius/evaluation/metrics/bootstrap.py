@@ -55,10 +55,7 @@ def percentiles(values: Tensor, level: float = 0.95) -> Interval:
 
 
 def multiplicities(n: int, *, replications: int = 200, seed: int = 0) -> Tensor:
-    """(r, n) float32: how often each image is drawn in each replication; means are then products of matrices.
-
-    `n` is the number of images, `replications` is r; `seed` is that of the drawing (default 0).
-    """
+    """(r, n) float32: how often each image is drawn in each replication; means are then products of matrices."""
     generator = torch.Generator().manual_seed(seed)
     rows = [torch.randint(n, (n,), generator=generator).bincount(minlength=n) for _ in range(replications)]
     return torch.stack(rows).float()

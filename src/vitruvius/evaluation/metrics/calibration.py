@@ -109,10 +109,7 @@ class EqualMass:
 
 
 def as_released(bins: Bins) -> Bins:
-    """Without the last, most confident bin, whose weight is lost: what the released code of the papers sums over.
-
-    `bins` come in order of confidence.
-    """
+    """Without the last, most confident bin, whose weight is lost: what the released code of the papers sums over."""
     columns = {name: getattr(bins, name)[:-1] for name in ("low", "high", "count", "confidence", "accuracy")}
     return Bins(**columns, total=bins.total)
 
@@ -151,8 +148,6 @@ def aurra(confidence: Tensor, correct: Tensor) -> float:
 
     The mean over k = 1 … n of the accuracy on the k most confident images: a model that may decline to answer on its
     least confident images answers the others.
-
-    `confidence` (n,) in any unit; `correct` (n,), 1 where the answer was right.
     """
     confidence, correct = checked(confidence=confidence, correct=correct)
     right = correct[confidence.argsort(descending=True, stable=True)].cumsum(0)  # (n,)

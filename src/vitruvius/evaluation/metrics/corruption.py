@@ -56,19 +56,12 @@ def alexnet() -> Baseline:
 
 
 def mean_error(errors: Errors) -> float:
-    """Mean over corruptions of the mean over severities.
-
-    `errors` are shares by severity, by corruption.
-    """
+    """Mean over corruptions of the mean over severities."""
     return math.fsum(math.fsum(row.values()) / len(row) for row in errors.values()) / len(errors)
 
 
 def corruption_errors(errors: Errors, baseline: Baseline, *, clean_error: float | None = None) -> CorruptionErrors:
-    """CE of each corruption over the severities that both have, and relative CE where clean errors are known.
-
-    `errors` are shares by severity, by corruption; `baseline` is what they are divided by, AlexNet in the papers;
-    `clean_error` is the model's error on images as they are (default: not known).
-    """
+    """CE of each corruption over the severities that both have, and relative CE where clean errors are known."""
     ce: dict[str, float] = {}
     relative: dict[str, float] = {}
     skipped: list[str] = []

@@ -2,6 +2,7 @@
 
 Scores are high for images from outside: −max softmax (Hendrycks & Gimpel 2017, arXiv:1610.02136), −max logit
 (Hendrycks et al. 2022, arXiv:1911.11132), −logsumexp of the logits, the energy (Liu et al. 2020, arXiv:2010.03759).
+r replications, n images of both kinds, t distinct thresholds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vitruvius.evaluation.metrics._checks import checked
+from vitruvius.evaluation.metrics.bootstrap import Interval, multiplicities, percentiles
 
 SCORES = {"max softmax": "confidence", "max logit": "max_logit", "energy": "energy"}  # score → column of a ledger
 
@@ -28,10 +30,7 @@ class Detection:
 
 
 def detect(outside: Tensor, inside: Tensor) -> Detection:
-    """From the scores of images from outside and of known ones; a higher score means outside.
-
-    `outside` (n,) and `inside` (m,) are those scores.
-    """
+    """From the scores of images from outside and of known ones; a higher score means outside."""
     from sklearn.metrics import average_precision_score, roc_auc_score  # here: a second and more at every start
 
     truth, scores = _joined(outside, inside)
@@ -44,19 +43,13 @@ def detect(outside: Tensor, inside: Tensor) -> Detection:
 
 
 def fpr_at_recall(outside: Tensor, inside: Tensor, *, recall: float = 0.95) -> float:
-    """The least share of known images above a threshold that finds at least that share of the outside ones.
-
-    `outside` (n,) and `inside` (m,) are scores, higher for outside; `recall` is that share, 0.95 by default.
-    """
+    """The least share of known images above a threshold that finds at least that share of the outside ones."""
     fpr, tpr = _curve(outside, inside)
     return float(fpr[tpr >= recall - 1e-12].min())
 
 
 def fpr_as_released(outside: Tensor, inside: Tensor, *, recall: float = 0.95) -> float:
-    """The same as the papers' released code has it: at the lowest threshold whose recall is nearest, be it below.
-
-    `outside` (n,), `inside` (m,) and `recall` are as for `fpr_at_recall`.
-    """
+    """The same as the papers' released code has it: at the lowest threshold whose recall is nearest, be it below."""
     fpr, tpr = _curve(outside, inside)
     thresholds = slice(1, int((tpr == 1).argmax()) + 1)  # from the first image to the first that finds all
     distance = np.abs(tpr[thresholds] - recall)
@@ -75,3 +68,54 @@ def _joined(outside: Tensor, inside: Tensor) -> tuple[np.ndarray, np.ndarray]:
     (out,), (known,) = checked(outside=outside), checked(inside=inside)
     truth = np.concatenate([np.ones(len(out), int), np.zeros(len(known), int)])
     return truth, torch.cat([out, known]).numpy()
+
+
+def detection_intervals(
+    outside: Tensor, inside: Tensor, *, replications: int = 200, level: float = 0.95, seed: int = 0
+) -> dict[str, Interval]:
+    """The interval of every number of `Detection`; both kinds of images are drawn apart from each other.
+
+    outside: (n,) scores of images from outside, where higher means outside.
+    inside: (m,) scores of known images.
+    replications: how often images are drawn.
+    level: share of the replications inside the interval.
+    seed: of the drawing.
+    """
+    times = [
+        multiplicities(len(scores), replications=replications, seed=seed + place)
+        for place, scores in enumerate((outside, inside))
+    ]
+    return {name: percentiles(values, level) for name, values in weighted(outside, inside, *times).items()}
+
+
+def weighted(outside: Tensor, inside: Tensor, out_times: Tensor, in_times: Tensor) -> dict[str, Tensor]:
+    """(r,) of every number of `Detection`, each image counted (r, n) times."""
+    (out,), (known,) = checked(outside=outside), checked(inside=inside)
+    found, false = _above(out, known, out_times.double(), in_times.double())  # (r, t), thresholds falling
+    kept, lost = _above(-known, -out, in_times.double(), out_times.double())  # the other way round
+    steps = false.diff(dim=1, prepend=torch.zeros_like(false[:, :1]))
+    before = found - found.diff(dim=1, prepend=torch.zeros_like(found[:, :1])) / 2  # trapezoids: ties count half
+    positives, negatives = found[:, -1], false[:, -1]
+    first = (found >= (0.95 - 1e-12) * positives[:, None]).double().argmax(1, keepdim=True)
+    return {
+        "auroc": (steps * before).sum(1) / (positives * negatives),
+        "aupr_out": _precision(found, false),
+        "aupr_in": _precision(kept, lost),
+        "fpr95": false.gather(1, first)[:, 0] / negatives,
+    }
+
+
+def _above(high: Tensor, low: Tensor, high_times: Tensor, low_times: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of each kind reach each distinct threshold, (r, t) each."""
+    scores, order = torch.cat([high, low]).sort(descending=True)
+    last = torch.cat([scores.diff() != 0, torch.ones(1, dtype=torch.bool)])
+    nothing = torch.zeros_like
+    hits = torch.cat([high_times, nothing(low_times)], 1)[:, order].cumsum(1)[:, last]
+    misses = torch.cat([nothing(high_times), low_times], 1)[:, order].cumsum(1)[:, last]
+    return hits, misses
+
+
+def _precision(hits: Tensor, misses: Tensor) -> Tensor:
+    """Average precision: Σ Δrecall · precision."""
+    gained = hits.diff(dim=1, prepend=torch.zeros_like(hits[:, :1])) / hits[:, -1:]
+    return (gained * hits / (hits + misses).clamp(min=1)).sum(1)

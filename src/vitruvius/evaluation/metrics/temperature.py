@@ -6,6 +6,7 @@ B images, K classes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,12 +17,11 @@ from vitruvius._checks import device_of
 from vitruvius._errors import DataError
 from vitruvius._progress import Progress, no_progress
 
+logger = logging.getLogger(__name__)
+
 
 class Tempered(nn.Module):
-    """A model whose logits are divided by a temperature: other confidences, the same answers.
-
-    `model` returns logits; `temperature` is above 0.
-    """
+    """A model whose logits are divided by a temperature: other confidences, the same answers."""
 
     temperature: Tensor
 
@@ -41,8 +41,10 @@ class Tempered(nn.Module):
 def fit_temperature(logits: Tensor, labels: Tensor, *, low: float = 0.2, high: float = 5.0) -> float:
     """The T in [low, high] of least cross-entropy, by bisection; fit it on images that neither trained nor test.
 
-    `logits` (n, K) and `labels` (n,) are of the same images; `low` and `high` are 0.2 and 5 by default.
+    `logits` (n, K) and `labels` (n,) are of the same images; `low` and `high` are 0.2 and 5 by default. One that stops
+    at an end of them is logged as a warning: the best one lies outside.
     """
+    least, most = low, high
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or not len(labels):
         raise DataError(f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}, expected (n, K) and (n).")
     if not torch.isfinite(logits).all():
@@ -56,17 +58,17 @@ def fit_temperature(logits: Tensor, labels: Tensor, *, low: float = 0.2, high: f
             low = middle
         else:
             high = middle
-    return (low + high) / 2
+    found = (low + high) / 2
+    if min(found - least, most - found) < 1e-6:
+        logger.warning("the temperature stops at %g, the end of its range: the best one lies outside.", found)
+    return found
 
 
 @torch.no_grad()
 def collect_logits(
     model: nn.Module, loader: Iterable[Any], *, progress: Progress = no_progress
 ) -> tuple[Tensor, Tensor]:
-    """(logits (n, K), labels (n)) of every image of a loader, on the CPU.
-
-    `model` is in eval mode; `loader` yields (images, labels, …); `progress` is told the images done.
-    """
+    """(logits (n, K), labels (n)) of every image of a loader, on the CPU."""
     device = device_of(model)
     rows = []
     done = 0

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from vitruvius._errors import DataError
 from vitruvius._format import count, number, percent
 from vitruvius._style import LIGHT, figure_style, heat, in_percent, new_axes
-from vitruvius.evaluation.metrics import CorruptionErrors, corruption_errors
+from vitruvius.evaluation.metrics.corruption import CorruptionErrors, corruption_errors
 from vitruvius.evaluation.shift_report import PartScore, ShiftReport
 from vitruvius.report.blocks import Block, Cell, Drawing, Table, number_cell, run_cell, run_keys, section, share_cell
 from vitruvius.report.run import Run, shift_names
