@@ -361,6 +361,16 @@ def test_stages_read_from_a_ledger_are_in_the_order_in_which_they_ran(tmp_path: 
     assert first.stages == again.stages
 
 
+def test_small_batches_of_the_loader_do_not_slow_an_attack_that_has_no_batch_size() -> None:
+    attacks = ({"use": "square", "queries": 60}, {"use": "apgd", "steps": 5})
+    attack = AutoAttack(eps=1 / 255, version="custom", attacks=attacks)
+    direct, through = Counted(), Counted()
+    outcome = attack.run(direct, *images_and_labels())
+    report = evaluate(through, digits(), [attack])
+    assert report.threats[-1].correct == int(outcome.robust.sum())
+    assert through.counter.passes <= direct.counter.passes + 60  # clean images in batches of four, and the checks
+
+
 class Brighter:
     """An ensemble of one's own, without any base class: it brightens what is dark enough."""
 

@@ -93,6 +93,15 @@ def test_a_right_answer_is_among_the_five_best_also_where_logits_are_equal() -> 
     assert rows["top5"].tolist() == 5 * [True] + 5 * [False]
 
 
+def test_the_worst_case_is_over_attacks_and_not_over_corruptions() -> None:
+    net = model()
+    batches = [(x, net(x).argmax(1)) for x, _ in loader()]
+    report = evaluate(net, batches, ["contrast:severity=5", "fgsm:eps=2/255"])
+    assert report["contrast"].correct < report["fgsm"].correct <= report["clean"].correct == 22
+    assert report.worst_case.correct == report["fgsm"].correct
+    assert report["contrast"].severity == 5
+
+
 @pytest.mark.parametrize(
     ("correct", "n", "low", "high"),
     [

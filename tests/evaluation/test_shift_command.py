@@ -53,13 +53,6 @@ def test_threats_that_are_corruptions_print_as_a_grid_and_are_saved_whole(
     assert report.clean_error == 1 - clean["accuracy"]
 
 
-def test_the_worst_case_is_over_attacks_and_not_over_corruptions(run: Path, tmp_path: Path) -> None:
-    found = evaluate(str(run), "device=cpu", threat=["contrast:severity=5"], out=tmp_path)
-    assert found.report is not None
-    assert found.report.worst_case.correct == found.report["clean"].correct
-    assert found.report["contrast"].severity == 5
-
-
 def test_a_run_is_compared_with_another_and_calibrated_on_what_it_held_out(
     run: Path, arrays: Path, tmp_path: Path
 ) -> None:

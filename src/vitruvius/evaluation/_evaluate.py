@@ -77,7 +77,9 @@ def evaluate(
     """
     check_judged(model)
     process = process or Process(device=device_of(model))
-    named = by_spec([clean, *_make_all(threats)])
+    if threats is None or isinstance(threats, str | Mapping) or callable(threats):
+        threats = [threats]
+    named = by_spec([clean, *(threat for spec in threats for threat in make_threats(spec, where="threats"))])
     ledger = Ledger(folder, rank=process.rank)
     subject: dict[str, object] = {}
     if folder is not None:
@@ -98,13 +100,6 @@ def evaluate(
     finally:
         ledger.release()
     return report
-
-
-def _make_all(threats: Spec | Threat | Sequence[Spec | Threat]) -> list[Threat]:
-    """The threats that their descriptions mean; one alone may be given as it is."""
-    if threats is None or isinstance(threats, str | Mapping) or callable(threats):
-        threats = [threats]
-    return [threat for spec in threats for threat in make_threats(spec, where="threats")]
 
 
 @dataclass
@@ -141,7 +136,11 @@ class Evaluation:
         """
         if not isinstance(self.loader, NumberedLoader | Sequence):
             return [dict(self.threats)]
-        light = {spec: threat for spec, threat in self.threats.items() if _is_light(threat)}
+        light = {
+            spec: threat
+            for spec, threat in self.threats.items()
+            if threat is clean or getattr(threat, "severity", None) is not None
+        }
         attacks = [(spec, threat) for spec, threat in self.threats.items() if spec not in light]
         attacks.sort(key=lambda pair: (isinstance(pair[1], Ensemble), cost_of(pair[1]).total))
         return [light, *({spec: threat} for spec, threat in attacks)]
@@ -436,11 +435,6 @@ class Pool:
         stage = dict(zip(rows["id"].tolist(), number.tolist(), strict=True))
         found = torch.tensor([stage.get(image, len(plan)) for image in ids.tolist()])
         return torch.where(found < len(plan), found, ROBUST), torch.isin(ids, rows["id"])
-
-
-def _is_light(threat: object) -> bool:
-    """Clean images and corruptions."""
-    return threat is clean or getattr(threat, "severity", None) is not None
 
 
 def _news(ledger: Ledger, threats: Mapping[str, Threat]) -> dict[str, str]:

@@ -27,7 +27,7 @@ class SecondOpinion:
         self.why_not_copied = ""
         try:
             self.pristine = copy.deepcopy(getattr(model, "_orig_mod", model))  # what torch.compile has wrapped
-        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError, copy.Error) as error:
             self.why_not_copied = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 
     @torch.no_grad()

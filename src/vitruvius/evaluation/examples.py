@@ -136,7 +136,7 @@ def draw_examples(
 def save_examples(examples: ExampleSet, out: str | Path) -> Path:
     """A file `*.safetensors` (lossless, read by `dataset: tensors`), else a folder of 8-bit PNGs (`folder`)."""
     path = Path(out)
-    if _is_file(path):
+    if path.suffix == ".safetensors":
         tensors = {"images": examples.images, "labels": examples.labels, "ids": examples.ids}
         notes = {name: str(getattr(examples, name)) for name in ("spec", "accuracy", "accuracy_8bit", "num_classes")}
         save_tensors(path, tensors, notes)
@@ -276,11 +276,6 @@ def check_what(threat: Threat, what: What) -> None:
     eps = float(getattr(threat, "eps", None) or 0.0)
     if what == "perturbations" and not 0 < eps < math.inf:
         raise ConfigError(f"{describe(threat)} has no finite eps to stretch perturbations by; keep images instead.")
-
-
-def _is_file(path: Path) -> bool:
-    """Whether examples go to one file rather than a folder of pictures."""
-    return path.suffix == ".safetensors"
 
 
 def _is_nothing(path: Path) -> bool:

@@ -138,7 +138,9 @@ class MaskingChecks:
         self.found: dict[str, list[Finding]] = {}  # by the threat's description; open findings only
         if self.folder is not None:
             self._join([_load(self.folder / _file_of(0)), _load(self.folder / _file_of(rank))])
-        self.waiting = {spec: threat for spec, threat in threats.items() if self._is_open(spec, threat)}
+        self.waiting = {
+            spec: threat for spec, threat in threats.items() if is_checked(threat) and spec not in self.found
+        }
         self.images: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -185,9 +187,6 @@ class MaskingChecks:
         if self.folder is not None and not process.first:
             (self.folder / _file_of(self.rank)).unlink(missing_ok=True)
         return self.found
-
-    def _is_open(self, spec: str, threat: object) -> bool:
-        return is_checked(threat) and spec not in self.found
 
     def _join(self, others: Sequence[Mapping[str, Sequence[Finding]]]) -> None:
         for other in others:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import check_count, device_of
-from vitruvius._errors import ConfigError
+from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import atomic_write_text
 from vitruvius._format import format_number
 from vitruvius._progress import Progress, no_progress, part_of, scaled
@@ -86,6 +86,8 @@ def examine(
         batches.append(batch)
         if sum(len(y) for _, y, _ in batches) >= images:
             break
+    if not batches:
+        raise DataError("the loader yielded no images; nothing to look at.")
     x, y, ids = (torch.cat(column)[:images] for column in zip(*batches, strict=True))
     device = device_of(model)
     twins = make_twins(model, tuple(x.shape[1:]))

@@ -109,7 +109,8 @@ def evaluate_shift(
         remarks = [*shift.remarks, *say_once(shift.name, len(shift.parts), every)]
         report = summarise_shift(ledger, shift, remarks, baseline, clean_error, temperature)
         if folder is not None:
-            process.on_first(lambda: (ledger.save(), report.save(Path(folder) / "report.json")))
+            process.on_first(ledger.save)
+            process.on_first(lambda: report.save(Path(folder) / "report.json"))
     finally:
         ledger.release()
     return report

@@ -162,7 +162,7 @@ def draw_effectiveness(rows: list[Row]) -> Figure:
         shape = (2, len(titles)) if by_epoch else (1, 2)
         size = (1.2 + 4.2 * len(titles), 5.6) if by_epoch else (9.2, 3.3)
         figure = Figure(figsize=size, layout="constrained")
-        shared = {"sharex": "col", "sharey": "row"} if by_epoch else {}
+        shared: Any = {"sharex": "col", "sharey": "row"} if by_epoch else {}
         grid = figure.subplots(*shape, squeeze=False, **shared).reshape(2, -1)
         for place, model in enumerate(models):
             own = [row for row in rows if row["model"] == model]
