@@ -5,6 +5,7 @@ B images, K classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -92,6 +93,12 @@ def in_one_precision(model: Any, x: Tensor) -> tuple[Any, Tensor]:
 
     A model in half precision is given what it takes, unless it converts the images itself.
     """
+    if (
+        x.dtype == torch.float32
+        and isinstance(model, nn.Module)
+        and any(p.dtype == x.dtype for p in model.parameters())
+    ):
+        return model, x
     own = {p.dtype for p in model.parameters() if p.is_floating_point()} if isinstance(model, nn.Module) else set()
     half = x.dtype in HALF
     given = x.dtype
@@ -190,41 +197,41 @@ class Searched(Wrapper):
         self.y = y
         self.progress = progress
         self.verifier = verifier
-        self.finite: Tensor | None = None  # () bool, of all logits so far
-        self.nan_grad: Tensor | None = None  # () bool, of all gradients so far
+        self.sums: list[Tensor] = []  # () of the logits of every pass; finite if they are
+        self.grads: list[Tensor] = []  # () the largest entry of every gradient; NaN if there is one
+        self.passes: list[int] = []  # made before each of them
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits (B, K) of points `x` (B, C, H, W), noted as finite or not."""
         try:
             logits = self.inner(x)
         except (AssertionError, RuntimeError, ValueError) as error:
-            if self.finite is None:
+            if not self.sums:
                 explain_images(self.inner, x, error)
             raise
-        finite = logits.detach().isfinite().all()
-        if self.finite is None:
-            check_answer(logits, self.y, len(x))
-            self.finite = finite
-        self.finite = self.finite & finite
+        if not self.sums:
+            check_logits(logits, len(x))
+            if self.y.ndim == 1:
+                check_labels(self.y, logits.shape[1])
+        self.sums.append(full_precision(logits.detach()).sum())
         return logits
 
     def note_grad(self, grad: Tensor) -> None:
-        """Take note of a gradient `grad` (B, …); that of logits that are not finite says nothing new."""
-        nan = grad.isnan().any()
-        if self.finite is not None:
-            nan = nan & self.finite
-        self.nan_grad = nan if self.nan_grad is None else nan | self.nan_grad
+        """Take note of a gradient `grad` (B, …)."""
+        self.grads.append(grad.amax())
+        self.passes.append(len(self.sums))
 
     def check_finite(self, moved: Tensor) -> None:
         """Refuse x' that come from logits that are not finite or from gradients that are not numbers.
 
         `moved` (B, C, H, W) is what the search returned.
         """
-        finite = moved.isfinite().all() if self.finite is None else self.finite
-        nan = torch.zeros_like(finite) if self.nan_grad is None else self.nan_grad
-        if bool(moved.isfinite().all() & finite & ~nan):
+        every = [moved.sum(), *self.sums, *(grad.clamp(-1, 1) for grad in self.grads)]
+        if math.isfinite(torch.stack([value.double() for value in every]).sum()):
             return
-        if bool(~finite & ~nan):
+        bad_logits = next((n for n, total in enumerate(self.sums) if not total.isfinite()), len(self.sums))
+        bad_grads = [n for n, grad in zip(self.passes, self.grads, strict=True) if grad.isnan()]
+        if bad_logits < len(self.sums) and not any(n <= bad_logits for n in bad_grads):
             raise DataError(
                 "the model returned logits that are not finite during the search, for images near its own; "
                 "check its weights and its precision."
@@ -264,10 +271,3 @@ def tell_step(model: Callable[[Tensor], Tensor], step: int, steps: int, run: int
     if runs > 1:
         text = f"run {run + 1} of {runs}, {text}"
     progress_of(model)(run * steps + step, runs * steps, text)
-
-
-def check_answer(logits: Tensor, y: Tensor, rows: int) -> None:
-    """Refuse logits that are not (rows, K) finite numbers with a class for each label `y` (B,) or (B, K)."""
-    check_logits(logits, rows)
-    if y.ndim == 1:
-        check_labels(y, logits.shape[1])

@@ -70,6 +70,7 @@ Model: TypeAlias = Callable[[Tensor], Tensor]
 ROBUST = -1  # in `Outcome.broken_by`: no stage broke the image
 CLEAN = 0  # in `Outcome.broken_by`: misclassified as it is
 ROUNDING = 1e-5
+NO_IDS = torch.zeros(0, dtype=torch.int64)
 PRECISIONS = ("exact", "fast", "auto")
 # what settings of these names may be, in every attack
 ONE_OR_MORE = {
@@ -297,6 +298,7 @@ class Attack(Ball, ABC):
     """
 
     radius_may_be_tensor: ClassVar[bool] = False  # whether a search reads eps in tensor arithmetic alone
+    draws: ClassVar[bool] = True  # whether a search uses its dice; if not, pixels need no hash
 
     def __call__(
         self,
@@ -322,7 +324,8 @@ class Attack(Ball, ABC):
             answer, images = in_one_precision(model, outside_inference_mode(x))
             labels = outside_inference_mode(whole_labels(labels))
             searched = Searched(self.view(answer, images), labels, progress)
-            moved = self.search(searched, images, labels, self.dice(known_ids(x, ids)))
+            dice = self.dice(known_ids(x, ids) if self.draws else NO_IDS)
+            moved = self.search(searched, images, labels, dice)
             searched.check_finite(moved)
             if not type(self).__module__.startswith("vitruvius."):
                 check_moved(self, moved, images)

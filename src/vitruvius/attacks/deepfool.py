@@ -36,6 +36,7 @@ class DeepFool(Attack):
     """
 
     norms = ("linf", "l2")
+    draws = False
     finds_nearest = True
 
     eps: float = math.inf

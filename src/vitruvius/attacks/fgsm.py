@@ -25,6 +25,8 @@ class FGSM(Attack):
     `bounds`: least and largest pixel of the images.
     """
 
+    draws = False
+
     loss: Loss = CE
     bounds: tuple[float, float] = (0.0, 1.0)
 

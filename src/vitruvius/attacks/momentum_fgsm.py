@@ -32,6 +32,7 @@ class MIFGSM(Attack):
     """
 
     norms: ClassVar[tuple[str, ...]] = ("linf", "l2")
+    draws = False
 
     steps: int = 10
     step_size: float | None = None

@@ -27,6 +27,7 @@ class SparseL1(Attack):
     """
 
     norms = ("l1",)
+    draws = False
 
     norm: Norm = L1
     steps: int = 20

@@ -1,0 +1,533 @@
+"""What the package promises about speed on a CPU, all ratios in one go, as Markdown.
+
+    python -m benchmarks cpu [--seconds 0.5] [--only attention autoattack …] [--out FILE.md]
+
+Processor seconds on one thread, ours and the other's by turns, medians. A ratio is the other's time over ours: above 1
+ours is faster. torchattacks, foolbox, imagecorruptions and pyautoattack are measured where they are installed; a dash
+stands where one is not. Models without trained weights are random ones of the size that is named, with labels of their
+own; `--seconds` is how long each pair is measured at least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import vitruvius
+from vitruvius.attacks import APGD, DDN, FGSM, MIFGSM, PGD, APGDTargeted, AutoAttack, Carlini, FABTargeted, Square
+
+sys.path.insert(0, str(Path(__file__).parent))
+from autoattack_cpu import load as load_attacked
+
+Work = Callable[[], object]
+
+
+class Row(NamedTuple):
+    """A pair that was measured; seconds of one call."""
+
+    what: str
+    ours: float | None
+    other: float | None
+    goal: str = ""
+    note: str = ""
+
+    def cells(self) -> str:
+        times = [f"{1e3 * seconds:.4g} ms" if seconds is not None else "–" for seconds in (self.ours, self.other)]
+        ratio = f"{self.other / self.ours:.2f}" if self.ours and self.other else "–"
+        return f"| {self.what} | {' | '.join(times)} | {ratio} | {self.goal} | {self.note} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
+    parser.add_argument("--out", type=Path, help="write the Markdown here too")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that are started
+    warnings.simplefilter("ignore")  # others' about their own code
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+        if options.out:
+            options.out.write_text("\n".join(lines) + "\n")
+
+    say(describe_machine())
+    begun = spent()
+    for name in options.only:
+        section = SECTIONS[name]
+        say(f"\n## {(section.__doc__ or name).splitlines()[0].rstrip('.')}\n")
+        say("| | ours | other | ratio | goal | |\n|---|---:|---:|---:|---:|---|")
+        for row in section(options.seconds):
+            say(row.cells())
+    say(f"\n{spent() - begun:.0f} processor seconds in all.")
+
+
+def describe_machine() -> str:
+    names = ("timm", "numpy", "torchattacks", "foolbox", "imagecorruptions", "imagecorruptions-imaug", "pyautoattack")
+    known = ["torch " + torch.__version__]
+    for name in names:
+        try:
+            known.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            known.append(f"{name} –")
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    able = [name for name, there in torch.cpu.get_capabilities().items() if there is True]
+    return (
+        f"vitruvius {vitruvius.__version__}, Python {platform.python_version()}, {', '.join(known)}; "
+        f"{model}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; {' '.join(able)}"
+    )
+
+
+# measuring
+
+
+def spent() -> float:
+    """Processor seconds of this process and of those that it has waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def by_turns(seconds: float, *works: Work, warm_up: int = 1, least: int = 1) -> list[float]:
+    """Median seconds of one call of each, in turn until so many seconds are over."""
+    taken: list[list[float]] = [[] for _ in works]
+    begun, turn = spent(), 0
+    while turn < warm_up + least or spent() - begun < seconds:
+        for mine, work in zip(taken, works, strict=True):
+            before = spent()
+            work()
+            if turn >= warm_up:
+                mine.append(spent() - before)
+        turn += 1
+    return [statistics.median(mine) for mine in taken]
+
+
+def there(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def vit(dim: int, depth: int, heads: int, *, size: int = 32, patch: int = 4, classes: int = 10) -> nn.Module:
+    torch.manual_seed(0)
+    made = timm.models.VisionTransformer(
+        img_size=size, patch_size=patch, embed_dim=dim, depth=depth, num_heads=heads, num_classes=classes
+    )
+    with torch.no_grad():
+        made.head.weight.mul_(20)  # margins that do not vanish in bfloat16
+    return made.eval().requires_grad_(False)
+
+
+VITS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {  # the model, the size of its images, images in a batch
+    "dim 96, 4 blocks, 32 px": (functools.partial(vit, 96, 4, 3), 32, 64),
+    "dim 192, 6 blocks, 32 px": (functools.partial(vit, 192, 6, 3), 32, 32),
+    "DeiT-Tiny, 224 px": (functools.partial(vit, 192, 12, 3, size=224, patch=16, classes=1000), 224, 4),
+    "DeiT-Small, 224 px": (functools.partial(vit, 384, 12, 6, size=224, patch=16, classes=1000), 224, 2),
+}
+
+
+def images(count: int, size: int) -> Tensor:
+    return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def forward(model: nn.Module, x: Tensor) -> Work:
+    def work() -> Tensor:
+        with torch.no_grad():
+            answer: Tensor = model(x)
+        return answer
+
+    return work
+
+
+def gradient(model: nn.Module, x: Tensor) -> Work:
+    """Of the images, as an attack wants it."""
+
+    def work() -> object:
+        pixels = x.clone().requires_grad_()
+        return torch.autograd.grad(model(pixels).float().logsumexp(1).sum(), pixels)
+
+    return work
+
+
+def training_step(model: nn.Module, x: Tensor) -> Work:
+    """Forward and backward to the weights, of a copy."""
+    model = copy.deepcopy(model).requires_grad_()
+    weights = list(model.parameters())
+    return lambda: torch.autograd.grad(model(x).float().logsumexp(1).sum(), weights)
+
+
+WAYS = {"gradient": gradient, "training step": training_step, "forward": forward}
+
+
+# the sections
+
+
+def attention(seconds: float) -> Iterator[Row]:
+    """A ViT in bfloat16, attention by products, against timm in float32"""
+    for name, (make, size, batch) in VITS.items():
+        plain, x = make(), images(batch, size)
+        ours = vitruvius.rewire(copy.deepcopy(plain), "softmax").bfloat16()
+        for what, way in WAYS.items():
+            mine, other = by_turns(seconds, way(ours, x.bfloat16()), way(plain, x))
+            yield Row(f"{name}: {what}", mine, other, "> 1")
+
+
+def rpc(seconds: float) -> Iterator[Row]:
+    """Robust attention with two iterations, and `record`, against a plain pass (DeiT-Tiny, float32)"""
+    make, size, batch = VITS["DeiT-Tiny, 224 px"]
+    plain, x = make(), images(batch, size)
+    ours = vitruvius.rewire(copy.deepcopy(plain), {"use": "rpc", "iterations": 2})
+    for what, way in WAYS.items():
+        mine, other = by_turns(seconds, way(ours, x), way(plain, x))
+        yield Row(f"rpc: {what}", mine, other, "" if what == "gradient" else "≥ 0.85")
+
+    def recorded() -> None:
+        with torch.no_grad(), vitruvius.record(plain):
+            plain(x)
+
+    mine, other = by_turns(seconds, recorded, forward(plain, x))
+    yield Row("record", mine, other, "≥ 0.91")
+
+
+def autoattack(seconds: float) -> Iterator[Row]:
+    """AutoAttack through `evaluate` against the original, the same images
+
+    At 32 and 224 pixels in miniature: fewer targets, queries and steps, the same for both.
+    """
+    whole = {"steps": 100, "targets": 9, "queries": 5000}
+    small = {"steps": 100, "targets": 1, "queries": 500}
+    tiny = {"steps": 10, "targets": 1, "queries": 50}
+    digits = [("cnn", "linf", 0.15, 20, ("exact",), "≥ 2"), ("cnn", "linf", 0.15, 60, ("exact",), "≥ 2")]
+    digits.append(("zoo/vit_digits_adversarial", "linf", 0.1, 20, ("exact", "auto"), "≥ 1.4"))
+    for name, norm, eps, count, ways, goal in digits:
+        effort = whole if seconds >= 0.3 else tiny
+        yield from attacked(name, *load_attacked(name, count), norm, eps, effort, dict.fromkeys(ways, goal))
+    for name, count, effort, goal in (
+        ("dim 96, 4 blocks, 32 px", 8, small, "≥ 1.8"),
+        ("dim 192, 6 blocks, 32 px", 3, small, "≥ 2.2"),
+        ("DeiT-Tiny, 224 px", 2, tiny, "≥ 2.2"),
+    ):
+        make, size, _ = VITS[name]
+        model, x = make(), images(count, size)
+        labels = model(x).argmax(1)
+        ways = {"exact": "≥ 1" if size == 32 else "", "auto": goal}
+        yield from attacked(name, model, x, labels, "linf", 1e-4, effort if seconds >= 0.3 else tiny, ways)
+
+
+def attacked(
+    name: str,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    norm: str,
+    eps: float,
+    effort: dict[str, int],
+    ways: dict[str, str],
+) -> Iterator[Row]:
+    """One run of each: a search takes seconds and repeats itself."""
+    theirs, robust = run_original(model, x, y, norm, eps, effort)
+    for way, goal in ways.items():
+        stages = stages_of(eps, norm, effort)
+        ensemble = AutoAttack(eps=eps, norm=norm, precision=way, version="custom", attacks=stages)
+        batches = list(zip(x.split(8), y.split(8), strict=True))
+        begun = spent()
+        report = vitruvius.evaluate(model, batches, [ensemble])
+        mine = spent() - begun
+        left = round(report.threats[-1].accuracy * len(x))
+        note = f"{left} robust; original {'–' if robust is None else robust}"
+        yield Row(f"{name}, {len(x)} images, {way}, {effort['steps']} steps", mine, theirs, goal, note)
+
+
+def stages_of(eps: float, norm: str, effort: dict[str, int]) -> tuple[Any, ...]:
+    steps, targets = effort["steps"], effort["targets"]
+    ball: dict[str, Any] = {"eps": eps, "norm": norm}
+    return (
+        APGD(steps=steps, **ball),
+        APGDTargeted(steps=steps, targets=targets, **ball),
+        FABTargeted(steps=steps, targets=targets, **ball),
+        Square(queries=effort["queries"], **ball),
+    )
+
+
+def run_original(
+    model: nn.Module, x: Tensor, y: Tensor, norm: str, eps: float, effort: dict[str, int]
+) -> tuple[float | None, int | None]:
+    if not there("pyautoattack"):
+        return None, None
+    import pyautoattack
+
+    made = pyautoattack.AutoAttack(model, norm={"linf": "Linf"}.get(norm, norm.upper()), eps=eps, seed=0)
+    for stage in (made.apgd, made.apgd_targeted, made.fab):
+        stage.n_iter = effort["steps"]
+    made.apgd_targeted.n_target_classes = made.fab.n_target_classes = effort["targets"]
+    made.square.n_queries = effort["queries"]
+    begun = spent()
+    found = made.run_standard_evaluation(x, y, batch_size=len(x))
+    taken = spent() - begun
+    moved = found[0] if isinstance(found, tuple) else found
+    with torch.no_grad():
+        return taken, int((model(moved).argmax(1) == y).sum())
+
+
+def attacks(seconds: float) -> Iterator[Row]:
+    """Attacks of one strength beside torchattacks and foolbox, 64 digits"""
+    for name in ("cnn", "vit"):
+        model, x, y = load_attacked(name, 60)
+        x, y = torch.cat([x, x[:4]]), torch.cat([y, y[:4]])
+        for what, ours, libraries in pairs_of(model, x, y):
+            for library in ("torchattacks", "foolbox"):
+                theirs = libraries.get(library)
+                if theirs is not None:
+                    mine, other = by_turns(seconds, ours, theirs, least=3)
+                    yield Row(f"{name}: {what} beside {library}", mine, other, "≥ 1")
+                elif not there(library):
+                    yield Row(f"{name}: {what} beside {library}", None, None, "≥ 1", "not installed")
+
+
+def pairs_of(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[str, Work, dict[str, Work]]]:
+    """An attack of ours, and the same of the libraries that have it."""
+    eps, few = 0.1, slice(16)
+    torchattacks = importlib.import_module("torchattacks") if there("torchattacks") else None
+    foolbox = importlib.import_module("foolbox") if there("foolbox") else None
+    wrapped = foolbox and foolbox.PyTorchModel(model, bounds=(0, 1))
+
+    def of(
+        library: Any, make: Callable[[Any], Any], x: Tensor = x, y: Tensor = y, eps: float | None = eps
+    ) -> Work | None:
+        if library is None:
+            return None
+        made = make(library)
+        return (lambda: made(wrapped, x, y, epsilons=eps)) if library is foolbox else lambda: made(x, y)
+
+    def row(ours: Any, x: Tensor = x, y: Tensor = y, **theirs: Work | None) -> tuple[Work, dict[str, Work]]:
+        return lambda: ours(model, x, y), {name: work for name, work in theirs.items() if work is not None}
+
+    yield (
+        "FGSM",
+        *row(
+            FGSM(eps=eps),
+            torchattacks=of(torchattacks, lambda t: t.FGSM(model, eps=eps)),
+            foolbox=of(foolbox, lambda f: f.attacks.LinfFastGradientAttack()),
+        ),
+    )
+    yield (
+        "PGD-20",
+        *row(
+            PGD(eps=eps, steps=20, step_size=0.01),
+            torchattacks=of(torchattacks, lambda t: t.PGD(model, eps=eps, alpha=0.01, steps=20)),
+            foolbox=of(foolbox, lambda f: f.attacks.LinfPGD(abs_stepsize=0.01, steps=20)),
+        ),
+    )
+    yield (
+        "MI-FGSM-10",
+        *row(
+            MIFGSM(eps=eps, steps=10),
+            torchattacks=of(torchattacks, lambda t: t.MIFGSM(model, eps=eps, alpha=0.01, steps=10)),
+        ),
+    )
+    nearest: dict[str, Any] = {"x": x[few], "y": y[few], "eps": None}
+    yield (
+        "DDN-50",
+        *row(DDN(steps=50), x[few], y[few], foolbox=of(foolbox, lambda f: f.attacks.DDNAttack(steps=50), **nearest)),
+    )
+    settings: dict[str, Any] = {"binary_search_steps": 5, "steps": 100, "stepsize": 0.05, "initial_const": 0.01}
+    yield "CW, 5 × 100", *row(
+        Carlini(steps=100, search_steps=5, lr=0.05), x[few], y[few],
+        foolbox=of(foolbox, lambda f: f.attacks.L2CarliniWagnerAttack(**settings), **nearest),
+    )  # fmt: skip
+
+
+def corruptions(seconds: float) -> Iterator[Row]:
+    """Corruptions at 224 pixels against imagecorruptions, severities 1, 3 and 5"""
+    from vitruvius.corruptions.base import BENCHMARK
+    from vitruvius.corruptions.base import corruptions as known
+
+    coarse = torch.rand(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    x = F.interpolate(coarse, size=(224, 224), mode="bicubic").clamp(0, 1).mul(255).round() / 255
+    ids = torch.arange(len(x))
+    for name in BENCHMARK:
+        made = [known[name](severity=severity) for severity in (1, 3, 5)]
+        ours = functools.partial(_corrupted, made, x, ids)
+        if not there("imagecorruptions"):
+            yield Row(name, by_turns(seconds / 2, ours)[0] / 12, None, "≥ 1", "not installed")
+            continue
+        mine, other = by_turns(seconds, ours, functools.partial(_originals, name, x))
+        yield Row(name, mine / 12, other / 12, "≥ 1")
+
+
+def _corrupted(made: list[Any], x: Tensor, ids: Tensor) -> None:
+    for corruption in made:
+        corruption.apply(x, ids=ids)
+
+
+def _originals(name: str, x: Tensor) -> None:
+    """Tensors in and out."""
+    from imagecorruptions import corrupt
+
+    for severity in (1, 3, 5):
+        for image in x:
+            pixels = (image * 255).round().byte().movedim(0, -1).numpy()
+            torch.from_numpy(corrupt(pixels, severity=severity, corruption_name=name)).movedim(-1, 0).float().div(255)
+
+
+def training(seconds: float) -> Iterator[Row]:
+    """`vitruvius train` on digits against a bare loop of the same steps"""
+    epochs = 4 if seconds >= 0.3 else 1
+    for what, recipe, steps, goal in (
+        ("natural", "digits/softmax", 0, "≥ 1"),
+        ("PGD-3", "digits/adversarial", 3, "≥ 0.85"),
+    ):
+        mine, other = by_turns(0, functools.partial(_train, recipe, epochs), functools.partial(_bare, epochs, steps))
+        yield Row(f"digits, {what}, {epochs} epochs", mine, other, goal)
+    with tempfile.TemporaryDirectory() as folder:
+        count = 256
+        rng = np.random.default_rng(0)
+        sets = {f"x_{split}": rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8) for split in ("train", "test")}
+        labels = {f"y_{split}": rng.integers(0, 10, count) for split in ("train", "test")}
+        np.savez(Path(folder) / "noise.npz", **sets, **labels)
+        recipe = {
+            "model": {"name": "vitruvius/vit_tiny_patch4_32", "kwargs": {"embed_dim": 96, "depth": 4, "num_heads": 3}},
+            "data": {
+                "dataset": "npz",
+                "root": f"{folder}/noise.npz",
+                "val_num_samples": 32,
+                "workers": 0,
+                "batch_size": 64,
+            },
+            "task": {"use": "supervised"},
+        }
+        for way, goal in (("fp32", "≥ 1"), ("auto", "≥ 2.5")):
+            mine, other = by_turns(
+                0,
+                functools.partial(_train, recipe, epochs, f"train.precision={way}"),
+                functools.partial(_bare, epochs, 0, sets["x_train"], labels["y_train"]),
+            )
+            yield Row(f"dim 96, 32 px, natural, precision={way}, {epochs} epochs", mine, other, goal)
+
+
+def _train(recipe: Any, epochs: int, *overrides: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [f"train.epochs={epochs}", "train.warmup_epochs=0", f"out={folder}/run", *overrides]
+        vitruvius.train(recipe, settings, quiet=True)
+
+
+def _bare(epochs: int, steps: int, pixels: Any = None, labels: Any = None) -> None:
+    """timm's model, AdamW, cross-entropy, PGD with so many steps, and the validation images after each epoch."""
+    if pixels is None:
+        from vitruvius.request import open_request
+
+        with open_request("vitruvius/vit_digits", ["data.dataset=digits"], split="training", labels=False) as request:
+            x, y = (torch.cat(parts) for parts in zip(*request.loader, strict=True))
+        model, batch = timm.models.VisionTransformer(**DIGITS), 64
+    else:
+        x, y = torch.from_numpy(pixels).movedim(-1, 1).float() / 255, torch.from_numpy(labels)
+        model, batch = vit(96, 4, 3).requires_grad_(), 64
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch, shuffle=True, drop_last=True)
+    for _ in range(epochs):
+        for images, wanted in loader:
+            moved = images
+            for _ in range(steps):
+                moved = moved.detach().requires_grad_()
+                (grad,) = torch.autograd.grad(F.cross_entropy(model(moved), wanted), moved)
+                moved = (images + (moved.detach() + 0.05 * grad.sign() - images).clamp(-0.1, 0.1)).clamp(0, 1)
+            optimiser.zero_grad()
+            F.cross_entropy(model(2 * moved.detach() - 1), wanted).backward()
+            optimiser.step()
+        with torch.no_grad():
+            for images in x[: len(x) // 4].split(256):
+                model(images)
+
+
+DIGITS = {"img_size": 8, "patch_size": 2, "embed_dim": 32, "depth": 4, "num_heads": 4, "num_classes": 10}
+
+
+def start_up(seconds: float) -> Iterator[Row]:
+    """Processes from start to end, against imports"""
+    torch_alone, timm_alone = [sys.executable, "-c", "import torch"], [sys.executable, "-c", "import timm"]
+    verb = [sys.executable, "-m", "vitruvius"]
+    with tempfile.TemporaryDirectory() as folder:
+        once = [*verb, "train", "digits/softmax", "train.epochs=1", "train.warmup_epochs=0", f"out={folder}/run"]
+        rows = (
+            (
+                "a run that is not there, beside `import torch`",
+                [*verb, "evaluate", f"{folder}/none"],
+                torch_alone,
+                "≥ 0.67",
+            ),
+            ("`--help`, beside `import torch`", [*verb, "--help"], torch_alone, "≥ 1 or 300 ms"),
+            ("`list`, beside `import torch`", [*verb, "list", "attacks"], torch_alone, "≥ 1"),
+            ("`schema`, beside `import torch`", [*verb, "schema"], torch_alone, "≥ 1"),
+        )
+        for what, ours, other, goal in rows:
+            yield Row(what, *by_turns(0, _process(ours), _process(other), least=2), goal)
+        work = by_turns(0, functools.partial(_train, "digits/softmax", 1))[0]
+        mine, imports = by_turns(0, _process(once), _process(timm_alone), warm_up=0)
+        yield Row(
+            "train digits/softmax for an epoch, beside `import timm` and its work", mine, imports + work, "≥ 0.77"
+        )
+
+
+def _process(command: list[str]) -> Work:
+    return lambda: subprocess.run(command, capture_output=True, check=False)
+
+
+def growth(seconds: float) -> Iterator[Row]:
+    """How cost grows: an image of a large evaluation beside one of a small one, value vectors beside other analyses"""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).eval()
+    cost = []
+    for count in (20_000, 1_000):
+        x, y, ids = torch.rand(count, 3, 2, 2), torch.zeros(count, dtype=torch.long), torch.arange(count)
+        batches = list(zip(x.split(100), y.split(100), ids.split(100), strict=True))
+        cost.append(by_turns(0, lambda batches=batches: vitruvius.evaluate(model, batches))[0] / count)
+    yield Row("`evaluate`, an image of 20,000 beside one of 1,000", *cost, "≥ 0.8")
+    make, size, _ = VITS["DeiT-Tiny, 224 px"]
+    deit, x = make(), images(1, size)
+    others = ("gammas", "eigenvalues", "norms", "reconstruction")
+
+    def analysed(*names: str) -> Work:
+        return lambda: vitruvius.analyse(deit, [x], *names, nulls=False)
+
+    yield Row(
+        "value vectors beside four other analyses", *by_turns(0, analysed("value_vectors"), analysed(*others)), "≥ 2.6"
+    )
+
+
+SECTIONS: dict[str, Callable[[float], Iterator[Row]]] = {
+    "start_up": start_up,
+    "attention": attention,
+    "rpc": rpc,
+    "autoattack": autoattack,
+    "attacks": attacks,
+    "training": training,
+    "corruptions": corruptions,
+    "growth": growth,
+}
+
+
+if __name__ == "__main__":
+    main()
