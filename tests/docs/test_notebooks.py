@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,26 @@ def test_a_notebook_is_kept_clean(notebook: Path) -> None:
         if cell["cell_type"] == "code":
             assert cell["outputs"] == []
             assert cell["execution_count"] is None
+
+
+@pytest.mark.parametrize("uploaded", [[], ["vitruvius-0.3.0-py3-none-any.whl"]], ids=["index", "wheel"])
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cell_installs_the_package_where_it_is_missing(
+    notebook: Path, uploaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Colab."""
+    called: list[list[str]] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("subprocess.run", lambda words, **_: called.append(words))
+    for name in uploaded:
+        (tmp_path / name).touch()
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    source = "".join(next(cell["source"] for cell in cells if cell["cell_type"] == "code"))
+    exec(source, {})
+    assert called == []  # it is installed here
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    exec(source, {})
+    assert called == [[sys.executable, "-m", "pip", "install", "--quiet", *(uploaded or ["vitruvius"])]]
 
 
 @pytest.mark.timeout(600)
