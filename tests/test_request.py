@@ -54,10 +54,19 @@ def test_every_verb_looks_at_the_same_images(run: Path, tmp_path: Path, monkeypa
     assert torch.cat([ids for _, _, ids in asked]).tolist() == expected
 
 
-def test_training_images_are_chosen_by_the_same_rule(run: Path) -> None:
+def test_training_images_are_chosen_by_the_same_rule(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ids_of(run, IMAGES, split="training", labels=False)
     assert len(chosen) == IMAGES
     assert set(chosen) < set(ids_of(run, 9, split="training", labels=False))
+    asked: list[int] = []
+
+    def write_maps(request: Any) -> Path:
+        asked.extend(number for _, _, ids in request.loader.with_ids() for number in ids.tolist())
+        return run
+
+    monkeypatch.setattr("vitruvius.compression.steps.write_maps", write_maps)
+    assert main(["maps", str(run), "--images", str(IMAGES)]) == 0
+    assert asked == chosen
 
 
 def test_an_evaluation_reads_the_config_once(run: Path, tmp_path: Path) -> None:

@@ -82,15 +82,13 @@ def write_corrupted(
     for count, flag in ((images, "--images"), (workers, "--workers")):
         if count is not None:
             check_count(count, flag)
-    wanted = {name for group in names for name in (corruption_names(group) if group in GROUPS else [group])}
-    known = [name for name in corruption_names("all") if name in wanted]
     grid: list[Corruption] = []
-    for name in (*known, *sorted(wanted.difference(known))):
-        settings: dict[str, Any] = {"use": name, "seed": seed, "scale": scale}
-        if name == "frost" and textures:
-            settings["textures"] = textures
+    wanted = [name for group in names for name in (corruption_names(group) if group in GROUPS else [group])]
+    for name in dict.fromkeys(wanted):
+        photographs = {"textures": textures} if name == "frost" and textures else {}
+        settings = {"use": name, "seed": seed, "scale": scale, **photographs}
         grid += [corruptions.make({**settings, "severity": severity}) for severity in severities]
-    run = functools.partial(share, workers=usable_cores() if workers is None else workers, progress=progress)
+    run = functools.partial(share, workers=workers or usable_cores(), progress=progress)
     out, source = Path(out).expanduser(), Path(data).expanduser()
     if not source.is_dir():
         return _copy_arrays(*_read_data(data, overrides, images), out, grid, run)
@@ -174,12 +172,11 @@ def _read_data(name: str, overrides: Sequence[str], images: int | None) -> tuple
     side = config.image_size or 32
     data = open_data(config, config.val_split, (config.in_chans or 3, side, side))
     ids = chosen_ids(data, images or config.val_num_samples)
-    pairs = [data.read(index) for index in ids.tolist()]
-    pixels = [np.asarray(image) for image, _ in pairs]
-    if len({image.shape for image in pixels}) != 1:
+    images, labels = zip(*(data.read(index) for index in ids.tolist()), strict=True)
+    if len({image.size for image in images}) != 1:
         raise DataError(f"{name} has images of several sizes; a copy in one file needs one. Corrupt it on the fly.")
-    height, width, *_ = pixels[0].shape
-    return np.stack(pixels).reshape(len(ids), height, width, -1), np.array([label for _, label in pairs]), ids.numpy()
+    pixels = np.stack([np.atleast_3d(np.asarray(image)) for image in images])
+    return pixels, np.array(labels), ids.numpy()
 
 
 def _copy_arrays(images: Array, labels: Array, ids: Array, out: Path, grid: list[Corruption], run: Run) -> int:

@@ -38,7 +38,7 @@ MODEL = ["vitruvius/vit_digits", "plugins=[solarise_plugin]", "data.dataset=digi
 def one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "solarise_plugin.py").write_text(PLUGIN)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(corruptions, "_pieces", dict(corruptions._pieces))
+    monkeypatch.setattr(corruptions, "_pieces", {name: corruptions[name] for name in corruptions})
     monkeypatch.delitem(sys.modules, "solarise_plugin", raising=False)
     return tmp_path
 

@@ -22,8 +22,7 @@ from vitruvius._random import image_keys, uniform
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, train_loader
 from vitruvius.data.augmentation import pipeline, policies
-from vitruvius.data.augmentation.ahead import batches_in_chunk
-from vitruvius.data.loader import ImageLoader, TensorLoader
+from vitruvius.data.loader import ImageLoader, TensorLoader, batches_in_chunk
 from vitruvius.data.preprocessing import resolve
 
 SIZE = (3, 16, 16)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms import GaussianBlur, InterpolationMode
 from torchvision.transforms import functional as TF
 
-from vitruvius.data.augmentation import colour, filters, resampling
+from vitruvius.data.augmentation import operations, resampling
 
 MODES = {
     "nearest": Image.Resampling.NEAREST,
@@ -55,25 +55,25 @@ def compare(ours: Tensor, theirs: list[Image.Image], *, most: float = 0, share: 
 
 FACTORS = torch.tensor([0.1, 0.46, 1.0, 1.9, 0.7, 1.35, 0.5, 1.6])
 COLOUR: dict[str, tuple[Callable[..., Tensor], Callable[..., Image.Image], Tensor]] = {
-    "brightness": (colour.brightness, lambda i, f: ImageEnhance.Brightness(i).enhance(f), FACTORS),
-    "contrast": (colour.contrast, lambda i, f: ImageEnhance.Contrast(i).enhance(f), FACTORS),
-    "colour": (colour.colour, lambda i, f: ImageEnhance.Color(i).enhance(f), FACTORS),
-    "sharpness": (filters.sharpness, lambda i, f: ImageEnhance.Sharpness(i).enhance(f), FACTORS),
-    "autocontrast": (colour.autocontrast, lambda i, _: ImageOps.autocontrast(i), FACTORS),
-    "equalise": (colour.equalise, lambda i, _: ImageOps.equalize(i), FACTORS),
-    "invert": (colour.solarise, lambda i, _: ImageOps.invert(i), torch.zeros(8)),
+    "brightness": (operations.brightness, lambda i, f: ImageEnhance.Brightness(i).enhance(f), FACTORS),
+    "contrast": (operations.contrast, lambda i, f: ImageEnhance.Contrast(i).enhance(f), FACTORS),
+    "colour": (operations.colour, lambda i, f: ImageEnhance.Color(i).enhance(f), FACTORS),
+    "sharpness": (operations.sharpness, lambda i, f: ImageEnhance.Sharpness(i).enhance(f), FACTORS),
+    "autocontrast": (operations.autocontrast, lambda i, _: ImageOps.autocontrast(i), FACTORS),
+    "equalise": (operations.equalise, lambda i, _: ImageOps.equalize(i), FACTORS),
+    "invert": (operations.solarise, lambda i, _: ImageOps.invert(i), torch.zeros(8)),
     "solarise": (
-        colour.solarise,
+        operations.solarise,
         lambda i, t: ImageOps.solarize(i, int(t)),
         torch.tensor([0.0, 25, 128, 200, 255, 256, 77, 13]),
     ),
     "solarise_add": (
-        colour.solarise_add,
+        operations.solarise_add,
         lambda i, a: auto_augment.solarize_add(i, int(a)),
         torch.tensor([0.0, 11, 33, 55, 77, 99, 110, 128]),
     ),
     "posterise": (
-        colour.posterise,
+        operations.posterise,
         lambda i, b: ImageOps.posterize(i, int(b)) if b else Image.new(i.mode, i.size),
         torch.tensor([0.0, 1, 2, 3, 4, 5, 7, 8]),
     ),
@@ -91,14 +91,14 @@ def test_colour_operations_are_pillows(name: str, mode: str) -> None:
 
 def test_grey_is_pillows() -> None:
     images = photographs()
-    compare(colour.grey(to_batch(images)), [image.convert("L") for image in images])
+    compare(operations.grey(to_batch(images)), [image.convert("L") for image in images])
 
 
 def test_hue_is_torchvisions() -> None:
     images = photographs()
     turns = torch.tensor([-0.5, -0.2, -0.01, 0.0, 0.1, 0.25, 0.4, 0.5])
     expected = [TF.adjust_hue(image, float(turn)) for image, turn in zip(images, turns, strict=True)]
-    compare(colour.hue(to_batch(images), turns), expected, most=4, share=0.005)
+    compare(operations.hue(to_batch(images), turns), expected, most=4, share=0.005)
 
 
 @pytest.mark.parametrize("name", ["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"])
@@ -193,14 +193,14 @@ def test_pillows_blur() -> None:
     images = photographs()
     radii = torch.tensor([0.1, 0.3, 0.7, 1.0, 1.3, 1.7, 1.9, 2.0])
     expected = [image.filter(ImageFilter.GaussianBlur(float(r))) for image, r in zip(images, radii, strict=True)]
-    compare(filters.pillow_blur(to_batch(images), radii), expected, most=1, share=0.02)
+    compare(operations.pillow_blur(to_batch(images), radii), expected, most=1, share=0.02)
 
 
 def test_torchvisions_blur() -> None:
     images = photographs()
     sigmas = torch.tensor([0.1, 0.3, 0.7, 1.0, 1.3, 1.7, 1.9, 2.0])
     expected = [GaussianBlur(23, sigma=(float(s), float(s)))(image) for image, s in zip(images, sigmas, strict=True)]
-    compare(filters.gaussian_blur(to_batch(images), sigmas, 23), expected, most=1, share=0.01)
+    compare(operations.gaussian_blur(to_batch(images), sigmas, 23), expected, most=1, share=0.01)
 
 
 def test_pieces_are_cut_out_at_their_own_corners() -> None:

@@ -42,7 +42,7 @@ def one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "stripes_plugin.py").write_text(PLUGIN)
     (tmp_path / "stripes.yaml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(data_sources, "_pieces", dict(data_sources._pieces))
+    monkeypatch.setattr(data_sources, "_pieces", {name: data_sources[name] for name in data_sources})
     monkeypatch.delitem(sys.modules, "stripes_plugin", raising=False)
     return tmp_path
 

@@ -48,7 +48,7 @@ Group = Literal["benchmark", "extra", "all"]
 GROUPS = ("benchmark", "extra", "all")
 Scale = Literal["auto", "imagenet", "cifar"]
 SMALL = 64  # pixels: the shorter side up to which `auto` takes the constants of CIFAR-10-C
-CACHED = 2**18  # numbers of images corrupted at a time on a CPU, so that what is computed stays in its cache
+CACHED = 2**19  # numbers of images corrupted at a time on a CPU, so that what is computed stays in its cache
 SEVERITIES = (1, 2, 3, 4, 5)
 
 corruptions: Registry[Callable[..., Corruption]] = Registry("corruption", homes=["vitruvius.corruptions"])

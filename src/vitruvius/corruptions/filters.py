@@ -135,7 +135,7 @@ def stretch(x: Tensor, height: int, width: int) -> Tensor:
     """Each new pixel is the old one in which its centre lies."""
     rows = ((torch.arange(height, device=x.device) + 0.5) * (x.shape[-2] / height)).long()
     columns = ((torch.arange(width, device=x.device) + 0.5) * (x.shape[-1] / width)).long()
-    return x.index_select(-2, rows).index_select(-1, columns)
+    return x.index_select(-1, columns).index_select(-2, rows)
 
 
 def _lerp(x: Tensor, axis: int, factor: float) -> Tensor:

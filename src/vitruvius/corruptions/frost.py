@@ -34,7 +34,6 @@ TINT = (0.87, 1.02, 1.11)  # red, green, blue of the photographs, against their 
 NEEDLE = 12  # pixels to either side, at the photographs' size
 FEATHER = 55  # pixels between seeds
 CLOUD = 90  # pixels between thick and thin ice
-CACHED = 2**18  # pixels drawn at a time on a CPU
 
 
 @corruptions.register("frost")
@@ -99,18 +98,7 @@ def _read_texture(file: Path, size: tuple[int, int], shrink: int) -> Tensor:
 
 
 def ice(dice: Dice, size: tuple[int, int], shrink: int) -> Tensor:
-    """(B, 3, H, W) textures in [0, 1]; `shrink` makes every detail that many times smaller.
-
-    On a CPU a few images are drawn at a time, so that what is computed stays in its cache.
-    """
-    images = max(1, CACHED // math.prod(size)) if dice.ids.device.type == "cpu" else len(dice.ids)
-    if len(dice.ids) <= images:
-        return _drawn(dice, size, shrink)
-    rows = torch.arange(len(dice.ids), device=dice.ids.device)
-    return torch.cat([_drawn(dice[part], size, shrink) for part in rows.split(images)])
-
-
-def _drawn(dice: Dice, size: tuple[int, int], shrink: int) -> Tensor:
+    """(B, 3, H, W) textures in [0, 1]; `shrink` makes every detail that many times smaller."""
     aims, aim, shade = feathers(dice, size, FEATHER / shrink)
     needles = _standard(streaks(dice, aims, aim, max(NEEDLE // shrink, 1)))
     clouds = _standard(cloud(dice, size, CLOUD / shrink))

@@ -25,5 +25,5 @@ class Pixelate(Corruption):
     def disturb(self, x: Tensor, dice: Dice, /, left: float) -> Tensor:
         """`left` is the share of either side's pixels that is left."""
         height, width = x.shape[-2:]
-        small = box_shrink((x * 255).round(), max(int(height * left), 1), max(int(width * left), 1))
+        small = box_shrink((x * 255).round_(), max(int(height * left), 1), max(int(width * left), 1))
         return stretch(small, height, width).div_(255)

@@ -25,7 +25,7 @@ from vitruvius._random import seed_of
 from vitruvius._registry import Registry, first_line
 from vitruvius.data._config import DataConfig
 from vitruvius.data._config import Mix as Mix
-from vitruvius.data.classes import IMAGENET, class_names, read_class_map, subset_names
+from vitruvius.data.classes import IMAGENET, class_names, in_words, read_class_map, subset_names
 
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
 TRAIN_NAMES = ("train", "training")
@@ -104,15 +104,15 @@ data_sources: Registry[Open] = Registry("data set", "data", homes=["vitruvius.da
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What must be known of a source before it opens anything."""
+    """What must be known of a source before it opens anything; the words of `data_source`."""
 
-    after_slash: str = ""  # what follows the slash in `dataset:`, for messages; "" means there is no slash
-    root: str = ""  # what `data.root` must name, for messages; "" means that the source looks at it itself
-    class_names: bool = False  # `data.classes` can choose its classes by name
-    class_map: bool = False  # `data.class_map` can number its classes
-    wordnet: bool = False  # also by `imagenet-1k`
-    files: bool = False  # `data.subset` can choose its images by file name
-    stream: bool = False  # can only be read in order
+    after_slash: str = ""
+    root: str = ""
+    class_names: bool = False
+    class_map: bool = False
+    wordnet: bool = False
+    files: bool = False
+    stream: bool = False
 
 
 _TRAITS: dict[str, Traits] = {}
@@ -145,17 +145,19 @@ def data_source(
     stream: whether the data can only be read in order.
     """
 
+    traits = Traits(
+        after_slash=after_slash,
+        root=root,
+        class_names=class_names,
+        class_map=class_map or wordnet,
+        wordnet=wordnet,
+        files=files,
+        stream=stream,
+    )
+
     def add(opener: Open) -> Open:
         registered = data_sources.register(name)(opener)
-        _TRAITS[name] = Traits(
-            after_slash=after_slash,
-            root=root,
-            class_names=class_names,
-            class_map=class_map or wordnet,
-            wordnet=wordnet,
-            files=files,
-            stream=stream,
-        )
+        _TRAITS[name] = traits
         return registered
 
     return add
@@ -227,6 +229,16 @@ def describe_sources() -> list[tuple[str, str, str]]:
 def is_stream(config: DataConfig) -> bool:
     """Whether the data set that `config` names can only be read in order, image after image."""
     return _traits(config.dataset.partition("/")[0]).stream
+
+
+def class_words(config: DataConfig) -> tuple[str, ...]:
+    """What people call each class, by its number; empty where the data have only numbers, and for a stream.
+
+    `config` is a recipe's `data:` section.
+    """
+    if is_stream(config):
+        return ()
+    return in_words(getattr(open_data(config, config.val_split, (3, 1, 1)), "class_names", ()))
 
 
 def _traits(kind: str) -> Traits:

@@ -7,6 +7,7 @@ Sehwag & Mittal 2023, arXiv:2209.07399). Classes are numbered in the order of th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,29 @@ def names_by_number(numbers: Mapping[str, int]) -> tuple[str, ...]:
     for name, number in numbers.items():
         names.setdefault(number, name)
     return tuple(str(names.get(number, number)) for number in range(max(names, default=-1) + 1))
+
+
+def in_words(names: Sequence[str]) -> tuple[str, ...]:
+    """The same names, with ImageNet's first word for a WordNet id, all its words where others share the first."""
+    lemmas = _lemmas()
+    whole = [lemmas.get(name, name) for name in names]
+    first = [words.split(", ")[0] if name in lemmas else name for name, words in zip(names, whole, strict=True)]
+    words = []
+    for name, long, short in zip(names, whole, first, strict=True):
+        if first.count(short) == 1:
+            words.append(short)
+        else:
+            words.append(long if whole.count(long) == 1 else f"{long} ({name})")
+    return tuple(words)
+
+
+@cache
+def _lemmas() -> dict[str, str]:
+    """WordNet id → words, such as `tench, Tinca tinca`."""
+    from timm.data import ImageNetInfo
+
+    every = [ImageNetInfo(subset).label_descriptions(as_dict=True) for subset in ("imagenet-22k", "imagenet-1k")]
+    return {**every[0], **every[1]}
 
 
 def require_classes(wanted: Iterable[str], found: Sequence[str], place: str) -> None:

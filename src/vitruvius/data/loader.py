@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -21,14 +21,16 @@ from vitruvius._errors import DataError
 from vitruvius._processes import usable_cores
 from vitruvius._random import seed_of, seeded
 from vitruvius.data._config import DataConfig
-from vitruvius.data.augmentation.ahead import Ahead, batches_in_chunk
-from vitruvius.data.augmentation.colour import grey
 from vitruvius.data.augmentation.erasing import erase, flip, shift
+from vitruvius.data.augmentation.operations import grey
 from vitruvius.data.base import UNREADABLE, AnySet, ImageSet, TensorSet, to_pixels
 from vitruvius.data.order import Endless, Order
 from vitruvius.data.preprocessing import Preprocessing, Transform, resize_pixels
 
 logger = logging.getLogger(__name__)
+
+MOST_BATCHES = 16  # in a chunk
+MEMORY_SHARE = 64  # a chunk of pixels takes at most this fraction of the device's memory
 
 Batch = tuple[Tensor, Tensor]  # images float32 (B, C, H, W) in [0, 1], labels int64 (B,)
 BatchWithIds = tuple[Tensor, Tensor, Tensor]  # and ids int64 (B,) on the CPU: positions in the split
@@ -162,6 +164,62 @@ class TensorLoader(Loader):
         assert self.augmentation is not None
         part = slice(start, start + number)
         return self.augmentation(self.images[self.rows[ids[part]].to(self.device)], keys[part]).contiguous()
+
+
+def batches_in_chunk(device: torch.device, batch_bytes: int) -> int:
+    """How many batches of float32 pixels are augmented together: one on a CPU, whose caches are small."""
+    if not has_streams(device):
+        return 1
+    memory = torch.get_device_module(device).get_device_properties(device).total_memory
+    return max(1, min(MOST_BATCHES, memory // MEMORY_SHARE // max(1, batch_bytes)))
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether work on the device can go on beside other work there."""
+    return device.type != "cpu" and hasattr(torch.get_device_module(device), "stream")
+
+
+class Ahead:
+    """Makes one chunk before it is asked for, beside the work of the current stream; on a CPU, when it is asked for.
+
+    A policy such as RandAugment is some two thousand small operations for a batch, however many images it holds. Where
+    an accelerator computes, the host needs longer to start them than a small model needs to train on the batch. So a
+    chunk of batches is augmented in one go, on a stream of its own, while the chunk before it is in use. Numbers are
+    drawn by each image's key, so the result does not depend on how batches are grouped.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.streams = has_streams(device)
+        self.stream: torch.Stream | None = None
+        self.ready: tuple[Hashable, Tensor] | None = None
+
+    def prepare(self, name: Hashable, make: Callable[[], Tensor]) -> None:
+        """Begin the chunk `name`, which `make` computes; nothing happens on a CPU, or if it has begun already."""
+        if self.streams and (self.ready is None or self.ready[0] != name):
+            self.ready = name, self._beside(make)
+
+    def take(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """The chunk `name`, prepared or computed now by `make`."""
+        if not self.streams:
+            return make()
+        self.prepare(name, make)
+        assert self.ready is not None
+        _, pixels = self.ready
+        self.ready = None
+        current = torch.accelerator.current_stream(self.device)
+        assert self.stream is not None
+        current.wait_stream(self.stream)
+        pixels.record_stream(current)
+        return pixels
+
+    def _beside(self, make: Callable[[], Tensor]) -> Tensor:
+        module = torch.get_device_module(self.device)
+        if self.stream is None:
+            self.stream = module.Stream(self.device)
+            self.stream.wait_stream(torch.accelerator.current_stream(self.device))  # the images are there
+        with module.stream(self.stream):
+            return make()
 
 
 def to_bytes(images: Tensor, channels: int) -> Tensor:

@@ -6,7 +6,6 @@ through the key of each image.   B images, S splits; levels are float32 of whole
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ from vitruvius._errors import ConfigError
 from vitruvius._processes import keep_memory
 from vitruvius._random import split_keys, uniform
 from vitruvius.data._config import DataConfig
-from vitruvius.data.augmentation import colour, filters, resampling
+from vitruvius.data.augmentation import operations, resampling
 from vitruvius.data.augmentation.erasing import HFLIP, VFLIP, erase, erased_rows
 from vitruvius.data.augmentation.policies import make_policy
 from vitruvius.data.preprocessing import Preprocessing, training_steps
@@ -206,7 +205,7 @@ class _Jitter:
             factor = amounts.gather(1, now[:, None])[:, 0]
             x = self._enhance(x, now, factor)
             if self.hue is not None:
-                x = _on_some(x, now == 3, colour.hue, factor)
+                x = _on_some(x, now == 3, operations.hue, factor)
         return x
 
     def _enhance(self, x: Tensor, now: Tensor, factor: Tensor) -> Tensor:
@@ -214,9 +213,9 @@ class _Jitter:
         factor = torch.where(now == 3, 1.0, factor)
         settings = torch.stack([factor, (now == 1).float(), (now == 2).float()], 1).to(x.device, non_blocking=True)
         strength, contrast, saturation = (column.view(-1, 1, 1, 1) for column in settings.unbind(1))
-        level = colour.grey(x)
-        degenerate = contrast * colour.mean_level(level) + saturation * level
-        return colour.blend(degenerate, x, strength)
+        level = operations.grey(x)
+        degenerate = contrast * operations.mean_level(level) + saturation * level
+        return operations.blend(degenerate, x, strength)
 
 
 class _Grey:
@@ -227,7 +226,7 @@ class _Grey:
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         chosen = (uniform(keys, _GREY, 1)[:, 0] < self.probability).to(x.device, non_blocking=True)
-        return torch.where(chosen[:, None, None, None], colour.grey(x), x)
+        return torch.where(chosen[:, None, None, None], operations.grey(x), x)
 
 
 class _Blur:
@@ -241,7 +240,7 @@ class _Blur:
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         u = uniform(keys, _BLUR, 2)
         sigma = self.low + (self.high - self.low) * u[:, 1]
-        return _on_some(x, u[:, 0] < self.probability, lambda y, s: filters.gaussian_blur(y, s, self.size), sigma)
+        return _on_some(x, u[:, 0] < self.probability, lambda y, s: operations.gaussian_blur(y, s, self.size), sigma)
 
 
 def _on_some(x: Tensor, chosen: Tensor, operation: Step, strength: Tensor) -> Tensor:
@@ -282,7 +281,6 @@ def _make_step(step: Any, pre: Preprocessing) -> Step:
     raise _unbatchable(step)
 
 
-@functools.cache
 def _unbatchable(step: Any) -> ConfigError:
     return ConfigError(
         f"{type(step).__name__} cannot be done on whole batches; use data.cache=none, which augments images one by one."

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitruvius._errors import ConfigError
 from vitruvius._random import uniform
-from vitruvius.data.augmentation import colour, filters, resampling
+from vitruvius.data.augmentation import operations, resampling
 
 Policy = Callable[[Tensor, Tensor], Tensor]  # (levels (B, C, H, W), keys (B,) on the CPU) → levels, in the same place
 Operation = Callable[[Tensor, Tensor], Tensor]  # (levels (n, C, H, W), strengths (n,)) → levels
@@ -37,16 +37,16 @@ _PILLOW = {
 }
 
 OPERATIONS: dict[str, Operation] = {
-    "autocontrast": colour.autocontrast,
-    "equalise": colour.equalise,
-    "solarise": colour.solarise,
-    "solarise_add": colour.solarise_add,
-    "posterise": colour.posterise,
-    "brightness": colour.brightness,
-    "contrast": colour.contrast,
-    "colour": colour.colour,
-    "sharpness": filters.sharpness,
-    "blur": filters.pillow_blur,
+    "autocontrast": operations.autocontrast,
+    "equalise": operations.equalise,
+    "solarise": operations.solarise,
+    "solarise_add": operations.solarise_add,
+    "posterise": operations.posterise,
+    "brightness": operations.brightness,
+    "contrast": operations.contrast,
+    "colour": operations.colour,
+    "sharpness": operations.sharpness,
+    "blur": operations.pillow_blur,
 }
 _KINDS = (*OPERATIONS, *_AFFINE)
 
@@ -176,7 +176,7 @@ class BatchedAugMix:
         for chain in range(self.width):
             weight = share[:, chain].to(x.device, x.dtype, non_blocking=True).view(-1, 1, 1, 1)
             mixed += weight * self._chain(x, keys, chain)
-        return colour.blend(x, mixed.clamp_(0, 255).floor_(), mixing.to(x.device, x.dtype, non_blocking=True))
+        return operations.blend(x, mixed.clamp_(0, 255).floor_(), mixing.to(x.device, x.dtype, non_blocking=True))
 
     def _blend_in_turn(self, x: Tensor, keys: Tensor, share: Tensor) -> Tensor:
         """timm's faster form: each chain is blended into the image, with weights that come to the same mixture."""
@@ -188,7 +188,9 @@ class BatchedAugMix:
             weights.insert(0, weight)
         mixed = x
         for chain, weight in enumerate(weights):
-            mixed = colour.blend(mixed, self._chain(x, keys, chain), weight.to(x.device, x.dtype, non_blocking=True))
+            mixed = operations.blend(
+                mixed, self._chain(x, keys, chain), weight.to(x.device, x.dtype, non_blocking=True)
+            )
         return mixed
 
     def _chain(self, x: Tensor, keys: Tensor, chain: int) -> Tensor:
