@@ -194,3 +194,13 @@ def test_without_a_class_token_rollout_averages_the_tokens():
     analysis = Rollout(residual=0.0)
     analysis.see(heads, make_site(heads))
     torch.testing.assert_close(analysis.result()["map"], torch.full((2, 4), 0.25, dtype=torch.float64))
+
+
+def test_outliers_are_more_than_five_robust_deviations_longer_than_the_median():
+    heads = make_heads(batch=1, heads=2)
+    v = torch.zeros_like(heads.v)
+    v[..., 0] = torch.tensor(
+        [1, 2, 3, 4, 5, 6, 7, 8, 0], dtype=v.dtype
+    )  # median 5 and median deviation 2 with a longer one
+    v[0, 0, -1, 0], v[0, 1, -1, 0] = 5 + 14, 5 + 15  # 5 · 1.4826 · 2 = 14.8
+    assert token_norms(heads._replace(v=v), make_site(heads))["outliers"].tolist() == [[0, pytest.approx(1 / 9)]]

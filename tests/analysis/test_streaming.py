@@ -132,6 +132,14 @@ def test_images_that_are_not_finite_are_set_aside():
     assert value_vectors(part)["cosine"].isfinite().all()
 
 
+def test_a_claim_needs_both_tails_of_welch_at_999_of_a_thousand():
+    """Of many images, 3.29 standard errors: 3.09 would be enough for one side."""
+    error = math.sqrt(2 / 10_000)
+    claims = [judge(Sample(far * error, 1.0, 10_000), Sample(0.0, 1.0, 10_000), apart=1.0)[1] for far in (3.2, 3.4)]
+    assert claims[0] == "indistinguishable from chance"
+    assert claims[1].startswith("above chance")
+
+
 def test_windows_are_averaged_image_by_image():
     values = torch.arange(12.0).view(6, 2)
     torch.testing.assert_close(over_windows(values, 2), values.view(2, 3, 2).mean(1))

@@ -173,7 +173,7 @@ class Table(Shown):
             axes.plot(places, means, linestyle=line, linewidth=1.3, color="0.5", label=null)
         axes.set_xticks(places, sites, rotation=30, ha="right")
         axes.set(title=analysis, ylabel=statistic.replace("_", " "))
-        axes.legend()
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
     def to_json(self) -> str:
         """Columns and rows, with facts and remarks."""
