@@ -368,7 +368,7 @@ def test_small_batches_of_the_loader_do_not_slow_an_attack_that_has_no_batch_siz
     outcome = attack.run(direct, *images_and_labels())
     report = evaluate(through, digits(), [attack])
     assert report.threats[-1].correct == int(outcome.robust.sum())
-    assert through.counter.passes <= direct.counter.passes + 60  # clean images in batches of four, and the checks
+    assert through.counter.passes <= direct.counter.passes + 90  # clean images and checks, in batches of four
 
 
 class Brighter:

@@ -15,11 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvius.attacks.autoattack import AutoAttack
+from vitruvius.attacks.base import ROBUST, Outcome, StageResult
 from vitruvius.attacks.norms import NORMS
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.square import Square
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.evaluation import Report, evaluate
+from vitruvius.evaluation._evaluate import Pool
+from vitruvius.evaluation.base import DRAWS_RIGHT
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.masking import DRAWS, MaskingChecks, calls_autograd, look, stage_findings
 from vitruvius.evaluation.robustbench import benchmark
@@ -305,12 +308,26 @@ def test_a_shattered_input_is_told_from_an_honest_one_in_each_ball(
     assert "shattered gradients" in [finding.name for finding in look(Masked(sine(net)), x, y, **ball)]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("share", "found"), [(0.25, False), (0.75, True)])
+def test_gradients_are_shattered_where_they_mislead_half_of_the_images(
+    share: float, found: bool, honest: dict[str, nn.Module]
+) -> None:
+    x, y = digits(64)
+    net, limit = honest["cnn"], x.mean((1, 2, 3)).quantile(share)
+
+    def answer(x: Tensor) -> Tensor:
+        return torch.where((x.mean((1, 2, 3)) < limit)[:, None], sine(net)(x), net(x))
+
+    assert ("shattered gradients" in [finding.name for finding in look(Masked(answer), x, y, eps=EPS)]) == found
+
+
 def test_the_reports_of_honest_models_have_no_remark(honest: dict[str, nn.Module], honest_vit: nn.Module) -> None:
     net = honest["cnn"]
     models = {
         **honest,
         "vit": honest_vit,
         "float64": copy.deepcopy(net).double(),
+        "bfloat16": copy.deepcopy(net).bfloat16(),
         "colder": Masked(lambda x: net(x) / 3),
         "mirrored too": Masked(lambda x: (net(x) + net(x.flip(-1))) / 2),
         "two together": Masked(lambda x: net(x) + honest["mlp"](x)),
@@ -353,6 +370,17 @@ def test_a_random_model_is_judged_over_draws_and_never_above_its_stages(
     assert f"over {DRAWS} draws" in remarks
     assert f"worst {100 * score.accuracy:.2f} %" in remarks
     assert f"mean {100 * float(rows['draws_right'].double().mean()):.2f} %" in remarks
+
+
+def test_what_a_stage_has_broken_stays_broken_in_whatever_draw() -> None:
+    right = torch.ones(2, dtype=torch.bool)
+    stages = tuple(StageResult(name, "exact", 2, 0, 0.0) for name in ("clean", "apgd"))
+    outcome = Outcome(torch.rand(2, 3, 8, 8), torch.tensor([1, ROBUST]), stages, plan=("clean", "apgd"))
+    images = (torch.rand(2, 3, 8, 8), torch.tensor([3, 4]), torch.tensor([7, 8]))
+    ledger = Ledger()
+    pool = Pool(ledger, "aa", images, lambda images, moved: {"correct": right, DRAWS_RIGHT: right.float()})
+    pool.finish(outcome)
+    assert ledger.rows("aa")["correct"].tolist() == ledger.rows("aa")["standing after apgd"].tolist() == [False, True]
 
 
 def test_a_random_model_under_version_rand_is_not_told_to_use_it(honest: dict[str, nn.Module]) -> None:

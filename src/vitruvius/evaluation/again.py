@@ -24,6 +24,8 @@ class SecondOpinion:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        weights = [p.dtype for p in model.parameters() if p.is_floating_point()] if isinstance(model, nn.Module) else []
+        self.rounding = max([ROUNDING, *(4 * torch.finfo(dtype).eps for dtype in weights)])
         self.why_not_copied = ""
         try:
             self.pristine = copy.deepcopy(getattr(model, "_orig_mod", model))  # what torch.compile has wrapped
@@ -43,8 +45,8 @@ class SecondOpinion:
         back = order.argsort()
         # x' first: a copy that had seen the image would remember it
         again, clean_again = (logits_of(fresh, images[order], size)[back] for images in (moved, x))
-        changed = _changed(again, rows["prediction"])
-        changed_clean = _changed(clean_again, clean)
+        changed = self._changed(again, rows["prediction"])
+        changed_clean = self._changed(clean_again, clean)
         kind = SAME
         if bool(changed.any() or changed_clean.any()):
             images, logits = (moved, again) if bool(changed.any()) else (x, clean_again)
@@ -64,16 +66,14 @@ class SecondOpinion:
         """Whether what a copy says of a few images depends on those beside them; if not, the model remembers."""
         few = changed.nonzero().squeeze(1)[:ALONE]
         alone = logits_of(self._copy(), images[few], 1)
-        differs = (alone - logits[few]).abs().amax(1) > rounding_of(logits[few])
-        return BATCH if bool(differs.any()) else MEMORY
+        return BATCH if bool(differ(alone, logits[few], self.rounding).any()) else MEMORY
+
+    def _changed(self, logits: Tensor, before: Tensor) -> Tensor:
+        """(B,) whether the class is another one than `before`, by more than rounding."""
+        old = logits.gather(1, before.long()[:, None])[:, 0]
+        return logits.amax(1) - old > self.rounding * (1 + logits.abs().amax(1))
 
 
-def _changed(logits: Tensor, before: Tensor) -> Tensor:
-    """(B,) whether the class is another one than `before`, by more than rounding."""
-    old = logits.gather(1, before.long()[:, None])[:, 0]
-    return logits.amax(1) - old > rounding_of(logits)
-
-
-def rounding_of(logits: Tensor) -> Tensor:
-    """(B,) by how much logits (B, K) may differ in another batch."""
-    return ROUNDING * (1 + logits.abs().amax(1))
+def differ(logits: Tensor, others: Tensor, rounding: float) -> Tensor:
+    """(B,) whether logits (B, K) are others, by more than this share of the largest."""
+    return (logits - others).abs().amax(1) > rounding * (1 + others.abs().amax(1))

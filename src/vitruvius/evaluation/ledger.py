@@ -62,9 +62,11 @@ class _Rows:
         self.parts: list[Columns] = []
         self.runs: list[Tensor] = []  # sorted ids, each run more than twice as long as the next one
         self.number = self.correct = 0
+        self.ordered = False
 
     def add(self, rows: Columns) -> None:
         self.parts.append(rows)
+        self.ordered = False
         self.number += len(rows["id"])
         self.correct += int(rows["correct"].sum())
         run = rows["id"].sort().values
@@ -85,6 +87,15 @@ class _Rows:
         if len(self.parts) > 1:
             names = [name for name in self.parts[0] if all(name in part for part in self.parts)]
             self.parts = [{name: torch.cat([part[name] for part in self.parts]) for name in names}]
+        return self.parts[0]
+
+    def in_order(self) -> Columns:
+        """All rows together, ordered by image."""
+        columns = self.columns()
+        if not self.ordered:
+            order = columns["id"].argsort()
+            self.parts = [{name: column[order] for name, column in columns.items()}]
+            self.ordered = True
         return self.parts[0]
 
 
@@ -287,9 +298,7 @@ class Ledger:
 
     def rows(self, threat: str) -> Columns:
         """Columns of one `threat`, ordered by image."""
-        columns = self._rows[threat].columns()
-        order = columns["id"].argsort()
-        return {name: column[order] for name, column in columns.items()}
+        return dict(self._rows[threat].in_order())
 
     def find(self, threat: str, ids: Tensor) -> Columns:
         """Columns of these images, all of which have a row under this `threat`."""

@@ -36,7 +36,7 @@ from vitruvius.attacks.base import (
     in_one_precision,
     loss_and_grad,
 )
-from vitruvius.evaluation.again import BATCH, MEMORY, rounding_of
+from vitruvius.evaluation.again import BATCH, MEMORY, ROUNDING, differ
 from vitruvius.evaluation.base import DRAWS_RIGHT, Columns
 from vitruvius.evaluation.ledger import AFTER
 
@@ -307,11 +307,12 @@ class _Look:
         if self.spread > 0 or self.logits_with_grad is None:
             return None
         logits = self.logits[self.rows]
-        if not _differ(self.logits_with_grad, logits).any():
+        rounding = max(ROUNDING, 4 * self.precision)
+        if not differ(self.logits_with_grad, logits, rounding).any():
             return None
         logits = self._answer(self.x[self.rows])  # in the same batches: images beside it may matter too
-        differ = _differ(self.logits_with_grad, logits)
-        return {"share of images": _share(differ)} if differ.any() else None
+        others = differ(self.logits_with_grad, logits, rounding)
+        return {"share of images": _share(others)} if others.any() else None
 
     def _ties(self) -> Numbers | None:
         top = self.logits.topk(2, dim=1).values
@@ -377,11 +378,6 @@ class _Look:
 
 def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> LossAndGrad:
     return loss_and_grad(lambda x: _as_numbers(model(x)), x, lambda logits: MARGIN(logits, y))
-
-
-def _differ(logits: Tensor, others: Tensor) -> Tensor:
-    """(n,) whether the logits are others, by more than rounding."""
-    return (logits - others).abs().amax(1) > rounding_of(others)
 
 
 def _as_numbers(logits: Tensor) -> Tensor:

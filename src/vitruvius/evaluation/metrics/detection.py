@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,15 +30,8 @@ class Detection:
 
 def detect(outside: Tensor, inside: Tensor) -> Detection:
     """From the scores of images from outside and of known ones; a higher score means outside."""
-    from sklearn.metrics import average_precision_score, roc_auc_score  # here: a second and more at every start
-
-    truth, scores = _joined(outside, inside)
-    return Detection(
-        auroc=float(roc_auc_score(truth, scores)),
-        aupr_out=float(average_precision_score(truth, scores)),
-        aupr_in=float(average_precision_score(1 - truth, -scores)),
-        fpr95=fpr_at_recall(outside, inside),
-    )
+    once = (torch.ones(1, len(scores)) for scores in (outside, inside))
+    return Detection(**{name: float(value) for name, value in weighted(outside, inside, *once).items()})
 
 
 def fpr_at_recall(outside: Tensor, inside: Tensor, *, recall: float = 0.95) -> float:
@@ -51,23 +43,16 @@ def fpr_at_recall(outside: Tensor, inside: Tensor, *, recall: float = 0.95) -> f
 def fpr_as_released(outside: Tensor, inside: Tensor, *, recall: float = 0.95) -> float:
     """The same as the papers' released code has it: at the lowest threshold whose recall is nearest, be it below."""
     fpr, tpr = _curve(outside, inside)
-    thresholds = slice(1, int((tpr == 1).argmax()) + 1)  # from the first image to the first that finds all
-    distance = np.abs(tpr[thresholds] - recall)
-    return float(fpr[thresholds][np.flatnonzero(distance == distance.min())[-1]])
+    till = int((tpr == 1).double().argmax()) + 1  # the first threshold that finds all
+    distance = (tpr[:till] - recall).abs()
+    return float(fpr[:till][distance == distance.min()][-1])
 
 
-def _curve(outside: Tensor, inside: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Shares of known and of outside images above every threshold, from the highest on."""
-    from sklearn.metrics import roc_curve
-
-    fpr, tpr, _ = roc_curve(*_joined(outside, inside), drop_intermediate=False)
-    return fpr, tpr
-
-
-def _joined(outside: Tensor, inside: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _curve(outside: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """(t,) shares of known and of outside images above every threshold, from the highest on."""
     (out,), (known,) = checked(outside=outside), checked(inside=inside)
-    truth = np.concatenate([np.ones(len(out), int), np.zeros(len(known), int)])
-    return truth, torch.cat([out, known]).numpy()
+    found, false = _above(out, known, torch.ones(1, len(out)), torch.ones(1, len(known)))
+    return false[0].double() / len(known), found[0].double() / len(out)
 
 
 def detection_intervals(
