@@ -296,8 +296,8 @@ def vit() -> nn.Module:
     return create_model("vitruvius/vit_digits", depth=2, embed_dim=48)
 
 
-@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.0314), ("linf", 0.09), ("linf", 0.3), ("l2", 0.9)])
-@pytest.mark.parametrize("name", ["cnn", "cnn under attack", "vit"])
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.0314), ("linf", 0.3), ("l2", 0.9)])
+@pytest.mark.parametrize("name", ["cnn under attack", "vit"])
 def test_a_shattered_input_is_told_from_an_honest_one_in_each_ball(
     name: str, norm: str, eps: float, honest: dict[str, nn.Module], honest_vit: nn.Module
 ) -> None:
