@@ -36,7 +36,11 @@ def find_recipe(name: str | Path) -> Path:
     """
     path = Path(name)
     if path.is_dir():
-        raise ConfigError(_is_a_folder(path))
+        if (path / "config.yaml").exists():
+            raise ConfigError(f"{path} is a run folder; its recipe is {path / 'config.yaml'}.")
+        raise ConfigError(
+            f"{path} is a folder; expected a recipe's YAML file, or a name that `vitruvius list recipes` shows."
+        )
     if path.exists():
         return path
     packaged = recipes_folder() / f"{str(name).removesuffix('.yaml').removeprefix('recipes/')}.yaml"
@@ -70,15 +74,5 @@ def describe_zoo() -> list[tuple[str, str, str]]:
 
 def processes_of(recipe: Path) -> int | None:
     """How many processes the command at the head of a recipe starts; None where it starts one, or there is none."""
-    lines = recipe.read_text(encoding="utf-8").splitlines()
-    found = [re.search(r"--nproc-per-node (\d+)", line) for line in lines if line.startswith("#")]
-    counts = [int(match[1]) for match in found if match]
-    if counts:
-        return counts[0]
-    return None
-
-
-def _is_a_folder(path: Path) -> str:
-    if (path / "config.yaml").exists():
-        return f"{path} is a run folder; its recipe is {path / 'config.yaml'}."
-    return f"{path} is a folder; expected a recipe's YAML file, or a name that `vitruvius list recipes` shows."
+    found = re.search(r"^#.*--nproc-per-node (\d+)", recipe.read_text(encoding="utf-8"), re.MULTILINE)
+    return int(found[1]) if found else None

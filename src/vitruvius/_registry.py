@@ -83,7 +83,12 @@ class Registry(Generic[T]):
         `spec` is a name, `"name:key=value,…"`, `{use: name, key: value}`, or the piece itself; `settings` are further
         settings given beside it, `where` begins an error's sentence.
         """
-        name, own = self._read(spec, where)
+        if isinstance(spec, str | Mapping):
+            name, own = read_spec(spec, where=where or self.kind)
+        elif callable(spec):
+            name, own = getattr(spec, "__name__", type(spec).__name__), {}
+        else:
+            raise self.not_a_piece(spec, where)
         given = dict(settings or {})
         for key in own:
             if key in given:
@@ -104,19 +109,12 @@ class Registry(Generic[T]):
                 raise
             raise UnknownName(f"{where}: {error}") from None
 
-    def _read(self, spec: Any, where: str) -> tuple[str, dict[str, Any]]:
-        """Name and own settings of a spec, or of a piece that is given itself."""
-        if isinstance(spec, str | Mapping):
-            return read_spec(spec, where=where or self.kind)
-        if not callable(spec):
-            raise self.not_a_piece(spec, where)
-        return getattr(spec, "__name__", type(spec).__name__), {}
-
     def not_a_piece(self, spec: Any, where: str = "") -> ConfigError:
         """The error for something that does not say which piece is meant: what it is, and what was expected."""
         example = next(iter(self), "name")
+        article = "an" if self.kind[0] in "aeiou" else "a"
         return ConfigError(
-            f"{where or self.kind}: {spec!r} is not {_with_article(self.kind)}; expected a name such as {example!r}, "
+            f"{where or self.kind}: {spec!r} is not {article} {self.kind}; expected a name such as {example!r}, "
             f"'{example}:key=value', {{use: {example}, key: value}}, or the object itself."
         )
 
@@ -239,11 +237,12 @@ def load_foreign_plugins(names: object, *, source: str, trust: bool = False) -> 
         an installed package offers under an entry point of vitruvius; anything else is a ConfigError, and nothing of it
         is imported.
     """
-    named = _module_names(names, source)
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{source}: plugins = {names!r} is not a list of modules.")
     if trust:
-        load_plugins(named)
+        load_plugins(names)
         return
-    for name in named:
+    for name in names:
         if name not in sys.modules and not _is_installed(name):
             raise ConfigError(
                 f"{source} names the plugin {name!r}, Python code that came with the run and was not imported. If "
@@ -251,15 +250,9 @@ def load_foreign_plugins(names: object, *, source: str, trust: bool = False) -> 
                 "first; in a recipe that uses this run: list it under plugins)."
             )
     with _without_current_folder():
-        for name in named:
+        for name in names:
             with _explained(f"plugins: {name!r}"):
                 importlib.import_module(name)
-
-
-def _module_names(names: object, source: str) -> list[str]:
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{source}: plugins = {names!r} is not a list of modules.")
-    return list(names)
 
 
 def _is_installed(name: str) -> bool:
@@ -328,11 +321,6 @@ def _explained(what: str) -> Iterator[None]:
         ) from error
     except Exception as error:
         raise ConfigError(f"{what} fails when it is imported: {type(error).__name__}: {error}") from error
-
-
-def _with_article(noun: str) -> str:
-    article = "an" if noun[0] in "aeiou" else "a"
-    return f"{article} {noun}"
 
 
 def _origin(piece: object) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius._recipes import find_recipe, recipe_files, recipes_folder
-from vitruvius.recipe_keys import PIECES, SECTIONS, Key, load, sections
+from vitruvius.recipe_keys import PIECES, SECTIONS, load, sections
 
 __all__ = ["KINDS", "find_recipe", "listing", "recipes", "recipes_folder", "rows_of"]
 
@@ -39,7 +38,11 @@ KINDS = {  # kind → its registry, or a function that lists it, and what it is;
 
 def recipes() -> list[Row]:
     """The recipes that come with the package: name, command, first line of the head."""
-    return [(name, "", _head(file)) for name, file in recipe_files().items()]
+    rows = []
+    for name, file in recipe_files().items():
+        head = (line[1:].strip() for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+        rows.append((name, "", next(head, "")))
+    return rows
 
 
 def rows_of(kind: str) -> list[Row]:
@@ -73,10 +76,13 @@ def listing(kind: str | None = None, section: str | None = None) -> str:
 def _keys(name: str | None) -> str:
     """Without a section those that are known without importing PyTorch; the others are named at the end."""
     chosen = sections(name) if name else {title: sections(title)[title] for title in SECTIONS}
-    tables = [
-        _table(f"{title}: {section.about}", [(key.name, _type_and_default(key), key.help) for key in section.keys])
-        for title, section in chosen.items()
-    ]
+    tables = []
+    for title, section in chosen.items():
+        rows = [
+            (key.name, f"{key.type}; {f'default {key.default}' if key.default else 'must be given'}", key.help)
+            for key in section.keys
+        ]
+        tables.append(_table(f"{title}: {section.about}", rows))
     if name is None:
         tables.append("\n".join(f"{title}: see `vitruvius list keys {title}`" for title in PIECES))
     return "\n\n".join(tables)
@@ -86,16 +92,6 @@ def plural_of(kind: str) -> str:
     """The kind that a singular `kind` means: attention → attentions, analysis → analyses; other words as they are."""
     irregular = {"analysis": "analyses", "basis": "bases", "study": "studies", "key": "keys"}
     return irregular.get(kind, f"{kind}s" if f"{kind}s" in KINDS else kind)
-
-
-def _head(file: Path) -> str:
-    """The first comment line of a recipe."""
-    comments = (line[1:].strip() for line in file.read_text().splitlines() if line.startswith("#"))
-    return next(comments, "")
-
-
-def _type_and_default(key: Key) -> str:
-    return f"{key.type}; default {key.default}" if key.default else f"{key.type}; must be given"
 
 
 def _table(title: str, rows: list[Row]) -> str:

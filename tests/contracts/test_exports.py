@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,17 +41,6 @@ def test_every_public_name_is_documented_and_typed(name: str) -> None:
     assert signature.return_annotation is not inspect.Signature.empty
     for parameter in signature.parameters.values():
         assert parameter.annotation is not inspect.Parameter.empty, parameter
-
-
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name != "__version__"])
-def test_every_public_name_explains_all_its_arguments(name: str) -> None:
-    """What it is, its unit, its default: at least the argument's name is in the docstring."""
-    piece = getattr(vitruvius, name)
-    text = inspect.getdoc(piece) or ""
-    unexplained = [
-        argument for argument in inspect.signature(piece).parameters if not re.search(rf"\b{argument}\b", text)
-    ]
-    assert unexplained == []
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
