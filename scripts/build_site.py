@@ -21,6 +21,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "vitruvius"
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "CONVENTIONS.md", "benchmarks/RESULTS.md")  # pages outside docs/
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
@@ -155,9 +156,8 @@ def write_reference() -> None:
     """One page per package, with what it exports and its public modules. The navigation in mkdocs.yml names them."""
     folder = PAGES / "api"
     folder.mkdir()
-    names = [name for name in exported(ROOT / "src" / "vitruvius" / "__init__.py") if name != "__version__"]
-    homes = homes_of_the_names()
-    body = "\n".join(f"::: {homes[name]}.{name}\n" for name in names)
+    homes = {name: home_of(name) for name in exported(SOURCE / "__init__.py") if name != "__version__"}
+    body = "\n".join(f"::: {home}.{name}\n" for name, home in homes.items())
     title = "# vitruvius\n\nWhat `import vitruvius` offers.\n\n"
     (folder / "vitruvius.md").write_text(title + body, encoding="utf-8")
     for package, what in PACKAGES.items():
@@ -181,20 +181,22 @@ def is_public(path: Path) -> bool:
     return not any(part.startswith("_") and part != "__init__.py" for part in path.parts)
 
 
-def exported(module: Path) -> list[str]:
-    """The names in `__all__`, without importing anything."""
-    for node in ast.parse(module.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
-            return [str(name) for name in ast.literal_eval(node.value)]
-    return []
-
-
-def homes_of_the_names() -> dict[str, str]:
-    for node in ast.parse((ROOT / "src" / "vitruvius" / "__init__.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_HOMES":
-            homes: dict[str, str] = ast.literal_eval(node.value)
+def exported(module: Path) -> dict[str, str]:
+    """The names that a package exports and their modules; nothing is imported."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "exports":
+            homes: dict[str, str] = ast.literal_eval(node.args[1])
             return homes
-    raise SystemExit("src/vitruvius/__init__.py has no _HOMES; the reference of the public names cannot be written.")
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            return {str(name): "" for name in ast.literal_eval(node.value)}
+    return {}
+
+
+def home_of(name: str) -> str:
+    """The module that defines a public name of the package."""
+    dotted = exported(SOURCE / "__init__.py")[name]
+    inside = exported(init) if (init := SOURCE / dotted.replace(".", "/") / "__init__.py").is_file() else {}
+    return ".".join(filter(None, ["vitruvius", dotted, inside.get(name)]))
 
 
 class Links(HTMLParser):
