@@ -7,6 +7,7 @@ were classified correctly (one bit each, in the order of their ids), so that two
 from __future__ import annotations
 
 import base64
+import csv
 import datetime
 import json
 from pathlib import Path
@@ -139,6 +140,11 @@ def read_study(folder: Path) -> Run:
         for row in rows:
             if row["key"] == about["key"] and file.parents[1].name.endswith(row["model"]):
                 row["correct"] = bits(columns["correct"][columns["id"].argsort()].numpy())
+    for table in sorted(folder.glob("*/table.csv")):
+        signs = signs_of_heads(table)
+        for row in rows:
+            if table.parent.name.endswith(row["model"]) and (row.get("analysis"), row.get("statistic")) in signs:
+                row["signs"] = signs[row["analysis"], row["statistic"]]
     about = json.loads((folder / "study.json").read_text())
     subjects = json.loads((folder / "subjects.json").read_text())
     finished = datetime.date.fromtimestamp((folder / "table.csv").stat().st_mtime)
@@ -149,6 +155,18 @@ def read_study(folder: Path) -> Run:
         "finished": finished.isoformat(),
         "rows": rows,
     }
+
+
+def signs_of_heads(table: Path) -> dict[tuple[str, str], dict[str, str]]:
+    """Of each analysis and statistic, by null: one sign per head, + above chance, - below it, 0 neither."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    with table.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row.get("null"):
+                signs = found.setdefault((row["analysis"], row["statistic"]), {})
+                sign = {"above": "+", "below": "-"}.get(row["claim"].split(" ")[0], "0")
+                signs[row["null"]] = signs.get(row["null"], "") + sign
+    return found
 
 
 def without_folders(key: str, value: Any) -> Any:

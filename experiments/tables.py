@@ -423,9 +423,39 @@ def kpca(runs: list[Run], campaign: str) -> str:
         if (words := KPCA.get((row["analysis"], row["statistic"]))) is None:
             continue
         chance = [short(row[f"chance_{null}"]) for null in ("gaussian", "spectrum", "permuted")]
-        beyond = f"{row['heads_beyond_chance']} of {row['heads_judged']}"
+        beyond = f"{row['heads_beyond_chance']} of {row['heads_judged']}{sides(row)}"
         spread = f"{short(row['min'])}, {short(row['max'])}"
         lines.append(cells(f"`{row['model']}`", words, f"**{short(row['mean'])}**", spread, *chance, beyond))
+    return "\n".join(lines)
+
+
+def sides(row: Run) -> str:
+    """How many heads lie above every null, and how many below, where the signs of heads were kept."""
+    heads = list(zip(*row.get("signs", {}).values(), strict=True))
+    above, below = (sum(set(head) == {sign} for head in heads) for sign in "+-")
+    return f" ({above} above, {below} below)" if heads else ""
+
+
+def kpca_draws(runs: list[Run], campaign: str) -> str:
+    """The trained model beside several random draws of its weights: is a head beyond chance, and beyond the draws?"""
+    rows = [row for run in runs for row in run["rows"] if (row["analysis"], row["statistic"]) in KPCA]
+    head = (
+        "statistic",
+        "trained",
+        "heads beyond chance",
+        "random draws, lowest to highest",
+        "heads beyond chance, each",
+    )
+    lines = [cells(*head), "|---|" + "---:|" * 4]
+    for key, words in KPCA.items():
+        own = [row for row in rows if (row["analysis"], row["statistic"]) == key]
+        drawn = sorted((row for row in own if "random" in row["model"]), key=lambda row: row["mean"])
+        trained = next((row for row in own if "random" not in row["model"]), None)
+        if drawn and trained:
+            spread = f"{short(drawn[0]['mean'])} to {short(drawn[-1]['mean'])} ({len(drawn)})"
+            beyond = f"{trained['heads_beyond_chance']} of {trained['heads_judged']}{sides(trained)}"
+            each = ", ".join(str(row["heads_beyond_chance"]) for row in drawn)
+            lines.append(cells(words, f"**{short(trained['mean'])}**", beyond, spread, each))
     return "\n".join(lines)
 
 
@@ -704,5 +734,6 @@ TABLES: dict[str, Callable[[list[Run], str], str]] = {
     "kpca_pretrained": kpca,
     "kpca_random": kpca,
     "kpca_digits": kpca,
+    "kpca_draws": kpca_draws,
 }
-STUDIES = {name for name, made in TABLES.items() if made in (released_protocol, kpca)}
+STUDIES = {name for name, made in TABLES.items() if made in (released_protocol, kpca, kpca_draws)}

@@ -36,6 +36,9 @@ def test_every_figure_of_the_page_is_drawn_from_the_results(tmp_path: Path) -> N
     assert all((ROOT / "docs" / "figures" / name).is_file() for name in shown)
 
 
+ROW = {"key": "k", "analysis": "e", "statistic": "max"}
+
+
 def test_a_study_is_kept_without_the_folders_of_its_machine(tmp_path: Path) -> None:
     study = tmp_path / "study"
     study.mkdir()
@@ -43,11 +46,20 @@ def test_a_study_is_kept_without_the_folders_of_its_machine(tmp_path: Path) -> N
     versions = {"model.safetensors": {"versions": {"torch": "2.15"}}}
     for name, content in (("study.json", {"study": "kpca", "settings": settings}), ("subjects.json", versions)):
         (study / name).write_text(json.dumps(content))
-    (study / "rows.jsonl").write_text(json.dumps({"model": "/somewhere/runs/a", "key": "k"}) + "\n")
+    (study / "rows.jsonl").write_text(json.dumps({"model": "/somewhere/runs/a", **ROW}) + "\n")
     (study / "table.csv").touch()
+    (study / "a").mkdir()
+    claims = ("above chance by 2", "below chance by 1", "indistinguishable from chance")
+    lines = [
+        f"site,{head},e,max,{null},{claim}" for head, claim in enumerate(claims) for null in ("gaussian", "spectrum")
+    ]
+    (study / "a" / "table.csv").write_text("\n".join(["site,head,analysis,statistic,null,claim", *lines]))
     kept = collected.read_study(study)
+    signs = kept["rows"][0].pop("signs")
+    assert signs == {"gaussian": "+-0", "spectrum": "+-0"}
+    assert tables.sides({"signs": signs}) == " (1 above, 1 below)"
     assert kept["settings"] == {"data.root": "images", "images": 2}
-    assert kept["rows"] == [{"model": "a", "key": "k"}]
+    assert kept["rows"] == [{"model": "a", **ROW}]
     assert "somewhere" not in json.dumps(kept)
 
 
