@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import vitruvius
-from vitruvius._errors import CheckpointError, ConfigError
+from vitruvius._errors import CheckpointError, ConfigError, DataError
 from vitruvius.cli import main
 from vitruvius.converters import published
 from vitruvius.converters.published import Published, fetch_published, open_published, published_checkpoints
@@ -79,6 +79,12 @@ def test_a_name_is_fetched_once_converted_and_remembered(entry: Published, serve
     (server[1] / "small.pth").unlink()
     again = vitruvius.load_model(NAME)  # from the cache
     torch.testing.assert_close(again(torch.zeros(1, 3, 160, 160)), model(torch.zeros(1, 3, 160, 160)))
+
+
+def test_a_wrong_data_root_is_found_before_anything_is_fetched(entry: Published, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        open_target(NAME, ["data.dataset=folder", f"data.root={tmp_path / 'nowhere'}"])
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_file_that_changed_since_is_refused(entry: Published, tmp_path: Path) -> None:

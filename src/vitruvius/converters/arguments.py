@@ -19,14 +19,18 @@ from vitruvius.converters.base import comment, converters
 from vitruvius.models import models
 
 Args = Mapping[str, Any]
-SAME = {  # options that a section of a recipe knows by the same name
-    "model": "pretrained mean std",
-    "model.kwargs": "num_classes in_chans",
+TAKEN = {  # options by the section of a recipe that takes them; theirs=ours where the names differ
+    "model": "pretrained mean std model=name initial_checkpoint=weights finetune=weights",
+    "model.kwargs": """
+        num_classes in_chans gp=global_pool drop=drop_rate drop_path=drop_path_rate drop_block=drop_block_rate
+    """,
     "data": """
         dataset train_split val_split class_map train_num_samples val_num_samples batch_size workers no_aug
         train_crop_mode scale ratio rand_crop pad hflip vflip color_jitter color_jitter_prob grayscale_prob
         gaussian_blur_prob aa train_interpolation interpolation crop_pct crop_mode reprob remode recount aug_repeats
         aug_splits mixup cutmix cutmix_minmax mixup_prob mixup_switch_prob mixup_mode mixup_off_epoch smoothing
+        data=root data_dir=root img_size=image_size validation_batch_size=eval_batch_size dataset_download=download
+        rand_rotation=rotation
     """,
     "train": """
         epochs opt lr lr_base lr_base_size lr_base_scale weight_decay momentum opt_eps opt_betas opt_kwargs layer_decay
@@ -35,24 +39,6 @@ SAME = {  # options that a section of a recipe knows by the same name
         lr_cycle_decay lr_cycle_limit lr_k_decay clip_grad clip_mode grad_accum_steps model_ema model_ema_decay
         model_ema_warmup grad_checkpointing channels_last sync_bn dist_bn
     """,
-}
-RENAMED = {
-    "model": {"model": "name", "initial_checkpoint": "weights", "finetune": "weights"},
-    "model.kwargs": {
-        "gp": "global_pool",
-        "drop": "drop_rate",
-        "drop_path": "drop_path_rate",
-        "drop_block": "drop_block_rate",
-    },
-    "data": {
-        "data": "root",
-        "data_dir": "root",
-        "img_size": "image_size",
-        "validation_batch_size": "eval_batch_size",
-        "dataset_download": "download",
-        "rand_rotation": "rotation",
-    },
-    "train": {},
 }
 READ_TOGETHER = """
     amp amp_dtype seed input_size torchcompile model_kwargs normalize_model no_normalize drop_connect resume
@@ -163,7 +149,8 @@ def recipe_from_arguments(args: Args, *, lenient: bool = False) -> Recipe:
 
 def _names(section: str) -> dict[str, str]:
     """The options of a section: their name, and ours."""
-    return {name: name for name in SAME[section].split()} | RENAMED[section]
+    words = (word.partition("=") for word in TAKEN[section].split())
+    return {theirs: ours or theirs for theirs, _, ours in words}
 
 
 def _taken(args: Args, section: str) -> dict[str, Any]:
@@ -276,7 +263,7 @@ def _train(args: Args, notes: list[str]) -> dict[str, Any]:
 
 
 def _refuse_the_rest(args: Args, notes: list[str], lenient: bool) -> None:
-    understood = {*READ_TOGETHER.split(), *NO_SETTINGS.split()}.union(*(_names(section) for section in SAME))
+    understood = {*READ_TOGETHER.split(), *NO_SETTINGS.split()}.union(*(_names(section) for section in TAKEN))
     unknown = [
         f"{key}={value}"
         for key, value in args.items()
