@@ -81,8 +81,7 @@ class Cost:
 def account(model: PixelModel, *, measure: int = 0, element_bytes: int = 4) -> Cost:
     """Cost of one image; with `measure` the median time of that many runs, as the machine is now.
 
-    `model` is a PixelModel, rewired or bare; `measure` 0 (the default) measures no time; `element_bytes` is the size of
-    a number, 4 for float32.
+    element_bytes: the size of a number.
     """
     root, sites = inner(model), survey(model)
     x = next(root.parameters()).new_zeros(1, *model.data_config["input_size"])
@@ -227,8 +226,6 @@ def attention_cycles(
 
     Heads run side by side. With `heads="first"` head 0 stands for all, as in the released simulator; with "all" a
     layer takes as long as its slowest head.
-
-    `layers` are the polarised masks, `head_dim` is the width of a head, `chip` by default the published one.
     """
     if not layers:
         raise ConfigError("attention_cycles got no layers.")
@@ -241,7 +238,7 @@ def attention_cycles(
 
 
 def dense_layers(layers: Sequence[Polarised]) -> list[Polarised]:
-    """The same `layers` with nothing removed: every token is global. The baseline."""
+    """The same with nothing removed: every token is global. The baseline."""
     return [
         Polarised(
             keep=layer.keep.new_ones(layer.keep.shape),
@@ -315,14 +312,8 @@ def linear_cycles(
 ) -> LinearCycles:
     """Cycles of everything but attention. `released` rounds down as its simulator does, so that small jobs are free.
 
-    layers: number of blocks.
-    tokens: N, class token included.
-    dim: width of the model.
-    num_heads: of each block.
-    ratio: rank of the auto-encoder over the number of heads; 1 is none.
-    mlp_ratio: width of the MLP over that of the model.
-    rounding: up, or as released.
-    chip: by default the published one.
+    tokens: N, class token included. dim: width of the model. ratio: rank of the auto-encoder over the number of heads;
+    1 is none. mlp_ratio: width of the MLP over that of the model. chip: by default the published one.
     """
     chip = chip or Accelerator()
 
@@ -379,12 +370,8 @@ def cycle_table(
 ) -> CycleTable:
     """Cycles of several masks of one model, each {site: (H, N, N)}, and of no mask.
 
-    patterns: the masks, True = kept.
-    head_dim: width of a head.
-    ratio: rank of the auto-encoder over the number of heads; 1 is none.
-    threshold: queries that must look at a token to make it global; None: a quarter of the tokens.
-    heads: all, or the first one for all as in the released simulator.
-    chip: by default the published one.
+    ratio: rank of the auto-encoder over the number of heads; 1 is none. threshold: queries that must look at a token to
+    make it global; None: a quarter of the tokens. heads: all, or the first one for all as in the released simulator.
     """
     if not patterns:
         raise ConfigError("cycle_table got no masks.")

@@ -248,10 +248,7 @@ class Sparsity:
 
 
 def count(keep: Mapping[str, Tensor], protected: Mapping[str, Sequence[int]] | None = None) -> Sparsity:
-    """Count the pairs of every head; `protected` names tokens by site.
-
-    `keep` are masks (H, N, M) by site, True = kept.
-    """
+    """Count the pairs of every head of masks (H, N, M) by site; `protected` names tokens by site."""
     tokens = protected or {}
     return Sparsity({name: [_share(head, tokens.get(name, ())) for head in pattern] for name, pattern in keep.items()})
 
@@ -280,10 +277,7 @@ class Tiling:
 
     @classmethod
     def of(cls, site: Site, protected: Sequence[int], size: int) -> Tiling:
-        """The tiles of a site.
-
-        site: where attention happens. protected: tokens that are in no tile. size: queries and keys of a tile.
-        """
+        """The tiles of a site, of `size` queries and keys; protected tokens are in none."""
         if size < 2:
             raise ConfigError(f"tiles = {size}, expected the number of queries and keys of a tile, such as 16.")
         square = site.num_queries == site.num_keys
@@ -310,8 +304,6 @@ def rank_tiles(means: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Mean levels of tiles by site → their places among all tiles, from 0; ties in order of sites, heads and places.
 
     No two tiles share a place, so an exact number of pairs cuts through one tile at most.
-
-    `means` are levels of tiles by site, as `Tiling.means` gives them.
     """
     order = torch.cat([mean.flatten() for mean in means.values()]).argsort(stable=True)
     places = torch.empty(len(order), dtype=torch.float64).scatter_(0, order, torch.arange(len(order)).double())
@@ -320,10 +312,7 @@ def rank_tiles(means: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def best_tiles(means: Tensor) -> Tensor:
-    """(H, R, C) bool: the tile of the lowest mean level in each row of tiles, so that no query is left without keys.
-
-    `means` are levels of the tiles of one site, as `Tiling.means` gives them.
-    """
+    """(H, R, C) bool: the tile of the lowest mean level in each row of tiles, so that no query is left without keys."""
     best = means.argmin(-1, keepdim=True)
     return torch.zeros(means.shape, dtype=torch.bool).scatter_(-1, best, True)
 
@@ -375,10 +364,7 @@ def check_map(name: str, map_: Tensor, site: Site) -> None:
 
 
 def guess_sites(tensors: Mapping[str, Tensor]) -> dict[str, Site]:
-    """Sites from shapes alone: one class token if that leaves a square of patches, else what is square.
-
-    `tensors` are maps or masks (H, N, M), by site.
-    """
+    """Sites from shapes (H, N, M) alone: one class token if that leaves a square of patches, else what is square."""
     return {name: guess_site(name, tensors[name]) for name in sorted(tensors, key=_natural)}
 
 

@@ -65,12 +65,9 @@ def write_masks(
 ) -> tuple[Masks, str]:
     """Masks of a file of maps, written with their permutations; and what a person wants to know about them.
 
-    maps: the file of maps.
-    rule: one rule, `information:mass=0.9`, or several as `PATTERN=RULE`, one per pattern of site names.
-    out: the file of masks; default: masks.safetensors beside the maps.
-    sparsity, budget, protect, tiles: as for `make_masks`.
-    sites: of a model; maps that are not of it are refused. Default: those that the file of maps names.
-    threshold: queries that make a token global; default: a quarter of them.
+    rule: as `read_rules` takes it. out: default: masks.safetensors beside the maps. sites: of a model, which maps must
+    be of; default: those that the file names. threshold: queries that make a token global; default: a quarter of them.
+    The rest is as for `make_masks`.
     """
     _check_threshold(threshold)
     tensors, own_sites = load_maps(maps)
@@ -99,10 +96,7 @@ def write_masks(
 
 
 def read_rules(words: str | Sequence[str]) -> Rule | dict[str, Rule]:
-    """`information:mass=0.9` as a rule; `stages.0.*=information:mass=0.46`, several of them, as rules by pattern.
-
-    `words` is one such text, or several.
-    """
+    """`information:mass=0.9` as a rule; `stages.0.*=information:mass=0.46`, several of them, as rules by pattern."""
     if isinstance(words, str):
         words = [words]
     found: dict[str, Rule] = {}

@@ -202,26 +202,25 @@ def draw_masks(keep: Mapping[str, Tensor]) -> Figure:
 
 def draw_accuracy(curves: Mapping[str, Mapping[float, float]], *, dense: float) -> Figure:
     """Accuracy against the share of pairs removed, one line per way (by its name); the dense accuracy beside them."""
-    with figure_style():
-        figure, axes = new_axes()
-        axes.axhline(100 * dense, color="0.5", linewidth=1, linestyle=(0, (4, 3)), label="dense")
-        for index, (name, points) in enumerate(curves.items()):
-            look = series(index)
-            shares, values = [100 * s for s in points], [100 * a for a in points.values()]
-            axes.plot(shares, values, color=look.colour, marker=look.marker, label=name)
-        axes.set(xlabel="pairs removed, %", ylabel="accuracy, %", title="Accuracy against sparsity")
-        legend_below(figure)
-    return figure
+    shares = {name: {s: 100 * a for s, a in points.items()} for name, points in curves.items()}
+    return _draw_against_sparsity(shares, dense=100 * dense, ylabel="accuracy, %", title="Accuracy against sparsity")
 
 
 def draw_cycles(points: Mapping[str, Mapping[float, float]]) -> Figure:
     """Cycles of the accelerator against the share of pairs removed, one line per part (by its name)."""
+    return _draw_against_sparsity(points, ylabel="cycles", title="Cycles against sparsity", yscale="log")
+
+
+def _draw_against_sparsity(
+    lines: Mapping[str, Mapping[float, float]], *, dense: float | None = None, **labels: str
+) -> Figure:
     with figure_style():
         figure, axes = new_axes()
-        for index, (name, cycles) in enumerate(points.items()):
-            look = series(index)
-            shares = [100 * share for share in cycles]
-            axes.plot(shares, list(cycles.values()), color=look.colour, marker=look.marker, label=name)
-        axes.set(xlabel="pairs removed, %", ylabel="cycles", title="Cycles against sparsity", yscale="log")
+        if dense is not None:
+            axes.axhline(dense, color="0.5", linewidth=1, linestyle=(0, (4, 3)), label="dense")
+        for index, (name, points) in enumerate(lines.items()):
+            look, shares = series(index), [100 * share for share in points]
+            axes.plot(shares, list(points.values()), color=look.colour, marker=look.marker, label=name)
+        axes.set(xlabel="pairs removed, %", **labels)
         legend_below(figure)
     return figure
