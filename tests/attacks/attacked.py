@@ -82,6 +82,17 @@ def some_images(count: int = 6, classes: int = 5, seed: int = 0, size: int = 6) 
     return x, torch.randint(classes, (count,), generator=generator)
 
 
+def linear_problem() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    """A linear binary classifier, images near grey, labels, and the weights' difference (1, D)."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(27, 2)).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        net[1].weight.copy_(torch.randn(2, 27, generator=generator))
+        net[1].bias.zero_()
+    x = 0.5 + 0.1 * torch.randn(6, 3, 3, 3, generator=generator)
+    return net, x, labels_of(net, x), (net[1].weight[0] - net[1].weight[1]).detach()[None]
+
+
 def labels_of(model: nn.Module, x: Tensor) -> Tensor:
     """What the model says, so that every image is right untouched."""
     with torch.no_grad():

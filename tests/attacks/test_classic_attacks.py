@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from attacked import accuracy, digits_cnn, labels_of, small_net, some_images
+from attacked import accuracy, digits_cnn, labels_of, linear_problem, small_net, some_images
 from torch import Tensor, nn
 
 from vitruvius.attacks.base import LINF, MARGIN, Norm
@@ -18,17 +18,6 @@ from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.momentum_fgsm import MIFGSM, NIFGSM
 from vitruvius.attacks.norms import L2
 from vitruvius.attacks.pgd import PGD
-
-
-def linear_problem() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
-    """A linear binary classifier, images near grey, labels, and the weights' difference (1, D)."""
-    net = nn.Sequential(nn.Flatten(), nn.Linear(27, 2)).eval()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        net[1].weight.copy_(torch.randn(2, 27, generator=generator))
-        net[1].bias.zero_()
-    x = 0.5 + 0.1 * torch.randn(6, 3, 3, 3, generator=generator)
-    return net, x, labels_of(net, x), (net[1].weight[0] - net[1].weight[1]).detach()[None]
 
 
 def gradient(net: nn.Module, x: Tensor, y: int) -> tuple[Tensor, int]:

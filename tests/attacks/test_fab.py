@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attacked import GoldenNet, accuracy, digits_cnn, golden, labels_of, small_net, some_images
-from torch import nn
+from attacked import GoldenNet, accuracy, digits_cnn, golden, labels_of, linear_problem, small_net, some_images
 
 from vitruvius.attacks.base import LINF, MARGIN, Norm
 from vitruvius.attacks.fab import FAB, BoundaryRules, Nearest, dual_length, project_to_plane, toward_target
@@ -88,16 +87,10 @@ def test_untargeted_fab_and_random_restarts_find_points_within_the_ball() -> Non
 @pytest.mark.parametrize("norm", NORMS.values(), ids=str)
 @pytest.mark.parametrize("kind", [FAB, FABTargeted])
 def test_without_a_radius_fab_finds_the_exact_distance_to_a_linear_boundary(kind: type[FAB], norm: Norm) -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(27, 2)).eval()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        net[1].weight.copy_(torch.randn(2, 27, generator=generator))
-        net[1].bias.zero_()
-    x = 0.5 + 0.1 * torch.randn(6, 3, 3, 3, generator=generator)
-    y = labels_of(net, x)
+    net, x, y, w = linear_problem()
     with torch.no_grad():
         moved = kind(eps=math.inf, norm=norm, steps=20)(net, x, y)
-        exact = MARGIN(net(x), y).abs() / dual_length(norm, (net[1].weight[0] - net[1].weight[1])[None])
+        exact = MARGIN(net(x), y).abs() / dual_length(norm, w)
     assert accuracy(net, moved, y) == 0
     reachable = exact < 0.3  # in L1 one pixel would have to leave the image
     distance = norm.length(moved - x)

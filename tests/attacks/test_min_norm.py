@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from attacked import accuracy, digits_cnn, labels_of, small_net, some_images
+from attacked import accuracy, digits_cnn, labels_of, linear_problem, small_net, some_images
 from torch import Tensor, nn
 
 from vitruvius._random import Dice
@@ -16,17 +18,6 @@ from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.noise import GaussianNoise, UniformNoise
 from vitruvius.attacks.norms import L2
 from vitruvius.attacks.spsa import SPSA
-
-
-def linear_problem() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
-    """A linear binary classifier, images near grey, labels, and the weights' difference."""
-    net = nn.Sequential(nn.Flatten(), nn.Linear(27, 2)).eval()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        net[1].weight.copy_(torch.randn(2, 27, generator=generator))
-        net[1].bias.zero_()
-    x = 0.5 + 0.1 * torch.randn(6, 3, 3, 3, generator=generator)
-    return net, x, labels_of(net, x), (net[1].weight[0] - net[1].weight[1]).detach()
 
 
 def test_carlini_finds_the_exact_distance_to_a_linear_boundary() -> None:
@@ -46,6 +37,18 @@ def test_carlini_moves_pixels_that_are_black_or_white() -> None:
     assert float((moved[black] > 0.02).double().mean()) > 0.05
 
 
+def test_carlini_leaves_an_image_that_has_stopped_falling_and_comes_as_near() -> None:
+    net, x, y = digits_cnn()
+    asked: list[int] = []
+    net.register_forward_pre_hook(lambda module, inputs: asked.append(len(inputs[0])))
+    plain = Carlini(steps=200, search_steps=4, lr=0.05, abort_early=False)
+    found = [attack(net, x[:6], y[:6]) for attack in (replace(plain, abort_early=True), plain)]
+    assert sum(asked) < 1.95 * 6 * 200 * 4
+    near, full = (L2.length(moved - x[:6]) for moved in found)
+    assert accuracy(net, found[0], y[:6]) == 0
+    assert float(near.mean()) <= 1.02 * float(full.mean())
+
+
 def test_carlini_with_confidence_wins_by_that_many_logits() -> None:
     net, x, y, _ = linear_problem()
     moved = Carlini(steps=100, search_steps=5, confidence=0.5, lr=0.05)(net, x, y)
@@ -56,7 +59,7 @@ def test_carlini_with_confidence_wins_by_that_many_logits() -> None:
 def test_hopskipjump_closes_in_on_a_linear_boundary_seeing_only_classes(norm: Norm) -> None:
     net, x, y, w = linear_problem()
     moved = HopSkipJump(eps=10.0 if norm is L2 else 1.0, norm=norm, steps=12, first_queries=60)(net, x, y)
-    exact = (MARGIN(net(x), y).abs() / dual_length(norm, w[None])).detach()
+    exact = (MARGIN(net(x), y).abs() / dual_length(norm, w)).detach()
     assert accuracy(net, moved, y) == 0
     assert bool((norm.length(moved - x) < 1.6 * exact + 0.01).all())
 

@@ -222,10 +222,7 @@ class Searched(Wrapper):
         self.passes.append(len(self.sums))
 
     def check_finite(self, moved: Tensor) -> None:
-        """Refuse x' that come from logits that are not finite or from gradients that are not numbers.
-
-        `moved` (B, C, H, W) is what the search returned.
-        """
+        """Refuse x' that come from logits that are not finite or from gradients that are not numbers."""
         every = [moved.sum(), *self.sums, *(grad.clamp(-1, 1) for grad in self.grads)]
         if math.isfinite(torch.stack([value.double() for value in every]).sum()):
             return

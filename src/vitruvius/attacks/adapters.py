@@ -45,10 +45,7 @@ class Foreign(ABC):
 
     @abstractmethod
     def call(self, attack: Any, x: Tensor, y: Tensor) -> Any:
-        """Their result for these images.
-
-        `attack` is what `make` returned; `x` (B, C, H, W) in [0, 1]; `y` (B,) labels.
-        """
+        """Their result for these images."""
 
     @property
     def label(self) -> str:
@@ -126,14 +123,7 @@ class CrossCheck(NamedTuple):
 
 
 def cross_check(model: nn.Module, x: Tensor, y: Tensor, ours: Threat, theirs: Threat) -> CrossCheck:
-    """Run two threats beside each other.
-
-    model: in eval mode, returns logits (B, K).
-    x: (B, C, H, W) in [0, 1].
-    y: (B,) labels.
-    ours: a threat of this package.
-    theirs: the one it is compared with, such as `FromFoolbox(…)`.
-    """
+    """Run two threats beside each other."""
     with torch.no_grad():
         mine = model(ours(model, x, y)).argmax(1) == y
         other = model(theirs(model, x, y)).argmax(1) == y

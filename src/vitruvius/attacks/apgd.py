@@ -53,17 +53,11 @@ class AutoPGD(Attack):
 
     @abstractmethod
     def objective(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        """What is maximised, (B,).
-
-        `logits` (B, K); `y` (B,) labels; `target` (B,) the wrong classes of this attempt, or `y` where it has none.
-        """
+        """What is maximised, (B,)."""
 
     @abstractmethod
     def attempts(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Attempt]:
-        """The attempts, in order.
-
-        `model` returns logits; `x` (B, C, H, W) and `y` (B,) are the images and labels that are searched.
-        """
+        """The attempts, in order."""
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor | None = None) -> Tensor:
         """Attempt after attempt, from `start` where one is given, else from random points.

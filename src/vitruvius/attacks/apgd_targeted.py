@@ -40,10 +40,7 @@ class APGDTargeted(AutoPGD):
                 yield Attempt(rank * self.restarts + restart, target)
 
     def choose_targets(self, model: Model, x: Tensor, y: Tensor) -> Tensor:
-        """(B, T) wrong classes, in the order in which they are tried.
-
-        `model` returns logits; `x` (B, C, H, W) are the images and `y` (B,) their labels, which are never a target.
-        """
+        """(B, T) wrong classes, in the order in which they are tried."""
         return likeliest_classes(logits_in_batches(model, x, self.batch_size), y, self.targets)
 
     def _name_of_dice(self) -> str:

@@ -99,10 +99,7 @@ attacks: Registry[Callable[..., Threat]] = Registry("attack", homes=["vitruvius.
 def disturb(
     threat: Threat, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, progress: Progress = no_progress
 ) -> Tensor:
-    """x' by a threat, which is given the ids (B,) of the images and whom to tell how far it is, if it takes them.
-
-    `threat` is called with `model`, images `x` (B, C, H, W) and labels `y` (B,); `ids` are int64.
-    """
+    """x' by a threat, which is given the ids (B,) of the images and whom to tell how far it is, if it takes them."""
     optional = {"ids": ids, "progress": progress}
     taken = inspect.signature(threat).parameters
     return threat(model, x, y, **{name: value for name, value in optional.items() if name in taken})
@@ -409,10 +406,7 @@ def whole_labels(y: Tensor) -> Tensor:
 
 
 def check_call(attack: Ball, model: object, x: object, y: object) -> Tensor:
-    """Refuse what is no model, no batch of images or no labels, with the call as it should be; the labels.
-
-    `attack` was called with `model`, images `x` and labels `y`.
-    """
+    """Refuse what is no model, no batch of images or no labels, with the call as it should be; the labels."""
     name = type(attack).__name__
     if isinstance(model, Tensor) or not callable(model):
         got = f"a tensor {tuple(model.shape)}" if isinstance(model, Tensor) else repr(model)
@@ -441,10 +435,7 @@ def check_call(attack: Ball, model: object, x: object, y: object) -> Tensor:
 
 
 def check_moved(threat: object, moved: Tensor, x: Tensor) -> None:
-    """Refuse x' that are not images or lie outside the ball of a `threat` that says its `eps` and `norm`.
-
-    `moved` is what it returned for the images `x` (B, C, H, W); rounding is forgiven.
-    """
+    """Refuse x' that are not images or lie outside the ball of a `threat` that says its `eps` and `norm`."""
     name = getattr(threat, "__name__", type(threat).__name__)
     if not isinstance(moved, Tensor) or moved.shape != x.shape:
         got = tuple(moved.shape) if isinstance(moved, Tensor) else type(moved).__name__
@@ -470,8 +461,6 @@ def check_inputs(x: Tensor, y: Tensor, low: float = 0.0, high: float = 1.0) -> N
     """Refuse images (B, ...) that are not pixels in [low, high], and labels that are not classes (B,).
 
     Probabilities (B, K) pass too: they are what some losses of training compare with.
-
-    `x` and `y` are a batch; `low` and `high` are the least and the largest pixel.
     """
     if x.ndim < 2 or len(x) != len(y) or y.ndim not in (1, 2):
         raise DataError(f"images {tuple(x.shape)} and labels {tuple(y.shape)} do not pair; expected (B, ...) and (B,).")

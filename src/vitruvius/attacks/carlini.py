@@ -85,22 +85,24 @@ class Carlini(Attack):
         ends = Closest(x.clone(), x.new_full((len(x),), torch.inf))
         rows = torch.arange(len(x), device=x.device)  # the images whose objective still falls
         w = ((2 * x - 1) * EDGE).atanh()
-        mean, square, last = torch.zeros_like(w), torch.zeros_like(w), torch.full_like(constant, torch.inf)
-        closest = Closest(x, last)
+        mean, square = torch.zeros_like(w), torch.zeros_like(w)
+        closest = Closest(x, torch.full_like(constant, torch.inf))
+        lowest = last = closest.distance  # (B,) of the objective, and when it was last looked at
         for step in range(1, self.steps + 1):
             point, distance, margin, grad = self._look(model, x[rows], y[rows], w, constant[rows])
             closest = closest.or_nearer(point, distance.sqrt(), margin > self.confidence)
+            lowest = lowest.minimum(distance + constant[rows] * (self.confidence - margin).clamp(min=0))
             mean = mean.lerp(grad, 0.1)
             square = square.lerp(grad * grad, 0.001)
             w = w - self.lr * (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
             tell_step(model, step, self.steps, number, self.search_steps)
             if step % math.ceil(self.steps / LOOKS) == 0 and self.abort_early:
-                objective = distance + constant[rows] * (self.confidence - margin).clamp(min=0)
-                falls = objective <= (1 - LEAST_FALL) * last
+                falls = lowest <= (1 - LEAST_FALL) * last
                 done = rows[~falls]
                 ends.x[done], ends.distance[done] = closest.x[~falls], closest.distance[~falls]
-                rows, w, mean, square, last = rows[falls], w[falls], mean[falls], square[falls], objective[falls]
+                rows, w, mean, square = rows[falls], w[falls], mean[falls], square[falls]
                 closest = Closest(closest.x[falls], closest.distance[falls])
+                lowest = last = lowest[falls]
                 if not len(rows):
                     return ends
         ends.x[rows], ends.distance[rows] = closest

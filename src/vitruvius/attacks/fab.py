@@ -66,10 +66,7 @@ class FastAdaptiveBoundary(Attack):
 
     @abstractmethod
     def targets_of(self, logits: Tensor, y: Tensor) -> Iterator[Tensor]:
-        """Target classes (B,), one attempt after the other.
-
-        `logits` (B, K) of the clean images; `y` (B,) their labels.
-        """
+        """Target classes (B,), one attempt after the other."""
 
     @property
     def is_minimal(self) -> bool:

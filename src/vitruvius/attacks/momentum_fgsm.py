@@ -54,10 +54,7 @@ class MIFGSM(Attack):
         return point
 
     def look_ahead(self, point: Tensor, step_size: float, velocity: Tensor) -> Tensor:
-        """Where the gradient is taken.
-
-        `point` (B, C, H, W) has been reached by steps of length `step_size`; `velocity` is the sum of gradients so far.
-        """
+        """Where the gradient is taken."""
         return point
 
 

@@ -40,23 +40,14 @@ class Norm(ABC):
 
     @abstractmethod
     def steepest(self, grad: Tensor) -> Tensor:
-        """The direction of unit norm in which the loss rises fastest; 0 where the gradient is 0.
-
-        `grad` (B, ...) is the gradient of each image's own loss.
-        """
+        """The direction of unit norm in which the loss rises fastest; 0 where the gradient is 0."""
 
     @abstractmethod
     def project(self, delta: Tensor, eps: float | Tensor) -> Tensor:
-        """The nearest delta in the ball.
-
-        `delta` is (B, ...), of any length; `eps` the radius in pixels.
-        """
+        """The nearest delta in the ball."""
 
     def usable(self, grad: Tensor, point: Tensor, low: float, high: float) -> Tensor:
-        """The part of a gradient that a step may follow; only sparse steps must know where the image ends.
-
-        `grad` and `point` are (B, ...); `low` and `high` are the least and the largest pixel.
-        """
+        """The part of a gradient that a step may follow; only sparse steps must know where the image ends."""
         return grad
 
     def __str__(self) -> str:

@@ -143,8 +143,6 @@ def token_sites(model: Any, x: Tensor) -> dict[str, Site]:
     """Sites of a model that attend from all tokens to all, over a grid of patches, in order.
 
     `x` are images (B, C, H, W), for models that do not know their size.
-
-    `model` may be rewired or bare.
     """
     from vitruvius.surgery import survey
 
@@ -167,10 +165,7 @@ def _is_over_patches(site: Site) -> bool:
 
 
 def patch_mask(chosen: Tensor, grid: tuple[int, int], x: Tensor) -> Tensor:
-    """(B, 1, H, W) bool: the pixels of the patches `chosen` (B, P) of a `grid` of rows and columns.
-
-    `x` (B, C, H, W) gives the size and the device.
-    """
+    """(B, 1, H, W) bool: the pixels of the patches `chosen` (B, P) of a `grid` of rows and columns."""
     rows, columns = grid
     marked = torch.zeros(len(chosen), rows * columns, dtype=torch.bool, device=x.device).scatter(1, chosen, True)
     coarse = marked.view(-1, 1, rows, columns)

@@ -71,19 +71,13 @@ class PGD(Attack):
         return replace(self, steps=max(self.steps // 10, 5), restarts=1).search(model, x, y, dice, start)
 
     def start(self, x: Tensor, dice: Dice, restart: int = 0) -> Tensor:
-        """Where an ascent begins.
-
-        `x` (B, C, H, W) are the images; `dice` gives random numbers for each; `restart` counts the starts from 0.
-        """
+        """Where an ascent begins."""
         if not self.random_start:
             return x
         return (x + self.norm.random(x, self.eps, dice, restart)).clamp(*self.bounds)
 
     def ascend(self, model: Model, x: Tensor, y: Tensor, start: Tensor) -> Iterator[tuple[Tensor, LossAndGrad | None]]:
-        """Every point from which a step is made with its loss and gradient, then the last point alone.
-
-        `model` answers with logits; `x` and `y` are images and labels; `start` (B, C, H, W) is the first point.
-        """
+        """Every point from which a step is made with its loss and gradient, then the last point alone."""
         step = self.step_length()
         point = start
         velocity = torch.zeros_like(x)
@@ -101,17 +95,11 @@ class PGD(Attack):
         return max(self.eps / 4, 1.5 * self.eps / self.steps) if self.step_size is None else self.step_size
 
     def objective(self, logits: Tensor, y: Tensor) -> Tensor:
-        """What is maximised, (B,).
-
-        `logits` (B, K); `y` (B,) labels, or (B, K) probabilities for loss=kl.
-        """
+        """What is maximised, (B,)."""
         return self.loss(logits, y)
 
     def fooled(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Whether the ascent has reached its aim, (B,).
-
-        `logits` (B, K); `y` (B,) labels, or of a targeted attack its targets.
-        """
+        """Whether the ascent has reached its aim, (B,)."""
         return logits.argmax(1) != hard_labels(y)
 
     def _accumulate(self, velocity: Tensor, grad: Tensor) -> Tensor:

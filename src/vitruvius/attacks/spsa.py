@@ -54,11 +54,7 @@ class SPSA(Attack):
         return Cost(self.steps, 2 * self.samples)
 
     def estimate(self, model: Model, point: Tensor, y: Tensor, dice: Dice, step: int) -> Tensor:
-        """The mean over S random signs v of (loss(point + width v) − loss(point − width v)) / (2 width) · v.
-
-        `model` answers with logits at `point` (B, C, H, W); `y` (B,) labels; `dice` draws the signs, others in each
-        `step`.
-        """
+        """The mean over S random signs v of (loss(point + width v) − loss(point − width v)) / (2 width) · v."""
         total = torch.zeros_like(point)
         for first in range(0, self.samples, self.group):
             count = min(self.group, self.samples - first)
