@@ -6,6 +6,8 @@ import contextlib
 import functools
 import logging
 import os
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -137,12 +139,33 @@ class _Meeting:
 
 def _begin_group(backend: str) -> None:
     if _Meeting.store is None:
-        _Meeting.store, _Meeting.rank, _Meeting.world_size = next(rendezvous("env://"))
+        store, _Meeting.rank, _Meeting.world_size = next(rendezvous("env://"))
+        name = _agreed_name(store, _Meeting.rank, _Meeting.world_size)
+        _Meeting.store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
     _Meeting.groups += 1
-    store = dist.PrefixStore(  # type: ignore[attr-defined]
-        f"vitruvius {_Meeting.groups}", _Meeting.store
-    )
-    dist.init_process_group(backend, store=store, rank=_Meeting.rank, world_size=_Meeting.world_size)
+    part = dist.PrefixStore(str(_Meeting.groups), _Meeting.store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=part, rank=_Meeting.rank, world_size=_Meeting.world_size)
+
+
+def _agreed_name(store: Any, rank: int, world_size: int) -> str:
+    """A name that only processes of this attempt know.
+
+    When torchrun starts processes again after one has died, its store still holds the addresses of the dead ones, who
+    would be waited for. So the first process answers every other one by a word that this one has just made up.
+    """
+    own = uuid.uuid4().hex
+    if rank:
+        store.set(f"here is {rank}", own)
+        name: str = store.get(f"answer to {own}").decode()  # waits
+        store.set(f"{name} has {rank}", "")
+        return name
+    missing = set(range(1, world_size))
+    while missing:
+        for other in missing:  # it may be a dead one who is answered first
+            store.set(f"answer to {store.get(f'here is {other}').decode()}", own)
+        time.sleep(0.01)
+        missing = {other for other in missing if not store.check([f"{own} has {other}"])}
+    return own
 
 
 def choose_device(wanted: str = "auto", local_rank: int = 0) -> torch.device:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from test_two_processes import SETTINGS, assert_close_runs, assert_close_weights
 
-from small_run import Stop, assert_same_run, small_config, state_of, stop_at
+from small_run import RECIPE, SMALL, Stop, assert_same_run, small_config, state_of, stop_at
 from two_processes import in_two_processes
 from vitruvius._errors import RunError
 from vitruvius._yaml import read_yaml
@@ -86,3 +89,40 @@ def test_a_state_with_a_damaged_shard_gives_way_to_the_one_before(
 def test_back_on_as_many_as_began_the_batches_are_those_of_the_recipe() -> None:
     config = share_out(small_config(Path("run"), "data.batch_size=6", "train.grad_accum_steps=2"), (4, 8), 4)
     assert (config.data.batch_size, config.train.grad_accum_steps, config.processes) == (6, 2, (4, 8, 4))
+
+
+DYING = """
+import os, signal
+from pathlib import Path
+from vitruvius.training.loop import Trainer
+
+update, updates = Trainer.update, 0
+
+def dying(self):
+    global updates
+    update(self)
+    updates += 1
+    if updates == 6 and os.environ["RANK"] == "1" and not Path("killed").exists():
+        Path("killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Trainer.update = dying
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_torchrun_starts_again_after_a_killed_rank_and_ends_as_if_undisturbed(parallel: str, tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text(DYING)
+    settings = [*SMALL, *MORE, "data.batch_size=4", f"train.parallel={parallel}", "plugins=[dying]", "out=run"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(
+        [*command, "-m", "vitruvius", "train", str(RECIPE), *settings],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "killed").exists()
+    assert "after 5 updates" in done.stderr or "after 6 updates" in done.stderr
+    in_two_processes(_train, str(tmp_path / "whole"), "data.batch_size=4", f"train.parallel={parallel}")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")

@@ -10,9 +10,22 @@ import pytest
 import torch
 from PIL import Image
 
-from small_run import Stop, assert_same_run, rows_of, small_run, state_of, stop_at, stopped_run
+from small_run import (
+    Stop,
+    assert_same,
+    assert_same_run,
+    rows_of,
+    small_run,
+    small_session,
+    state_of,
+    stop_at,
+    stopped_run,
+)
 from vitruvius._errors import RunError
 from vitruvius._files import save_tensors
+from vitruvius.tasks.base import tasks
+from vitruvius.tasks.supervised import Supervised
+from vitruvius.training.checkpoint import capture, restore
 from vitruvius.training.loop import Trainer
 from vitruvius.training.run_folder import Run
 
@@ -90,6 +103,44 @@ def test_a_plateau_schedule_remembers_how_long_it_has_waited(tmp_path: Path, mon
             small_run(tmp_path / "run", *settings)
     small_run(tmp_path / "run", *settings)
     assert_same_run(tmp_path / "run", unbroken)
+
+
+class Remembering(Supervised):
+    """A task with a memory, and another one beside the average of the weights."""
+
+    def __post_init__(self, model: torch.nn.Module) -> None:
+        super().__post_init__(model)
+        self.memory = {False: torch.zeros(1), True: torch.zeros(1)}
+
+    def get_task_state(self, module: Any = None, ema: bool = False) -> dict[str, Any]:
+        return {"memory": self.memory[ema]}
+
+    def load_task_state(self, state: Any, strict: bool = True, module: Any = None, ema: bool = False) -> None:
+        if state:
+            self.memory[ema] = state["memory"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("task=remembering", "train.model_ema=true"),
+        ("train.precision=fp16",),
+        ("train.sched=plateau", "train.lr_noise=[0.0, 1.0]", "train.lr=0.1"),
+        ("task={use: free, eps: 0.1}", "train.opt=sgd"),
+    ],
+    ids=["average and task", "scaler", "plateau under noise", "delta"],
+)
+def test_all_that_a_session_remembers_comes_back(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tasks._pieces, "remembering", Remembering)
+    session = small_session(*settings)
+    Trainer(session).train_epoch()
+    if isinstance(session.task, Remembering):
+        session.task.memory = {False: torch.ones(1), True: torch.full((1,), 2.0)}
+    session.scheduler.step(1, 0.5)
+    state = capture(session)
+    other = small_session(*settings)
+    restore(other, state, "here")
+    assert_same(capture(other), state)
 
 
 def digits_on_disk(file: Path, *, brighter: float = 0.0, swapped: bool = False) -> tuple[str, ...]:

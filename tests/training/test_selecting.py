@@ -114,7 +114,7 @@ def test_a_model_that_only_one_step_cannot_fool_rings() -> None:
         eval_model=lambda: model,
         autocast=lambda: torch.no_grad(),
     )
-    alarm = Alarm(session, "report", images, labels, torch.arange(6))
+    alarm = Alarm(session, "report", (images, labels, torch.arange(6)))
     reading = alarm.read()
     assert reading == Reading(single=1.0, multi=0.0)
     assert alarm.rings(reading)
@@ -134,9 +134,28 @@ def test_the_alarm_attacks_with_the_radius_that_training_has_reached(
 
     monkeypatch.setattr(Alarm, "_accuracy", noting)
     growing = "task={use: adversarial, eps: 0.1, attack: {use: pgd, steps: 1}, schedule: {use: linear, epochs: 2}}"
-    small_run(tmp_path / "run", growing, "train.alarm_images=8", "train.epochs=3")
+    small_run(tmp_path / "run", growing, "train.alarm_images=8", "train.epochs=3", "train.select=clean")
     assert seen[::2] == seen[1::2]
     assert seen[0] < seen[2] < seen[4] == 0.1
+
+
+def test_the_alarm_does_not_attack_again_what_has_just_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attacks: list[str] = []
+    accuracy, correct = Alarm._accuracy, Selection.correct
+
+    def noting(self: Alarm, model: torch.nn.Module, threat: Any) -> float:
+        attacks.append(type(threat).__name__)
+        return accuracy(self, model, threat)
+
+    monkeypatch.setattr(Alarm, "_accuracy", noting)
+    shared = rows_of(small_run(tmp_path / "shared", *HARDENED, "train.alarm_every=3"))
+    assert attacks == ["FGSM", "PGD", "FGSM", "FGSM", "PGD", "FGSM"]  # after updates 3, 4, 6, 8
+    monkeypatch.setattr(Selection, "correct", lambda *_: None)
+    assert rows_of(small_run(tmp_path / "apart", *HARDENED, "train.alarm_every=3")) == shared
+    monkeypatch.setattr(Selection, "correct", correct)
+    attacks.clear()
+    small_run(tmp_path / "another", *HARDENED, "train.alarm_steps=3", "train.epochs=1")
+    assert attacks == ["FGSM", "PGD"]  # other steps than those that choose
 
 
 @pytest.fixture

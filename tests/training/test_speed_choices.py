@@ -1,6 +1,9 @@
 """What is chosen for speed alone: optimisers that update in one launch on a GPU, generators seeded without detours."""
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from small_run import RECIPE, SMALL
 from vitruvius._random import seed_batch
 from vitruvius.training.session import can_fuse, fused_setting
 
@@ -46,3 +50,10 @@ def test_random_numbers_are_those_of_manual_seed_and_differ_from_batch_to_batch(
     mixed = np.random.SeedSequence([3, 1, 0, 0]).generate_state(4)
     torch.manual_seed((int(mixed[0]) << 31) ^ int(mixed[1]))
     assert float(torch.rand(())) == drawn[0][0]
+
+
+def test_training_on_a_cpu_imports_no_compiler(tmp_path: Path) -> None:
+    words = [*SMALL, "train.epochs=1", f"out={tmp_path / 'run'}"]
+    program = f"import sys; from vitruvius.training import train; train({str(RECIPE)!r}, {words!r}, quiet=True)"
+    program += "; assert not {'torch._inductor.cudagraph_trees', 'torch._inductor.compile_fx'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)

@@ -18,6 +18,7 @@ from vitruvius._files import load_tensors
 from vitruvius._processes import process_group
 from vitruvius.evaluation import evaluate
 from vitruvius.models import load_model
+from vitruvius.tasks.supervised import Supervised
 from vitruvius.training import train
 from vitruvius.training.loop import Trainer
 from vitruvius.training.session import open_session
@@ -221,3 +222,24 @@ def _refused(rank: int, out: str) -> None:
 def test_an_error_of_the_first_process_ends_both(tmp_path: Path) -> None:
     in_two_processes(_train, str(tmp_path / "run"), "train.epochs=1")
     in_two_processes(_refused, str(tmp_path / "run"))
+
+
+def _drawn(rank: int, out: str) -> None:
+    numbers: list[float] = []
+    forward = Supervised.forward
+
+    def noting(self: Supervised, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        numbers.append(float(torch.rand(())))
+        return forward(self, x, y)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Supervised, "forward", noting)
+        _train(rank, out, "train.epochs=1")
+    torch.save(numbers, f"{out}/drawn_{rank}.pt")
+
+
+def test_every_process_draws_random_numbers_of_its_own(tmp_path: Path) -> None:
+    in_two_processes(_drawn, str(tmp_path / "run"))
+    one, other = (torch.load(tmp_path / "run" / f"drawn_{rank}.pt") for rank in (0, 1))
+    assert len(one) == len(other) > 0
+    assert not set(one) & set(other)

@@ -18,7 +18,9 @@ from vitruvius._errors import ConfigError, Overfitted
 from vitruvius.attacks.base import Threat, disturb
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
+from vitruvius.tasks.base import evaluating
 from vitruvius.training.checkpoint import Checkpoint
+from vitruvius.training.selection import Selection
 from vitruvius.training.session import Session, selection_loader
 
 logger = logging.getLogger(__name__)
@@ -40,16 +42,21 @@ class Alarm:
     """Two attacks and some images; `check` looks at the session's model and does what the recipe says."""
 
     def __init__(
-        self, session: Session, action: str, x: Tensor, y: Tensor, ids: Tensor, checkpoint: Checkpoint | None = None
+        self,
+        session: Session,
+        action: str,
+        images: tuple[Tensor, Tensor, Tensor],
+        checkpoint: Checkpoint | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self.session = session
         self.action = action
-        self.x, self.y, self.ids = x, y, ids
+        self.x, self.y, self.ids = images
         self.checkpoint = checkpoint  # where states without an alarm are
-        self.alarms_before = session.alarms  # the last check
+        self.selection = selection  # which may have attacked the same images
 
     @classmethod
-    def of(cls, session: Session, checkpoint: Checkpoint) -> Alarm | None:
+    def of(cls, session: Session, checkpoint: Checkpoint, selection: Selection) -> Alarm | None:
         """The alarm a recipe asks for; none for tasks without a threat."""
         train = session.config.train
         threatened = session.task.threat is not None
@@ -60,16 +67,14 @@ class Alarm:
             raise ConfigError(f"train.alarm = {action}, but the task trains against no attack. Leave it out.")
         loader = selection_loader(session, train.alarm_images, whole=True)
         x, y, ids = (torch.cat(column)[: train.alarm_images] for column in zip(*loader.with_ids(), strict=True))
-        return cls(session, action, x, y, ids, checkpoint)
+        return cls(session, action, (x, y, ids), checkpoint, selection)
 
     def check(self) -> dict[str, float]:
         """Read, and do what the recipe says; the numbers for the row.
 
         A state without an alarm is kept for a rollback.
         """
-        session = self.session
-        session.agree_on_statistics()
-        self.alarms_before = session.alarms
+        self.session.agree_on_statistics()
         reading = self.read()
         if self.rings(reading):
             self._ring(reading)
@@ -78,19 +83,20 @@ class Alarm:
         return {"single_step_accuracy": reading.single, "multi_step_accuracy": reading.multi}
 
     def read(self) -> Reading:
-        """Accuracy under one step and several with the radius of this moment, the same on every process."""
+        """Accuracy under one step and several with the radius of this moment, the same on every process.
+
+        Several steps are not made again where they have just chosen the best weights.
+        """
         task = self.session.task
         norm, _ = task.threat or ("linf", 0.0)
         single = FGSM(eps=task.radius, norm=norm)  # type: ignore[arg-type]
         steps = self.session.config.train.alarm_steps
         multi = PGD(eps=task.radius, norm=norm, steps=steps, best=True)  # type: ignore[arg-type]
+        known = None if self.selection is None else self.selection.correct(multi, self.ids)
         model = self.session.eval_model()
-        training = model.training
-        model.eval()
-        try:
-            scores = [self._accuracy(model, threat) for threat in (single, multi)]
-        finally:
-            model.train(training)
+        with evaluating(model):
+            scores = [self._accuracy(model, single)]
+            scores.append(self._accuracy(model, multi) if known is None else int(known.sum()) / len(self.y))
         return Reading(*self.session.process.broadcast(scores))
 
     def _accuracy(self, model: torch.nn.Module, threat: Threat) -> float:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitruvius._errors import ConfigError, DataError, NoSiteError, UnsuitableSite
+from vitruvius._format import format_duration
 from vitruvius._processes import choose_device, process_group
 from vitruvius._random import preserve_rng
 from vitruvius._registry import load_plugins
@@ -31,9 +32,10 @@ from vitruvius.training.loop import Trainer
 from vitruvius.training.session import Session, make_loaders, make_optimizer, open_session, with_classes, with_rate
 
 SLOW = 1e10  # floating-point operations a second that any processor can do
-PATIENCE = 3.0  # seconds for a timed step
+PATIENCE = 3.0  # seconds for the timed steps
 LONGEST = 120.0  # seconds for one step, at the speed of SLOW; most processors are ten times as fast
 PASSES = 12  # forward passes' worth of work in a step of adversarial training with a few steps
+BUSY = 1.25  # times that a step on a CPU takes longer than the processor works on it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +44,12 @@ class Probe:
 
     images: int = 0  # in a step
     seconds: float | None = None  # per step
-    activations: int | None = None  # bytes per image
-    optimizer: int | None = None  # bytes of its state
+    busy: float = 1.0  # times that a step took longer than this thread could compute
+    activations: int  # bytes per image
+    optimizer: int  # bytes of its state
     forwards: float | None = None  # passes of an image through the model in a step, those of an attack included
     backwards: float | None = None
-    how: str = ""  # on what it was measured
+    how: str  # it was measured
 
 
 def dry_run(config: Config, *, processes: int | None = None) -> str:
@@ -116,10 +119,11 @@ def pretended(config: Config) -> Config:
 
 
 def measure(session: Session, most: int, remarks: list[str]) -> Probe:
-    """Steps as they would be trained: a small one, which warms up and shows the memory; a large one, which is timed.
+    """Steps as they would be trained: a small one, which warms up and shows the memory; large ones, which are timed.
 
     `session` was opened on the pretended recipe; `most` images are trained at once. Of a small batch the work that does
-    not grow with it would be too large a share of the time, so as many images are timed as patience and memory allow.
+    not grow with it would be too large a share of the time, so as many images are timed as patience and memory allow,
+    and of some steps the fastest counts: the first one of a size prepares its memory.
     """
     passes: Counter[str] = Counter()
 
@@ -130,12 +134,13 @@ def measure(session: Session, most: int, remarks: list[str]) -> Probe:
         if isinstance(logits, Tensor) and logits.requires_grad:
             logits.register_hook(lambda _: passes.update(backward=images))
 
-    def timed(x: Tensor, y: Tensor, number: int) -> float:
-        start = time.perf_counter()
+    def timed(x: Tensor, y: Tensor, number: int) -> tuple[float, float]:
+        """Seconds of a step, and those that this thread computed in it."""
+        start, computed = time.perf_counter(), time.thread_time()
         trainer.train_batch(x, y, number)
         if session.process.device.type != "cpu":
             torch.accelerator.synchronize()
-        return time.perf_counter() - start
+        return time.perf_counter() - start, time.thread_time() - computed
 
     session.epoch = session.num_epochs - 1  # when an attack has grown to its full strength
     session.updates = session.epoch * session.updates_per_epoch
@@ -148,19 +153,24 @@ def measure(session: Session, most: int, remarks: list[str]) -> Probe:
     with saved.hooks:
         timed(x, y, 0)
     handle.remove()
-    seconds, times = timed(more_x, more_y, 1), 1
+    steps, times, end = [timed(more_x, more_y, 1)], 1, time.perf_counter() + PATIENCE
     if session.process.world_size == 1 and session.task.replays == 1:  # replays keep what they found for a batch
-        times = max(1, min(most // images, int(PATIENCE / max(seconds, 1e-9))))
+        times = max(1, min(most // images, int(PATIENCE / max(steps[0][0], 1e-9))))
     while times > 1:
+        batch = more_x.repeat(times, 1, 1, 1), more_y.repeat(times, *[1] * (y.ndim - 1))
         try:
-            seconds = timed(more_x.repeat(times, 1, 1, 1), more_y.repeat(times, *[1] * (y.ndim - 1)), 1)
+            steps = [timed(*batch, 1)]
+            while len(steps) < 4 and time.perf_counter() + steps[0][0] < end:
+                steps.append(timed(*batch, 1))
             break
         except torch.OutOfMemoryError:
             remarks.append(f"a step with {count_images(images * times)} does not fit into the memory of this device.")
             times //= 2
+    seconds, computed = min(steps)
     return Probe(
         images=images * times,
         seconds=seconds,
+        busy=seconds / max(computed, 1e-9) if session.process.device.type == "cpu" else 1.0,
         activations=saved.peak // images,
         optimizer=optimizer_bytes(session.optimizer),
         forwards=passes["forward"] / shown,
@@ -201,32 +211,26 @@ class SavedTensors:
             lambda tensor: _Held(tensor, self), lambda held: held.tensor
         )
 
-    def take(self, storage: int, nbytes: int) -> None:
-        """One holder more of a storage."""
-        if self.holders[storage] == 0:
-            self.now += nbytes
+    def count(self, tensor: Tensor, holders: int) -> None:
+        """One holder more (or, with -1, less) of a tensor's storage, whose bytes count while there is any."""
+        storage = storage_key(tensor)
+        if storage in self.own:
+            return
+        before, self.holders[storage] = self.holders[storage], self.holders[storage] + holders
+        if 0 in (before, before + holders):
+            self.now += holders * tensor.untyped_storage().nbytes()
             self.peak = max(self.peak, self.now)
-        self.holders[storage] += 1
-
-    def release(self, storage: int, nbytes: int) -> None:
-        """One holder less."""
-        self.holders[storage] -= 1
-        if self.holders[storage] == 0:
-            self.now -= nbytes
 
 
 class _Held:
     """A tensor in the graph; counted until the graph lets it go."""
 
     def __init__(self, tensor: Tensor, saved: SavedTensors) -> None:
-        self.tensor, self.storage, self.nbytes = tensor, storage_key(tensor), tensor.untyped_storage().nbytes()
-        self.saved = None if self.storage in saved.own else saved
-        if self.saved is not None:
-            self.saved.take(self.storage, self.nbytes)
+        self.tensor, self.saved = tensor, saved
+        saved.count(tensor, 1)
 
     def __del__(self) -> None:
-        if self.saved is not None:
-            self.saved.release(self.storage, self.nbytes)
+        self.saved.count(self.tensor, -1)
 
 
 def storage_key(tensor: Tensor) -> int:
@@ -239,11 +243,8 @@ def storage_key(tensor: Tensor) -> int:
 def schedule(config: Config, processes: int) -> str:
     """Epochs that run, peak rate and global batch, with this number of processes."""
     train = with_rate(config, processes).train
-    epochs = train.epochs
-    if train.sched in ("cosine", "tanh", "poly"):
-        epochs += train.cooldown_epochs
-    if train.warmup_prefix:
-        epochs += train.warmup_epochs
+    epochs = train.epochs + train.cooldown_epochs * (train.sched in ("cosine", "tanh", "poly"))
+    epochs += train.warmup_epochs * train.warmup_prefix
     batch = config.data.batch_size * processes * train.grad_accum_steps
     count = "1 process" if processes == 1 else f"{processes} processes"
     return f"schedule with {count}: {epochs} epochs, peak rate {train.lr:.6g}, {batch:,} images an update"
@@ -264,24 +265,20 @@ def describe_sites(session: Session) -> str:
 
 
 def describe_parameters(session: Session) -> str:
+    """How many there are, are trained, and are idle: kept in timm's layout though no core looks at them."""
     parameters = list(session.model.parameters())
     total = sum(p.numel() for p in parameters)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
-    idle = idle_parameters(session)
-    return f"parameters\n  total      {total:>13,}\n  trainable  {trainable:>13,}\n  idle       {idle:>13,}"
-
-
-def idle_parameters(session: Session) -> int:
-    """Weights that are kept in timm's layout though no core looks at them: the queries of symmetric attention."""
     cores = {name: getattr(module, "core", None) for name, module in inner(session.model).named_modules()}
     parts = {name: getattr(core, "parts", {}).values() for name, core in cores.items()}
     names = [name for name in parts if any("q" in getattr(part, "discards", ()) for part in parts[name])]
     try:
         views = head_weights(session.model, names) if names else {}
     except UnsuitableSite:
-        return 0
+        views = {}
     queries = [tensor for _, weights in views.values() for tensor in (weights.q, weights.q_bias)]
-    return sum(tensor.numel() for tensor in queries if tensor is not None)
+    idle = sum(tensor.numel() for tensor in queries if tensor is not None)
+    return f"parameters\n  total      {total:>13,}\n  trainable  {trainable:>13,}\n  idle       {idle:>13,}"
 
 
 def describe_memory(config: Config, session: Session, probe: Probe) -> str:
@@ -293,14 +290,11 @@ def describe_memory(config: Config, session: Session, probe: Probe) -> str:
         "gradients": sum(p.nbytes for p in parameters if p.requires_grad),
         "optimiser": probe.optimizer,
         "average": weights if config.train.model_ema else 0,
-        f"activations of {count_images(batch)}": None if probe.activations is None else probe.activations * batch,
+        f"activations of {count_images(batch)}": probe.activations * batch,
     }
-    how = f"optimiser and activations {probe.how}" if probe.how else "nothing was run"
-    total = format_bytes(sum(size or 0 for size in parts.values()))
-    lines = [f"memory of a process: about {total} ({how}; buffers of kernels come on top)"]
-    for name, size in parts.items():
-        lines.append(f"  {name:<28} {'not measured' if size is None else format_bytes(size)}")
-    return "\n".join(lines)
+    how = f"optimiser and activations {probe.how}; buffers of kernels come on top"
+    lines = [f"memory of a process: about {format_bytes(sum(parts.values()))} ({how})"]
+    return "\n".join([*lines, *(f"  {name:<28} {format_bytes(size)}" for name, size in parts.items())])
 
 
 def describe_time(config: Config, session: Session, probe: Probe, flops: int, batches: int | None) -> str:
@@ -314,10 +308,13 @@ def describe_time(config: Config, session: Session, probe: Probe, flops: int, ba
     text = f"time: {rate:,.1f} images/s on one {device}, measured with {count_images(probe.images)} a step; {work}"
     if config.train.compile and (config.train.compile != "auto" or device != "cpu"):
         text += "; measured before compiling"
+    if probe.busy > BUSY:
+        text += f"\n  this machine is busy with other work: alone it would be about {rate * probe.busy:,.1f} images/s"
     if batches is None:
         return text
     epoch, epochs = batches * config.data.batch_size / rate, session.num_epochs
-    return f"{text}\n  an epoch {format_time(epoch)}, {epochs} epochs {format_time(epoch * epochs)}, without evaluation"
+    whole = format_duration(epoch * epochs)
+    return f"{text}\n  an epoch {format_duration(epoch)}, {epochs} epochs {whole}, without evaluation"
 
 
 def count_images(number: int) -> str:
@@ -331,11 +328,3 @@ def format_bytes(number: float) -> str:
     while number >= 1024 and len(units) > 1:
         number, units = number / 1024, units[1:]
     return f"{number:,.1f} {units[0]}"
-
-
-def format_time(seconds: float) -> str:
-    """90 → 90.0 s, 180 → 3.0 min."""
-    for limit, unit, scale in ((120, "s", 1), (7200, "min", 60)):
-        if seconds < limit:
-            return f"{seconds / scale:.1f} {unit}"
-    return f"{seconds / 3600:.1f} h"

@@ -93,12 +93,12 @@ def train(
         session = open_session(shared, process, fresh=not process.on_first(run.has_state))
         for line in describe_session(session):
             logger.info("%s", line)
-        checkpoint = Checkpoint(session, run)
+        checkpoint, selection = Checkpoint(session, run), Selection(session)
         trainer = Trainer(
             session,
             checkpoint=checkpoint,
-            alarm=Alarm.of(session, checkpoint),
-            selection=Selection(session),
+            alarm=Alarm.of(session, checkpoint, selection),
+            selection=selection,
             gradual=gradual_of(session),
             stop=stop,
             progress=bar,
@@ -141,8 +141,7 @@ def check_run(config: Config) -> None:
     with process_group(config.train.device) as process, preserve_rng(process.device):
         quick = replace(config, data=replace(config.data, cache="none"), init=with_one_step(config.init))
         session = open_session(quick, process, fresh=False)
-        Alarm.of(session, Checkpoint(session, run))
-        Selection(session)
+        Alarm.of(session, Checkpoint(session, run), Selection(session))
         gradual_of(session)
         run.check(replace(session.config, data=config.data, init=config.init))
 
@@ -298,11 +297,11 @@ class Trainer:
         session, row = self.session, {}
         session.agree_on_statistics()
         set_grace_period(LONGEST)  # an epoch is worth waiting for
-        if self.alarm is not None:
-            row = {**self.alarm.check(), "alarms": session.alarms, "rollbacks": session.rollbacks}
         last = session.epoch + 1 == session.num_epochs
         if self.selection is not None and (last or (session.epoch + 1) % session.config.train.evaluate_every == 0):
-            row |= self.selection.judge(self.judging)
+            row = self.selection.judge(self.judging)
+        if self.alarm is not None:  # which uses what the selection has attacked
+            row = {**self.alarm.check(), "alarms": session.alarms, "rollbacks": session.rollbacks, **row}
         return row
 
     def judging(self, done: float, total: float | None, text: str = "", /) -> None:
@@ -312,8 +311,6 @@ class Trainer:
         """
         self.show(f"judging the {self.held_out} images")
         if self.stop.asked and self.session.process.world_size == 1:
-            if self.alarm is not None:
-                self.session.alarms = self.alarm.alarms_before  # it rings again then
             self.save()
             self.leave()
 

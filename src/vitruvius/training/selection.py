@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from torch import Tensor
+
 from vitruvius._errors import ConfigError
 from vitruvius._progress import Progress, no_progress
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
-from vitruvius.evaluation import describe, evaluate, make_threat
+from vitruvius.evaluation import Report, describe, evaluate, make_threat
 from vitruvius.evaluation.threats import Threat
 from vitruvius.training.session import Session, selection_loader
 
@@ -30,6 +32,7 @@ class Selection:
         self.session = session
         self.threat: Threat | None = None
         self.attacked = session.val_loader
+        self.last: tuple[int, Report] | None = None  # update and report of the weights judged last
         if train.select == "clean" or (train.select == "auto" and threat is None):
             if train.select_threat:
                 raise ConfigError(
@@ -74,7 +77,16 @@ class Selection:
             if not together:
                 report = evaluate(model, self.attacked, [self.threat], process=session.process, progress=progress)
             numbers["robust_accuracy"] = report[describe(self.threat)].accuracy
+        if not ema:
+            self.last = session.updates, report
         return numbers
+
+    def correct(self, threat: Threat, ids: Tensor) -> Tensor | None:
+        """(N,) whether each of these images was classified correctly under a threat, if it chose at this update."""
+        if threat != self.threat or self.last is None or self.last[0] != self.session.updates:
+            return None
+        ledger, name = self.last[1].ledger, describe(threat)
+        return None if ledger.lacks(name, ids).any() else ledger.find(name, ids)["correct"]
 
     def metric(self, row: dict[str, Any]) -> float | None:
         """What a plateau schedule follows."""

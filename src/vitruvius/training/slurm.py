@@ -213,12 +213,11 @@ def launch(
         time_over=TIME_OVER,
         due=60 * timeout_min - signal_delay_s - EARLY,
     )
-    script = logs_folder / f"{name}.sh"
+    script = logs_folder / f"{name}{'-table' if after else ''}.sh"
     atomic_write_text(script, text)
     if cluster == "local":
-        with (logs_folder / "local.txt").open("a", encoding="utf-8") as log:
-            child = subprocess.Popen(["sh", str(script)], stdout=log, stderr=log, start_new_session=True)
-        return str(child.pid)
+        background = ["sh", "-c", 'nohup sh "$0" >>"$1" 2>&1 & echo $!', str(script), str(logs_folder / "local.txt")]
+        return subprocess.run(background, capture_output=True, text=True, check=True).stdout.strip()
     done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ConfigError(f"--slurm: {_refusal(done.stderr)}{_advice(done.stderr, gpus_per_node, partition)}")
