@@ -216,7 +216,7 @@ RECIPES = [name for name, _, _ in recipes()] + [
     str(path.relative_to(recipes_folder()).with_suffix("")) for path in recipes_folder().rglob("*.yaml")
 ]
 WORDS = {  # what is neither a piece, a key, a verb nor a recipe: files, flags, extras, functions
-    "load_model", "metrics.jsonl", "rows.jsonl", "validation=", "analyses:", "tracking:", "cloud", "slurm", "paper",
+    "load_model", "metrics.jsonl", "rows.jsonl", "validation=", "analyses:", "tracking:", "cloud", "paper",
     "compression.cost.account", "compression.cost", "report.sections.maps.draw_accuracy", "analysis.shipped",
 }  # fmt: skip
 
