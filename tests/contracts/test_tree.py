@@ -28,7 +28,7 @@ def load_script(name: str) -> ModuleType:
     return module
 
 
-script, architecture = load_script("tree_figures"), load_script("architecture")
+script, architecture, mutants = map(load_script, ("tree_figures", "architecture", "mutants"))
 
 
 def test_the_package_stays_small_enough_to_live_in() -> None:
@@ -77,3 +77,9 @@ def test_the_script_sees_what_it_counts(tmp_path: Path) -> None:
     (tmp_path / "attacks" / "__init__.py").write_text('_, __all__ = exports(__name__, {"A": "a", "B": "b", "C": "b"})')
     assert script.measure(tmp_path)["attacks"].exported == 3
     assert script.private_imports(tmp_path) == ["attacks/_small.py:1 vitruvius.data._open"]
+
+
+def test_every_mutant_changes_a_line_that_is_there_and_names_tests_that_exist() -> None:
+    for mutant in mutants.MUTANTS:
+        assert (SOURCE / mutant.file).read_text(encoding="utf-8").count(mutant.before) == 1, mutant.name
+        assert all((ROOT / test).exists() for test in mutant.tests.split()), mutant.name
