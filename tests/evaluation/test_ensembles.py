@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 import vitruvius
 from vitruvius import _progress
+from vitruvius._errors import DataError
 from vitruvius._progress import Bar
 from vitruvius.attacks import APGD, PGD, APGDTargeted, Attack, AutoAttack, FABTargeted, Square
-from vitruvius.attacks.base import Ensemble, Outcome, StageResult
+from vitruvius.attacks.base import LINF, Ensemble, Outcome, StageResult
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.evaluation import evaluate
@@ -395,6 +396,15 @@ def test_an_ensemble_of_ones_own_is_recognised_and_given_pools_of_batches() -> N
     assert Brighter.sizes == [(16, 8), (14, 8)]
     assert list(score.stages) == ["clean", "bright"]
     assert score.stages["bright"] == pytest.approx(score.accuracy)
+
+
+class Leaping(Brighter):
+    eps, norm = 0.1, LINF
+
+
+def test_an_ensemble_of_ones_own_that_leaves_its_ball_is_refused() -> None:
+    with pytest.raises(DataError, match=r"moved an image by 0\.5 in linf; eps is 0\.1"):
+        evaluate(vit(), loader(8), [Leaping()])  # type: ignore[list-item]
 
 
 def test_autoattack_is_an_ensemble_and_a_single_attack_is_not() -> None:

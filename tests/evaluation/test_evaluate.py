@@ -260,6 +260,7 @@ def test_plain_loaders_are_numbered_in_order() -> None:
 def test_an_image_that_comes_twice_counts_once() -> None:
     batch = (torch.rand(3, 3, 8, 8), torch.tensor([0, 1, 2]), torch.tensor([4, 5, 6]))
     assert evaluate(model(), [batch, batch])["clean"].n == 3
+    assert evaluate(model(), [tuple(column[[0, 0, 1]] for column in batch)])["clean"].n == 2
 
 
 def test_who_watches_is_told_after_every_batch() -> None:

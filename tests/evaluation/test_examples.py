@@ -66,6 +66,20 @@ def test_a_folder_of_pictures_has_the_accuracy_after_rounding(tmp_path: Path) ->
         save_examples(examples, folder)
 
 
+class Fine(torch.nn.Module):
+    """Class 1 where the first pixel is 100.4 grey levels, which no picture can hold."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        near = ((255 * x[:, 0, 0, 0] - 100.4).abs() < 0.1).float()
+        return torch.stack([1 - near, near], 1)
+
+
+def test_what_is_lost_by_rounding_is_said() -> None:
+    batches = [(torch.zeros(2, 3, 8, 8), torch.ones(2, dtype=torch.int64))]
+    examples = make_examples(Fine().eval(), batches, lambda model, x, y: x + 100.4 / 255)
+    assert (examples.accuracy, examples.accuracy_8bit) == (1.0, 0.0)
+
+
 ATTACK = ["attack", "vitruvius/vit_digits", "data.dataset=digits", "device=cpu", "--threat", "fgsm:eps=8/255"]
 
 

@@ -270,6 +270,7 @@ def test_the_figure_of_a_model_that_remembers_is_that_of_a_copy_that_does_not(
     report = evaluate(liar(honest["cnn"]), images, [QUICK])
     figure, rows = report.threats[-1], report.ledger.rows(report.threats[-1].spec)
     assert "memory" in figure.doubts
+    assert bool(report["clean"].doubts) == bool(rows["clean_again"].any())
     assert (rows["again"] == 1).sum() > 2
     assert int(rows["correct"].sum()) == figure.correct < 40 * figure.stages["apgd"]
     if liar is Remembering:
@@ -336,6 +337,7 @@ def test_the_reports_of_honest_models_have_no_remark(honest: dict[str, nn.Module
         report = judge(model, WITH_SQUARE)
         assert report.remarks == [], name
         assert "doubtful" not in str(report)
+        assert report["clean"].doubts == []
         rows = report.ledger.rows(report.threats[-1].spec)
         assert not rows["again"].any()
         assert not rows["clean_again"].any()
@@ -364,6 +366,7 @@ def test_a_random_model_is_judged_over_draws_and_never_above_its_stages(
     rows = report.ledger.rows(score.spec)
     assert score.accuracy <= list(score.stages.values())[-1]
     assert score.accuracy <= float(rows["draws_right"].mean())
+    assert score.doubts == ["randomness"]  # and no memory, though it answers otherwise each time
     assert torch.equal(rows["correct"] & (rows["draws_right"] < 1), torch.zeros_like(rows["correct"]))
     remarks = " ".join(report.remarks)
     assert "version=rand" in remarks

@@ -110,20 +110,16 @@ def _check_ids(ids: object, images: int) -> Tensor:
     )
 
 
-def answer_all(model: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Columns:
-    """`answer`, a batch at a time."""
-    parts = [answer(model, *batch) for batch in zip(x.split(batch_size), y.split(batch_size), strict=True)]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
 def answer_draws(model: nn.Module, x: Tensor, y: Tensor, batch_size: int, draws: int) -> Columns:
-    """`answer_all`; of several draws of a random model `correct` means in all, and the share that are right is kept."""
-    rows = answer_all(model, x, y, batch_size)
+    """`answer`, a batch at a time; of several draws `correct` means in all, and the share of right ones is kept."""
+    drawn = []
+    for _ in range(draws):
+        parts = [answer(model, *batch) for batch in zip(x.split(batch_size), y.split(batch_size), strict=True)]
+        drawn.append({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
     if draws == 1:
-        return rows
-    others = [answer_all(model, x, y, batch_size)["correct"] for _ in range(draws - 1)]
-    right = torch.stack([rows["correct"], *others])  # (draws, B)
-    return {**rows, "correct": right.all(0), DRAWS_RIGHT: right.float().mean(0)}
+        return drawn[0]
+    right = torch.stack([rows["correct"] for rows in drawn])  # (draws, B)
+    return {**drawn[0], "correct": right.all(0), DRAWS_RIGHT: right.float().mean(0)}
 
 
 def logits_of(model: nn.Module, x: Tensor, batch_size: int) -> Tensor:

@@ -74,7 +74,7 @@ def moved_by(
 
 def is_foreign(threat: object) -> bool:
     """Whether nobody has checked yet that what it returns lies in the image and in its ball."""
-    return not type(threat).__module__.startswith("vitruvius.")
+    return not str(getattr(threat, "__module__", "")).startswith("vitruvius.")
 
 
 def enter(threat: Threat) -> Entry:
