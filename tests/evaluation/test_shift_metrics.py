@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.evaluation.metrics import bootstrap, calibration, corruption, detection, temperature
-from vitruvius.evaluation.metrics.bootstrap import multiplicities
+from vitruvius.evaluation.metrics.bootstrap import multiplicities, percentiles
 from vitruvius.evaluation.metrics.detection import weighted
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -236,6 +236,12 @@ def test_detection_counted_by_weights_is_that_of_images_repeated(case: dict[str,
     for name, (low, high) in detection.detection_intervals(out, known).items():
         assert low <= point[name] + 0.02
         assert high >= point[name] - 0.02
+
+
+def test_an_interval_leaves_half_of_the_rest_on_either_side() -> None:
+    values = torch.arange(1001, dtype=torch.float64)
+    assert percentiles(values) == (pytest.approx(25), pytest.approx(975))
+    assert percentiles(values, level=0.8) == (pytest.approx(100), pytest.approx(900))
 
 
 def test_multiplicities_count_draws() -> None:
