@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from matplotlib import pyplot
 from torch import Tensor
 
 import vitruvius
@@ -257,11 +258,14 @@ def test_a_result_is_short_in_print_and_a_page_in_a_notebook(model: PixelModel, 
     found = vitruvius.look(model, image)
     assert repr(found) == "<Look: VisionTransformer on image 0, 1 views>"
     assert found._repr_html_().startswith("<iframe srcdoc=")
+    before = pyplot.get_fignums()
     axes = found.plot(layer=0, head=1)
     assert axes.shape[0] == 1
+    assert len(pyplot.get_fignums()) == len(before) + 1, "where a notebook shows it"
     assert axes[0, 1].get_title("left").startswith("blocks.0.attn")
     with pytest.raises(ValueError, match="no layer"):
         found.plot(layer="blocks.7.attn")
+    assert len(pyplot.get_fignums()) == len(before) + 1
 
 
 def test_figures_are_written_as_png_and_pdf(model: PixelModel, image: Tensor, tmp_path: Any) -> None:

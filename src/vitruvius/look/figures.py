@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,13 @@ def save_figures(look: Look, folder: Path) -> list[Path]:
 
 
 def draw_overview(
-    views: Sequence[View], layer: str | int = -1, head: int | None = None, figure: Figure | None = None
+    views: Sequence[View], layer: str | int = -1, head: int | None = None, make: Callable[..., Figure] = Figure
 ) -> tuple[Figure, np.ndarray]:
     """One row for each of the views: the picture, attention in a layer, rollout, explanations; and its axes.
 
-    layer: by name or number. head: default: the mean of all. figure: to draw on; default: a new one.
+    layer: by name or number. head: default: the mean of all. make: the figure, as `Figure` does.
     """
-    return _draw_rows([(view, _panels(view, layer, head)) for view in views], 2.3, 2.65, figure)
+    return _draw_rows([(view, _panels(view, layer, head)) for view in views], 2.3, 2.65, make)
 
 
 def draw_heads(views: Sequence[View], layer: str | int = -1) -> Figure:
@@ -56,13 +56,12 @@ def draw_heads(views: Sequence[View], layer: str | int = -1) -> Figure:
 
 
 def _draw_rows(
-    rows: Sequence[tuple[View, list[Panel]]], width: float, height: float, figure: Figure | None = None
+    rows: Sequence[tuple[View, list[Panel]]], width: float, height: float, make: Callable[..., Figure] = Figure
 ) -> tuple[Figure, np.ndarray]:
     """Panels of `width` by `height` inches, a row for each view; and their axes."""
     wide = max(len(panels) for _, panels in rows)
     with figure_style():
-        figure = figure or Figure(layout="constrained")
-        figure.set_size_inches(width * wide, height * len(rows))
+        figure = make(figsize=(width * wide, height * len(rows)), layout="constrained")
         axes = figure.subplots(len(rows), wide, squeeze=False)
         for (view, panels), row in zip(rows, axes, strict=True):
             for cell in row:

@@ -179,7 +179,7 @@ class Look(Shown):
 
         from vitruvius.look.figures import draw_overview
 
-        return draw_overview(self.views, layer, head, pyplot.figure(layout="constrained"))[1]
+        return draw_overview(self.views, layer, head, pyplot.figure)[1]
 
     def save_figures(self, folder: str | Path) -> list[Path]:
         """Write figures for a paper into `folder`, PNG and PDF: an overview, and all heads of the last layer."""
