@@ -21,7 +21,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from _measuring import Attend, Row, make_heads, measure, show, site_of, untimed
-from attention_figure import draw
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -36,6 +35,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "attention" / "fuse
 from heads_and_oracles import attend_slowly, pursue_slowly
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "vitcod_deit_tiny_mask.safetensors"
+STYLES = {
+    "released formula, dense": ("#999999", "released code, dense"),
+    "SDPA eager": ("#cc8844", "on SDPA, eager"),
+    "SDPA compiled": ("#4477aa", "on SDPA, compiled"),
+    "fused": ("#bb2233", "fused kernels"),
+    "plain SDPA (no pursuit)": ("#111111", "plain attention"),
+}
 PURSUITS: dict[str, list[dict[str, Any]]] = {
     "rpc": [{"batch": 256, "N": 197}],
     "tokens": [{"batch": b, "N": n} for b, n in ((256, 65), (64, 577), (16, 1025), (2, 4097))],
@@ -150,6 +156,29 @@ def cases(only: list[str]) -> dict[str, Callable[[], list[Row]]]:
         for r in (2, 4, 10):
             found[f"sparsity {r}"] = lambda r=r: bench_mask("local + global", 32, local_global(32, r), False)  # type: ignore[misc]
     return found
+
+
+def draw(results: dict[str, list[Row]], path: Path) -> None:
+    """Time per image over the number of tokens, forward and with the backward pass."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for name, group in results.items() if name.split()[0] in ("rpc", "tokens") for row in group]
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
+    for axis, clock, title in zip(axes, ("forward", "both"), ("forward", "forward + backward"), strict=True):
+        for what, (colour, label) in STYLES.items():
+            points = sorted((row["tokens"], row[clock][1] / row["batch"]) for row in rows if row["what"] == what)
+            style = "--" if what.startswith("plain") else "-"
+            axis.plot(*zip(*points, strict=True), style, color=colour, label=label, marker="o", markersize=3)
+        axis.set(xscale="log", yscale="log", xlabel="tokens", title=title)
+        axis.set_xticks(sorted({row["tokens"] for row in rows}), labels=sorted({row["tokens"] for row in rows}))
+        axis.minorticks_off()
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("GPU time per image (ms), 3 heads")
+    axes[1].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:

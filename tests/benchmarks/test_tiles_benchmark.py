@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "token_merging.py"
+FILE = Path(__file__).parents[2] / "benchmarks" / "token_merging.py"
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitruvius.attacks.autoattack import AutoAttack
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "autoattack_standard.py"
+FILE = Path(__file__).parents[2] / "benchmarks" / "autoattack_standard.py"
 
 
 @pytest.fixture

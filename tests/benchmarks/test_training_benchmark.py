@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks"
 GOOD = """
 import sys
 print("noise", flush=True)
