@@ -22,7 +22,7 @@ from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.pgd import PGD
 from vitruvius.evaluation import describe, evaluate
-from vitruvius.evaluation.metrics import Baseline
+from vitruvius.evaluation.metrics.corruption import Baseline
 from vitruvius.evaluation.result import shorten_labels, wilson
 from vitruvius.evaluation.shift_report import corruption_report, load_shift_report
 

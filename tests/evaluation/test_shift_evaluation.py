@@ -23,7 +23,8 @@ from vitruvius.data import DataConfig
 from vitruvius.data.preprocessing import eval_transform, resolve
 from vitruvius.evaluation import evaluate_shift
 from vitruvius.evaluation import shift as shift_module
-from vitruvius.evaluation.metrics import Baseline, EqualWidth, alexnet, detect, expected_error
+from vitruvius.evaluation.metrics import EqualWidth, alexnet, detect, expected_error
+from vitruvius.evaluation.metrics.corruption import Baseline
 from vitruvius.evaluation.shift import shift_loader
 from vitruvius.evaluation.shift_report import load_shift_report
 from vitruvius.shifts import open_shift

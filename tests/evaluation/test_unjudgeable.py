@@ -45,7 +45,7 @@ LABELS = torch.tensor([1, 2])
         (images(), torch.tensor([1, 10]), r"labels reach up to 10, but the model has 10 classes"),
         (images(), torch.tensor([-1, 1]), "labels reach down to -1"),
         (images(), torch.tensor([0.5, 1.0]), "labels have dtype torch.float32"),
-        (images(), torch.rand(2, 10), r"labels \(2, 10\) do not pair"),
+        (images(), torch.rand(2, 10), r"labels have shape \(2, 10\); an evaluation needs one whole number"),
         (images(), torch.tensor([1]), r"images \(2, 3, 8, 8\) and labels \(1,\) do not pair"),
         (images(), torch.tensor([1, 2, 3]), r"images \(2, 3, 8, 8\) and labels \(3,\) do not pair"),
         (images()[0], torch.tensor(1), r"one image \(3, 8, 8\) without a batch"),

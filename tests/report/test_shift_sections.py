@@ -12,7 +12,7 @@ from fake_run import write_run
 from html_page import read_page
 
 from vitruvius._format import percent
-from vitruvius.evaluation.metrics import corruption_errors
+from vitruvius.evaluation.metrics.corruption import corruption_errors
 from vitruvius.evaluation.shift_report import ShiftReport
 from vitruvius.report import write_page
 from vitruvius.report.blocks import Drawing, Table

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vitruvius.evaluation import Report
     from vitruvius.evaluation.examples import ExampleScores
     from vitruvius.evaluation.masking import Finding
-    from vitruvius.evaluation.metrics import Baseline
+    from vitruvius.evaluation.metrics.corruption import Baseline
     from vitruvius.evaluation.shift_report import ShiftReport
     from vitruvius.evaluation.threats import Threat
     from vitruvius.request import Request

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from vitruvius.evaluation.ledger import load_ledger as load_ledger
     from vitruvius.evaluation.result import Report as Report
     from vitruvius.evaluation.robustbench import benchmark as benchmark
-    from vitruvius.evaluation.sanity import Sanity as Sanity
     from vitruvius.evaluation.sanity import examine as examine
     from vitruvius.evaluation.shift import evaluate_shift as evaluate_shift
     from vitruvius.evaluation.speed import measure_speed as measure_speed
@@ -20,7 +19,6 @@ else:
         __name__,
         {
             "Report": "result",
-            "Sanity": "sanity",
             "benchmark": "robustbench",
             "describe": "threats",
             "evaluate": "_evaluate",

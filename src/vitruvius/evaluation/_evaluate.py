@@ -25,7 +25,16 @@ from vitruvius._processes import Process
 from vitruvius._progress import Progress, no_progress, part_of, scaled
 from vitruvius._random import image_ids
 from vitruvius._registry import Spec
-from vitruvius.attacks.base import ROBUST, Ensemble, Outcome, StageResult, check_inputs, check_moved, cost_of
+from vitruvius.attacks.base import (
+    ROBUST,
+    Ensemble,
+    Outcome,
+    StageResult,
+    check_hard_labels,
+    check_inputs,
+    check_moved,
+    cost_of,
+)
 from vitruvius.evaluation.again import SecondOpinion
 from vitruvius.evaluation.base import (
     DRAWS_RIGHT,
@@ -194,6 +203,7 @@ class Evaluation:
         x, y, ids = batch
         x, y, ids = x.to(self.process.device), y.to(self.process.device), ids.cpu()
         check_inputs(x, y)
+        check_hard_labels(y, "an evaluation")
         y = y.long()
         x, y, ids = self._each_once(x, y, ids)
         self.ledger.check_images(ids, x, y)

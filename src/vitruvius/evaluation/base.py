@@ -90,11 +90,8 @@ def check_pairs(x: Tensor, y: Tensor) -> None:
     """Refuse images without a batch, and labels that are not one for each of them."""
     if x.ndim < 4 and y.ndim == 0:
         raise DataError(f"one image {tuple(x.shape)} without a batch; write x[None] and y.reshape(1).")
-    if y.ndim != 1 or x.ndim < 2 or len(x) != len(y):
-        raise DataError(
-            f"images {tuple(x.shape)} and labels {tuple(y.shape)} do not pair; expected images (B, ...) and one whole "
-            "number per image."
-        )
+    if y.ndim == 0 or x.ndim < 2 or len(x) != len(y):
+        raise DataError(f"images {tuple(x.shape)} and labels {tuple(y.shape)} do not pair; expected (B, ...) and (B,).")
 
 
 def _check_ids(ids: object, images: int) -> Tensor:

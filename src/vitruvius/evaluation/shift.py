@@ -33,8 +33,8 @@ from vitruvius.evaluation.base import (
     subject_of,
 )
 from vitruvius.evaluation.ledger import Ledger
-from vitruvius.evaluation.metrics import Baseline, alexnet, fit_temperature
-from vitruvius.evaluation.metrics.temperature import collect_logits
+from vitruvius.evaluation.metrics.corruption import Baseline, alexnet
+from vitruvius.evaluation.metrics.temperature import collect_logits, fit_temperature
 from vitruvius.evaluation.shift_report import ShiftReport, load_shift_report, summarise_shift
 from vitruvius.evaluation.threats import Entry
 from vitruvius.shifts.base import Images, Remark, Shift, Subset, open_shift, say_once
