@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,21 @@ def test_a_folder_gives_its_pictures_by_name_and_at_most_so_many(tmp_path: Path)
     (tmp_path / "notes.txt").write_text("no picture")
     assert [picture.name for picture in read_pictures([tmp_path], MODEL)] == ["a.PNG", "b.png", "c.jpeg"]
     assert len(read_pictures([tmp_path], MODEL, images=2)) == 2
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["a pipe", "a link to itself", "a folder among files"])
+@pytest.mark.parametrize("named", [True, False])
+def test_what_is_no_file_is_refused_at_once(kind: str, named: bool, tmp_path: Path) -> None:
+    path = tmp_path / "dog.jpg"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a link to itself":
+        path.symlink_to(path)
+    else:
+        path.mkdir()
+    with pytest.raises(DataError, match=r"dog\.jpg"):
+        read_pictures([path if named else tmp_path], MODEL)
 
 
 def test_pil_images_and_tensors_are_pictures_too() -> None:

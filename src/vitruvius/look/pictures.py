@@ -74,6 +74,8 @@ def decode(file: Path | io.BytesIO, name: str) -> Image.Image:
 
     `name` is what errors call the file. A file that is none, is damaged, or has too many pixels is a DataError.
     """
+    if isinstance(file, Path) and file.exists() and not file.is_file():
+        raise DataError(f"{name} is a folder, a pipe or a device, and reading it may wait forever; expected a file.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what Pillow warns of is refused below, or harmless
