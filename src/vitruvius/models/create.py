@@ -112,7 +112,7 @@ def create_from_config(
     elif config.pretrained and config.reset_head:
         new = create_model(config.name, **settings).model.state_dict()
         model.model.load_state_dict({key: new[key] for key in head_keys(model.model)}, strict=False)
-    return freeze(model, config.freeze)
+    return freeze(model, config.freeze) if config.freeze else model
 
 
 def start_auto_encoders(model: nn.Module, only: set[str] | None = None) -> None:

@@ -19,8 +19,6 @@ def freeze(model: PixelModel, globs: Sequence[str]) -> PixelModel:
     A glob is over names as in `named_parameters`, or of a module above; `!` before one thaws again. Later globs win.
     Batch norms whose parameters are all frozen stay in eval mode, whatever `model.train()` says.
     """
-    if not globs:
-        return model
     root = inner(model)
     parameters = dict(root.named_parameters())
     names = {above for name in parameters for above in _upwards(name)}

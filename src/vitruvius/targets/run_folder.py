@@ -1,16 +1,21 @@
-"""A run folder, as `vitruvius train` and `convert` write it: its weights, and its data unless others are named."""
+"""A run folder, as `vitruvius train` and `convert` write it: its weights, and its data unless others are named.
+
+One at a URL, s3://bucket/runs/rpc, is copied to runs/remote/…, where results go too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, RunError
+from vitruvius._files import is_url
 from vitruvius._registry import load_foreign_plugins
 from vitruvius._yaml import read_yaml
-from vitruvius.targets.base import Target, TargetConfig, target_kinds
+from vitruvius.targets.base import Target, TargetConfig, local_run, target_kinds
 
 if TYPE_CHECKING:
     from vitruvius.models import PixelModel
@@ -68,3 +73,19 @@ class RunFolder:
             is_run=True,
             own_data=not any(setting.startswith(OTHER_DATA) for setting in overrides),
         )
+
+
+@target_kinds.register("remote run")
+class RemoteRun:
+    """The URL of a run folder, of any store that fsspec knows: s3://…, gs://…."""
+
+    order = 5.0
+    has_data = True
+
+    def accepts(self, text: str) -> bool:
+        return is_url(text)
+
+    def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
+        """The run in its local copy."""
+        opened = RunFolder().open(local_run(text), overrides, trust_plugins=trust_plugins)
+        return replace(opened, text=text)
