@@ -252,7 +252,7 @@ def test_an_evaluation_whose_folder_is_moved_away_is_an_error(tmp_path: Path) ->
     ledger.claim({"data": "digits"}, [])
     (tmp_path / "out").rename(tmp_path / "elsewhere")
     with pytest.raises(RunError, match="was moved or deleted while it was written to"):
-        ledger.add("clean", {"id": torch.arange(2), "label": torch.zeros(2)})
+        ledger.add("clean", {"id": torch.arange(2), "label": torch.zeros(2), "correct": torch.ones(2)})
     assert not (tmp_path / "out").exists()
 
 
