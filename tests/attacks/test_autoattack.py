@@ -104,6 +104,21 @@ def test_every_image_is_charged_to_the_first_stage_that_broke_it() -> None:
     assert torch.equal(labels_of(net, outcome.x) == y, outcome.robust)
 
 
+def test_a_robust_image_keeps_the_point_of_the_first_stage() -> None:
+    """From which a short search begins; later stages replace it only where they fool the model."""
+    net, (x, _) = small_net(), some_images(4)
+
+    def nudged(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return (x + 1e-5).clamp(0, 1)
+
+    def unmoved(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return x
+
+    outcome = AutoAttack(eps=0.1, version="custom", attacks=(nudged, unmoved)).run(net, x, labels_of(net, x))
+    assert bool(outcome.robust.all())
+    assert torch.equal(outcome.x, (x + 1e-5).clamp(0, 1))
+
+
 def test_a_fast_claim_counts_only_if_the_exact_model_is_fooled() -> None:
     """A bfloat16 view that is wrong about everything must not fell a single image."""
 
@@ -144,6 +159,7 @@ def test_where_the_fast_search_is_blind_the_exact_one_follows_in_full() -> None:
     exact = AutoAttack(eps=0.15, **custom).run(model, x, y)
     assert [stage.label for stage in fast.stages] == ["clean", "apgd (fast)", "apgd (polish)", "apgd"]
     assert fast.stages[2].broken > 10
+    assert fast.stages[3].searched == fast.stages[2].searched - fast.stages[2].broken > 0
     assert int(fast.robust.sum()) <= int(exact.robust.sum())
 
 
