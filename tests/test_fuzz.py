@@ -28,7 +28,7 @@ from vitruvius.init.filters import filters
 from vitruvius.recipe_keys import SECTIONS, find_key, sections
 from vitruvius.studies._base import studies
 from vitruvius.tasks import tasks
-from vitruvius.tasks.schedules import schedules
+from vitruvius.tasks.inner import schedules
 from vitruvius.tracking import trackers
 from vitruvius.training import read_recipe
 from vitruvius.training.config import as_config

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from vitruvius import _progress
-from vitruvius._progress import Bar, Pace, messages_shown
+from vitruvius._progress import Bar, messages_shown
 
 logger = logging.getLogger("vitruvius.somewhere")
 
@@ -37,7 +37,7 @@ def test_long_work_without_a_terminal_writes_a_line_now_and_then(monkeypatch: py
     monkeypatch.setattr(_progress, "EVERY", 0.02)
     lines = drawn(terminal=False, seconds=0.15).splitlines()
     assert len(lines) >= 2  # though nobody told how far the work was meanwhile
-    assert lines[0].startswith("averaging: 3/8, half-way, ")
+    assert lines[-1].startswith("averaging: 3/8, half-way, ")
     assert lines[0].endswith(" left")
     assert "averaging" not in drawn(terminal=False, shown=False, seconds=0.1)
 
@@ -45,18 +45,18 @@ def test_long_work_without_a_terminal_writes_a_line_now_and_then(monkeypatch: py
 def test_a_rate_is_that_of_the_last_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("vitruvius._progress.time.monotonic", lambda: now)
-    pace = Pace()
-    assert pace.time_left(10) == []
+    bar = Bar("working", shown=False, at_most=True)
+    assert bar.speed() == ""
     for now in range(500):
-        pace.note(10.0 * now)
-    assert pace.rate == 10
+        bar(10.0 * now, None)
+    assert bar.speed() == "10 per second"
     for now in range(500, 700):
-        pace.note(5000 + 2.0 * (now - 500))
-    assert pace.rate == pytest.approx(2)
-    assert pace.time_left(100, at_most=True) == ["at most 50 s left"]
-    assert pace.time_left(None) == pace.time_left(float("inf")) == []
-    pace.note(0)
-    assert pace.rate == 0, "a new round"
+        bar(5000 + 2.0 * (now - 500), 5498)
+    assert bar.speed() == "2 per second, at most 50 s left"
+    bar(5398, float("inf"))
+    assert bar.speed() == "2 per second"
+    bar(0, 10)
+    assert bar.speed() == "", "a new round"
 
 
 def test_messages_are_printed_once_while_a_bar_or_a_command_is_open() -> None:

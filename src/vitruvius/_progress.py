@@ -88,18 +88,6 @@ class Pace:
         (start, before), (now, count) = self._seen[0], self._seen[-1]
         return (count - before) / max(now - start, 1e-9)
 
-    def time_left(self, left: float | None, *, at_most: bool = False) -> list[str]:
-        """`["1 min 50 s left"]` for what is `left` to count, or nothing where that is not known.
-
-        `at_most`: less may be left than was counted here.
-        """
-        if left is None or math.isinf(left) or self.rate <= 0:
-            return []
-        words = f"{format_duration(left / self.rate)} left"
-        if at_most:
-            words = f"at most {words}"
-        return [words]
-
 
 class Bar:
     """A `Progress` that a person sees, and while it is open the place where messages of the package are printed.
@@ -151,11 +139,13 @@ class Bar:
 
     def speed(self) -> str:
         """`2.1 per second, 1 min 50 s left`, or nothing as long as it is not known."""
-        if self._pace.rate <= 0:
+        rate = self._pace.rate
+        if rate <= 0:
             return ""
-        left = None if self.total is None else self.total - self.done
-        words = [f"{format_rate(self._pace.rate)} per second", *self._pace.time_left(left, at_most=self.at_most)]
-        return ", ".join(words)
+        words = f"{format_rate(rate)} per second"
+        if self.total is None or math.isinf(self.total):
+            return words
+        return f"{words}, {'at most ' * self.at_most}{format_duration((self.total - self.done) / rate)} left"
 
     def sentence(self) -> str:
         """`evaluating: 128/360, pgd 43.0 %, 2.1 per second, 1 min 50 s left`."""

@@ -28,7 +28,7 @@ SECTIONS = {  # title → where it is defined, in the order in which they are li
 PIECES = {  # those whose keys are settings of pieces, which must be imported to be asked
     "slurm": "training.slurm:launch",
     "task": "tasks:tasks",
-    "task.schedule": "tasks:schedules",
+    "task.schedule": "tasks.inner:schedules",
     "tracking": "tracking:trackers",
 }
 NAMED = {  # where a recipe names a piece → the registry of these pieces

@@ -13,13 +13,14 @@ from hardened import FromStart, NormedNet, golden, grad_of, gradients, small, so
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
+from vitruvius._checks import in_eval_mode
 from vitruvius._errors import ConfigError, DataError
 from vitruvius.attacks.base import attacks
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attention import part
 from vitruvius.tasks import tasks
 from vitruvius.tasks.adversarial import Adversarial
-from vitruvius.tasks.base import batch_norm_frozen, evaluating
+from vitruvius.tasks.base import batch_norm_frozen
 from vitruvius.tasks.mart import Mart
 from vitruvius.tasks.trades import Trades
 
@@ -75,10 +76,10 @@ def test_the_mode_of_every_module_is_restored_also_after_an_error() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2), nn.Dropout()), nn.BatchNorm1d(2))
     model[1][0].eval()
     before = modes(model)
-    with evaluating(model):
+    with in_eval_mode(model):
         assert not any(modes(model))
     assert modes(model) == before
-    with pytest.raises(RuntimeError, match="stop"), evaluating(model):
+    with pytest.raises(RuntimeError, match="stop"), in_eval_mode(model):
         raise RuntimeError("stop")
     assert modes(model) == before
     with pytest.raises(RuntimeError, match="stop"), batch_norm_frozen(model):
@@ -178,7 +179,7 @@ def test_soft_labels_are_hard_for_the_attack_and_soft_for_the_loss() -> None:
     soft = 0.6 * F.one_hot(y, 10) + 0.04
     task = Adversarial(model, eps=0.1, attack={"use": "pgd", "steps": 2, "random_start": False})
     result = task(x, soft)
-    with evaluating(model):
+    with in_eval_mode(model):
         attacked = PGD(eps=0.1, steps=2, random_start=False)(model, x, y)
     torch.testing.assert_close(result["loss"], -(soft * model(attacked).log_softmax(1)).sum(1).mean())
 

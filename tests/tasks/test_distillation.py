@@ -13,11 +13,11 @@ from timm.loss import JsdCrossEntropy
 from timm.task import FeatureDistillationTask, LogitDistillationTask
 from torch import nn
 
+from vitruvius._checks import in_eval_mode
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import save_tensors
 from vitruvius.models import create_model
 from vitruvius.surgery.base import inner
-from vitruvius.tasks.base import evaluating
 from vitruvius.tasks.distillation import Distillation
 from vitruvius.tasks.jsd import JSD
 from vitruvius.tasks.robust_distillation import RobustDistillation
@@ -101,7 +101,7 @@ def test_a_distillation_token_learns_from_the_teacher_as_in_timm(kind: Any, tmp_
         theirs = 4 * (p * (p.log() - q.log())).sum(1).mean()
     torch.testing.assert_close(result["loss"], F.cross_entropy(main, y) + theirs)
     torch.testing.assert_close(result["output"], main)
-    with evaluating(student):
+    with in_eval_mode(student):
         assert isinstance(student(x), torch.Tensor)
 
 

@@ -12,7 +12,7 @@ from hardened import golden, small
 
 from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.tasks.adversarial import Adversarial
-from vitruvius.tasks.schedules import make_schedule
+from vitruvius.tasks.inner import make_schedule
 
 CASES = golden("light_eps_schedules")[1]
 

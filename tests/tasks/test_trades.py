@@ -12,18 +12,18 @@ from hardened import gradients, small, some_digits
 from torch import Tensor
 
 from two_processes import in_two_processes
+from vitruvius._checks import in_eval_mode
 from vitruvius._errors import ConfigError
 from vitruvius._processes import process_group
 from vitruvius.attacks.pgd import PGD
 from vitruvius.tasks import tasks
-from vitruvius.tasks.base import evaluating
 from vitruvius.tasks.trades import Trades
 
 
 def test_the_inner_attack_climbs_the_divergence_from_the_clean_answer() -> None:
     model, (x, y) = small(), some_digits()
     task = Trades(model, eps=0.1, attack="pgd:steps=2")
-    with evaluating(model):
+    with in_eval_mode(model):
         p = model(x).softmax(1).detach()
     torch.manual_seed(0)
     attacked = task.disturb(x, y)
@@ -31,7 +31,7 @@ def test_the_inner_attack_climbs_the_divergence_from_the_clean_answer() -> None:
     assert torch.equal(task.disturb(x, (y + 1) % 10), attacked)  # labels do not matter to it
     torch.manual_seed(0)
     ids = torch.randint(2**62, (len(x),))
-    with evaluating(model):
+    with in_eval_mode(model):
         assert torch.equal(PGD(eps=0.1, steps=2, loss="kl")(model, x, p, ids=ids), attacked)
 
 

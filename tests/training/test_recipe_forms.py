@@ -14,7 +14,7 @@ from small_run import assert_same, small_run, small_session
 from vitruvius._errors import ConfigError
 from vitruvius._files import load_tensors
 from vitruvius.tasks import Objective, tasks
-from vitruvius.tasks.schedules import Schedule, make_schedule
+from vitruvius.tasks.inner import Schedule, make_schedule
 from vitruvius.tracking import Trackers
 from vitruvius.tracking.csv import CSV
 from vitruvius.training import Config, read_recipe

@@ -64,7 +64,8 @@ def test_slurm_is_asked_for_one_task_a_device_and_told_to_warn(asked: Callable[[
     ("spec", "message"),
     [
         ("partitoin=gpu", "unknown key '--slurm.partitoin'; did you mean 'partition'"),
-        ("nodes=0", "timeout_min are at least 1"),
+        ("nodes=0", "nodes = 0, expected at least 1"),
+        ("tasks_per_node=0", "tasks_per_node = 0, expected at least 1"),
         ("nodes", "'nodes' in .* is not of the form key=value"),
         ("nodes=two", "nodes = 'two', expected a whole number"),
     ],
@@ -73,6 +74,7 @@ def test_mistakes_are_explained(asked: Callable[[], list[str]], tmp_path: Path, 
     with pytest.raises(ConfigError, match=message):
         submit_training(small_config(tmp_path / "run"), spec)
     assert not asked()
+    assert not (tmp_path / "slurm").exists()
 
 
 def test_a_cluster_without_gpus_is_one_sentence(

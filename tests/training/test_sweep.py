@@ -337,6 +337,11 @@ def test_a_plan_may_be_for_some_runs_and_may_look_for_masked_gradients_and_speed
     assert "worst case" in [finding["name"] for finding in findings]
     assert "pgd" in (apple / "checked" / "report.json").read_text()
     assert not (berry / "checked").exists()
+    rows = {row["name"]: row for row in table(tmp_path)}
+    report = json.loads((berry / "evaluation" / "report.json").read_text())["threats"]
+    assert float(rows["berry"]["evaluation clean"]) == pytest.approx(report[0]["accuracy"], abs=1e-4)
+    assert rows["apple"]["checked pgd"] != ""
+    assert rows["berry"]["checked pgd"] == ""
     for run in (apple, berry):
         speeds = json.loads((run / "evaluation" / "speed.json").read_text())
         assert [speed["precision"] for speed in speeds] == ["float32", "bfloat16"]

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from vitruvius.tasks.adversarial import Adversarial as Adversarial
     from vitruvius.tasks.adversarial import AdversarialObjective as AdversarialObjective
     from vitruvius.tasks.base import Objective as Objective
-    from vitruvius.tasks.base import evaluating as evaluating
     from vitruvius.tasks.base import tasks as tasks
     from vitruvius.tasks.distillation import Distillation as Distillation
     from vitruvius.tasks.fast import Fast as Fast
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from vitruvius.tasks.jsd import JSD as JSD
     from vitruvius.tasks.mart import Mart as Mart
     from vitruvius.tasks.robust_distillation import RobustDistillation as RobustDistillation
-    from vitruvius.tasks.schedules import schedules as schedules
     from vitruvius.tasks.supervised import Supervised as Supervised
     from vitruvius.tasks.trades import Trades as Trades
 else:
@@ -35,7 +33,5 @@ else:
             "Supervised": "supervised",
             "Trades": "trades",
             "tasks": "base",
-            "evaluating": "base",  # until its users import it from there
-            "schedules": "schedules",  # until its users import it from there
         },
     )

@@ -18,8 +18,7 @@ from vitruvius._config import key, required
 from vitruvius._errors import ConfigError
 from vitruvius.attacks.base import frozen
 from vitruvius.tasks.base import Objective, accuracy, batch_norm_frozen, tasks
-from vitruvius.tasks.inner import InnerAttack, Spec
-from vitruvius.tasks.schedules import make_schedule
+from vitruvius.tasks.inner import InnerAttack, Spec, make_schedule
 
 Statistics = tuple[Literal["attack", "clean", "adversarial"], ...]
 

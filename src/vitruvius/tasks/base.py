@@ -178,19 +178,6 @@ def accuracy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode inside; outside each in the mode it had, also where they differ."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@contextmanager
 def batch_norm_frozen(model: nn.Module) -> Iterator[None]:
     """Batch norms use the statistics of the batch, as in training, and do not add them to their running ones."""
     tracking = [m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]

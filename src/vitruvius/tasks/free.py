@@ -16,7 +16,7 @@ from vitruvius._errors import ConfigError
 from vitruvius._random import Dice
 from vitruvius.attacks.base import as_norm
 from vitruvius.tasks.base import Objective, tasks
-from vitruvius.tasks.schedules import make_schedule
+from vitruvius.tasks.inner import make_schedule
 
 
 @tasks.register("free")

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import in_eval_mode
+from vitruvius._config import key, required
 from vitruvius._errors import ConfigError
 from vitruvius._random import BatchDraws
-from vitruvius._registry import read_spec
+from vitruvius._registry import Registry, read_spec
 from vitruvius.attacks.base import (
     Attack,
     Searched,
@@ -31,8 +36,7 @@ from vitruvius.attacks.base import (
     hard_labels,
 )
 from vitruvius.attacks.pgd import PGD
-from vitruvius.tasks.base import batch_norm_frozen, evaluating
-from vitruvius.tasks.schedules import Schedule
+from vitruvius.tasks.base import batch_norm_frozen
 
 Spec = str | dict[str, Any] | Callable[..., Threat]  # pgd:steps=1, {use: pgd, steps: 1}, or what makes a threat
 SCALE = 2.0**12  # the gradients of an image are small, float16 ends at 6e-8
@@ -126,7 +130,7 @@ class InnerAttack:
     def model_mode(self, model: nn.Module) -> AbstractContextManager[None]:
         """The mode of the model while it is attacked."""
         if self.mode == "eval":
-            return evaluating(model)
+            return in_eval_mode(model)
         return batch_norm_frozen(model) if self.freeze_batch_norm else nullcontext()
 
     def _checked(self, answer: nn.Module, x: Tensor, y: Tensor) -> Any:
@@ -170,9 +174,9 @@ class InnerAttack:
 def bound_attack(spec: Spec, *, eps: float, norm: str) -> partial[Threat]:
     """What makes the attack, with its settings bound and checked; eps and norm are the task's."""
     name, maker, settings = read_attack(spec)
-    for key in ("eps", "norm"):
-        if key in settings:
-            raise ConfigError(f"task.attack.{key} = {settings[key]}: give {key} to the task, the schedule moves it.")
+    for own in ("eps", "norm"):
+        if own in settings:
+            raise ConfigError(f"task.attack.{own} = {settings[own]}: give {own} to the task, the schedule moves it.")
     settings["eps"] = eps
     if "norm" in inspect.signature(maker).parameters:
         settings["norm"] = as_norm(norm)
@@ -231,3 +235,88 @@ class _Scale(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0] * ctx.factor, None
+
+
+# how eps grows while a model learns (Debenedetti et al. 2023, arXiv:2209.07399)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(ABC):
+    """A share of eps from 0 to 1, by the number of epochs done."""
+
+    zero: float = key(0.0, "epochs without an attack at the start")
+    per: Literal["epoch", "update"] = key("epoch", "eps moves after whole epochs, or at every update")
+
+    def share(self, *, epoch: int, update: int, updates_per_epoch: int) -> float:
+        """The share when so many epochs and updates are done in the whole run."""
+        within = 0.0 if self.per == "epoch" else update % updates_per_epoch / updates_per_epoch
+        return self.after(epoch + within)
+
+    @abstractmethod
+    def after(self, epochs: float) -> float:
+        """The share after this number of epochs, whole or not."""
+
+
+schedules: Registry[Callable[..., Schedule]] = Registry("eps schedule")
+
+
+@schedules.register("constant")
+@dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """The final eps at once, after `zero` epochs without an attack."""
+
+    def after(self, epochs: float) -> float:
+        return 0.0 if epochs < self.zero else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ramp(Schedule):
+    """From 0 at epoch `zero` to 1 at epoch `epochs`; the released code divides by `epochs` and so jumps at the end."""
+
+    epochs: float = required("epoch at which eps is final, counted from the start of the run")
+    variant: Literal["paper", "released"] = key("paper", "released: divides by `epochs` even with `zero`, so eps jumps")
+
+    def __post_init__(self) -> None:
+        if self.variant == "paper" and self.epochs < self.zero:
+            raise ConfigError(
+                f"task.schedule ends its ramp at epoch {self.epochs:g}, before it begins at epoch {self.zero:g}: "
+                "`epochs` counts from the start of the run, `zero` included."
+            )
+
+    def after(self, epochs: float) -> float:
+        if epochs < self.zero:
+            return 0.0
+        if epochs >= self.epochs:
+            return 1.0
+        length = self.epochs if self.variant == "released" else self.epochs - self.zero
+        return self.rise((epochs - self.zero) / length)
+
+    @abstractmethod
+    def rise(self, way: float) -> float:
+        """The share after a part of the way, 0 to 1."""
+
+
+@schedules.register("linear")
+@dataclass(frozen=True, kw_only=True)
+class Linear(Ramp):
+    """Evenly up."""
+
+    def rise(self, way: float) -> float:
+        return way
+
+
+@schedules.register("sine")
+@dataclass(frozen=True, kw_only=True)
+class Sine(Ramp):
+    """Slowly at both ends: half a wave of a sine."""
+
+    def rise(self, way: float) -> float:
+        return (1 + math.sin(math.pi * (way - 0.5))) / 2
+
+
+def make_schedule(spec: str | dict[str, Any] | Schedule) -> Schedule:
+    """From a recipe: `constant`, `linear:epochs=10`, `{use: linear, epochs: 10}`, or a Schedule itself."""
+    schedule = schedules.make(spec, where="task.schedule")
+    if not isinstance(schedule, Schedule):
+        raise ConfigError(f"task.schedule is a {type(schedule).__name__}; expected a Schedule.")
+    return schedule

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitruvius._checks import in_eval_mode
 from vitruvius._errors import ConfigError, Overfitted
 from vitruvius.attacks.base import Threat, disturb
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
-from vitruvius.tasks.base import evaluating
 from vitruvius.training.checkpoint import Checkpoint
 from vitruvius.training.selection import Selection
 from vitruvius.training.session import Session, selection_loader
@@ -94,7 +94,7 @@ class Alarm:
         multi = PGD(eps=task.radius, norm=norm, steps=steps, best=True)  # type: ignore[arg-type]
         known = None if self.selection is None else self.selection.correct(multi, self.ids)
         model = self.session.eval_model()
-        with evaluating(model):
+        with in_eval_mode(model):
             scores = [self._accuracy(model, single)]
             scores.append(self._accuracy(model, multi) if known is None else int(known.sum()) / len(self.y))
         return Reading(*self.session.process.broadcast(scores))

@@ -19,7 +19,7 @@ from timm.task import TrainingTask
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from vitruvius._checks import check_takes, device_of
+from vitruvius._checks import check_takes, device_of, in_eval_mode
 from vitruvius._errors import ConfigError
 from vitruvius._files import is_url, load_tensors, local_path
 from vitruvius._processes import Process
@@ -36,7 +36,7 @@ from vitruvius.data.preprocessing import resolve
 from vitruvius.models import PixelModel, create_from_config, create_model
 from vitruvius.surgery.base import inner
 from vitruvius.surgery.calibrating import calibrate_low_rank
-from vitruvius.tasks import Objective, evaluating, tasks
+from vitruvius.tasks import Objective, tasks
 from vitruvius.training.config import DEFAULT_RATE, Config
 from vitruvius.training.fast_step import StepRecorder
 from vitruvius.training.losses import Means
@@ -192,8 +192,7 @@ def describe_session(session: Session) -> list[str]:
     data = f"{images.num_images:,} images to train on, {session.val_loader.num_images:,} {role}"
     model = f"{sum(p.numel() for p in session.model.parameters()):,} parameters on {process.device}"
     if process.grouped:
-        backend = torch.distributed.get_backend()
-        model += f", {config.train.parallel} in a group of {process.world_size} by {backend}"
+        model += f", {config.train.parallel} in a group of {process.world_size} by {torch.distributed.get_backend()}"
     return [
         f"data {config.data.dataset}: {data}, {images.num_classes:,} classes",
         f"model {config.model.name}: {model}",
@@ -362,7 +361,7 @@ def ddp_settings(model: PixelModel, config: Config, process: Process) -> dict[st
 
 def idle_parameters(model: PixelModel, config: Config) -> list[str]:
     """Weights that get no gradient, such as the norm of queries that a core discards; found by one backward pass."""
-    with evaluating(model), torch.enable_grad():
+    with in_eval_mode(model), torch.enable_grad():
         model(grey_images(model, config, 2)).float().sum().backward()
     idle = [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
     model.zero_grad(set_to_none=True)
@@ -404,7 +403,7 @@ def bfloat16_pays(model: PixelModel, config: Config) -> bool:
     pixels = grey_images(model, config, 1).numel()
     x = grey_images(model, config, max(1, min(config.data.batch_size, TIMED_PIXELS // pixels)))
     fastest, end = {True: math.inf, False: math.inf}, time.perf_counter() + TIMED_SECONDS
-    with evaluating(model), torch.enable_grad():
+    with in_eval_mode(model), torch.enable_grad():
         for turn in range(TIMED_TURNS):
             for lower in fastest:
                 start = time.perf_counter()
@@ -414,8 +413,9 @@ def bfloat16_pays(model: PixelModel, config: Config) -> bool:
             if turn and time.perf_counter() > end:  # the first turn warms up
                 break
     model.zero_grad(set_to_none=True)
-    milliseconds = len(x), 1e3 * fastest[True], 1e3 * fastest[False]
-    logger.debug("a gradient of %d images takes %.2f ms in bfloat16, %.2f in float32", *milliseconds)
+    logger.debug(
+        "a gradient of %d images takes %.4f s in bfloat16, %.4f in float32", len(x), fastest[True], fastest[False]
+    )
     return fastest[True] * PAYS_FROM < fastest[False]
 
 

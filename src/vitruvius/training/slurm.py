@@ -112,9 +112,13 @@ def logs_of(spec: str, default: str, *, is_remote: bool) -> Path:
 
 
 def settings_of(spec: str) -> dict[str, Any]:
-    _, settings = parse_spec(f"--slurm:{spec}", where="--slurm")
-    defaults = dict(launch.__kwdefaults__ or {})
-    return {**defaults, **bind("--slurm", launch, settings)}
+    """All settings of `launch`, checked."""
+    _, given = parse_spec(f"--slurm:{spec}", where="--slurm")
+    settings: dict[str, Any] = {**(launch.__kwdefaults__ or {}), **bind("--slurm", launch, given)}
+    for key, least in {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "timeout_min": 1, "at_once": 1}.items():
+        if settings[key] is not None and settings[key] < least:
+            raise ConfigError(f"--slurm: {key} = {settings[key]}, expected at least {least}.")
+    return settings
 
 
 def submit(
@@ -179,8 +183,6 @@ def launch(
     signal_delay_s: seconds before the time limit at which Slurm sends its signal
     cluster: slurm, or local to try it on this machine
     """
-    if nodes < 1 or gpus_per_node < 0 or timeout_min < 1 or (tasks_per_node or 1) < 1:
-        raise ConfigError("--slurm: nodes, tasks and timeout_min are at least 1, gpus_per_node is at least 0.")
     tasks = tasks_per_node or max(1, gpus_per_node)
     most = "" if at_once is None else f"%{at_once}"
     asked: dict[str, Any] = {

@@ -361,21 +361,35 @@ class Sweep:
         best = {name: best_of(rows, metric, order) for name, rows in metrics.items()}
         scored = [run for run in self.runs if best[run.name]]
         scored.sort(key=lambda run: (best[run.name] or (0.0, 0))[0], reverse=order == "max")
+        judged = {run.name: self._judgements(run) for run in self.runs}
         keys = list(dict.fromkeys(key for run in self.runs for key in redact(run.settings)))
-        table = [[*keys, metric, "epoch", "epochs", "train_loss", "hours", "status"]]
+        threats = list(dict.fromkeys(threat for found in judged.values() for threat in found))
+        table = [[*keys, metric, "epoch", "epochs", "train_loss", *threats, "minutes", "status"]]
         for run in [*scored, *(run for run in self.runs if not best[run.name])]:
             rows, score = metrics[run.name], best[run.name]
             settings = redact(run.settings)
             cells = [plain_text(settings[key]) if key in settings else "" for key in keys]
             cells += [f"{score[0]:.4f}", str(score[1] + 1)] if score else ["", ""]
-            loss = f"{rows[-1]['train_loss']:.4f}" if rows and "train_loss" in rows[-1] else ""
-            hours = sum(float(row.get("seconds", 0.0)) for row in rows) / 3600
-            table.append([*cells, str(len(rows)), loss, f"{hours:.2f}", self._status(run)])
+            cells += [str(len(rows)), f"{rows[-1]['train_loss']:.4f}" if rows and "train_loss" in rows[-1] else ""]
+            cells += [f"{judged[run.name][threat]:.4f}" if threat in judged[run.name] else "" for threat in threats]
+            minutes = sum(float(row.get("seconds", 0.0)) for row in rows) / 60
+            table.append([*cells, f"{minutes:.1f}", self._status(run)])
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(table)
         atomic_write_text(join(self.folder, "summary.csv"), text.getvalue())
         atomic_write_text(join(self.folder, "summary.md"), markdown(table) + "\n")
         return markdown(table)
+
+    def _judgements(self, run: Planned) -> dict[str, float]:
+        """Accuracy by threat that the sweep's `evaluate:` has found of a run; of several plans, behind its folder."""
+        found: dict[str, float] = {}
+        for plan in self.settings.evaluate:
+            folder = [run.name, *(["start"] if plan.start else []), plan.out]
+            file = join(self.folder, *folder, "report.json")
+            if plan.is_for(run.name) and exists(file):
+                prefix = f"{'/'.join(folder[1:])} " if len(self.settings.evaluate) > 1 else ""
+                found |= {f"{prefix}{score['name']}": score["accuracy"] for score in read_json(file)["threats"]}
+        return found
 
 
 def best_of(rows: Rows, metric: str, order: str) -> tuple[float, int] | None:
