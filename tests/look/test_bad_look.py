@@ -83,6 +83,8 @@ def test_a_file_that_is_no_good_picture(name: str, here: Path, capsys: pytest.Ca
         ((MODEL, "model.kwargs={num_classes: 0}", "dog.jpg", "--class", "1"), "no head"),
         ((MODEL, "dog.jpg", "--serve", "--threat", "pgd:eps=2/255"), "--serve"),
         ((MODEL, "--serve", "--port", "70000"), "port"),
+        ((MODEL, "dog.jpg", "--port", "8000"), "--serve"),
+        ((MODEL, "--data", "digits", "--images", "0"), "--images"),
     ],
 )
 def test_words_that_make_no_sense(

@@ -17,7 +17,7 @@ from PIL import Image
 import vitruvius
 from families import randomise, vit
 from vitruvius.cli import main
-from vitruvius.look import page
+from vitruvius.look import page, serving
 from vitruvius.look.looking import Layer, Look, Packed, View
 from vitruvius.look.page import payload, quantise, render
 
@@ -126,3 +126,10 @@ def test_images_are_those_of_every_other_verb(tmp_path: Path, monkeypatch: pytes
     with open_request("vitruvius/vit_digits", ["data.dataset=digits"], images=3, alone=True) as request:
         ids = [number for _, _, ids in request.loader.with_ids() for number in ids.tolist()]
         assert shown == [f"{request.loader.name} {number}" for number in ids]
+
+
+def test_a_live_page_begins_with_the_images_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(serving, "serve", lambda variant, pictures, **_: served.extend(pictures))
+    assert main(["look", "vitruvius/vit_digits", "--serve", "--data", "digits", "--images", "2"]) == 0
+    assert [tuple(picture.pixels.shape) for picture in served] == [(3, 8, 8)] * 2

@@ -73,11 +73,11 @@ def look(
         check_out(out, example="look.html")
     if png is not None:
         check_out(png / "overview.png", example="overview.png")
-    from_data = not files and not serve
+    from_data = not files and (data is not None or not serve)
     with open_request(
         target,
         overrides,
-        images=(images or 4) if from_data else None,
+        images=(4 if images is None else images) if from_data else None,
         labels=False,
         data_needed=from_data,
         trust_plugins=trust_plugins,
