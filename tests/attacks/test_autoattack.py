@@ -141,6 +141,32 @@ def test_a_fast_claim_counts_only_if_the_exact_model_is_fooled() -> None:
     ]  # fmt: skip
 
 
+def test_images_that_fooled_the_view_alone_are_searched_in_full() -> None:
+    net, (x, _) = small_net(), some_images(6)
+    y = labels_of(net, x)
+
+    class Jumpy(nn.Module):
+        """In bfloat16 right about the images themselves and wrong about all others."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, z: Tensor) -> Tensor:
+            logits = self.net(z)
+            known = (z[:, None] == x).flatten(2).all(2).any(1)
+            return (
+                logits if self.net[-1].weight.dtype != torch.bfloat16 else torch.where(known[:, None], logits, -logits)
+            )
+
+    attack = AutoAttack(eps=1e-6, precision="fast", version="custom", attacks=("square:queries=60",))
+    outcome = attack.run(Jumpy().eval(), x, y)
+    assert outcome.view_trusted
+    assert bool(outcome.robust.all())
+    found = [(stage.label, stage.searched) for stage in outcome.stages[1:]]
+    assert found == [("square (fast)", 6), ("square (polish)", 6), ("square", 6)]
+
+
 def test_where_the_fast_search_is_blind_the_exact_one_follows_in_full() -> None:
     """A view that shows nothing in bfloat16: the short search fells many images, so the full one is run as well."""
     net, x, y = digits_cnn()

@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from vitruvius.cli.about import BENCHES
+
 FILE = Path(__file__).parents[2] / "benchmarks" / "cpu.py"
 
 
@@ -35,6 +37,11 @@ def test_a_section_gives_ratios_and_dashes_for_what_is_not_installed(cpu: Module
     for row in rows:
         assert row.cells().count("|") == 7
         assert ("not installed" in row.note) == (section == "attacks") == (" – | – | – |" in row.cells())
+
+
+def test_every_word_of_bench_names_a_benchmark() -> None:
+    for command in BENCHES.values():
+        assert FILE.with_name(f"{command[0]}.py").exists(), command
 
 
 def test_works_are_timed_by_turns_after_a_warm_up(cpu: ModuleType) -> None:

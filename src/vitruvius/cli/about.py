@@ -16,7 +16,8 @@ BENCHES = {
     "mask-cpu": ("sparse_cpu",),
     "memory": ("rpc_memory",),
     "train": ("attention_models",),
-    "autoattack": ("autoattack",),
+    "autoattack": ("autoattack_cpu",),
+    "cpu": ("cpu",),
 }
 
 
@@ -69,7 +70,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     print(make_app().generate_completion(shell=shell))
 
 
-def bench(what: Literal["rpc", "mask", "mask-cpu", "memory", "train", "autoattack"], /) -> None:
+def bench(what: Literal["rpc", "mask", "mask-cpu", "memory", "train", "autoattack", "cpu"], /) -> None:
     """Measure speed on this machine: robust and masked attention, attacks, training, beside what they compete with.
 
     Args:
