@@ -84,7 +84,8 @@ def write_corrupted(
             check_count(count, flag)
     grid: list[Corruption] = []
     wanted = [name for group in names for name in (corruption_names(group) if group in GROUPS else [group])]
-    for name in dict.fromkeys(wanted):
+    every = corruption_names("all")  # ImageNet-C's order; a name that is not among them is refused below
+    for name in [*(name for name in every if name in wanted), *(name for name in wanted if name not in every)]:
         photographs = {"textures": textures} if name == "frost" and textures else {}
         settings = {"use": name, "seed": seed, "scale": scale, **photographs}
         grid += [corruptions.make({**settings, "severity": severity}) for severity in severities]
@@ -172,10 +173,10 @@ def _read_data(name: str, overrides: Sequence[str], images: int | None) -> tuple
     side = config.image_size or 32
     data = open_data(config, config.val_split, (config.in_chans or 3, side, side))
     ids = chosen_ids(data, images or config.val_num_samples)
-    images, labels = zip(*(data.read(index) for index in ids.tolist()), strict=True)
-    if len({image.size for image in images}) != 1:
+    pictures, labels = zip(*(data.read(index) for index in ids.tolist()), strict=True)
+    if len({picture.size for picture in pictures}) != 1:
         raise DataError(f"{name} has images of several sizes; a copy in one file needs one. Corrupt it on the fly.")
-    pixels = np.stack([np.atleast_3d(np.asarray(image)) for image in images])
+    pixels = np.stack([np.atleast_3d(np.asarray(picture)) for picture in pictures])
     return pixels, np.array(labels), ids.numpy()
 
 

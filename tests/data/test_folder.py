@@ -164,14 +164,11 @@ def test_validation_never_falls_back_to_the_training_images(folder):
         evaluate(folder)
 
 
-def test_an_empty_folder_is_an_error(tmp_path):
+def test_images_are_expected_in_one_folder_per_class(tmp_path):
     (tmp_path / "val" / "ant").mkdir(parents=True)
     (tmp_path / "val" / "ant" / "notes.txt").write_text("no image")
     with pytest.raises(DataError, match=r"no images in .*val; expected one subfolder per class"):
         evaluate(tmp_path)
-
-
-def test_images_without_class_folders_are_an_error(tmp_path):
     write_image(tmp_path / "val" / "0.png", 0)
     with pytest.raises(DataError, match="lie in no class; put them into one subfolder per class"):
         evaluate(tmp_path)
@@ -263,13 +260,9 @@ def test_loaders_of_files_can_be_sent_to_spawned_workers(folder):
     assert torch.equal(dataset[(3, 99)].image, loader._loader.dataset[(3, 99)].image)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["folders", "cifar10", "torch", "folder/x", "torch/cifar11", "hfds"],
-    ids=lambda name: name.replace("/", "-"),
-)
+@pytest.mark.parametrize("name", ["folders", "folder/x", "hfds"], ids=lambda name: name.replace("/", "-"))
 def test_an_unknown_data_set_is_named_with_what_is_known(name, tmp_path):
-    with pytest.raises(DataError, match=r"no (torchvision )?data set (named )?'.*Known: "):
+    with pytest.raises(DataError, match=r"no data set named '.*Known: "):
         eval_loader(DataConfig(dataset=name, root=str(tmp_path)), input_size=SIZE)
 
 

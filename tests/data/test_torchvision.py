@@ -84,21 +84,20 @@ def test_cifar10_in_memory_is_the_same(cifar):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_a_misspelt_split_is_not_taken_for_the_test_set(cifar):
-    with pytest.raises(DataError, match="no split 'trian'"):
-        train_loader(config(cifar, train_split="trian"), input_size=SIZE, seed=0)
-
-
-def test_a_set_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(DataError, match=r"data\.download=true"):
-        eval_loader(config(tmp_path), input_size=SIZE)
-    with pytest.raises(DataError, match=r"data\.root"):
-        eval_loader(DataConfig(dataset="torch/cifar10"), input_size=SIZE)
-
-
-def test_a_misspelt_name_gets_a_suggestion(tmp_path):
-    with pytest.raises(DataError, match="did you mean 'cifar10'"):
-        eval_loader(config(tmp_path, dataset="torch/cifr10"), input_size=SIZE)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train_split": "trian"}, "no split 'trian'"),
+        ({}, r"data\.download=true"),
+        ({"root": None}, r"data\.root is not set"),
+        ({"dataset": "torch/cifr10"}, "did you mean 'cifar10'"),
+    ],
+)
+def test_what_cannot_be_opened_is_explained(settings, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        train_loader(
+            DataConfig(**{"dataset": "torch/cifar10", "root": str(tmp_path), **settings}), input_size=SIZE, seed=0
+        )
 
 
 def test_svhn_is_read_with_its_own_splits(tmp_path, monkeypatch):
