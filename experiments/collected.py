@@ -196,7 +196,7 @@ def expected_heads() -> dict[Path, str]:
         for item in campaign["list"]:
             if item["name"] in judged and set(item) <= {"name", "recipe"}:
                 recipe = find_recipe(item.get("recipe", campaign["recipe"]))
-                found[recipe] = f"{HEAD}{measured(judged[item['name']])}"
+                found.setdefault(recipe, f"{HEAD}{measured(judged[item['name']])}")
     return found
 
 
