@@ -54,11 +54,11 @@ def compress(
     from vitruvius._yaml import dump_yaml
     from vitruvius.cli.evaluate import evaluate
     from vitruvius.cli.masks import cycles, export, maps, masks
-    from vitruvius.compression.steps import masked_rules
     from vitruvius.targets.base import local_run, open_target
 
     source = local_run(target)
     opened = open_target(source, _of_target(source, overrides), trust_plugins=trust_plugins)
+    from vitruvius.compression.steps import masked_rules
     from vitruvius.report import write_page
     from vitruvius.training import train
 

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from vitruvius._errors import RunError
+
 FIGURES = (".png", ".pdf", ".svg", "")
 
 
@@ -97,6 +99,8 @@ def masks(
         check_out(out, maps, of, example="masks.safetensors")
     if figure is not None:
         check_out(figure, maps, out, example="masks.png", endings=FIGURES)
+    if not maps.exists():  # before anything slow is imported
+        raise RunError(f"cannot read {maps}: there is no such file.")
     from vitruvius.compression.steps import write_masks
     from vitruvius.surgery import survey
     from vitruvius.targets.base import open_target
