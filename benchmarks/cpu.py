@@ -228,8 +228,8 @@ def autoattack(seconds: float) -> Iterator[Row]:
         effort = whole if seconds >= 0.3 else tiny
         yield from attacked(name, *load_attacked(name, count), norm, eps, effort, dict.fromkeys(ways, goal))
     for name, count, effort, goal in (
-        ("dim 96, 4 blocks, 32 px", 16, small, "≥ 1.8"),
-        ("dim 192, 6 blocks, 32 px", 6, small, "≥ 2.2"),
+        ("dim 96, 4 blocks, 32 px", 10, small, "≥ 1.8"),
+        ("dim 192, 6 blocks, 32 px", 4, small, "≥ 2.2"),
         ("DeiT-Tiny, 224 px", 1, large, "≥ 2.2"),
     ):
         make, size, _ = VITS[name]
