@@ -22,7 +22,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from vitruvius.attention.base import attention_map
-from vitruvius.init.impulses import Offset, draw_offsets, impulse_map, offset_of, quality
+from vitruvius.init.impulse import Offset, draw_offsets, impulse_map, offset_of, quality
 from vitruvius.surgery import record
 from vitruvius.surgery.initialising import initialise, layers
 from vitruvius.surgery.positions import use_sincos_positions

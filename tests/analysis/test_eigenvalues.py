@@ -6,7 +6,7 @@ from looking import golden, layers, make_heads, make_site, slow_gram, wave_heads
 
 from vitruvius.analysis._kernel import key_gram
 from vitruvius.analysis.eigenvalues import EigenvaluesByRank, eigenvalues, spectrum
-from vitruvius.attention.standardised import standardise
+from vitruvius.attention.symmetric import standardise
 
 
 @pytest.mark.parametrize(("case", "standard"), [("std", True), ("raw", False)])

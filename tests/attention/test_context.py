@@ -14,8 +14,8 @@ from families import FAMILIES, vit
 from vitruvius._errors import SurgeryError, UnsuitableSite
 from vitruvius.analysis import analyse
 from vitruvius.attention import part
+from vitruvius.attention.across_layers import stretch
 from vitruvius.attention.base import attention_map, build_core
-from vitruvius.attention.elliptical import stretch
 from vitruvius.attention.softmax import attend
 from vitruvius.attention.tome import merge
 from vitruvius.models import create_model

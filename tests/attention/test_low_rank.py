@@ -18,6 +18,7 @@ from vitruvius.attention.base import attention_map, build_core
 from vitruvius.attention.low_rank import LowRank, fit_low_rank, fold_into
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, HeadWeights
+from vitruvius.surgery import rewire
 
 FILES = {name: read_golden(name) for name in ("vitcod_attn_ae_a", "vitcod_attn_ae_b", "vitcod_attn_fcq")}
 CASES = [(name, case) for name, (_, metadata) in FILES.items() for case in metadata["cases"]]
@@ -235,3 +236,23 @@ def test_fitting_needs_a_low_rank_part_and_a_batch():
     with pytest.raises(DataError, match=r"no batch reached 'first\.low_rank'"):
         fit_low_rank(model, [])
     assert not model.first.get_submodule("low_rank")._forward_hooks
+
+
+def quantise_by_torch(model):
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+def quantise_by_torchao(model):
+    ao = pytest.importorskip("torchao.quantization", reason="needs torchao")
+    ao.quantize_(model, ao.Int8WeightOnlyConfig())
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, which recommends torchao
+@pytest.mark.parametrize("quantise", [quantise_by_torch, quantise_by_torchao])
+def test_a_quantised_model_with_auto_encoders_runs(quantise, tiny_vit):
+    model, x = tiny_vit
+    with torch.no_grad():
+        expected = rewire(model, part("low_rank", rank=2))(x)
+        found = quantise(model)(x)
+    assert 0 < (found - expected).norm() < 0.2 * expected.norm()

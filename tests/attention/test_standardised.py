@@ -4,7 +4,7 @@ from attending import assert_golden, make_heads, make_site, read_golden, run_lay
 
 from vitruvius.attention.base import build_core
 from vitruvius.attention.softmax import attend
-from vitruvius.attention.standardised import standardise
+from vitruvius.attention.symmetric import standardise
 
 
 def test_the_layer_of_the_reconstruction_experiments_matches_the_golden_output_and_gradient():

@@ -15,7 +15,7 @@ from vitruvius._errors import UnsuitableSite
 from vitruvius._registry import first_line
 from vitruvius.attention import attentions, part
 from vitruvius.attention.base import attention_map, build_core
-from vitruvius.attention.entmax import entmax
+from vitruvius.attention.chosen_keys import entmax
 from vitruvius.attention.softmax import attend
 from vitruvius.models import create_model
 from vitruvius.surgery import rewire

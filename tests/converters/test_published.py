@@ -56,7 +56,7 @@ def entry(server: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )  # fmt: skip
     monkeypatch.setenv("VITRUVIUS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(published, "published_checkpoints", lambda: {NAME: made})
-    monkeypatch.setattr("vitruvius.targets.published.published_checkpoints", lambda: {NAME: made})
+    monkeypatch.setattr("vitruvius.targets.names.published_checkpoints", lambda: {NAME: made})
     return made
 
 

@@ -12,8 +12,7 @@ from beginnings import attention_of, make_layers, seeded, sincos
 
 from vitruvius._errors import ConfigError, UnsuitableSite
 from vitruvius.init import inits
-from vitruvius.init.impulse import bump
-from vitruvius.init.impulses import draw_offsets, impulse_map, offset_of, quality
+from vitruvius.init.impulse import bump, draw_offsets, impulse_map, offset_of, quality
 
 impulse = inits["impulse"]
 RELEASED_PROBABILITY = 0.36  # best head of the released optimisation, and its norms on the 16×16 grid

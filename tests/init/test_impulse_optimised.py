@@ -11,8 +11,8 @@ from beginnings import attention_of, golden, make_layers, seeded, sincos
 
 from vitruvius._errors import ConfigError
 from vitruvius.init import inits
+from vitruvius.init.impulse import Task, offset_of, quality
 from vitruvius.init.impulse_optimised import attention, optimise, start
-from vitruvius.init.impulses import Task, offset_of, quality
 
 RUN, RUN_META = golden("impulse_opt")
 STATS, STATS_META = golden("impulse_stats")

@@ -14,7 +14,7 @@ from beginnings import seeded, small_vit
 from vitruvius._errors import ConfigError, NoSiteError, UnknownName, UnsuitableSite
 from vitruvius.attention.base import attention_map
 from vitruvius.init import bases
-from vitruvius.init.impulses import draw_offsets, offset_of, quality
+from vitruvius.init.impulse import draw_offsets, offset_of, quality
 from vitruvius.surgery import record, rewire
 from vitruvius.surgery.initialising import initialise, layers
 from vitruvius.surgery.positions import use_sincos_positions

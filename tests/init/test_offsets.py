@@ -10,7 +10,7 @@ import torch
 from beginnings import golden, seeded
 
 from vitruvius._errors import ConfigError
-from vitruvius.init.impulses import draw_offsets, impulse_map, offset_of, quality
+from vitruvius.init.impulse import draw_offsets, impulse_map, offset_of, quality
 
 TARGETS, TARGETS_META = golden("impulse_targets")
 

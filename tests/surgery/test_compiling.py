@@ -11,6 +11,7 @@ from operating import ONE_EACH, gradient, inputs_of, rewired
 from torch import Tensor, nn
 
 from families import Family
+from vitruvius.attention import part
 from vitruvius.surgery import rewire
 from vitruvius.surgery.base import Socket
 
@@ -38,6 +39,20 @@ def test_compiled_block_trains_through_aot_autograd(tiny_vit: tuple[nn.Module, T
     torch.compiler.reset()
     found = gradient(torch.compile(block, fullgraph=True, backend="aot_eager"), x)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sparsity", [4.0, float("inf")])
+@pytest.mark.parametrize("grad", [False, True])
+def test_rpc_compiles_for_batches_of_any_size(grad: bool, sparsity: float, tiny_vit: tuple[nn.Module, Tensor]) -> None:
+    block: Any = rewire(tiny_vit[0], part("rpc", sparsity=sparsity)).blocks[0]  # type: ignore[index,union-attr]
+    torch.compiler.reset()
+    compiled = torch.compile(block, dynamic=True, fullgraph=True, backend="aot_eager")
+    for size in (2, 3):
+        x = torch.randn(size, 17, 32)
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(compiled(x), block(x))
+        if grad:
+            torch.testing.assert_close(gradient(compiled, x), gradient(block, x), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", CHECKPOINTED, ids=str)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius.attention.standardised import standardise as z_score
+from vitruvius.attention.symmetric import standardise as z_score
 from vitruvius.heads import Heads
 
 RELEASED_EPSILON = 1e-6  # the published scripts add it to g gᵀ

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitruvius.analysis._kernel import log_attention, log_phi2
 from vitruvius.analysis.base import Attended, Statistics, analyses, precise
-from vitruvius.attention.standardised import standardise as z_score
+from vitruvius.attention.symmetric import standardise as z_score
 from vitruvius.heads import Heads, Site
 
 Variant = Literal["exact", "reproduction", "released"]

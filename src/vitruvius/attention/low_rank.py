@@ -102,6 +102,9 @@ class LowRank(Stage):
             self.set_projection(name, principal_heads(rows.flatten(1), self._layers(name)[0].out_features))
 
     def _mix(self, name: str, x: Tensor) -> Tensor:
+        layers = self._layers(name)
+        if not all(type(layer) is nn.Linear and type(layer.weight) is nn.Parameter for layer in layers):  # quantised
+            return self.get_submodule(name)(x.movedim(1, -1)).movedim(-1, 1)
         mixing, constant = self.mixing(name)
         return torch.einsum("hg,bgnd->bhnd", mixing, x) + constant.to(x.dtype)[:, None, None]
 

@@ -113,7 +113,7 @@ def step(keys: Tensor, kept: Tensor, low: Tensor, tau: Tensor | None, dual_sign:
         return pursued
     dual = kept - low
     free = (keys - low).add_(dual)
-    kept = (free if tau is None else torch.clamp(free, -tau, tau, out=free)).add_(low)
+    kept = (free if tau is None else free.clamp_(-tau, tau)).add_(low)
     return kept, dual.mul_(dual_sign - 1).add_(kept)
 
 
@@ -151,11 +151,15 @@ class _Step(torch.autograd.Function):
         return kept, dual.mul_(dual_sign - 1).add_(kept)
 
     @staticmethod
-    def backward(ctx: Any, grad_kept: Tensor | None, grad_clean: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_kept: Tensor | None, grad_clean: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad_clean is None:
+            if grad_kept is None:
+                return None, None, None, None, None
+            grad_clean = torch.zeros_like(grad_kept)
         grad = grad_clean if grad_kept is None else grad_kept + grad_clean  # nobody asks the last step for c + L
         grad_keys, grad_tau = _split(grad, *ctx.saved_tensors)
         grad_dual = torch.add(grad_keys, grad_clean, alpha=ctx.dual_sign - 1)
-        return grad_keys, grad_dual, grad - grad_keys - grad_dual, grad_tau, None
+        return grad_keys, grad_dual, (grad - grad_keys).sub_(grad_dual), grad_tau, None
 
 
 def _wants_gradient(*tensors: Tensor) -> bool:
@@ -179,12 +183,12 @@ def released_threshold(keys: Tensor, sparsity: float) -> Tensor | None:
 
     `keys` are (B, H, N, D), `sparsity` is lambda; None where that is infinite, so that nothing is clipped.
     """
-    return None if math.isinf(sparsity) else _along(keys, sparsity * keys.shape[1] / (4 * _mean_size(keys)))
+    return None if sparsity == math.inf else _along(keys, sparsity * keys.shape[1] / (4 * _mean_size(keys)))
 
 
 def paper_threshold(keys: Tensor, sparsity: float) -> Tensor | None:
     """lambda / mu with mu = N · D / (4 ‖k_h‖₁): definition 1 of the paper. Arguments as in `released_threshold`."""
-    return None if math.isinf(sparsity) else _along(keys, 4 * sparsity * _mean_size(keys))
+    return None if sparsity == math.inf else _along(keys, 4 * sparsity * _mean_size(keys))
 
 
 THRESHOLDS: dict[str, Callable[[Tensor, float], Tensor | None]] = {

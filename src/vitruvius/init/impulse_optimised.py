@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitruvius._errors import ConfigError
 from vitruvius.init.base import Layer, inits, uniform
-from vitruvius.init.impulses import Order, Plan, Pseudo, Solution, Task, impulse_map, write_impulses
+from vitruvius.init.impulse import Order, Plan, Pseudo, Solution, Task, impulse_map, write_impulses
 
 RENEW = 100  # steps between two renormalisations
 WINDOW = 10  # renormalisations without progress that count as converged

@@ -31,15 +31,12 @@ class ZooCheckpoint:
     has_data = True
 
     def accepts(self, text: str) -> bool:
-        """Whether `text` begins with zoo/ and is no run folder of one's own."""
         return is_zoo(text)
 
     def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
         """The checkpoint with its own data, or the few pictures beside it; only data and device can be changed.
 
         Results go to runs/.
-
-        `text` is the name, `overrides` are settings `section.key=value`; `trust_plugins` is as for a run folder.
         """
         folder = find_checkpoint(text)
         if (folder / PICTURES).is_file() and not any(word.startswith("data.root=") for word in overrides):
@@ -55,10 +52,7 @@ def is_zoo(text: str) -> bool:
 
 
 def find_checkpoint(text: str) -> Path:
-    """The folder of a checkpoint whose files are what its card says.
-
-    `text` is its name, as in zoo/vit_digits_adversarial.
-    """
+    """The folder of a checkpoint whose files are what its card says; `text` is as in zoo/vit_digits_adversarial."""
     name = text.removeprefix(PREFIX)
     cards = zoo_cards()
     if name not in cards:
