@@ -2,8 +2,8 @@
 
 Zheng et al. 2024, arXiv:2404.01139: an impulse is a k×k convolution filter with a single tap, and its map T
 (`impulse_map`), made a little wider, is the map of logits we want for a head. With X the normalised positions and σ the
-size of the content that the network will add to them, the projections M = qᵀk that are best on average over that content
-minimise
+size of the content that the network will add to them, the projections M = qᵀk that are best on average over that
+content minimise
 
     E ‖(X + σE) M (X + σE′)ᵀ − T‖²  =  ‖X M Xᵀ − T‖² + Nσ² ‖M Xᵀ‖² + Nσ² ‖X M‖² + N²σ⁴ ‖M‖²
 
