@@ -242,12 +242,6 @@ def test_files_hold_no_infinity_of_attacks_without_a_radius(tmp_path: Path) -> N
         json.loads((tmp_path / name).read_text(), parse_constant=refuse)
 
 
-def test_one_threat_may_be_given_as_it_is() -> None:
-    for threat in (PGD(eps=8 / 255, steps=2), "pgd:eps=8/255,steps=2", {"use": "pgd", "eps": 8 / 255, "steps": 2}):
-        report = evaluate(model(), loader(), threat)
-        assert [score.spec for score in report.threats] == ["clean", "pgd(eps=8/255, steps=2)"]
-
-
 def test_plain_loaders_are_numbered_in_order() -> None:
     batches = [(torch.rand(3, 3, 8, 8), torch.tensor([0, 1, 2])), (torch.rand(2, 3, 8, 8), torch.tensor([3, 4]))]
     report = evaluate(model(), batches)

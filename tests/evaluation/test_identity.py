@@ -147,12 +147,6 @@ def test_the_version_is_noted_and_not_part_of_the_identity(tmp_path: Path) -> No
     assert evaluate(model(), Shown(), folder=tmp_path)["clean"].n == 22
 
 
-def test_other_weights_are_refused(tmp_path: Path) -> None:
-    evaluate(model(), Shown(), folder=tmp_path)
-    with pytest.raises(RunError, match="weights was"):
-        evaluate(model(seed=1), Shown(), folder=tmp_path)
-
-
 def test_a_false_start_does_not_lock_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(small_run(tmp_path / "run", "train.epochs=1"))
     assert main(["evaluate", run, "--images", "4"]) == 0
