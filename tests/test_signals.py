@@ -148,12 +148,13 @@ def send_itself(number: int) -> None:
 
 
 def test_sigterm_is_raised_where_the_work_stands_and_the_words_travel_with_it() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Terminated) as caught, handle_signals(), on_interrupt(lambda: "all is kept."):
-        send_itself(signal.SIGTERM)
-    assert exit_message(caught.value) == ("SIGTERM: all is kept.", 75)
+    for number, code in ((signal.SIGTERM, 75), (signal.SIGUSR2, 85)):
+        before = signal.getsignal(number)
+        with pytest.raises(Terminated) as caught, handle_signals(), on_interrupt(lambda: "all is kept."):
+            send_itself(number)
+        assert exit_message(caught.value) == (f"{number.name}: all is kept.", code)
+        assert signal.getsignal(number) is before
     assert exit_message(KeyboardInterrupt()) == (f"interrupted; {FINISHED}", 130)
-    assert signal.getsignal(signal.SIGTERM) is before
     assert signal.set_wakeup_fd(-1) == -1
 
 

@@ -50,15 +50,16 @@ def poison(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     at_batch(monkeypatch, number, lambda result: {**result, "loss": result["loss"] * math.nan})
 
 
-@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(("which", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 85)], ids=str)
 def test_a_signal_lets_the_update_finish_saves_and_leaves(
-    which: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    which: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, unbroken = signal.getsignal(which), small_run(tmp_path / "unbroken", *ACCUMULATED)
     with monkeypatch.context() as patch:
         signal_in_batch(patch, 2, which)
-        with pytest.raises(Preempted, match=rf"{which.name}: saved at update 1 in .*run; the same command resumes"):
+        with pytest.raises(Preempted, match=rf"{which.name}: saved at update 1 in .*run; the same") as caught:
             small_run(tmp_path / "run", *ACCUMULATED)
+    assert caught.value.exit_code == code  # 85: the time is nearly over, put the job back
     assert state_of(tmp_path / "run")["batch"] == 3  # the update's third batch was still trained on
     assert signal.getsignal(which) is before
     small_run(tmp_path / "run", *ACCUMULATED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -349,6 +350,7 @@ def test_a_plan_may_be_for_some_runs_and_may_look_for_masked_gradients_and_speed
             assert speed["images_per_second"] == pytest.approx(2 / (speed["milliseconds"] / 1000))
     seconds = json.loads((tmp_path / "out" / "seconds" / "apple.json").read_text())
     assert set(seconds) == {"train", "judge"}
+    shutil.rmtree(tmp_path / "out" / "notes")
     (tmp_path / "out" / "sweep.json").unlink()  # as after a kill between the checks and the note: none is made twice
     monkeypatch.setattr("vitruvius.training.judging.examine", lambda *_, **__: pytest.fail("made again"))
     Sweep(file, COMMON).train()
