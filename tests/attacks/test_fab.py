@@ -115,3 +115,13 @@ def test_a_search_without_radius_does_not_depend_on_how_images_are_batched() -> 
     x, y, ids = x[:9], y[:9], torch.arange(9)
     whole, parts = (FABTargeted(eps=math.inf, steps=8, targets=3, batch_size=n)(net, x, y, ids=ids) for n in (50, 4))
     torch.testing.assert_close(whole, parts, rtol=0, atol=1e-5)
+    first = FABTargeted(eps=math.inf, steps=8, targets=1)(net, x, y, ids=ids)
+    nearer, farther = (LINF.length(moved - x) for moved in (whole, first))  # the nearest of all targets counts
+    assert bool((nearer <= farther + 1e-6).all())
+    assert bool((nearer < farther - 1e-4).any())
+
+
+def test_restarts_begin_at_half_the_smaller_of_radius_and_distance() -> None:
+    attack, x, distance = FAB(eps=0.2), torch.full((2, 3, 4, 4), 0.5), torch.tensor([0.1, math.inf])
+    start = attack._random_start(x, attack.dice(torch.arange(2)), 1, distance)
+    torch.testing.assert_close(LINF.length(start - x), torch.tensor([0.05, 0.1]))
