@@ -97,8 +97,8 @@ def test_the_l1_projection_within_the_image_solves_its_optimality_conditions(
 
 
 def test_sparse_steps_leave_out_pixels_that_are_at_their_end() -> None:
-    grad, point = torch.tensor([[5.0, 4.0, 1.0]]), torch.tensor([[1.0, 0.5, 0.5]])
-    assert L1.usable(grad, point, 0.0, 1.0).tolist() == [[0.0, 4.0, 1.0]]
+    grad, point = torch.tensor([[5.0, 4.0, 1.0, -2.0]]), torch.tensor([[1.0, 0.5, 0.5, 0.0]])
+    assert L1.usable(grad, point, 0.0, 1.0).tolist() == [[0.0, 4.0, 1.0, 0.0]]
     assert LINF.usable(grad, point, 0.0, 1.0) is grad
 
 
