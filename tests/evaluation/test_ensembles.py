@@ -209,6 +209,14 @@ def test_a_damaged_note_costs_time_and_no_row(kind: str, whole: dict[AutoAttack,
     assert_same(tmp_path, whole[ENSEMBLE].folder)
 
 
+def test_rows_that_are_lost_are_searched_again(whole: dict[AutoAttack, Whole], tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        evaluate(Counted(0.8 * whole[ENSEMBLE].passes), digits(), [ENSEMBLE], folder=tmp_path)
+    min((tmp_path / "parts").glob("autoattack*")).unlink()
+    evaluate(Counted(), digits(), [ENSEMBLE], folder=tmp_path)
+    assert_same(tmp_path, whole[ENSEMBLE].folder)
+
+
 def test_a_fast_search_has_something_to_resume_with(whole: dict[AutoAttack, Whole]) -> None:
     """The fast and the short search break images and leave others, so that the kills above meet every decision."""
     columns = rows(whole[FAST].folder)
