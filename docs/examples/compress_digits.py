@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vitruvius.analysis import first_images
+from vitruvius.analysis.callback import first_images
 from vitruvius.compression import average_maps
 from vitruvius.compression.files import load_masks, save_maps, save_masks
 from vitruvius.compression.masks import make_masks
@@ -23,7 +23,8 @@ from vitruvius.compression.rules import rules
 from vitruvius.data import eval_loader, train_loader
 from vitruvius.evaluation import evaluate
 from vitruvius.listing import find_recipe
-from vitruvius.models import PixelModel, create_from_config, load_model
+from vitruvius.models import PixelModel, load_model
+from vitruvius.models.create import create_from_config
 from vitruvius.report import save_figure
 from vitruvius.report.sections.maps import draw_accuracy, draw_masks
 from vitruvius.surgery import survey

@@ -25,8 +25,9 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from vitruvius.analysis import NULLS, Table
+from vitruvius.analysis import Table
 from vitruvius.analysis.analysing import ask_all
+from vitruvius.analysis.base import NULLS
 from vitruvius.analysis.collecting import Collector
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site

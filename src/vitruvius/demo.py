@@ -14,7 +14,8 @@ from vitruvius.analysis.recording import record_pictures
 from vitruvius.attacks.pgd import PGD
 from vitruvius.compression import average_maps, save_maps
 from vitruvius.corruptions.base import corruption_grid
-from vitruvius.data import class_words, eval_loader
+from vitruvius.data import eval_loader
+from vitruvius.data.base import class_words
 from vitruvius.evaluation import evaluate
 from vitruvius.evaluation.base import data_settings
 from vitruvius.evaluation.threats import Threat

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from vitruvius._errors import ConfigError, MissingExtra, UnsuitableSite
-from vitruvius.analysis import Table, analyse, analysing, chance_map, explain, explanations, score
-from vitruvius.analysis.explanations import attended_layers, attention_gradient, relevance
+from vitruvius.analysis import Table, analyse, analysing, explain, explanations
+from vitruvius.analysis.explanations import attended_layers, attention_gradient, chance_map, relevance, score
 from vitruvius.attention import part
 from vitruvius.attention.base import DenseKernel, attention_map
 from vitruvius.models import create_model

@@ -7,7 +7,8 @@ import torch
 
 import vitruvius
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.analysis import AnalysisCallback, analyse, first_images, read_rows
+from vitruvius.analysis import analyse
+from vitruvius.analysis.callback import AnalysisCallback, first_images, read_rows
 from vitruvius.analysis.shipped import read_shipped
 from vitruvius.data import DataConfig, eval_loader, train_loader
 from vitruvius.tasks.supervised import Supervised

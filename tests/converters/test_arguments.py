@@ -9,8 +9,8 @@ import pytest
 
 from vitruvius._errors import ConfigError
 from vitruvius.cli import main
-from vitruvius.converters import convert, read_arguments
-from vitruvius.converters.arguments import recipe_from_arguments
+from vitruvius.converters import convert
+from vitruvius.converters.arguments import read_arguments, recipe_from_arguments
 from vitruvius.training import Config, read_recipe
 
 TIMM = """

@@ -9,7 +9,8 @@ import pytest
 
 from vitruvius._registry import load_plugins
 from vitruvius.cli import main
-from vitruvius.corruptions import IMAGENET_C, corruption_names, corruptions
+from vitruvius.corruptions import corruption_names, corruptions
+from vitruvius.corruptions.base import IMAGENET_C
 from vitruvius.shifts import open_shift
 
 PLUGIN = '''

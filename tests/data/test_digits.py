@@ -7,7 +7,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.data import DataConfig, eval_loader, held_out, train_loader
+from vitruvius.data import DataConfig, eval_loader, train_loader
+from vitruvius.data.loading import held_out
 from vitruvius.data.sources.digits import _all_digits
 
 SIZE = (3, 8, 8)

@@ -11,7 +11,8 @@ from pictures import write_image
 
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import save_tensors
-from vitruvius.data import DataConfig, eval_loader, held_out, train_loader
+from vitruvius.data import DataConfig, eval_loader, train_loader
+from vitruvius.data.loading import held_out
 from vitruvius.data.order import Endless
 
 SIZE = (3, 8, 8)

@@ -7,7 +7,8 @@ import torch
 from timm.data import Mixup
 
 from vitruvius._random import seed_of, seeded
-from vitruvius.data import DataConfig, make_mixup
+from vitruvius.data import DataConfig
+from vitruvius.data.augmentation.mixup import make_mixup
 
 
 def batch(number=8):

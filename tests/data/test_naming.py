@@ -8,7 +8,8 @@ import numpy as np
 from PIL import Image
 
 from vitruvius._imagenet import imagenet_classes
-from vitruvius.data import DataConfig, class_words
+from vitruvius.data import DataConfig
+from vitruvius.data.base import class_words
 from vitruvius.data.classes import in_words, names_by_number
 
 

@@ -11,8 +11,9 @@ import torch
 
 from vitruvius._errors import DataError
 from vitruvius._files import save_tensors
-from vitruvius.data import DataConfig, eval_loader, held_out, train_loader
+from vitruvius.data import DataConfig, eval_loader, train_loader
 from vitruvius.data.base import open_data
+from vitruvius.data.loading import held_out
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (12, 6, 8, 3), dtype=np.uint8)

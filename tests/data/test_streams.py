@@ -15,8 +15,9 @@ import torch
 
 from own_formats import Reader, picture
 from vitruvius._errors import ConfigError, DataError, MissingExtra
-from vitruvius.data import DataConfig, eval_loader, held_out, train_loader
+from vitruvius.data import DataConfig, eval_loader, train_loader
 from vitruvius.data.base import data_sources
+from vitruvius.data.loading import held_out
 from vitruvius.data.preprocessing import eval_transform, resolve, train_transform
 from vitruvius.data.sources.streams import Share, Stream, StreamLoader
 

@@ -82,7 +82,8 @@ def test_a_run_is_compared_with_another_and_calibrated_on_what_it_held_out(
 def _temperature(run: Path) -> float:
     """Fitted by hand on the 12 images that small_run holds out."""
     from small_run import small_config
-    from vitruvius.data import eval_loader, held_out
+    from vitruvius.data import eval_loader
+    from vitruvius.data.loading import held_out
     from vitruvius.models import load_model
 
     config, model = small_config(run), load_model(run)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
-from vitruvius.corruptions import IMAGENET_C, corruptions
+from vitruvius.corruptions import corruptions
+from vitruvius.corruptions.base import IMAGENET_C
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vitruvius.models import create_from_config
+from vitruvius.models.create import create_from_config
 from vitruvius.training.config import read_recipe
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "structured").glob("*.yaml"))

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from small_run import small_run
 from vitruvius._errors import CheckpointError, ConfigError
-from vitruvius.models import create_from_config, create_model, freeze, load_model, load_weights
+from vitruvius.models import create_model, freeze, load_model, load_weights
 from vitruvius.models.config import ModelConfig
+from vitruvius.models.create import create_from_config
 from vitruvius.models.weights import head_keys
 from vitruvius.surgery import survey
 

@@ -10,8 +10,8 @@ import vitruvius
 from vitruvius._files import save_tensors
 from vitruvius._yaml import dump_yaml
 from vitruvius.attention import part
-from vitruvius.models import create_from_config
 from vitruvius.models.config import AttentionRule, ModelConfig
+from vitruvius.models.create import create_from_config
 from vitruvius.surgery.folding import start_low_rank
 
 NAME = "vitruvius/vit_digits"

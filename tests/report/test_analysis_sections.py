@@ -15,7 +15,8 @@ from matplotlib.text import Text
 
 import vitruvius
 from vitruvius._style import encode_figure
-from vitruvius.analysis import AnalysisCallback, Table, analyse
+from vitruvius.analysis import Table, analyse
+from vitruvius.analysis.callback import AnalysisCallback
 from vitruvius.analysis.norms import QUANTILES
 from vitruvius.report import write_page
 from vitruvius.report.analysis_figures import (

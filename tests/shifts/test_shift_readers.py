@@ -18,8 +18,9 @@ from vitruvius._imagenet import imagenet_classes, subset_columns
 from vitruvius.corruptions.base import BENCHMARK, IMAGENET_C
 from vitruvius.corruptions.fog import Fog
 from vitruvius.data.identity import identify
-from vitruvius.shifts import ArrayImages, Pictures, open_shift, shifts
+from vitruvius.shifts import open_shift, shifts
 from vitruvius.shifts.base import Remark, say_once
+from vitruvius.shifts.layouts import ArrayImages, Pictures
 from vitruvius.shifts.published import INSIDE
 
 

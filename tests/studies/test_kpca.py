@@ -16,7 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from small_run import small_run
 from vitruvius._errors import DataError
 from vitruvius._progress import Bar
-from vitruvius.analysis import NULLS, Table, read_rows
+from vitruvius.analysis import Table
+from vitruvius.analysis.base import NULLS
+from vitruvius.analysis.callback import read_rows
 from vitruvius.studies import kpca, study
 from vitruvius.studies._base import folder_of
 from vitruvius.studies.kpca import ANALYSES, draw_reconstruction, published_curves, recorded_curves

@@ -19,7 +19,8 @@ import pytest
 from small_run import small_config, small_run, stopped_run
 from vitruvius._errors import ConfigError, MissingExtra, UnknownName
 from vitruvius._registry import require
-from vitruvius.tracking import Row, Trackers, trackers
+from vitruvius.tracking import trackers
+from vitruvius.tracking.base import Row, Trackers
 from vitruvius.training import train
 
 ROWS = [{"epoch": 0, "train_loss": 2.0}, {"epoch": 1, "train_loss": 1.0, "val_accuracy": 0.5}]

@@ -13,7 +13,7 @@ import torch
 
 from vitruvius._errors import UnknownName
 from vitruvius._files import load_tensors
-from vitruvius.analysis import read_rows
+from vitruvius.analysis.callback import read_rows
 from vitruvius.data import DataConfig
 from vitruvius.models.config import ModelConfig
 from vitruvius.training import Config, TrainConfig, train

@@ -10,9 +10,9 @@ import pytest
 from small_run import assert_same, rows_of, small_run, stopped_run
 from vitruvius._errors import ConfigError
 from vitruvius._files import load_tensors
-from vitruvius.training import kept_weights
 from vitruvius.training.checkpoint import epochs_to_keep
 from vitruvius.training.config import Keep
+from vitruvius.training.run_folder import kept_weights
 
 KEEP = ("train.epochs=4", "train.keep={every: 2, best: 1}")
 

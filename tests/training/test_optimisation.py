@@ -14,7 +14,8 @@ from PIL import Image
 from small_run import rows_of, small_config, small_run, small_session, state_of
 from vitruvius._errors import DataError
 from vitruvius._processes import Process
-from vitruvius.data import eval_loader, held_out
+from vitruvius.data import eval_loader
+from vitruvius.data.loading import held_out
 from vitruvius.evaluation import evaluate
 from vitruvius.models import load_model
 from vitruvius.training import loop

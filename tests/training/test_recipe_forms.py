@@ -15,7 +15,7 @@ from vitruvius._errors import ConfigError
 from vitruvius._files import load_tensors
 from vitruvius.tasks import Objective, tasks
 from vitruvius.tasks.inner import Schedule, make_schedule
-from vitruvius.tracking import Trackers
+from vitruvius.tracking.base import Trackers
 from vitruvius.tracking.csv import CSV
 from vitruvius.training import Config, read_recipe
 from vitruvius.training.checkpoint import capture, restore

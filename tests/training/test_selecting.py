@@ -15,7 +15,8 @@ from small_run import assert_same_run, rows_of, small_config, small_run, small_s
 from vitruvius._errors import ConfigError, Overfitted
 from vitruvius._processes import Process
 from vitruvius.attacks.pgd import PGD
-from vitruvius.data import eval_loader, held_out
+from vitruvius.data import eval_loader
+from vitruvius.data.loading import held_out
 from vitruvius.evaluation import evaluate
 from vitruvius.models import load_model
 from vitruvius.training.alarm import Alarm, Reading

@@ -170,8 +170,8 @@ def _write_untrained(recipe: Mapping[str, Any], folder: Path) -> None:
     from vitruvius._secrets import redact
     from vitruvius._version import __version__
     from vitruvius._yaml import dump_yaml
-    from vitruvius.models import create_from_config
     from vitruvius.models.config import AttentionRule, ModelConfig
+    from vitruvius.models.create import create_from_config
 
     rules = [build(AttentionRule, rule, source="attention") for rule in recipe["attention"]]
     model = create_from_config(build(ModelConfig, recipe["model"], source="model"), rules, seed=recipe.get("seed", 0))

@@ -43,8 +43,8 @@ def convert(
         raise CheckpointError(f"there is no checkpoint at {checkpoint}.")
     from vitruvius.compression.steps import masks_of_arrays
     from vitruvius.converters import convert as read_checkpoint
-    from vitruvius.converters import read_arguments, write_run
-    from vitruvius.converters.base import MASKS, SETTINGS, epoch_checkpoints
+    from vitruvius.converters.arguments import read_arguments
+    from vitruvius.converters.base import MASKS, SETTINGS, epoch_checkpoints, write_run
     from vitruvius.training import read_recipe
 
     if source == MASKS:

@@ -309,7 +309,7 @@ def record_run(run: Path, overrides: Sequence[str], images: int, threat: Any, *,
         str(run), settings, images=images, out=run, labels=False, trust_plugins=trust_plugins, alone=True
     ) as request:
         from vitruvius.analysis.recording import record_pictures
-        from vitruvius.data import class_words
+        from vitruvius.data.base import class_words
         from vitruvius.evaluation.threats import describe
 
         request.labels = request.model.num_classes > 0

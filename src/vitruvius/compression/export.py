@@ -27,8 +27,9 @@ from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.mask import Mask
 from vitruvius.compression.sparse import use_sparse
 from vitruvius.converters.exporting import save_for_hub
-from vitruvius.models import PixelModel, create_from_config, load_weights
+from vitruvius.models import PixelModel, load_weights
 from vitruvius.models.config import AttentionRule, ModelConfig
+from vitruvius.models.create import create_from_config
 from vitruvius.surgery.base import inner
 from vitruvius.surgery.folding import fold
 

@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING
 from vitruvius._lazy import exports
 
 if TYPE_CHECKING:
-    from vitruvius.converters.arguments import read_arguments as read_arguments
     from vitruvius.converters.base import convert as convert
     from vitruvius.converters.base import converters as converters
-    from vitruvius.converters.base import write_run as write_run
     from vitruvius.converters.exporting import to_timm as to_timm
 else:
     __getattr__, __dir__, __all__ = exports(
@@ -16,8 +14,6 @@ else:
         {
             "convert": "base",
             "converters": "base",
-            "read_arguments": "arguments",
             "to_timm": "exporting",
-            "write_run": "base",
         },
     )

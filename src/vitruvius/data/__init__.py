@@ -10,12 +10,9 @@ from vitruvius._lazy import exports
 
 if TYPE_CHECKING:
     from vitruvius.data._config import DataConfig as DataConfig
-    from vitruvius.data.augmentation.mixup import make_mixup as make_mixup
     from vitruvius.data.base import TensorSet as TensorSet
-    from vitruvius.data.base import class_words as class_words
     from vitruvius.data.base import data_source as data_source
     from vitruvius.data.loading import eval_loader as eval_loader
-    from vitruvius.data.loading import held_out as held_out
     from vitruvius.data.loading import images_loader as images_loader
     from vitruvius.data.loading import train_loader as train_loader
 else:
@@ -24,12 +21,9 @@ else:
         {
             "DataConfig": "_config",
             "TensorSet": "base",
-            "class_words": "base",
             "data_source": "base",
             "eval_loader": "loading",
-            "held_out": "loading",
             "images_loader": "loading",
-            "make_mixup": "augmentation.mixup",
             "train_loader": "loading",
         },
     )

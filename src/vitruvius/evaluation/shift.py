@@ -19,10 +19,11 @@ from vitruvius._checks import check_labels, check_logits, device_of
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius._progress import Progress, no_progress
-from vitruvius.data import DataConfig, eval_loader, held_out, images_loader
+from vitruvius.data import DataConfig, eval_loader, images_loader
 from vitruvius.data.base import InputSize, split_folder
 from vitruvius.data.identity import identify
 from vitruvius.data.loader import Loader
+from vitruvius.data.loading import held_out
 from vitruvius.data.preprocessing import resolve
 from vitruvius.evaluation.base import (
     Columns,

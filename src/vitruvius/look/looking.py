@@ -32,7 +32,7 @@ from vitruvius.attacks.base import disturb
 from vitruvius.attention.base import Core, part
 from vitruvius.attention.mask import Mask
 from vitruvius.compression import average_maps, load_masks, make_masks
-from vitruvius.data import class_words
+from vitruvius.data.base import class_words
 from vitruvius.data.classes import in_words
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.heads import Heads, Site

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from vitruvius.models.base import PixelModel as PixelModel
     from vitruvius.models.base import models as models
     from vitruvius.models.base import restride as restride
-    from vitruvius.models.create import create_from_config as create_from_config
     from vitruvius.models.create import create_model as create_model
     from vitruvius.models.create import load_model as load_model
     from vitruvius.models.freezing import freeze as freeze
@@ -18,7 +17,6 @@ else:
         __name__,
         {
             "PixelModel": "base",
-            "create_from_config": "create",
             "create_model": "create",
             "freeze": "freezing",
             "load_model": "create",

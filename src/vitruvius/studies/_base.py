@@ -33,7 +33,7 @@ from vitruvius.evaluation.base import fingerprint, numbered, settings_fingerprin
 from vitruvius.models import PixelModel, load_weights
 from vitruvius.report import save_figure
 from vitruvius.request import open_request
-from vitruvius.training import kept_weights
+from vitruvius.training.run_folder import kept_weights
 
 Row = dict[str, Any]
 Band = tuple[float, float, float]  # low, middle, high

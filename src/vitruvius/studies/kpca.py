@@ -20,7 +20,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from vitruvius._files import atomic_write_text
 from vitruvius._notebook import to_csv
 from vitruvius._style import LIGHT, LINES, figure_style, legend_below, series
-from vitruvius.analysis import NULLS, Table, analyse, read_rows
+from vitruvius.analysis import Table, analyse
+from vitruvius.analysis.base import NULLS
+from vitruvius.analysis.callback import read_rows
 from vitruvius.analysis.shipped import read_shipped_folder
 from vitruvius.analysis.table import layers_of
 from vitruvius.report.analysis_figures import JOINT, Scale, axis_label, draw_norms_on, save_figures

@@ -6,7 +6,6 @@ from vitruvius._lazy import exports
 
 if TYPE_CHECKING:
     from vitruvius.targets.base import Target as Target
-    from vitruvius.targets.base import TargetConfig as TargetConfig
     from vitruvius.targets.base import load_model as load_model
     from vitruvius.targets.base import open_target as open_target
     from vitruvius.targets.base import target_kinds as target_kinds
@@ -15,7 +14,6 @@ else:
         __name__,
         {
             "Target": "base",
-            "TargetConfig": "base",
             "load_model": "base",
             "open_target": "base",
             "target_kinds": "base",

@@ -67,7 +67,7 @@ class ModelName:
         config = build(TargetConfig, override(given, overrides), source=text)
 
         def make() -> PixelModel:
-            from vitruvius.models import create_from_config
+            from vitruvius.models.create import create_from_config
 
             try:
                 return create_from_config(config.model, config.attention, seed=config.seed)

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from vitruvius._checks import check_weight
 from vitruvius._config import key, required
 from vitruvius._errors import ConfigError
-from vitruvius.models import PixelModel, create_from_config, load_model
+from vitruvius.models import PixelModel, load_model
 from vitruvius.models.config import ModelConfig
+from vitruvius.models.create import create_from_config
 from vitruvius.surgery.base import inner
 from vitruvius.tasks.base import Objective, divergence, tasks
 

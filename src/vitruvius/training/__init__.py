@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from vitruvius.training.config import TrainConfig as TrainConfig
     from vitruvius.training.config import read_recipe as read_recipe
     from vitruvius.training.loop import train as train
-    from vitruvius.training.run_folder import kept_weights as kept_weights
     from vitruvius.training.sweep import Sweep as Sweep
 else:
     __getattr__, __dir__, __all__ = exports(
@@ -20,7 +19,6 @@ else:
             "Sweep": "sweep",
             "TrainConfig": "config",
             "fetch": "run_folder",
-            "kept_weights": "run_folder",
             "read_recipe": "config",
             "train": "loop",
         },

@@ -8,9 +8,8 @@ from typing import Protocol
 from torch import nn
 
 from vitruvius._files import atomic_write_text
-from vitruvius.analysis import AnalysisCallback, first_images
-from vitruvius.analysis.callback import FILE, rows_with_analyses
-from vitruvius.tracking import Trackers
+from vitruvius.analysis.callback import FILE, AnalysisCallback, first_images, rows_with_analyses
+from vitruvius.tracking.base import Trackers
 from vitruvius.training.run_folder import Run
 from vitruvius.training.session import Session
 

@@ -38,7 +38,7 @@ from vitruvius.analysis.callback import rows_with_analyses
 from vitruvius.compression.files import load_maps, load_masks
 from vitruvius.compression.gradual import GradualMask
 from vitruvius.init import inits
-from vitruvius.tracking import Trackers
+from vitruvius.tracking.base import Trackers
 from vitruvius.training.alarm import Alarm, RolledBack
 from vitruvius.training.callbacks import Analyses, Callback, Tracking
 from vitruvius.training.checkpoint import Checkpoint

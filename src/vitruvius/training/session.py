@@ -25,15 +25,17 @@ from vitruvius._files import is_url, load_tensors, local_path
 from vitruvius._processes import Process
 from vitruvius._random import BatchDraws
 from vitruvius._registry import read_spec
-from vitruvius.analysis import first_images
+from vitruvius.analysis.callback import first_images
 from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.softmax import multiplies_bfloat16
-from vitruvius.data import eval_loader, held_out, make_mixup, train_loader
-from vitruvius.data.augmentation.mixup import Mixer
+from vitruvius.data import eval_loader, train_loader
+from vitruvius.data.augmentation.mixup import Mixer, make_mixup
 from vitruvius.data.identity import Identity, identity_of
 from vitruvius.data.loader import Loader
+from vitruvius.data.loading import held_out
 from vitruvius.data.preprocessing import resolve
-from vitruvius.models import PixelModel, create_from_config, create_model
+from vitruvius.models import PixelModel, create_model
+from vitruvius.models.create import create_from_config
 from vitruvius.surgery.base import inner
 from vitruvius.surgery.calibrating import calibrate_low_rank
 from vitruvius.tasks import Objective, tasks

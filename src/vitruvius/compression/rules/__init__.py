@@ -16,8 +16,6 @@ from torch import Tensor
 from vitruvius._registry import Registry
 from vitruvius.heads import Site
 
-__all__ = ["Rule", "rules"]
-
 
 class Rule:
     """Levels say in which order pairs leave: those below the limit stay. Subclasses are frozen dataclasses.

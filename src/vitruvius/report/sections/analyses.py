@@ -11,9 +11,11 @@ from markupsafe import Markup
 from vitruvius._errors import VitruviusError
 from vitruvius._registry import first_line
 from vitruvius._style import LINES, series
-from vitruvius.analysis import NULLS, Row, Table, explanations, read_rows
+from vitruvius.analysis import Table, explanations
 from vitruvius.analysis import analyses as registry
-from vitruvius.analysis.table import SAME_BY_CONSTRUCTION, Layer, count_beyond, layers_of, number
+from vitruvius.analysis.base import NULLS
+from vitruvius.analysis.callback import read_rows
+from vitruvius.analysis.table import SAME_BY_CONSTRUCTION, Layer, Row, count_beyond, layers_of, number
 from vitruvius.report.analysis_figures import (
     DASHES,
     MOST,
