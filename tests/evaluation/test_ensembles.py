@@ -147,10 +147,12 @@ class Whole:
         handler = logging.Handler()
         handler.emit = lambda record: made.append(counted.counter.passes)  # type: ignore[method-assign]
         logger = logging.getLogger("vitruvius.evaluation._evaluate")
+        before = logger.level
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         evaluate(counted, digits(), [ensemble], folder=folder)
         logger.removeHandler(handler)
+        logger.setLevel(before)
         self.folder = folder
         self.passes = counted.counter.passes
         self.longest_stage = max(later - earlier for earlier, later in zip([0, *made], made, strict=False))

@@ -159,8 +159,9 @@ class TrainConfig:
             raise ConfigError(
                 f"train.warmup_epochs = {self.warmup_epochs}, expected fewer than the {self.epochs} of train.epochs."
             )
-        peak = self.lr or (DEFAULT_RATE if self.lr_base is None else None)
-        if peak is not None and self.min_lr > peak and self.sched in ("cosine", "tanh", "poly", "plateau"):
+        peak = self.lr or DEFAULT_RATE
+        ends_low = self.sched in ("cosine", "tanh", "poly", "plateau")
+        if self.lr_base is None and self.min_lr > peak and ends_low:  # a base rate is scaled to the batch later
             raise ConfigError(f"train.min_lr = {self.min_lr:g}, expected at most the peak rate, train.lr = {peak:g}.")
 
 
