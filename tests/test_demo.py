@@ -10,6 +10,7 @@ import pytest
 
 from small_run import SMALL
 from vitruvius import demo as demo_module
+from vitruvius.cli import main
 from vitruvius.corruptions.base import BENCHMARK
 
 
@@ -43,3 +44,13 @@ def test_the_demo_ends_with_one_page_about_both_runs(
     before = (tmp_path / "demo" / "softmax" / "state.pt").stat().st_mtime_ns
     assert demo_module.demo(tmp_path / "demo", overrides=tiny) == page
     assert (tmp_path / "demo" / "softmax" / "state.pt").stat().st_mtime_ns == before  # nothing is trained twice
+
+
+def test_the_verb_looks_at_a_robust_vit_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo_module, "demo", lambda out: out / "report.html")
+    main(["demo", "--out", str(tmp_path)])
+    page = (tmp_path / "look.html").read_text()
+    assert "pgd(eps=8/255, steps=20)" in page
+    assert capsys.readouterr().out.splitlines()[-2:] == [str(tmp_path / "look.html"), str(tmp_path / "report.html")]

@@ -23,6 +23,7 @@ from vitruvius.models import load_model
 from vitruvius.report import write_page
 from vitruvius.training import Config, read_recipe, train
 
+ROBUST = "zoo/vit_cifar10_robust"  # looked at first, on pictures that come with it
 RECIPES = {"softmax": "digits/softmax", "rpc": "digits/rpc"}
 STRENGTHS = [4, 8, 16, 32]  # of attacks, in 1/255
 SEVERITIES = [1, 3, 5]  # of corruptions

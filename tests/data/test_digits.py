@@ -132,3 +132,8 @@ def test_a_limit_uses_a_fixed_random_choice():
     assert torch.equal(ids, everything(eval_loader(config, input_size=SIZE))[2])
     assert ids[-1] > 100  # not simply the first ones
     assert train_loader(config, input_size=SIZE, seed=1).num_images == 100
+
+
+def test_training_images_looked_at_as_validation_images_are_training_images():
+    looked_at = eval_loader(DataConfig(val_split="train"), input_size=SIZE)
+    assert looked_at.num_images == 1437

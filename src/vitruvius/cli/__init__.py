@@ -55,7 +55,7 @@ EXAMPLES = """\
 -v, --verbose, with any verb: log more, and show where an error came from.
 
 Examples:
-  vitruvius demo                                            everything on the embedded digits, ends with a page
+  vitruvius demo                                            a robust ViT under attack, then everything on digits
   vitruvius train digits/rpc train.epochs=20                a recipe by name or path, with overrides
   vitruvius evaluate runs/rpc --threat pgd:eps=8/255        a run folder is a model everywhere
   vitruvius evaluate deit_tiny_patch16_224 data.dataset=folder data.root=/imagenet

@@ -22,16 +22,19 @@ BENCHES = {
 
 
 def demo(*, out: Path = Path("runs/demo")) -> None:
-    """Train, attack, corrupt and look inside on the embedded digits; ends with a page.
+    """Look into a robust ViT on real pictures, clean and attacked; then train, attack and corrupt on digits; two pages.
 
     Args:
-        out: folder for runs and page (default: runs/demo).
+        out: folder for runs and pages (default: runs/demo).
     """
     from vitruvius._files import check_out
 
     check_out(out)
+    from vitruvius.cli.look import look
+    from vitruvius.demo import ROBUST
     from vitruvius.demo import demo as run_demo
 
+    look(ROBUST, images=4, threat="pgd:eps=8/255,steps=20", out=out / "look.html")
     print(run_demo(out))
 
 

@@ -27,7 +27,7 @@ def digits(config: DataConfig, split: str, size: Size) -> TensorSet:
     if split not in (config.train_split, config.val_split):
         raise DataError(f"digits has no split {split!r}; choose {config.train_split!r} or {config.val_split!r}.")
     images, labels, validation = _all_digits()
-    chosen = validation if split == config.val_split else ~validation
+    chosen = ~validation if split == config.train_split else validation
     return TensorSet(
         name=f"digits/{split}",
         images=images[chosen],
