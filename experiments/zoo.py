@@ -69,6 +69,9 @@ def make_parser() -> argparse.ArgumentParser:
     making.add_argument("--recipe", required=True, help="the recipe as `vitruvius train` takes it")
     making.add_argument("--threat", action="append", default=[], metavar="SPEC", help="measured beside clean images")
     making.add_argument("--pictures", action="store_true", help="ship one test picture of each class, as pictures.npz")
+    making.add_argument(
+        "--class-names", nargs="*", default=[], help="what the classes of --pictures are called, by number"
+    )
     making.add_argument("--images", type=int, help="how many images, a fixed random choice (default: all)")
     checking = verbs.add_parser("check", help="evaluate again and compare with the card")
     checking.add_argument("name")
@@ -84,7 +87,7 @@ def make(options: argparse.Namespace) -> Path:
     try:
         write_run(options.run, folder)
         if options.pictures:
-            write_pictures(str(folder), options.settings, folder / PICTURES)
+            write_pictures(str(folder), options.settings, folder / PICTURES, options.class_names)
         card = describe(options, folder)
         card["figures"] = measure(str(folder), options.settings, options.threat, options.images)
         atomic_write_text(folder / "card.md", page(card))
@@ -110,7 +113,7 @@ def write_run(run: Path, folder: Path) -> None:
     atomic_write_text(folder / "config.yaml", dump_yaml(config))
 
 
-def write_pictures(target: str, settings: Sequence[str], file: Path) -> None:
+def write_pictures(target: str, settings: Sequence[str], file: Path, class_names: Sequence[str]) -> None:
     """The first test picture of each class, as the model sees it: the checkpoint can be tried without its data."""
     with open_request(target, settings, alone=True) as request:
         found: dict[int, torch.Tensor] = {}
@@ -118,7 +121,8 @@ def write_pictures(target: str, settings: Sequence[str], file: Path) -> None:
             for pixels, label in zip(x, y.tolist(), strict=True):
                 found.setdefault(label, pixels)
     images = torch.stack([found[label] for label in sorted(found)])
-    np.savez_compressed(file, image=(255 * images).round().byte().movedim(1, -1).numpy(), label=sorted(found))
+    names = {"class_names": np.array(class_names)} if class_names else {}
+    np.savez_compressed(file, image=(255 * images).round().byte().movedim(1, -1).numpy(), label=sorted(found), **names)
 
 
 def rounded(name: str, value: torch.Tensor) -> torch.Tensor:

@@ -20,12 +20,14 @@ from vitruvius._files import load_tensors, save_tensors
 from vitruvius._yaml import read_yaml
 from vitruvius.cli import main
 from vitruvius.data import eval_loader
+from vitruvius.data.base import class_words
 from vitruvius.listing import listing
 from vitruvius.targets import open_target
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "experiments" / "zoo.py"
 LABELS = np.arange(40) % 10
+NUMBERS = ("nought", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 WORDS = ["--about", "Made by a test.", "--data", "digits", "--licence", "CC BY 4.0.", "--recipe", "digits/softmax"]
 
 
@@ -115,12 +117,25 @@ def test_a_picture_of_each_class_comes_with_a_checkpoint_whose_data_are_elsewher
     np.savez(tmp_path / "small.npz", **arrays)
     data = ["data.dataset=npz", f"data.root={tmp_path / 'small.npz'}", "data.val_split=test"]
     run = small_run(tmp_path / "run", *data, "data.val_num_samples=null")
-    call(monkeypatch, tmp_path / "zoo", "make", str(run), "lion", *data[1:2], *WORDS, "--pictures")
+    call(
+        monkeypatch,
+        tmp_path / "zoo",
+        "make",
+        str(run),
+        "lion",
+        *data[1:2],
+        *WORDS,
+        "--pictures",
+        "--class-names",
+        *NUMBERS,
+    )
     assert card_of(tmp_path / "zoo")["figures"][0]["n"] == 40, "measured on all of them"
     shipped = open_target("zoo/lion").config.data
     loader = eval_loader(shipped, input_size=vitruvius.load_model("zoo/lion").data_config)
     x, y = (torch.cat(parts) for parts in zip(*((x, y) for x, y, *_ in loader), strict=True))
     assert y.tolist() == list(range(10))
+    assert class_words(shipped) == NUMBERS
+    assert vitruvius.look("zoo/lion", x[0]).views[0].answers[0].name in NUMBERS
     assert torch.equal(x, torch.from_numpy(pixels[:10]).movedim(-1, 1) / 255)
     assert open_target("zoo/lion", data[1:2]).config.data.root == str(tmp_path / "small.npz"), (
         "named, it is the whole set"

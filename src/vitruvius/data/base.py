@@ -68,6 +68,7 @@ class TensorSet:
     rows: Tensor | None = None  # id → row, -1 where there is none; None: ids are rows
     broken: tuple[str, ...] = ()
     decoded: bool = False  # whether these are images of another source, decoded once and otherwise as they are
+    class_names: tuple[str, ...] = ()  # by number, where the data tell
 
     def __post_init__(self) -> None:
         check_labels(self.labels, where=f"{self.name}: the")

@@ -248,16 +248,11 @@ def look(
         the model as it is stands beside it. masks: a file of `vitruvius masks`; sparsity: a share of pairs that goes,
         those with the least attention on these pictures; both show the pruned model beside. beside: another model.
         of_class: what integrated gradients and relevance are about, by name or number (default: integrated gradients
-        of the model's answer, relevance of the five best). names: of the classes, by number (default: ImageNet's for
-        1,000). progress: told how many views are done.
+        of the model's answer, relevance of the five best). names: of the classes, by number (default: those of a run's
+        own data, ImageNet's for 1,000). progress: told how many views are done.
     """
-    made, title = _model(model), _title(model)
-    pictures = read_pictures(image if isinstance(image, list | tuple) else [image], _preprocessing(made))
-    found = class_names(made, names)
-    variants = [Variant(title, made, found)]
-    if beside is not None:
-        other = _model(beside)
-        variants.append(Variant(_title(beside), other, class_names(other, names)))
+    variants = [_variant(each, names) for each in (model, beside) if each is not None]
+    pictures = read_pictures(image if isinstance(image, list | tuple) else [image], _preprocessing(variants[0].model))
     variants = compare(variants, pictures, attention=attention, masks=masks, sparsity=sparsity)
     return look_at(variants, pictures, threat=threat, of_class=of_class, progress=progress)
 
@@ -393,9 +388,16 @@ def moved(before: Layer, after: Layer) -> float:
     return float(np.abs(after.packed.numpy() - before.packed.numpy()).sum(-1).mean() / 2)
 
 
-def _model(model: str | Path | nn.Module) -> nn.Module:
+def _variant(model: str | Path | nn.Module, names: Sequence[str]) -> Variant:
     if isinstance(model, str | Path):
-        return open_target(str(model), data_needed=False).model.eval()
+        target = open_target(str(model), data_needed=False)
+        found = variant_of(target, device_of(target.model))
+        return found._replace(names=list(names)) if names else found
+    made = _model(model)
+    return Variant(type(inner(model)).__name__, made, class_names(made, names))
+
+
+def _model(model: nn.Module) -> nn.Module:
     check_model(model)
     if isinstance(model, PixelModel):
         return model
@@ -408,10 +410,6 @@ def _model(model: str | Path | nn.Module) -> nn.Module:
         said = {"input_size": (len(halves), *size), "mean": halves, "std": halves}
         return PixelModel(Classifier(model, said)).train(model.training)
     return PixelModel(model).train(model.training)
-
-
-def _title(model: Any) -> str:
-    return Path(model).name if isinstance(model, str | Path) else type(inner(model)).__name__
 
 
 def _spec_title(spec: Any) -> str:

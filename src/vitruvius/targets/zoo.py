@@ -39,9 +39,10 @@ class ZooCheckpoint:
         Results go to runs/.
         """
         folder = find_checkpoint(text)
-        if (folder / PICTURES).is_file() and not any(word.startswith("data.root=") for word in overrides):
-            overrides = [*overrides, f"data.root={folder / PICTURES}"]
         opened = RunFolder().open(str(folder), overrides, trust_plugins=trust_plugins)
+        if (folder / PICTURES).is_file() and not any(word.startswith("data.root=") for word in overrides):
+            data = replace(opened.config.data, root=str(folder / PICTURES))
+            opened = replace(opened, config=replace(opened.config, data=data))
         return replace(opened, text=text, folder=folder_for(text), is_run=False)
 
 

@@ -3,7 +3,7 @@
 A safetensors file holds `images` (N, C, H, W) uint8, or floats in [0, 1], and `labels` (N) whole numbers; its metadata
 may say `num_classes`, else it is the largest label and one. `vitruvius attack` writes such files. Synthetic sets are
 published as archives, `image` (N, H, W, C) uint8 and `label` (N): Gowal et al. 2021, arXiv:2110.09468; Wang et al.
-2023, arXiv:2302.04638. Pickled objects are never read.
+2023, arXiv:2302.04638. `class_names` beside them are used where there are some. Pickled objects are never read.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def open_npz(config: DataConfig, split: str, size: Size) -> TensorSet:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             pictures, numbers = _pair(arrays, split, path)
+            names = tuple(map(str, arrays["class_names"])) if "class_names" in arrays else ()
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, DataError):
             raise
@@ -67,8 +68,9 @@ def open_npz(config: DataConfig, split: str, size: Size) -> TensorSet:
     labels = torch.from_numpy(numbers.astype(np.int64)).flatten()
     if len(images) != len(labels) or not len(labels):
         raise DataError(f"{path} holds {len(images)} images and {len(labels)} labels.")
-    classes = check_num_classes(config, str(path), max(int(labels.max()) + 1, config.num_classes or 0))
-    return TensorSet(name=f"npz/{split}", images=images, labels=labels, num_classes=classes)
+    known = max(int(labels.max()) + 1, len(names), config.num_classes or 0)
+    classes = check_num_classes(config, str(path), known)
+    return TensorSet(name=f"npz/{split}", images=images, labels=labels, num_classes=classes, class_names=names)
 
 
 def _pair(arrays: Any, split: str, path: Path) -> tuple[Any, Any]:
