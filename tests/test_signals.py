@@ -58,8 +58,16 @@ class Stuck(Supervised):
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """The command line in a process of its own."""
-    command = [sys.executable, "-W", "ignore", "-m", "vitruvius", *words]
+    """The command line in a process of its own, which hears Ctrl-C even where these tests run in the background."""
+    heard = "import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        heard + "runpy.run_module('vitruvius', run_name='__main__')",
+        *words,
+    ]
     return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
