@@ -251,7 +251,7 @@ def look(
         of the model's answer, relevance of the five best). names: of the classes, by number (default: those of a run's
         own data, ImageNet's for 1,000). progress: told how many views are done.
     """
-    variants = [_variant(each, names) for each in (model, beside) if each is not None]
+    variants = [_variant(each, names) for each in ([model] if beside is None else [model, beside])]
     pictures = read_pictures(image if isinstance(image, list | tuple) else [image], _preprocessing(variants[0].model))
     variants = compare(variants, pictures, attention=attention, masks=masks, sparsity=sparsity)
     return look_at(variants, pictures, threat=threat, of_class=of_class, progress=progress)
