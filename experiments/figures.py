@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.tables import RESULTS, ROOT, SHOWN, Run, by_threat, find, is_judged, load
-from vitruvius._style import figure_style, legend_below, new_axes, save_figure, series
+from vitruvius._style import figure_style, in_whole_numbers, legend_below, new_axes, save_figure, series
 from vitruvius.studies.kpca import draw as draw_kpca
 
 FIGURES = ROOT / "docs" / "figures"
@@ -101,6 +101,7 @@ def draw_alarm(campaign: str, results: Path = RESULTS) -> Figure | None:
         for index, (name, words) in enumerate(watched.items()):
             _draw_readings(axes, runs[name]["epochs"], series(index).colour, f"trained with {words}")
         axes.set_xlabel("epoch")
+        in_whole_numbers(axes.xaxis, 8)
         axes.set_ylabel("held-out accuracy (%)")
         legend_below(figure, columns=2)
     return figure
