@@ -149,7 +149,7 @@ def right_and_wrong(problem: Problem, data: Path | None, like: Tensor) -> tuple[
         x = torch.rand(problem.images, channels, problem.size, problem.size, generator=generator).to(like.device)
         return x, torch.arange(problem.images, device=like.device) % 10
     with np.load(data) as arrays:
-        pixels = torch.from_numpy(arrays["x_test"][: problem.images]).movedim(-1, 1).to(like.device) / 255
+        pixels = torch.from_numpy(arrays["x_test"][: problem.images]).movedim(-1, 1).contiguous().to(like.device) / 255
         labels = torch.from_numpy(arrays["y_test"][: problem.images].astype(np.int64)).to(like.device)
     if problem.size != pixels.shape[-1]:
         size = (problem.size, problem.size)
