@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError, NoSiteError, SurgeryError, UnsuitableSite
 from vitruvius.heads import Site
-from vitruvius.surgery import head_weights, record, restore, rewire, survey
+from vitruvius.surgery import head_weights, initialise, record, restore, rewire, survey
 
 Vit = tuple[nn.Module, Tensor]
 
@@ -39,6 +39,9 @@ def assert_untouched(model: nn.Module, before: tuple[Any, ...]) -> None:
     torch.testing.assert_close(after[1], before[1], atol=0, rtol=0, equal_nan=True)
 
 
+VERBS = [rewire, restore, recorded, head_weights]
+
+
 class Picky(Scaled):
     """Refuses one site, after others were built."""
 
@@ -48,7 +51,7 @@ class Picky(Scaled):
             raise UnsuitableSite("not here")
 
 
-@pytest.mark.parametrize("verb", [rewire, restore, recorded, head_weights])
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
 def test_where_that_matches_nothing_lists_the_sites(tiny_vit: Vit, verb: Any) -> None:
     model, _ = tiny_vit
     before = state(model)
@@ -66,10 +69,18 @@ def test_every_glob_of_a_list_must_match(tiny_vit: Vit) -> None:
     before = state(model)
     with pytest.raises(NoSiteError, match=r"where='blocks\.7\.attn' matches none"):
         rewire(model, "softmax", where=["blocks.0.attn", "blocks.7.attn"])
-    with pytest.raises(NoSiteError, match="matches none"):
-        rewire(model, "softmax", where=[])
-    with pytest.raises(ConfigError, match=r"where=\[0, 1\], expected globs"):
-        rewire(model, "softmax", where=[0, 1])  # type: ignore[list-item]
+    assert_untouched(model, before)
+
+
+@pytest.mark.parametrize("where", [[0, 1], [], 0, None, ["blocks.0.attn", 1]], ids=repr)
+@pytest.mark.parametrize("verb", [*VERBS, initialise], ids=lambda verb: verb.__name__)
+def test_a_pattern_that_is_no_text_is_refused_in_one_sentence(verb: Any, where: Any, tiny_vit: Vit) -> None:
+    model, _ = tiny_vit
+    before = state(model)
+    arguments = {rewire: ["softmax"], initialise: ["mimetic"]}.get(verb, [])
+    with pytest.raises(ConfigError, match=r"expected globs .*, such as where='blocks\.0\.attn'") as error:
+        verb(model, *arguments, where=where)
+    assert str(error.value).startswith(f"where={where!r}, ")
     assert_untouched(model, before)
 
 

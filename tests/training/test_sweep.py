@@ -359,6 +359,22 @@ def test_a_plan_may_be_for_some_runs_and_may_look_for_masked_gradients_and_speed
     assert again["train"] >= seconds["train"]
 
 
+def test_the_printed_table_has_the_mean_over_corruptions_and_the_csv_each_of_them(tmp_path: Path) -> None:
+    plan = {"threats": ["fgsm:eps=8/255", "corruptions"], "images": 24}
+    text = Sweep(write(tmp_path, list=[{"name": "a", "seed": 3}], evaluate=[plan]), COMMON).train()
+    heads, _, line = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines())
+    assert heads[-5:-2] == ["clean", "fgsm", "corruptions"]
+    assert (tmp_path / "out" / "summary.md").read_text() == text + "\n"
+    (row,) = table(tmp_path)
+    report = json.loads((tmp_path / "out" / "a" / "evaluation" / "report.json").read_text())["threats"]
+    assert [name for name in row if name in {score["name"] for score in report}] == [s["name"] for s in report]
+    corrupted = [float(row[score["name"]]) for score in report if score["severity"] is not None]
+    assert len(corrupted) == 75
+    assert min(corrupted) < max(corrupted)
+    assert float(line[heads.index("corruptions")]) == pytest.approx(sum(corrupted) / 75, abs=1e-4)
+    assert line[-5:-3] == [row["clean"], row["fgsm"]]
+
+
 def test_masks_are_made_of_another_run_and_judged_before_and_after_training(tmp_path: Path, messages: Messages) -> None:
     dense = small_run(tmp_path / "dense", "train.epochs=1")
     masks = {name: str(tmp_path / "masks" / f"{name}.safetensors") for name in ("information", "random")}

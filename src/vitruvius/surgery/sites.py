@@ -50,9 +50,11 @@ def match(model: nn.Module, names: list[str], where: Where) -> list[str]:
     root = inner(model)
     if not names:
         raise NoSiteError(_no_site(root))
-    globs = [where] if isinstance(where, str) else list(where) or [""]
-    if not all(isinstance(glob, str) for glob in globs):
-        raise ConfigError(f"where={where!r}, expected globs over names of sites: {abridge(names)}.")
+    globs = list(where) if isinstance(where, Iterable) and not isinstance(where, str) else [where]
+    if not globs or not all(isinstance(glob, str) for glob in globs):
+        raise ConfigError(
+            f"where={where!r}, expected globs over names of sites, such as where={names[0]!r}. Sites: {abridge(names)}."
+        )
     matched: set[str] = set()
     for glob in globs:
         of_glob = [name for name in names if fnmatch.fnmatchcase(name, glob)]

@@ -351,7 +351,10 @@ class Sweep:
     # the table
 
     def summarise(self) -> str:
-        """The table of all runs as they stand, best first; also written as summary.csv and summary.md."""
+        """The table of all runs as they stand, best first; also written as summary.csv and summary.md.
+
+        A line holds the mean over corruptions; summary.csv holds each of them at each severity.
+        """
         files = {run.name: join(self.folder, run.name, "metrics.jsonl") for run in self.runs}
         metrics: dict[str, Rows] = {
             name: [json.loads(line) for line in read_text(file).splitlines()] if exists(file) else []
@@ -361,34 +364,47 @@ class Sweep:
         best = {name: best_of(rows, metric, order) for name, rows in metrics.items()}
         scored = [run for run in self.runs if best[run.name]]
         scored.sort(key=lambda run: (best[run.name] or (0.0, 0))[0], reverse=order == "max")
-        judged = {run.name: self._judgements(run) for run in self.runs}
         keys = list(dict.fromkeys(key for run in self.runs for key in redact(run.settings)))
-        threats = list(dict.fromkeys(threat for found in judged.values() for threat in found))
-        table = [[*keys, metric, "epoch", "epochs", "train_loss", *threats, "minutes", "status"]]
-        for run in [*scored, *(run for run in self.runs if not best[run.name])]:
-            rows, score = metrics[run.name], best[run.name]
-            settings = redact(run.settings)
-            cells = [plain_text(settings[key]) if key in settings else "" for key in keys]
-            cells += [f"{score[0]:.4f}", str(score[1] + 1)] if score else ["", ""]
-            cells += [str(len(rows)), f"{rows[-1]['train_loss']:.4f}" if rows and "train_loss" in rows[-1] else ""]
-            cells += [f"{judged[run.name][threat]:.4f}" if threat in judged[run.name] else "" for threat in threats]
-            minutes = sum(float(row.get("seconds", 0.0)) for row in rows) / 60
-            table.append([*cells, f"{minutes:.1f}", self._status(run)])
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(table)
-        atomic_write_text(join(self.folder, "summary.csv"), text.getvalue())
-        atomic_write_text(join(self.folder, "summary.md"), markdown(table) + "\n")
-        return markdown(table)
 
-    def _judgements(self, run: Planned) -> dict[str, float]:
-        """Accuracy by threat that the sweep's `evaluate:` has found of a run; of several plans, behind its folder."""
+        def table(brief: bool) -> list[list[str]]:
+            judged = {run.name: self._judgements(run, brief) for run in self.runs}
+            threats = list(dict.fromkeys(threat for found in judged.values() for threat in found))
+            lines = [[*keys, metric, "epoch", "epochs", "train_loss", *threats, "minutes", "status"]]
+            for run in [*scored, *(run for run in self.runs if not best[run.name])]:
+                rows, score, found = metrics[run.name], best[run.name], judged[run.name]
+                settings = redact(run.settings)
+                cells = [plain_text(settings[key]) if key in settings else "" for key in keys]
+                cells += [f"{score[0]:.4f}", str(score[1] + 1)] if score else ["", ""]
+                cells += [str(len(rows)), f"{rows[-1]['train_loss']:.4f}" if rows and "train_loss" in rows[-1] else ""]
+                cells += [f"{found[threat]:.4f}" if threat in found else "" for threat in threats]
+                minutes = sum(float(row.get("seconds", 0.0)) for row in rows) / 60
+                lines.append([*cells, f"{minutes:.1f}", self._status(run)])
+            return lines
+
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(table(brief=False))
+        atomic_write_text(join(self.folder, "summary.csv"), text.getvalue())
+        shown = markdown(table(brief=True))
+        atomic_write_text(join(self.folder, "summary.md"), shown + "\n")
+        return shown
+
+    def _judgements(self, run: Planned, brief: bool) -> dict[str, float]:
+        """Accuracy by threat that the sweep's `evaluate:` has found of a run; of several plans, behind its folder.
+
+        `brief`: of several corruptions only their mean.
+        """
         found: dict[str, float] = {}
         for plan in self.settings.evaluate:
             folder = [run.name, *(["start"] if plan.start else []), plan.out]
             file = join(self.folder, *folder, "report.json")
             if plan.is_for(run.name) and exists(file):
                 prefix = f"{'/'.join(folder[1:])} " if len(self.settings.evaluate) > 1 else ""
-                found |= {f"{prefix}{score['name']}": score["accuracy"] for score in read_json(file)["threats"]}
+                scores: Rows = read_json(file)["threats"]
+                corrupted = [score["accuracy"] for score in scores if score["severity"] is not None]
+                if brief and len(corrupted) > 1:
+                    scores = [score for score in scores if score["severity"] is None]
+                    scores.append({"name": "corruptions", "accuracy": sum(corrupted) / len(corrupted)})
+                found |= {f"{prefix}{score['name']}": score["accuracy"] for score in scores}
         return found
 
 
