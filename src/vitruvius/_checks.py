@@ -150,6 +150,20 @@ def check_takes(model: nn.Module, size: tuple[int, int, int]) -> None:
         ) from error
 
 
+def check_columns(**columns: Tensor) -> list[Tensor]:
+    """Columns (n,) of a metric in float64 on the CPU; refused unless of one length, finite, and something in them."""
+    shapes = {name: tuple(column.shape) for name, column in columns.items()}
+    if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
+        found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise DataError(f"columns of a metric have one number per image; got {found}.")
+    for name, column in columns.items():
+        if not len(column):
+            raise DataError(f"{name} is empty: there are no images to measure.")
+        if bad := int((~torch.isfinite(column)).sum()):
+            raise DataError(f"{name} is not finite for {bad} of {len(column)} images; the model may be damaged.")
+    return [column.detach().cpu().double() for column in columns.values()]
+
+
 def check_logits(logits: Tensor, rows: int) -> None:
     """Refuse what is not one finite row of at least two logits per image."""
     if logits.ndim != 2 or len(logits) != rows:

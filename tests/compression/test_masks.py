@@ -16,9 +16,10 @@ from torch import Tensor
 
 import vitruvius
 from vitruvius._errors import CheckpointError, ConfigError, DataError, UnsuitableSite
+from vitruvius._files import load_tensors
 from vitruvius.attention import part
 from vitruvius.attention.sparse_softmax import tile_order
-from vitruvius.compression.files import load_maps, load_masks, load_orders, save_maps, save_masks
+from vitruvius.compression.files import load_maps, load_masks, save_maps, save_masks
 from vitruvius.compression.masks import Tiling, count, guess_site, make_masks
 from vitruvius.compression.polarisation import polarise_all
 from vitruvius.compression.rules import Rule, rules
@@ -218,8 +219,8 @@ def test_files_tell_rule_sites_sparsity_and_permutations(tmp_path: Path) -> None
     assert read.sites == masks.sites
     assert read.keep.keys() == masks.keep.keys()
     assert all(torch.equal(read.keep[name], masks.keep[name]) for name in maps)
-    orders = load_orders(tmp_path / "masks.safetensors")
-    assert all(torch.equal(orders[name], polarised[name].order) for name in maps)
+    orders, _ = load_tensors(tmp_path / "masks.safetensors")
+    assert all(torch.equal(orders[f"{name}:order"], polarised[name].order) for name in maps)
     with pytest.raises(ConfigError, match="expected average maps"):
         load_maps(tmp_path / "masks.safetensors")
     with pytest.raises(ConfigError, match="expected masks"):

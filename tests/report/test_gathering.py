@@ -14,7 +14,7 @@ from vitruvius._style import save_figure
 from vitruvius.cli import main
 from vitruvius.report import write_page
 from vitruvius.report.blocks import Drawing, Table
-from vitruvius.report.gathering import draw_sweep, gathered_parts, runs_in, study_blocks, sweep_blocks
+from vitruvius.report.page import draw_sweep, gathered_parts, runs_in, study_blocks, sweep_blocks
 from vitruvius.report.run import read_runs
 
 

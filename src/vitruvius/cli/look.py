@@ -272,7 +272,7 @@ def runs_to_record(folders: Sequence[Path], images: int | None) -> list[Path]:
         weights is there; 0: none.
     """
     from vitruvius._checks import check_count
-    from vitruvius.report.gathering import is_study, is_sweep, runs_in
+    from vitruvius.report.page import is_study, is_sweep, runs_in
     from vitruvius.report.run import check_runs
     from vitruvius.targets.run_folder import WEIGHTS
 

@@ -101,12 +101,6 @@ def load_masks(path: str | Path) -> Masks:
     )
 
 
-def load_orders(path: str | Path) -> dict[str, Tensor]:
-    """The permutations (H, N) by site in a file that `save_masks` wrote with `polarised`."""
-    tensors, _ = load_tensors(path)
-    return {name.removesuffix(":order"): tensor for name, tensor in tensors.items() if name.endswith(":order")}
-
-
 def write_arrays(path: str | Path, tensors: Mapping[str, Tensor], stem: str) -> None:
     """Tensors (H, N, M) by site in ViTCoD's layout: one .npy file, or for a LeViT a folder of files `STEM_…`."""
     path = Path(path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -103,33 +103,8 @@ def to_pixels(images: Tensor) -> Tensor:
 data_sources: Registry[Open] = Registry("data set", "data", homes=["vitruvius.data.sources"])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traits:
-    """What must be known of a source before it opens anything; the words of `data_source`."""
-
-    after_slash: str = ""
-    root: str = ""
-    class_names: bool = False
-    class_map: bool = False
-    wordnet: bool = False
-    files: bool = False
-    stream: bool = False
-
-
-_TRAITS: dict[str, Traits] = {}
-
-
-def data_source(
-    name: str,
-    *,
-    after_slash: str = "",
-    root: str = "",
-    class_names: bool = False,
-    class_map: bool = False,
-    wordnet: bool = False,
-    files: bool = False,
-    stream: bool = False,
-) -> Callable[[Open], Open]:
+@dataclass(frozen=True)
+class data_source:
     """Decorator: make a function `(config, split, size)` the source of `dataset: name`.
 
     The function gets the recipe's `data:` section, the name of the split and the model's input size (channels, height,
@@ -146,22 +121,23 @@ def data_source(
     stream: whether the data can only be read in order.
     """
 
-    traits = Traits(
-        after_slash=after_slash,
-        root=root,
-        class_names=class_names,
-        class_map=class_map or wordnet,
-        wordnet=wordnet,
-        files=files,
-        stream=stream,
-    )
+    name: str
+    _: KW_ONLY
+    after_slash: str = ""
+    root: str = ""
+    class_names: bool = False
+    class_map: bool = False
+    wordnet: bool = False
+    files: bool = False
+    stream: bool = False
 
-    def add(opener: Open) -> Open:
-        registered = data_sources.register(name)(opener)
-        _TRAITS[name] = traits
+    def __call__(self, opener: Open) -> Open:
+        registered = data_sources.register(self.name)(opener)
+        _TRAITS[self.name] = self
         return registered
 
-    return add
+
+_TRAITS: dict[str, data_source] = {}
 
 
 def open_data(config: DataConfig, split: str, size: Size) -> AnySet:
@@ -189,7 +165,7 @@ def check_data(config: DataConfig) -> None:
     if traits.root and not (config.download and config.root):
         _check_root(config.root, traits.root)
     if config.class_map is not None:
-        if not traits.class_map or (config.class_map == IMAGENET and not traits.wordnet):
+        if not (traits.class_map or traits.wordnet) or (config.class_map == IMAGENET and not traits.wordnet):
             raise DataError(f"data.class_map={config.class_map} cannot number the classes of {config.dataset}.")
         read_class_map(config.class_map, Path(config.root or ".").expanduser())
     if config.subset is not None:
@@ -208,8 +184,8 @@ def _check_root(root: str | None, what: str) -> None:
     raise DataError(f"data.root {path} {state}; it must name {what}.")
 
 
-def find_source(dataset: str) -> tuple[Open, Traits]:
-    """The function that opens a data set, and its traits; a name that nobody registered is an error."""
+def find_source(dataset: str) -> tuple[Open, data_source]:
+    """The function that opens a data set, and what it said of itself; a name that nobody registered is an error."""
     kind, slash, _ = dataset.partition("/")
     traits = _traits(kind)
     if kind not in data_sources or bool(slash) != bool(traits.after_slash):
@@ -242,8 +218,8 @@ def class_words(config: DataConfig) -> tuple[str, ...]:
     return in_words(getattr(open_data(config, config.val_split, (3, 1, 1)), "class_names", ()))
 
 
-def _traits(kind: str) -> Traits:
-    return _TRAITS[kind] if kind in data_sources else Traits()  # looked up first, which imports its file
+def _traits(kind: str) -> data_source:
+    return _TRAITS[kind] if kind in data_sources else data_source(kind)  # looked up first, which imports its file
 
 
 def check_num_classes(config: DataConfig, place: str, found: int | None) -> int:

@@ -7,12 +7,11 @@ colours, so that they follow light and dark.
 from __future__ import annotations
 
 import base64
-import functools
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -196,31 +195,20 @@ class Maps(Block):
 Draw = Callable[[Sequence[Run]], Sequence[Block]]
 
 
-class Section:
-    """A part of the page: its heading, its place, and what draws it. No blocks, no section."""
-
-    def __init__(self, draw: Draw, *, name: str, title: str, order: float) -> None:
-        self.name, self.title, self.order = name, title, order
-        self._draw = draw
-        functools.update_wrapper(self, draw)
-
-    def __call__(self, runs: Sequence[Run]) -> Sequence[Block]:
-        return self._draw(runs)
+sections: Registry[Any] = Registry("section", homes=["vitruvius.report.sections"])
 
 
-sections: Registry[Section] = Registry("section", homes=["vitruvius.report.sections"])
-
-
-def section(name: str, *, title: str, order: float) -> Callable[[Draw], Section]:
-    """Decorator: put a drawing function on the page.
+def section(name: str, *, title: str, order: float) -> Callable[[Draw], Draw]:
+    """Decorator: put a drawing function on the page, as long as it has blocks to show.
 
     name: of the section, in its address.
     title: its heading.
     order: its place, from 0 (top) to 100 (bottom).
     """
 
-    def add(draw: Draw) -> Section:
-        return sections.register(name)(Section(draw, name=name, title=title, order=order))
+    def add(draw: Draw) -> Draw:
+        vars(draw).update(title=title, order=order)
+        return cast(Draw, sections.register(name)(draw))
 
     return add
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from vitruvius._errors import CheckpointError, ConfigError, DataError, RunError
 from vitruvius._files import load_tensors
-from vitruvius._format import format_number, interval, number
+from vitruvius._format import format_number, interval, natural_key, number
 from vitruvius._secrets import redact
 from vitruvius._style import Series, series
 from vitruvius._yaml import read_yaml
@@ -380,13 +380,7 @@ def _read_tensors(path: Path, remarks: list[str], *, lost: str) -> dict[str, np.
         remarks.append(f"{_one_line(error).replace(str(path), path.name)} So {lost}.")
         return {}
     arrays = {name: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for name, each in tensors.items()}
-    return {name: arrays[name] for name in sorted(arrays, key=natural)}
-
-
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """A sort key under which blocks.2 comes before blocks.10."""
-    pieces = name.split(".")
-    return [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in pieces]
+    return {name: arrays[name] for name in sorted(arrays, key=natural_key)}
 
 
 def read_examples(run: Path, remarks: list[str]) -> Examples | None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitruvius._checks import check_columns
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.evaluation.metrics._checks import checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class EqualWidth:
 
     def __call__(self, confidence: Tensor, correct: Tensor) -> Bins:
         """Bins of images by `confidence` (n,) in [0, 1]; `correct` (n,) is 1 where the answer was right."""
-        confidence, correct = checked(confidence=confidence, correct=correct)
+        confidence, correct = check_columns(confidence=confidence, correct=correct)
         if float(confidence.min()) < 0 or float(confidence.max()) > 1:
             raise DataError(
                 f"confidences reach from {confidence.min():g} to {confidence.max():g}; expected shares in [0, 1]."
@@ -83,7 +83,7 @@ class EqualMass:
 
     def __call__(self, confidence: Tensor, correct: Tensor) -> Bins:
         """Bins of images by `confidence` (n,) in [0, 1]; `correct` (n,) is 1 where the answer was right."""
-        confidence, correct = checked(confidence=confidence, correct=correct)
+        confidence, correct = check_columns(confidence=confidence, correct=correct)
         order = confidence.argsort(stable=True)
         parts = torch.split(order, self._sizes(len(order)))
         ends = [confidence[part] for part in parts]
@@ -126,9 +126,7 @@ def expected_error(bins: Bins) -> float:
 
 def largest_error(bins: Bins) -> float:
     """MCE: the largest |gap| of the `bins`; 0 without bins."""
-    if len(bins.gap):
-        return float(bins.gap.abs().max())
-    return 0.0
+    return float(bins.gap.abs().max()) if len(bins.gap) else 0.0
 
 
 def soft_f1(confidence: Tensor, correct: Tensor) -> float:
@@ -136,11 +134,9 @@ def soft_f1(confidence: Tensor, correct: Tensor) -> float:
 
     `confidence` c (n,) in [0, 1]; `correct` y (n,), 1 where the answer was right.
     """
-    doubt, wrong = (1 - column for column in checked(confidence=confidence, correct=correct))
+    doubt, wrong = (1 - column for column in check_columns(confidence=confidence, correct=correct))
     total = float((doubt + wrong).sum())
-    if total:
-        return 2 * float((doubt * wrong).sum()) / total
-    return 1.0
+    return 2 * float((doubt * wrong).sum()) / total if total else 1.0
 
 
 def aurra(confidence: Tensor, correct: Tensor) -> float:
@@ -149,6 +145,6 @@ def aurra(confidence: Tensor, correct: Tensor) -> float:
     The mean over k = 1 … n of the accuracy on the k most confident images: a model that may decline to answer on its
     least confident images answers the others.
     """
-    confidence, correct = checked(confidence=confidence, correct=correct)
+    confidence, correct = check_columns(confidence=confidence, correct=correct)
     right = correct[confidence.argsort(descending=True, stable=True)].cumsum(0)  # (n,)
     return float((right / torch.arange(1, len(right) + 1, dtype=torch.float64)).mean())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvius.evaluation.metrics._checks import checked
+from vitruvius._checks import check_columns
 from vitruvius.evaluation.metrics.bootstrap import Interval, multiplicities, percentiles
 
 SCORES = {"max softmax": "confidence", "max logit": "max_logit", "energy": "energy"}  # score → column of a ledger
@@ -34,25 +34,14 @@ def detect(outside: Tensor, inside: Tensor) -> Detection:
     return Detection(**{name: float(value) for name, value in weighted(outside, inside, *once).items()})
 
 
-def fpr_at_recall(outside: Tensor, inside: Tensor, *, recall: float = 0.95) -> float:
-    """The least share of known images above a threshold that finds at least that share of the outside ones."""
-    fpr, tpr = _curve(outside, inside)
-    return float(fpr[tpr >= recall - 1e-12].min())
-
-
 def fpr_as_released(outside: Tensor, inside: Tensor, *, recall: float = 0.95) -> float:
-    """The same as the papers' released code has it: at the lowest threshold whose recall is nearest, be it below."""
-    fpr, tpr = _curve(outside, inside)
+    """FPR95 as the papers' released code has it: at the lowest threshold whose recall is nearest, be it below."""
+    (out,), (known,) = check_columns(outside=outside), check_columns(inside=inside)
+    found, false = _above(out, known, torch.ones(1, len(out)), torch.ones(1, len(known)))  # falling thresholds
+    tpr, fpr = found[0].double() / len(out), false[0].double() / len(known)
     till = int((tpr == 1).double().argmax()) + 1  # the first threshold that finds all
     distance = (tpr[:till] - recall).abs()
     return float(fpr[:till][distance == distance.min()][-1])
-
-
-def _curve(outside: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """(t,) shares of known and of outside images above every threshold, from the highest on."""
-    (out,), (known,) = checked(outside=outside), checked(inside=inside)
-    found, false = _above(out, known, torch.ones(1, len(out)), torch.ones(1, len(known)))
-    return false[0].double() / len(known), found[0].double() / len(out)
 
 
 def detection_intervals(
@@ -75,7 +64,7 @@ def detection_intervals(
 
 def weighted(outside: Tensor, inside: Tensor, out_times: Tensor, in_times: Tensor) -> dict[str, Tensor]:
     """(r,) of every number of `Detection`, each image counted (r, n) times."""
-    (out,), (known,) = checked(outside=outside), checked(inside=inside)
+    (out,), (known,) = check_columns(outside=outside), check_columns(inside=inside)
     found, false = _above(out, known, out_times.double(), in_times.double())  # (r, t), thresholds falling
     kept, lost = _above(-known, -out, in_times.double(), out_times.double())  # the other way round
     steps = false.diff(dim=1, prepend=torch.zeros_like(false[:, :1]))

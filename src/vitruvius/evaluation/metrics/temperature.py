@@ -20,24 +20,6 @@ from vitruvius._progress import Progress, no_progress
 logger = logging.getLogger(__name__)
 
 
-class Tempered(nn.Module):
-    """A model whose logits are divided by a temperature: other confidences, the same answers."""
-
-    temperature: Tensor
-
-    def __init__(self, model: nn.Module, temperature: float) -> None:
-        super().__init__()
-        if not temperature > 0:
-            raise DataError(f"a temperature is a positive number; got {temperature}.")
-        self.model = model
-        self.register_buffer("temperature", torch.tensor(float(temperature)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, K) of images `x` (B, C, H, W), divided."""
-        logits: Tensor = self.model(x) / self.temperature
-        return logits
-
-
 def fit_temperature(logits: Tensor, labels: Tensor, *, low: float = 0.2, high: float = 5.0) -> float:
     """The T in [low, high] of least cross-entropy, by bisection; fit it on images that neither trained nor test.
 

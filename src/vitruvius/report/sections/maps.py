@@ -17,11 +17,11 @@ from torch import Tensor
 
 from vitruvius._errors import RunError
 from vitruvius._files import read_text
-from vitruvius._format import percent
+from vitruvius._format import natural_key, percent
 from vitruvius._style import figure_style, heat, legend_below, new_axes, series
 from vitruvius.compression.masks import Masks, guess_sites
 from vitruvius.report.blocks import Block, Maps, Note, grey_png, section
-from vitruvius.report.run import Run, explain_maps, natural
+from vitruvius.report.run import Run, explain_maps
 
 MAX_CELLS = 120_000  # of all maps of a run together; larger maps are averaged down to stay a page
 KEYS = (".core.mask.keep", ".core.sparse_softmax.keep")
@@ -173,7 +173,7 @@ def read_masks(run: Run) -> Masks | None:
         if path is not None:
             with safe_open(path, framework="pt") as file:
                 names = [name for name in file.keys() if name.endswith(KEYS)]  # noqa: SIM118 (not a dict)
-                keep = {name.partition(".core.")[0]: file.get_tensor(name) for name in sorted(names, key=natural)}
+                keep = {name.partition(".core.")[0]: file.get_tensor(name) for name in sorted(names, key=natural_key)}
     if not keep:
         return None
     sites = guess_sites(keep)
