@@ -184,9 +184,9 @@ def is_public(path: Path) -> bool:
 def exported(module: Path) -> dict[str, str]:
     """The names that a package exports and their modules; nothing is imported."""
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "exports":
-            homes: dict[str, str] = ast.literal_eval(node.args[1])
-            return homes
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            imports = [item for item in node.body if isinstance(item, ast.ImportFrom)]
+            return {alias.name: str(item.module) for item in imports for alias in item.names}
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
             return {str(name): "" for name in ast.literal_eval(node.value)}
     return {}
@@ -194,9 +194,9 @@ def exported(module: Path) -> dict[str, str]:
 
 def home_of(name: str) -> str:
     """The module that defines a public name of the package."""
-    dotted = exported(SOURCE / "__init__.py")[name]
-    inside = exported(init) if (init := SOURCE / dotted.replace(".", "/") / "__init__.py").is_file() else {}
-    return ".".join(filter(None, ["vitruvius", dotted, inside.get(name)]))
+    home = exported(SOURCE / "__init__.py")[name]
+    init = SOURCE.parent / home.replace(".", "/") / "__init__.py"
+    return (exported(init).get(name) if init.is_file() else "") or home
 
 
 class Links(HTMLParser):

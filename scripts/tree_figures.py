@@ -45,11 +45,12 @@ class Size:
 
 
 def exported_names(tree: ast.Module) -> list[str]:
-    """The names in `__all__`: a list of them, or the keys of what `vitruvius._lazy.exports` is given."""
+    """The names in `__all__`: a list of them, or what a package imports for type checkers, for `vitruvius._lazy`."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return [alias.name for item in node.body if isinstance(item, ast.ImportFrom) for alias in item.names]
         if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node.targets[0]):
-            keys = [key for item in ast.walk(node.value) if isinstance(item, ast.Dict) for key in item.keys]
-            return [item.value for item in keys or ast.walk(node.value) if isinstance(item, ast.Constant)]
+            return [item.value for item in ast.walk(node.value) if isinstance(item, ast.Constant)]
     return []
 
 

@@ -24,24 +24,7 @@ if TYPE_CHECKING:
     from vitruvius.targets import load_model as load_model
     from vitruvius.training import train as train
 else:
-    _get, __dir__, __all__ = exports(
-        __name__,
-        {
-            "__version__": "_version",
-            "analyse": "analysis",
-            "average_maps": "compression",
-            "create_model": "models",
-            "evaluate": "evaluation",
-            "initialise": "surgery.initialising",
-            "load_model": "targets",
-            "look": "look",
-            "record": "surgery",
-            "restore": "surgery",
-            "rewire": "surgery",
-            "survey": "surgery",
-            "train": "training",
-        },
-    )
+    _get, __dir__, __all__ = exports(__name__)
 
     def __getattr__(name: str) -> Any:
         american = {"analyze": "analyse", "initialize": "initialise"}

@@ -28,30 +28,4 @@ if TYPE_CHECKING:
     from vitruvius.attacks.targeted_pgd import TargetedPGD as TargetedPGD
     from vitruvius.attacks.transfer import Transfer as Transfer
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "APGD": "apgd",
-            "APGDMalt": "apgd_malt",
-            "APGDTargeted": "apgd_targeted",
-            "Attack": "base",
-            "AutoAttack": "autoattack",
-            "Carlini": "carlini",
-            "DDN": "ddn",
-            "DeepFool": "deepfool",
-            "FAB": "fab",
-            "FABTargeted": "fab_targeted",
-            "FGSM": "fgsm",
-            "HopSkipJump": "hopskipjump",
-            "MIFGSM": "momentum_fgsm",
-            "NIFGSM": "momentum_fgsm",
-            "PGD": "pgd",
-            "PatchFool": "patch_fool",
-            "SPSA": "spsa",
-            "SparseL1": "sparse_l1",
-            "Square": "square",
-            "TargetedPGD": "targeted_pgd",
-            "Transfer": "transfer",
-            "attacks": "base",
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

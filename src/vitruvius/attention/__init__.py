@@ -24,26 +24,4 @@ if TYPE_CHECKING:
     from vitruvius.attention.twicing import Twicing as Twicing
     from vitruvius.attention.unnormalised import Sigmoid as Sigmoid
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "Kernel": "base",
-            "LowRank": "low_rank",
-            "Mask": "mask",
-            "RPC": "rpc",
-            "Scaled": "scaled",
-            "Sigmoid": "unnormalised",
-            "Softmax": "softmax",
-            "SparseSoftmax": "sparse_softmax",
-            "Stage": "base",
-            "Standardised": "symmetric",
-            "Symmetric": "symmetric",
-            "TopK": "chosen_keys",
-            "Truncated": "truncated",
-            "Twicing": "twicing",
-            "attentions": "base",
-            "fit_low_rank": "low_rank",
-            "interpolate": "interpolation",
-            "part": "base",
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -16,18 +16,4 @@ if TYPE_CHECKING:
     from vitruvius.compression.masks import make_masks as make_masks
     from vitruvius.compression.sparse import use_sparse as use_sparse
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "GradualMask": "gradual",
-            "account": "cost",
-            "average_maps": "maps",
-            "export": "export",
-            "load_maps": "files",
-            "load_masks": "files",
-            "make_masks": "masks",
-            "save_maps": "files",
-            "save_masks": "files",
-            "use_sparse": "sparse",
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -9,11 +9,4 @@ if TYPE_CHECKING:
     from vitruvius.converters.base import converters as converters
     from vitruvius.converters.exporting import to_timm as to_timm
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "convert": "base",
-            "converters": "base",
-            "to_timm": "exporting",
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -16,14 +16,4 @@ if TYPE_CHECKING:
     from vitruvius.data.loading import images_loader as images_loader
     from vitruvius.data.loading import train_loader as train_loader
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "DataConfig": "_config",
-            "TensorSet": "base",
-            "data_source": "base",
-            "eval_loader": "loading",
-            "images_loader": "loading",
-            "train_loader": "loading",
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -15,17 +15,4 @@ if TYPE_CHECKING:
     from vitruvius.evaluation.threats import describe as describe
     from vitruvius.evaluation.threats import make_threat as make_threat
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "Report": "result",
-            "benchmark": "robustbench",
-            "describe": "threats",
-            "evaluate": "_evaluate",
-            "evaluate_shift": "shift",
-            "examine": "sanity",
-            "load_ledger": "ledger",
-            "make_threat": "threats",
-            "measure_speed": "speed",
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -13,15 +13,4 @@ if TYPE_CHECKING:
     from vitruvius.init.impulse_optimised import impulse_optimised as impulse_optimised
     from vitruvius.init.mimetic import mimetic as mimetic
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "bases": "base",
-            "impulse": "impulse",
-            "impulse_filters": "filters",
-            "impulse_optimised": "impulse_optimised",
-            "inits": "base",
-            "mimetic": "mimetic",
-            "Layer": "base",
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -8,4 +8,4 @@ if TYPE_CHECKING:
     from vitruvius.look.looking import Look as Look
     from vitruvius.look.looking import look as look
 else:
-    __getattr__, __dir__, __all__ = exports(__name__, {"Look": "looking", "look": "looking"})
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -13,15 +13,4 @@ if TYPE_CHECKING:
     from vitruvius.models.freezing import freeze as freeze
     from vitruvius.models.weights import load_weights as load_weights
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "PixelModel": "base",
-            "create_model": "create",
-            "freeze": "freezing",
-            "load_model": "create",
-            "load_weights": "weights",
-            "models": "base",
-            "restride": "base",
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

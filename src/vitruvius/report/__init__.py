@@ -9,6 +9,4 @@ if TYPE_CHECKING:
     from vitruvius.report.analysis_figures import draw_explanations as draw_explanations
     from vitruvius.report.page import write_page as write_page
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__, {"draw_explanations": "analysis_figures", "save_figure": "analysis_figures", "write_page": "page"}
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -16,19 +16,6 @@ if TYPE_CHECKING:
     from vitruvius.surgery.rewiring import rewire as rewire
     from vitruvius.surgery.sites import survey as survey
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "attention_of": "rewiring",
-            "fold": "folding",
-            "head_weights": "rewiring",
-            "initialise": "initialising",
-            "record": "recording",
-            "restore": "rewiring",
-            "rewire": "rewiring",
-            "survey": "sites",
-            "use_sincos_positions": "positions",
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)
 
 load_package(__name__, __path__)

@@ -10,12 +10,4 @@ if TYPE_CHECKING:
     from vitruvius.targets.base import open_target as open_target
     from vitruvius.targets.base import target_kinds as target_kinds
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "Target": "base",
-            "load_model": "base",
-            "open_target": "base",
-            "target_kinds": "base",
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

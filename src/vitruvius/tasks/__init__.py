@@ -18,20 +18,4 @@ if TYPE_CHECKING:
     from vitruvius.tasks.supervised import Supervised as Supervised
     from vitruvius.tasks.trades import Trades as Trades
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "Adversarial": "adversarial",
-            "AdversarialObjective": "adversarial",
-            "Distillation": "distillation",
-            "Fast": "fast",
-            "Free": "free",
-            "JSD": "jsd",
-            "Mart": "mart",
-            "Objective": "base",
-            "RobustDistillation": "robust_distillation",
-            "Supervised": "supervised",
-            "Trades": "trades",
-            "tasks": "base",
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

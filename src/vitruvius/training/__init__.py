@@ -12,14 +12,4 @@ if TYPE_CHECKING:
     from vitruvius.training.loop import train as train
     from vitruvius.training.sweep import Sweep as Sweep
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "Config": "config",
-            "Sweep": "sweep",
-            "TrainConfig": "config",
-            "fetch": "run_folder",
-            "read_recipe": "config",
-            "train": "loop",
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -50,7 +50,6 @@ from vitruvius._files import (
     save_tensors,
     sweep,
 )
-from vitruvius._files import fetch as fetch  # a run at a URL, for whoever imports vitruvius.training
 from vitruvius._secrets import redact
 from vitruvius._version import __version__, versions
 from vitruvius._yaml import dump_yaml, read_yaml, to_plain
