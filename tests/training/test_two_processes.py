@@ -21,6 +21,7 @@ from vitruvius.models import load_model
 from vitruvius.tasks.supervised import Supervised
 from vitruvius.training import train
 from vitruvius.training.loop import Trainer
+from vitruvius.training.parallel import PlainSync
 from vitruvius.training.session import open_session
 
 SETTINGS = ("train.opt=sgd", "train.lr=0.05", "train.model_ema=true", "train.clip_grad=1.0", "data.pad=1")
@@ -140,6 +141,21 @@ def test_statistics_are_the_mean_over_the_processes(tmp_path: Path) -> None:
     assert len(halves) == 2
     for one, other in zip(halves[0]["model"], halves[1]["model"], strict=True):
         assert torch.equal(one, other)
+
+
+def _compiled_batch_norm(rank: int) -> None:
+    with process_group():
+        norm, x = PlainSync(3).double(), torch.randn(4, 3, 5, 5, dtype=torch.double, requires_grad=True)
+        toward = torch.randn_like(x)
+        plain, compiled = (
+            torch.autograd.grad((run(x) * toward).sum(), [x, norm.weight])
+            for run in (norm, torch.compile(norm, backend="aot_eager"))
+        )
+        torch.testing.assert_close(compiled, plain)
+
+
+def test_synchronised_batch_norms_have_the_same_gradient_compiled() -> None:
+    in_two_processes(_compiled_batch_norm)
 
 
 GENTLE = "train.lr=0.001"  # at which rounding does not grow from update to update

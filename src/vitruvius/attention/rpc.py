@@ -99,7 +99,7 @@ def clip(x: Tensor, tau: Tensor | None) -> Tensor:
     """`x` (B, H, N, D) limited to ±`tau` (B, H, 1, D), where there is one; tau gets its gradient too."""
     if tau is None:
         return x
-    clipped: Tensor = _Clip.apply(x, tau) if _wants_gradient(x, tau) else x.clamp(-tau, tau)
+    clipped: Tensor = _Clip.apply(x, tau) if _by_hand(x, tau) else x.clamp(-tau, tau)
     return clipped
 
 
@@ -108,7 +108,7 @@ def step(keys: Tensor, kept: Tensor, low: Tensor, tau: Tensor | None, dual_sign:
 
     `keys` are k, `kept` is c + L of the step before, `low` this iteration's L; `tau` and `dual_sign` as in `RPC`.
     """
-    if tau is not None and _wants_gradient(keys, kept, low):
+    if tau is not None and _by_hand(keys, kept, low):
         pursued: tuple[Tensor, Tensor] = _Step.apply(keys, kept, low, tau, dual_sign)
         return pursued
     dual = kept - low
@@ -162,8 +162,12 @@ class _Step(torch.autograd.Function):
         return grad_keys, grad_dual, (grad - grad_keys).sub_(grad_dual), grad_tau, None
 
 
-def _wants_gradient(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+def _by_hand(*tensors: Tensor) -> bool:
+    """Whether a gradient is wanted outside torch.compile, which fuses plain operations into less memory by itself.
+
+    Dynamo of torch 2.11 returns no gradient, without a word, from a function that writes its outputs in place.
+    """
+    return not torch.compiler.is_compiling() and torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def _side(lost: Tensor) -> Tensor:

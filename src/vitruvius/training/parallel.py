@@ -199,7 +199,7 @@ class _Total(torch.autograd.Function):
     def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ARG004
         summed = value.clone()
         torch.distributed.all_reduce(summed)
-        return summed
+        return summed.clone()  # Dynamo of torch 2.11 loses the gradient of an output that was written in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
