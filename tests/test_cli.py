@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -58,6 +59,9 @@ LIGHT, TORCH = set[str](), {"torch"}  # what a command may import of the package
         (["sweep", "nowhere.yaml"], LIGHT, "no recipe at nowhere.yaml"),
         (["convert", "nowhere", "--from", "deit", "--out", "run"], TORCH, "no checkpoint at nowhere"),
         (["masks", "nowhere.safetensors"], TORCH, "no such file"),
+        (["export", "runs/none"], TORCH, "run folder"),
+        (["cycles", "runs/none"], TORCH, "run folder"),
+        (["study", "eps-sweep", "runs/none"], TORCH, "run folder"),
         (["compress", "nowhere"], TORCH, "is not a run folder"),
         (["evaluate", "vit_tiny_patch16_224", "data.dataset=folder", "data.root=/nowhere"], TORCH, "/nowhere"),
     ],
@@ -330,5 +334,7 @@ def test_an_interrupted_command_does_not_wait_for_the_interpreter_to_be_torn_dow
     monkeypatch.setattr("os._exit", left.append)
     with pytest.raises(SystemExit) as end:  # where os._exit does not end the process
         run_and_exit()
+    assert gc.get_freeze_count()  # what is left is not searched for garbage
+    gc.unfreeze()
     assert end.value.code == code
     assert left == [code] * at_once

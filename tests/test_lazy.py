@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "else:\n    __getattr__, __dir__, __all__ = exports(__name__)\n"
     )
     (folder / "glass.py").write_text("class Pane: ...\n")
-    (folder / "frame.py").write_text("def frame(): return 'oak'\ndef other(): ...\n")
+    (folder / "frame.py").write_text(
+        "import gc\nCOLLECTED = gc.isenabled()\ndef frame(): return 'oak'\ndef other(): ...\n"
+    )
     (folder / "broken.py").write_text("import not_installed\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield "window"
@@ -49,6 +52,19 @@ def test_an_export_wins_over_the_module_of_its_name_whatever_was_imported_before
     importlib.import_module("window.frame")
     assert window.frame() == "oak"
     assert importlib.import_module("window.frame").other() is None
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_collected_while_a_module_is_imported(package: str, enabled: bool) -> None:
+    window = importlib.import_module(package)
+    was_on = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        assert window.frame() == "oak"
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was_on else gc.disable)()
+    assert not importlib.import_module("window.frame").COLLECTED
 
 
 def test_unknown_names_are_attribute_errors_and_faults_of_modules_are_seen(package: str) -> None:

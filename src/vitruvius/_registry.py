@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from vitruvius._config import bind
 from vitruvius._errors import ConfigError, MissingExtra, UnknownName, suggest
 from vitruvius._format import format_number
+from vitruvius._lazy import uncollected
 from vitruvius._yaml import parse_value
 
 T = TypeVar("T")
@@ -151,9 +152,10 @@ class Registry(Generic[T]):
             return
         self._loaded = True  # at once: a module that is being loaded may look something up
         try:
-            for home in self.homes:
-                package = importlib.import_module(home)
-                load_package(home, getattr(package, "__path__", ()))
+            with uncollected():
+                for home in self.homes:
+                    package = importlib.import_module(home)
+                    load_package(home, getattr(package, "__path__", ()))
             for point in entry_points(group=f"vitruvius.{self.plural}"):
                 with _explained(f"the entry point {point.name!r} = {point.value}"):
                     self.register(point.name)(point.load())

@@ -9,6 +9,7 @@ from typing import Any
 
 from vitruvius._config import Schema, schema_of, words_of
 from vitruvius._errors import UnknownName, suggest
+from vitruvius._lazy import uncollected
 from vitruvius._registry import Registry, first_line
 
 SECTIONS = {  # title → where it is defined, in the order in which they are listed
@@ -78,7 +79,8 @@ def sections(name: str | None = None) -> dict[str, Section]:
 def load(home: str) -> Any:
     """What `package.module:name` stands for."""
     module, _, name = home.partition(":")
-    return getattr(import_module(f"vitruvius.{module}"), name)
+    with uncollected():
+        return getattr(import_module(f"vitruvius.{module}"), name)
 
 
 def keys_of(section_or_piece: Any) -> list[Key]:

@@ -7,6 +7,7 @@ knows is a setting, `section.key=value`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import math
@@ -143,6 +144,7 @@ def run_and_exit() -> NoReturn:
     After a signal it leaves at once: everything is kept and said by then, and PyTorch takes seconds to be torn down.
     """
     code = main()
+    gc.freeze()  # at its end Python looks through all objects for garbage, which the operating system frees anyway
     if code in CODES.values():
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):

@@ -200,6 +200,11 @@ def study(
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
     from vitruvius._files import check_out
+    from vitruvius.targets.base import kind_of
+
+    for word in words:
+        if "=" not in word:
+            kind_of(word)  # before anything slow is imported
     from vitruvius.studies import split_words
     from vitruvius.studies import study as run_study
 

@@ -144,6 +144,10 @@ def cycles(
         threshold: queries that make a token global (default: a quarter of them).
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
+    from vitruvius.targets.base import kind_of
+
+    if not Path(target).exists():
+        kind_of(target)  # before anything slow is imported
     from vitruvius.compression.steps import cycles_of
 
     table, path = cycles_of(target, overrides, head_dim=head_dim, threshold=threshold, trust_plugins=trust_plugins)
@@ -172,6 +176,9 @@ def export(
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
     from vitruvius._yaml import to_plain
+    from vitruvius.targets.base import kind_of
+
+    kind_of(target)  # before anything slow is imported
     from vitruvius.compression.export import NAMES
     from vitruvius.compression.export import export as write_export
     from vitruvius.compression.steps import masked_rules, pruned

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vitruvius._config import build, key, override, section
-from vitruvius._errors import ConfigError
+from vitruvius._errors import ConfigError, UnknownName
 from vitruvius._files import atomic_write_text, fetch, is_url
 from vitruvius._registry import Registry, load_plugins
 from vitruvius._secrets import redact
@@ -109,10 +109,7 @@ def open_target(
                 "one model is opened at a time."
             )
     load_plugins(override({"plugins": []}, [word for word in overrides if word.startswith("plugins")])["plugins"])
-    kinds = sorted((target_kinds.make(name) for name in target_kinds), key=lambda kind: kind.order)
-    kind = next((kind for kind in kinds if kind.accepts(target)), None)
-    if kind is None:
-        raise ConfigError(f"{target!r} does not name a model; expected a run folder or a model's name.")
+    kind = kind_of(target)
     if data_needed and not kind.has_data and not any(word.startswith("data.dataset=") for word in overrides):
         raise ConfigError(
             f"{target} is not a run folder; for a model by name say which images: data.dataset=… data.root=…"
@@ -124,6 +121,18 @@ def open_target(
     if data_needed:
         check_data(opened.config.data)
     return opened
+
+
+def kind_of(target: str) -> TargetKind:
+    """The kind of target that `target` is, by its text alone; a path where nothing is names no model."""
+    kinds = sorted((target_kinds.make(name) for name in target_kinds), key=lambda kind: kind.order)
+    for kind in kinds:
+        if kind.accepts(target):
+            return kind
+    raise UnknownName(
+        f"{target!r} is neither a run folder nor a model: nothing is there, and names of models hold no slash, apart "
+        "from vitruvius/…, zoo/… and hf-hub:…."
+    )
 
 
 def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = False) -> PixelModel:

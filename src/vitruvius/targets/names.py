@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitruvius.models import PixelModel
 
 WEIGHTS = "model.weights="
+WEIGHTS_FILES = (".safetensors", ".pth")
 
 
 @target_kinds.register("published")
@@ -49,18 +50,19 @@ class ModelName:
     Pretrained, unless weights are given or there are none to have.
     """
 
-    order = 100.0  # last: any text may be a model's name
+    order = 100.0  # last: nearly any text may be a model's name
     has_data = False
 
     def accepts(self, text: str) -> bool:
-        return True
+        """Any text but a path: timm writes others' models as hf-hub:USER/NAME and local-dir:FOLDER."""
+        return "/" not in text or ":" in text or text.startswith("vitruvius/") or text.endswith(WEIGHTS_FILES)
 
     def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
         """The model, built as the overrides say (`model.…`, `attention=…`, `seed=…`)."""
         weights_given = any(setting.startswith(WEIGHTS) for setting in overrides)
         pretrained = not (weights_given or text.startswith("vitruvius/"))
         given: dict[str, Any] = {"model": {"name": text, "pretrained": pretrained}}
-        if text.endswith((".safetensors", ".pth")):
+        if text.endswith(WEIGHTS_FILES):
             if not any(setting.startswith("model.name=") for setting in overrides):
                 raise ConfigError(f"{text} are weights; say of which model, e.g. model.name=vit_small_patch16_224.")
             given = {"model": {"name": text, "weights": text}}
