@@ -90,7 +90,7 @@ class FromART(Foreign):
 
 @dataclass(frozen=True, kw_only=True)
 class FromSecML(Foreign):
-    """`make=lambda model: (PGD(...), BasePytorchClassifier(model))`; loaders in and out."""
+    """`make=lambda model: (PGD(...), BasePyTorchClassifier(model))`; loaders in and out."""
 
     def call(self, attack: Any, x: Tensor, y: Tensor) -> Any:
         theirs, wrapped = attack
