@@ -325,12 +325,7 @@ class Evaluation:
         if not ledger.number("clean"):
             raise DataError(f"the loader {data!r} yielded no images; nothing to evaluate.")
         broken = {name for names in process.gather(list(getattr(self.loader, "broken", ()))) for name in names}
-        remarks = []
-        if self.opinion is not None and self.opinion.why_not_copied:
-            remarks = [
-                f"the model could not be copied ({self.opinion.why_not_copied}): whether it remembers images was seen "
-                "only by asking it again in another order."
-            ]
+        remarks = [] if self.opinion is None else self.opinion.remarks()
         found = self.checks.gather(process)
         return summarise(ledger, entries, data, broken=sorted(broken), found=found, remarks=remarks)
 
