@@ -21,6 +21,7 @@ from vitruvius.attacks.fab import FAB
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.pgd import PGD
+from vitruvius.attacks.transfer import Transfer
 from vitruvius.evaluation import describe, evaluate
 from vitruvius.evaluation.metrics.corruption import Baseline
 from vitruvius.evaluation.result import shorten_labels, wilson
@@ -207,6 +208,7 @@ def test_a_description_names_settings_and_nothing_else() -> None:
         assert "norms" not in describe(threat)
         assert "finds_nearest" not in describe(threat)
     assert describe(HopSkipJump(eps=0.5, steps=3)) == "hopskipjump(eps=0.5, steps=3)"
+    assert "made=" not in describe(Transfer(source=model(), eps=0.1))  # what it makes of its settings is none
 
 
 def test_descriptions_never_hide_a_difference() -> None:

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 import vitruvius
 from vitruvius._errors import ConfigError
-from vitruvius._progress import Bar
+from vitruvius._progress import Bar, no_progress
 from vitruvius.attention import part
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.evaluation.sanity import Sanity, examine, make_twins
+from vitruvius.evaluation.sanity import Sanity, _Examination, examine, make_twins
 
 NAME = "vitruvius/vit_digits"
 
@@ -105,6 +106,16 @@ def test_findings_do_not_depend_on_how_many_images_are_looked_at_at_once() -> No
     assert [finding.passed for finding in few] == [finding.passed for finding in whole]
     for ours, theirs in zip(few, whole, strict=True):
         assert ours.numbers == pytest.approx(theirs.numbers, abs=1e-4)
+
+
+def test_an_order_may_be_missed_by_one_image_in_a_hundred_and_by_no_more() -> None:
+    x, y = torch.rand(400, 1, 2, 2), torch.zeros(400, dtype=torch.int64)
+    examined = _Examination(Sanity(eps=0.1), nn.Flatten(), x, y, y, no_progress)
+    for broken, passed in ((4, True), (5, False)):
+        (finding,) = examined._not_stronger("black box", "a search", torch.arange(400) >= broken)
+        assert finding.passed == passed
+        (finding,) = examined._falling("more steps", "with steps", [1, 2], [0.5, 0.5 + broken / 400], "steps")
+        assert finding.passed == passed
 
 
 @pytest.mark.parametrize(

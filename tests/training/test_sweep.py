@@ -321,6 +321,12 @@ def test_a_sweep_shows_what_its_runs_are_doing(tmp_path: Path, monkeypatch: pyte
     assert any("a: a 3/10" in text for text in seen)
 
 
+def test_a_run_in_another_process_says_why_it_failed_whatever_is_printed_behind(tmp_path: Path) -> None:
+    program = "import sys; print('vitruvius: failed: no weights'); print('leaked 4 instances'); sys.exit(1)"
+    (ended,) = in_processes([sys.executable, "-c", program], iter("a"), 1, tmp_path / "logs", print)
+    assert ended[1] == "failed: no weights"
+
+
 # judging
 
 

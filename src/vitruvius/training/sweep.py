@@ -60,6 +60,7 @@ logger = logging.getLogger(__name__)
 
 OWN = ("out=", "metric=", "order=", "evaluate=", "evaluate.", "maps=", "maps.", "masks=", "masks.")  # no recipe's keys
 MOST_RUNS = 10_000
+FAILED = "vitruvius: failed: "  # begins the line that says why a run in another process has failed
 LOOK_EVERY = 2.0  # seconds between two looks at the logs of runs in other processes
 Settings = dict[str, Any]
 Rows = list[dict[str, Any]]  # of metrics.jsonl
@@ -475,9 +476,11 @@ def in_processes(
     is asked to stop, so that it saves its state.
     """
 
-    def last_line(name: str) -> str:
+    def last_line(name: str, start: str = "") -> str:
         text = redact((logs / f"{name}.txt").read_text(encoding="utf-8", errors="replace"))
-        return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "nothing printed")
+        lines = [line.strip() for line in reversed(text.split("\n")) if line.strip()]
+        chosen = [line.removeprefix(start) for line in lines if line.startswith(start)]
+        return [*chosen, *lines, "nothing printed"][0]
 
     logs.mkdir(parents=True, exist_ok=True)
     running: dict[str, tuple[subprocess.Popen[str], float]] = {}  # and when they were started
@@ -498,7 +501,7 @@ def in_processes(
                 child, start = running.pop(name)
                 text = (logs / f"{name}.txt").read_text(encoding="utf-8")
                 atomic_write_text(logs / f"{name}.txt", redact(text))  # a library may have printed a secret
-                failed = f"failed: {last_line(name).removeprefix('failed: ')}"
+                failed = f"failed: {last_line(name, FAILED)}"  # libraries may print more when the process ends
                 yield name, "finished" if child.returncode == 0 else failed, time.monotonic() - start
     finally:
         for child, _ in running.values():
