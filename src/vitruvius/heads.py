@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvius._errors import SurgeryError, UnsuitableSite
+from vitruvius._errors import UnsuitableSite
 from vitruvius._notebook import Records, as_html, draw_tiles, plot, to_csv, to_frame
 
 if TYPE_CHECKING:
@@ -42,13 +42,6 @@ class Heads(NamedTuple):
     def device(self) -> torch.device:
         """Where they lie; captum asks for it at the layers it looks at."""
         return self.q.device
-
-    def clone(self) -> Heads:
-        """Refused: what asks a layer's input or output for its clone, as captum does, takes it for one tensor."""
-        raise SurgeryError(
-            "Heads are several tensors, so captum cannot attribute to them. Attribute to the output of a core or to "
-            "the attention module around it, e.g. LayerGradCam(model, model.blocks[0].attn)."
-        )
 
     def __repr__(self) -> str:
         return f"<Heads: {self._title()}>"

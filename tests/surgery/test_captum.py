@@ -29,7 +29,15 @@ def test_layer_methods_take_sites_and_outputs_of_cores(name: str, tiny_vit: tupl
         found = getattr(captum, name)(model, layer).attribute(x, target=1, **METHODS[name])
         assert len(found) == len(x)
         assert found.abs().sum() > 0
-    with pytest.raises((SurgeryError, AssertionError), match=r"Heads are several|not a torch.Tensor"):
-        captum.LayerIntegratedGradients(model, attention.core).attribute(
-            x, target=1, n_steps=2, attribute_to_layer_input=True
-        )
+
+
+@pytest.mark.parametrize("name", [*METHODS, "LayerActivation", "LayerFeatureAblation", "LayerDeepLift"])
+def test_layer_methods_on_heads_are_refused_in_a_sentence(name: str, tiny_vit: tuple[nn.Module, Tensor]) -> None:
+    model, x = tiny_vit
+    core: Any = rewire(model, "symmetric", "rpc").get_submodule("blocks.1.attn.core")
+    settings = METHODS.get(name, {}) | ({} if name == "LayerActivation" else {"target": 1})
+    for layer, at_input in ((core, True), (core.rpc, True), (core.symmetric, True), (core.symmetric, False)):
+        with pytest.raises(SurgeryError, match=r"what (enters|leaves) .*: Heads are several tensors"):
+            getattr(captum, name)(model, layer).attribute(x, attribute_to_layer_input=at_input, **settings)
+        assert not layer._forward_hooks
+        assert not layer._forward_pre_hooks

@@ -111,6 +111,7 @@ Trainer.update = dying
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # half a minute, on a machine that nobody shares
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_torchrun_starts_again_after_a_killed_rank_and_ends_as_if_undisturbed(parallel: str, tmp_path: Path) -> None:
     (tmp_path / "dying.py").write_text(DYING)

@@ -31,7 +31,23 @@ States = Mapping[str, Tensor]  # what a layer passes to the next, by the name of
 attentions: Registry[Callable[..., nn.Module]] = Registry("attention", homes=["vitruvius.attention"])
 
 
-class Part(nn.Module):
+class TakesHeads(nn.Module):
+    """A module that Heads enter. captum's layer methods, which attribute to one tensor, are refused there."""
+
+    def register_forward_pre_hook(self, hook: Callable[..., Any], **settings: Any) -> Any:
+        _refuse_captum(hook, f"what enters {type(self).__name__}")
+        return super().register_forward_pre_hook(hook, **settings)
+
+
+def _refuse_captum(hook: Callable[..., Any], what: str) -> None:
+    if str(hook.__module__).startswith("captum."):
+        raise SurgeryError(
+            f"captum cannot attribute to {what}: Heads are several tensors. Attribute to the output of a core or to "
+            "the attention module around it, e.g. LayerGradCam(model, model.blocks[0].attn)."
+        )
+
+
+class Part(TakesHeads):
     """What stages and kernels say of themselves; all of it may be left out, and an instance may set its own.
 
     map_text: what the map of a core with this part is, in words for pages that show one.
@@ -71,6 +87,10 @@ class Stage(Part):
     def forward(self, heads: Heads) -> Heads:
         """What becomes of `heads`."""
         raise NotImplementedError
+
+    def register_forward_hook(self, hook: Callable[..., Any], **settings: Any) -> Any:
+        _refuse_captum(hook, f"what leaves {type(self).__name__}")
+        return super().register_forward_hook(hook, **settings)
 
     def value_mixing(self, heads: Heads) -> Tensor | None:
         """The matrix (…, M', M) by which this stage makes its values of those in `heads`; None where it keeps v."""
@@ -136,7 +156,7 @@ class Received(NamedTuple):
     unmapped: str  # the first stage that changes v and does not say how; empty where none does
 
 
-class Core(nn.Module):
+class Core(TakesHeads):
     """Stages in reading order, then one kernel. Parts live under their names, so checkpoints survive insertions.
 
     `parts` are pairs of a name and a module, in reading order; `site` is the one they were made for. `specs` say how a

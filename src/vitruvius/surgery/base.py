@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import warnings
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from vitruvius._checks import check_model
 from vitruvius._errors import UnsuitableSite
 from vitruvius._registry import first_line
 from vitruvius.heads import Attends, HeadWeights
+
+FEEDS_QUERIES = ("q_norm", "q_proj")  # modules of upstream's attention that only queries depend on
 
 _SOCKETS: dict[type[nn.Module], type[Socket]] = {}
 
@@ -42,6 +45,18 @@ class Socket:
         super().__init_subclass__(**kwargs)
         cls.upstream = next(base for base in cls.__bases__ if issubclass(base, nn.Module))
         _SOCKETS[cls.upstream] = cls
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in FEEDS_QUERIES and isinstance(value, nn.Module) and getattr(self, "core", None) is not None:
+            idle = [n for n, p in value.named_parameters() if p.requires_grad]
+            if idle and getattr(self.core, "ignores_queries", False):
+                warnings.warn(
+                    f"{name} was given weights that train ({', '.join(idle)}), but the core of this attention ignores "
+                    "the queries: they get no gradient, and distributed training stops at them. Rewire first, then "
+                    "give LoRA and its like other layers, e.g. target_modules=['k_proj', 'v_proj'].",
+                    stacklevel=2,
+                )
 
     def check(self) -> None:
         """UnsuitableSite where this module cannot be rewired without changing what it computes."""

@@ -23,7 +23,7 @@ from vitruvius._version import __version__
 from vitruvius.attention.base import Core, PartMaker, PartSpec, build_core, part
 from vitruvius.attention.mask import Mask, read_masks
 from vitruvius.heads import HeadWeights, Site
-from vitruvius.surgery.base import Socket, inner, socket_of
+from vitruvius.surgery.base import FEEDS_QUERIES, Socket, inner, socket_of
 from vitruvius.surgery.sites import Size, Where, match, select, survey
 from vitruvius.surgery.vit import link_blocks
 
@@ -31,7 +31,6 @@ register_notrace_module(Core)  # to timm's FX tracing a core is one node, as its
 
 KEY = "vitruvius"
 MARK = "rewired_by_vitruvius"
-FEEDS_QUERIES = ("q_norm.", "q_proj.")  # parameters of upstream's attention that only queries depend on
 
 
 def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: Size | None = None) -> nn.Module:
@@ -150,7 +149,7 @@ def _freeze_idle(module: Any) -> None:
     """Freeze what feeds only queries that the core ignores: without a gradient it would stop distributed training."""
     idle: list[str] = []
     if getattr(module.core, "ignores_queries", False):
-        idle = [n for n, p in module.named_parameters() if n.startswith(FEEDS_QUERIES) and p.requires_grad]
+        idle = [n for n, p in module.named_parameters() if n.partition(".")[0] in FEEDS_QUERIES and p.requires_grad]
     for name in idle:
         module.get_parameter(name).requires_grad_(False)
     module.core.froze = tuple(idle)
