@@ -33,7 +33,7 @@ from vitruvius.cli.evaluate import evaluate
 from vitruvius.corruptions import corruptions
 from vitruvius.evaluation.shift_report import ShiftReport
 from vitruvius.request import open_request
-from vitruvius.targets.zoo import PICTURES, find_checkpoint, hash_file, read_card
+from vitruvius.targets.run_folder import PICTURES, find_checkpoint, hash_file, read_card
 
 WEIGHTS = "best.safetensors"
 LEFT_OUT = ("out", "tracking", "started")  # of a run's config: they say where and how it ran, not what it is

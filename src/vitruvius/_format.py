@@ -30,9 +30,7 @@ def format_duration(seconds: float | None) -> str:
 
 def format_rate(rate: float) -> str:
     """0.0234 → `0.023`, 2.13 → `2.1`, 1234.5 → `1,234`."""
-    if rate < 10:
-        return f"{rate:.2g}"
-    return f"{rate:,.0f}"
+    return f"{rate:.2g}" if rate < 10 else f"{rate:,.0f}"
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:

@@ -107,9 +107,9 @@ def to_csv(rows: Records, path: StrPath | None = None) -> str:
 
 def as_html(title: str, tables: Mapping[str, Records], more: str = "") -> str:
     """A heading, tables (by caption) and `more` markup, light or dark as the notebook is."""
-    from vitruvius._style import DARK, LIGHT
+    from vitruvius._style import DARK, LIGHT, css_variables
 
-    light, dark = ("".join(f"--{name}:{colour};" for name, colour in palette.items()) for palette in (LIGHT, DARK))
+    light, dark = css_variables(LIGHT), css_variables(DARK)
     style = (
         f".vitruvius{{{light}}}@media (prefers-color-scheme:dark){{.vitruvius{{{dark}}}}}"
         f"[data-jp-theme-light=true] .vitruvius{{{light}}}"

@@ -38,6 +38,10 @@ class Process:
     def first(self) -> bool:
         return self.rank == 0
 
+    def share_of(self, number: int) -> int:
+        """How many of `number` images are this process's: they are shared out round-robin."""
+        return len(range(self.rank, number, self.world_size))
+
     def gather(self, value: Any) -> list[Any]:
         """One value of every process, in rank order, on every process."""
         if not self.grouped:
@@ -190,9 +194,7 @@ def _numbered(device: torch.device, local_rank: int) -> torch.device:
     index: Any = device.index  # None where no number was given, which torch's types do not say
     if device.type != "cpu" and index is None:
         number = torch.get_device_module(device).device_count()
-    if number == 1:
-        return device
-    return torch.device(device.type, local_rank % number)
+    return device if number == 1 else torch.device(device.type, local_rank % number)
 
 
 def usable_cores() -> int:

@@ -9,6 +9,7 @@ B images of a batch
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import zlib
@@ -79,6 +80,11 @@ def _positions(number: int, device: torch.device) -> Tensor:
 
 
 _kept_positions = lru_cache(maxsize=4)(_positions)
+
+
+def id_of(name: str) -> int:
+    """An int64 id that belongs to an image by its `class/file`, wherever the folder lies and whatever lies beside."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def image_ids(x: Tensor) -> Tensor:

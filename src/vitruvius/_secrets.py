@@ -98,9 +98,7 @@ def _redact(value: Any, secrets: list[str]) -> Any:
 
 def _redact_item(key: Any, item: Any, secrets: list[str]) -> Any:
     is_value = isinstance(item, str | int) and not isinstance(item, bool)
-    if is_value and isinstance(key, str) and _KEY.fullmatch(key):
-        return HIDDEN
-    return _redact(item, secrets)
+    return HIDDEN if is_value and isinstance(key, str) and _KEY.fullmatch(key) else _redact(item, secrets)
 
 
 def _redact_text(text: str, secrets: list[str]) -> str:

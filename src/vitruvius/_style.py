@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +50,8 @@ DARK = {
     "series-4": "#e5dc4d",
     "series-5": "#c9e3be",
 }
+
+
 HEAT = ("#fbf6ea", "#f6dfb0", "#edb85f", "#dd8436", "#bd4f24", "#8a2a20", "#54141f", "#2a0a17")
 FONT_SIZE = 11.0
 LINES = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (6, 1.5, 1.2, 1.5, 1.2, 1.5)))
@@ -107,6 +109,11 @@ def series(index: int) -> Series:
     """The look of run number `index`; colours return after six runs, then with another marker."""
     name = f"series-{index % 6}"
     return Series(name, LIGHT[name], MARKERS[(index + index // 6) % len(MARKERS)])
+
+
+def css_variables(palette: Mapping[str, str]) -> str:
+    """A palette as variables of a style sheet."""
+    return "".join(f"--{name}:{colour};" for name, colour in palette.items())
 
 
 def heat() -> LinearSegmentedColormap:

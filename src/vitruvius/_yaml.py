@@ -104,9 +104,7 @@ def parse_value(text: str) -> Any:
 
 def _short(text: str, most: int = 200) -> str:
     """The text in quotes, only its beginning if it is long."""
-    if len(text) > most:
-        return f"{text[:most]!r}…"
-    return repr(text)
+    return f"{text[:most]!r}…" if len(text) > most else repr(text)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -28,9 +28,19 @@ from torch import Tensor
 from vitruvius._checks import check_count
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, DataError, RunError
-from vitruvius._files import Lock, MadeFolder, atomic_write_bytes, atomic_write_text, is_lock, read_json, sweep
+from vitruvius._files import (
+    Lock,
+    MadeFolder,
+    atomic_write_bytes,
+    atomic_write_text,
+    is_lock,
+    read_json,
+    save_array,
+    sweep,
+)
 from vitruvius._processes import usable_cores
 from vitruvius._progress import Progress, no_progress
+from vitruvius._random import id_of
 from vitruvius._secrets import redact
 from vitruvius._version import __version__
 from vitruvius.corruptions.base import GROUPS, SEVERITIES, Corruption, Scale, corruption_names, corruptions
@@ -144,8 +154,7 @@ def _target(out: Path, corruption: Corruption, file: Path, format: Format) -> Pa
 
 def file_id(file: Path) -> int:
     """A number for the dice that belongs to `class/file`, whatever else is in the folder."""
-    name = f"{file.parent.name}/{file.name}"
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+    return id_of(f"{file.parent.name}/{file.name}")
 
 
 def read_image(file: Path, size: int | None) -> Tensor:
@@ -189,7 +198,7 @@ def _copy_arrays(images: Array, labels: Array, ids: Array, out: Path, grid: list
     digest = hashlib.sha256(images.tobytes() + labels.tobytes() + ids.tobytes()).hexdigest()
     with _claimed(out, {"layout": "arrays", "images": list(images.shape), "sha256": digest}, grid):
         small = np.min_scalar_type(int(labels.max()))
-        _save_array(out / "labels.npy", np.tile(labels.astype(small), len(SEVERITIES)))
+        save_array(out / "labels.npy", np.tile(labels.astype(small), len(SEVERITIES)))
         missing = [five for name, five in by_name.items() if not (out / f"{name}.npy").exists()]
         run(functools.partial(_copy_array, images, ids, out), missing)
     return len(by_name)
@@ -203,7 +212,7 @@ def _copy_array(images: Array, ids: Array, out: Path, severities: Sequence[Corru
         for one in severities
         for part in parts
     ]
-    _save_array(out / f"{severities[0].name}.npy", np.concatenate(made))
+    save_array(out / f"{severities[0].name}.npy", np.concatenate(made))
 
 
 def _to_pixels(images: Array) -> Tensor:
@@ -214,12 +223,6 @@ def _to_pixels(images: Array) -> Tensor:
 def _to_bytes(pixels: Tensor) -> Array:
     """The way back."""
     return (pixels * 255).round().byte().movedim(1, -1).numpy()
-
-
-def _save_array(path: Path, array: Array) -> None:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    atomic_write_bytes(path, file.getvalue())
 
 
 @contextlib.contextmanager

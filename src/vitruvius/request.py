@@ -89,9 +89,7 @@ class Request:
     @property
     def path(self) -> Path | None:
         """The file or folder for results, if there is one."""
-        if self.out is None and self.writes is not None:
-            return self.target.folder / self.writes
-        return self.out
+        return self.target.folder / self.writes if self.out is None and self.writes is not None else self.out
 
     @functools.cached_property
     def folder(self) -> Path:

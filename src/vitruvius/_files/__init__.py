@@ -28,5 +28,6 @@ from vitruvius._files.tensors import load_tensors as load_tensors
 from vitruvius._files.tensors import pack_tensors as pack_tensors
 from vitruvius._files.tensors import read_arrays as read_arrays
 from vitruvius._files.tensors import read_mask_arrays as read_mask_arrays
+from vitruvius._files.tensors import save_array as save_array
 from vitruvius._files.tensors import save_tensors as save_tensors
 from vitruvius._files.tensors import unpack_tensors as unpack_tensors

@@ -9,6 +9,7 @@ with one per stage; L layers, H heads, N queries, M keys; in masks True = remove
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Mapping
@@ -136,6 +137,13 @@ def read_mask_arrays(path: str | Path) -> dict[str, Tensor]:
             )
         keep[name] = removed == 0
     return keep
+
+
+def save_array(path: str | Path, array: np.ndarray) -> None:
+    """One .npy file, whole or not at all."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    atomic_write_bytes(path, file.getvalue())
 
 
 def _read_array(path: Path) -> Tensor:

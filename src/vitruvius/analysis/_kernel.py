@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitruvius.attention.base import scores
 from vitruvius.attention.symmetric import standardise as z_score
 from vitruvius.heads import Heads
 
@@ -54,21 +55,14 @@ def centred(gram: Tensor) -> Tensor:
 
 def log_attention(heads: Heads) -> Tensor:
     """log softmax(q kᵀ · scale + bias), (B, H, N, M)."""
-    return _logits(heads).log_softmax(-1)
+    return scores(heads).log_softmax(-1)
 
 
 def log_phi2(heads: Heads) -> Tensor:
     """log ‖φ(q_i)‖² = q_i·q_i · scale − 2 log g(q_i), (B, H, N); g is what the softmax divides by, bias included."""
-    return heads.q.square().sum(-1) * heads.scale - 2 * _logits(heads).logsumexp(-1)
+    return heads.q.square().sum(-1) * heads.scale - 2 * scores(heads).logsumexp(-1)
 
 
 def output(heads: Heads) -> Tensor:
     """h = softmax(q kᵀ · scale + bias) v, (B, H, N, E)."""
     return log_attention(heads).exp() @ heads.v
-
-
-def _logits(heads: Heads) -> Tensor:
-    logits = (heads.q * heads.scale) @ heads.k.mT
-    if heads.bias is None:
-        return logits
-    return logits + heads.bias

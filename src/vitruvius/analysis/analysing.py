@@ -22,7 +22,7 @@ from vitruvius._progress import Progress, no_progress
 from vitruvius._random import Dice, image_ids
 from vitruvius._registry import Spec, read_spec
 from vitruvius._version import __version__
-from vitruvius.analysis.base import NULLS, Question, analyses, question, share_of
+from vitruvius.analysis.base import NULLS, Question, analyses, question
 from vitruvius.analysis.collecting import MODEL, OBSERVED, Collector, Sums, make_rows, threads
 from vitruvius.analysis.explanations import explain, explanations, score
 from vitruvius.analysis.table import Pictures, Table, join_tables
@@ -83,14 +83,14 @@ def analyse(
         check_head(model)
     chosen_nulls = _choose_nulls(nulls)
     threat = make_threat(attack, where="attack") if explained and attack is not None else None
-    limit = None if images is None else share_of(images, process)
-    total = share_of(loader.num_images, process) if limit is None and hasattr(loader, "num_images") else limit
+    limit = None if images is None else process.share_of(images)
+    total = process.share_of(loader.num_images) if limit is None and hasattr(loader, "num_images") else limit
     size, batches = _first_look(_batches_of(loader, process.device, limit), process)
     if size is None:
         raise DataError(f"the loader {getattr(loader, 'name', 'given')!r} yielded no images; nothing to analyse.")
     collector = Collector(questions, survey(model, input_size=size) if questions else {}, nulls=chosen_nulls, seed=seed)
     explainer = Explainer(model, explained, threat, process=process, seed=seed)
-    nulls_left = share_of(null_images, process) if chosen_nulls else 0
+    nulls_left = process.share_of(null_images) if chosen_nulls else 0
     done = 0
     for x, ids in batches:
         before = 0
@@ -219,7 +219,7 @@ class Explainer:
         self, model: nn.Module, names: Sequence[str], threat: Threat | None, *, process: Process, seed: int
     ) -> None:
         self.model, self.names, self.threat, self.seed = model, names, threat, seed
-        self.shown = share_of(SHOWN, process)
+        self.shown = process.share_of(SHOWN)
         self.sums = Sums()
         self.pictures: dict[str, list[Pictures]] = {}
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import DataError, UnsuitableSite
-from vitruvius._processes import Process
 from vitruvius._random import Dice
 from vitruvius._registry import Registry, Spec
 from vitruvius.attention.base import Core, attention_map
@@ -161,11 +160,6 @@ def precise(heads: Heads) -> Heads:
             raise DataError(f"{name} holds values that are not finite: the model overflowed before the analysis.")
     bias = None if heads.bias is None else heads.bias.double()
     return heads._replace(q=heads.q.double(), k=heads.k.double(), v=heads.v.double(), bias=bias)
-
-
-def share_of(number: int, process: Process) -> int:
-    """How many of `number` images this process gets; they are shared out round-robin."""
-    return len(range(process.rank, number, process.world_size))
 
 
 def gaussian(heads: Heads, dice: Dice) -> Heads:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import in_eval_mode
 from vitruvius._errors import ConfigError, DataError
-from vitruvius._files import StrPath, append_line, exists, join, read_text
+from vitruvius._files import StrPath, append_line, atomic_write_text, exists, join, read_text
 from vitruvius.analysis.analysing import Asked, analyse, ask_all
-from vitruvius.surgery.sites import Where
 
 FILE = "analysis.jsonl"
 Line = dict[str, Any]  # epoch, batch, analysis, statistic, mean over sites, heads and images, by_site
@@ -25,43 +26,43 @@ class AnalysisCallback:
     analyses: as for `analyse`.
     batches: name → images in [0, 1].
     every: in epochs.
-    folder: of the run; its analysis.jsonl gets the rows. Default: they are only returned.
-    where: a glob over site names, or several; default: all sites.
+    folder: of the run; its analysis.jsonl gets the rows, each epoch's once. Default: they are only returned.
     """
 
     def __init__(
-        self,
-        analyses: Sequence[Asked],
-        batches: Mapping[str, Tensor],
-        *,
-        every: int = 1,
-        folder: StrPath | None = None,
-        where: Where = "*",
+        self, analyses: Sequence[Asked], batches: Mapping[str, Tensor], *, every: int = 1, folder: Path | None = None
     ) -> None:
         if every < 1:
             raise ConfigError(f"analyse_every is {every}, expected 1 or more.")
         if empty := [name for name, images in batches.items() if not len(images)]:
             raise DataError(f"the fixed batch {empty[0]!r} holds no images.")
         self.questions = ask_all(analyses)
-        self.batches, self.every, self.folder, self.where = batches, every, folder, where
+        self.batches, self.every = batches, every
+        self.file = None if folder is None else folder / FILE
 
     def epoch_end(self, epoch: int, model: nn.Module) -> list[Line]:
         """The rows of this epoch, counted from 0; none if it is not its turn. The model's mode is left as it was."""
+        self.forget(epoch)
         if (epoch + 1) % self.every:
             return []
-        training = model.training
-        model.eval()
-        try:
+        with in_eval_mode(model):
             lines = [line for name, x in self.batches.items() for line in self._ask(epoch, model, name, x)]
-        finally:
-            model.train(training)
-        if self.folder is not None:
+        if self.file is not None:
             for line in lines:
-                append_line(join(self.folder, FILE), json.dumps(line))
+                append_line(self.file, json.dumps(line))
         return lines
 
+    def forget(self, epoch: int) -> None:
+        """Remove the rows of this epoch and of later ones, from an attempt that was stopped; and a line cut off."""
+        if self.file is None or not self.file.exists():
+            return
+        text = self.file.read_text(encoding="utf-8")
+        earlier = [line for line in text.split("\n")[:-1] if json.loads(line)["epoch"] < epoch]
+        if (wanted := "".join(f"{line}\n" for line in earlier)) != text:
+            atomic_write_text(self.file, wanted)
+
     def _ask(self, epoch: int, model: nn.Module, name: str, images: Tensor) -> list[Line]:
-        table = analyse(model, [images], *self.questions, nulls=False, where=self.where)
+        table = analyse(model, [images], *self.questions, nulls=False)
         groups: dict[tuple[str, str], dict[str, list[float]]] = {}  # (analysis, statistic) → site → means of heads
         for row in table.rows:
             groups.setdefault((row.analysis, row.statistic), {}).setdefault(row.site, []).append(row.mean)

@@ -278,9 +278,7 @@ def real_groups(heads: Heads) -> list[Group]:
     if not len(rows):
         return []
     part = rows_of(heads, rows) if len(rows) < len(heads.q) else heads
-    if has_padding(part):
-        return [(rows[own], real) for own, real in without_padding(part)]
-    return [(rows, part)]
+    return [(rows[own], real) for own, real in without_padding(part)] if has_padding(part) else [(rows, part)]
 
 
 def finite_rows(heads: Heads) -> Tensor:

@@ -61,7 +61,9 @@ class LowRank(Stage):
         self.writes = frozenset(tensors)
         generator = torch.Generator().manual_seed(seed + zlib.crc32(site.name.encode()))
         for name in tensors:
-            self.add_module(name, _bottleneck(site.num_heads, rank))
+            with torch.random.fork_rng(devices=()):  # both starts overwrite what nn.Linear draws
+                bottleneck = nn.Sequential(nn.Linear(site.num_heads, rank), nn.Linear(rank, site.num_heads))
+            self.add_module(name, bottleneck)
             if start == "released":
                 self._start_near_zero(name, generator)
             else:
@@ -155,11 +157,6 @@ def fold_into(weights: HeadWeights, low_rank: LowRank) -> None:
             raise SurgeryError(f"folding needs a bias for {name}, and this projection has none.")
     for old, new in merged:
         old.copy_(new)
-
-
-def _bottleneck(num_heads: int, rank: int) -> nn.Sequential:
-    with torch.random.fork_rng(devices=()):  # both starts overwrite what nn.Linear draws
-        return nn.Sequential(nn.Linear(num_heads, rank), nn.Linear(rank, num_heads))
 
 
 class Moments:

@@ -60,9 +60,7 @@ class RPC(Kernel):
         self.surrogate = ("softmax",) if asymmetric else ("symmetric", "softmax")  # without its thresholds
 
     def forward(self, heads: Heads) -> Tensor:
-        if wanted(heads, part="rpc"):
-            return self._fused(heads)
-        return attend(self.last_softmax(heads))
+        return self._fused(heads) if wanted(heads, part="rpc") else attend(self.last_softmax(heads))
 
     def last_softmax(self, heads: Heads) -> Heads:
         """The last iteration: the cleaned keys, and they or q as the queries."""

@@ -47,9 +47,7 @@ def attend(heads: Heads) -> Tensor:
             out = _attend(heads)
     else:
         out = _attend(heads)
-    if out.is_cuda and out.dtype.itemsize == 2 and out.requires_grad:
-        return matched(out)
-    return out
+    return matched(out) if out.is_cuda and out.dtype.itemsize == 2 and out.requires_grad else out
 
 
 def _attend(heads: Heads) -> Tensor:

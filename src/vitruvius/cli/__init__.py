@@ -96,7 +96,9 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else list(words)
     verbose = any(word in VERBOSE for word in words)
     _print_what_cannot_be_encoded()
-    with contextlib.redirect_stderr(RedactedStream(sys.stderr)), contextlib.redirect_stdout(_answer_stream()):
+    first = os.environ.get("RANK", "0") == "0"  # of many processes one answers
+    answers: Any = RedactedStream(sys.stdout) if first else io.StringIO()
+    with contextlib.redirect_stderr(RedactedStream(sys.stderr)), contextlib.redirect_stdout(answers):
         _start_log(verbose=verbose)
         try:
             _run([word for word in words if word not in VERBOSE], verbose=verbose)
@@ -227,13 +229,6 @@ def _print_what_cannot_be_encoded() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):  # of the locale C
             stream.reconfigure(errors="backslashreplace")
-
-
-def _answer_stream() -> Any:
-    """Where answers go, with secrets hidden: of many processes one answers."""
-    if os.environ.get("RANK", "0") == "0":
-        return RedactedStream(sys.stdout)
-    return io.StringIO()
 
 
 def _start_log(*, verbose: bool) -> None:

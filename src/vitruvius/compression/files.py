@@ -7,19 +7,17 @@ with an array a stage. Ours: one tensor (H, N, M) a site; in masks True = kept.
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vitruvius._errors import CheckpointError, ConfigError
-from vitruvius._files import atomic_write_bytes, is_array, load_tensors, read_arrays, read_mask_arrays, save_tensors
+from vitruvius._files import is_array, load_tensors, read_arrays, read_mask_arrays, save_array, save_tensors
 from vitruvius.compression.masks import Masks, guess_sites
 from vitruvius.compression.polarisation import Polarised
 from vitruvius.heads import Site
@@ -107,20 +105,13 @@ def write_arrays(path: str | Path, tensors: Mapping[str, Tensor], stem: str) -> 
     if path.suffix == ".npy":
         if len({tensor.shape for tensor in tensors.values()}) != 1:
             raise ConfigError(f"{path}: one array needs sites of one shape; these differ. Write a .safetensors file.")
-        _save_array(path, list(tensors.values()))
+        save_array(path, torch.stack(list(tensors.values())).numpy())
         return
     stages: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():
         stages.setdefault(_levit_file(name, stem), []).append(tensor)
     for file, layers in stages.items():
-        _save_array(path / file, layers)
-
-
-def _save_array(path: Path, layers: list[Tensor]) -> None:
-    """One .npy file, whole or not at all."""
-    file = io.BytesIO()
-    np.save(file, torch.stack(layers).numpy(), allow_pickle=False)
-    atomic_write_bytes(path, file.getvalue())
+        save_array(path / file, torch.stack(layers).numpy())
 
 
 def _levit_file(name: str, stem: str) -> str:

@@ -57,7 +57,7 @@ def average_maps(
     check_eval_mode(model)
     process = process or Process(device=device_of(model))
     number = getattr(loader, "num_images", None)
-    total = None if number is None else len(range(process.rank, number, process.world_size))  # of this process
+    total = None if number is None else process.share_of(number)
     sums = _Sums(partial, process, model, loader)
 
     def note(name: str, heads: Heads) -> None:

@@ -107,9 +107,7 @@ def read_rules(words: str | Sequence[str]) -> Rule | dict[str, Rule]:
         if pattern in found:
             raise ConfigError(f"--rule {word}: there is a rule for {pattern!r} already; write PATTERN=RULE for others.")
         found[pattern] = rules.make(rule, where="--rule")
-    if list(found) == ["*"]:
-        return found["*"]
-    return found
+    return found["*"] if list(found) == ["*"] else found
 
 
 def masks_of_arrays(path: str, out: str | Path) -> tuple[Masks, str]:

@@ -112,9 +112,7 @@ class Corruption(ABC):
         if self.gives_levels:
             return moved
         moved = moved.clamp_(0, 1)
-        if self.round8:
-            return to_levels(moved).div_(255)
-        return moved
+        return to_levels(moved).div_(255) if self.round8 else moved
 
     @abstractmethod
     def disturb(self, x: Tensor, dice: Dice, /, *constants: Any) -> Tensor:

@@ -132,7 +132,7 @@ class Evaluation:
     def _count_images(self) -> int | None:
         number = getattr(self.loader, "num_images", None)
         if number is not None:
-            return len(range(self.process.rank, number, self.process.world_size))
+            return self.process.share_of(number)
         if isinstance(self.loader, list | tuple):
             labels = [batch[1] for batch in self.loader if isinstance(batch, list | tuple) and len(batch) > 1]
             return sum(map(len, labels)) if all(isinstance(y, Tensor) and y.ndim for y in labels) else None

@@ -93,10 +93,9 @@ def make_examples(
         images=torch.cat([batch.images for batch in batches]),
         labels=labels,
         ids=torch.cat([batch.ids for batch in batches]),
-        accuracy=score.accuracy,
-        accuracy_8bit=score.accuracy_8bit,
         spec=describe(threat),
         num_classes=max(known, int(labels.max()) + 1),
+        **score.shares,
     )
 
 
@@ -125,12 +124,7 @@ def draw_examples(
             rows = batch.rows()
             pictures.write(batch)
         score.add(rows)
-    return ExampleScores(
-        accuracy=score.accuracy,
-        accuracy_8bit=score.accuracy_8bit,
-        spec=describe(threat),
-        num_classes=pictures.num_classes,
-    )
+    return ExampleScores(spec=describe(threat), num_classes=pictures.num_classes, **score.shares)
 
 
 def save_examples(examples: ExampleSet, out: str | Path) -> Path:
@@ -220,21 +214,19 @@ class _Score:
         self.done += len(rows)
         self.right += sum(row["right"] for row in rows)
         self.right_8bit += sum(row["right_8bit"] for row in rows)
-        self.progress(self.done, self.total, f"{100 * self.accuracy:.1f} % still right")
+        self.progress(self.done, self.total, f"{100 * self.shares['accuracy']:.1f} % still right")
 
     def of_batch(self, images: int, name: str) -> Progress:
         """The progress of an attack on the next images."""
         after = None if self.total is None else self.total - self.done - images
-        so_far = f"{name} {100 * self.accuracy:.1f} % still right" if self.done else name
+        so_far = f"{name} {100 * self.shares['accuracy']:.1f} % still right" if self.done else name
         return scaled(part_of(self.progress, self.done, after, so_far), images)
 
     @property
-    def accuracy(self) -> float:
-        return self.right / max(self.done, 1)
-
-    @property
-    def accuracy_8bit(self) -> float:
-        return self.right_8bit / max(self.done, 1)
+    def shares(self) -> dict[str, float]:
+        """How often the model is still right, also after rounding."""
+        done = max(self.done, 1)
+        return {"accuracy": self.right / done, "accuracy_8bit": self.right_8bit / done}
 
 
 @dataclass(frozen=True, kw_only=True)

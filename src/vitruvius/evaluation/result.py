@@ -275,13 +275,11 @@ def _proportion(correct: int, n: int) -> dict[str, Any]:
     return {"correct": correct, "n": n, "accuracy": correct / max(n, 1), "low": low, "high": high}
 
 
-def wilson(correct: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Wilson's score interval of a proportion `correct / n` (Wilson 1927), which stays in [0, 1] and works at 0 and 1.
-
-    z: quantile of the normal distribution; the default gives a 95 % interval.
-    """
+def wilson(correct: int, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion `correct / n` (1927), which stays in [0, 1] and works at 0 and 1."""
     if n <= 0:
         return (0.0, 1.0)
+    z = 1.959963984540054  # of the normal distribution
     p, z2 = correct / n, z * z
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = z * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)

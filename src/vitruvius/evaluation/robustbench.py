@@ -87,6 +87,4 @@ def benchmark(
 
 def _radius(eps: float, norm: Norm) -> str:
     """As RobustBench writes it: 8/255 in Linf, else the number."""
-    if norm == LINF:
-        return f"{eps * 255:g}/255"
-    return f"{eps:g}"
+    return f"{eps * 255:g}/255" if norm == LINF else f"{eps:g}"

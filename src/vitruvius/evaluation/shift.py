@@ -151,7 +151,7 @@ def _judge(who: _Examiner, part: Subset) -> Sequence[Remark | str]:
     if not len(ids):
         return images.remarks
     loader = shift_loader(images, ids, who.data, who.input_size, who.process, cropped=who.shift.cropped)
-    mine, done = len(range(who.process.rank, len(ids), who.process.world_size)), 0
+    mine, done = who.process.share_of(len(ids)), 0
     begun = time.perf_counter()
     for x, y, numbers in loader.with_ids():
         rows = respond(who, x.to(who.process.device), y.to(who.process.device))

@@ -73,6 +73,4 @@ def _timed(model: nn.Module, images: torch.Tensor) -> float:
 
 
 def _name(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "cpu"
-    return str(torch.get_device_module(device).get_device_name(device))
+    return "cpu" if device.type == "cpu" else str(torch.get_device_module(device).get_device_name(device))

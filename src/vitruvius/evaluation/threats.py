@@ -119,10 +119,7 @@ def family(entry: Entry) -> str:
 
 def short_name(threat: Threat) -> str:
     """What tables call a `threat`: the name of its function or class, in lower case."""
-    if isinstance(threat, functools.partial):
-        inside = threat.func
-    else:
-        inside = threat
+    inside = threat.func if isinstance(threat, functools.partial) else threat
     return str(getattr(inside, "__name__", type(inside).__name__)).lower()
 
 
@@ -166,6 +163,4 @@ def _bound_settings(threat: functools.partial[Any]) -> list[str]:
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:
     """The default of a field; MISSING, which equals no value, where it has none."""
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vitruvius._style import DARK, HEAT, LIGHT
+from vitruvius._style import DARK, HEAT, LIGHT, css_variables
 from vitruvius._version import __version__
 from vitruvius.analysis.recording import SiteMaps, pool
 from vitruvius.look.looking import Layer, Look, View, moved
@@ -139,12 +139,9 @@ def _packed(codes: np.ndarray) -> str:
 
 def _colours() -> str:
     """Both palettes as CSS variables."""
-
-    def variables(palette: Mapping[str, str]) -> str:
-        return "".join(f"--{name}:{colour};" for name, colour in palette.items())
-
-    dark = f":root{{color-scheme:dark;{variables(DARK)}}}"
-    return f":root{{color-scheme:light;{variables(LIGHT)}}}\n@media screen and (prefers-color-scheme:dark){{{dark}}}\n"
+    dark = f":root{{color-scheme:dark;{css_variables(DARK)}}}"
+    light = f":root{{color-scheme:light;{css_variables(LIGHT)}}}"
+    return f"{light}\n@media screen and (prefers-color-scheme:dark){{{dark}}}\n"
 
 
 def _read(name: str) -> str:

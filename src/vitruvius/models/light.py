@@ -63,9 +63,7 @@ def _add(
         channels = kwargs.get("in_chans", 3)
         if not sized:
             kwargs.pop("img_size", None)
-        chosen = dict(settings)
-        if channels == 3 and size > 32:
-            chosen = {**colours, **settings}
+        chosen = {**colours, **settings} if channels == 3 and size > 32 else dict(settings)
         return configured(make(**kwargs), wanted, channels, *ends, **chosen)
 
     models.add(f"vitruvius/{name}", build, doc)

@@ -142,8 +142,8 @@ def _belongs_to_new_part(key: str, state: Mapping[str, Tensor]) -> bool:
     return part is not None and not any(other.startswith(f"{part[1]}.") for other in state)
 
 
-def _list(what: str, keys: list[str], most: int = 6) -> str:
-    shown = keys[:most] + ["…"] * (len(keys) > most)
+def _list(what: str, keys: list[str]) -> str:
+    shown = keys[:6] + ["…"] * (len(keys) > 6)
     return f"{len(keys)} {what} ({', '.join(shown)})" if keys else ""
 
 

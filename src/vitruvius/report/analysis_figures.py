@@ -145,9 +145,7 @@ class Scale:
 
     def __call__(self, values: Sequence[float]) -> list[float]:
         """Where to draw them; on a scale of powers only positive values have a place."""
-        if self.powers:
-            return [math.log10(v) if v > 0 else math.nan for v in values]
-        return list(values)
+        return [math.log10(v) if v > 0 else math.nan for v in values] if self.powers else list(values)
 
     def label(self, axes: Axes) -> None:
         """Ticks that show the numbers."""
@@ -382,9 +380,9 @@ def _differs(null: Curve, observed: Curve) -> bool:
     return bool(gap > 1e-6 * observed.mean.abs().max())
 
 
-def draw_map(table: Table, analysis: str = "rollout", statistic: str = "map") -> Figure:
-    """A statistic of patches as a picture, averaged over images: bright where attention ends up."""
-    curve = next(c for c in table.curves if c.analysis == analysis and c.statistic == statistic and not c.null)
+def draw_map(table: Table, analysis: str) -> Figure:
+    """The map of a rollout, averaged over images: bright where attention ends up."""
+    curve = next(c for c in table.curves if c.analysis == analysis and c.statistic == "map" and not c.null)
     values = curve.mean.mean(0).numpy()
     side = math.isqrt(len(values))
     with figure_style():

@@ -27,6 +27,7 @@ from vitruvius._style import (
     HEAT,
     LIGHT,
     MARKERS,
+    css_variables,
     figure_style,
     in_percent,
     legend_below,
@@ -129,7 +130,7 @@ def _read(name: str) -> str:
 
 def _colours() -> str:
     """The palettes as CSS variables: light, dark by the system's wish or the reader's, and light on paper."""
-    light, dark = ("".join(f"--{name}:{colour};" for name, colour in p.items()) for p in (LIGHT, DARK))
+    light, dark = css_variables(LIGHT), css_variables(DARK)
     return (
         f":root{{color-scheme:light;{light}--heat:url(#heat-light)}}\n"
         f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light])"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvius._errors import DataError
+from vitruvius._random import id_of
 from vitruvius.corruptions.base import BENCHMARK, IMAGENET_C, SEVERITIES, corruption_names
 from vitruvius.data import TensorSet
 from vitruvius.shifts.base import Remark, Shift, Subset, shortened
@@ -49,7 +49,7 @@ class Pictures:
                 f"the class folders in {folder} hold no pictures ({', '.join(EXTENSIONS)}), but "
                 f"{shortened(strange) or 'nothing'}. Unpack {name} again, or take the folder away."
             )
-        self.keys = torch.tensor([_key(file) for file, _ in self.files])
+        self.keys = torch.tensor([id_of(file) for file, _ in self.files])
         present = {label for _, label in self.files}
         remarkable = {
             "left out, not a class of it": [n for n in subfolders(folder) if n not in labels and n not in ignored],
@@ -278,8 +278,3 @@ def names_in(folder: Path) -> list[str]:
 def listed(folder: Path) -> str:
     """Some of what lies inside: folders if there are any, else files."""
     return shortened(subfolders(folder) or names_in(folder), 5) or "nothing"
-
-
-def _key(file: str) -> int:
-    """A number that belongs to a class and file name: the same wherever the folder lies and whatever lies beside."""
-    return int.from_bytes(hashlib.blake2b(file.encode(), digest_size=8).digest(), "little", signed=True)

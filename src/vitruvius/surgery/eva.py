@@ -82,9 +82,7 @@ def keyless_bias_qkv(module: Any, x: Tensor) -> Tensor:
     if module.q_bias is None:
         return module.qkv(x)
     bias = torch.cat((module.q_bias, module.k_bias, module.v_bias))
-    if module.qkv_bias_separate:
-        return module.qkv(x) + bias
-    return F.linear(x, module.qkv.weight, bias)
+    return module.qkv(x) + bias if module.qkv_bias_separate else F.linear(x, module.qkv.weight, bias)
 
 
 def keyless_bias_head_weights(module: Any) -> HeadWeights:

@@ -40,21 +40,18 @@ class Recording(Shown, dict[str, Heads]):
         return f"what entered {len(self)} sites of {type(inner(self._model)).__name__}{images}"
 
     def _records(self) -> Records:
-        sizes = {name: (*heads.q.shape[1:], heads.k.shape[-2]) for name, heads in self.items()}
-        return [
-            {"site": name, "heads": h, "queries": n, "keys": m, "width": d, "mean largest weight": _peak(self[name])}
-            for name, (h, n, d, m) in sizes.items()
-        ]
+        rows = []
+        for name, heads in self.items():
+            (_, number, queries, width), peak = heads.q.shape, heads.weights().detach().amax(-1).mean()
+            sizes = {"heads": number, "queries": queries, "keys": heads.k.shape[-2], "width": width}
+            rows.append({"site": name, **sizes, "mean largest weight": float(peak)})
+        return rows
 
     def _draw(self, axes: Axes, *, image: int = 0) -> None:
         """The true map of every site, mean over heads, of one image."""
         maps = [self.map(name)[image].mean(0).detach().float().cpu().numpy() for name in self]
         draw_tiles(axes, maps, list(self))
         axes.set_title("mean over heads, queries down, keys across")
-
-
-def _peak(heads: Heads) -> float:
-    return float(heads.weights().detach().amax(-1).mean())
 
 
 @contextmanager

@@ -7,25 +7,33 @@ B batch of windows, W windows an image, H heads, N tokens of a window, D head wi
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from timm.models import swin_transformer, swin_transformer_v2
 from timm.models.swin_transformer_v2_cr import WindowMultiHeadAttention
 from torch import Tensor
 
-from vitruvius.heads import Heads, HeadWeights
+from vitruvius.heads import Attends, Heads, HeadWeights
 from vitruvius.surgery.base import Socket, merge_heads, split_heads
 from vitruvius.surgery.eva import keyless_bias_head_weights, keyless_bias_qkv
 
 MAX_LOG_TEMPERATURE = math.log(1.0 / 0.01)
 
 
-class SwinSocket(Socket, swin_transformer.WindowAttention):
+class _Windows:
+    """What all three attend over."""
+
+    attends: ClassVar[Attends] = "windows"
+
+    def grid(self: Any) -> tuple[int, int] | None:
+        return tuple(self.window_size)
+
+
+class SwinSocket(_Windows, Socket, swin_transformer.WindowAttention):
     """Swin, plain and shifted windows."""
 
     family = "swin"
-    attends = "windows"
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
@@ -33,15 +41,11 @@ class SwinSocket(Socket, swin_transformer.WindowAttention):
         x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)
         return self.proj_drop(self.proj(merge_heads(x)))
 
-    def grid(self: Any) -> tuple[int, int] | None:
-        return tuple(self.window_size)
 
-
-class SwinV2Socket(Socket, swin_transformer_v2.WindowAttention):
+class SwinV2Socket(_Windows, Socket, swin_transformer_v2.WindowAttention):
     """Swin v2: cosine attention in windows."""
 
     family = "swin_v2"
-    attends = "windows"
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = split_heads(keyless_bias_qkv(self, x), 3, self.num_heads)  # each (B, H, N, D)
@@ -53,20 +57,16 @@ class SwinV2Socket(Socket, swin_transformer_v2.WindowAttention):
     def head_weights(self: Any) -> HeadWeights:
         return keyless_bias_head_weights(self)
 
-    def grid(self: Any) -> tuple[int, int] | None:
-        return tuple(self.window_size)
-
     def _positions(self) -> Tensor:
         table = self.cpb_mlp(self.relative_coords_table).view(-1, self.num_heads)
         positions = table[self.relative_position_index].movedim(-1, 0)  # (H, N, N)
         return 16 * positions.sigmoid()[None]
 
 
-class SwinV2CrSocket(Socket, WindowMultiHeadAttention):
+class SwinV2CrSocket(_Windows, Socket, WindowMultiHeadAttention):
     """Swin v2 as written by Christoph Reich."""
 
     family = "swin_v2_cr"
-    attends = "windows"
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
@@ -75,15 +75,10 @@ class SwinV2CrSocket(Socket, WindowMultiHeadAttention):
         x = self.core(Heads(q, k, v, bias, 1.0, self.dropout_now()), x)
         return self.proj_drop(self.proj(merge_heads(x)))
 
-    def grid(self: Any) -> tuple[int, int] | None:
-        return tuple(self.window_size)
-
 
 def windowed(positions: Tensor, mask: Tensor | None, num_windows: int) -> Tensor:
     """Relative positions (1, H, N, N), plus each window's mask (W, N, N) where there is one: (1 or B, H, N, N)."""
-    if mask is None:
-        return positions
-    return positions + mask.repeat(num_windows // len(mask), 1, 1)[:, None]
+    return positions if mask is None else positions + mask.repeat(num_windows // len(mask), 1, 1)[:, None]
 
 
 def cosine(q: Tensor, k: Tensor, v: Tensor, log_temperature: Tensor) -> tuple[Tensor, Tensor]:

@@ -161,9 +161,7 @@ def local_run(target: str | Path) -> str:
 
     target: a run folder, its URL, or any other target. Of a copy that is there only what has changed is downloaded.
     """
-    if isinstance(target, str) and is_url(target):
-        return str(fetch(target, states=False))
-    return str(target)
+    return str(fetch(target, states=False)) if isinstance(target, str) and is_url(target) else str(target)
 
 
 def folder_for(name: str) -> Path:

@@ -102,12 +102,8 @@ def _check_folder(text: str, name: str) -> None:
     if name and Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
             raise CheckpointError(f"{text}: the folder has no config.json. `model.save_pretrained(folder)` writes one.")
-    elif not _may_be_id(name):
+    elif not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise CheckpointError(f"{text}: there is no such folder, and an id has the form owner/name.")
-
-
-def _may_be_id(name: str) -> bool:
-    return bool(name) and not name.startswith((".", "/", "~")) and name.count("/") <= 1
 
 
 def _load_network(transformers: Any, text: str, name: str) -> tuple[Any, list[dict[str, Any]]]:
@@ -171,13 +167,10 @@ def _preprocessing(transformers: Any, text: str, name: str, config: Any, *, give
             f"{text} does not say how its images are normalised: {_first_line(error)} Save its image processor into "
             "the same folder (preprocessor_config.json), or give model.mean=[…] and model.std=[…]."
         ) from error
-    return {**_statistics(processor, channels), **_sizes(processor, size, channels)}
-
-
-def _statistics(processor: Any, channels: int) -> dict[str, tuple[float, ...]]:
-    if not getattr(processor, "do_normalize", True):
-        return {"mean": (0.0,) * channels, "std": (1.0,) * channels}
-    return {"mean": tuple(processor.image_mean), "std": tuple(processor.image_std)}
+    mean, std = (0.0,) * channels, (1.0,) * channels
+    if getattr(processor, "do_normalize", True):
+        mean, std = tuple(processor.image_mean), tuple(processor.image_std)
+    return {"mean": mean, "std": std, **_sizes(processor, size, channels)}
 
 
 def _sizes(processor: Any, built: tuple[int, int], channels: int) -> dict[str, Any]:
@@ -211,9 +204,8 @@ def _edges(said: Mapping[str, Any], built: tuple[int, int]) -> tuple[int, int]:
 
 
 def _pair(size: Any) -> tuple[int, int]:
-    if isinstance(size, Sequence):
-        return int(size[0]), int(size[1])
-    return int(size), int(size)
+    rows, columns = size if isinstance(size, Sequence) else (size, size)
+    return int(rows), int(columns)
 
 
 def _first_line(error: Exception) -> str:

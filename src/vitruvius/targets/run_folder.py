@@ -1,21 +1,26 @@
 """A run folder, as `vitruvius train` and `convert` write it: its weights, and its data unless others are named.
 
-One at a URL, s3://bucket/runs/rpc, is copied to runs/remote/…, where results go too.
+One at a URL, s3://bucket/runs/rpc, is copied to runs/remote/…, where results go too. A checkpoint of the zoo,
+zoo/vit_digits_adversarial, is a run folder with a card, checked before it is loaded: card.json says what the weights
+were trained on and how, what was measured of them, and their hash; card.md says the same to a person.
+`python -m experiments.zoo` makes and checks them.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitruvius._config import build, override
-from vitruvius._errors import ConfigError, RunError
-from vitruvius._files import is_url
+from vitruvius._errors import CheckpointError, ConfigError, RunError, UnknownName, suggest
+from vitruvius._files import is_url, read_json
+from vitruvius._recipes import ZOO, zoo_cards, zoo_folder
 from vitruvius._registry import load_foreign_plugins
 from vitruvius._yaml import read_yaml
-from vitruvius.targets.base import Target, TargetConfig, local_run, target_kinds
+from vitruvius.targets.base import Target, TargetConfig, folder_for, local_run, target_kinds
 
 if TYPE_CHECKING:
     from vitruvius.models import PixelModel
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
 SECTIONS = ("model", "attention", "data", "plugins")  # of the recipe, that describe the model and its data
 WEIGHTS = ("best.safetensors", "last.safetensors")
 OTHER_DATA = ("data.root=", "data.dataset=")
+PREFIX = "zoo/"
+PICTURES = "pictures.npz"  # a few of its data set, where that has to be fetched; used until `data.root` names the whole
 
 
 @target_kinds.register("run")
@@ -89,3 +96,72 @@ class RemoteRun:
         """The run in its local copy."""
         opened = RunFolder().open(local_run(text), overrides, trust_plugins=trust_plugins)
         return replace(opened, text=text)
+
+
+@target_kinds.register("zoo")
+class ZooCheckpoint:
+    """A checkpoint of the zoo: zoo/vit_digits_adversarial; VITRUVIUS_ZOO names another folder of checkpoints."""
+
+    order = 7.0  # before run folders: the zoo's are run folders too, and their hashes shall be checked
+    has_data = True
+
+    def accepts(self, text: str) -> bool:
+        """Whether it has a card; a run folder of one's own under zoo/ has none."""
+        own_run = (Path(text) / "config.yaml").is_file() and not (Path(text) / "card.json").is_file()
+        return text.startswith(PREFIX) and not own_run
+
+    def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
+        """The checkpoint with its own data, or the few pictures beside it; only data and device can be changed.
+
+        Results go to runs/.
+        """
+        folder = find_checkpoint(text)
+        opened = RunFolder().open(str(folder), overrides, trust_plugins=trust_plugins)
+        if (folder / PICTURES).is_file() and not any(word.startswith("data.root=") for word in overrides):
+            data = replace(opened.config.data, root=str(folder / PICTURES))
+            opened = replace(opened, config=replace(opened.config, data=data))
+        return replace(opened, text=text, folder=folder_for(text), is_run=False)
+
+
+def find_checkpoint(text: str) -> Path:
+    """The folder of a checkpoint whose files are what its card says; `text` is as in zoo/vit_digits_adversarial."""
+    name = text.removeprefix(PREFIX)
+    cards = zoo_cards()
+    if name not in cards:
+        raise UnknownName(_not_there(name, list(cards)))
+    folder = cards[name].parent
+    stated = read_card(name)["sha256"]
+    found = hash_file(folder / WEIGHTS[0])
+    if found != stated:
+        raise CheckpointError(
+            f"{folder / WEIGHTS[0]} is not the file that card.json describes: its SHA-256 is {found[:16]}…, the card "
+            f"says {stated[:16]}…. Get it anew (git checkout, git lfs pull), or make it again: "
+            "python -m experiments.zoo."
+        )
+    return folder
+
+
+def read_card(name: str) -> dict[str, Any]:
+    """The card of a checkpoint, by its `name` without zoo/."""
+    file = zoo_cards()[name]
+    card: dict[str, Any] = read_json(file)
+    if not isinstance(card.get("sha256"), str):
+        raise ConfigError(f"{file} is damaged: it does not say the SHA-256 of the weights.")
+    return card
+
+
+def hash_file(path: str | Path) -> str:
+    """SHA-256 of the file at `path`; a missing file is an error."""
+    if not Path(path).is_file():
+        raise CheckpointError(f"{path} is missing; the zoo holds its card alone.")
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _not_there(name: str, known: list[str]) -> str:
+    folder = zoo_folder()
+    if not folder.is_dir():
+        return (
+            f"zoo/{name} is not here: {folder} is not a folder. Name the folder of checkpoints with {ZOO}=…, or "
+            "install the package again, which brings one."
+        )
+    return f"no checkpoint named {name!r} in {folder}{suggest(name, known)} Known: {', '.join(known) or 'none'}."

@@ -53,7 +53,8 @@ class Distillation(Objective):
             self.trainable_module = Featured(student, feature_width(self.frozen_teacher.model))
         else:
             check_classes(self.frozen_teacher.model, student)
-            use_token(student)
+            if hasattr(inner(student), "set_distilled_training"):  # both of its heads answer while it trains
+                inner(student).set_distilled_training(True)  # type: ignore[operator]
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         answer, penalty = self.call_model(input)
@@ -183,13 +184,6 @@ def check_classes(teacher: PixelModel, student: PixelModel) -> None:
             f"the teacher knows {teacher.num_classes} classes, the student {student.num_classes}; "
             "take a teacher of the same data, or kind: feature."
         )
-
-
-def use_token(student: nn.Module) -> None:
-    """Let a student that has a distillation token answer with both of its heads while it trains."""
-    set_training = getattr(inner(student), "set_distilled_training", None)
-    if set_training is not None:
-        set_training(True)
 
 
 class Featured(nn.Module):

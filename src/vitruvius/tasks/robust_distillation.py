@@ -60,6 +60,4 @@ class RobustDistillation(AdversarialObjective):
         if self.inner.eps == 0:
             return (x,)
         attacked = self.disturb(x, y)
-        if self.weights[0] == 0:
-            return (attacked,)
-        return attacked, x
+        return (attacked,) if self.weights[0] == 0 else (attacked, x)

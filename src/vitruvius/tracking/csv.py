@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitruvius._files import atomic_write_text
+from vitruvius._notebook import to_csv
 from vitruvius.tracking.base import Row, trackers
 
 
@@ -20,13 +18,8 @@ class CSV:
         self.file = folder / "metrics.csv"
 
     def log(self, rows: Sequence[Row]) -> None:
-        text = io.StringIO()
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        if columns:
-            atomic_write_text(self.file, text.getvalue())
+        if rows:
+            to_csv(rows, self.file)
 
     def close(self) -> None:
         pass

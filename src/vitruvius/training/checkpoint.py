@@ -42,19 +42,18 @@ class Checkpoint:
             state = self._capture()
             self.session.process.on_first(lambda: self._write(state))
 
-    def _write(self, state: dict[str, Any]) -> None:
-        self.run.save_state(state)
-        self.run.push()
-
     def save_epoch(self) -> None:
         """After an epoch: the state, the weights, the metrics."""
         with saving():
             state, files = self._capture(), files_of(self.session)
-            self.session.process.on_first(lambda: self._write_epoch(state, files))
+            self.session.process.on_first(lambda: self._write(state, files))
 
-    def _write_epoch(self, state: dict[str, Any], files: Files) -> None:
+    def _write(self, state: dict[str, Any], files: Files | None = None) -> None:
         self.run.save_state(state)
-        self._publish(files)
+        if files is None:
+            self.run.push()
+        else:
+            self._publish(files)
 
     def _publish(self, files: Files) -> None:
         """Weights and metrics, the metrics last."""

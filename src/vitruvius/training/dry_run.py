@@ -29,7 +29,15 @@ from vitruvius.surgery import head_weights, survey
 from vitruvius.surgery.base import inner
 from vitruvius.training.config import Config
 from vitruvius.training.loop import Trainer
-from vitruvius.training.session import Session, make_loaders, make_optimizer, open_session, with_classes, with_rate
+from vitruvius.training.session import (
+    Session,
+    image_shape,
+    make_loaders,
+    make_optimizer,
+    open_session,
+    with_classes,
+    with_rate,
+)
 
 SLOW = 1e10  # floating-point operations a second that any processor can do
 PATIENCE = 3.0  # seconds for the timed steps
@@ -95,14 +103,8 @@ def forward_flops(config: Config) -> int:
     with torch.device("meta"):
         model = create_model(config.model.name, restride=config.model.restride, **config.model.kwargs)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model.eval()(torch.empty(1, *image_shape(config, model)))
+            model.eval()(torch.empty(1, *image_shape(model, config)))
     return int(counter.get_total_flops())
-
-
-def image_shape(config: Config, model: Any) -> tuple[int, int, int]:
-    channels, height, width = model.data_config["input_size"]
-    side = config.data.image_size
-    return channels, side or height, side or width
 
 
 def pretended(config: Config) -> Config:
@@ -185,7 +187,7 @@ def measure_without_numbers(session: Session) -> Probe:
     model = copy.deepcopy(session.model).to("meta").train()
     saved = SavedTensors(model)
     with saved.hooks:
-        x = torch.empty(images, *image_shape(session.config, session.model), device="meta")
+        x = torch.empty(images, *image_shape(session.model, session.config), device="meta")
         model(x).float().sum().backward()
     config = replace(session.config, train=replace(session.config.train, opt_kwargs={}))
     optimizer = make_optimizer(config, model, session.task)

@@ -18,7 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -173,10 +173,7 @@ def is_capturable(optimizer: torch.optim.Optimizer) -> bool:
 # recorded steps
 
 
-class Record(Protocol):
-    """Work → what repeats it. The work itself is not done."""
-
-    def __call__(self, work: Callable[[], None], /) -> Callable[[], None]: ...
+Record = Callable[[Callable[[], None]], Callable[[], None]]  # work → what repeats it; the work itself is not done
 
 
 class Recording:

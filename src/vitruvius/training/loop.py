@@ -40,7 +40,7 @@ from vitruvius.compression.gradual import GradualMask
 from vitruvius.init import inits
 from vitruvius.tracking.base import Trackers
 from vitruvius.training.alarm import Alarm, RolledBack
-from vitruvius.training.callbacks import Analyses, Callback, Tracking
+from vitruvius.training.callbacks import Callback, Tracking, analyses_of
 from vitruvius.training.checkpoint import Checkpoint
 from vitruvius.training.config import Config, Recipe, as_config
 from vitruvius.training.fast_step import make_fast_step
@@ -110,7 +110,7 @@ def train(
                 logger.info("resuming at epoch %d, after %s updates", session.epoch + 1, f"{session.updates:,}")
             if process.first:
                 # trackers come after the analyses, whose answers they show
-                trainer.callbacks = [*Analyses.of(session, run), Tracking(session, run, trackers), *callbacks]
+                trainer.callbacks = [*analyses_of(session, run), Tracking(session, run, trackers), *callbacks]
                 rows = rows_with_analyses(session.rows, run.folder)
                 trackers.open(run.folder, redact(to_plain(session.config)), rows)
             trainer.run()
@@ -271,7 +271,9 @@ class Trainer:
                 self.raise_if_nonfinite()
                 means = session.means.read(fold=regular)
                 session.elapsed = before + time.perf_counter() - start  # the device has done all that counts
-                self.show_means(means)
+                if means:
+                    loss, share, rate = means["loss"], 100 * means["accuracy"], means["images"] / session.elapsed
+                    self.show(f"loss {loss:.3f}, accuracy {share:.1f} %, {rate:,.0f} images/s")
             if self.ends_group(number):
                 self.after_update(updates, looked=regular or slow)
         return self.means_of_epoch()
@@ -557,11 +559,6 @@ class Trainer:
     def held_out(self) -> str:
         """What the images are called that choose."""
         return "held-out" if self.session.config.train.holdout else self.session.config.data.val_split
-
-    def show_means(self, means: dict[str, float]) -> None:
-        if means:
-            rate = means["images"] / self.session.elapsed
-            self.show(f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %, {rate:,.0f} images/s")
 
     def show(self, text: str) -> None:
         """How far the run is, in batches of all epochs, and a text about now."""

@@ -224,7 +224,9 @@ class Run:
                 continue
             try:
                 state = verify_checksum(file.read_bytes())
-                self._verify_shards(state.get("shards", {}))
+                for name, checksum in state.get("shards", {}).items():
+                    if checksum_of(self.folder / name) != checksum:
+                        raise ValueError(f"{name} does not match its checksum")
             except Exception as error:  # whatever a broken file makes of the reader
                 damaged.append(f"{file.name} is damaged: {(str(error) or type(error).__name__).splitlines()[0]}")
                 continue
@@ -266,11 +268,6 @@ class Run:
     def checksums_of(self, shards: Path) -> dict[str, str]:
         """The checksum of every file in that folder, by its path inside the run's."""
         return {str(path.relative_to(self.folder)): checksum_of(path) for path in sorted(shards.iterdir())}
-
-    def _verify_shards(self, files: dict[str, str]) -> None:
-        for name, checksum in files.items():
-            if checksum_of(self.folder / name) != checksum:
-                raise ValueError(f"{name} does not match its checksum")
 
     def _remove_old_shards(self) -> None:
         """Those that no state names any more."""

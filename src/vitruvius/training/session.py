@@ -235,11 +235,15 @@ def preprocessing(config: Config) -> dict[str, Any]:
     return model.data_config
 
 
+def shares_of(config: Config, process: Process) -> dict[str, Any]:
+    """What every loader of a run is told: the model's preprocessing, and the part of this process."""
+    shares = {"rank": process.rank, "world_size": process.world_size, "device": process.device}
+    return {"input_size": preprocessing(config), **shares}
+
+
 def make_loaders(config: Config, process: Process) -> tuple[Loader, Loader]:
     """Training images, and those that choose the best weights: a held-out part, or the validation split."""
-    data = config.data
-    shares: dict[str, Any] = {"input_size": preprocessing(config), "device": process.device}
-    shares |= {"rank": process.rank, "world_size": process.world_size}
+    data, shares = config.data, shares_of(config, process)
     if not config.train.holdout:
         return train_loader(data, seed=config.seed, **shares), eval_loader(data, **shares)
     chosen = held_out(data, config.train.holdout, seed=config.seed)
@@ -250,9 +254,7 @@ def make_loaders(config: Config, process: Process) -> tuple[Loader, Loader]:
 def selection_loader(session: Session, images: int | None, *, whole: bool = False) -> Loader:
     """At most this many of the images that choose, a fixed random choice; `whole`: all of them on every process."""
     config, process = session.config, session.process
-    shares: dict[str, Any] = {"input_size": preprocessing(config), "device": process.device}
-    if not whole:
-        shares |= {"rank": process.rank, "world_size": process.world_size}
+    shares = shares_of(config, replace(process, rank=0, world_size=1) if whole else process)
     if not config.train.holdout:
         return eval_loader(replace(config.data, val_num_samples=images or config.data.val_num_samples), **shares)
     chosen = held_out(config.data, config.train.holdout, seed=config.seed)
@@ -370,12 +372,14 @@ def idle_parameters(model: PixelModel, config: Config) -> list[str]:
     return idle
 
 
+def image_shape(model: PixelModel, config: Config) -> tuple[int, int, int]:
+    """Channels, height and width of the images that are trained on."""
+    return resolve(config.data, model.data_config).size
+
+
 def grey_images(model: PixelModel, config: Config, number: int) -> Tensor:
-    """(number, C, H, W) of the size that is trained on."""
-    channels, height, width = model.data_config["input_size"]
-    side = config.data.image_size
-    shape = (number, config.data.in_chans or channels, side or height, side or width)
-    return torch.full(shape, 0.5, device=device_of(model))
+    """(number, C, H, W) of that size."""
+    return torch.full((number, *image_shape(model, config)), 0.5, device=device_of(model))
 
 
 # precision

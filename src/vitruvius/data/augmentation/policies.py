@@ -200,9 +200,7 @@ class BatchedAugMix:
         most = self.depth if self.depth > 0 else 3
         u = uniform(keys, stream, most + 1)
         chosen = (u[:, :most] * len(self.operations)).long()
-        depth = torch.full((len(keys),), most)
-        if self.depth <= 0:
-            depth = 1 + (u[:, most] * 3).long()
+        depth = 1 + (u[:, most] * 3).long() if self.depth <= 0 else torch.full((len(keys),), most)
         for step in range(most):
             wanted = torch.where(step < depth, chosen[:, step], -1)
             x = self.operations.apply(x, wanted, keys, stream + 1 + step)

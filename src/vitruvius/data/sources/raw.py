@@ -113,9 +113,7 @@ def _check_bytes(path: Path, beside: Path, number: int, shape: Shape) -> None:
     height, width, channels = shape
     have, need = path.stat().st_size, number * height * width * channels
     if have != need:
-        amount = f"{need - have:,} bytes are missing"
-        if have > need:
-            amount = f"{have - need:,} bytes are too many"
+        amount = f"{have - need:,} bytes are too many" if have > need else f"{need - have:,} bytes are missing"
         raise DataError(
             f"{path} has {have:,} bytes; {number:,} images of {height}x{width}x{channels}, one for each label in "
             f"{beside.name}, have {need:,}: {amount}. Copy the file again, or correct the size in data.dataset."

@@ -42,9 +42,7 @@ class CorruptionErrors:
 
     @property
     def relative_mce(self) -> float | None:
-        if self.relative_ce:
-            return math.fsum(self.relative_ce.values()) / len(self.relative_ce)
-        return None
+        return math.fsum(self.relative_ce.values()) / len(self.relative_ce) if self.relative_ce else None
 
 
 @cache
@@ -90,9 +88,7 @@ def _sum_over(row: Mapping[int, float], severities: Iterable[int]) -> float:
 
 def _skipped(name: str, row: Mapping[int, float], theirs: Mapping[int, float]) -> list[str]:
     """What the baseline lacks of a corruption: all of it, or some severities."""
-    if not theirs:
-        return [name]
-    return [f"{name} {severity}" for severity in row if severity not in theirs]
+    return [name] if not theirs else [f"{name} {severity}" for severity in row if severity not in theirs]
 
 
 def _ratio(ours: float, theirs: float, name: str, baseline: Baseline) -> float:

@@ -44,22 +44,13 @@ def fpr_as_released(outside: Tensor, inside: Tensor, *, recall: float = 0.95) ->
     return float(fpr[:till][distance == distance.min()][-1])
 
 
-def detection_intervals(
-    outside: Tensor, inside: Tensor, *, replications: int = 200, level: float = 0.95, seed: int = 0
-) -> dict[str, Interval]:
-    """The interval of every number of `Detection`; both kinds of images are drawn apart from each other.
-
-    outside: (n,) scores of images from outside, where higher means outside.
-    inside: (m,) scores of known images.
-    replications: how often images are drawn.
-    level: share of the replications inside the interval.
-    seed: of the drawing.
-    """
+def detection_intervals(outside: Tensor, inside: Tensor, *, replications: int = 200) -> dict[str, Interval]:
+    """The 95 % interval of every number that `detect` gives; both kinds of images are drawn apart from each other."""
     times = [
-        multiplicities(len(scores), replications=replications, seed=seed + place)
+        multiplicities(len(scores), replications=replications, seed=place)
         for place, scores in enumerate((outside, inside))
     ]
-    return {name: percentiles(values, level) for name, values in weighted(outside, inside, *times).items()}
+    return {name: percentiles(values) for name, values in weighted(outside, inside, *times).items()}
 
 
 def weighted(outside: Tensor, inside: Tensor, out_times: Tensor, in_times: Tensor) -> dict[str, Tensor]:
