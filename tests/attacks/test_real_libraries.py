@@ -21,14 +21,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 
 
 def torchattacks() -> Foreign:
-    theirs = pytest.importorskip("torchattacks", reason="torchattacks is not installed: its adapter is not tried")
+    theirs = pytest.importorskip("torchattacks", reason="torchattacks is not installed (extra library-tests)")
     return FromTorchattacks(
         make=lambda model: theirs.PGD(model, eps=EPS, alpha=STEP, steps=STEPS, random_start=False), eps=EPS
     )
 
 
 def foolbox() -> Foreign:
-    theirs = pytest.importorskip("foolbox", reason="foolbox is not installed: its adapter is not tried")
+    theirs = pytest.importorskip("foolbox", reason="foolbox is not installed (extra library-tests)")
 
     def make(model: nn.Module) -> Any:
         attack = theirs.attacks.LinfPGD(rel_stepsize=None, abs_stepsize=STEP, steps=STEPS, random_start=False)
@@ -38,7 +38,7 @@ def foolbox() -> Foreign:
 
 
 def art() -> Foreign:
-    reason = "adversarial-robustness-toolbox is not installed: its adapter is not tried"
+    reason = "adversarial-robustness-toolbox is not installed (extra library-tests)"
     attacks = pytest.importorskip("art.attacks.evasion", reason=reason)
     estimators = pytest.importorskip("art.estimators.classification", reason=reason)
 
@@ -53,7 +53,7 @@ def art() -> Foreign:
 
 
 def secml() -> Foreign:
-    reason = "secml-torch is not installed: its adapter is not tried"
+    reason = "secml-torch is not installed (extra library-tests)"
     attacks = pytest.importorskip("secmlt.adv.evasion.pgd", reason=reason)
     models = pytest.importorskip("secmlt.models.pytorch.base_pytorch_nn", reason=reason)
 

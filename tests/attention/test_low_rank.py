@@ -242,14 +242,18 @@ def quantise_by_torch(model):
     return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
 
 
-def quantise_by_torchao(model):
-    ao = pytest.importorskip("torchao.quantization", reason="needs torchao")
-    ao.quantize_(model, ao.Int8WeightOnlyConfig())
+def quantise_by_torchao(model, config="Int8WeightOnlyConfig"):
+    ao = pytest.importorskip("torchao.quantization", reason="needs torchao (extra library-tests)")
+    ao.quantize_(model, getattr(ao, config)())
     return model
 
 
+def quantise_activations_too(model):
+    return quantise_by_torchao(model, "Int8DynamicActivationInt8WeightConfig")
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch, which recommends torchao
-@pytest.mark.parametrize("quantise", [quantise_by_torch, quantise_by_torchao])
+@pytest.mark.parametrize("quantise", [quantise_by_torch, quantise_by_torchao, quantise_activations_too])
 def test_a_quantised_model_with_auto_encoders_runs(quantise, tiny_vit):
     model, x = tiny_vit
     with torch.no_grad():
