@@ -37,6 +37,12 @@ ATTACKED = {
 LEFT_OUT = "PGD-20 0.5/255"  # of figures, beside a stronger one
 WATCHED = {  # runs whose held-out accuracy is drawn, and how they were trained
     "light_digits": {"light": "one step", "pgd3": "three steps"},
+    "light": {
+        "no_eps_warmup": "one step",
+        "light": "one step, eps growing",
+        "n_fgsm": "N-FGSM",
+        "pgd3": "three steps",
+    },
     "light_compact": {
         "one_step": "one step",
         "no_random_start": "one step, no random start",
