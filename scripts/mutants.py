@@ -74,10 +74,7 @@ MUTANTS = [
     Mutant("redact lines", "_files/paths.py", "(redact(text).rstrip", "(text.rstrip", "tests/test_guards.py"),
     Mutant("redact headers", "_files/tensors.py", "**redact(dict(metadata or {}))", "**dict(metadata or {})",
            "tests/test_guards.py"),
-    Mutant("redact answers", "cli/__init__.py", "answers: Any = RedactedStream(sys.stdout)", "answers: Any = sys.stdout",
-           "tests/test_guards.py"),
-    Mutant("redact answers", "cli/__init__.py", "answers: Any = RedactedStream(sys.stdout)", "answers: Any = sys.stdout",
-           "tests/test_guards.py"),
+    Mutant("redact answers", "cli/__init__.py", "RedactedStream(sys.stdout)", "sys.stdout", "tests/test_guards.py"),
     # clamps and balls
     Mutant("clamp of pgd", "attacks/pgd.py", "point = (x + delta).clamp(*self.bounds)", "point = x + delta",
            "tests/attacks/test_pgd.py tests/attacks/test_every_attack.py"),
