@@ -55,7 +55,9 @@ def check_batch(batch: object) -> None:
     """Refuse what a loader yields unless it is (images, labels), perhaps with ids, as tensors."""
     if isinstance(batch, list | tuple) and len(batch) >= 2 and all(isinstance(part, Tensor) for part in batch[:2]):
         return
-    raise DataError(f"the loader yields {type(batch).__name__}; expected tensors (images, labels), or with ids too.")
+    parts = [type(part).__name__ for part in batch] if isinstance(batch, list | tuple) else []
+    got = f"({', '.join(parts)})" if parts else type(batch).__name__
+    raise DataError(f"the loader yields {got}; expected tensors (images, labels), or with ids too.")
 
 
 def check_eval_mode(model: object) -> None:

@@ -49,6 +49,9 @@ LABELS = torch.tensor([1, 2])
         (images(), torch.tensor([1]), r"images \(2, 3, 8, 8\) and labels \(1,\) do not pair"),
         (images(), torch.tensor([1, 2, 3]), r"images \(2, 3, 8, 8\) and labels \(3,\) do not pair"),
         (images()[0], torch.tensor(1), r"one image \(3, 8, 8\) without a batch"),
+        (images().permute(0, 2, 3, 1), LABELS, r"images \(2, 8, 8, 3\) have their channels last"),
+        (torch.rand(2, 3, 16, 16), LABELS, r"images \(2, 3, 16, 16\) for a model of \(3, 8, 8\); resize them"),
+        (images().numpy(), LABELS.numpy(), r"the loader yields \(ndarray, ndarray\); expected tensors"),
     ],
 )
 def test_what_cannot_be_judged_is_refused(x: Tensor, y: Tensor, letter: str, tmp_path: Path) -> None:

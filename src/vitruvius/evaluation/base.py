@@ -20,7 +20,7 @@ from vitruvius._checks import check_batch, check_eval_mode, check_head, check_la
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import bytes_of
 from vitruvius._processes import Process
-from vitruvius.attacks.base import in_one_precision
+from vitruvius.attacks.base import explain_images, in_one_precision
 from vitruvius.attention.base import Core
 from vitruvius.data import DataConfig
 from vitruvius.data.identity import hash_tensors
@@ -128,7 +128,11 @@ def logits_of(model: nn.Module, x: Tensor, batch_size: int) -> Tensor:
 @torch.no_grad()
 def answer(model: nn.Module, x: Tensor, y: Tensor) -> Columns:
     """What the model says of a batch of images `x` (B, C, H, W) with labels `y` (B,)."""
-    logits = logits_of(model, x, max(len(x), 1))  # (B, K)
+    try:
+        logits = logits_of(model, x, max(len(x), 1))  # (B, K)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        explain_images(model, x, error)
+        raise
     check_logits(logits, len(y))
     check_labels(y, logits.shape[1])
     return read_logits(logits, y)
