@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing import ProcessRaisedException
+from torch.nn.parallel import DistributedDataParallel
 
 from families import FAMILIES
+from two_processes import in_two_processes
+from vitruvius._processes import process_group
 from vitruvius.surgery import rewire
 
 peft = pytest.importorskip("peft", reason="needs peft (extra hf)")
@@ -60,3 +65,20 @@ def test_lora_on_queries_keys_and_values_in_one_trains_whole() -> None:
     model, x = FAMILIES[0].randomised()
     adapted = peft.get_peft_model(rewire(model, "rpc"), peft.LoraConfig(r=2, target_modules=["qkv"]))
     assert idle(adapted, x) == []
+
+
+def _two_steps(rank: int, module: str) -> None:
+    model, x = of_transformers()
+    with process_group("cpu"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lora = peft.LoraConfig(r=2, target_modules=[module, "v_proj"])
+        parallel = DistributedDataParallel(peft.get_peft_model(rewire(model, "rpc"), lora))
+        for _ in range(2):
+            parallel(x).logits.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_plain_distributed_training_goes_on_with_lora_at_keys_and_stops_at_queries() -> None:
+    in_two_processes(_two_steps, "k_proj")
+    with pytest.raises(ProcessRaisedException, match="Expected to have finished reduction"):
+        in_two_processes(_two_steps, "q_proj")

@@ -144,7 +144,7 @@ def test_statistics_are_the_mean_over_the_processes(tmp_path: Path) -> None:
 
 
 def _compiled_batch_norm(rank: int) -> None:
-    with process_group():
+    with process_group("cpu"):
         norm, x = PlainSync(3).double(), torch.randn(4, 3, 5, 5, dtype=torch.double, requires_grad=True)
         toward = torch.randn_like(x)
         plain, compiled = (
