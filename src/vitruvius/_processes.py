@@ -176,9 +176,7 @@ def choose_device(wanted: str = "auto", local_rank: int = 0) -> torch.device:
     """`auto`: the accelerator PyTorch finds, else the CPU; or a device by name. Without a number, each rank its own."""
     if wanted == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
-        if found is None:
-            return torch.device("cpu")
-        return _numbered(found, local_rank)
+        return _numbered(found or torch.device("cpu"), local_rank)
     try:
         device = torch.device(wanted)
         torch.empty(0, device=device)
@@ -192,7 +190,9 @@ def _numbered(device: torch.device, local_rank: int) -> torch.device:
     """An accelerator without a number is one of several by the rank."""
     number = 1
     index: Any = device.index  # None where no number was given, which torch's types do not say
-    if device.type != "cpu" and index is None:
+    if device.type == "cpu":
+        keep_memory()
+    elif index is None:
         number = torch.get_device_module(device).device_count()
     return device if number == 1 else torch.device(device.type, local_rank % number)
 

@@ -93,8 +93,16 @@ def image_ids(x: Tensor) -> Tensor:
     `x` is (B, ...).
     """
     bits = (x.float() + 0.0).flatten(1).view(torch.int32).long()
-    weights = _mix(torch.arange(bits.shape[1], device=x.device)) | 1
-    return _mix((bits * weights).sum(1))
+    weights = _kept_weights if x.device.type == "cpu" and bits.shape[1] <= KEPT else _weights
+    return _mix(bits.mul_(weights(bits.shape[1], x.device)).sum(1))
+
+
+def _weights(number: int, device: torch.device) -> Tensor:
+    """(number,) odd numbers."""
+    return _mix(torch.arange(number, device=device)) | 1
+
+
+_kept_weights = lru_cache(maxsize=4)(_weights)
 
 
 # order and augmentation

@@ -18,6 +18,7 @@ from vitruvius._errors import ConfigError, DataError
 from vitruvius._progress import Progress, no_progress
 
 HALF = (torch.float16, torch.bfloat16)
+FEW = 2**10  # logits of a pass that are kept until they are checked
 
 
 class LossAndGrad(NamedTuple):
@@ -38,9 +39,9 @@ def loss_and_grad(
 
     `model` returns logits (B, K) that depend on its input by operations with a gradient.
     """
-    results = [_one_pass(model, x, loss) for _ in range(passes)]
     if passes == 1:
-        return results[0]
+        return _one_pass(model, x, loss)
+    results = [_one_pass(model, x, loss) for _ in range(passes)]
     return LossAndGrad(*(torch.stack(parts).mean(0) for parts in zip(*results, strict=True)))
 
 
@@ -54,7 +55,7 @@ def _one_pass(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tens
                 "the model's output has no gradient with respect to the image (no_grad inside its forward?). "
                 "Gradient attacks need that; square, spsa and hopskipjump do not."
             )
-        (grad,) = torch.autograd.grad(losses.sum(), x)
+        (grad,) = torch.autograd.grad(losses, x, torch.ones_like(losses))
     note_grad(model, grad)
     return LossAndGrad(logits.detach(), losses.detach(), grad)
 
@@ -96,7 +97,7 @@ def in_one_precision(model: Any, x: Tensor) -> tuple[Any, Tensor]:
     if (
         x.dtype == torch.float32
         and isinstance(model, nn.Module)
-        and any(p.dtype == x.dtype for p in model.parameters())
+        and any(p.dtype == x.dtype for p in _parameters_of(model))
     ):
         return model, x
     own = {p.dtype for p in model.parameters() if p.is_floating_point()} if isinstance(model, nn.Module) else set()
@@ -129,14 +130,24 @@ def rounded_toward(moved: Tensor, x: Tensor) -> Tensor:
 @contextmanager
 def frozen(model: object) -> Iterator[None]:
     """Inside, the parameters of `model` ask for no gradient; afterwards they ask for what they asked before."""
-    parameters = [p for p in model.parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
+    parameters = [p for p in _parameters_of(model) if p.requires_grad] if isinstance(model, nn.Module) else []
     for p in parameters:
-        p.requires_grad_(False)
+        p.requires_grad = False
     try:
         yield
     finally:
         for p in parameters:
-            p.requires_grad_(True)
+            p.requires_grad = True
+
+
+def _parameters_of(model: nn.Module) -> Iterator[Tensor]:
+    """Those of `model.parameters()`, shared ones more than once; that would name them all, in three times the time."""
+    modules: list[nn.Module | None] = [model]
+    while modules:
+        module = modules.pop()
+        if module is not None:
+            yield from (p for p in module._parameters.values() if p is not None)
+            modules += module._modules.values()
 
 
 class SurrogateGradient(nn.Module):
@@ -180,7 +191,7 @@ class Searched(Wrapper):
 
     The first logits are checked against the labels at once. Whether a later one is finite, and whether a gradient is
     NaN (which a signed step would take for 0), is noted on the device and read once, by `check_finite`: nothing waits
-    for the device in between.
+    for the device in between. A few logits on a CPU are kept until then; their sum would cost more.
 
     model: answers with logits (B, K). y: (B,) or (B, K), labels of the images that are searched. progress: told how
     many steps are made, and of how many. verifier: the model that has the last word where `model` is a faster view.
@@ -197,7 +208,7 @@ class Searched(Wrapper):
         self.y = y
         self.progress = progress
         self.verifier = verifier
-        self.sums: list[Tensor] = []  # () of the logits of every pass; finite if they are
+        self.answers: list[Tensor] = []  # the logits of every pass, or () their sum; finite if they are
         self.grads: list[Tensor] = []  # () the largest entry of every gradient; NaN if there is one
         self.passes: list[int] = []  # made before each of them
 
@@ -206,29 +217,34 @@ class Searched(Wrapper):
         try:
             logits = self.inner(x)
         except (AssertionError, RuntimeError, ValueError) as error:
-            if not self.sums:
+            if not self.answers:
                 explain_images(self.inner, x, error)
             raise
-        if not self.sums:
+        if not self.answers:
             check_logits(logits, len(x))
             if self.y.ndim == 1:
                 check_labels(self.y, logits.shape[1])
-        self.sums.append(full_precision(logits.detach()).sum())
+        answer = logits.detach()
+        few = answer.numel() <= FEW and answer.device.type == "cpu"
+        self.answers.append(answer if few else full_precision(answer).sum())
         return logits
 
     def note_grad(self, grad: Tensor) -> None:
         """Take note of a gradient `grad` (B, …)."""
         self.grads.append(grad.amax())
-        self.passes.append(len(self.sums))
+        self.passes.append(len(self.answers))
 
     def check_finite(self, moved: Tensor) -> None:
         """Refuse x' that come from logits that are not finite or from gradients that are not numbers."""
-        every = [moved.sum(), *self.sums, *(grad.clamp(-1, 1) for grad in self.grads)]
-        if math.isfinite(torch.stack([value.double() for value in every]).sum()):
+        noted = [moved.sum(), *self.answers]
+        if self.grads:
+            noted.append(torch.stack(self.grads).clamp(-1, 1))
+        if math.isfinite(torch.cat([value.flatten() for value in noted]).sum(dtype=torch.float64)):
             return
-        bad_logits = next((n for n, total in enumerate(self.sums) if not total.isfinite()), len(self.sums))
+        numbers = [n for n, answer in enumerate(self.answers) if not answer.isfinite().all()]
+        bad_logits = next(iter(numbers), len(self.answers))
         bad_grads = [n for n, grad in zip(self.passes, self.grads, strict=True) if grad.isnan()]
-        if bad_logits < len(self.sums) and not any(n <= bad_logits for n in bad_grads):
+        if bad_logits < len(self.answers) and not any(n <= bad_logits for n in bad_grads):
             raise DataError(
                 "the model returned logits that are not finite during the search, for images near its own; "
                 "check its weights and its precision."
@@ -264,7 +280,10 @@ def progress_of(model: Callable[[Tensor], Tensor]) -> Progress:
 
 def tell_step(model: Callable[[Tensor], Tensor], step: int, steps: int, run: int = 0, runs: int = 1) -> None:
     """Tell whoever watches the search of `model` that so many of the steps of a run are made; runs count from 0."""
+    progress = progress_of(model)
+    if progress is no_progress:
+        return
     text = f"step {step} of {steps}"
     if runs > 1:
         text = f"run {run + 1} of {runs}, {text}"
-    progress_of(model)(run * steps + step, runs * steps, text)
+    progress(run * steps + step, runs * steps, text)

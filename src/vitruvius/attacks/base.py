@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from vitruvius._checks import check_labels, check_pixels
 from vitruvius._errors import ConfigError, DataError, UnknownName, suggest
+from vitruvius._processes import keep_memory
 from vitruvius._progress import Progress, no_progress
 from vitruvius._random import Dice, image_ids
 from vitruvius._registry import Registry
@@ -317,6 +318,8 @@ class Attack(Ball, ABC):
         """
         labels = check_call(self, model, x, y)
         self._check_kind_of_labels(labels)
+        if labels.device.type == "cpu":
+            keep_memory()
         if getattr(self, "precision", "exact") != "exact":
             return self._in_two_precisions(model, x, labels, ids, progress)
         with torch.inference_mode(False), torch.no_grad(), frozen(model):

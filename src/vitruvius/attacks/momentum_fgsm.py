@@ -47,9 +47,9 @@ class MIFGSM(Attack):
             seen = self.look_ahead(point, step_size, velocity)
             grad = loss_and_grad(model, seen, lambda logits: self.loss(logits, y)).grad
             size = grad.flatten(1).abs().mean(1).clamp(min=1e-12)
-            velocity = self.decay * velocity + grad / per_image(size, grad)
-            delta = self.norm.project(point + step_size * self.norm.steepest(velocity) - x, self.eps)
-            point = (x + delta).clamp(0, 1)
+            velocity.mul_(self.decay).add_(grad / per_image(size, grad))
+            delta = self.norm.steepest(velocity).mul_(step_size).add_(point).sub_(x)
+            point = self.norm.project(delta, self.eps).add_(x).clamp_(0, 1)
             tell_step(model, step + 1, self.steps)
         return point
 

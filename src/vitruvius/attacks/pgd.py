@@ -86,8 +86,8 @@ class PGD(Attack):
             yield point, here
             velocity = self._accumulate(velocity, here.grad)
             direction = self.norm.usable(velocity, point, *self.bounds)
-            delta = self.norm.project(point + step * self.norm.steepest(direction) - x, self.eps)
-            point = (x + delta).clamp(*self.bounds)
+            delta = self.norm.steepest(direction).mul_(step).add_(point).sub_(x)
+            point = self.norm.project(delta, self.eps).add_(x).clamp_(*self.bounds)
         yield point, None
 
     def step_length(self) -> float:
