@@ -13,6 +13,7 @@ from torch import nn
 
 import vitruvius.training.dry_run as dry_running
 from small_run import RECIPE, SMALL, small_config
+from vitruvius._errors import ConfigError
 from vitruvius.cli import main
 from vitruvius.data import DataConfig
 from vitruvius.models import create_model
@@ -70,6 +71,11 @@ def test_a_device_that_is_not_here_leaves_the_time_out_and_nothing_else(tmp_path
     here = dry_run(small_config(tmp_path / "run"))
     for part in ("optimiser", "activations of 8 images"):
         assert numbers(said, part) == numbers(here, part)
+
+
+def test_an_image_size_that_the_model_does_not_take_is_refused_as_by_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"does not take 3 channel.* of 7 × 7 pixels"):
+        dry_run(small_config(tmp_path, "data.image_size=7"))
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,14 @@ def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path: Path) -> N
     torch.testing.assert_close(weights(small), weights(large), rtol=1e-5, atol=1e-6)
 
 
+def test_a_last_group_of_fewer_batches_is_their_mean() -> None:
+    settings = ("train.opt=sgd", "train.lr=0.1", "data.train_num_samples=12")  # 9 images: one batch of 8
+    plain, grouped = (small_session(*settings, f"train.grad_accum_steps={every}") for every in (1, 2))
+    for session in (plain, grouped):
+        Trainer(session).train_epoch()
+    torch.testing.assert_close(weights(grouped), weights(plain), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("mode", ["norm", "value", "agc"])
 def test_gradients_are_clipped_as_asked(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = small_session(f"train.clip_mode={mode}", "train.clip_grad=1e-3", "train.opt=sgd")

@@ -26,6 +26,7 @@ from vitruvius.training.config import as_config
         (["model.kwargs.num_classes=7"], ConfigError, "num_classes = 7, but digits has 10 classes"),
         (["model.kwargs.dept=2"], ConfigError, "cannot be made with .*'dept'"),
         (["model.kwargs.num_heads=5"], ConfigError, "cannot be made with .*'num_heads': 5"),
+        (["data.image_size=7"], ConfigError, "does not take 3 channel.* of 7 × 7 pixels"),
         (["data.batch_size=640"], DataError, "do not fill one batch of 640"),
         (["train.device=quantum"], ConfigError, "device 'quantum' cannot be used here"),
         (["plugins=[no_such_lab]"], ConfigError, "no_such_lab"),

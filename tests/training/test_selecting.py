@@ -49,7 +49,7 @@ def test_robust_accuracy_chooses_where_the_task_has_a_threat(tmp_path: Path) -> 
 
 
 def test_few_images_may_choose_and_they_are_held_out(tmp_path: Path) -> None:
-    session = small_session(*HARDENED, "train.select_images=5")
+    session = small_session(*HARDENED, "train.select_images=5", "seed=3")
     few = {int(i) for _, _, ids in Selection(session).attacked.with_ids() for i in ids}
     held = {int(i) for _, _, ids in session.val_loader.with_ids() for i in ids}
     assert len(few) == 5

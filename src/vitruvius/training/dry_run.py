@@ -79,8 +79,8 @@ def dry_run(config: Config, *, processes: int | None = None) -> str:
         except DataError as error:
             remarks.append(f"the data cannot be opened here: {error}")
         config = with_classes(config, classes)
-        flops = forward_flops(config)
         session = open_session(pretended(config), process, fresh=False)
+        flops = forward_flops(config)
         if process.device.type == "cpu" and PASSES * session.config.data.batch_size * flops / SLOW > LONGEST:
             probe = measure_without_numbers(session)
         else:
