@@ -57,11 +57,14 @@ def test_one_process_begins_and_two_end_with_the_same_updates(tmp_path: Path) ->
     assert_close_weights(tmp_path / "run", tmp_path / "whole", 1e-4)
 
 
+@pytest.mark.parametrize("before", [(8,), (8, 4), (8, 4, 2)])
 @pytest.mark.parametrize(
     ("processes", "batch", "steps"), [(8, 6, 1), (4, 6, 2), (16, 3, 1), (3, 4, 4), (2, 6, 4), (1, 6, 8), (48, 1, 1)]
 )
-def test_any_number_that_divides_an_update_shares_it_out(processes: int, batch: int, steps: int) -> None:
-    config = share_out(small_config(Path("run"), "data.batch_size=6"), (8,), processes)
+def test_any_number_that_divides_an_update_shares_it_out(
+    processes: int, batch: int, steps: int, before: tuple[int, ...]
+) -> None:
+    config = share_out(small_config(Path("run"), "data.batch_size=6"), before, processes)
     assert (config.data.batch_size, config.train.grad_accum_steps) == (batch, steps)
 
 

@@ -70,6 +70,15 @@ def test_a_warmup_may_come_before_the_schedule(tmp_path: Path) -> None:
     assert rates == pytest.approx([0, 0.25, 0.5, 0.75, *cosine])
 
 
+def test_noise_on_the_rate_is_drawn_with_the_seed_of_the_run() -> None:
+    rates = []
+    for seed in (0, 1, 1):
+        session = small_session("train.sched_on_updates=false", "train.epochs=4", "train.lr_noise=[0]", f"seed={seed}")
+        session.scheduler.step(2)
+        rates.append(session.optimizer.param_groups[0]["lr"])
+    assert rates[0] != rates[1] == rates[2]
+
+
 def test_layer_decay_gives_early_layers_smaller_steps(tmp_path: Path) -> None:
     session = small_session("train.layer_decay=0.5", "model.kwargs.depth=2")
     scales = {id(p): group["lr_scale"] for group in session.optimizer.param_groups for p in group["params"]}

@@ -176,11 +176,15 @@ def collapse(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_alarm_reports_and_training_goes_on(
     collapse: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", logger="vitruvius.training.loop")
     rows = rows_of(small_run(tmp_path / "run", *HARDENED, "train.alarm_every=2"))
     assert collapse == [2, 4, 4, 6, 8, 8]
     assert [row["alarms"] for row in rows] == [0, 3]
     assert (rows[1]["single_step_accuracy"], rows[1]["multi_step_accuracy"]) == (0.9, 0.1)
     assert "catastrophic overfitting at update 6 (epoch 2): accuracy is 90.0 % under one step, 10.0 %" in caplog.text
+    first, second = (record.getMessage() for record in caplog.records if record.getMessage().startswith("epoch "))
+    assert "ALARM" not in first
+    assert "ALARM 3 (one step 90.0 %, several 10.0 %)" in second
 
 
 def test_the_alarm_stops(collapse: list[int], tmp_path: Path) -> None:
@@ -212,12 +216,18 @@ def test_a_rolled_back_run_stopped_anywhere_ends_as_the_unbroken_one(
 
 
 def test_an_alarm_that_no_rollback_silences_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+
     def read(self: Alarm) -> Reading:
-        return Reading(0.9, 0.1) if self.session.updates >= 6 else Reading(0.5, 0.4)
+        if self.session.updates < 6:
+            return Reading(0.5, 0.4)
+        rates.append(self.session.optimizer.param_groups[0]["lr"])
+        return Reading(0.9, 0.1)
 
     monkeypatch.setattr(Alarm, "read", read)
     with pytest.raises(Overfitted, match=r"3 rollback\(s\) have not helped"):
-        small_run(tmp_path / "run", *BACK)
+        small_run(tmp_path / "run", *BACK, "train.alarm_every=1", "train.sched=step", "train.opt=sgd", "train.lr=0.1")
+    assert rates == pytest.approx([0.1, 0.05, 0.025, 0.0125])
 
 
 def test_a_free_task_sees_every_batch_as_often_as_it_asks(tmp_path: Path) -> None:
