@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -219,6 +220,26 @@ def test_a_requeue_by_slurm_itself_is_the_only_one(cluster: Path, capsys: pytest
     shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=True).stdout
     assert "Restarts=1" in shown
     assert state_of(cluster / "run")["epoch"] == 8
+
+
+@pytest.mark.long
+def test_the_script_by_hand_of_the_docs_puts_itself_back_when_slurm_warns(cluster: Path) -> None:
+    (cluster / "slow.py").write_text(SLOW.replace("SECONDS", "0.5"))
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+    script = re.findall(r"```sh\n(#!/bin/sh\n#SBATCH .*?)```", page, re.DOTALL)[0]
+    words = shlex.join([str(RECIPE), *SMALL, "train.epochs=8", "plugins=[slow]"])
+    for old, new in (("--gpus-per-node=1 ", ""), ("=8 --time", "=1 --time"), ("RECIPE", words)):
+        script = script.replace(old, new)
+    (cluster / "seeds.sh").write_text(script.replace("vitruvius train", f"{sys.executable} -m vitruvius train"))
+    sent = subprocess.run(["sbatch", "--parsable", "--array=3-3", "seeds.sh"], capture_output=True, check=True)
+    job = f"{sent.stdout.decode().strip()}_3"
+    wait_for((cluster / "runs" / "seed3" / "state.pt").exists)
+    subprocess.run(["scancel", "--signal=USR2", job], check=True)  # as shortly before the limit
+    wait_for(lambda: state_in_queue(job) in ("COMPLETED", "FAILED"), 250)
+    assert state_in_queue(job) == "COMPLETED"
+    shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=True).stdout
+    assert "Restarts=1" in shown
+    assert state_of(cluster / "runs" / "seed3")["epoch"] == 8
 
 
 @pytest.mark.long
