@@ -17,10 +17,13 @@ from vitruvius._checks import in_eval_mode
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import save_tensors
 from vitruvius.models import create_model
+from vitruvius.models.config import ModelConfig
 from vitruvius.surgery.base import inner
 from vitruvius.tasks.distillation import Distillation
 from vitruvius.tasks.jsd import JSD
 from vitruvius.tasks.robust_distillation import RobustDistillation
+from vitruvius.training import Config, TrainConfig
+from vitruvius.training.session import make_optimizer
 
 TEACHER = {"depth": 1, "embed_dim": 36, "num_heads": 2}
 
@@ -54,6 +57,15 @@ def test_soft_distillation_is_timms(run: str, weights: dict[str, float], tempera
     ours = Distillation(model, teacher=run, temperature=temperature, **weights)
     theirs = LogitDistillationTask(inner(model), teacher_of(ours), temperature=temperature, verbose=False, **weights)
     torch.testing.assert_close(ours(x, y)["loss"], theirs(normalised(x), y)["loss"])
+
+
+def test_what_a_task_trains_beside_the_model_decays_as_the_weights_do(run: str) -> None:
+    model = small()
+    task = Distillation(model, teacher=run, kind="feature")
+    config = Config(model=ModelConfig(name="vitruvius/vit_digits"), train=TrainConfig(lr=0.1, weight_decay=0.3))
+    group = make_optimizer(config, model, task).param_groups[-1]
+    assert group["weight_decay"] == 0.3
+    assert {id(p) for p in group["params"]} == {id(p) for p in task.own_parameters()}
 
 
 def test_feature_distillation_is_timms_and_its_projection_is_trained_and_kept(run: str) -> None:

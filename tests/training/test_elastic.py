@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from test_two_processes import SETTINGS, assert_close_runs, assert_close_weights
 
-from small_run import RECIPE, SMALL, Stop, assert_same_run, small_config, state_of, stop_at
+from small_run import RECIPE, SMALL, Stop, assert_same_run, small_config, small_session, state_of, stop_at
 from two_processes import in_two_processes
 from vitruvius._errors import RunError
 from vitruvius._yaml import read_yaml
 from vitruvius.training import train
+from vitruvius.training.checkpoint import shared_out
 from vitruvius.training.loop import Trainer
 from vitruvius.training.run_folder import share_out
 
@@ -71,6 +73,18 @@ def test_any_number_that_divides_an_update_shares_it_out(
 def test_a_number_that_does_not_fit_is_refused_with_one_that_does() -> None:
     with pytest.raises(RunError, match=r"which 7 processes cannot share evenly; resume it with [68]\."):
         share_out(small_config(Path("run"), "data.batch_size=6"), (8,), 7)
+
+
+def test_what_each_process_had_is_added_up_or_averaged_and_the_place_in_the_epoch_kept() -> None:
+    session = small_session()  # 4 updates an epoch
+    means = {"sums": {"loss": 2.0}, "recent": [{"loss": torch.tensor(1.0)}, {"loss": torch.tensor(3.0)}]}
+    statistics = [{"model": [torch.tensor([mean, 1.0]), torch.tensor(7)]} for mean in (1.0, 4.0)]
+    place = {"epoch": 1, "batch": 2, "updates": 7, "updates_per_epoch": 5}
+    state = shared_out({**place, "means": means, "task": [{}, {}], "statistics": statistics}, session)
+    assert (state["updates"], state["batch"]) == (6, 2)  # of the second epoch both were done
+    assert state["means"] == {"sums": {"loss": 2.0}, "recent": [{"loss": torch.tensor(4.0)}]}
+    (averaged,) = state["statistics"]
+    assert [value.tolist() for value in averaged["model"]] == [[2.5, 1.0], 7]
 
 
 def test_a_state_with_a_damaged_shard_gives_way_to_the_one_before(

@@ -49,7 +49,7 @@ def test_the_run_ends_with_the_final_masks_and_its_best_weights_had_them(
 ) -> None:
     folder = train(recipe(tmp_path / "run", {**files, "epochs": 2}, model_ema=ema), quiet=True)
     final = load_masks(files["masks"]).keep["blocks.0.attn"]
-    for name in ("last", "best"):
+    for name in ("last", "best", *(["last_ema"] if ema else [])):
         keep = load_tensors(folder / f"{name}.safetensors")[0]["blocks.0.attn.core.mask.keep"]
         assert torch.equal(keep, final), name
     assert 0 < int(final.sum()) < final.numel()

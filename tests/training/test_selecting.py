@@ -43,6 +43,7 @@ def test_robust_accuracy_chooses_where_the_task_has_a_threat(tmp_path: Path) -> 
     for epoch, (clean, robust) in enumerate([(0.5, 0.3), (0.9, 0.1), (0.6, 0.4)]):
         selection.choose({"epoch": epoch, "val_accuracy": clean, "val_robust_accuracy": robust})
     assert (selection.session.best_epoch, selection.session.best) == (2, 0.4)
+    assert selection.metric({"val_accuracy": 0.9, "val_robust_accuracy": 0.3, "ema_robust_accuracy": 0.5}) == 0.3
     clean_only = Selection(small_session(*HARDENED, "train.select=clean"))
     assert clean_only.threat is None
     assert Selection(small_session()).threat is None
@@ -54,6 +55,8 @@ def test_few_images_may_choose_and_they_are_held_out(tmp_path: Path) -> None:
     held = {int(i) for _, _, ids in session.val_loader.with_ids() for i in ids}
     assert len(few) == 5
     assert few < held
+    chosen = torch.tensor(sorted(held))[torch.randperm(12, generator=torch.Generator().manual_seed(3))[:5]]
+    assert few == set(chosen.tolist())
     assert Selection(session).judge()["val_robust_accuracy"] * 5 % 1 == pytest.approx(0)
 
 

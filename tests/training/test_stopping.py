@@ -16,11 +16,12 @@ import torch
 from small_run import assert_same_run, contents, rows_of, small_config, small_run, state_of
 from two_processes import in_two_processes
 from vitruvius._errors import Diverged, Preempted
+from vitruvius._processes import Process
 from vitruvius.cli import main
 from vitruvius.tasks.supervised import Supervised
 from vitruvius.training import train
 from vitruvius.training.loop import Trainer
-from vitruvius.training.losses import LossWatch
+from vitruvius.training.losses import LossWatch, Means
 from vitruvius.training.run_folder import verify_checksum
 from vitruvius.training.selection import Selection
 
@@ -183,11 +184,32 @@ def test_gradients_that_are_no_numbers_are_left_out_too(tmp_path: Path, monkeypa
 
 
 def test_the_first_suspect_is_found_among_many() -> None:
-    from vitruvius._processes import Process
-
     suspects = LossWatch(Process(device=torch.device("cpu")))
     for number in range(5):
         loss = torch.tensor(math.inf if number in (2, 4) else 1.0)
         suspects.add(number, loss, torch.tensor([10 * number, 10 * number + 1]))
     assert suspects.find() == {"batch": 2, "loss": "inf", "rank": 0, "ids": [20, 21]}
     assert suspects.find() is None
+
+
+class OneOfTwo(Process):
+    """The first of two processes, of which the other has seen a loss that is no number at batch 3."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, {"batch": 3, "loss": "nan", "rank": 1, "ids": [7]}]
+
+
+@pytest.mark.parametrize(("number", "rank"), [(2, 0), (3, 0), (4, 1)])
+def test_of_several_processes_the_first_suspect_of_all_is_named(number: int, rank: int) -> None:
+    suspects = LossWatch(OneOfTwo(device=torch.device("cpu")))
+    suspects.add(number, torch.tensor(math.inf), torch.tensor([1]))
+    found = suspects.find()
+    assert found is not None
+    assert (found["batch"], found["rank"]) == (min(number, 3), rank)
+
+
+def test_means_are_over_images_whatever_their_batches() -> None:
+    means = Means(Process(device=torch.device("cpu")))
+    for loss, images in ((1.0, 1), (4.0, 3)):
+        means.add({"loss": torch.tensor(loss)}, images)
+    assert means.read() == {"loss": 3.25, "images": 4.0}

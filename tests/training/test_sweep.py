@@ -22,11 +22,12 @@ from vitruvius.cli import main
 from vitruvius.evaluation import load_ledger
 from vitruvius.models import load_model
 from vitruvius.training import sweep as sweeping
-from vitruvius.training.sweep import Sweep, in_processes, name_of
+from vitruvius.training.sweep import Sweep, best_of, in_processes, name_of
 
 COMMON = [*SMALL, "train.epochs=1"]
 Messages = Callable[[], list[str]]
 GRID = {"train.lr": [1e-3, 1e-2], "seed": [0, 1]}
+SCORES = [(0.4, 0.3), (0.5, 0.8), (0.1, 0.2)]
 MASKED = [{"parts": [{"use": "mask", "file": "FILE"}]}]
 
 
@@ -299,6 +300,17 @@ def test_no_run_is_started_that_would_not_end_in_time(
     Sweep(file, COMMON).train(minutes=2.5)  # the first run takes 40 s by this clock, 150 are given
     assert [row["status"] for row in table(tmp_path)] == ["finished", "waiting"]
     assert "seed=1: no time left, not started" in messages()[-1]
+    (seconds,) = (note["seconds"] for note in notes(tmp_path).values())
+    monkeypatch.setattr(sweeping.time, "monotonic", lambda: 0.0)
+    assert [Sweep(file, COMMON)._has_time(seconds + more) for more in (-1, 1)] == [False, True]
+
+
+def test_the_best_epoch_is_the_one_with_the_most_or_the_least() -> None:
+    rows = [{"epoch": n, "val_accuracy": score, "ema_accuracy": ema} for n, (score, ema) in enumerate(SCORES)]
+    assert best_of(rows, "accuracy", "max") == (0.8, 1)
+    assert best_of(rows, "accuracy", "min") == (0.1, 2)
+    assert best_of(rows, "ema_accuracy", "max") == (0.8, 1)
+    assert best_of(rows, "val_loss", "min") is None
 
 
 def test_runs_side_by_side_are_those_of_one_after_the_other(tmp_path: Path) -> None:
