@@ -15,13 +15,12 @@ from torch import Tensor
 
 from vitruvius._random import Dice
 from vitruvius.corruptions.base import SEVERITIES, corruptions
+from vitruvius.corruptions.blurs import motion, wander
 from vitruvius.corruptions.elastic_transform import affine_places
 from vitruvius.corruptions.filters import correlate, disk, gaussian, sample
 from vitruvius.corruptions.fog import plasma
 from vitruvius.corruptions.frost import cloud, feathers, streaks
-from vitruvius.corruptions.glass_blur import wander
 from vitruvius.corruptions.jpeg_compression import by_arithmetic
-from vitruvius.corruptions.motion_blur import motion
 from vitruvius.corruptions.noise import poisson
 from vitruvius.corruptions.spatter import FAR, distances, equalised
 

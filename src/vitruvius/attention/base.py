@@ -72,6 +72,11 @@ class Part(TakesHeads):
         super().__init_subclass__(**kwargs)
         cls.takes_context = "context" in inspect.signature(cls.forward).parameters
 
+    def extra_repr(self) -> str:
+        """The settings that it keeps under their names."""
+        kept = [name for name in inspect.signature(type(self)).parameters if name in vars(self)]
+        return ", ".join(f"{name}={vars(self)[name]!r}" for name in kept)
+
 
 class Stage(Part):
     """A module `Heads → Heads`.

@@ -46,9 +46,6 @@ class TopK(Stage):
             lost = torch.zeros_like(logits).masked_fill(logits < last, -torch.inf).to(heads.q.dtype)
         return heads._replace(bias=lost if heads.bias is None else heads.bias + lost)
 
-    def extra_repr(self) -> str:
-        return f"share={self.share}"
-
 
 @attentions.register("entmax")
 class Entmax(DenseKernel):

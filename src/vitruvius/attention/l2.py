@@ -49,6 +49,3 @@ class L2(Stage):
             bias = bias + heads.bias
         query = heads.k if self.tied else heads.q
         return heads._replace(q=query, bias=bias, scale=2 * scale)
-
-    def extra_repr(self) -> str:
-        return f"tied={self.tied}, strength={self.strength}"

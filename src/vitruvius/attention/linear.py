@@ -85,9 +85,6 @@ class Linear(Kernel):
                 "Leave out stages that write a bias (mask, l2, top_k), and build the model with attn_drop_rate=0."
             )
 
-    def extra_repr(self) -> str:
-        return f"features={self.features!r}"
-
 
 def _elu(x: Tensor) -> Tensor:
     """elu(x) + 1, by functions whose gradients keep the layout that a traced backward pass expects."""

@@ -127,9 +127,6 @@ class LowRank(Stage):
             layer.weight.copy_(nn.init.trunc_normal_(noise, std=0.02, generator=generator))
             layer.bias.zero_()
 
-    def extra_repr(self) -> str:
-        return f"reconstruction={self.reconstruction!r}, detach_target={self.detach_target}"
-
 
 def principal_heads(rows: Tensor, rank: int) -> Tensor:
     """The `rank` left singular vectors of `rows` (H, …) with the largest singular values, (H, rank)."""

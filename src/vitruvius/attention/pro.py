@@ -66,9 +66,6 @@ class Pro(DenseKernel):
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
         return weights.to(heads.v.dtype)
 
-    def extra_repr(self) -> str:
-        return f"penalty={self.penalty!r}, gamma={self.gamma}, delta={self.delta}, iterations={self.iterations}"
-
 
 def distances(z: Tensor, v: Tensor) -> Tensor:
     """‖z_i − v_j‖, (…, N, M), of averages (…, N, E) and values (…, M, E); without a gradient where they coincide."""

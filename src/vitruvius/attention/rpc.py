@@ -87,11 +87,6 @@ class RPC(Kernel):
             dual_sign=self.dual_sign,
         )
 
-    def extra_repr(self) -> str:
-        form = ", asymmetric=True" if self.asymmetric else ""
-        sign = ", dual_sign=1" if self.dual_sign == 1 else ""
-        return f"iterations={self.iterations}, sparsity={self.sparsity}, variant={self.variant!r}{form}{sign}"
-
 
 def clip(x: Tensor, tau: Tensor | None) -> Tensor:
     """`x` (B, H, N, D) limited to ±`tau` (B, H, 1, D), where there is one; tau gets its gradient too."""

@@ -65,6 +65,3 @@ class Scaled(Stage):
                 f"'scaled' at {self.site_name!r} fixes the number of tokens: its matrix is for {self.matrix.shape[-1]} "
                 f"keys and met {v.shape[-2]}. Resample it with vitruvius.attention.interpolate, or use form='alpha'."
             )
-
-    def extra_repr(self) -> str:
-        return f"form={self.form!r}"

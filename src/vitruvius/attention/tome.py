@@ -48,9 +48,6 @@ class ToMe(Stage):
             sizes = torch.ones(tokens.shape[:2], dtype=torch.float32, device=tokens.device)
         return merge(tokens, sizes, heads.k.mean(1), self.r, self.num_prefix_tokens)
 
-    def extra_repr(self) -> str:
-        return f"r={self.r}, proportional={self.proportional}"
-
 
 def merge(tokens: Tensor, sizes: Tensor, keys: Tensor, r: int, prefix: int) -> tuple[Tensor, Tensor]:
     """Tokens (B, N, C) and `sizes` (B, N) with `r` fewer, by the similarity of `keys` (B, N, D).

@@ -63,9 +63,6 @@ class Truncated(Stage):
         chosen = torch.rand(len(x), 1, 1, 1, device=x.device) < self.probability
         return torch.where(chosen, truncated, x)
 
-    def extra_repr(self) -> str:
-        return f"mode={self.mode!r}, rank={self.rank}, tensors={self.tensors!r}, gradient={self.gradient!r}"
-
 
 def principal_directions(rows: Tensor, rank: int) -> Tensor:
     """The `rank` right singular vectors of `rows` (…, n, m) with the largest singular values, (…, m, rank)."""

@@ -40,6 +40,3 @@ class Twicing(Kernel):
     def map(self, heads: Heads) -> Tensor:
         once = attention_map(heads)
         return once + self.strength * (once - once @ once)
-
-    def extra_repr(self) -> str:
-        return f"strength={self.strength}"

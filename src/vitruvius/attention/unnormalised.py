@@ -84,9 +84,6 @@ class Sigmoid(DenseKernel):
         offset = -math.log(heads.k.shape[-2]) if self.offset is None else self.offset
         return (scores(heads) + offset).sigmoid().to(heads.v.dtype)
 
-    def extra_repr(self) -> str:
-        return "offset=-log M" if self.offset is None else f"offset={self.offset}"
-
 
 TINY = 1e-8  # where every score is exactly 0, as in the published code
 

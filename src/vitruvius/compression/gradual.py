@@ -6,7 +6,6 @@ The removed share follows 1 − (1 − t)³, Zhu & Gupta 2017, arXiv:1710.01878.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from vitruvius._errors import ConfigError
 from vitruvius.attention.mask import Mask, check_keep
 from vitruvius.compression.masks import check_map, guess_site
 from vitruvius.surgery import survey
-from vitruvius.surgery.base import Socket, inner
+from vitruvius.surgery.base import cores_of
 
 
 class GradualMask:
@@ -82,19 +81,15 @@ def _places(masks: Mapping[str, Tensor], maps: Mapping[str, Tensor]) -> tuple[di
 def tighten(model: nn.Module, patterns: Mapping[str, Tensor]) -> nn.Module:
     """Write `patterns` into the `mask` parts of `model`, by site; everything is checked first. In place."""
     sites = survey(model)
-    parts = {name: _mask_of(model, name) for name in patterns}
+    cores = cores_of(model)
+    parts: dict[str, Mask] = {}
+    for name in patterns:
+        masks = [part for part in cores[name].children() if isinstance(part, Mask)] if name in cores else []
+        if not masks:
+            raise ConfigError(f"{name!r} holds no 'mask' to tighten; rewire it with part('mask', keep='all') first.")
+        parts[name] = masks[0]
     for name, keep in patterns.items():
         check_keep(keep, sites[name])
     for name, keep in patterns.items():
         parts[name].keep.copy_(keep)
     return model
-
-
-def _mask_of(model: nn.Module, name: str) -> Mask:
-    modules: dict[str, Any] = dict(inner(model).named_modules())
-    socket = modules.get(name)
-    if isinstance(socket, Socket):
-        for part in socket.core.children():
-            if isinstance(part, Mask):
-                return part
-    raise ConfigError(f"{name!r} holds no 'mask' to tighten; rewire it with part('mask', keep='all') first.")

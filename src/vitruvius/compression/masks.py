@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, DataError, suggest
+from vitruvius._format import natural_key
 from vitruvius._registry import Spec
 from vitruvius.attention.sparse_softmax import tile_order
 from vitruvius.compression.rules import Rule, rules
@@ -288,7 +289,9 @@ class Tiling:
 
     def means(self, levels: Tensor) -> Tensor:
         """(H, R, C) mean levels of tiles, of pairs' `levels` (H, N, M); −∞ for a tile with a pair that always stays."""
-        into, out_of = (_one_hot(blocks).to(levels) for blocks in (self.rows, self.columns))
+        into, out_of = (  # (R, N) and (C, M): which tokens are in which block
+            (blocks == torch.arange(int(blocks.max()) + 1)[:, None]).to(levels) for blocks in (self.rows, self.columns)
+        )
         stays = levels == -torch.inf
         means = into @ levels.masked_fill(stays, 0.0) @ out_of.T / (into.sum(1)[:, None] * out_of.sum(1))
         return means.masked_fill(into @ stays.to(levels) @ out_of.T > 0, -torch.inf)
@@ -326,11 +329,6 @@ def _blocks(order: Tensor, protected: Sequence[int], size: int) -> Tensor:
     return blocks
 
 
-def _one_hot(blocks: Tensor) -> Tensor:
-    """(R, N) bool: which tokens are in which block."""
-    return blocks == torch.arange(int(blocks.max()) + 1)[:, None]
-
-
 def check_maps(maps: Mapping[str, Tensor], sites: Mapping[str, Site]) -> dict[str, Site]:
     """The sites of the maps, if every map is a map and every one belongs to a site."""
     if not maps:
@@ -365,7 +363,7 @@ def check_map(name: str, map_: Tensor, site: Site) -> None:
 
 def guess_sites(tensors: Mapping[str, Tensor]) -> dict[str, Site]:
     """Sites from shapes (H, N, M) alone: one class token if that leaves a square of patches, else what is square."""
-    return {name: guess_site(name, tensors[name]) for name in sorted(tensors, key=_natural)}
+    return {name: guess_site(name, tensors[name]) for name in sorted(tensors, key=natural_key)}
 
 
 def guess_site(name: str, tensor: Tensor) -> Site:
@@ -388,8 +386,3 @@ def guess_site(name: str, tensor: Tensor) -> Site:
         num_prefix_tokens=prefix,
         grid=(side, side) if square and side * side == keys - prefix else None,
     )
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """So that blocks.2 comes before blocks.10."""
-    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in name.split(".")]

@@ -14,7 +14,7 @@ from vitruvius.attention.softmax import Softmax
 from vitruvius.attention.sparse_softmax import SparseSoftmax
 from vitruvius.heads import Site
 from vitruvius.surgery import survey
-from vitruvius.surgery.base import Socket, inner
+from vitruvius.surgery.base import cores_of, inner
 from vitruvius.surgery.sites import Where, match
 
 
@@ -36,7 +36,7 @@ def use_sparse(model: nn.Module, where: Where = "*", *, block: int | None = None
 
 def _masked(model: nn.Module) -> dict[str, Core]:
     """Cores that hold a mask right before their softmax."""
-    cores = _cores(model)
+    cores = cores_of(model)
     masked = {}
     for name, core in cores.items():
         *_, stage, kernel = [None, *core.children()]
@@ -51,12 +51,6 @@ def _masked(model: nn.Module) -> dict[str, Core]:
     return masked
 
 
-def _cores(model: nn.Module) -> dict[str, Core]:
-    """The core of every rewired site, by its name."""
-    sockets = {name: module for name, module in inner(model).named_modules() if isinstance(module, Socket)}
-    return {name: socket.core for name, socket in sockets.items() if isinstance(socket.core, Core)}
-
-
 def _sparse_core(core: Core, site: Site, block: int | None) -> Core:
     *stages, (_, mask), _ = core.parts.items()
     assert isinstance(mask, Mask)
@@ -69,7 +63,7 @@ def masks_in(model: nn.Module) -> tuple[dict[str, Tensor], list[float]]:
     """The patterns that the cores of `model` hold, by site, and the rank of each auto-encoder over its heads."""
     keep: dict[str, Tensor] = {}
     ratios: list[float] = []
-    for name, core in _cores(model).items():
+    for name, core in cores_of(model).items():
         for part in core.modules():
             if isinstance(part, Mask | SparseSoftmax):
                 keep[name] = part.keep.cpu()

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import SurgeryError
-from vitruvius.attention.base import Core
 from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.mask import Mask
 from vitruvius.attention.softmax import Softmax
 from vitruvius.attention.symmetric import Symmetric
 from vitruvius.surgery import head_weights, restore
-from vitruvius.surgery.base import Socket, inner
+from vitruvius.surgery.base import cores_of, inner
 from vitruvius.surgery.folding import fold
 
 PREPROCESSING = ("input_size", "mean", "std", "crop_pct", "crop_mode", "interpolation")
@@ -57,8 +56,7 @@ def save_for_hub(model: nn.Module, folder: str | Path, *, arguments: Mapping[str
 
 def _plain(model: nn.Module) -> nn.Module:
     root = copy.deepcopy(inner(model))
-    sockets = {name: module for name, module in root.named_modules() if isinstance(module, Socket)}
-    cores = {name: socket.core for name, socket in sockets.items() if isinstance(socket.core, Core)}
+    cores = cores_of(root)
     for name, core in cores.items():
         strange = [key for key, part in core.parts.items() if not _has_timm_form(part)]
         if strange:

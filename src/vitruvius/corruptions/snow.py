@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions
+from vitruvius.corruptions.blurs import motion
 from vitruvius.corruptions.filters import clipped_zoom
-from vitruvius.corruptions.motion_blur import motion
 
 
 @corruptions.register("snow")

@@ -100,16 +100,7 @@ def _read(data: Any, index: int) -> tuple[bytes, int]:
 
 def _decode(files: list[Tensor], decode: Decode) -> list[Tensor | None]:
     """The images, together if that works: one file that cannot be decoded makes a whole batch fail."""
-    if not files:
-        return []
     try:
-        return list(decode(files))
+        return list(decode(files)) if files else []
     except RuntimeError:
-        return [_decode_alone(file, decode) for file in files]
-
-
-def _decode_alone(file: Tensor, decode: Decode) -> Tensor | None:
-    try:
-        return decode([file])[0]
-    except RuntimeError:
-        return None
+        return [None] if len(files) == 1 else [image for file in files for image in _decode([file], decode)]

@@ -142,7 +142,9 @@ class TensorLoader(Loader):
         for first, following in itertools.zip_longest(starts, starts[1:]):
             pixels = self.ahead.take((self.epoch, first), partial(self._augment, ids, keys, first, chunk))
             if following is None:
-                self.ahead.prepare((self.epoch + 1, 0), partial(self._augment_first, self.epoch + 1, chunk))
+                self.ahead.prepare(
+                    (self.epoch + 1, 0), lambda: self._augment(*self.order.epoch(self.epoch + 1), 0, chunk)
+                )
             else:
                 self.ahead.prepare((self.epoch, following), partial(self._augment, ids, keys, following, chunk))
             for start in range(max(begin, first), min(first + chunk, len(ids)), size):
@@ -155,9 +157,6 @@ class TensorLoader(Loader):
             return 1
         channels, height, width = self.pre.size
         return batches_in_chunk(self.device, 4 * channels * height * width * self.order.batch_size)
-
-    def _augment_first(self, epoch: int, number: int) -> Tensor:
-        return self._augment(*self.order.epoch(epoch), 0, number)
 
     def _augment(self, ids: Tensor, keys: Tensor, start: int, number: int) -> Tensor:
         """Pixels of `number` images from `start` on, in the order of an epoch."""

@@ -166,7 +166,10 @@ class PictureFolder:
                     f"{self.folder} is not empty: it holds pictures of another {differing[0]}. {ELSEWHERE}"
                 )
             self._read_rows()
-        elif self.folder.exists() and not all(map(_is_nothing, self.folder.iterdir())):
+        elif self.folder.exists() and any(
+            not is_lock(path) and not (path.name.startswith(".") and path.suffix == ".tmp")  # left before its record
+            for path in self.folder.iterdir()
+        ):
             raise ConfigError(f"{self.folder} is not empty. {ELSEWHERE}")
         ensure_writable(self.folder)
         sweep(self.folder)
@@ -268,11 +271,6 @@ def check_what(threat: Threat, what: What) -> None:
     eps = float(getattr(threat, "eps", None) or 0.0)
     if what == "perturbations" and not 0 < eps < math.inf:
         raise ConfigError(f"{describe(threat)} has no finite eps to stretch perturbations by; keep images instead.")
-
-
-def _is_nothing(path: Path) -> bool:
-    """Whether a file of the folder is a lock, or what a killed process left before its record."""
-    return is_lock(path) or (path.name.startswith(".") and path.suffix == ".tmp")
 
 
 def _png(image: Tensor) -> bytes:

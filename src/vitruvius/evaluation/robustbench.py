@@ -15,7 +15,7 @@ from torch import nn
 
 from vitruvius._files import atomic_write_text
 from vitruvius.attacks.autoattack import AutoAttack
-from vitruvius.attacks.base import LINF, Norm
+from vitruvius.attacks.base import LINF
 from vitruvius.evaluation._evaluate import evaluate
 from vitruvius.evaluation.result import Report
 from vitruvius.evaluation.threats import describe
@@ -76,15 +76,10 @@ def benchmark(
         name=name,
         dataset=dataset,
         architecture=architecture or type(getattr(model, "model", model)).__name__,
-        eps=_radius(eps, attack.norm),
+        eps=f"{eps * 255:g}/255" if attack.norm == LINF else f"{eps:g}",  # as RobustBench writes it
         clean_acc=f"{100 * clean.accuracy:.2f}",
         autoattack_acc=f"{100 * robust.accuracy:.2f}",
         remarks=" ".join(report.remarks),
         **{"reported": f"{100 * robust.accuracy:.2f}", **facts},
     )
     return report, entry
-
-
-def _radius(eps: float, norm: Norm) -> str:
-    """As RobustBench writes it: 8/255 in Linf, else the number."""
-    return f"{eps * 255:g}/255" if norm == LINF else f"{eps:g}"

@@ -126,7 +126,8 @@ def short_name(threat: Threat) -> str:
 def describe(threat: Threat) -> str:
     """`pgd(eps=4/255, steps=20)`: the settings that differ from the defaults, exactly."""
     if isinstance(threat, functools.partial):
-        return f"{short_name(threat)}({', '.join(_bound_settings(threat))})"
+        bound = [f"{key}={format_number(value)}" for key, value in threat.keywords.items()]
+        return f"{short_name(threat)}({', '.join([*map(format_number, threat.args), *bound])})"
     made: Any = threat
     if isinstance(made, Foreign):
         radius = "" if made.eps is None else f", eps={format_number(made.eps)}, norm={made.norm}"
@@ -136,7 +137,8 @@ def describe(threat: Threat) -> str:
     shown = []
     for field in dataclasses.fields(made):
         value = getattr(made, field.name)
-        if field.init and value != _default_of(field):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.init and value != default:  # a field without one has MISSING, which equals no value
             shown.append(f"{field.name}={format_number(value)}")
     return f"{short_name(threat)}({', '.join(shown)})"
 
@@ -154,13 +156,3 @@ def _describe_theirs(adapter: Foreign) -> str:
     plain = {key: value for key, value in vars(theirs).items() if isinstance(value, bool | int | float | str)}
     settings = [f"{key}={format_number(plain[key])}" for key in sorted(plain) if key not in OF_MODELS and key[0] != "_"]
     return f"{type(theirs).__name__}({', '.join(settings)})"
-
-
-def _bound_settings(threat: functools.partial[Any]) -> list[str]:
-    named = [f"{key}={format_number(value)}" for key, value in threat.keywords.items()]
-    return [*map(format_number, threat.args), *named]
-
-
-def _default_of(field: dataclasses.Field[Any]) -> Any:
-    """The default of a field; MISSING, which equals no value, where it has none."""
-    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default

@@ -252,7 +252,8 @@ def look(
         own data, ImageNet's for 1,000). progress: told how many views are done.
     """
     variants = [_variant(each, names) for each in ([model] if beside is None else [model, beside])]
-    pictures = read_pictures(image if isinstance(image, list | tuple) else [image], _preprocessing(variants[0].model))
+    sources = image if isinstance(image, list | tuple) else [image]
+    pictures = read_pictures(sources, variants[0].model.data_config)
     variants = compare(variants, pictures, attention=attention, masks=masks, sparsity=sparsity)
     return look_at(variants, pictures, threat=threat, of_class=of_class, progress=progress)
 
@@ -414,10 +415,6 @@ def _model(model: nn.Module) -> nn.Module:
 
 def _spec_title(spec: Any) -> str:
     return spec if isinstance(spec, str) else str(getattr(spec, "__name__", spec))
-
-
-def _preprocessing(model: nn.Module) -> Any:
-    return model.data_config if isinstance(model, PixelModel) else inner(model).data_config
 
 
 def has_head(model: nn.Module) -> bool:

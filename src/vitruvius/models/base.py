@@ -57,7 +57,8 @@ class PixelModel(nn.Module):
         self.model = model
         self.still: tuple[str, ...] = ()  # modules that stay in eval mode: batch norms of what is frozen
         config = resolve_data_config({}, model=model)
-        channels = _in_chans(model)
+        convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
+        channels = next((first.in_channels for first in convolutions), int(getattr(model, "in_chans", 3)))
         self.statistics = (
             _statistic("mean", mean, config["mean"], channels),
             _statistic("std", std, config["std"], channels),
@@ -92,14 +93,6 @@ class PixelModel(nn.Module):
     @property
     def num_classes(self) -> int:
         return int(getattr(self.model, "num_classes", 0))
-
-
-def _in_chans(model: nn.Module) -> int:
-    """Channels of the first convolution."""
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            return module.in_channels
-    return int(getattr(model, "in_chans", 3))
 
 
 def _statistic(name: str, given: Sequence[float] | None, resolved: Sequence[float], channels: int) -> tuple[float, ...]:

@@ -36,6 +36,18 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Data(Block):
+    """A block whose numbers can be downloaded."""
+
+    name: str  # of the CSV file
+    rows: Rows
+
+    @property
+    def csv(self) -> str:
+        return csv_link(self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Html(Block):
     """Markup made elsewhere, for sections that bring their own."""
 
@@ -72,23 +84,17 @@ def run_keys(runs: Sequence[Run]) -> list[Key]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing(Block):
+class Drawing(Data):
     """One or several figures under one caption, with their data as CSV."""
 
     template: ClassVar[str] = "drawing"
-    name: str  # of the CSV file
     panels: Sequence[tuple[Figure, str]]  # each with what it says to those who do not see it
     caption: str
-    rows: Rows
     legend: Sequence[Key] = ()
 
     @property
     def svgs(self) -> list[Markup]:
         return [inline_svg(figure, name=f"{self.name}-{i}", alt=alt) for i, (figure, alt) in enumerate(self.panels)]
-
-    @property
-    def csv(self) -> str:
-        return csv_link(self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,14 +125,12 @@ def share_cell(row: Row, key: str, low: str = "", high: str = "") -> Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table(Block):
+class Table(Data):
     """A table that sorts by a click on a heading, with its data as CSV."""
 
     template: ClassVar[str] = "table"
-    name: str  # of the CSV file
     titles: Sequence[str]
     cells: Sequence[Sequence[Cell]]
-    rows: Rows  # of the CSV file
     caption: str = ""
 
     @property
@@ -134,10 +138,6 @@ class Table(Block):
         """The titles of columns that are aligned right: those that hold numbers."""
         columns = zip(self.titles, zip(*self.cells, strict=True), strict=False)
         return [title for title, cells in columns if any(cell.value is not None for cell in cells)]
-
-    @property
-    def csv(self) -> str:
-        return csv_link(self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,15 +170,13 @@ class Fold(Block):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Maps(Block):
+class Maps(Data):
     """A row of pictures for each site, one per head, with their data as CSV."""
 
     template: ClassVar[str] = "maps"
-    name: str
     title: str
     colour: str
     sites: Sequence[tuple[str, Sequence[tuple[str, str]]]]  # (site, (picture, what is written below it) by head)
-    rows: Rows
     low: str  # what stands before the scale of colours, and behind it
     high: str
 
@@ -186,10 +184,6 @@ class Maps(Block):
     def narrow(self) -> bool:
         """Whether two grids have room side by side."""
         return max(len(heads) for _, heads in self.sites) <= 4
-
-    @property
-    def csv(self) -> str:
-        return csv_link(self.rows)
 
 
 Draw = Callable[[Sequence[Run]], Sequence[Block]]

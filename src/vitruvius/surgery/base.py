@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitruvius._checks import check_model
 from vitruvius._errors import UnsuitableSite
 from vitruvius._registry import first_line
+from vitruvius.attention.base import Core
 from vitruvius.heads import Attends, HeadWeights
 
 FEEDS_QUERIES = ("q_norm", "q_proj")  # modules of upstream's attention that only queries depend on
@@ -124,6 +125,12 @@ def inner(model: nn.Module) -> nn.Module:
         else:
             inside: nn.Module = wrapped
             return inside
+
+
+def cores_of(model: nn.Module) -> dict[str, Core]:
+    """The core of every rewired site of `model`, by the name of the site."""
+    sockets = {name: module for name, module in inner(model).named_modules() if isinstance(module, Socket)}
+    return {name: socket.core for name, socket in sockets.items() if isinstance(socket.core, Core)}
 
 
 def gate_of(module: Any, x: Tensor) -> Tensor | None:

@@ -21,7 +21,7 @@ from vitruvius._errors import ConfigError, DataError, SurgeryError
 from vitruvius._progress import Progress, no_progress
 from vitruvius.attention.low_rank import LowRank, fit_low_rank
 from vitruvius.heads import Heads
-from vitruvius.surgery.base import Socket, inner
+from vitruvius.surgery.base import cores_of, inner
 from vitruvius.surgery.rewiring import refuse_compiled
 
 logger = logging.getLogger(__name__)
@@ -82,11 +82,8 @@ def calibrate_low_rank(
 
 def _stages(model: nn.Module) -> dict[str, LowRank]:
     """The auto-encoder of every site that has one."""
-    stages: dict[str, LowRank] = {}
-    for name, module in inner(model).named_modules():
-        for part in module.core.children() if isinstance(module, Socket) else ():
-            if isinstance(part, LowRank):
-                stages[name] = part
+    parts = {name: core.children() for name, core in cores_of(model).items()}
+    stages = {name: part for name in parts for part in parts[name] if isinstance(part, LowRank)}
     if not stages:
         raise SurgeryError("the model has no 'low_rank' part to calibrate; rewire it first.")
     return stages

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from vitruvius._checks import in_eval_mode
 from vitruvius._errors import SurgeryError
-from vitruvius.attention.base import Core
 from vitruvius.attention.low_rank import LowRank, fold_into
 from vitruvius.heads import Heads
-from vitruvius.surgery.base import Socket, inner
+from vitruvius.surgery.base import cores_of, inner
 from vitruvius.surgery.recording import record
 from vitruvius.surgery.rewiring import head_weights, refuse_compiled
 from vitruvius.surgery.sites import Size, Where, guess_input_size, match
@@ -70,9 +69,7 @@ def start_low_rank(model: nn.Module, where: Where = "*", *, input_size: Size | N
 
 def _first_stages(model: nn.Module, where: Where) -> dict[str, LowRank]:
     """The auto-encoders of the matching sites; each must be the first thing its projections meet."""
-    sockets = {name: module for name, module in inner(model).named_modules() if isinstance(module, Socket)}
-    cores = {name: socket.core for name, socket in sockets.items() if isinstance(socket.core, Core)}
-    cores = {name: core for name, core in cores.items() if any(isinstance(p, LowRank) for p in core.children())}
+    cores = {n: core for n, core in cores_of(model).items() if any(isinstance(p, LowRank) for p in core.children())}
     if not cores:
         raise SurgeryError(f"{type(inner(model)).__name__} has no 'low_rank' part; there is nothing to fold or start.")
     stages: dict[str, LowRank] = {}

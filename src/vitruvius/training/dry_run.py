@@ -26,7 +26,7 @@ from vitruvius._registry import load_plugins
 from vitruvius._yaml import dump_yaml
 from vitruvius.models import create_model
 from vitruvius.surgery import head_weights, survey
-from vitruvius.surgery.base import inner
+from vitruvius.surgery.base import cores_of
 from vitruvius.training.config import Config
 from vitruvius.training.loop import Trainer
 from vitruvius.training.session import (
@@ -257,10 +257,9 @@ def describe_sites(session: Session) -> str:
         sites = survey(session.model)
     except NoSiteError:
         return "attention sites: none; attacks, training and evaluation work, surgery does not"
-    root, lines, width = inner(session.model), ["attention sites"], max(map(len, sites))
+    cores, lines, width = cores_of(session.model), ["attention sites"], max(map(len, sites))
     for name, site in sites.items():
-        core = getattr(root.get_submodule(name), "core", None)
-        what = "upstream" if core is None else core.describe()
+        what = cores[name].describe() if name in cores else "upstream"
         shape = f"{site.num_heads} heads of {site.key_dim}, {site.num_queries} × {site.num_keys} {site.attends}"
         lines.append(f"  {name:<{width}}  {site.family:<8} {shape:<40} {what}")
     return "\n".join(lines)
@@ -271,9 +270,7 @@ def describe_parameters(session: Session) -> str:
     parameters = list(session.model.parameters())
     total = sum(p.numel() for p in parameters)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
-    cores = {name: getattr(module, "core", None) for name, module in inner(session.model).named_modules()}
-    parts = {name: getattr(core, "parts", {}).values() for name, core in cores.items()}
-    names = [name for name in parts if any("q" in getattr(part, "discards", ()) for part in parts[name])]
+    names = [name for name, core in cores_of(session.model).items() if core.ignores_queries]
     try:
         views = head_weights(session.model, names) if names else {}
     except UnsuitableSite:

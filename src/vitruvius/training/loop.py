@@ -18,12 +18,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from rich.console import Console
 from timm.utils import dispatch_clip_grad
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitruvius._errors import DataError, Diverged, Preempted
 from vitruvius._processes import process_group
@@ -34,13 +34,12 @@ from vitruvius._secrets import redact
 from vitruvius._signals import CODES, ENDING, GRACE, LONGEST, on_interrupt, set_grace_period
 from vitruvius._yaml import to_plain
 from vitruvius.analysis.analysing import ask_all
-from vitruvius.analysis.callback import rows_with_analyses
+from vitruvius.analysis.callback import AnalysisCallback, first_images, rows_with_analyses
 from vitruvius.compression.files import load_maps, load_masks
 from vitruvius.compression.gradual import GradualMask
 from vitruvius.init import inits
 from vitruvius.tracking.base import Trackers
 from vitruvius.training.alarm import Alarm, RolledBack
-from vitruvius.training.callbacks import Callback, Tracking, analyses_of
 from vitruvius.training.checkpoint import Checkpoint
 from vitruvius.training.config import Config, Recipe, as_config
 from vitruvius.training.fast_step import make_fast_step
@@ -56,6 +55,15 @@ LOOK_EVERY = 10  # batches; looking waits for the device
 LOOK_SECONDS = 5.0  # a process that trains alone looks at least so often, so that slow batches are seen one by one
 REMEDY = "Lower train.lr, lengthen train.warmup_epochs, set train.clip_grad, or use train.precision=bf16."
 Numbers = dict[str, Tensor]
+
+
+class Callback(Protocol):
+    """Called after every epoch, on the first process, when its files are written.
+
+    `epoch` counts from 0; `model` is the one that is evaluated, in eval or train mode.
+    """
+
+    def epoch_end(self, epoch: int, model: nn.Module) -> object: ...
 
 
 def train(
@@ -164,6 +172,32 @@ def with_one_step(init: Any) -> Any:
     if not isinstance(steps, int) or steps < 1:
         return init  # refused, as it will be
     return {"use": name, **settings, "steps": 1}
+
+
+def analyses_of(session: Session, run: Run) -> list[AnalysisCallback]:
+    """What the recipe asks of fixed images after epochs, the first of which are done; a list of one, or of none."""
+    config = session.config
+    if not config.analyses:
+        return []
+    batches = {
+        name: first_images(loader, config.train.analyse_images)
+        for name, loader in (("train", session.train_loader), ("validation", session.val_loader))
+    }
+    callback = AnalysisCallback(config.analyses, batches, every=config.train.analyse_every, folder=run.folder)
+    callback.forget(session.epoch)
+    if session.batch == 0 and session.epoch > 0 and session.replica is None:  # a kill may have cut the last answer
+        callback.epoch_end(session.epoch - 1, session.eval_model())
+    return [callback]
+
+
+class Tracking:
+    """Shows the trackers all rows so far, with the answers of the analyses."""
+
+    def __init__(self, session: Session, run: Run, trackers: Trackers) -> None:
+        self.session, self.run, self.trackers = session, run, trackers
+
+    def epoch_end(self, epoch: int, model: nn.Module) -> None:
+        self.trackers.log(rows_with_analyses(self.session.rows, self.run.folder))
 
 
 class Stop:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitruvius.corruptions.filters import take
+
 NEAREST, BILINEAR, BICUBIC, BOX, HAMMING, LANCZOS = range(6)
 SUPPORT = {NEAREST: 0.5, BILINEAR: 1.0, BICUBIC: 2.0, BOX: 0.5, HAMMING: 1.0, LANCZOS: 3.0}  # pixels to either side
 FILTERS = {name: kind for kind, name in enumerate(("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"))}
@@ -139,12 +141,6 @@ def crop(x: Tensor, top: Tensor, left: Tensor, size: tuple[int, int], upside_dow
     row = torch.where(upside_down[:, None] > 0, size[0] - 1 - row, row) + top[:, None]  # (B, height)
     column = torch.where(mirrored[:, None] > 0, size[1] - 1 - column, column) + left[:, None]  # (B, width)
     return take(x, row[:, :, None] * x.shape[-1] + column[:, None, :])
-
-
-def take(x: Tensor, index: Tensor) -> Tensor:
-    """(B, C, h, w): pixels by number, row × width + column; `index` (B, h, w), the same for all channels."""
-    flat = index.flatten(1)[:, None].expand(-1, x.shape[1], -1)
-    return x.flatten(2).gather(2, flat).view(*x.shape[:2], *index.shape[1:])
 
 
 def affine(x: Tensor, matrix: Tensor, fill: Tensor, kind: int, axis: int | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -65,13 +65,14 @@ def corruption_errors(errors: Errors, baseline: Baseline, *, clean_error: float 
     skipped: list[str] = []
     for name, row in errors.items():
         theirs = baseline.errors.get(name, {})
-        skipped += _skipped(name, row, theirs)
+        skipped += [f"{name} {severity}" for severity in row if severity not in theirs] if theirs else [name]
         both = row.keys() & theirs.keys()
         if not both:
             continue
-        ours_sum = _sum_over(row, both)
-        theirs_sum = _sum_over(theirs, both)
-        ce[name] = _ratio(ours_sum, theirs_sum, name, baseline)
+        ours_sum, theirs_sum = (math.fsum(errors[severity] for severity in both) for errors in (row, theirs))
+        if theirs_sum <= 0:
+            raise DataError(f"{baseline.name} makes no error under {name}; choose another baseline to divide by.")
+        ce[name] = ours_sum / theirs_sum
         if clean_error is not None and baseline.clean_error is not None:
             rise = theirs_sum - len(both) * baseline.clean_error
             if rise > 0:  # a corruption that does not hurt the baseline has no relative CE
@@ -80,18 +81,3 @@ def corruption_errors(errors: Errors, baseline: Baseline, *, clean_error: float 
         named = ", ".join(errors) or "there are none"
         raise DataError(f"{baseline.name} knows none of these corruptions: {named}.")
     return CorruptionErrors(baseline=baseline.name, ce=ce, relative_ce=relative, skipped=tuple(skipped))
-
-
-def _sum_over(row: Mapping[int, float], severities: Iterable[int]) -> float:
-    return math.fsum(row[severity] for severity in severities)
-
-
-def _skipped(name: str, row: Mapping[int, float], theirs: Mapping[int, float]) -> list[str]:
-    """What the baseline lacks of a corruption: all of it, or some severities."""
-    return [name] if not theirs else [f"{name} {severity}" for severity in row if severity not in theirs]
-
-
-def _ratio(ours: float, theirs: float, name: str, baseline: Baseline) -> float:
-    if theirs <= 0:
-        raise DataError(f"{baseline.name} makes no error under {name}; choose another baseline to divide by.")
-    return ours / theirs
