@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from vitruvius.request import Request
     from vitruvius.shifts import Shift
 
-logger = logging.getLogger(__name__)
 CORRUPTIONS = "corruptions"  # name of the summary of threats that are corruptions
 
 

@@ -19,14 +19,11 @@ from vitruvius._files import exists, load_tensors, save_tensors
 from vitruvius._processes import Process
 from vitruvius._progress import Progress, no_progress
 from vitruvius._secrets import redact
-from vitruvius.compression.files import save_maps
 from vitruvius.data.identity import digest_of, identity_of
 from vitruvius.evaluation.base import fingerprint, numbered, settings_fingerprint
 from vitruvius.heads import Heads
 from vitruvius.surgery import record
 from vitruvius.surgery.recording import map_of
-
-__all__ = ["average_maps", "save_maps"]
 
 SAVE_EVERY = 60.0  # seconds between two saved states
 

@@ -82,7 +82,6 @@ class TensorSet:
         return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels), int(self.labels[index])
 
     def describe(self, index: int) -> str:
-        """Which image this is, for messages."""
         return f"image {index} of {self.name}"
 
     @property

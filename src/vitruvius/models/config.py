@@ -7,8 +7,6 @@ from typing import Any, Literal
 from vitruvius._config import Spec, key, required, section
 from vitruvius._registry import read_spec
 
-__all__ = ["AttentionRule", "ModelConfig"]
-
 
 @section("model")
 class ModelConfig:

@@ -63,7 +63,6 @@ class Pictures:
         return len(self.files)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        """The decoded image and its label."""
         file, label = self.files[index]
         with Image.open(self.folder / file) as image:
             image.load()

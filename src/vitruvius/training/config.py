@@ -15,20 +15,6 @@ from vitruvius._yaml import read_yaml, to_plain
 from vitruvius.data import DataConfig
 from vitruvius.models.config import AttentionRule, ModelConfig
 
-__all__ = [
-    "Config",
-    "EvaluationPlan",
-    "Gradual",
-    "Keep",
-    "MapsPlan",
-    "MaskPlan",
-    "Recipe",
-    "SweepConfig",
-    "TrainConfig",
-    "as_config",
-    "read_recipe",
-]
-
 logger = logging.getLogger(__name__)
 
 SEEDS = 2**63  # what PyTorch takes as a seed

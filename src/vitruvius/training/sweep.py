@@ -54,8 +54,6 @@ from vitruvius.training.loop import check_run, train
 from vitruvius.training.run_folder import flatten
 from vitruvius.training.slurm import states_of, submit_runs
 
-__all__ = ["Planned", "Sweep", "name_of"]
-
 logger = logging.getLogger(__name__)
 
 OWN = ("out=", "metric=", "order=", "evaluate=", "evaluate.", "maps=", "maps.", "masks=", "masks.")  # no recipe's keys

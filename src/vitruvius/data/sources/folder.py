@@ -50,7 +50,6 @@ class FileImages:
         return [label for _, label in samples] if isinstance(samples, list) else None
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        """The decoded image and its label."""
         file, label = self._open(index)
         with file:
             image = Image.open(file)
@@ -70,7 +69,6 @@ class FileImages:
         return self.reader[index]
 
     def describe(self, index: int) -> str:
-        """Where the image lies, for an error."""
         return self.reader.filename(index, absolute=True) or f"image {index} of {self.name}"
 
 

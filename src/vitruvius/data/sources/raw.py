@@ -41,12 +41,10 @@ class RawImages:
         return len(self.labels)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        """The image and its label."""
         pixels = np.array(self.pixels[index])  # a copy: what is done to the image is not done to the file
         return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels), int(self.labels[index])
 
     def describe(self, index: int) -> str:
-        """Where the image lies, for an error."""
         return f"image {index} of {self._made_of[0]}"
 
 

@@ -107,7 +107,6 @@ class TorchvisionImages:
         return held if isinstance(held, np.ndarray | torch.Tensor) and len(self.rows) == len(held) else None
 
     def describe(self, index: int) -> str:
-        """Which image of the data set this is, for an error."""
         return f"image {self.rows[index]} of {self.name}"
 
 
