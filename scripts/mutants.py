@@ -76,7 +76,7 @@ MUTANTS = [
            "tests/test_guards.py"),
     Mutant("redact answers", "cli/__init__.py", "RedactedStream(sys.stdout)", "sys.stdout", "tests/test_guards.py"),
     # clamps and balls
-    Mutant("clamp of pgd", "attacks/pgd.py", "point = (x + delta).clamp(*self.bounds)", "point = x + delta",
+    Mutant("clamp of pgd", "attacks/pgd.py", ".add_(x).clamp_(*self.bounds)", ".add_(x)",
            "tests/attacks/test_pgd.py tests/attacks/test_every_attack.py"),
     Mutant("start of pgd", "attacks/pgd.py", "dice, restart)).clamp(*self.bounds)", "dice, restart))",
            "tests/attacks/test_pgd.py tests/attacks/test_every_attack.py"),
