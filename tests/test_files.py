@@ -153,11 +153,13 @@ def test_a_truncated_file_is_recognised(tmp_path, kept):
 def test_one_flipped_bit_is_recognised(tmp_path):
     path = tmp_path / "a.safetensors"
     _files.save_tensors(path, {"a": torch.arange(100)})
-    data = bytearray(path.read_bytes())
+    whole = path.read_bytes()
+    data = bytearray(whole)
     data[-17] ^= 4
-    path.write_bytes(data)
-    with pytest.raises(CheckpointError, match="tensors do not match its checksum"):
-        _files.load_tensors(path)
+    for damaged in (data, whole.replace(b'"a"', b'"b"'), whole.replace(b'"I64"', b'"F64"')):  # another name or type
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="tensors do not match its checksum"):
+            _files.load_tensors(path)
 
 
 def test_a_pickled_checkpoint_is_named_as_such(tmp_path):

@@ -231,6 +231,12 @@ def test_the_penalty_of_stages_is_trained_and_told(tmp_path: Path) -> None:
     assert all(row["train_penalty"] > 0 for row in rows)
 
 
+@pytest.mark.parametrize("every", [0, 1, 3, 4])
+def test_a_multiple_is_crossed_also_where_an_update_jumps_over_it(every: int) -> None:
+    for before, now in itertools.combinations(range(13), 2):
+        assert loop.crossed(every, before, now) == any(every and n % every == 0 for n in range(before + 1, now + 1))
+
+
 def test_smoothing_of_the_data_reaches_the_task(tmp_path: Path) -> None:
     assert small_session("data.smoothing=0.3").task.criterion.smoothing == 0.3
     own = small_session("data.smoothing=0.3", "task={use: supervised, smoothing: 0.2}")

@@ -59,7 +59,7 @@ def write(folder: Path, texts: dict[str, str]) -> None:
 
 
 def test_what_has_changed_is_uploaded_states_first_and_metrics_last(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    put, uploaded = RemoteCopy._put, []
+    put, get, uploaded = RemoteCopy._put, RemoteCopy._get, []
 
     def recording(self: RemoteCopy, name: str) -> None:
         uploaded.append(name)
@@ -67,10 +67,15 @@ def test_what_has_changed_is_uploaded_states_first_and_metrics_last(url: str, mo
 
     monkeypatch.setattr(RemoteCopy, "_put", recording)
     run = Path("run")
-    names = ("metrics.jsonl", "best", "deep/c", "state.pt", "config.yaml", ".lock")
+    names = ("metrics.jsonl", "best", "deep/c", "wandb/x", "state.pt", "config.yaml", ".lock")
     write(run, dict.fromkeys(names, "1"))
     RemoteCopy(url, run).upload()
-    assert uploaded == ["config.yaml", "state.pt", "best", "deep/c", "metrics.jsonl"]
+    assert uploaded == ["config.yaml", "state.pt", "best", "deep/c", "wandb/x", "metrics.jsonl"]
+    arrived: list[str] = []
+    monkeypatch.setattr(RemoteCopy, "_get", lambda self, name, file: (arrived.append(name), get(self, name, file)))
+    RemoteCopy(url, Path("another")).download()
+    assert sorted(arrived) == sorted(uploaded)
+    assert arrived[-1] == "metrics.jsonl"
     uploaded.clear()
     (run / "state.pt").replace(run / "state.previous.pt")
     write(run, {"state.pt": "2"})

@@ -56,6 +56,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (Trainer, "update", 5, True),
         (Run, "save_state", 2, False),  # epoch 2 is trained and lost
         (Run, "save_state", 2, True),  # state written, weights not
+        (Run, "save_state", 3, True),  # after the last epoch
         (Run, "save_weights", 4, False),  # between last and last_ema of the second epoch, or best of the first
         (Run, "save_weights", 5, False),
         (Run, "save_metrics", 2, False),
