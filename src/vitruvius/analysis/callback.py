@@ -30,7 +30,7 @@ class AnalysisCallback:
     """
 
     def __init__(
-        self, analyses: Sequence[Asked], batches: Mapping[str, Tensor], *, every: int = 1, folder: Path | None = None
+        self, analyses: Sequence[Asked], batches: Mapping[str, Tensor], *, every: int = 1, folder: StrPath | None = None
     ) -> None:
         if every < 1:
             raise ConfigError(f"analyse_every is {every}, expected 1 or more.")
@@ -38,7 +38,7 @@ class AnalysisCallback:
             raise DataError(f"the fixed batch {empty[0]!r} holds no images.")
         self.questions = ask_all(analyses)
         self.batches, self.every = batches, every
-        self.file = None if folder is None else folder / FILE
+        self.file = None if folder is None else Path(folder) / FILE
 
     def epoch_end(self, epoch: int, model: nn.Module) -> list[Line]:
         """The rows of this epoch, counted from 0; none if it is not its turn. The model's mode is left as it was."""

@@ -38,22 +38,15 @@ class Reading:
     multi: float
 
 
+@dataclass
 class Alarm:
     """Two attacks and some images; `check` looks at the session's model and does what the recipe says."""
 
-    def __init__(
-        self,
-        session: Session,
-        action: str,
-        images: tuple[Tensor, Tensor, Tensor],
-        checkpoint: Checkpoint | None = None,
-        selection: Selection | None = None,
-    ) -> None:
-        self.session = session
-        self.action = action
-        self.x, self.y, self.ids = images
-        self.checkpoint = checkpoint  # where states without an alarm are
-        self.selection = selection  # which may have attacked the same images
+    session: Session
+    action: str
+    images: tuple[Tensor, Tensor, Tensor]  # with labels and ids
+    checkpoint: Checkpoint | None = None  # where states without an alarm are
+    selection: Selection | None = None  # which may have attacked the same images
 
     @classmethod
     def of(cls, session: Session, checkpoint: Checkpoint, selection: Selection) -> Alarm | None:
@@ -92,22 +85,22 @@ class Alarm:
         single = FGSM(eps=task.radius, norm=norm)  # type: ignore[arg-type]
         steps = self.session.config.train.alarm_steps
         multi = PGD(eps=task.radius, norm=norm, steps=steps, best=True)  # type: ignore[arg-type]
-        known = None if self.selection is None else self.selection.correct(multi, self.ids)
+        known = None if self.selection is None else self.selection.correct(multi, self.images[2])
         model = self.session.eval_model()
         with in_eval_mode(model):
             scores = [self._accuracy(model, single)]
-            scores.append(self._accuracy(model, multi) if known is None else int(known.sum()) / len(self.y))
+            scores.append(self._accuracy(model, multi) if known is None else int(known.sum()) / len(known))
         return Reading(*self.session.process.broadcast(scores))
 
     def _accuracy(self, model: torch.nn.Module, threat: Threat) -> float:
         right = 0
         size = self.session.config.data.eval_batch_size or self.session.config.data.batch_size
-        for x, y, ids in zip(self.x.split(size), self.y.split(size), self.ids.split(size), strict=True):
+        for x, y, ids in zip(*(column.split(size) for column in self.images), strict=True):
             with self.session.autocast():
                 moved = disturb(threat, model, x, y, ids)
                 with torch.no_grad():
                     right += int((model(moved).argmax(-1) == y).sum())
-        return right / len(self.y)
+        return right / len(self.images[0])
 
     def rings(self, reading: Reading) -> bool:
         """Whether this is a collapse."""
