@@ -404,10 +404,10 @@ def training(seconds: float) -> Iterator[Row]:
     ):
         bare = functools.partial(_bare, "vitruvius/vit_digits", {}, *_digits(), steps)
         yield Row(f"digits, {what}", *per_epoch(many, functools.partial(_train, recipe), bare), goal)
-    kwargs = {"embed_dim": 96, "depth": 4, "num_heads": 3, "num_classes": 10}
+    kwargs = {"embed_dim": 192, "depth": 6, "num_heads": 3, "num_classes": 10}
     model = {"name": "vitruvius/vit_tiny_patch4_32", "kwargs": kwargs}
     rng = np.random.default_rng(0)
-    pixels, labels = rng.integers(0, 256, (512, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, 512)
+    pixels, labels = rng.integers(0, 256, (256, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, 256)
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "noise.npz", x_train=pixels, y_train=labels, x_test=pixels[:32], y_test=labels[:32])
         data = {"dataset": "npz", "root": f"{folder}/noise.npz", "workers": 0, "batch_size": 64}
@@ -416,7 +416,7 @@ def training(seconds: float) -> Iterator[Row]:
         bare = functools.partial(_bare, model["name"], kwargs, x, y, 0)
         for way, goal in (("fp32", "≥ 1"), ("auto", "≥ 2.5")):
             ours = functools.partial(_train, recipe, precision=way)
-            yield Row(f"dim 96, 32 px, natural, precision={way}", *per_epoch(min(many, 3), ours, bare), goal)
+            yield Row(f"dim 192, 6 blocks, 32 px, natural, precision={way}", *per_epoch(min(many, 3), ours, bare), goal)
 
 
 def per_epoch(many: int, ours: Callable[[int], None], other: Callable[[int], None]) -> tuple[float, float]:

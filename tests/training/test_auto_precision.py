@@ -9,6 +9,7 @@ import torch
 
 from small_run import assert_same_run, small_run, small_session, stopped_run
 from vitruvius._yaml import read_yaml
+from vitruvius.attention.base import Core
 from vitruvius.training import session as sessions
 
 AUTO = "train.precision=auto"
@@ -34,6 +35,9 @@ def test_a_cpu_trains_in_bfloat16_where_a_timed_gradient_says_that_it_pays(
     assert session.config.train.precision == expected
     with session.autocast():
         assert torch.is_autocast_enabled("cpu") == (expected == "bf16")
+    through_sockets = any(isinstance(module, Core) for module in session.model.modules())
+    assert through_sockets == (expected == "bf16")  # which computes by products there
+    assert session.model.state_dict().keys() == small_session("train.precision=fp32").model.state_dict().keys()
 
 
 def test_timing_leaves_no_trace_in_the_weights_the_random_numbers_and_the_run(tmp_path: Path) -> None:

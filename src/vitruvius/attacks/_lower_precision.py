@@ -66,7 +66,9 @@ class Autocast(nn.Module):
 def bfloat16_view(model: nn.Module, x: Tensor) -> nn.Module:
     """The model in bfloat16: a copy if one can answer for these images, else by autocast."""
     if x.device.type == "cpu":
-        model = _with_products(model)
+        from vitruvius.surgery.rewiring import attend_through_sockets
+
+        model = attend_through_sockets(copy.deepcopy(model))
     for first_layer in dict.fromkeys((first_layer_of(model, x), None)):
         try:
             view = Bfloat16Copy(model, first_layer)
@@ -75,19 +77,6 @@ def bfloat16_view(model: nn.Module, x: Tensor) -> nn.Module:
             continue
         return view
     return Autocast(model)
-
-
-def _with_products(model: nn.Module) -> nn.Module:
-    """A copy of a timm model whose attention goes through our softmax, on a CPU in bfloat16 the faster way by far."""
-    from vitruvius.attention.base import Core
-    from vitruvius.surgery import rewire
-
-    if any(isinstance(module, Core) for module in model.modules()):
-        return model
-    try:
-        return rewire(copy.deepcopy(model), "softmax")
-    except (RuntimeError, TypeError, ValueError):  # no attention, or none that we know
-        return model
 
 
 def may_pay(x: Tensor) -> bool:

@@ -7,6 +7,7 @@ so such a model also has a buffer MARK, which transformers then reports as an un
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -57,6 +58,17 @@ def rewire(model: nn.Module, *parts: PartSpec, where: Where = "*", input_size: S
     note_in_configs(inner(model))
     if "IPython" in sys.modules:
         show_briefly(type(model))
+    return model
+
+
+def attend_through_sockets(model: nn.Module) -> nn.Module:
+    """Plug softmax into a model without sockets, in place, if its attention is known; returns the model.
+
+    On a CPU in bfloat16 a socket computes by products, several times faster than timm's own attention.
+    """
+    if not any(isinstance(module, Core) for module in model.modules()):
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):  # no attention, or none that we know
+            rewire(model, "softmax")
     return model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import math
@@ -38,6 +39,7 @@ from vitruvius.models import PixelModel, create_model
 from vitruvius.models.create import create_from_config
 from vitruvius.surgery.base import inner
 from vitruvius.surgery.calibrating import calibrate_low_rank
+from vitruvius.surgery.rewiring import attend_through_sockets
 from vitruvius.tasks import Objective, tasks
 from vitruvius.training.config import DEFAULT_RATE, Config
 from vitruvius.training.fast_step import StepRecorder
@@ -388,17 +390,21 @@ def grey_images(model: PixelModel, config: Config, number: int) -> Tensor:
 def with_precision(config: Config, model: PixelModel, process: Process) -> Config:
     """The recipe with `train.precision: auto` resolved: bf16 where this device computes faster in it, else fp32.
 
-    A processor is asked by timing a gradient; a GPU that multiplies bfloat16 is always faster in it.
+    A processor is asked by timing a gradient; a GPU that multiplies bfloat16 is always faster in it. On a processor
+    that trains in bfloat16 a model without sockets gets some.
     """
-    if config.train.precision != "auto":
-        return config
-    if process.device.type == "cpu":
-        pays = process.on_first(lambda: multiplies_bfloat16() and bfloat16_pays(model, config))
-    else:
-        pays = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    precision: Literal["bf16", "fp32"] = "bf16" if pays else "fp32"
-    logger.info("train.precision = auto: %s on this %s", precision, process.device.type)
-    return replace(config, train=replace(config.train, precision=precision))
+    on_cpu = process.device.type == "cpu"
+    if config.train.precision == "auto":
+        if on_cpu:
+            pays = process.on_first(lambda: multiplies_bfloat16() and bfloat16_pays(model, config))
+        else:
+            pays = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision: Literal["bf16", "fp32"] = "bf16" if pays else "fp32"
+        logger.info("train.precision = auto: %s on this %s", precision, process.device.type)
+        config = replace(config, train=replace(config.train, precision=precision))
+    if on_cpu and config.train.precision == "bf16" and multiplies_bfloat16():
+        attend_through_sockets(model)
+    return config
 
 
 def bfloat16_pays(model: PixelModel, config: Config) -> bool:
@@ -408,13 +414,14 @@ def bfloat16_pays(model: PixelModel, config: Config) -> bool:
     """
     pixels = grey_images(model, config, 1).numel()
     x = grey_images(model, config, max(1, min(config.data.batch_size, TIMED_PIXELS // pixels)))
+    models = {True: attend_through_sockets(copy.deepcopy(model)), False: model}
     fastest, end = {True: math.inf, False: math.inf}, time.perf_counter() + TIMED_SECONDS
-    with in_eval_mode(model), torch.enable_grad():
+    with in_eval_mode(models[True]), in_eval_mode(model), torch.enable_grad():
         for turn in range(TIMED_TURNS):
-            for lower in fastest:
+            for lower, timed in models.items():
                 start = time.perf_counter()
                 with torch.autocast("cpu", torch.bfloat16, enabled=lower):
-                    model(x).float().sum().backward()
+                    timed(x).float().sum().backward()
                 fastest[lower] = min(fastest[lower], time.perf_counter() - start)
             if turn and time.perf_counter() > end:  # the first turn warms up
                 break
