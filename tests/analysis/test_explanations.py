@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitruvius._errors import ConfigError, MissingExtra, UnsuitableSite
+from vitruvius._errors import ConfigError, DataError, MissingExtra, UnsuitableSite
 from vitruvius.analysis import Table, analyse, analysing, explain, explanations
 from vitruvius.analysis.explanations import attended_layers, attention_gradient, chance_map, relevance, score
 from vitruvius.attention import part
@@ -194,6 +194,21 @@ def test_an_explanation_that_knows_is_told_to_beat_chance(corner, tmp_path):
     assert loaded == table
     for mine, theirs in zip(loaded.pictures[corner], table.pictures[corner], strict=True):
         assert mine is theirs or torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("classes", [None, torch.tensor([0, 1])])
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (torch.rand(2, 8, 8, 3), "channels last"),
+        (torch.rand(2, 3, 16, 16), "resize them"),
+        (torch.rand(3, 8, 8), r"images are \(3, 8, 8\); expected a tensor .*, of one image image\[None\]"),
+        (torch.rand(2, 3, 8, 8).numpy(), "images are ndarray"),
+    ],
+)
+def test_images_that_a_model_does_not_take_are_refused_in_one_sentence(images, said, classes):
+    with pytest.raises(DataError, match=said):
+        explain(create_model(NAME, depth=1).eval(), images, classes=classes)
 
 
 def test_a_model_without_a_head_is_refused_as_on_the_command_line():

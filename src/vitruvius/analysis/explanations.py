@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvius._checks import check_count, check_eval_mode, check_head, check_pixels
-from vitruvius._errors import ConfigError, UnsuitableSite
+from vitruvius._errors import ConfigError, DataError, UnsuitableSite
 from vitruvius._registry import Registry, require
+from vitruvius.attacks.base import explain_images
 from vitruvius.attention.base import Kernel
 from vitruvius.heads import Heads, Site
 from vitruvius.surgery import record, survey
@@ -48,13 +49,22 @@ def explain(
     """
     check_eval_mode(model)
     check_head(model)
+    if not isinstance(images, Tensor) or images.dim() != 4:
+        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise DataError(f"images are {got}; expected a tensor (B, channels, rows, columns), of one image image[None].")
     check_pixels(images)
-    if classes is None:
-        with torch.no_grad():
-            classes = model(images).argmax(-1)
-    if classes.shape != images.shape[:1]:
-        raise ConfigError(f"classes have shape {tuple(classes.shape)}; expected one class per image, ({len(images)},).")
-    maps: Tensor = explanations.bind(explanation, where="explanation")(model, images, classes)
+    try:
+        if classes is None:
+            with torch.no_grad():
+                classes = model(images).argmax(-1)
+        if classes.shape != images.shape[:1]:
+            raise ConfigError(
+                f"classes have shape {tuple(classes.shape)}; expected one class per image, ({len(images)},)."
+            )
+        maps: Tensor = explanations.bind(explanation, where="explanation")(model, images, classes)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        explain_images(model, images, error)
+        raise
     return maps
 
 
