@@ -65,13 +65,14 @@ class Dice:
         return _shift(self._bits(stream, shape, step), 33) % high
 
     def _bits(self, stream: str, shape: Sequence[int], step: int | Tensor) -> Tensor:
+        """(B, *shape) int64, of which the highest 31 bits count."""
         key = _mix(self.ids + _signed((self.seed + 1) * GOLDEN))  # (B,)
         key = _mix(key + _signed(zlib.crc32(f"{self.owner}/{stream}".encode()) * GOLDEN))
         key = _mix(key + step)
         number, device = math.prod(shape), key.device
         kept = device.type == "cpu" and number <= KEPT  # a graph of kernels must not hold what is kept
         position = _kept_positions(number, device) if kept else _positions(number, device)
-        return _mix(key[:, None] + position).view(len(key), *shape)
+        return _stir(key[:, None] + position).view(len(key), *shape)
 
 
 def _positions(number: int, device: torch.device) -> Tensor:
@@ -130,7 +131,7 @@ def uniform(keys: Tensor, stream: int, count: int) -> Tensor:
     """(B, count) numbers in [0, 1); different streams of one key are independent."""
     start = _fold(keys, torch.full_like(keys, stream))[:, None]
     steps = torch.arange(1, count + 1, device=keys.device) * GOLDEN
-    return _unit(_mix(start + steps))
+    return _unit(_stir(start + steps))
 
 
 # global generators
@@ -210,9 +211,14 @@ class BatchDraws:
 
 def _mix(z: Tensor) -> Tensor:
     """What splitmix64 makes of a state. In place where it can be: new memory costs more than the arithmetic."""
-    z = _shift(z, 30).bitwise_xor_(z).mul_(_MIX_1)
-    z = _shift(z, 27).bitwise_xor_(z).mul_(_MIX_2)
+    z = _stir(z)
     return _shift(z, 31).bitwise_xor_(z)
+
+
+def _stir(z: Tensor) -> Tensor:
+    """All but the last step of splitmix64, which leaves the highest 31 bits as they are."""
+    z = _shift(z, 30).bitwise_xor_(z).mul_(_MIX_1)
+    return _shift(z, 27).bitwise_xor_(z).mul_(_MIX_2)
 
 
 def _fold(key: Tensor, value: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Fog(Corruption):
         side = 1 << (max(height, width) - 1).bit_length()
         fog = plasma(dice, side, decay)[:, None, :height, :width]
         brightest = x.amax((1, 2, 3), keepdim=True)
-        return (x + amount * fog) * brightest / (brightest + amount)
+        return fog.mul(amount).add(x).mul_(brightest).div_(brightest + amount)
 
 
 def plasma(dice: Dice, side: int, decay: float) -> Tensor:
@@ -43,15 +43,16 @@ def plasma(dice: Dice, side: int, decay: float) -> Tensor:
         pairs = corners + corners.roll(-1, 1)
         heights[:, half::step, half::step] = _mean(pairs + pairs.roll(-1, 2), dice, "squares", step, wobble)
         centres = heights[:, half::step, half::step]
-        along = centres + centres.roll(1, 1) + corners + corners.roll(-1, 2)
+        along = (centres + centres.roll(1, 1)).add_(corners).add_(corners.roll(-1, 2))
         heights[:, ::step, half::step] = _mean(along, dice, "rows", step, wobble)
-        across = centres + centres.roll(1, 2) + corners + corners.roll(-1, 1)
+        across = (centres + centres.roll(1, 2)).add_(corners).add_(corners.roll(-1, 1))
         heights[:, half::step, ::step] = _mean(across, dice, "columns", step, wobble)
         step, wobble = half, wobble / decay
-    heights = heights - heights.amin((1, 2), keepdim=True)
-    return heights / heights.amax((1, 2), keepdim=True)
+    heights -= heights.amin((1, 2), keepdim=True)
+    return heights.div_(heights.amax((1, 2), keepdim=True))
 
 
 def _mean(total: Tensor, dice: Dice, stream: str, step: int, wobble: float) -> Tensor:
-    """A quarter of four neighbours' sum, displaced by up to wobble²."""
-    return total / 4 + wobble**2 * (2 * dice.uniform(stream, total.shape[1:], step) - 1)
+    """A quarter of four neighbours' sum, displaced by up to wobble². In place: new memory costs more than arithmetic."""
+    moved = dice.uniform(stream, total.shape[1:], step).mul_(2).sub_(1).mul_(wobble**2)
+    return moved.add_(total.div_(4))
