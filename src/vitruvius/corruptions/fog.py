@@ -53,6 +53,6 @@ def plasma(dice: Dice, side: int, decay: float) -> Tensor:
 
 
 def _mean(total: Tensor, dice: Dice, stream: str, step: int, wobble: float) -> Tensor:
-    """A quarter of four neighbours' sum, displaced by up to wobble². In place: new memory costs more than arithmetic."""
+    """A quarter of four neighbours' sum, displaced by up to wobble²; in place, since new memory costs time."""
     moved = dice.uniform(stream, total.shape[1:], step).mul_(2).sub_(1).mul_(wobble**2)
     return moved.add_(total.div_(4))
