@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -331,6 +332,7 @@ def test_an_interrupted_command_does_not_wait_for_the_interpreter_to_be_torn_dow
 ) -> None:
     left: list[int] = []
     monkeypatch.setattr("vitruvius.cli.main", lambda: code)
+    monkeypatch.setattr("vitruvius.cli.LEAK_CHECKERS", set())
     monkeypatch.setattr("os._exit", left.append)
     with pytest.raises(SystemExit) as end:  # where os._exit does not end the process
         run_and_exit()
@@ -338,3 +340,11 @@ def test_an_interrupted_command_does_not_wait_for_the_interpreter_to_be_torn_dow
     gc.unfreeze()
     assert end.value.code == code
     assert left == [code] * at_once
+
+
+def test_nothing_is_reported_as_leaked_where_triton_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitruvius.cli.main", lambda: 0)
+    monkeypatch.setitem(sys.modules, "triton._C.libtriton", ModuleType("libtriton"))
+    with pytest.raises(SystemExit):
+        run_and_exit()
+    assert not gc.get_freeze_count()
