@@ -121,7 +121,8 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plugin:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_socket, "_SOCKETS", dict(_socket._SOCKETS))
     for registry in (attentions, attacks, corruptions, data_sources):
-        monkeypatch.setattr(registry, "_pieces", dict(registry._pieces))  # type: ignore[attr-defined]
+        everything = {name: registry[name] for name in registry}  # loads all of them first
+        monkeypatch.setattr(registry, "_pieces", everything)
 
     def write(name: str, text: str) -> None:
         (tmp_path / f"{name}.py").write_text(text)
