@@ -83,6 +83,7 @@ def test_an_answer_that_needs_no_model_comes_quickly(words: list[str], imported:
     ("setting", "word"),
     [
         ("data.subset=nope", "data.subset"),
+        ("data.root=/nope", "is not read"),
         ("data.class_map=/nope", "data.class_map"),
         ("out=", "out=null"),
         ("data.scale=[1,0]", "smaller one first"),

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from vitruvius.attacks import attacks
 from vitruvius.attention import attentions
 from vitruvius.cli import main
 from vitruvius.corruptions import corruptions
+from vitruvius.data import base
 from vitruvius.init import inits
 from vitruvius.training.sweep import name_of
 
@@ -203,8 +205,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("SOME_API_KEY", "planted-in-the-environment")
+        let_digits_have_a_root(patch)
         train_planted()
         yield folder
+
+
+def let_digits_have_a_root(patch: pytest.MonkeyPatch) -> None:
+    """So that addresses can be planted where nothing has to be fetched."""
+    _, traits = base.find_source("digits")
+    patch.setitem(base._TRAITS, "digits", replace(traits, root=""))
 
 
 def train_planted() -> None:
@@ -235,6 +244,7 @@ def test_no_sweep_writes_a_secret_not_even_in_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    let_digits_have_a_root(monkeypatch)
     file = tmp_path.parent / f"{tmp_path.name}.yaml"  # the user's own, and not written by us
     roots = ["https://planted-4@host/a", "s3://me:pla/nted-5@host/b"]
     common = dict(setting.split("=", 1) for setting in (*SMALL, "train.epochs=1"))

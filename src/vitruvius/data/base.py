@@ -23,6 +23,7 @@ from vitruvius._errors import DataError, suggest
 from vitruvius._files import is_url
 from vitruvius._random import seed_of
 from vitruvius._registry import Registry, first_line
+from vitruvius._secrets import redact
 from vitruvius.data._config import DataConfig
 from vitruvius.data._config import Mix as Mix
 from vitruvius.data.classes import IMAGENET, class_names, in_words, read_class_map, subset_names
@@ -112,7 +113,7 @@ class data_source:
     name: the word in `dataset:`, before the slash if there is one.
     after_slash: what a recipe writes after the slash, e.g. "<name>"; "" if nothing follows.
     root: what `data.root` must name, e.g. "the folder that holds the images": it is checked before the source is
-        opened, unless the data are to be downloaded; "" leaves it to the source.
+        opened, unless the data are to be downloaded; "" leaves it to the source; None: it is not read, and refused.
     class_names, class_map: whether the source itself heeds `data.classes` and `data.class_map`; otherwise the key is
         refused.
     wordnet: whether its classes are folders named by WordNet ids, which `class_map: imagenet-1k` numbers.
@@ -123,7 +124,7 @@ class data_source:
     name: str
     _: KW_ONLY
     after_slash: str = ""
-    root: str = ""
+    root: str | None = ""
     class_names: bool = False
     class_map: bool = False
     wordnet: bool = False
@@ -161,6 +162,8 @@ def check_data(config: DataConfig) -> None:
                 f"data.classes chooses classes by name, {config.dataset} has none; use a folder or torch/…."
             )
         class_names(config.classes)
+    if traits.root is None and config.root is not None:
+        raise DataError(f"data.root={redact(config.root)} is not read: {config.dataset} needs no files. Leave it out.")
     if traits.root and not (config.download and config.root):
         _check_root(config.root, traits.root)
     if config.class_map is not None:

@@ -18,7 +18,7 @@ from vitruvius.data.base import Size, TensorSet, check_num_classes, data_source
 _VALIDATION_PER_DIGIT = 36
 
 
-@data_source("digits")
+@data_source("digits", root=None)
 def digits(config: DataConfig, split: str, size: Size) -> TensorSet:
     """scikit-learn's 1,797 hand-written digits, 8×8 grey levels 0–16: 1,437 for training, 360 for validation.
 

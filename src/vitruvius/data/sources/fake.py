@@ -13,7 +13,7 @@ from vitruvius.data.base import Size, TensorSet, data_source
 _FAKE_IMAGES = 256  # in a split, unless data.train_num_samples or data.val_num_samples says otherwise
 
 
-@data_source("fake")
+@data_source("fake", root=None)
 def fake(config: DataConfig, split: str, size: Size) -> TensorSet:
     """Random images of the model's size, for smoke tests; labels count through the classes.
 
