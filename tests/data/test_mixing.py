@@ -184,12 +184,17 @@ def test_a_batch_of_broken_pictures_of_both_sets_is_left_out_but_keeps_its_numbe
         ({"dataset": "tfds/cifar10"}, {}, "is a stream"),
         ({"root": "nowhere.npz"}, {}, "nowhere.npz does not exist"),
         ({}, {"aug_repeats": 3}, r"data\.aug_repeats .* does not go with data\.mix"),
-        ({"dataset": "digits"}, {"num_classes": 5, "dataset": "fake"}, "10 classes, fake/train 5"),
+        (
+            {"dataset": "digits", "root": None},
+            {"num_classes": 5, "dataset": "fake", "root": None},
+            "10 classes, fake/train 5",
+        ),
     ],
 )
 def test_what_cannot_be_mixed_is_said(root, mix, settings, message):
+    settings = {"root": root, **settings}
     with pytest.raises((ConfigError, DataError), match=message):
-        batches(config(root, mix=mix, **settings))
+        batches(config(settings.pop("root"), mix=mix, **settings))
 
 
 def test_folders_that_number_their_classes_otherwise_are_refused(folder, tmp_path):

@@ -215,7 +215,7 @@ def test_no_secret_is_written_to_a_run(tmp_path: Path, monkeypatch: pytest.Monke
             heard.append(config)
 
     monkeypatch.setitem(trackers._pieces, "nosy", Nosy)
-    root = "data.root=https://me:hunter3@host/hunter2-and-more?sig=abc"
+    root = "data.train_split=https://me:hunter3@host/hunter2-and-more?sig=abc"
     config = small_config(tmp_path / "run", "train.epochs=1", root, "analyses=[]", "tracking=[nosy]")
     train(config, quiet=True)
     train(config, quiet=True)  # and the run is recognised all the same
