@@ -34,7 +34,7 @@ def root(tmp_path):
     return tmp_path
 
 
-def config(root, *, mix=None, **settings):
+def config(root, /, *, mix=None, **settings):
     second = {"dataset": "npz", "root": str(root / "ddpm.npz"), "fraction": 0.7, **(mix or {})}
     first = {"dataset": "tensors", "root": str(root / "real.safetensors"), "batch_size": 10, "workers": 0}
     return DataConfig(**{**first, "mix": second, **settings})
@@ -192,9 +192,8 @@ def test_a_batch_of_broken_pictures_of_both_sets_is_left_out_but_keeps_its_numbe
     ],
 )
 def test_what_cannot_be_mixed_is_said(root, mix, settings, message):
-    settings = {"root": root, **settings}
     with pytest.raises((ConfigError, DataError), match=message):
-        batches(config(settings.pop("root"), mix=mix, **settings))
+        batches(config(root, mix=mix, **settings))
 
 
 def test_folders_that_number_their_classes_otherwise_are_refused(folder, tmp_path):
