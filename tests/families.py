@@ -29,7 +29,13 @@ LEVIT = {
     "stem_type": "s8",
     "act_layer": "hard_swish",
 }
-MAXXVIT = {"embed_dim": (32, 64), "depths": (1, 1), "stem_width": 8, "num_classes": 10}
+MAXXVIT = {
+    "embed_dim": (32, 64),
+    "depths": (1, 1),
+    "stem_width": 8,
+    "num_classes": 10,
+    "pretrained_cfg_overlay": {"input_size": (3, 32, 32)},  # which timm before 1.0.31 does not take from img_size
+}
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def test_the_hub_is_told_what_the_model_was_changed_to(tmp_path: Path) -> None:
     export(model, tmp_path / "hub", format="timm-hub")
     plain = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True)
     data = timm.data.resolve_model_data_config(plain)
-    assert data["input_size"] == (3, 64, 64)
+    assert tuple(data["input_size"]) == (3, 64, 64)
     assert tuple(data["mean"]) == (0.1, 0.2, 0.3)
     assert plain.num_classes == 7
     (tmp_path / "other").mkdir()

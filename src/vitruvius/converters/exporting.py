@@ -44,11 +44,15 @@ def save_for_hub(model: nn.Module, folder: str | Path, *, arguments: Mapping[str
             f"{type(plain).__name__} is not a model that timm makes by name; export it as safetensors or torch-export."
         )
     data = {key: value for key, value in getattr(model, "data_config", {}).items() if key in PREPROCESSING}
+    arguments = dict(arguments or {})
+    built_for = getattr(getattr(plain, "patch_embed", None), "img_size", None)
+    if built_for is not None:  # timm before 1.0.31 records no arguments and would resample the positions
+        arguments.setdefault("img_size", list(built_for))
     timm.models.save_for_hf(
         plain,
         str(folder),
         model_config={"pretrained_cfg": data},
-        model_args=dict(arguments) if arguments else None,
+        model_args=arguments,
         safe_serialization=True,
     )
     return Path(folder)
