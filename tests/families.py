@@ -34,7 +34,7 @@ MAXXVIT = {
     "depths": (1, 1),
     "stem_width": 8,
     "num_classes": 10,
-    "pretrained_cfg_overlay": {"input_size": (3, 32, 32)},  # which timm before 1.0.31 does not take from img_size
+    "pretrained_cfg_overlay": {"input_size": (3, 32, 32)},  # which timm 1.0.29 does not take from img_size
 }
 
 

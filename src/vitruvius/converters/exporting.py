@@ -46,7 +46,7 @@ def save_for_hub(model: nn.Module, folder: str | Path, *, arguments: Mapping[str
     data = {key: value for key, value in getattr(model, "data_config", {}).items() if key in PREPROCESSING}
     arguments = dict(arguments or {})
     built_for = getattr(getattr(plain, "patch_embed", None), "img_size", None)
-    if built_for is not None:  # timm before 1.0.31 records no arguments and would resample the positions
+    if built_for is not None:  # timm 1.0.29 records no arguments and would resample the positions
         arguments.setdefault("img_size", list(built_for))
     timm.models.save_for_hf(
         plain,
