@@ -11,7 +11,7 @@ from vitruvius._errors import UnknownName
 from vitruvius._random import Dice
 from vitruvius.attacks._auto_pgd_l1 import project_l1_box
 from vitruvius.attacks.base import LINF, Norm, as_norm
-from vitruvius.attacks.norms import L1, L2, NORMS, L2Norm
+from vitruvius.attacks.norms import L1, L2, NORMS, L2Norm, in_order
 
 each_norm = pytest.mark.parametrize("norm", NORMS.values(), ids=str)
 
@@ -107,3 +107,15 @@ def test_norms_are_known_by_name_and_print_as_it() -> None:
     assert repr(LINF) == "linf"
     with pytest.raises(UnknownName, match="did you mean 'linf'"):
         as_norm("lnf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_values_are_put_in_order_with_the_places_where_they_stood(dtype: torch.dtype) -> None:
+    pixels = torch.randint(0, 256, (5, 400), generator=torch.Generator().manual_seed(0)).to(dtype) / 255  # many equal
+    values = torch.cat([pixels, pixels.new_tensor([0.0, torch.inf, 1e-40]).expand(5, 3)], 1)
+    ordered, places = in_order(values)
+    assert torch.equal(ordered, values.sort(dim=1).values)
+    assert torch.equal(values.gather(1, places), ordered)
+    assert torch.equal(places.sort(dim=1).values, torch.arange(403).expand(5, -1))
+    if dtype == torch.float32:
+        assert torch.equal(places, values.sort(dim=1, stable=True).indices)

@@ -254,6 +254,16 @@ def test_auto_searches_in_bfloat16_where_this_cpu_is_faster_in_it(
     assert abs(accuracy(net, moved, y[:12]) - accuracy(net, exact, y[:12])) <= 1 / 12 + 1e-6
 
 
+def test_auto_times_the_gradients_of_a_few_images_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+    monkeypatch.setattr(_lower_precision, "pass_seconds", lambda _, x, y: timed.append(len(x)) or float(len(y)))
+    net, x = small_net(), torch.zeros(40, 3, 64, 64)
+    assert not _lower_precision.bfloat16_pays(net, net, net, x, torch.zeros(40))
+    assert timed == [5, 5]  # 2**16 pixels at most
+    assert not _lower_precision.bfloat16_pays(net, net, net, torch.zeros(2, 3, 300, 300), torch.zeros(2))
+    assert timed == [5, 5, 1, 1]  # and one image at least
+
+
 def test_an_attack_in_bfloat16_alone_is_refined_in_float32() -> None:
     """Where the view's gradient says nothing, what float32 finds at once counts."""
     net, x, y = digits_cnn()

@@ -19,7 +19,7 @@ from torch import Tensor
 from vitruvius._random import Dice
 from vitruvius.attacks._models import loss_and_grad
 from vitruvius.attacks.losses import Objective
-from vitruvius.attacks.norms import L1, per_image
+from vitruvius.attacks.norms import L1, in_order, per_image
 
 SHRINK = 1.5  # of steps, and of the number of pixels moved against the number already moved
 SHORTEST = 0.1  # of steps, in eps
@@ -127,7 +127,7 @@ def largest(grad: Tensor, share: Tensor) -> Tensor:
     """Signs of the given share of entries of each gradient, those of largest size; 0 elsewhere."""
     sizes = grad.flatten(1).abs()
     rank = ((1 - share) * sizes.shape[1]).long().clamp(0, sizes.shape[1] - 1)
-    threshold = sizes.sort(dim=1).values.gather(1, rank[:, None]).squeeze(1)
+    threshold = in_order(sizes)[0].gather(1, rank[:, None]).squeeze(1)
     return torch.where(grad.abs() >= per_image(threshold, grad), grad.sign(), 0.0)
 
 
@@ -151,7 +151,7 @@ def _threshold(sizes: Tensor, room: Tensor, eps: float) -> Tensor:
     The sum is piecewise linear in λ: from λ = size − room on, a pixel shrinks, from λ = size on it is 0.
     Walking the sorted breakpoints upwards, `total` is the sum at each of them.
     """
-    breaks, order = torch.cat([sizes - room, sizes], 1).clamp(min=0).sort(dim=1)  # (B, 2D)
+    breaks, order = in_order(torch.cat([sizes - room, sizes], 1).clamp(min=0))  # (B, 2D)
     bends = torch.cat([torch.ones_like(sizes), -torch.ones_like(sizes)], 1)
     shrinking = bends.gather(1, order).cumsum(1)  # (B, 2D) pixels shrinking behind each breakpoint
     falls = shrinking[:, :-1] * breaks.diff(dim=1)

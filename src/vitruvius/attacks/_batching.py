@@ -61,7 +61,9 @@ def search_in_batches(
         state = advance(state)
         made += 1
         age += 1
-        done = _who_is_done(state, confirm)
+        done = state.done.cpu()
+        if confirm is not None and done.any():
+            done = confirm(state)
         if done.any():
             leaving, staying = _rows(done, images.device), _rows(~done, images.device)
             fooled += int(finish(active[leaving], take(state, leaving)).sum())
@@ -75,12 +77,6 @@ def search_in_batches(
             most = made + (steps - int(age.min()) if len(age) else 0) + math.ceil(len(waiting) / size) * steps
             progress(made, most, f"step {made} of {most}" + (f", {fooled} broken" if fooled else ""))
     return made
-
-
-def _who_is_done(state: S, confirm: Callable[[S], Tensor] | None) -> Tensor:
-    """(B,) bool, on the CPU."""
-    done = state.done.cpu()
-    return confirm(state) if confirm is not None and done.any() else done
 
 
 def _rows(chosen: Tensor, device: torch.device) -> Tensor:

@@ -205,15 +205,15 @@ class AutoAttack(Ball):
         return replace(cascade.outcome, x=cascade.outcome.x.to(dtype))
 
     def _run_exact(self, cascade: Cascade) -> None:
-        view = with_cuda_graphs(self._compiled(cascade.model, cascade.x), cascade.x, self._size)
+        view = with_cuda_graphs(self._compiled(cascade.model, cascade.x), cascade.x, cascade.batch_size)
         cascade.run([Stage(name, "exact", threat, view) for name, threat in self.stages()])
 
     def _run_fast(self, cascade: Cascade) -> None:
         """All stages in bfloat16, then again in float32; what is left to do there does not pay for compiling it."""
         model, x = cascade.model, cascade.x
-        exact = with_cuda_graphs(model, x, self._size)
-        view = with_cuda_graphs(self._compiled(bfloat16_view(model, x), x), x, self._size)
-        first = slice(self._size)
+        exact = with_cuda_graphs(model, x, cascade.batch_size)
+        view = with_cuda_graphs(self._compiled(bfloat16_view(model, x), x), x, cascade.batch_size)
+        first = slice(cascade.batch_size)
         if self.precision == "auto" and not bfloat16_pays(model, exact, view, x[first], cascade.y[first]):
             self._run_exact(cascade)
             return
@@ -223,11 +223,6 @@ class AutoAttack(Ball):
                 stages.append(Stage(name, "polish", threat, exact))
             stages.append(Stage(name, "exact", threat, exact))
         cascade.run(stages)
-
-    @property
-    def _size(self) -> int:
-        assert self.batch_size is not None
-        return self.batch_size
 
     def _compiled(self, model: nn.Module, x: Tensor) -> nn.Module:
         if not self.compile:

