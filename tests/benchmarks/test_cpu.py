@@ -24,7 +24,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, spec.name, module)
     monkeypatch.setattr(sys, "path", [*sys.path])
     spec.loader.exec_module(module)
-    tiny = functools.partial(module.vit, 8, 1, 2, size=8)
+    tiny = functools.partial(sys.modules["autoattack_cpu"].vit, 8, 1, 2, size=8)
     monkeypatch.setattr(module, "VITS", dict.fromkeys(module.VITS, (tiny, 8, 1)))
     monkeypatch.setattr(module, "there", lambda name: False)
     return module
@@ -52,10 +52,25 @@ def test_works_are_timed_by_turns_after_a_warm_up(cpu: ModuleType) -> None:
     assert cpu.Row("x", 0.5, 2.0, "≥ 1").cells() == "| x | 500 ms | 2000 ms | 4.00 | ≥ 1 |  |"
 
 
-def test_autoattack_runs_beside_nobody(cpu: ModuleType) -> None:
+def test_autoattack_runs_beside_nobody(cpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "original", lambda *_: None)
     make, size, _ = cpu.VITS["DeiT-Tiny, 224 px"]
     model, x = make(), cpu.images(2, size)
     effort = {"steps": 2, "targets": 1, "queries": 3}
-    (row,) = cpu.attacked("tiny", model, x, model(x).argmax(1), "linf", 1e-6, effort, {"exact": "≥ 1"})
+    (row,) = cpu.attacked(model, x, model(x).argmax(1), "tiny", 1e-6, effort, {"exact": "≥ 1"})
     assert row.other is None
     assert row.note == "2 robust; original –"
+
+
+def test_autoattack_says_which_images_differ_from_the_original(
+    cpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "original", lambda *_: lambda model, x, y: [True, False])
+    model, x = cpu.VITS["DeiT-Tiny, 224 px"][0](), cpu.images(2, 8)
+    effort = {"steps": 2, "targets": 1, "queries": 3}
+    (row,) = cpu.attacked(model, x, model(x).argmax(1), "tiny", 1e-6, effort, {"exact": ""})
+    assert row.note == "2 robust; original 1, 1 differ"
+    bench = sys.modules["autoattack_cpu"]
+    found = {"original": {"seconds": 3.0, "robust": [True, False]}, "exact": {"seconds": 2.0, "robust": [False, True]}}
+    assert bench.cell(found, "exact") == "2.0, 1.50, 1, 1 + 1 ([0] + [1])"
+    assert bench.cell(found, "original") == "3.0, 1"
