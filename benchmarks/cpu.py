@@ -32,6 +32,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
+from timm.data import create_dataset, create_loader
+from timm.loss import LabelSmoothingCrossEntropy
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.utils import AverageMeter, CheckpointSaver, accuracy, update_summary
 from torch import Tensor, nn
 
 import vitruvius
@@ -349,7 +355,12 @@ def _originals(name: str, x: Tensor) -> None:
 
 
 def training(seconds: float) -> Iterator[Row]:
-    """An epoch of `vitruvius train` against one of a bare loop of the same steps"""
+    """An epoch of `vitruvius train` against one of a bare loop of the same steps, and against one of timm's train.py
+
+    timm's is the loop that its script is by default, written with timm's pieces. Equal in both: 256 files of 32 × 32
+    pixels and 64 to validate, batches of 64, timm's augmentation for photographs, label smoothing, AdamW with a cosine
+    at every update, no workers, one thread, and after every epoch an evaluation, a checkpoint and a line of metrics.
+    """
     many = 7 if seconds >= 0.3 else 2
     for what, recipe, steps, goal in (
         ("natural", "digits/softmax", 0, "≥ 1"),
@@ -370,13 +381,76 @@ def training(seconds: float) -> Iterator[Row]:
         for way, goal in (("fp32", "≥ 1"), ("auto", "≥ 2.5")):
             ours = functools.partial(_train, recipe, precision=way)
             yield Row(f"dim 192, 6 blocks, 32 px, natural, precision={way}", *per_epoch(min(many, 3), ours, bare), goal)
+        write_pictures(Path(folder))
+        data = {"dataset": "folder", "root": folder, "workers": 0, "batch_size": 64}
+        for name, dim, depth in (("dim 96, 4 blocks, 32 px", 96, 4), ("dim 192, 6 blocks, 32 px", 192, 6)):
+            kwargs = {"embed_dim": dim, "depth": depth, "num_heads": 3, "num_classes": 10}
+            recipe = {"model": {"name": model["name"], "kwargs": kwargs}, "data": data, "train": {"holdout": 0.0}}
+            ways = [functools.partial(_train, recipe, precision=way) for way in ("fp32", "auto")]
+            exact, auto, timms = per_epoch(min(many, 3), *ways, functools.partial(_timm_script, Path(folder), kwargs))
+            yield Row(f"{name}, precision=fp32, beside timm's train.py", exact, timms, "≥ 1")
+            yield Row(f"{name}, precision=auto, beside timm's train.py", auto, timms, "≥ 2.5")
 
 
-def per_epoch(many: int, ours: Callable[[int], None], other: Callable[[int], None]) -> tuple[float, float]:
+def per_epoch(many: int, *ways: Callable[[int], None]) -> list[float]:
     """Seconds of an epoch of each: what more epochs take longer than one."""
-    works = [functools.partial(train, epochs) for train in (ours, other) for epochs in (1, many)]
-    one, more, other_one, other_more = by_turns(0, *works)
-    return (more - one) / (many - 1), (other_more - other_one) / (many - 1)
+    times = by_turns(0, *(functools.partial(train, epochs) for train in ways for epochs in (1, many)))
+    return [(more - one) / (many - 1) for one, more in zip(times[::2], times[1::2], strict=True)]
+
+
+def write_pictures(folder: Path) -> None:
+    """Noise of ten classes as PNG files, 256 to train on and 64 to validate."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 256), ("validation", 64)):
+        for number in range(count):
+            path = folder / split / f"class{number % 10}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+
+
+def _timm_script(folder: Path, kwargs: dict[str, Any], epochs: int) -> None:
+    """What timm's train.py does on a CPU with `--opt adamw --lr 1e-3 -b 64 -j 0 --sched-on-updates`, by its pieces."""
+    net: Any = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, **kwargs)
+    loaders = {}
+    for split, trains in (("train", True), ("validation", False)):
+        pictures = create_dataset("", root=str(folder), split=split, is_training=trains, batch_size=64)
+        loaders[split] = create_loader(
+            pictures, (3, 32, 32), 64, is_training=trains, interpolation="random" if trains else "bicubic",
+            num_workers=0, persistent_workers=False, device=torch.device("cpu"),
+        )  # fmt: skip
+    batches = loaders["train"]
+    optimiser = create_optimizer_v2(net, opt="adamw", lr=1e-3, weight_decay=0.05)
+    scheduler, _ = create_scheduler_v2(
+        optimiser, num_epochs=epochs, step_on_epochs=False, updates_per_epoch=len(batches)
+    )
+    train_loss, loss_of = LabelSmoothingCrossEntropy(0.1), nn.CrossEntropyLoss()
+    with tempfile.TemporaryDirectory() as out:
+        saver = CheckpointSaver(net, optimiser, checkpoint_dir=out, recovery_dir=out)
+        for epoch in range(epochs):
+            net.train()
+            seen, taken, waited, end = AverageMeter(), AverageMeter(), AverageMeter(), time.time()
+            for number, (x, y) in enumerate(batches):
+                waited.update(time.time() - end)
+                loss = train_loss(net(x), y)
+                loss.backward()
+                optimiser.step()
+                optimiser.zero_grad()
+                seen.update(loss.item(), len(x))
+                taken.update(time.time() - end)
+                scheduler.step_update(epoch * len(batches) + number + 1, metric=seen.avg)
+                end = time.time()
+            net.eval()
+            meters = {"loss": AverageMeter(), "top1": AverageMeter(), "top5": AverageMeter()}
+            with torch.no_grad():
+                for x, y in loaders["validation"]:
+                    logits = net(x)
+                    answers = (loss_of(logits, y), *accuracy(logits, y, (1, 5)))
+                    for meter, value in zip(meters.values(), answers, strict=True):
+                        meter.update(value.item(), len(x))
+            found = {name: meter.avg for name, meter in meters.items()}
+            update_summary(epoch, {"loss": seen.avg}, found, f"{out}/summary.csv", write_header=epoch == 0)
+            saver.save_checkpoint(epoch, metric=found["top1"])
+            scheduler.step(epoch + 1, found["top1"])
 
 
 def _digits() -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ def test_the_best_are_chosen_under_attack_where_there_is_one() -> None:
         {"epoch": 3, "val_accuracy": 0.6, "val_robust_accuracy": 0.3},
     ]
     assert epochs_to_keep(Keep(best=2), rows) == {1, 3}
+    assert epochs_to_keep(Keep(best=2), [{"epoch": 4, "val_accuracy": 0.95}, *rows]) == {1, 3}  # eps was still growing
     assert epochs_to_keep(Keep(every=3), rows) == {2}
     assert epochs_to_keep(Keep(), rows) == set()
 

@@ -163,15 +163,17 @@ def test_without_a_held_out_part_the_validation_split_chooses(tmp_path: Path) ->
 def test_the_best_weights_are_those_of_the_best_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     scores = iter([0.2, 0.9, 0.5, 0.9])
-    monkeypatch.setattr(Selection, "judge", lambda self, progress: {"val_accuracy": next(scores), "val_loss": 1.0})
+    monkeypatch.setattr(
+        Selection, "judge", lambda self, progress, attacking: {"val_accuracy": next(scores), "val_loss": 1.0}
+    )
     kept: dict[int, torch.Tensor] = {}
-    save_epoch = Checkpoint.save_epoch
+    save = Checkpoint.save
 
-    def noting(self: Checkpoint) -> None:
+    def noting(self: Checkpoint, *, ended: bool) -> None:
         kept[self.session.epoch - 1] = self.session.model.model.head.weight.detach().clone()
-        save_epoch(self)
+        save(self, ended=ended)
 
-    monkeypatch.setattr(Checkpoint, "save_epoch", noting)
+    monkeypatch.setattr(Checkpoint, "save", noting)
     run = small_run(tmp_path / "run", "train.epochs=4")
     torch.testing.assert_close(load_model(run).model.head.weight.data, kept[1], rtol=0, atol=0)
     torch.testing.assert_close(load_model(run, best=False).model.head.weight.data, kept[3], rtol=0, atol=0)

@@ -9,31 +9,37 @@ from typing import Any
 
 import pytest
 import torch
+from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 from small_run import assert_same_run, rows_of, small_config, small_run, small_session, state_of, stopped_run
 from vitruvius._errors import ConfigError, Overfitted
 from vitruvius._processes import Process
+from vitruvius.attacks.base import Model, disturb
+from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.pgd import PGD
 from vitruvius.data import eval_loader
 from vitruvius.data.loading import held_out
-from vitruvius.evaluation import evaluate
+from vitruvius.evaluation import describe, evaluate
 from vitruvius.models import load_model
+from vitruvius.training import train
 from vitruvius.training.alarm import Alarm, Reading
-from vitruvius.training.selection import Selection
+from vitruvius.training.loop import Trainer
+from vitruvius.training.selection import Selection, attack_in_turn
 
 ALONE = Process(device=torch.device("cpu"))
 HARDENED = ("task={use: adversarial, eps: 0.1, attack: {use: pgd, steps: 1}}", "train.alarm_images=8")
 
 
-def test_the_robust_accuracy_is_that_of_ten_steps_on_the_held_out_images(tmp_path: Path) -> None:
+def test_robust_is_what_stands_after_one_step_and_after_ten_on_the_held_out_images(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", *HARDENED, "train.epochs=1", "train.model_ema=true")
     config, model = small_config(run), load_model(run, best=False)
     chosen = held_out(config.data, 0.25, seed=config.seed)
     loader = eval_loader(config.data, input_size=model.data_config, split="train", only=chosen)
-    report = evaluate(model, loader, [PGD(eps=0.1, steps=10, best=True)])
-    row = rows_of(run)[0]
-    assert row["val_robust_accuracy"] == report["pgd"].accuracy
+    threats = FGSM(eps=0.1), PGD(eps=0.1, steps=10, best=True)
+    report = evaluate(model, loader, threats)
+    row, (one, several) = rows_of(run)[0], (report.ledger.find(describe(t), chosen)["correct"] for t in threats)
+    assert row["val_robust_accuracy"] == float((one & several).double().mean())
     assert row["val_accuracy"] == report["clean"].accuracy
     assert state_of(run)["best"] == max(row["val_robust_accuracy"], row["ema_robust_accuracy"])
 
@@ -43,10 +49,13 @@ def test_robust_accuracy_chooses_where_the_task_has_a_threat(tmp_path: Path) -> 
     for epoch, (clean, robust) in enumerate([(0.5, 0.3), (0.9, 0.1), (0.6, 0.4)]):
         selection.choose({"epoch": epoch, "val_accuracy": clean, "val_robust_accuracy": robust})
     assert (selection.session.best_epoch, selection.session.best) == (2, 0.4)
-    assert selection.metric({"val_accuracy": 0.9, "val_robust_accuracy": 0.3, "ema_robust_accuracy": 0.5}) == 0.3
+    selection.choose({"epoch": 3, "val_accuracy": 0.6, "val_robust_accuracy": 0.4})
+    selection.choose({"epoch": 4, "val_accuracy": 0.9})  # nothing attacked it
+    assert selection.session.best_epoch == 3  # of equals the later
+    assert selection.key == "robust_accuracy"
     clean_only = Selection(small_session(*HARDENED, "train.select=clean"))
-    assert clean_only.threat is None
-    assert Selection(small_session()).threat is None
+    assert not clean_only.threats
+    assert not Selection(small_session()).threats
 
 
 def test_few_images_may_choose_and_they_are_held_out(tmp_path: Path) -> None:
@@ -63,8 +72,7 @@ def test_few_images_may_choose_and_they_are_held_out(tmp_path: Path) -> None:
 def test_a_threat_of_ones_own_may_choose(tmp_path: Path) -> None:
     spec = '"pgd:eps=0.05,steps=4,restarts=2"'
     selection = Selection(small_session("train.select=robust", f"train.select_threat={spec}"))
-    assert isinstance(selection.threat, PGD)
-    assert (selection.threat.eps, selection.threat.steps, selection.threat.restarts) == (0.05, 4, 2)
+    assert selection.threats == (PGD(eps=0.05, steps=4, restarts=2),)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +126,7 @@ def test_a_model_that_only_one_step_cannot_fool_rings() -> None:
         eval_model=lambda: model,
         autocast=lambda: torch.no_grad(),
     )
-    alarm = Alarm(session, "report", (images, labels, torch.arange(6)))
+    alarm = Alarm(session, "report", [(images, labels, torch.arange(6))])
     reading = alarm.read()
     assert reading == Reading(single=1.0, multi=0.0)
     assert alarm.rings(reading)
@@ -126,40 +134,96 @@ def test_a_model_that_only_one_step_cannot_fool_rings() -> None:
     assert model.training
 
 
+def note_attacks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The threats of every look at held-out images from now on, with how many of them are attacked at a time."""
+    seen: list[Any] = []
+
+    def noting(threat: Any, model: Model, x: Tensor, *rest: Any) -> Tensor:
+        seen.append((threat, len(x)))
+        return disturb(threat, model, x, *rest)
+
+    monkeypatch.setattr("vitruvius.training.selection.disturb", noting)
+    return seen
+
+
+GROWING = "task={use: adversarial, eps: 0.1, attack: {use: pgd, steps: 1}, schedule: {use: linear, epochs: 2}}"
+
+
 def test_the_alarm_attacks_with_the_radius_that_training_has_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[float] = []
-    accuracy = Alarm._accuracy
-
-    def noting(self: Alarm, model: torch.nn.Module, threat: Any) -> float:
-        seen.append(threat.eps)
-        return accuracy(self, model, threat)
-
-    monkeypatch.setattr(Alarm, "_accuracy", noting)
-    growing = "task={use: adversarial, eps: 0.1, attack: {use: pgd, steps: 1}, schedule: {use: linear, epochs: 2}}"
-    small_run(tmp_path / "run", growing, "train.alarm_images=8", "train.epochs=3", "train.select=clean")
-    assert seen[::2] == seen[1::2]
-    assert seen[0] < seen[2] < seen[4] == 0.1
+    seen = note_attacks(monkeypatch)
+    small_run(tmp_path / "run", GROWING, "train.alarm_images=8", "train.epochs=3", "train.select=clean")
+    assert [threat.eps for threat, _ in seen if isinstance(threat, FGSM)] == [0.0, 0.05, 0.1]
+    assert {threat.eps for threat, _ in seen if isinstance(threat, PGD)} <= {0.0, 0.05, 0.1}
 
 
-def test_the_alarm_does_not_attack_again_what_has_just_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attacks: list[str] = []
-    accuracy, correct = Alarm._accuracy, Selection.correct
+def test_nothing_is_chosen_while_the_radius_grows_unless_the_run_ends_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = note_attacks(monkeypatch)
+    grown = small_run(tmp_path / "grown", GROWING, "train.alarm=none", "train.epochs=4")
+    assert ["val_robust_accuracy" in row for row in rows_of(grown)] == [False, False, True, True]
+    assert all("val_accuracy" in row for row in rows_of(grown))
+    assert state_of(grown)["best_epoch"] >= 2
+    assert {threat.eps for threat, _ in seen} == {0.1}
+    ended = small_run(tmp_path / "ended", GROWING, "train.alarm=none")
+    assert ["val_robust_accuracy" in row for row in rows_of(ended)] == [False, True]
+    assert state_of(ended)["best_epoch"] == 1
+    named = (GROWING, "train.alarm=none", 'train.select_threat="pgd:eps=0.1,steps=2"')
+    assert all("val_robust_accuracy" in row for row in rows_of(small_run(tmp_path / "named", *named)))
 
-    def noting(self: Alarm, model: torch.nn.Module, threat: Any) -> float:
-        attacks.append(type(threat).__name__)
-        return accuracy(self, model, threat)
 
-    monkeypatch.setattr(Alarm, "_accuracy", noting)
+def test_judging_costs_at_most_three_gradients_for_twenty_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch in which eps grows, whose weights the alarm alone attacks, and one that is a candidate."""
+    images = {"train": 0, "judge": 0}
+    forward, judge = VisionTransformer.forward, Trainer.judge
+    now = ["train"]
+
+    def counted(self: VisionTransformer, x: Tensor, *rest: Any) -> Tensor:
+        images[now[0]] += len(x) * torch.is_grad_enabled()
+        return forward(self, x, *rest)
+
+    def judged(self: Trainer) -> dict[str, float]:
+        now[0] = "judge"
+        row = judge(self)
+        now[0] = "train"
+        return row
+
+    monkeypatch.setattr(VisionTransformer, "forward", counted)
+    monkeypatch.setattr(Trainer, "judge", judged)
+    small = ("model.kwargs={depth: 1, embed_dim: 24}", "train.epochs=2", "train.warmup_epochs=0", "train.device=cpu")
+    rising = "task.schedule={use: linear, epochs: 1, per: update}"
+    train("digits/adversarial", [*small, rising, f"out={tmp_path / 'run'}"], quiet=True)
+    assert 4 * 39 * 64 <= images["train"] <= 4 * 40 * 64
+    assert 0 < images["judge"] <= 0.15 * images["train"]
+    assert 0.15 * images["train"] >= 2 * 64 * 11  # even if all of them stood
+
+
+def test_what_has_just_chosen_is_not_attacked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    read, now = Alarm.read, [0]
+
+    def reading(self: Alarm) -> Reading:
+        now[0] = self.session.updates
+        return read(self)
+
+    def noting(*arguments: Any) -> Any:
+        looks.append(now[0])
+        return attack_in_turn(*arguments)
+
+    monkeypatch.setattr(Alarm, "read", reading)
+    monkeypatch.setattr("vitruvius.training.alarm.attack_in_turn", noting)
     shared = rows_of(small_run(tmp_path / "shared", *HARDENED, "train.alarm_every=3"))
-    assert attacks == ["FGSM", "PGD", "FGSM", "FGSM", "PGD", "FGSM"]  # after updates 3, 4, 6, 8
-    monkeypatch.setattr(Selection, "correct", lambda *_: None)
-    assert rows_of(small_run(tmp_path / "apart", *HARDENED, "train.alarm_every=3")) == shared
-    monkeypatch.setattr(Selection, "correct", correct)
-    attacks.clear()
+    assert looks == [3, 6]  # not after epochs, at 4 and 8
+    with monkeypatch.context() as patch:
+        patch.setattr(Selection, "stood", lambda *_: None)
+        assert rows_of(small_run(tmp_path / "apart", *HARDENED, "train.alarm_every=3")) == shared
+    assert looks == [3, 6, 3, 4, 6, 8]
     small_run(tmp_path / "another", *HARDENED, "train.alarm_steps=3", "train.epochs=1")
-    assert attacks == ["FGSM", "PGD"]  # other steps than those that choose
+    assert looks[6:] == [4]  # other steps than those that choose
 
 
 @pytest.fixture

@@ -28,9 +28,10 @@ ON_A_GPU: Any = SimpleNamespace(parameters=lambda: [SimpleNamespace(is_cuda=True
         ("adamw", {"foreach": True}, False),
     ],
 )
-def test_pytorchs_own_optimisers_are_fused_on_an_nvidia_gpu(name: str, settings: dict[str, bool], fused: bool) -> None:
-    assert fused_setting(name, settings, ON_A_GPU) == ({"fused": True} if fused else {})
-    assert fused_setting(name, settings, nn.Linear(2, 2)) == {}
+@pytest.mark.parametrize("model", [ON_A_GPU, nn.Linear(2, 2)], ids=["gpu", "cpu"])
+def test_pytorchs_own_optimisers_are_fused(name: str, settings: dict[str, bool], fused: bool, model: Any) -> None:
+    assert fused_setting(name, settings, model) == ({"fused": True} if fused else {})
+    assert fused_setting(name, settings, nn.Linear(2, 2, device="meta")) == {}
 
 
 def test_weights_that_are_split_over_processes_are_fused_by_adam_alone() -> None:

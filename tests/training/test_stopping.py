@@ -26,6 +26,9 @@ from vitruvius.training.run_folder import verify_checksum
 from vitruvius.training.selection import Selection
 
 ACCUMULATED = ("train.grad_accum_steps=3", "train.model_ema=true", "data.mixup=0.4")
+RISING = (
+    "task={use: adversarial, eps: 0.1, attack: {use: pgd, steps: 1}, schedule: {use: linear, epochs: 2, per: update}}",
+)
 
 
 def at_batch(monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -70,19 +73,19 @@ def test_a_signal_lets_the_update_finish_saves_and_leaves(
 def test_a_signal_while_the_held_out_images_are_judged_saves_the_epoch_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unbroken = small_run(tmp_path / "unbroken")
+    unbroken = small_run(tmp_path / "unbroken", *RISING)
     judge = Selection.judge
 
-    def interrupted(self: Selection, *arguments: Any) -> dict[str, float]:
+    def interrupted(self: Selection, *arguments: Any, **settings: Any) -> dict[str, float]:
         os.kill(os.getpid(), signal.SIGTERM)
-        return judge(self, *arguments)
+        return judge(self, *arguments, **settings)
 
     with monkeypatch.context() as patch:
         patch.setattr(Selection, "judge", interrupted)
         with pytest.raises(Preempted, match="SIGTERM: saved at update 4 in"):
-            small_run(tmp_path / "run")
+            small_run(tmp_path / "run", *RISING)
     assert (state_of(tmp_path / "run")["epoch"], state_of(tmp_path / "run")["batch"]) == (0, 4)
-    small_run(tmp_path / "run")
+    small_run(tmp_path / "run", *RISING)
     assert_same_run(tmp_path / "run", unbroken)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitruvius._config import key, required
 from vitruvius._errors import ConfigError
-from vitruvius.attacks.base import frozen
+from vitruvius.attacks.base import cost_of, frozen
 from vitruvius.tasks.base import Objective, accuracy, batch_norm_frozen, tasks
 from vitruvius.tasks.inner import InnerAttack, Spec, make_schedule
 
@@ -95,6 +95,10 @@ class AdversarialObjective(Objective):
         self.threat = inner.threat
         self.trainable_module = Passes(model, tuple(name in self.statistics for name in self.inputs))
         self._attacked = (model,)  # in a tuple: not a child of the task
+
+    @property
+    def passes_per_image(self) -> float:
+        return 3 * len(self.inputs) + self.log_clean + cost_of(self.inner.attack).total
 
     @property
     def radius(self) -> float:

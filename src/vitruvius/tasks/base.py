@@ -60,6 +60,11 @@ class Objective(ClassificationTask):
             )
 
     @property
+    def passes_per_image(self) -> float:
+        """Of the model, for an image in an epoch; a gradient counts as three."""
+        return 3.0 * self.replays
+
+    @property
     def radius(self) -> float:
         """eps of the attack it trains against now; the final one unless a task says otherwise, 0 without a threat."""
         return 0.0 if self.threat is None else self.threat[1]

@@ -12,18 +12,17 @@ import logging
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from vitruvius._checks import in_eval_mode
 from vitruvius._errors import ConfigError, Overfitted
-from vitruvius.attacks.base import Threat, disturb
-from vitruvius.attacks.fgsm import FGSM
-from vitruvius.attacks.pgd import PGD
+from vitruvius.data.loader import BatchWithIds
 from vitruvius.training.checkpoint import Checkpoint
-from vitruvius.training.selection import Selection
+from vitruvius.training.selection import Selection, attack_in_turn, enough_images, one_and_several
 from vitruvius.training.session import Session, selection_loader
 
 logger = logging.getLogger(__name__)
+
+MOST = 128  # images, unless a recipe says how many; what they decide: docs/training.md
 
 
 class RolledBack(Exception):
@@ -32,7 +31,7 @@ class RolledBack(Exception):
 
 @dataclass(frozen=True)
 class Reading:
-    """Accuracy under one step and under several."""
+    """Accuracy under one step, and under that and several."""
 
     single: float
     multi: float
@@ -40,11 +39,11 @@ class Reading:
 
 @dataclass
 class Alarm:
-    """Two attacks and some images; `check` looks at the session's model and does what the recipe says."""
+    """Some images; `check` looks how the session's model stands on them and does what the recipe says."""
 
     session: Session
     action: str
-    images: tuple[Tensor, Tensor, Tensor]  # with labels and ids
+    images: list[BatchWithIds]
     checkpoint: Checkpoint | None = None  # where states without an alarm are
     selection: Selection | None = None  # which may have attacked the same images
 
@@ -52,15 +51,14 @@ class Alarm:
     def of(cls, session: Session, checkpoint: Checkpoint, selection: Selection) -> Alarm | None:
         """The alarm a recipe asks for; none for tasks without a threat."""
         train = session.config.train
-        threatened = session.task.threat is not None
-        action = ("report" if threatened else "none") if train.alarm == "auto" else train.alarm
+        threat = session.task.threat
+        action = ("none" if threat is None else "report") if train.alarm == "auto" else train.alarm
         if action == "none":
             return None
-        if not threatened:
+        if threat is None:
             raise ConfigError(f"train.alarm = {action}, but the task trains against no attack. Leave it out.")
-        loader = selection_loader(session, train.alarm_images, whole=True)
-        x, y, ids = (torch.cat(column)[: train.alarm_images] for column in zip(*loader.with_ids(), strict=True))
-        return cls(session, action, (x, y, ids), checkpoint, selection)
+        number = train.alarm_images or min(MOST, enough_images(session, one_and_several(*threat, train.alarm_steps)))
+        return cls(session, action, [*selection_loader(session, number, whole=True).with_ids()], checkpoint, selection)
 
     def check(self) -> dict[str, float]:
         """Read, and do what the recipe says; the numbers for the row.
@@ -78,29 +76,17 @@ class Alarm:
     def read(self) -> Reading:
         """Accuracy under one step and several with the radius of this moment, the same on every process.
 
-        Several steps are not made again where they have just chosen the best weights.
+        What has just chosen the best weights is not attacked again.
         """
-        task = self.session.task
-        norm, _ = task.threat or ("linf", 0.0)
-        single = FGSM(eps=task.radius, norm=norm)  # type: ignore[arg-type]
-        steps = self.session.config.train.alarm_steps
-        multi = PGD(eps=task.radius, norm=norm, steps=steps, best=True)  # type: ignore[arg-type]
-        known = None if self.selection is None else self.selection.correct(multi, self.images[2])
-        model = self.session.eval_model()
-        with in_eval_mode(model):
-            scores = [self._accuracy(model, single)]
-            scores.append(self._accuracy(model, multi) if known is None else int(known.sum()) / len(known))
-        return Reading(*self.session.process.broadcast(scores))
-
-    def _accuracy(self, model: torch.nn.Module, threat: Threat) -> float:
-        right = 0
-        size = self.session.config.data.eval_batch_size or self.session.config.data.batch_size
-        for x, y, ids in zip(*(column.split(size) for column in self.images), strict=True):
-            with self.session.autocast():
-                moved = disturb(threat, model, x, y, ids)
-                with torch.no_grad():
-                    right += int((model(moved).argmax(-1) == y).sum())
-        return right / len(self.images[0])
+        session, ids = self.session, torch.cat([ids for _, _, ids in self.images])
+        norm, _ = session.task.threat or ("linf", 0.0)
+        threats = one_and_several(norm, session.task.radius, session.config.train.alarm_steps)
+        after = None if self.selection is None else self.selection.stood(threats, ids)
+        if after is None:
+            model = session.eval_model()
+            with in_eval_mode(model), session.autocast():
+                _, after = attack_in_turn(model, threats, self.images)
+        return Reading(*session.process.broadcast(after.double().mean(1).tolist()))
 
     def rings(self, reading: Reading) -> bool:
         """Whether this is a collapse."""
@@ -130,6 +116,8 @@ class Alarm:
         alarms, rollbacks = session.alarms, session.rollbacks + 1
         if not checkpoint.load_calm():
             raise Overfitted(f"{message} {advice}")
+        if self.selection is not None:
+            self.selection.last = (-1, (), {})  # updates come again
         if session.process.first:
             logger.warning("%s Back to update %d, with %g of the rate.", message, session.updates, factor)
         for group in session.optimizer.param_groups:  # timm's schedules multiply by lr_scale

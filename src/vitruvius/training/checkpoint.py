@@ -36,31 +36,23 @@ class Checkpoint:
     def __init__(self, session: Session, run: Run) -> None:
         self.session, self.run = session, run
 
-    def save(self) -> None:
-        """The state alone."""
+    def save(self, *, ended: bool = False) -> None:
+        """The state; when an epoch has ended, the weights and metrics too."""
         with saving():
-            state = self._capture()
-            self.session.process.on_first(lambda: self._write(state))
-
-    def save_epoch(self) -> None:
-        """After an epoch: the state, the weights, the metrics."""
-        with saving():
-            state, files = self._capture(), files_of(self.session)
+            state, files = self._capture(), files_of(self.session) if ended else None
             self.session.process.on_first(lambda: self._write(state, files))
 
-    def _write(self, state: dict[str, Any], files: Files | None = None) -> None:
+    def _write(self, state: dict[str, Any], files: Files | None) -> None:
         self.run.save_state(state)
-        if files is None:
-            self.run.push()
-        else:
-            self._publish(files)
+        self._publish(files)
 
-    def _publish(self, files: Files) -> None:
-        """Weights and metrics, the metrics last."""
-        for name, (weights, notes) in files.items():
-            self.run.save_weights(name, weights, **notes)
-        self.run.keep_epochs(epochs_to_keep(self.session.config.train.keep, self.session.rows))
-        self.run.save_metrics(self.session.rows)
+    def _publish(self, files: Files | None) -> None:
+        """Weights and metrics, if there are any, the metrics last."""
+        if files is not None:
+            for name, (weights, notes) in files.items():
+                self.run.save_weights(name, weights, **notes)
+            self.run.keep_epochs(epochs_to_keep(self.session.config.train.keep, self.session.rows))
+            self.run.save_metrics(self.session.rows)
         self.run.push()
 
     def save_calm(self) -> None:
@@ -137,8 +129,8 @@ def files_of(session: Session) -> Files:
 def epochs_to_keep(keep: Keep, rows: list[dict[str, Any]]) -> set[int]:
     """The epochs, counted from 0, whose weights `train.keep` wants, as far as the run has come."""
     regular = {row["epoch"] for row in rows if keep.every and (row["epoch"] + 1) % keep.every == 0}
-    judged = [row for row in rows if "val_accuracy" in row]
-    judged.sort(key=lambda row: row.get("val_robust_accuracy", row["val_accuracy"]), reverse=True)
+    chosen_by = "val_robust_accuracy" if any("val_robust_accuracy" in row for row in rows) else "val_accuracy"
+    judged = sorted((row for row in rows if chosen_by in row), key=lambda row: row[chosen_by], reverse=True)
     return regular | {row["epoch"] for row in judged[: keep.best]}
 
 

@@ -120,14 +120,14 @@ class TrainConfig:
         "auto", "what chooses the best weights: clean or robust accuracy; auto: robust if the task has a threat"
     )
     select_threat: str | None = key(
-        None, "the attack that chooses; null: pgd with 10 steps, its worst iterate, in the task's ball"
+        None, "the attack that chooses; null: fgsm, then pgd with 10 steps, its worst iterate, in the task's ball"
     )
-    select_images: int | None = key(None, "number of held-out images attacked to choose; null: all", ge=1)
+    select_images: int | None = key(None, "held-out images attacked; null: for a tenth of an epoch, 64 or more", ge=1)
     alarm: Literal["auto", "none", "report", "stop", "rollback"] = key(
         "auto", "what catastrophic overfitting does; auto: report if the task has a threat"
     )
     alarm_gap: float = key(0.25, "single-step minus multi-step accuracy above which training has collapsed", gt=0, le=1)
-    alarm_images: int = key(128, "held-out images that the alarm attacks, always the same", ge=1)
+    alarm_images: int | None = key(None, "held-out images that it attacks; null: as many as choose, at most 128", ge=1)
     alarm_steps: int = key(10, "steps of the alarm's multi-step attack", ge=2)
     alarm_every: int = key(0, "updates between two looks of the alarm; 0: after epochs only", ge=0)
     alarm_lr: float = key(0.5, "a rollback multiplies the learning rate by this", gt=0, le=1)

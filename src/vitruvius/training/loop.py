@@ -235,14 +235,6 @@ def preempted(stop: Stop, kept: str) -> Preempted:
     return error
 
 
-class NonFiniteLoss(Exception):
-    """A non-finite loss, seen before it has reached the weights."""
-
-    def __init__(self, loss: Tensor) -> None:
-        super().__init__()
-        self.loss = loss.detach()
-
-
 @dataclass
 class Trainer:
     """The loop over epochs, batches and updates of a session, and who takes part in it: by default nobody."""
@@ -259,6 +251,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.batches = len(self.session.train_loader)
         self.losses = LossWatch(self.session.process)
+        self.ids = torch.zeros(0)  # of the images of this batch
         self.saved_at = time.monotonic()
         self.answered_at: float | None = None  # seconds of this epoch when a signal could last be answered
         self.first_batch_done = False
@@ -330,12 +323,16 @@ class Trainer:
 
     def judge(self) -> dict[str, float]:
         """What images that are not trained on say of the epoch: the alarm, and what chooses the best weights."""
-        session, row = self.session, {}
+        session, train, task, row = self.session, self.session.config.train, self.session.task, {}
         session.agree_on_statistics()
         set_grace_period(LONGEST)  # an epoch is worth waiting for
+        # a resumed run may begin here
+        task.at(epoch=session.epoch, update=max(session.updates - 1, 0), updates_per_epoch=session.updates_per_epoch)
         last = session.epoch + 1 == session.num_epochs
-        if self.selection is not None and (last or (session.epoch + 1) % session.config.train.evaluate_every == 0):
-            row = self.selection.judge(self.judging)
+        # the final ball does not choose before training has reached it, unless the run ends so
+        grown = last or train.select_threat is not None or task.threat is None or task.radius == task.threat[1]
+        if self.selection is not None and (last or (session.epoch + 1) % train.evaluate_every == 0):
+            row = self.selection.judge(self.judging, attacking=grown)
         if self.alarm is not None:  # which uses what the selection has attacked
             row = {**self.alarm.check(), "alarms": session.alarms, "rollbacks": session.rollbacks, **row}
         return row
@@ -358,11 +355,13 @@ class Trainer:
         session.epoch, session.batch, session.elapsed, session.skipped = session.epoch + 1, 0, 0.0, 0
         session.means = Means(session.process)
         if session.scheduler is not None:
-            session.scheduler.step(session.epoch, None if self.selection is None else self.selection.metric(row))
+            session.scheduler.step(
+                session.epoch, None if self.selection is None else row.get(f"val_{self.selection.key}")
+            )
         if self.selection is not None and final:  # weights trained with looser masks than the final ones are never best
             self.selection.choose(row)
         if self.checkpoint is not None:
-            self.checkpoint.save_epoch()
+            self.checkpoint.save(ended=True)
         set_grace_period(GRACE)
         if session.process.first:
             before = session.rows[-2].get("alarms", 0) if len(session.rows) > 1 else 0
@@ -382,12 +381,8 @@ class Trainer:
         if not self.first_batch_done and self.compiles:
             logger.info("compiling the model for the first batch")
             self.show("compiling the model for the first batch")
-        try:
-            numbers = self.train_batch(x.to(process.device), y.to(process.device), number)
-        except NonFiniteLoss as error:
-            self.losses.add(number, error.loss, ids)
-            self.raise_if_nonfinite()
-            raise
+        self.ids = ids
+        numbers = self.train_batch(x.to(process.device), y.to(process.device), number)
         if not self.first_batch_done:
             with_compiling = ", compiling included" if self.compiles else ""
             logger.info("first batch: %.1f s%s", time.perf_counter() - start, with_compiling)
@@ -434,7 +429,8 @@ class Trainer:
             with session.autocast():
                 result: Numbers = session.task(x, y)
             if session.checks_every_loss and not is_finite(session.process, result["loss"]):
-                raise NonFiniteLoss(result["loss"])
+                self.losses.add(number, result["loss"], self.ids)
+                self.raise_if_nonfinite()  # before it has reached the weights
             session.scaler.scale(result["loss"] / group).backward()
         return result
 

@@ -98,11 +98,7 @@ def save_shards(
 
 
 def load_shards(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    average: nn.Module | None,
-    folder: Path,
-    rest: dict[str, Any],
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None, folder: Path, rest: dict[str, Any]
 ) -> None:
     """Put back what `save_shards` has written and returned, whichever processes did. Every process must call this."""
     tensors, _ = _shards_of(model, optimizer, average)

@@ -148,7 +148,7 @@ def open_session(config: Config, process: Process, *, fresh: bool = True) -> Ses
     config = with_classes(config, loaders[0].num_classes)
     model = make_model(config, process)
     if config.data.image_size is not None or config.data.in_chans is not None:
-        check_takes(model, resolve(config.data, preprocessing(config)).size)
+        check_takes(model, resolve(config.data, model.data_config).size)
     mean, std = model.statistics  # the normalisation that the model really uses: it is not in the weights
     config = replace(config, model=replace(config.model, mean=mean, std=std))
     config = with_precision(config, model, process)
@@ -230,22 +230,16 @@ def with_rate(config: Config, world_size: int) -> Config:
 # data
 
 
-def preprocessing(config: Config) -> dict[str, Any]:
-    """Input size, interpolation and crop of the model, learned without allocating it."""
-    with torch.device("meta"):
-        model = create_model(config.model.name, **config.model.kwargs)
-    return model.data_config
-
-
-def shares_of(config: Config, process: Process) -> dict[str, Any]:
+def shares_of(process: Process, model: PixelModel) -> dict[str, Any]:
     """What every loader of a run is told: the model's preprocessing, and the part of this process."""
     shares = {"rank": process.rank, "world_size": process.world_size, "device": process.device}
-    return {"input_size": preprocessing(config), **shares}
+    return {"input_size": model.data_config, **shares}
 
 
 def make_loaders(config: Config, process: Process) -> tuple[Loader, Loader]:
     """Training images, and those that choose the best weights: a held-out part, or the validation split."""
-    data, shares = config.data, shares_of(config, process)
+    with torch.device("meta"):  # what matters of it is known without allocating it
+        data, shares = config.data, shares_of(process, create_model(config.model.name, **config.model.kwargs))
     if not config.train.holdout:
         return train_loader(data, seed=config.seed, **shares), eval_loader(data, **shares)
     chosen = held_out(data, config.train.holdout, seed=config.seed)
@@ -253,14 +247,17 @@ def make_loaders(config: Config, process: Process) -> tuple[Loader, Loader]:
     return train, eval_loader(data, split=data.train_split, only=chosen, **shares)
 
 
-def selection_loader(session: Session, images: int | None, *, whole: bool = False) -> Loader:
+def selection_loader(session: Session, images: int, *, whole: bool = False) -> Loader:
     """At most this many of the images that choose, a fixed random choice; `whole`: all of them on every process."""
     config, process = session.config, session.process
-    shares = shares_of(config, replace(process, rank=0, world_size=1) if whole else process)
+    if not whole and images >= session.val_loader.num_images:
+        return session.val_loader
+    shares = shares_of(replace(process, rank=0, world_size=1) if whole else process, session.model)
     if not config.train.holdout:
-        return eval_loader(replace(config.data, val_num_samples=images or config.data.val_num_samples), **shares)
+        images = min(images, session.val_loader.num_images)
+        return eval_loader(replace(config.data, val_num_samples=images), **shares)
     chosen = held_out(config.data, config.train.holdout, seed=config.seed)
-    if images is not None and images < len(chosen):
+    if images < len(chosen):
         generator = torch.Generator().manual_seed(config.seed)
         chosen = chosen[torch.randperm(len(chosen), generator=generator)[:images].sort().values]
     return eval_loader(config.data, split=config.data.train_split, only=chosen, **shares)
@@ -464,13 +461,12 @@ def make_optimizer(config: Config, model: nn.Module, task: TrainingTask) -> torc
 
 
 def fused_setting(name: str, opt_kwargs: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """On an NVIDIA GPU, PyTorch's own optimisers update all weights in one launch unless the recipe says how.
+    """On an NVIDIA GPU and on a CPU PyTorch's own optimisers are fused, unless the recipe says how.
 
-    An update of DeiT-Tiny in a hundred launches keeps the host longer than the GPU.
+    Operation by operation, DeiT-Tiny keeps the host longer than the GPU, and the digits' ViT a CPU twice as long.
     """
-    if not all(parameter.is_cuda for parameter in model.parameters()) or {"fused", "foreach"} & set(opt_kwargs):
-        return {}
-    if name not in list_optimizers():
+    has_kernels = all(parameter.is_cuda or parameter.is_cpu for parameter in model.parameters())
+    if not has_kernels or {"fused", "foreach"} & set(opt_kwargs) or name not in list_optimizers():
         return {}
     sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     return {"fused": True} if can_fuse(get_optimizer_info(name).opt_class, sharded=sharded) else {}

@@ -94,10 +94,7 @@ class Sweep:
         self.recipe = find_recipe(self.settings.recipe)
         self.runs = self._plan()
         self.chosen = self.runs
-        names = [run.name for run in self.runs]
-        for pattern in [pattern for plan in self.settings.evaluate for pattern in plan.runs]:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise ConfigError(f"{self.file}: evaluate.runs: {pattern!r} fits no run; there are {', '.join(names)}.")
+        self._check_patterns([pattern for plan in self.settings.evaluate for pattern in plan.runs], "evaluate.runs")
         check_masks(self.settings.maps, self.settings.masks, self.file)
 
     # planning
@@ -123,11 +120,14 @@ class Sweep:
 
     def choose(self, patterns: Sequence[str]) -> None:
         """Train only the runs whose names fit one of these `patterns`, such as `*_seed1`."""
+        self._check_patterns(patterns, "--only")
+        self.chosen = [run for run in self.runs if any(fnmatchcase(run.name, pattern) for pattern in patterns)]
+
+    def _check_patterns(self, patterns: Sequence[str], where: str) -> None:
         names = [run.name for run in self.runs]
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
-                raise ConfigError(f"--only {pattern}: no run has such a name; there are {', '.join(names)}.")
-        self.chosen = [run for run in self.runs if any(fnmatchcase(run.name, pattern) for pattern in patterns)]
+                raise ConfigError(f"{self.file}: {where}: {pattern!r} fits no run; there are {', '.join(names)}.")
 
     def find_faults(self, *, progress: Progress = no_progress) -> dict[str, str]:
         """The unfinished runs that would fail, and why: each is opened as for training, and nothing is written.
