@@ -54,16 +54,19 @@ def read_run(folder: Path, note: Run) -> Run:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     if config.get("data", {}).get("root"):
         config["data"]["root"] = Path(config["data"]["root"]).name
+    findings, wanted = read_findings(folder), config["train"]["epochs"]
+    state = "judged" if findings["threats"] else "trained, not judged"
     return {
         "name": folder.name,
         "seed": config["seed"],
         "versions": config.pop("versions", {}),
         "started": str(config.pop("started", "")),
         "seconds": {"train": sum(row["seconds"] for row in rows), "all": note.get("seconds"), **wall_clock(folder)},
-        "status": note.get("status", "trained, not judged"),
+        "status": note.get("status")
+        or (f"stopped after epoch {len(rows)} of {wanted}" if len(rows) < wanted else state),
         "config": config,
         "epochs": rows,
-        **read_findings(folder),
+        **findings,
     }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student_t
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
@@ -181,19 +182,31 @@ def structured(runs: list[Run], campaign: str) -> str:
 
 
 def structured_small(runs: list[Run], campaign: str) -> str:
-    """Accuracy after every start on few images; each against timm's start on as many, with the same seed."""
+    """Mean accuracy after every start on few images, its seeds, and what it gains on timm's start seed by seed."""
+    by_start: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (run["config"]["data"]["train_num_samples"], run["seed"])):
+        by_start.setdefault(run["name"].partition("_seed")[0], []).append(run)
+    rows = []
+    for name, seeds in by_start.items():
+        start, _, images = name.rpartition("_")
+        accuracies = [100 * find(run, "clean")["accuracy"] for run in seeds]
+        pairs = [(run, of_same_seed(runs, run, f"timm_{images}")) for run in seeds if start != "timm"]
+        gains = [100 * paired(find(run, "clean"), find(other, "clean"))[0] for run, other in pairs]
+        number = seeds[0]["config"]["data"]["train_num_samples"]
+        seed_texts = ", ".join(f"{value:.1f}" for value in accuracies), ", ".join(f"{gain:+.1f}" for gain in gains)
+        texts = [f"{number:,}", f"**{statistics.mean(accuracies):.1f}**", *seed_texts, mean_over_seeds(gains)]
+        rows.append((-number, -statistics.mean(accuracies), cells(f"`{start}`", *texts)))
+    head = cells("start", "images", "test accuracy, mean", "by seed", "against timm, by seed", "mean [95 % over seeds]")
+    return "\n".join([head, "|---|" + "---:|" * 5, *(text for *_, text in sorted(rows))])
 
-    def against_timm(run: Run) -> str:
-        images = run["name"].partition("_seed")[0].rpartition("_")[2]
-        return versus(runs, f"timm_{images}", "clean")(run)
 
-    columns = {
-        "seed": seed,
-        "images": lambda run: f"{run['config']['data']['train_num_samples']:,}",
-        **attacked(campaign),
-        "against timm (p)": against_timm,
-    }
-    return table("start", by_threat(runs, "clean"), columns)
+def mean_over_seeds(values: Sequence[float]) -> str:
+    """Mean with Student's 95 % interval over seeds; the mean alone where there is one, nothing where there is none."""
+    if len(values) < 2:
+        return "".join(f"{value:+.1f}" for value in values)
+    mean = statistics.mean(values)
+    width = student_t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{mean:+.1f} [{mean - width:+.1f}, {mean + width:+.1f}]"
 
 
 def one_step(runs: list[Run], campaign: str) -> str:

@@ -122,7 +122,7 @@ def write_pictures(target: str, settings: Sequence[str], file: Path, class_names
                 found.setdefault(label, pixels)
     images = torch.stack([found[label] for label in sorted(found)])
     names = {"class_names": np.array(class_names)} if class_names else {}
-    np.savez_compressed(file, image=(255 * images).round().byte().movedim(1, -1).numpy(), label=sorted(found), **names)
+    np.savez_compressed(file, image=(255 * images).round().byte().movedim(1, -1).cpu().numpy(), label=sorted(found), **names)
 
 
 def rounded(name: str, value: torch.Tensor) -> torch.Tensor:

@@ -106,7 +106,7 @@ class Sweep:
         varied = {key for settings in sets for key in settings}
         clash = varied & {"out", *(text.partition("=")[0] for text in self.common)}
         if clash:
-            raise ConfigError(f"{self.file}: {', '.join(sorted(clash))} is what the sweep varies; do not set it.")
+            raise ConfigError(f"{self.file}: the sweep varies {', '.join(sorted(clash))}; leave that out.")
         names = [str(settings.get("name") or name_of(settings)) for settings in sets]
         twice = [name for name, times in Counter(names).items() if times > 1]
         if twice:
