@@ -118,11 +118,12 @@ def write_pictures(target: str, settings: Sequence[str], file: Path, class_names
     with open_request(target, settings, alone=True) as request:
         found: dict[int, torch.Tensor] = {}
         for x, y, *_ in request.loader:
-            for pixels, label in zip(x, y.tolist(), strict=True):
-                found.setdefault(label, pixels)
+            for picture, label in zip(x, y.tolist(), strict=True):
+                found.setdefault(label, picture)
     images = torch.stack([found[label] for label in sorted(found)])
     names = {"class_names": np.array(class_names)} if class_names else {}
-    np.savez_compressed(file, image=(255 * images).round().byte().movedim(1, -1).cpu().numpy(), label=sorted(found), **names)
+    pixels = (255 * images).round().byte().movedim(1, -1).cpu().numpy()
+    np.savez_compressed(file, image=pixels, label=sorted(found), **names)
 
 
 def rounded(name: str, value: torch.Tensor) -> torch.Tensor:

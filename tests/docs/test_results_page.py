@@ -177,7 +177,7 @@ def write_run(folder: Path, name: str) -> Path:
     """A run folder without an evaluation."""
     run = folder / name
     run.mkdir(parents=True)
-    (run / "config.yaml").write_text("seed: 0\ndata: {root: /somewhere/else/cifar10.npz}\n")
+    (run / "config.yaml").write_text("seed: 0\ndata: {root: /somewhere/else/cifar10.npz}\ntrain: {epochs: 2}\n")
     (run / "metrics.jsonl").write_text('{"epoch": 0, "seconds": 2.0}\n{"epoch": 1, "seconds": 1.0}\n')
     return run
 
