@@ -14,12 +14,12 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitruvius._checks import check_labels
 from vitruvius._errors import DataError
 from vitruvius._processes import usable_cores
-from vitruvius._random import seed_of, seeded
+from vitruvius._random import preserve_rng, seed_of, seeded
 from vitruvius.data._config import DataConfig
 from vitruvius.data.augmentation.erasing import erase, flip, shift
 from vitruvius.data.augmentation.operations import grey
@@ -264,8 +264,13 @@ class Samples(Dataset[Sample]):
                 image = image.convert(self.mode)
         except UNREADABLE as error:
             return Sample(index, -1, None, f"{type(error).__name__}: {error}")
-        with seeded(key, restore=get_worker_info() is None):
+        with seeded(key, restore=False):
             return Sample(index, label, self.transform(image))
+
+    def __getitems__(self, items: list[tuple[int, int]]) -> list[Sample]:
+        """A batch; the random numbers of others go on as if nothing had been drawn."""
+        with preserve_rng():
+            return [self[item] for item in items]
 
 
 def collate(samples: list[Sample]) -> Collated:

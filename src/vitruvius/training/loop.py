@@ -203,15 +203,11 @@ class Tracking:
 class Stop:
     """Whether a signal has asked the run to save and end, which it does after the update at hand."""
 
-    name = ""
-
-    @property
-    def asked(self) -> bool:
-        return bool(self.name)
+    name, asked = "", False
 
     def __call__(self, number: int, frame: object = None) -> None:
         """As a signal handler: only remember."""
-        self.name = signal.Signals(number).name
+        self.name, self.asked = signal.Signals(number).name, True
 
 
 @contextmanager
