@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import timm
 import torch
 import torch.nn.functional as F
 from PIL import Image
