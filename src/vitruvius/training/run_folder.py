@@ -337,10 +337,10 @@ def add_checksum(state: dict[str, Any]) -> bytes:
     """A state as torch.save writes it, with a checksum at its end."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    data = buffer.getvalue()
-    assert data[-2:] == b"\0\0", "torch.save ends its file with a comment of its own"
-    body = data[:-2] + COMMENT
-    return body + hashlib.sha256(body).hexdigest().encode()
+    body = buffer.getbuffer()
+    assert bytes(body[-2:]) == b"\0\0", "torch.save ends its file with a comment of its own"
+    body[-2:] = COMMENT
+    return b"".join([body, hashlib.sha256(body).hexdigest().encode()])
 
 
 def verify_checksum(data: bytes) -> dict[str, Any]:
