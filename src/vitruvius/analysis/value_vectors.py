@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
@@ -143,9 +144,25 @@ def matched_cosines(x: Tensor, y: Tensor, *, tiny: float = 0.0) -> Tensor:
     """Of each token with its partner in the one-to-one matching of largest sum, (…, N)."""
     table = _unit(x, tiny) @ _unit(y, tiny).mT  # (…, N, N)
     flat = table.reshape(-1, *table.shape[-2:])
-    partners = [linear_sum_assignment(each, maximize=True)[1] for each in flat.nan_to_num(0.0).cpu().numpy()]
+    offers = flat.nan_to_num(0.0)
+    offers = offers + _prices(offers)
+    partners = [linear_sum_assignment(each, maximize=True)[1] for each in offers.cpu().numpy()]
     chosen = torch.stack([torch.from_numpy(each) for each in partners]).to(flat.device)
     return flat.gather(-1, chosen[..., None]).squeeze(-1).view(table.shape[:-1])
+
+
+def _prices(table: Tensor) -> Tensor:
+    """A number for each column of `table` (…, N, N), (…, 1, N), that all matchings pay: the best one stays the best.
+
+    They make partners nearly the best offer of their row, which SciPy finds in a third of the time: sixteen rounds of
+    Sinkhorn's algorithm at temperature 0.01 (Cuturi 2013, arXiv:1306.0895).
+    """
+    shares = (table - table.amax(-1, keepdim=True)).mul_(100).float().exp_()
+    prices = torch.ones_like(shares[..., :1, :])
+    for _ in range(16):
+        rows = (shares @ prices.mT).clamp_(min=1e-30).reciprocal_()  # (…, N, 1)
+        prices = (rows.mT @ shares).clamp_(min=1e-30).reciprocal_()
+    return prices.log_().to(table.dtype) / 100
 
 
 def pearson(x: Tensor, y: Tensor, *, tiny: float = 0.0) -> Tensor:
@@ -166,24 +183,21 @@ def principal_cosines(x: Tensor, y: Tensor) -> Tensor:
     return torch.linalg.svdvals(bases[0].mT @ bases[1]).clamp(max=1)
 
 
-class Products(NamedTuple):
-    """What CKA needs to know of two Gram matrices K and L: Σ K L, the sums of rows, the diagonals."""
-
-    inner: Tensor  # (…)
-    rows: tuple[Tensor, Tensor]  # each (…, N)
-    diagonals: tuple[Tensor, Tensor]
+Sums = tuple[Tensor, Tensor]  # of a Gram matrix: the sums of its rows and its diagonal, (…, N) each
 
 
 def linear_cka(x: Tensor, y: Tensor, *, tiny: float = 0.0) -> tuple[Tensor, Tensor]:
     """Linear CKA, (biased, debiased), each (…); no N × N matrix is needed."""
     x, y = x - x.mean(-2, keepdim=True), y - y.mean(-2, keepdim=True)
-    return _both([_linear_products(*pair) for pair in ((x, y), (x, x), (y, y))], tiny)
+    inner = [(a.mT @ b).square().sum((-2, -1)) for a, b in ((x, y), (x, x), (y, y))]
+    return _both(inner, *(((z @ z.sum(-2)[..., None]).squeeze(-1), z.square().sum(-1)) for z in (x, y)), tiny=tiny)
 
 
 def kernel_cka(x: Tensor, y: Tensor, *, tiny: float = 0.0) -> tuple[Tensor, Tensor]:
     """CKA with an RBF kernel, its width learned from each set by itself, (biased, debiased), each (…)."""
     k, l = rbf_gram(x), rbf_gram(y)  # noqa: E741 (K and L are the papers' letters)
-    return _both([_products(*pair) for pair in ((k, l), (k, k), (l, l))], tiny)
+    inner = [torch.linalg.vecdot(a.flatten(-2), b.flatten(-2)) for a, b in ((k, l), (k, k), (l, l))]
+    return _both(inner, *((gram.sum(-1), gram.diagonal(dim1=-2, dim2=-1)) for gram in (k, l)), tiny=tiny)
 
 
 def rbf_gram(x: Tensor) -> Tensor:
@@ -191,52 +205,44 @@ def rbf_gram(x: Tensor) -> Tensor:
     sizes = x.square().sum(-1)
     d2 = (sizes[..., :, None] + sizes[..., None, :]).sub_(x @ x.mT, alpha=2).clamp_(min=0)
     d2.diagonal(dim1=-2, dim2=-1).zero_()
-    rows, columns = torch.tril_indices(x.shape[-2], x.shape[-2], -1, device=x.device)
-    below = d2.flatten(-2).index_select(-1, rows * x.shape[-2] + columns)
-    if not below.shape[-1]:
-        return torch.full_like(d2, math.nan)  # one token: no distance, no width
-    sigma2 = below.masked_fill_(below == 0, math.nan).nanmedian(-1).values
+    medians = [_median_distance(each) for each in d2.view(-1, x.shape[-2] ** 2).cpu().numpy()]
+    sigma2 = d2.new_tensor(medians).view(d2.shape[:-2])
     return d2.div_(-2 * sigma2[..., None, None]).exp_()
 
 
-def _both(products: Sequence[Products], tiny: float) -> tuple[Tensor, Tensor]:
-    """(biased, debiased) CKA from the products KL, KK and LL."""
-    biased, debiased = [_biased(each) for each in products], [_unbiased(each) for each in products]
+def _median_distance(d2: np.ndarray[Any, Any]) -> float:
+    """The lower median of those `d2` (N · N,) that are not zero, each of which stands twice; of none it is NaN."""
+    zeros = d2.size - np.count_nonzero(d2)
+    middle = zeros + (d2.size - zeros) // 2 - 1
+    return float(np.partition(d2, middle)[middle]) if zeros < d2.size else math.nan
+
+
+def _both(inner: Sequence[Tensor], k: Sums, l: Sums, *, tiny: float) -> tuple[Tensor, Tensor]:  # noqa: E741
+    """(biased, debiased) CKA; `inner` are Σ KL, Σ KK and Σ LL."""
+    pairs = list(zip(inner, ((k, l), (k, k), (l, l)), strict=True))
+    biased = [_biased(total, *pair) for total, pair in pairs]
+    debiased = [_unbiased(total, *pair) for total, pair in pairs]
     return (
         biased[0] / ((biased[1] * biased[2]).sqrt() + tiny),
         debiased[0] / (debiased[1] * debiased[2]).sqrt(),
     )
 
 
-def _biased(p: Products) -> Tensor:
+def _biased(inner: Tensor, k: Sums, l: Sums) -> Tensor:  # noqa: E741
     """Σ of the product of both matrices, doubly centred."""
-    n = p.rows[0].shape[-1]
-    totals = p.rows[0].sum(-1) * p.rows[1].sum(-1)
-    return p.inner - 2 / n * (p.rows[0] * p.rows[1]).sum(-1) + totals / n**2
+    n = k[0].shape[-1]
+    return inner - 2 / n * (k[0] * l[0]).sum(-1) + k[0].sum(-1) * l[0].sum(-1) / n**2
 
 
-def _unbiased(p: Products) -> Tensor:
+def _unbiased(inner: Tensor, k: Sums, l: Sums) -> Tensor:  # noqa: E741
     """n (n − 3) times Song's unbiased estimate: diagonals do not count."""
-    n = p.rows[0].shape[-1]
+    n = k[0].shape[-1]
     if n < 4:
-        return torch.full_like(p.inner, math.nan)
-    rows = [row - diagonal for row, diagonal in zip(p.rows, p.diagonals, strict=True)]
-    inner = p.inner - (p.diagonals[0] * p.diagonals[1]).sum(-1)
+        return torch.full_like(inner, math.nan)
+    rows = [row - diagonal for row, diagonal in (k, l)]
+    inner = inner - (k[1] * l[1]).sum(-1)
     totals = rows[0].sum(-1) * rows[1].sum(-1)
     return inner + totals / ((n - 1) * (n - 2)) - 2 / (n - 2) * (rows[0] * rows[1]).sum(-1)
-
-
-def _linear_products(x: Tensor, y: Tensor) -> Products:
-    inner = (x.mT @ y).square().sum((-2, -1))
-    rows = [(each @ each.sum(-2)[..., None]).squeeze(-1) for each in (x, y)]
-    diagonals = [each.square().sum(-1) for each in (x, y)]
-    return Products(inner, (rows[0], rows[1]), (diagonals[0], diagonals[1]))
-
-
-def _products(k: Tensor, l: Tensor) -> Products:  # noqa: E741
-    inner = torch.linalg.vecdot(k.flatten(-2), l.flatten(-2))
-    diagonals = k.diagonal(dim1=-2, dim2=-1), l.diagonal(dim1=-2, dim2=-1)
-    return Products(inner, (k.sum(-1), l.sum(-1)), diagonals)
 
 
 def _unit(x: Tensor, tiny: float) -> Tensor:

@@ -87,13 +87,10 @@ class LowRank(Stage):
         """Make the auto-encoder of `name` the projection on `basis` (H, r), orthonormal, about `mean` (H)."""
         encode, decode = self._layers(name)
         mean = basis.new_zeros(len(basis)) if mean is None else mean
-        for parameter, value in (
-            (encode.weight, basis.mT),
-            (encode.bias, basis.new_zeros(basis.shape[1])),
-            (decode.weight, basis),
-            (decode.bias, mean - basis @ (basis.mT @ mean)),
-        ):
-            parameter.copy_(value)
+        encode.weight.copy_(basis.mT)
+        encode.bias.zero_()
+        decode.weight.copy_(basis)
+        decode.bias.copy_(mean - basis @ (basis.mT @ mean))
 
     @torch.no_grad()
     def start_from_weights(self, weights: HeadWeights) -> None:
