@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius.attention.base import at_least_float32
-from vitruvius.attention.rpc import RPC, THRESHOLDS, clip
+from vitruvius.attention.rpc import RPC, clip, threshold
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads
 from vitruvius.request import open_request
@@ -25,7 +25,7 @@ STEPS = 40  # halvings of the interval that holds λ
 def clipped_share(part: RPC, heads: Heads, variant: str, sparsity: float) -> float:
     """Of the entries of k (B, H, N, D), over all iterations: how many exceed the threshold of `variant` at λ."""
     keys = at_least_float32(heads.k)
-    tau = THRESHOLDS[variant](keys, sparsity)
+    tau = threshold(keys, sparsity, variant)
     low = dual = keys.new_zeros(())
     shares = []
     for remaining in reversed(range(part.iterations)):

@@ -276,12 +276,7 @@ def _call(name: str, module: Any, heads: Heads, x: Tensor | None, states: States
     return module(heads, Context(x, states.get(name) if states else None))
 
 
-def attention_map(heads: Heads) -> Tensor:
-    """softmax(q kᵀ · scale + bias), (B, H, N, M): for looking at, never on the way to an output.
-
-    `heads` are those of one softmax; a pair that the bias hides by −∞ gets 0.
-    """
-    return heads.weights()
+attention_map = Heads.weights  # for looking at, never on the way to an output
 
 
 def scores(heads: Heads) -> Tensor:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -22,7 +21,7 @@ from vitruvius._errors import ConfigError, UnsuitableSite
 from vitruvius.attention.base import Kernel, at_least_float32, attentions
 from vitruvius.attention.fused import wanted
 from vitruvius.attention.fused.rpc import pursue
-from vitruvius.attention.softmax import attend
+from vitruvius.attention.softmax import attend, gradient_by_hand
 from vitruvius.attention.symmetric import require_keys_can_ask
 from vitruvius.heads import Heads, Site
 
@@ -65,7 +64,7 @@ class RPC(Kernel):
     def last_softmax(self, heads: Heads) -> Heads:
         """The last iteration: the cleaned keys, and they or q as the queries."""
         keys = at_least_float32(heads.k)
-        tau = THRESHOLDS[self.variant](keys, self.sparsity)  # (B, H, 1, D)
+        tau = threshold(keys, self.sparsity, self.variant)  # (B, H, 1, D)
         kept = clean = clip(keys, tau)  # c + L; L and u begin at 0
         for _ in range(1, self.iterations):
             low = attend(self._attended(heads, clean)._replace(dropout=0.0))
@@ -92,7 +91,7 @@ def clip(x: Tensor, tau: Tensor | None) -> Tensor:
     """`x` (B, H, N, D) limited to ±`tau` (B, H, 1, D), where there is one; tau gets its gradient too."""
     if tau is None:
         return x
-    clipped: Tensor = _Clip.apply(x, tau) if _by_hand(x, tau) else x.clamp(-tau, tau)
+    clipped: Tensor = _Clip.apply(x, tau) if gradient_by_hand(x, tau) else x.clamp(-tau, tau)
     return clipped
 
 
@@ -101,13 +100,11 @@ def step(keys: Tensor, kept: Tensor, low: Tensor, tau: Tensor | None, dual_sign:
 
     `keys` are k, `kept` is c + L of the step before, `low` this iteration's L; `tau` and `dual_sign` as in `RPC`.
     """
-    if tau is not None and _by_hand(keys, kept, low):
-        pursued: tuple[Tensor, Tensor] = _Step.apply(keys, kept, low, tau, dual_sign)
-        return pursued
     dual = kept - low
     free = (keys - low).add_(dual)
-    kept = (free if tau is None else free.clamp_(-tau, tau)).add_(low)
-    return kept, dual.mul_(dual_sign - 1).add_(kept)
+    clipped = free.clamp_(-tau, tau) if tau is not None and not free.requires_grad else clip(free, tau)
+    kept = clipped.add_(low)
+    return kept, torch.add(kept, dual, alpha=dual_sign - 1)
 
 
 class _Clip(torch.autograd.Function):
@@ -119,89 +116,28 @@ class _Clip(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tau: Tensor) -> Tensor:
         clipped = x.clamp(-tau, tau)
-        ctx.save_for_backward(_side(x - clipped))
+        ctx.save_for_backward((x - clipped).sign_().to(torch.int8))  # -1 below, 0 within, 1 above
         return clipped
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return _split(grad, *ctx.saved_tensors)
+        side = ctx.saved_tensors[0].to(grad.dtype)
+        beyond = grad * side
+        return torch.addcmul(grad, beyond, side, value=-1), beyond.sum(-2, keepdim=True)
 
 
-class _Step(torch.autograd.Function):
-    """`step` with its gradient by hand: fresh tensors cost a CPU more than the arithmetic."""
+def threshold(keys: Tensor, sparsity: float, variant: str) -> Tensor | None:
+    """tau of each head once for every channel, (B, H, 1, D), which a CPU compares eight at a time; None: infinite.
 
-    @staticmethod
-    def forward(
-        ctx: Any, keys: Tensor, kept: Tensor, low: Tensor, tau: Tensor, dual_sign: int
-    ) -> tuple[Tensor, Tensor]:
-        dual = kept - low
-        free = (keys - low).add_(dual)
-        clipped = free.clamp(-tau, tau)
-        ctx.save_for_backward(_side(free.sub_(clipped)))
-        ctx.set_materialize_grads(False)
-        ctx.dual_sign = dual_sign
-        kept = clipped.add_(low)
-        return kept, dual.mul_(dual_sign - 1).add_(kept)
-
-    @staticmethod
-    def backward(ctx: Any, grad_kept: Tensor | None, grad_clean: Tensor | None) -> tuple[Tensor | None, ...]:
-        if grad_clean is None:
-            if grad_kept is None:
-                return None, None, None, None, None
-            grad_clean = torch.zeros_like(grad_kept)
-        grad = grad_clean if grad_kept is None else grad_kept + grad_clean  # nobody asks the last step for c + L
-        grad_keys, grad_tau = _split(grad, *ctx.saved_tensors)
-        grad_dual = torch.add(grad_keys, grad_clean, alpha=ctx.dual_sign - 1)
-        return grad_keys, grad_dual, (grad - grad_keys).sub_(grad_dual), grad_tau, None
-
-
-def _by_hand(*tensors: Tensor) -> bool:
-    """Whether a gradient is wanted outside torch.compile, which fuses plain operations into less memory by itself.
-
-    Dynamo of torch 2.11 returns no gradient, without a word, from a function that writes its outputs in place.
+    keys: (B, H, N, D).
+    sparsity: lambda.
+    variant: released, lambda N C / (4 ‖k_h‖₁) with all heads' channels C; or paper, 4 lambda ‖k_h‖₁ / (N D).
     """
-    return not torch.compiler.is_compiling() and torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-
-
-def _side(lost: Tensor) -> Tensor:
-    """What clipping took away, in one byte: -1 below, 0 within, 1 above."""
-    return lost.sign_().to(torch.int8)
-
-
-def _split(grad: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of what was clipped, where it was not, and that of the threshold."""
-    side = side.to(grad.dtype)
-    beyond = grad * side
-    return torch.addcmul(grad, beyond, side, value=-1), beyond.sum(-2, keepdim=True)
-
-
-def released_threshold(keys: Tensor, sparsity: float) -> Tensor | None:
-    """lambda · mu with mu = N · C / (4 ‖k_h‖₁): the published code, which counts all heads' channels.
-
-    `keys` are (B, H, N, D), `sparsity` is lambda; None where that is infinite, so that nothing is clipped.
-    """
-    return None if sparsity == math.inf else _along(keys, sparsity * keys.shape[1] / (4 * _mean_size(keys)))
-
-
-def paper_threshold(keys: Tensor, sparsity: float) -> Tensor | None:
-    """lambda / mu with mu = N · D / (4 ‖k_h‖₁): definition 1 of the paper. Arguments as in `released_threshold`."""
-    return None if sparsity == math.inf else _along(keys, 4 * sparsity * _mean_size(keys))
-
-
-THRESHOLDS: dict[str, Callable[[Tensor, float], Tensor | None]] = {
-    "released": released_threshold,
-    "paper": paper_threshold,
-}
-
-
-def _along(keys: Tensor, tau: Tensor) -> Tensor:
-    """The threshold of each head once for every channel, (B, H, 1, D), which a CPU compares eight at a time."""
+    if sparsity == math.inf:
+        return None
+    size = keys.abs().mean((-2, -1), keepdim=True).clamp(min=torch.finfo(keys.dtype).tiny ** 0.5)  # never 0
+    tau = sparsity * keys.shape[1] / (4 * size) if variant == "released" else 4 * sparsity * size
     return tau.clamp(max=torch.finfo(tau.dtype).max).repeat(1, 1, 1, keys.shape[-1])
-
-
-def _mean_size(keys: Tensor) -> Tensor:
-    """mean|k| of each sample and head, (B, H, 1, 1); all-zero keys count as tiny, so that nothing is divided by 0."""
-    return keys.abs().mean((-2, -1), keepdim=True).clamp(min=torch.finfo(keys.dtype).tiny ** 0.5)
 
 
 def _check_settings(iterations: int, sparsity: float) -> None:

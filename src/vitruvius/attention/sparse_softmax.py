@@ -21,7 +21,7 @@ from vitruvius.attention.base import Kernel, attentions
 from vitruvius.attention.fused import can_run, wanted
 from vitruvius.attention.fused.masked import attend_kept, make_pattern
 from vitruvius.attention.mask import Mask
-from vitruvius.attention.softmax import attend, wants_no_gradient
+from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
 NAMES = ("queries", "keys", "bias")
@@ -204,7 +204,7 @@ def is_plain_inference(heads: Heads) -> bool:
         return False
     if torch.compiler.is_compiling():  # groups of images would be fixed in what is exported
         return False
-    return wants_no_gradient(heads)
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in heads[:3]))
 
 
 class SparseRows(nn.Module):
