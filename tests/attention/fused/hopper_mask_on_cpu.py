@@ -1,4 +1,4 @@
-"""The Hopper kernel of attention under a pattern, run on the CPU: by test_hopper_mask.py, in a process of its own."""
+"""The Hopper kernel of attention under a pattern, run on the CPU: by test_hopper.py, in a process of its own."""
 
 import gluon_on_cpu as gluon  # before any kernel
 import pytest

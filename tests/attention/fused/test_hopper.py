@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 def test_formulas_agree_with_float64_on_the_cpu():
-    answer_of("-m", "pytest", "-x", str(HERE / "hopper_on_cpu.py"))
+    answer_of("-m", "pytest", "-x", str(HERE / "hopper_on_cpu.py"), str(HERE / "hopper_mask_on_cpu.py"))
 
 
 def test_they_compile_for_the_gpu_and_hardly_spill():
