@@ -1,6 +1,6 @@
 """What our GPU kernels need, learned without a GPU: registers, spills, shared memory, tensor-core instructions.
 
-    python scripts/kernel_resources.py [--tokens 197] [--width 64] [--capability 90] [--only Hopper] [--sparsity inf]
+    python scripts/kernel_resources.py [--tokens 197 …] [--width 64] [--capability 90] [--only Hopper] [--sparsity inf]
 
 Triton compiles for a GPU that is not there; the compiler's report answers most questions before device time is spent:
 how many programs fit on a multiprocessor, whether registers spill, whether the products use the tensor cores.
@@ -50,21 +50,22 @@ class Absent:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=N)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[N])
     parser.add_argument("--width", type=int, default=D)
     parser.add_argument("--capability", type=int, default=90, help="90: Hopper, 80: Ampere")
     parser.add_argument("--sparsity", type=float, default=1.0, help="of rpc on Hopper; inf: nothing is clipped")
     parser.add_argument("--only", default="", help="kernels whose names begin so")
     options = parser.parse_args()
     driver.set_active(Absent(options.capability))
-    made = kernels(options.tokens, options.width)
-    if options.capability >= 90:
-        made |= hopper_kernels(options.tokens, options.width, options.sparsity)
-    made = {name: kernel for name, kernel in made.items() if name.startswith(options.only)}
-    print(f"bf16, {options.tokens} tokens, width {options.width}, sm_{options.capability}, Triton {triton.__version__}")
-    print(f"{'':24s}registers  spilled bytes  shared bytes  " + "  ".join(f"{word:>9s}" for word in WORDS))
-    for name, (kernel, arguments, settings) in made.items():
-        print(f"{name:24s}{describe(kernel.warmup(*arguments, grid=(1,), **settings))}", flush=True)
+    for tokens in options.tokens:
+        made = kernels(tokens, options.width)
+        if options.capability >= 90:
+            made |= hopper_kernels(tokens, options.width, options.sparsity)
+        made = {name: kernel for name, kernel in made.items() if name.startswith(options.only)}
+        print(f"bf16, {tokens} tokens, width {options.width}, sm_{options.capability}, Triton {triton.__version__}")
+        print(f"{'':24s}registers  spilled bytes  shared bytes  " + "  ".join(f"{word:>9s}" for word in WORDS))
+        for name, (kernel, arguments, settings) in made.items():
+            print(f"{name:24s}{describe(kernel.warmup(*arguments, grid=(1,), **settings))}", flush=True)
 
 
 def kernels(N: int, D: int) -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:

@@ -21,7 +21,7 @@ from vitruvius.heads import Heads, Site
 
 MOST_KEYS = 1536  # beyond, products are no faster than the fused kernel (docs/speed.md)
 MOST_SCORES = 2**27  # entries of (B, H, N, M) that products may write: 256 MB
-SAVED_KEYS = range(128, MOST_KEYS + 1)  # below, calling products head by head takes as long as they do
+SAVED_KEYS = range(128, 513)  # below, calls take as long as products; beyond, memory grows by more than time falls
 MOST_SAVED_SCORES = 2**24  # entries of (B, H, N, N) that `KeysAsk` may keep for the backward pass: 64 MB
 MOST_THREADS = 2  # which one head keeps busy
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

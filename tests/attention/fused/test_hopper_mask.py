@@ -104,13 +104,14 @@ def test_the_kernel_takes_heads_of_its_width_with_a_plan_and_rows_that_are_near(
 
 
 @needs_triton
-@pytest.mark.parametrize("tokens", ["137", "197", "256"])
-def test_it_compiles_for_the_gpu_and_three_programs_share_a_multiprocessor(tokens):
-    table = answer_of("scripts/kernel_resources.py", "--only", "Hopper: mask", "--tokens", tokens)
-    (row,) = (line.split() for line in table.splitlines() if line.startswith("Hopper"))
-    registers, spilled, shared, products, older = (int(row[place]) for place in range(-7, -2))
-    assert 3 * 128 * registers <= 65536, table
-    assert spilled <= 16, table
-    assert 3 * (shared + 1024) <= 228 * 1024, table
-    assert products > 0, table
-    assert older == 0, table
+def test_it_compiles_for_the_gpu_and_three_programs_share_a_multiprocessor():
+    table = answer_of("scripts/kernel_resources.py", "--only", "Hopper: mask", "--tokens", "137", "197", "256")
+    rows = [line.split() for line in table.splitlines() if line.startswith("Hopper")]
+    assert len(rows) == 3, table
+    for row in rows:
+        registers, spilled, shared, products, older = (int(row[place]) for place in range(-7, -2))
+        assert 3 * 128 * registers <= 65536, table
+        assert spilled <= 16, table
+        assert 3 * (shared + 1024) <= 228 * 1024, table
+        assert products > 0, table
+        assert older == 0, table
