@@ -76,9 +76,9 @@ MUTANTS = [
            "tests/test_guards.py"),
     Mutant("redact answers", "cli/__init__.py", "RedactedStream(sys.stdout)", "sys.stdout", "tests/test_guards.py"),
     # clamps and balls
-    Mutant("clamp of pgd", "attacks/pgd.py", ".add_(x).clamp_(*self.bounds)", ".add_(x)",
+    Mutant("clamp of pgd", "attacks/pgd.py", "self.eps).add_(x).clamp_(*self.bounds)", "self.eps).add_(x)",
            "tests/attacks/test_pgd.py tests/attacks/test_every_attack.py"),
-    Mutant("start of pgd", "attacks/pgd.py", "dice, restart)).clamp(*self.bounds)", "dice, restart))",
+    Mutant("start of pgd", "attacks/pgd.py", "restart).add_(x).clamp_(*self.bounds)", "restart).add_(x)",
            "tests/attacks/test_pgd.py tests/attacks/test_every_attack.py"),
     Mutant("ball linf", "attacks/norms.py", "return delta.clamp(-eps, eps)", "return delta.clamp(-2 * eps, 2 * eps)",
            "tests/attacks/test_attack_norms.py"),

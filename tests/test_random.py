@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 
 import numpy as np
 import pytest
@@ -97,6 +98,22 @@ def test_numbers_of_an_image_do_not_depend_on_its_batch() -> None:
     assert torch.equal(whole.integers("s", 9, (4,))[rows], whole[rows].integers("s", 9, (4,)))
 
 
+@pytest.mark.parametrize("shape", [(), (2, 3), (150, 150)], ids=str)  # the last is made in several blocks
+def test_numbers_of_an_image_agree_with_unbounded_arithmetic(shape: tuple[int, ...]) -> None:
+    ids, steps = torch.tensor([7, -11, 2**62]), torch.tensor([0, 3, 2**40])
+    dice = Dice(ids, seed=-3, owner="a")
+    numbers, signs = (draw("s", shape, steps).reshape(3, -1) for draw in (dice.uniform, dice.signs))
+    drawn = dice.integers("s", 2**31, shape, steps).reshape(3, -1)
+    for row, (key, step) in enumerate(zip(ids.tolist(), steps.tolist(), strict=True)):
+        for more in (-2 * 0x9E3779B97F4A7C15, zlib.crc32(b"a/s") * 0x9E3779B97F4A7C15, step):
+            key = splitmix((key + more - 0x9E3779B97F4A7C15) & MASK)
+        for place in {0, numbers.shape[1] // 2, numbers.shape[1] - 1}:
+            bits = splitmix((key + place * 0x9E3779B97F4A7C15) & MASK)
+            assert float(numbers[row, place]) == (bits >> 40) / 2**24
+            assert int(drawn[row, place]) == bits >> 33
+            assert float(signs[row, place]) == 1 - 2 * (bits >> 63)
+
+
 def test_every_image_may_stand_at_another_step() -> None:
     dice = Dice(torch.arange(3))
     steps = torch.tensor([4, 0, 9])
@@ -150,3 +167,6 @@ def test_equal_images_have_equal_ids_wherever_they_are() -> None:
     moved[0, 0, 0, 0] += 1e-6
     assert image_ids(moved)[0] != ids[0]
     assert torch.equal(image_ids(x.double()), ids)
+    assert torch.equal(image_ids(x.to(memory_format=torch.channels_last)), ids)
+    moved[1] = 0
+    assert torch.equal(image_ids(-moved)[1], image_ids(moved)[1])  # −0 is 0

@@ -93,7 +93,7 @@ def check_pixels(x: Tensor, low: float = 0.0, high: float = 1.0) -> None:
         )
     if not x.numel():
         return
-    least, most = torch.stack(x.aminmax()).tolist()
+    least, most = map(float, x.aminmax())
     if math.isnan(least) or math.isnan(most):
         raise DataError("images hold NaN pixels; look at the loader's transforms.")
     if least < low or most > high:
@@ -112,7 +112,7 @@ def check_labels(y: Tensor, num_classes: int | None = None, *, where: str = "the
         raise DataError(f"{where} labels have dtype {y.dtype}; expected whole numbers (int64).")
     if not y.numel():
         return
-    least, most = torch.stack(y.aminmax()).tolist()
+    least, most = map(int, y.aminmax())
     if least < 0:
         raise DataError(f"{where} labels reach down to {least}; expected 0 or more.")
     if num_classes is not None and most >= num_classes:
@@ -172,6 +172,6 @@ def check_logits(logits: Tensor, rows: int) -> None:
         raise ConfigError(f"the model returned shape {tuple(logits.shape)}; expected logits ({rows}, classes).")
     if logits.shape[1] < 2:
         raise ConfigError("the model has one output; expected a logit for each class, two for a binary problem.")
-    if rows and not bool(logits.detach().isfinite().all()):
-        bad = int((~logits.detach().isfinite()).any(-1).sum())
+    logits = logits.detach()
+    if not math.isfinite(logits.sum()) and (bad := int((~logits.isfinite()).any(-1).sum())):
         raise DataError(f"the model returned logits that are not finite for {bad} of {rows} images; check its weights.")

@@ -17,16 +17,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 CPU = torch.device("cpu")
-KEPT = 2**18  # positions at most that are kept for the next draw
+BLOCK = 2**14  # numbers made at a time on a CPU, so that they stay in its cache
+
+Words = TypeVar("Words", Tensor, NDArray[np.int64])  # NumPy's on a CPU, where its calls cost a third of torch's
 
 
 # attacks and corruptions
@@ -49,7 +53,7 @@ class Dice:
 
     def uniform(self, stream: str, shape: Sequence[int], step: int | Tensor = 0) -> Tensor:
         """(B, *shape) float32 in [0, 1), multiples of 2⁻²⁴."""
-        return _unit(self._bits(stream, shape, step))
+        return self._draw(stream, shape, step, 24, torch.float32).mul_(2.0**-24)
 
     def normal(self, stream: str, shape: Sequence[int], step: int | Tensor = 0) -> Tensor:
         """(B, *shape) float32 standard normal numbers, by Box and Muller."""
@@ -58,29 +62,30 @@ class Dice:
 
     def signs(self, stream: str, shape: Sequence[int], step: int | Tensor = 0) -> Tensor:
         """(B, *shape) float32 of −1 and 1."""
-        return _shift(self._bits(stream, shape, step), 63).float().mul_(-2).add_(1)
+        return self._draw(stream, shape, step, 1, torch.float32).mul_(-2).add_(1)
 
     def integers(self, stream: str, high: int | Tensor, shape: Sequence[int] = (), step: int | Tensor = 0) -> Tensor:
         """(B, *shape) int64 in 0 … high − 1; `high` is a number or broadcasts to the result."""
-        return _shift(self._bits(stream, shape, step), 33) % high
+        return self._draw(stream, shape, step, 31, torch.int64) % high
 
-    def _bits(self, stream: str, shape: Sequence[int], step: int | Tensor) -> Tensor:
-        """(B, *shape) int64, of which the highest 31 bits count."""
-        key = _mix(self.ids + _signed((self.seed + 1) * GOLDEN))  # (B,)
+    def _draw(self, stream: str, shape: Sequence[int], step: int | Tensor, bits: int, dtype: torch.dtype) -> Tensor:
+        """(B, *shape) whole numbers of so many bits, 31 at most."""
+        number, device = math.prod(shape), self.ids.device
+        on_cpu = device.type == "cpu"
+        key: Any = self.ids.numpy() if on_cpu else self.ids
+        key = _mix(key + _signed((self.seed + 1) * GOLDEN))
         key = _mix(key + _signed(zlib.crc32(f"{self.owner}/{stream}".encode()) * GOLDEN))
-        key = _mix(key + step)
-        number, device = math.prod(shape), key.device
-        kept = device.type == "cpu" and number <= KEPT  # a graph of kernels must not hold what is kept
-        position = _kept_positions(number, device) if kept else _positions(number, device)
-        return _stir(key[:, None] + position).view(len(key), *shape)
-
-
-def _positions(number: int, device: torch.device) -> Tensor:
-    """(number,) multiples of GOLDEN."""
-    return torch.arange(1, number + 1, device=device).mul_(GOLDEN)
-
-
-_kept_positions = lru_cache(maxsize=4)(_positions)
+        key = _mix(key + (step.numpy() if on_cpu and isinstance(step, Tensor) else step))
+        if not on_cpu:
+            position = torch.arange(1, number + 1, device=device).mul_(GOLDEN)
+            return _shift(_stir(key[:, None] + position), 64 - bits).to(dtype).view(len(key), *shape)
+        positions = np.arange(1, number + 1, dtype=np.int64) * GOLDEN
+        drawn = torch.empty(len(key), number, dtype=dtype)
+        filled, width = drawn.numpy(), BLOCK // max(len(key), 1) + 1
+        for first in range(0, number, width):
+            part = slice(first, first + width)
+            filled[:, part] = _shift(_stir(key[:, None] + positions[part]), 64 - bits)
+        return drawn.view(len(key), *shape)
 
 
 def id_of(name: str) -> int:
@@ -93,9 +98,13 @@ def image_ids(x: Tensor) -> Tensor:
 
     `x` is (B, ...).
     """
-    bits = (x.float() + 0.0).flatten(1).view(torch.int32).long()
-    weights = _kept_weights if x.device.type == "cpu" and bits.shape[1] <= KEPT else _weights
-    return _mix(bits.mul_(weights(bits.shape[1], x.device)).sum(1))
+    number = math.prod(x.shape[1:])
+    if x.device.type != "cpu":
+        bits = (x.float() + 0.0).flatten(1).view(torch.int32).long()
+        return _mix(bits.mul_(_weights(number, x.device)).sum(1))
+    pixels = x.detach().float().numpy() + np.float32(0)  # −0 is 0
+    weights = _kept_weights(number, CPU).numpy()
+    return torch.from_numpy(_mix(np.einsum("bp,p->b", pixels.reshape(len(x), number).view(np.int32), weights)))
 
 
 def _weights(number: int, device: torch.device) -> Tensor:
@@ -128,10 +137,10 @@ def seed_of(*numbers: int) -> int:
 
 
 def uniform(keys: Tensor, stream: int, count: int) -> Tensor:
-    """(B, count) numbers in [0, 1); different streams of one key are independent."""
+    """(B, count) float32 in [0, 1); different streams of one key are independent."""
     start = _fold(keys, torch.full_like(keys, stream))[:, None]
     steps = torch.arange(1, count + 1, device=keys.device) * GOLDEN
-    return _unit(_stir(start + steps))
+    return _shift(_stir(start + steps), 40).float().mul_(2.0**-24)
 
 
 # global generators
@@ -209,30 +218,33 @@ class BatchDraws:
 # splitmix64; int64 arithmetic wraps around as it should
 
 
-def _mix(z: Tensor) -> Tensor:
+def _mix(z: Words) -> Words:
     """What splitmix64 makes of a state. In place where it can be: new memory costs more than the arithmetic."""
     z = _stir(z)
-    return _shift(z, 31).bitwise_xor_(z)
+    mixed = _shift(z, 31)
+    mixed ^= z
+    return mixed
 
 
-def _stir(z: Tensor) -> Tensor:
+def _stir(z: Words) -> Words:
     """All but the last step of splitmix64, which leaves the highest 31 bits as they are."""
-    z = _shift(z, 30).bitwise_xor_(z).mul_(_MIX_1)
-    return _shift(z, 27).bitwise_xor_(z).mul_(_MIX_2)
+    for by, factor in ((30, _MIX_1), (27, _MIX_2)):
+        stirred = _shift(z, by)
+        stirred ^= z
+        stirred *= factor
+        z = stirred
+    return z
 
 
 def _fold(key: Tensor, value: Tensor) -> Tensor:
     return _mix((key ^ _mix(value + GOLDEN)) + GOLDEN)
 
 
-def _shift(z: Tensor, by: int) -> Tensor:
-    """Logical right shift; int64 tensors shift arithmetically."""
-    return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
-
-
-def _unit(bits: Tensor) -> Tensor:
-    """The highest 24 bits as float32 in [0, 1)."""
-    return _shift(bits, 40).float().mul_(2.0**-24)
+def _shift(z: Words, by: int) -> Words:
+    """Logical right shift; int64 shifts arithmetically."""
+    if isinstance(z, Tensor):
+        return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
+    return (z.view(np.uint64) >> np.uint64(by)).view(np.int64)
 
 
 def _signed(number: int) -> int:

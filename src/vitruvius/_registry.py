@@ -164,6 +164,15 @@ class Registry(Generic[T]):
             raise
 
 
+def check_name(kind: str, package: str, name: str, *, where: str = "") -> None:
+    """Refuse a `name` that neither a file of `vitruvius.<package>` nor an entry point registers; none is imported."""
+    known = {point.name for point in entry_points(group=f"vitruvius.{package}")}
+    for file in Path(__file__).with_name(package).glob("*.py"):
+        known |= set(re.findall(rf'^@{package}\.register\("(.+)"\)', file.read_text(encoding="utf-8"), re.MULTILINE))
+    if name not in known:
+        raise UnknownName(f"{where}no {kind} named {name!r}{suggest(name, known)} Known: {', '.join(sorted(known))}.")
+
+
 def read_spec(spec: Spec, *, where: str) -> tuple[str, dict[str, Any]]:
     """Name and settings of `"name:key=value"` or `{use: name, key: value}`; `where` begins an error's sentence."""
     if isinstance(spec, str):

@@ -230,6 +230,22 @@ def test_a_gradient_that_is_not_a_number_is_an_error(name: str, norm: str) -> No
         make(name, 0.1, norm)(SteepAtZero().eval(), x, y * 0)
 
 
+class Enormous(nn.Module):
+    """Numbers whose sum is not one: logits near the largest float, gradients infinite in both directions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        few = x.flatten(1)[:, :3]
+        steep = (few - few.detach()) * 1e38 * 1e2
+        return 3e38 + steep * torch.tensor([1.0, -1.0, 1.0])
+
+
+@pytest.mark.parametrize("name", ["fgsm", "pgd"])
+def test_numbers_too_large_to_be_added_up_are_no_mistake(name: str) -> None:
+    x, _ = some_images(2, 3, size=4)
+    moved = make(name, 0.1)(Enormous().eval(), x, torch.tensor([0, 1]))
+    assert bool(moved.isfinite().all())
+
+
 def test_autoattack_refuses_a_gradient_that_is_not_a_number() -> None:
     x, y = some_images(2, 3, size=4)
     with pytest.raises(DataError, match="gradient of the model is not finite"):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,14 @@ from vitruvius._errors import ConfigError, DataError
 from vitruvius._progress import Progress, no_progress
 
 HALF = (torch.float16, torch.bfloat16)
-FEW = 2**10  # logits of a pass that are kept until they are checked
+LOGITS = (
+    "the model returned logits that are not finite during the search, for images near its own; "
+    "check its weights and its precision."
+)
+GRADIENTS = (
+    "the gradient of the model is not finite for some images, so the search says nothing about them; "
+    "is there a square root, a logarithm or a division at 0 in its forward pass?"
+)
 
 
 class LossAndGrad(NamedTuple):
@@ -46,7 +54,7 @@ def loss_and_grad(
 
 
 def _one_pass(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tensor], Tensor]) -> LossAndGrad:
-    with torch.enable_grad():
+    with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
         x = x.detach().requires_grad_()
         logits = full_precision(model(x))
         losses = loss(logits)
@@ -55,9 +63,20 @@ def _one_pass(model: Callable[[Tensor], Tensor], x: Tensor, loss: Callable[[Tens
                 "the model's output has no gradient with respect to the image (no_grad inside its forward?). "
                 "Gradient attacks need that; square, spsa and hopskipjump do not."
             )
-        (grad,) = torch.autograd.grad(losses, x, torch.ones_like(losses))
-    note_grad(model, grad)
+        grad = gradient_of(model, losses, x)
     return LossAndGrad(logits.detach(), losses.detach(), grad)
+
+
+def gradient_of(model: Callable[[Tensor], Tensor], losses: Tensor, x: Tensor) -> Tensor:
+    """Of the sum of `losses` (B,), by the engine itself: torch.autograd.grad takes 4 % of a small pass to call it."""
+    ones = torch.ones_like(losses)
+    if losses.device.type == "cpu":
+        run_backward = torch.autograd.Variable._execution_engine.run_backward
+        (grad,) = run_backward((losses,), (ones,), False, False, (x,), False, accumulate_grad=False)
+    else:
+        (grad,) = torch.autograd.grad(losses, x, ones)
+    note_grad(model, grad)
+    return grad
 
 
 def full_precision(logits: Tensor) -> Tensor:
@@ -186,73 +205,61 @@ def unwrapped(model: Any) -> Callable[[Tensor], Tensor]:
     return model
 
 
+@dataclass(eq=False)
 class Searched(Wrapper):
     """A model while it is searched: what it answers is checked, and whoever watches is told how far the search is.
 
     The first logits are checked against the labels at once. Whether a later one is finite, and whether a gradient is
-    NaN (which a signed step would take for 0), is noted on the device and read once, by `check_finite`: nothing waits
-    for the device in between. A few logits on a CPU are kept until then; their sum would cost more.
+    NaN (which a signed step would take for 0), is noted and told by `check_finite`: an accelerator is read once, then.
+    On a CPU numbers are noted, for a tensor that stays would move the memory of every later pass to a colder place.
 
-    model: answers with logits (B, K). y: (B,) or (B, K), labels of the images that are searched. progress: told how
-    many steps are made, and of how many. verifier: the model that has the last word where `model` is a faster view.
+    inner: answers with logits (B, K). y: (B,) or (B, K), labels of the images that are searched. progress: told how
+    many steps are made, and of how many. verifier: the model that has the last word where `inner` is a faster view.
     """
 
-    def __init__(
-        self,
-        model: Callable[[Tensor], Tensor],
-        y: Tensor,
-        progress: Progress = no_progress,
-        verifier: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        self.inner = model
-        self.y = y
-        self.progress = progress
-        self.verifier = verifier
-        self.answers: list[Tensor] = []  # the logits of every pass, or () their sum; finite if they are
-        self.grads: list[Tensor] = []  # () the largest entry of every gradient; NaN if there is one
-        self.passes: list[int] = []  # made before each of them
+    inner: Callable[[Tensor], Tensor]
+    y: Tensor
+    progress: Progress = no_progress
+    verifier: Callable[[Tensor], Tensor] | None = None
+    answered: bool = field(default=False, init=False)
+    noted: list[tuple[str, Any]] = field(default_factory=list, init=False)  # numbers, finite if what they are of is
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits (B, K) of points `x` (B, C, H, W), noted as finite or not."""
         try:
             logits = self.inner(x)
         except (AssertionError, RuntimeError, ValueError) as error:
-            if not self.answers:
+            if not self.answered:
                 explain_images(self.inner, x, error)
             raise
-        if not self.answers:
-            check_logits(logits, len(x))
-            if self.y.ndim == 1:
-                check_labels(self.y, logits.shape[1])
-        answer = logits.detach()
-        few = answer.numel() <= FEW and answer.device.type == "cpu"
-        self.answers.append(answer if few else full_precision(answer).sum())
+        if self.answered:
+            self.note(LOGITS, full_precision(logits.detach()))
+            return logits
+        check_logits(logits, len(x))
+        if self.y.ndim == 1:
+            check_labels(self.y, logits.shape[1])
+        self.answered = True
         return logits
 
-    def note_grad(self, grad: Tensor) -> None:
-        """Take note of a gradient `grad` (B, …)."""
-        self.grads.append(grad.amax())
-        self.passes.append(len(self.answers))
+    def note(self, what: str, values: Tensor) -> None:
+        """Take note of LOGITS or GRADIENTS."""
+        if values.device.type != "cpu":
+            self.noted.append((what, values.sum() if what == LOGITS else values.amax()))
+            return
+        number = values.sum().item()
+        if not math.isfinite(number) and not (values.isnan() if what == GRADIENTS else ~values.isfinite()).any():
+            number = 0.0  # large numbers have a sum that is not finite
+        self.noted.append((what, number))
 
     def check_finite(self, moved: Tensor) -> None:
         """Refuse x' that come from logits that are not finite or from gradients that are not numbers."""
-        noted = [moved.sum(), *self.answers]
-        if self.grads:
-            noted.append(torch.stack(self.grads).clamp(-1, 1))
-        if math.isfinite(torch.cat([value.flatten() for value in noted]).sum(dtype=torch.float64)):
-            return
-        numbers = [n for n, answer in enumerate(self.answers) if not answer.isfinite().all()]
-        bad_logits = next(iter(numbers), len(self.answers))
-        bad_grads = [n for n, grad in zip(self.passes, self.grads, strict=True) if grad.isnan()]
-        if bad_logits < len(self.answers) and not any(n <= bad_logits for n in bad_grads):
-            raise DataError(
-                "the model returned logits that are not finite during the search, for images near its own; "
-                "check its weights and its precision."
-            )
-        raise DataError(
-            "the gradient of the model is not finite for some images, so the search says nothing about them; "
-            "is there a square root, a logarithm or a division at 0 in its forward pass?"
-        )
+        self.note(GRADIENTS, moved)
+        numbers = [number for _, number in self.noted]
+        if isinstance(numbers[-1], Tensor):
+            numbers = torch.stack(numbers).tolist()
+        for (what, _), number in zip(self.noted, numbers, strict=True):
+            if math.isnan(number) if what == GRADIENTS else not math.isfinite(number):
+                raise DataError(what)
 
 
 def explain_images(model: Callable[[Tensor], Tensor], x: Tensor, error: Exception) -> None:
@@ -270,7 +277,7 @@ def explain_images(model: Callable[[Tensor], Tensor], x: Tensor, error: Exceptio
 def note_grad(model: Callable[[Tensor], Tensor], grad: Tensor) -> None:
     """Tell a `model` that is being searched which gradient `grad` (B, …) was computed of it."""
     if isinstance(model, Searched):
-        model.note_grad(grad)
+        model.note(GRADIENTS, grad)
 
 
 def progress_of(model: Callable[[Tensor], Tensor]) -> Progress:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from vitruvius._checks import check_eval_mode, check_logits
 from vitruvius._errors import ConfigError, UnknownName, suggest
 from vitruvius._progress import Progress, no_progress
+from vitruvius._random import image_ids
 from vitruvius._registry import Spec, read_spec
 from vitruvius.attacks._batching import SMALL_BATCH
 from vitruvius.attacks._cuda_graphs import with_cuda_graphs
@@ -54,10 +55,8 @@ from vitruvius.attacks.base import (
     check_moved,
     cost_of,
     disturb,
-    known_ids,
     outside_inference_mode,
     stage_label,
-    whole_labels,
 )
 from vitruvius.attacks.fab import FAB
 from vitruvius.attacks.fab_targeted import FABTargeted
@@ -188,9 +187,9 @@ class AutoAttack(Ball):
         check_eval_mode(model)
         check_hard_labels(y, "AutoAttack")
         with torch.inference_mode(False), torch.no_grad(), frozen(model):
-            ids, dtype = known_ids(x, ids), x.dtype
+            ids, dtype = image_ids(x) if ids is None else ids.to(x.device), x.dtype
             model, x = in_one_precision(model, outside_inference_mode(x))
-            y = outside_inference_mode(whole_labels(y))
+            y = outside_inference_mode(y.long())  # of any whole type
             Searched(model, y)(x[:1])
             start = start and replace(start, x=start.x.to(x))
             # what a batch of few pixels leaves free is used for several targets or queries at once

@@ -10,6 +10,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
@@ -22,52 +23,23 @@ from vitruvius._processes import keep_memory
 from vitruvius._progress import Progress, no_progress
 from vitruvius._random import Dice, image_ids
 from vitruvius._registry import Registry
-from vitruvius.attacks._models import (
-    LossAndGrad,
-    Searched,
-    SurrogateGradient,
-    explain_images,
-    frozen,
-    full_precision,
-    in_one_precision,
-    input_size_of,
-    loss_and_grad,
-    rounded_toward,
-)
-from vitruvius.attacks.losses import CE, KL, MARGIN, Loss, hard_labels
-from vitruvius.attacks.norms import LINF, Norm, as_norm
-
-__all__ = [
-    "CE",
-    "KL",
-    "LINF",
-    "MARGIN",
-    "ROBUST",
-    "Attack",
-    "Ball",
-    "Cost",
-    "Ensemble",
-    "LossAndGrad",
-    "Model",
-    "Norm",
-    "Outcome",
-    "Searched",
-    "StageResult",
-    "SurrogateGradient",
-    "Threat",
-    "as_norm",
-    "attacks",
-    "check_inputs",
-    "check_moved",
-    "cost_of",
-    "disturb",
-    "explain_images",
-    "frozen",
-    "full_precision",
-    "hard_labels",
-    "in_one_precision",
-    "loss_and_grad",
-]
+from vitruvius.attacks._models import LossAndGrad as LossAndGrad
+from vitruvius.attacks._models import Searched as Searched
+from vitruvius.attacks._models import SurrogateGradient as SurrogateGradient
+from vitruvius.attacks._models import explain_images as explain_images
+from vitruvius.attacks._models import frozen as frozen
+from vitruvius.attacks._models import full_precision as full_precision
+from vitruvius.attacks._models import in_one_precision as in_one_precision
+from vitruvius.attacks._models import input_size_of, rounded_toward
+from vitruvius.attacks._models import loss_and_grad as loss_and_grad
+from vitruvius.attacks.losses import CE as CE
+from vitruvius.attacks.losses import KL as KL
+from vitruvius.attacks.losses import MARGIN as MARGIN
+from vitruvius.attacks.losses import Loss
+from vitruvius.attacks.losses import hard_labels as hard_labels
+from vitruvius.attacks.norms import LINF as LINF
+from vitruvius.attacks.norms import Norm as Norm
+from vitruvius.attacks.norms import as_norm as as_norm
 
 Model: TypeAlias = Callable[[Tensor], Tensor]
 ROBUST = -1  # in `Outcome.broken_by`: no stage broke the image
@@ -322,12 +294,14 @@ class Attack(Ball, ABC):
             keep_memory()
         if getattr(self, "precision", "exact") != "exact":
             return self._in_two_precisions(model, x, labels, ids, progress)
-        with torch.inference_mode(False), torch.no_grad(), frozen(model):
+        inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+        with inference, torch.no_grad(), frozen(model):
             answer, images = in_one_precision(model, outside_inference_mode(x))
-            labels = outside_inference_mode(whole_labels(labels))
+            labels = outside_inference_mode(labels.long() if labels.ndim == 1 else labels)
             searched = Searched(self.view(answer, images), labels, progress)
-            dice = self.dice(known_ids(x, ids) if self.draws else NO_IDS)
-            moved = self.search(searched, images, labels, dice)
+            if ids is None:
+                ids = image_ids(x) if self.draws else NO_IDS
+            moved = self.search(searched, images, labels, self.dice(ids.to(x.device)))
             searched.check_finite(moved)
             if not type(self).__module__.startswith("vitruvius."):
                 check_moved(self, moved, images)
@@ -400,17 +374,7 @@ def outside_inference_mode(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
-def known_ids(x: Tensor, ids: Tensor | None) -> Tensor:
-    """(B,) the ids as given, or else a hash of the pixels."""
-    return image_ids(x) if ids is None else ids.to(x.device)
-
-
-def whole_labels(y: Tensor) -> Tensor:
-    """Labels (B,) of any whole type as int64; probabilities (B, K) as they are."""
-    return y.long() if y.ndim == 1 else y
-
-
-def check_call(attack: Ball, model: object, x: object, y: object) -> Tensor:
+def check_call(attack: Ball, model: object, x: Any, y: Any) -> Tensor:
     """Refuse what is no model, no batch of images or no labels, with the call as it should be; the labels."""
     name = type(attack).__name__
     if isinstance(model, Tensor) or not callable(model):
@@ -422,8 +386,6 @@ def check_call(attack: Ball, model: object, x: object, y: object) -> Tensor:
                 f"{name} got {type(value).__name__} for {what}; expected a tensor, such as torch.as_tensor({what}), in "
                 f"the call {name}(eps=8 / 255)(model, x, y)."
             )
-    assert isinstance(x, Tensor)
-    assert isinstance(y, Tensor)
     if y.ndim == 0 or (x.ndim == 3 and y.ndim == 1 and len(y) == 1 != len(x)):
         raise DataError(f"one image {tuple(x.shape)} without a batch; write x[None] and y.reshape(1).")
     check_inputs(x, y, *attack.pixel_range)

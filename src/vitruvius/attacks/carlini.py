@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._random import Dice
-from vitruvius.attacks._models import full_precision, note_grad, tell_step
+from vitruvius.attacks._models import full_precision, gradient_of, tell_step
 from vitruvius.attacks.base import Attack, Model, attacks
 from vitruvius.attacks.losses import MARGIN, hard_labels
 from vitruvius.attacks.norms import L2, Norm, per_image
@@ -116,6 +116,5 @@ class Carlini(Attack):
             point = free + (free.clamp(0, 1) - free).detach()
             distance = (point - x).flatten(1).square().sum(1)
             margin = MARGIN(full_precision(model(point)), y)
-            (grad,) = torch.autograd.grad((distance - constant * margin.clamp(max=self.confidence)).sum(), w)
-        note_grad(model, grad)
+            grad = gradient_of(model, distance - constant * margin.clamp(max=self.confidence), w)
         return point.detach(), distance.detach(), margin.detach(), grad

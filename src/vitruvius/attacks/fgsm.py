@@ -32,5 +32,5 @@ class FGSM(Attack):
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice) -> Tensor:
         grad = loss_and_grad(model, x, lambda logits: self.loss(logits, y)).grad
-        delta = self.norm.project(self.eps * self.norm.steepest(grad), self.eps)
-        return (x + delta).clamp(*self.bounds)
+        delta = self.norm.project(self.norm.steepest(grad).mul_(self.eps), self.eps)
+        return delta.add_(x).clamp_(*self.bounds)

@@ -66,7 +66,7 @@ class LinfNorm(Norm):
         return delta.flatten(1).abs().amax(1)
 
     def random(self, x: Tensor, eps: float | Tensor, dice: Dice, step: int | Tensor = 0) -> Tensor:
-        return eps * (2 * dice.uniform("linf", x.shape[1:], step).to(x.dtype) - 1)
+        return dice.uniform("linf", x.shape[1:], step).to(x.dtype).mul_(2).sub_(1).mul_(eps)
 
     def steepest(self, grad: Tensor) -> Tensor:
         return grad.sign()

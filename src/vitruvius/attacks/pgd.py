@@ -57,13 +57,15 @@ class PGD(Attack):
         best = BestSoFar(x)
         for restart in range(self.restarts):
             begin = self.start(x, dice, restart) if start is None else start
-            for step, (point, here) in enumerate(self.ascend(model, x, y, begin)):
-                tell_step(model, step, self.steps, restart, self.restarts)
-                if here is None and self.restarts == 1 and not self.best:
-                    return point
-                if here is None or self.best:
-                    logits = full_precision(model(point)) if here is None else here.logits
-                    best.offer(point, self.fooled(logits, y), self.objective(logits, y))
+            with torch.enable_grad():  # once instead of in every pass; nothing but its point asks for a gradient
+                for step, (point, here) in enumerate(self.ascend(model, x, y, begin)):
+                    tell_step(model, step, self.steps, restart, self.restarts)
+                    if here is not None and self.best:
+                        best.offer(point, self.fooled(here.logits, y), self.objective(here.logits, y))
+            if self.restarts == 1 and not self.best:
+                return point
+            logits = full_precision(model(point))
+            best.offer(point, self.fooled(logits, y), self.objective(logits, y))
         return best.x
 
     def refine(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
@@ -74,7 +76,7 @@ class PGD(Attack):
         """Where an ascent begins."""
         if not self.random_start:
             return x
-        return (x + self.norm.random(x, self.eps, dice, restart)).clamp(*self.bounds)
+        return self.norm.random(x, self.eps, dice, restart).add_(x).clamp_(*self.bounds)
 
     def ascend(self, model: Model, x: Tensor, y: Tensor, start: Tensor) -> Iterator[tuple[Tensor, LossAndGrad | None]]:
         """Every point from which a step is made with its loss and gradient, then the last point alone."""

@@ -199,12 +199,15 @@ def study(
         out: folder for table and figure (default: runs/STUDY).
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
+    from vitruvius._registry import check_name
+
+    check_name("study", "studies", name)  # before anything slow is imported
     from vitruvius._files import check_out
     from vitruvius.targets.base import kind_of
 
     for word in words:
         if "=" not in word:
-            kind_of(word)  # before anything slow is imported
+            kind_of(word)
     from vitruvius.studies import split_words
     from vitruvius.studies import study as run_study
 

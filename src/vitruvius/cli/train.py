@@ -27,11 +27,16 @@ def train(
     from vitruvius.training.config import read_recipe
 
     config = read_recipe(file, overrides)
-    from vitruvius._registry import load_plugins
+    from vitruvius._registry import check_name, load_plugins, read_spec
     from vitruvius.data.base import check_data
 
     load_plugins(config.plugins)
     check_data(config.data)  # before anything slow is imported
+    task, settings = read_spec(config.task, where="task")
+    if not config.plugins:
+        check_name("task", "tasks", task, where="task: ")
+        if attack := settings.get("attack"):
+            check_name("attack", "attacks", read_spec(attack, where="task.attack")[0], where="task.attack: ")
     result: Any
     if dry_run:
         from vitruvius.training.dry_run import dry_run as estimate

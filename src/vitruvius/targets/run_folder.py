@@ -108,7 +108,7 @@ class ZooCheckpoint:
     def accepts(self, text: str) -> bool:
         """Whether it has a card; a run folder of one's own under zoo/ has none."""
         own_run = (Path(text) / "config.yaml").is_file() and not (Path(text) / "card.json").is_file()
-        return text.startswith(PREFIX) and not own_run
+        return text.startswith(PREFIX) and not own_run and find_checkpoint(text).is_dir()
 
     def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
         """The checkpoint with its own data, or the few pictures beside it; only data and device can be changed.
