@@ -275,7 +275,7 @@ def test_a_run_that_fails_is_reported_and_the_others_continue(
     assert said.endswith("vitruvius: 2 of 3 runs failed: a, b_again.\n")
     assert "failed: train.opt = 'addam' cannot be made" in said
     assert main(["sweep", str(file), *COMMON, "--only", "c"]) == 1
-    assert "--only c" in capsys.readouterr().err
+    assert "--only 'c'" in capsys.readouterr().err
 
 
 def _sweep(rank: int, file: str) -> None:

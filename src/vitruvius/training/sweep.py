@@ -94,7 +94,7 @@ class Sweep:
         self.recipe = find_recipe(self.settings.recipe)
         self.runs = self._plan()
         self.chosen = self.runs
-        self._check_patterns([pattern for plan in self.settings.evaluate for pattern in plan.runs], "evaluate.runs")
+        self._check_patterns([pattern for plan in self.settings.evaluate for pattern in plan.runs], "evaluate.runs:")
         check_masks(self.settings.maps, self.settings.masks, self.file)
 
     # planning
@@ -127,7 +127,7 @@ class Sweep:
         names = [run.name for run in self.runs]
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
-                raise ConfigError(f"{self.file}: {where}: {pattern!r} fits no run; there are {', '.join(names)}.")
+                raise ConfigError(f"{self.file}: {where} {pattern!r} fits no run; there are {', '.join(names)}.")
 
     def find_faults(self, *, progress: Progress = no_progress) -> dict[str, str]:
         """The unfinished runs that would fail, and why: each is opened as for training, and nothing is written.
