@@ -126,6 +126,10 @@ class Site:
     knows_input: bool = False  # whether the core is told the tokens that ask (`Context.x`)
     chained: bool = False  # whether its block passes states on (`Context.prev_state`) and may reduce tokens
 
+    def is_over_patches(self) -> bool:
+        """Whether the same tokens ask and answer, and their patches lie on a grid."""
+        return self.attends == "tokens" and self.num_queries == self.num_keys and self.grid is not None
+
     def answering(self) -> slice:
         """The tokens that the head sees: class and distillation token, or the patches where it averages them."""
         if self.num_prefix_tokens and self.num_answering:

@@ -149,7 +149,7 @@ def record_examples(
     with torch.no_grad(), record(model, where, sites=sites) as seen:
         for view in views:
             answers.append(model(view).argmax(-1))
-            for name in filter(lambda name: _lies_on_grid(sites[name]), seen):
+            for name in filter(lambda name: sites[name].is_over_patches(), seen):
                 maps.setdefault(name, []).append(map_of(model, name, seen[name]).half().cpu())
     if not maps:
         raise NoSiteError(f"none of the {len(sites)} attention sites attends over a grid of patches; nothing to view.")
@@ -250,10 +250,6 @@ def pool(site: SiteMaps) -> SiteMaps:
     mean = gather / gather.sum(1, keepdims=True)
     maps = mean @ site.maps.astype(np.float32) @ gather.T
     return SiteMaps(name=site.name, maps=maps, grid=half, num_prefix_tokens=prefix)
-
-
-def _lies_on_grid(site: Site) -> bool:
-    return site.attends == "tokens" and site.grid is not None and site.num_queries == site.num_keys
 
 
 def _site_maps(site: Site, maps: Tensor) -> SiteMaps:

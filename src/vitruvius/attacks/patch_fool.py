@@ -147,10 +147,10 @@ def token_sites(model: Any, x: Tensor) -> dict[str, Site]:
     from vitruvius.surgery import survey
 
     try:
-        sites = survey(model, input_size=_size(x))
+        sites = survey(model, input_size=(x.shape[1], x.shape[2], x.shape[3]))
     except NoSiteError as error:
         raise UnsuitableSite(f"patch_fool needs a model with attention over patches: {error}") from None
-    found = {name: site for name, site in sites.items() if _is_over_patches(site)}
+    found = {name: site for name, site in sites.items() if site.is_over_patches()}
     grids = {site.grid for site in found.values()}
     if len(grids) != 1:
         raise UnsuitableSite(
@@ -158,10 +158,6 @@ def token_sites(model: Any, x: Tensor) -> dict[str, Site]:
             f"{type(model).__name__} attend over tokens, on {len(grids)} grids."
         )
     return found
-
-
-def _is_over_patches(site: Site) -> bool:
-    return site.attends == "tokens" and site.num_queries == site.num_keys and site.grid is not None
 
 
 def patch_mask(chosen: Tensor, grid: tuple[int, int], x: Tensor) -> Tensor:
@@ -190,7 +186,3 @@ def _grid(sites: Mapping[str, Site]) -> tuple[int, int]:
     grid = next(iter(sites.values())).grid
     assert grid is not None
     return grid
-
-
-def _size(x: Tensor) -> tuple[int, int, int]:
-    return (x.shape[1], x.shape[2], x.shape[3])

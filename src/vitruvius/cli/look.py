@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from vitruvius._errors import ConfigError, RunError, VitruviusError
+from vitruvius._errors import ConfigError, DataError, RunError, VitruviusError
 
 RECORDED = 8  # pictures of a run that `report` shows
 logger = logging.getLogger(__name__)
@@ -61,6 +61,9 @@ def look(
 
     overrides = [word for word in pictures if "=" in word and not Path(word).exists()]
     files = [word for word in pictures if word not in overrides]
+    for file in files:
+        if not Path(file).exists():
+            raise DataError(f"no picture at {file}; expected a file or a folder of them.")
     if files and data is not None:
         raise ConfigError(f"--data {data} and pictures ({files[0]}) are both given; choose one of them.")
     if data is not None:
@@ -208,6 +211,8 @@ def study(
     for word in words:
         if "=" not in word:
             kind_of(word)
+    if all("=" in word for word in words):
+        raise ConfigError(f"study {name!r} needs at least one run folder or model name.")
     from vitruvius.studies import split_words
     from vitruvius.studies import study as run_study
 
@@ -254,6 +259,8 @@ def report(
     for folder in folders:
         if not folder.exists():
             raise RunError(f"{folder} does not exist; a report needs run folders, as `vitruvius train` writes them.")
+    if not folders:
+        raise RunError("a report needs at least one run folder; none was given.")
     from vitruvius.evaluation import make_threat
     from vitruvius.report.page import check_page, write_page
 

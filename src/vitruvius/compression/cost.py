@@ -58,11 +58,6 @@ class Cost:
     sites: list[SiteCost]
     seconds: float | None = None
 
-    @property
-    def saved_macs(self) -> int:
-        """What masks save in attention, if nothing removed is computed."""
-        return sum(site.dense_macs - site.kept_macs for site in self.sites)
-
     def __str__(self) -> str:
         width = max(len("whole model"), *(len(site.name) for site in self.sites))
         head = f"{'site':<{width}}  parameters       MACs  attention: all       kept   bytes moved   (dense)    time"

@@ -5,8 +5,11 @@ UCI optical recognition of hand-written digits (Alpaydin & Kaynak 1998), the tes
 
 from __future__ import annotations
 
+import importlib.util
 from functools import lru_cache
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,9 +42,12 @@ def digits(config: DataConfig, split: str, size: Size) -> TensorSet:
 
 @lru_cache(maxsize=1)
 def _all_digits() -> tuple[Tensor, Tensor, Tensor]:
-    from sklearn.datasets import load_digits
-
-    images, labels = (torch.from_numpy(array) for array in (load_digits().images, load_digits().target))
+    library = importlib.util.find_spec("sklearn")
+    assert library is not None
+    assert library.origin is not None
+    file = Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz"  # to import load_digits takes a second
+    table = torch.from_numpy(np.loadtxt(file, delimiter=","))
+    images, labels = table[:, :-1].view(-1, 8, 8), table[:, -1]
     rank = image_keys(torch.arange(len(labels)), torch.zeros(len(labels), dtype=torch.int64), seed=0, epoch=0)
     validation = torch.zeros(len(labels), dtype=torch.bool)
     for digit in range(10):
