@@ -241,7 +241,7 @@ def attacked(
         if theirs is not None:
             differ = sum(a != b for a, b in zip(mine["robust"], theirs["robust"], strict=True))
             note = f"{sum(mine['robust'])} robust; original {sum(theirs['robust'])}, {differ} differ"
-        what = f"{name}, {len(x)} images, {way}" + (", in part" if effort else "")
+        what = f"{name}, {len(x)} images at {eps:.2g}, {way}" + (", in part" if effort else "")
         yield Row(what, mine["seconds"], theirs and theirs["seconds"], goal, note)
 
 
