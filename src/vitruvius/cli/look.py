@@ -62,7 +62,7 @@ def look(
     overrides = [word for word in pictures if "=" in word and not Path(word).exists()]
     files = [word for word in pictures if word not in overrides]
     for file in files:
-        if not Path(file).exists():
+        if "://" not in file and not Path(file).exists():
             raise DataError(f"no picture at {file}; expected a file or a folder of them.")
     if files and data is not None:
         raise ConfigError(f"--data {data} and pictures ({files[0]}) are both given; choose one of them.")
