@@ -131,7 +131,7 @@ def test_of_many_processes_at_once_one_has_the_folder(tmp_path: Path) -> None:
         process.join()
     assert told[-1].endswith("another place.") or told[-1] == "has it"
     assert told.count("has it") == 1
-    assert list(tmp_path.iterdir()) == []
+    assert [*tmp_path.rglob("*")] in ([], [tmp_path / "run"])  # who made the folder may have been refused meanwhile
 
 
 def test_a_lock_that_somebody_is_just_making_is_waited_for(tmp_path: Path) -> None:
