@@ -94,20 +94,22 @@ def test_exported_programs_hold_the_fused_kernel(monkeypatch):
     assert "scaled_dot_product" in text
 
 
-def asked_by_keys(tokens=130, dtype=torch.float32):
-    """Heads whose keys ask, in the memory layout of a ViT's projection, and the gradient of their output."""
+def heads_of_a_vit(tokens=170, dtype=torch.float32, keys_ask=False):
+    """Heads in the memory layout of a ViT's projection, and the gradient of their output."""
     make = torch.Generator().manual_seed(0)
-    k, v, grad = torch.randn(3, 2, tokens, 3, 8, dtype=dtype, generator=make).transpose(2, 3).unbind()
-    return Heads(k.requires_grad_(), k, v.requires_grad_(), None, 0.4), grad
+    q, k, v, grad = torch.randn(4, 2, tokens, 3, 8, dtype=dtype, generator=make).transpose(2, 3).unbind()
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    return Heads(k if keys_ask else q, k, v, None, 0.4), grad
 
 
 @pytest.fixture
 def by_head(monkeypatch):
-    """How often `KeysAsk` was taken, on a CPU of two cores."""
+    """How often `HeadByHead` was taken, on an AMD processor of two cores."""
     calls = []
-    apply = module.KeysAsk.apply
-    monkeypatch.setattr(module.KeysAsk, "apply", lambda *given: calls.append(None) or apply(*given))
+    apply = module.HeadByHead.apply
+    monkeypatch.setattr(module.HeadByHead, "apply", lambda *given: calls.append(None) or apply(*given))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
     return calls
 
 
@@ -115,21 +117,23 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 
 
 @needs_onednn
-def test_keys_that_ask_get_the_output_and_gradients_of_float64_head_by_head(by_head):
-    heads, grad = asked_by_keys()
+@pytest.mark.parametrize("keys_ask", [False, True])
+def test_heads_get_the_output_and_gradients_of_float64_head_by_head(by_head, keys_ask):
+    heads, grad = heads_of_a_vit(keys_ask=keys_ask)
+    asked = heads[1:3] if keys_ask else heads[:3]
     out = attend(heads)
-    found = torch.autograd.grad(out, (heads.k, heads.v), grad)
+    found = torch.autograd.grad(out, asked, grad)
     assert len(by_head) == 1
-    k, v = (x.detach().double().requires_grad_() for x in (heads.k, heads.v))
-    wide = by_products(Heads(k, k, v, None, heads.scale))
-    expected = wide, *torch.autograd.grad(wide, (k, v), grad.double())
+    wide = [x.detach().double().requires_grad_() for x in asked]
+    answer = by_products(Heads(wide[0], wide[-2], wide[-1], None, heads.scale))
+    expected = answer, *torch.autograd.grad(answer, wide, grad.double())
     for ours, theirs in zip((out, *found), expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs.detach(), rtol=1e-5, atol=2e-6)
 
 
 @needs_onednn
 def test_keys_that_ask_have_second_gradients_where_pytorch_has_them(by_head):
-    heads, grad = asked_by_keys()
+    heads, grad = heads_of_a_vit(keys_ask=True)
     with sdpa_kernel(SDPBackend.MATH):
         (first,) = torch.autograd.grad(attend(heads), heads.k, grad, create_graph=True)
     assert torch.autograd.grad(first.square().sum(), heads.k)[0].isfinite().all()
@@ -138,21 +142,21 @@ def test_keys_that_ask_have_second_gradients_where_pytorch_has_them(by_head):
 
 @needs_onednn
 def test_the_fused_kernel_answers_where_heads_by_head_do_not_pay(by_head, monkeypatch):
-    heads, _ = asked_by_keys()
-    few, _ = asked_by_keys(tokens=module.SAVED_KEYS[0] - 1)
-    wide, _ = asked_by_keys(dtype=torch.float64)
-    biased = heads._replace(bias=torch.zeros(130, 130))
-    for other in (few, wide, biased, heads._replace(q=heads.k.clone()), heads._replace(dropout=0.1)):
+    heads, _ = heads_of_a_vit(keys_ask=True)
+    few, _ = heads_of_a_vit(tokens=module.SAVED_KEYS[0] - 1)
+    wide, _ = heads_of_a_vit(dtype=torch.float64)
+    biased = heads._replace(bias=torch.zeros(170, 170))
+    for other in (few, wide, biased, heads._replace(dropout=0.1)):
         assert attend(other).requires_grad
     with torch.no_grad():
         attend(heads)
-    monkeypatch.setattr(module, "MOST_SAVED_SCORES", 6 * 130 * 130 - 1)
+    monkeypatch.setattr(module, "MOST_SAVED_SCORES", 6 * 170 * 170 - 1)
     attend(heads)
     assert not by_head
 
 
 def test_torch_func_differentiates_keys_that_ask():
-    heads, _ = asked_by_keys()
+    heads, _ = heads_of_a_vit(keys_ask=True)
     k, v = heads.k.detach(), heads.v.detach()
     found = torch.func.grad(lambda k: attend(Heads(k, k, v, None, 0.4)).square().sum())(k)
     (expected,) = torch.autograd.grad(attend(heads._replace(v=v)).square().sum(), heads.k)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitruvius._checks import check_labels, check_logits
 from vitruvius._errors import ConfigError, DataError
+from vitruvius._linear import fast_linear
 from vitruvius._progress import Progress, no_progress
 
 HALF = (torch.float16, torch.bfloat16)
@@ -227,7 +228,8 @@ class Searched(Wrapper):
     def __call__(self, x: Tensor) -> Tensor:
         """Logits (B, K) of points `x` (B, C, H, W), noted as finite or not."""
         try:
-            logits = self.inner(x)
+            with fast_linear(self.inner, x):
+                logits = self.inner(x)
         except (AssertionError, RuntimeError, ValueError) as error:
             if not self.answered:
                 explain_images(self.inner, x, error)

@@ -1,7 +1,7 @@
 """Softmax attention, the reference kernel: softmax(q kᵀ · scale + bias) v.
 
-By PyTorch's fused kernel, or on a CPU in bfloat16 by plain matrix products, which are 2 to 9 times faster there; in
-float32 too for a gradient where the keys ask the questions.
+By PyTorch's fused kernel, or on a CPU in bfloat16 by plain matrix products, which are 2 to 9 times faster there; on AMD
+processors in float32 too, head by head, for a gradient.
 B batch, H heads, N queries, M keys, D key width, E value width
 """
 
@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vitruvius._linear import onednn_is_faster, product
 from vitruvius.attention.base import Kernel, attentions
 from vitruvius.heads import Heads, Site
 
 MOST_KEYS = 1536  # beyond, products are no faster than the fused kernel (docs/speed.md)
 MOST_SCORES = 2**27  # entries of (B, H, N, M) that products may write: 256 MB
-SAVED_KEYS = range(128, 513)  # below, calls take as long as products; beyond, memory grows by more than time falls
-MOST_SAVED_SCORES = 2**24  # entries of (B, H, N, N) that `KeysAsk` may keep for the backward pass: 64 MB
+SAVED_KEYS = range(160, 513)  # below, calls take as long as products; beyond, memory grows by more than time falls
+MOST_SAVED_SCORES = 2**24  # entries of (B, H, N, M) that `HeadByHead` may keep for the backward pass: 64 MB
 MOST_THREADS = 2  # which one head keeps busy
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -47,8 +48,8 @@ def attend(heads: Heads) -> Tensor:
     """softmax(q kᵀ · scale + bias) v of shape (B, H, N, E). `heads` may have a bias and dropout."""
     if products_are_faster(heads):
         return by_products(heads)
-    if keys_ask_head_by_head(heads):
-        answer: Tensor = KeysAsk.apply(heads.k, heads.v, heads.scale)
+    if gradient_is_faster_head_by_head(heads):
+        answer: Tensor = HeadByHead.apply(heads.q, heads.k, heads.v, heads.scale)
         return answer
     if needs_another_backend(heads):
         with sdpa_kernel(WITHOUT_CUDNN):
@@ -93,17 +94,18 @@ def multiplies_bfloat16() -> bool:
     return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16", "amx_tile", "bf16", "sve_bf16"))
 
 
-def keys_ask_head_by_head(heads: Heads) -> bool:
-    """Whether `KeysAsk` gives the gradient of these `heads` faster than PyTorch's fused kernel does, as measured."""
+def gradient_is_faster_head_by_head(heads: Heads) -> bool:
+    """Whether `HeadByHead` gives the gradient of these `heads` faster than PyTorch's fused kernel does, as measured."""
     q, k, v, bias, _, dropout = heads
-    if q is not k or bias is not None or dropout or not (gradient_by_hand(k) and gradient_by_hand(v)):
+    if bias is not None or dropout or not gradient_by_hand(q, k, v):
         return False
-    if k.device.type != "cpu" or {k.dtype, v.dtype} != {torch.float32} or k.dim() != 4 or k.shape != v.shape:
+    if k.device.type != "cpu" or {q.dtype, k.dtype, v.dtype} != {torch.float32} or q.dim() != 4 or v.dim() != 4:
         return False
     fused = torch._C._get_flash_sdp_enabled()  # not within sdpa_kernel, where a second gradient is wanted
-    if not fused or torch.get_num_threads() > MOST_THREADS or not torch.backends.mkldnn.is_available():
+    if not fused or torch.get_num_threads() > MOST_THREADS or not onednn_is_faster():
         return False
-    return k.shape[-2] in SAVED_KEYS and k.shape[:-1].numel() * k.shape[-2] <= MOST_SAVED_SCORES
+    scores = q.shape[:-1].numel() * k.shape[-2]
+    return q.shape[:2] == k.shape[:2] == v.shape[:2] and k.shape[-2] in SAVED_KEYS and scores <= MOST_SAVED_SCORES
 
 
 def gradient_by_hand(*tensors: Tensor) -> bool:
@@ -116,44 +118,45 @@ def gradient_by_hand(*tensors: Tensor) -> bool:
     return as_it_is_written and torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-class KeysAsk(torch.autograd.Function):
-    """softmax(k kᵀ · scale) v with its gradient: five products, each in oneDNN, where PyTorch's kernel takes seven.
+class HeadByHead(torch.autograd.Function):
+    """softmax(q kᵀ · scale) v with its gradient: six products in oneDNN, where PyTorch's kernel makes seven in MKL.
 
-    MKL, behind `@`, leaves half the width of AMD's processors unused. Head by head, as a cache holds the scores of one.
+    Where the keys are the queries, five. Head by head, as a cache holds the scores of one.
     """
 
     @staticmethod
-    def forward(ctx: Any, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         weights, out = [], []
-        for keys, values in zip(_by_head(k), _by_head(v), strict=True):
-            scores = _product(keys * scale, keys)
+        for query, key, value in zip(_by_head(q), _by_head(k), _by_head(v), strict=True):
+            scores = product(query * scale, key)
             weights.append(torch.softmax(scores, -1, out=scores))
-            out.append(_product(weights[-1], values.mT))
-        ctx.save_for_backward(k, v, *weights)
-        ctx.scale = scale
-        return torch.stack(out).view(v.shape)
+            out.append(product(weights[-1], value.mT))
+        ctx.save_for_backward(q, k, v, *weights)
+        ctx.scale, ctx.keys_ask = scale, q is k
+        return torch.stack(out).view(*q.shape[:-1], v.shape[-1])
 
     @staticmethod
     @once_differentiable  # as the fused kernel is
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        k, v, *weights = ctx.saved_tensors
-        pairs = []
-        for keys, values, kept, asked in zip(_by_head(k), _by_head(v), weights, _by_head(grad), strict=True):
-            scores = torch._softmax_backward_data(_product(asked, values), kept, -1, kept.dtype)
-            pairs.append((_product(scores + scores.mT, (keys * ctx.scale).mT), _product(kept.mT, asked.mT)))
-        grad_k, grad_v = (torch.stack(each) for each in zip(*pairs, strict=True))
-        return grad_k.view(k.shape), grad_v.view(v.shape), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        q, k, v, *weights = ctx.saved_tensors
+        found: list[list[Tensor]] = [[], [], []]
+        for query, key, value, kept, asked in zip(
+            _by_head(q), _by_head(k), _by_head(v), weights, _by_head(grad), strict=True
+        ):
+            scores = torch._softmax_backward_data(product(asked, value), kept, -1, kept.dtype).mul_(ctx.scale)
+            if ctx.keys_ask:
+                found[1].append(product(scores + scores.mT, key.mT))
+            else:
+                found[0].append(product(scores, key.mT))
+                found[1].append(product(scores.mT, query.mT))
+            found[2].append(product(kept.mT, asked.mT))
+        to_q = torch.stack(found[0]).view(q.shape) if found[0] else None
+        return to_q, torch.stack(found[1]).view(k.shape), torch.stack(found[2]).view(v.shape), None
 
 
 def _by_head(x: Tensor) -> Tensor:
     """(B · H, N, D) of (B, H, N, D) with its rows in order: of others oneDNN takes a hundred times as long."""
     return x.flatten(0, 1).contiguous()
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a bᵀ in oneDNN; both have their rows or their columns in order."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
-    return product
 
 
 def needs_another_backend(heads: Heads) -> bool:

@@ -16,6 +16,7 @@ from timm.models.xcit import ConvPatchEmbed
 from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
+from vitruvius._linear import fast_linear
 from vitruvius._notebook import module_html
 from vitruvius._registry import Registry
 
@@ -68,7 +69,8 @@ class PixelModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, K), or whatever timm's model returns, for pixels `x` (B, C, H, W) in [0, 1]."""
-        out: Tensor = self.model((x - self.mean) / self.std)
+        with fast_linear(self, x):
+            out: Tensor = self.model((x - self.mean) / self.std)
         return out
 
     def train(self, mode: bool = True) -> PixelModel:
