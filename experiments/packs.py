@@ -45,9 +45,9 @@ def packed_files(folder: Path, weights: list[str]) -> Iterator[Path]:
 
 
 def is_heavy(file: Path) -> bool:
-    """Maps, states, and weights: of the best and the last epoch, of averages, and kept ones."""
+    """Maps, states, images of an attack under way, and weights: of the best and the last epoch, of averages, and kept."""
     of_run = file.suffix == ".safetensors" and (file.parent / "config.yaml").is_file()
-    return of_run or file.suffix == ".pt" or file.name in HEAVY or file.parent.name == "kept"
+    return of_run or file.suffix == ".pt" or file.name in HEAVY or file.parent.name in ("kept", "points")
 
 
 def weights_of(run: Path) -> Path:
