@@ -115,22 +115,19 @@ def as_html(title: str, tables: Mapping[str, Records], more: str = "") -> str:
         f"[data-jp-theme-light=true] .vitruvius{{{light}}}"
         f":is([data-jp-theme-light=false],.vscode-dark,[data-md-color-scheme=slate]) .vitruvius{{{dark}}}"
     )
-    body = "".join(_table(caption, rows) for caption, rows in tables.items())
+    body = ""
+    for caption, rows in tables.items():
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        body += f"<p class=quiet>{html.escape(caption)}</p>" if caption else ""
+        if rows:
+            head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+            cells = [
+                "".join(f"<td>{html.escape(cell_text(row.get(n)))}</td>" for n in names) for row in rows[:MOST_ROWS]
+            ]
+            lines = "".join(f"<tr>{line}</tr>" for line in cells)
+            body += f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+        body += f"<p class=quiet>and {len(rows) - MOST_ROWS} more rows</p>" if len(rows) > MOST_ROWS else ""
     return f"<style>{style}{CSS}</style><div class=vitruvius><p><b>{html.escape(title)}</b></p>{body}{more}</div>"
-
-
-def _table(caption: str, rows: Records) -> str:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    lines = "".join(
-        f"<tr>{''.join(f'<td>{html.escape(cell_text(row.get(name)))}</td>' for name in names)}</tr>"
-        for row in rows[:MOST_ROWS]
-    )
-    more = f"<p class=quiet>and {len(rows) - MOST_ROWS} more rows</p>" if len(rows) > MOST_ROWS else ""
-    above = f"<p class=quiet>{html.escape(caption)}</p>" if caption else ""
-    if not rows:
-        return above
-    return f"{above}<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>{more}"
 
 
 def show_briefly(kind: type[nn.Module]) -> None:

@@ -35,18 +35,9 @@ def make_heads(
 
 
 def make_site(heads: Heads, **changes: object) -> Site:
-    sizes = {
-        "name": "blocks.0.attn",
-        "family": "vit",
-        "attends": "tokens",
-        "num_heads": heads.q.shape[1],
-        "num_queries": heads.q.shape[2],
-        "num_keys": heads.k.shape[2],
-        "key_dim": heads.k.shape[3],
-        "value_dim": heads.v.shape[3],
-        "dim": heads.q.shape[1] * heads.q.shape[3],
-    }
-    return Site(**{**sizes, **changes})
+    (_, h, n, d), (m, e) = heads.q.shape, heads.v.shape[2:]
+    sizes = {"num_heads": h, "num_queries": n, "num_keys": m, "key_dim": d, "value_dim": e, "dim": h * d}
+    return Site(**{"name": "blocks.0.attn", "family": "vit", "attends": "tokens", **sizes, **changes})
 
 
 def wave_heads() -> Heads:

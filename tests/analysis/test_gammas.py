@@ -8,12 +8,9 @@ from vitruvius.heads import Heads
 
 
 def slow_pairs(x):
-    gaps, relative = [], []
-    for i in range(len(x)):
-        for j in range(i + 1, len(x)):
-            gap = abs(float(x[i] - x[j]))
-            gaps.append(gap)
-            relative.append(gap / (max(abs(float(x[i])), abs(float(x[j]))) + 1e-10))
+    pairs = [(float(x[i]), float(x[j])) for i in range(len(x)) for j in range(i + 1, len(x))]
+    gaps = [abs(a - b) for a, b in pairs]
+    relative = [gap / (max(abs(a), abs(b)) + 1e-10) for gap, (a, b) in zip(gaps, pairs, strict=True)]
     gaps, relative = torch.tensor(gaps, dtype=torch.float64), torch.tensor(relative, dtype=torch.float64)
     return {
         "absolute": gaps.mean(),

@@ -92,22 +92,13 @@ SHIPPED = """"Step","deit - train_error","deit - train_error__MIN","deit - train
 
 def test_a_shipped_curve_is_read_row_by_row_because_steps_do_not_tell_epochs(tmp_path):
     (tmp_path / "curve.csv").write_text(SHIPPED)
-    curve = read_shipped(tmp_path / "curve.csv")
-    assert curve.name == "deit - train_error"
-    assert curve.epochs == [0, 1, 3]
-    assert curve.values == [4.926, 4.275, 2.638]
+    assert read_shipped(tmp_path / "curve.csv") == {0: 4.926, 1: 4.275, 3: 2.638}
 
 
-@pytest.mark.parametrize("text", ["", "epoch,loss\n1,2\n", "Step,a,b\n1,2,3\n"])
+@pytest.mark.parametrize("text", ["", "epoch,loss\n1,2\n", "Step,a,b\n1,2,3\n", "Step,a\n1,two\n"])
 def test_other_csv_files_are_refused(tmp_path, text):
     (tmp_path / "curve.csv").write_text(text)
-    with pytest.raises(DataError, match="expected Step, one value"):
-        read_shipped(tmp_path / "curve.csv")
-
-
-def test_words_where_numbers_belong_are_refused(tmp_path):
-    (tmp_path / "curve.csv").write_text("Step,a\n1,two\n")
-    with pytest.raises(DataError, match="'two' where a number"):
+    with pytest.raises(DataError, match=r"'two'|expected Step, one value"):
         read_shipped(tmp_path / "curve.csv")
 
 

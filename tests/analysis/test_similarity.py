@@ -29,12 +29,8 @@ def test_the_matching_is_the_best_of_all_orders():
             for order in itertools.permutations(range(5))
         )
         assert float(found[image, 0].sum()) == pytest.approx(best)
-
-
-def test_the_matching_undoes_a_permutation():
-    x = draw(1, 2, 12, 6)
-    shuffled = x[:, :, torch.randperm(12, generator=torch.Generator().manual_seed(0))]
-    torch.testing.assert_close(matched_cosines(x, shuffled), torch.ones(1, 2, 12, dtype=torch.float64))
+    shuffled = x[:, :, torch.randperm(5, generator=torch.Generator().manual_seed(0))]
+    torch.testing.assert_close(matched_cosines(x, shuffled), torch.ones(2, 1, 5, dtype=torch.float64))
 
 
 def test_pearson_is_numpy_s_correlation():
@@ -46,12 +42,9 @@ def test_pearson_is_numpy_s_correlation():
 def test_biased_cka_is_the_definition_with_centring_matrices():
     x, y = draw(9, 4), draw(9, 4, seed=1)
     h = torch.eye(9, dtype=torch.float64) - 1 / 9
-    k, l = h @ x @ x.T @ h, h @ y @ y.T @ h  # noqa: E741
-    expected = (k * l).sum() / ((k * k).sum() * (l * l).sum()).sqrt()
-    torch.testing.assert_close(linear_cka(x, y)[0], expected)
-    k, l = h @ rbf_gram(x) @ h, h @ rbf_gram(y) @ h  # noqa: E741
-    expected = (k * l).sum() / ((k * k).sum() * (l * l).sum()).sqrt()
-    torch.testing.assert_close(kernel_cka(x, y)[0], expected)
+    for gram, cka in ((lambda each: each @ each.T, linear_cka), (rbf_gram, kernel_cka)):
+        k, l = h @ gram(x) @ h, h @ gram(y) @ h  # noqa: E741
+        torch.testing.assert_close(cka(x, y)[0], (k * l).sum() / ((k * k).sum() * (l * l).sum()).sqrt())
 
 
 def test_debiased_cka_is_song_s_estimator_written_out():
@@ -88,12 +81,9 @@ def test_rotations_scales_and_shifts_change_nothing_they_should_not(measure):
     x, y = draw(15, 4), draw(15, 4, seed=1)
     turned = 3 * y @ torch.linalg.qr(draw(4, 4, seed=2)).Q
     moved = turned + (0 if measure == "angles" else 5)
-    take = {
-        "linear": lambda a, b: torch.stack(linear_cka(a, b)),
-        "kernel": lambda a, b: torch.stack(kernel_cka(a, b)),
-        "procrustes": procrustes,
-        "angles": principal_cosines,
-    }[measure]
+    ckas = {"linear": linear_cka, "kernel": kernel_cka}
+    one_number = {"procrustes": procrustes, "angles": principal_cosines}
+    take = one_number.get(measure) or (lambda a, b: torch.stack(ckas[measure](a, b)))
     torch.testing.assert_close(take(x, moved), take(x, y))
 
 

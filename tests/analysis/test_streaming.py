@@ -10,7 +10,7 @@ from looking import make_heads, make_site
 
 from vitruvius._random import Dice
 from vitruvius.analysis.base import NULLS, question
-from vitruvius.analysis.collecting import Collector, Moments, Sample, has_padding, judge, over_windows, real_groups
+from vitruvius.analysis.collecting import Collector, Moments, Sample, judge, over_windows, real_groups
 from vitruvius.analysis.value_vectors import value_vectors
 from vitruvius.heads import Heads
 
@@ -94,7 +94,6 @@ def padded_heads(width=4):
 
 def test_padded_tokens_are_taken_out_of_queries_keys_and_values():
     heads = padded_heads()
-    assert has_padding(heads)
     groups = {tuple(rows.tolist()): part for rows, part in real_groups(heads)}
     assert set(groups) == {(0,), (1, 2)}
     short = groups[1, 2]
@@ -102,7 +101,8 @@ def test_padded_tokens_are_taken_out_of_queries_keys_and_values():
         torch.testing.assert_close(x, y[1:, :, :4])
     assert short.bias is not None
     assert short.bias.shape == (2, 1, 1, 4)
-    assert not has_padding(short)
+    ((_, again),) = real_groups(short)
+    assert again is short
 
 
 def test_chance_for_sentences_of_one_length_stands_beside_sentences_of_several():
@@ -118,8 +118,9 @@ def test_chance_for_sentences_of_one_length_stands_beside_sentences_of_several()
 
 def test_a_mask_that_hides_no_key_from_all_is_no_padding():
     causal = torch.full((6, 6), -torch.inf).triu(1)
-    assert not has_padding(make_heads(tokens=6)._replace(bias=causal))
-    assert not has_padding(make_heads(tokens=6))
+    for heads in (make_heads(tokens=6)._replace(bias=causal), make_heads(tokens=6)):
+        ((_, part),) = real_groups(heads)
+        assert part is heads
 
 
 def test_images_that_are_not_finite_are_set_aside():
@@ -146,32 +147,29 @@ def test_windows_are_averaged_image_by_image():
     torch.testing.assert_close(over_windows(values, 6), values)
 
 
-def sample(mean, std, n=50):
-    return Sample(mean, std, n)
-
-
 def test_claims_say_what_the_numbers_say():
-    assert judge(sample(0.32, 0.01), sample(0.319, 0.01), apart=1)[1] == "indistinguishable from chance"
-    effect, claim = judge(sample(0.5, 0.1), sample(0.3, 0.1), apart=1)
-    assert effect == pytest.approx(2)
-    assert claim == "above chance by 0.2"
-    effect, claim = judge(sample(0.1, 0.1), sample(0.3, 0.1), apart=1)
-    assert effect == pytest.approx(-2)
-    assert claim == "below chance by 0.2"
-    assert judge(sample(0.31, 0.1, 10**6), sample(0.3, 0.1, 10**6), apart=1)[1].endswith("negligibly")
-    assert judge(sample(1, 0.1), sample(1, 0.1), apart=1e-9) == (None, "the same by construction")
-    assert judge(sample(1, math.nan, 1), sample(2, 0.1), apart=1) == (None, "too few images for a claim")
-    assert judge(sample(1, 0.0), sample(2, 0.0), apart=1) == (None, "below chance by 1")
-    assert judge(sample(1e-200, 1e-200), sample(3e-200, 1e-200), apart=1)[1].startswith(("below", "indist"))
+    def told(observed, null, apart=1.0):
+        return judge(
+            *(Sample(mean, std, rest[0] if rest else 50) for mean, std, *rest in (observed, null)), apart=apart
+        )
+
+    assert told((0.32, 0.01), (0.319, 0.01))[1] == "indistinguishable from chance"
+    assert told((0.5, 0.1), (0.3, 0.1)) == (pytest.approx(2), "above chance by 0.2")
+    assert told((0.1, 0.1), (0.3, 0.1)) == (pytest.approx(-2), "below chance by 0.2")
+    assert told((0.31, 0.1, 10**6), (0.3, 0.1, 10**6))[1].endswith("negligibly")
+    assert told((1, 0.1), (1, 0.1), apart=1e-9) == (None, "the same by construction")
+    assert told((1, math.nan, 1), (2, 0.1)) == (None, "too few images for a claim")
+    assert told((1, 0.0), (2, 0.0)) == (None, "below chance by 1")
+    assert told((1e-200, 1e-200), (3e-200, 1e-200))[1].startswith(("below", "indist"))
 
 
 def test_chance_is_called_chance_at_the_promised_rate():
     """Of 2000 comparisons of equal distributions about 2 may be called different at 99.9 %."""
     draws = torch.randn(2000, 2, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     means, stds = draws.mean(-1), draws.std(-1)
-    claims = [
-        judge(Sample(float(m[0]), float(s[0]), 12), Sample(float(m[1]), float(s[1]), 12), apart=1)[1]
-        for m, s in zip(means, stds, strict=True)
+    samples = [
+        [Sample(float(m), float(s), 12) for m, s in zip(*pair, strict=True)] for pair in zip(means, stds, strict=True)
     ]
+    claims = [judge(*pair, apart=1)[1] for pair in samples]
     wrong = sum(not claim.startswith("indist") for claim in claims)
     assert wrong <= 8

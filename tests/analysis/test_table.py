@@ -19,9 +19,8 @@ def small_table():
     rows = [row(site=f"blocks.{i}.attn", head=h, mean=0.5 + i + h / 10) for i in range(2) for h in range(2)]
     rows += [row(head=None, site="model", statistic="all", std=None, effect=None, null=None, null_mean=None, claim="")]
     spectrum = torch.arange(6.0).view(2, 3)
-    curve = Curve(
-        site="blocks.0.attn", analysis="eigenvalues", statistic="spectrum", null="", mean=spectrum, std=spectrum
-    )
+    place = {"site": "blocks.0.attn", "analysis": "eigenvalues", "statistic": "spectrum", "null": ""}
+    curve = Curve(**place, mean=spectrum, std=spectrum)
     return Table(rows=rows, curves=[curve], facts={"model": "tiny", "images": 9, "seed": 0}, remarks=["something"])
 
 
@@ -53,18 +52,10 @@ def test_numbers_that_are_not_finite_never_reach_a_file():
 def test_damaged_and_missing_tables_are_explained(tmp_path):
     with pytest.raises(RunError, match="no such file"):
         Table.load(tmp_path)
-    (tmp_path / "table.json").write_text('{"rows": [[1]]}')
-    with pytest.raises(RunError, match="not a table of an analysis"):
-        Table.load(tmp_path)
-    (tmp_path / "table.json").write_text("{")
-    with pytest.raises(RunError, match="not a table of an analysis"):
-        Table.load(tmp_path)
-
-
-def test_rows_are_chosen_by_their_columns():
-    table = small_table()
-    assert [r.head for r in table.select(site="blocks.1.attn")] == [0, 1]
-    assert table.names("site") == ["blocks.0.attn", "blocks.1.attn", "model"]
+    for damage in ('{"rows": [[1]]}', "{"):
+        (tmp_path / "table.json").write_text(damage)
+        with pytest.raises(RunError, match="not a table of an analysis"):
+            Table.load(tmp_path)
 
 
 def test_a_table_prints_layers_chance_and_how_many_heads_lie_beyond_it():
@@ -75,15 +66,15 @@ def test_a_table_prints_layers_chance_and_how_many_heads_lie_beyond_it():
     assert text.splitlines()[1].startswith("means over heads and images; in brackets the nearest chance")
     assert "4 of 4" in next(line for line in text.splitlines() if line.startswith("beyond chance"))
     assert text.endswith("note: something")
+    assert [r.head for r in small_table().select(site="blocks.1.attn")] == [0, 1]
+    assert small_table().names("site") == ["blocks.0.attn", "blocks.1.attn", "model"]
 
 
 def test_a_head_lies_beyond_chance_only_if_every_null_that_can_tell_agrees():
-    def table(*claims):
-        nulls = ("gaussian", "spectrum", "permuted")
-        return Table(rows=[row(null=null, claim=claim) for null, claim in zip(nulls, claims, strict=False)])
-
     def count(*claims):
-        return next(line for line in str(table(*claims)).splitlines() if line.startswith("beyond")).split("chance")[1]
+        nulls = ("gaussian", "spectrum", "permuted")
+        table = Table(rows=[row(null=null, claim=claim) for null, claim in zip(nulls, claims, strict=False)])
+        return next(line for line in str(table).splitlines() if line.startswith("beyond")).split("chance")[1]
 
     assert "1 of 1" in count("above chance by 1", "above chance by 2")
     assert "0 of 1" in count("above chance by 1", "below chance by 2")
@@ -93,11 +84,8 @@ def test_a_head_lies_beyond_chance_only_if_every_null_that_can_tell_agrees():
 
 
 def test_the_nearest_null_that_can_tell_is_shown():
-    rows = [
-        row(null="gaussian", null_mean=0.1),
-        row(null="spectrum", null_mean=0.4),
-        row(null="permuted", null_mean=0.5, claim="the same by construction"),
-    ]
+    rows = [row(null="gaussian", null_mean=0.1), row(null="spectrum", null_mean=0.4)]
+    rows.append(row(null="permuted", null_mean=0.5, claim="the same by construction"))
     assert "0.500 (0.400)" in str(Table(rows=rows))
 
 

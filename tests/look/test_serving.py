@@ -22,8 +22,9 @@ from bad_pictures import bad_files, photograph
 pytest.importorskip("uvicorn", reason="the live page needs the extra `live`")
 pytest.importorskip("starlette", reason="the live page needs the extra `live`")
 
+from vitruvius.evaluation.threats import make_threat
 from vitruvius.look.looking import Variant
-from vitruvius.look.serving import MAX_BYTES, Desk, Replaced, make_app, threat_of
+from vitruvius.look.serving import ATTACKS, MAX_BYTES, SHOWN, Desk, Replaced, make_app, threat_of
 from vitruvius.models import create_model
 
 TOKEN = "0123456789abcdef"
@@ -78,6 +79,11 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
+def desk() -> Desk:
+    return Desk(Variant("digits", create_model("vitruvius/vit_digits"), ()), [])
+
+
+@pytest.fixture
 def picture(server: Server) -> int:
     status, text = server.ask("picture?name=dog.jpg", photograph())
     assert status == 200
@@ -103,13 +109,9 @@ def test_the_page_knows_what_it_may_offer(server: Server) -> None:
     assert "rpc" in live["attentions"]
 
 
-@pytest.mark.parametrize("threat", ["pgd", "fgsm", "apgd", "square", "fog", "jpeg_compression"])
+@pytest.mark.parametrize("threat", [*ATTACKS, *SHOWN])
 def test_every_threat_that_is_offered_can_be_made(threat: str) -> None:
-    from vitruvius.evaluation.threats import make_threat
-
-    made = threat_of({"threat": threat, "eps": 2.5})
-    assert made is not None
-    assert make_threat(made)
+    assert make_threat(threat_of({"threat": threat, "eps": 2.5}) or "")
 
 
 @pytest.mark.parametrize(
@@ -200,8 +202,7 @@ def test_a_second_question_replaces_the_first(server: Server, picture: int) -> N
     assert "shown" in answers["second"][-1]
 
 
-def test_a_replaced_question_stops_at_its_next_step() -> None:
-    desk = Desk(Variant("digits", create_model("vitruvius/vit_digits"), ()), [])
+def test_a_replaced_question_stops_at_its_next_step(desk: Desk) -> None:
     number = desk.take(photograph(), "dog.jpg")
     steps: list[float] = []
 
@@ -215,8 +216,7 @@ def test_a_replaced_question_stops_at_its_next_step() -> None:
     assert len(steps) == 4
 
 
-def test_old_pictures_are_forgotten() -> None:
-    desk = Desk(Variant("digits", create_model("vitruvius/vit_digits"), ()), [])
+def test_old_pictures_are_forgotten(desk: Desk) -> None:
     numbers = [desk.take(photograph(), "dog.jpg") for _ in range(12)]
     assert list(desk.pictures) == numbers[-8:]
 
@@ -247,7 +247,5 @@ def test_the_command_ends_with_its_terminal_and_leaves_nothing(number: signal.Si
         process.send_signal(number)
         assert process.wait(15) in (0, -signal.SIGHUP)
         assert "Traceback" not in process.stderr.read()  # type: ignore[union-attr]
-    left = [
-        path for path in tmp_path.rglob("*") if "wandb" not in path.name
-    ]  # which timm imports where it is installed
+    left = [path for path in tmp_path.rglob("*") if "wandb" not in path.name]  # which timm imports if it is there
     assert left == []

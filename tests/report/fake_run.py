@@ -1,14 +1,10 @@
-"""Run folders as training and evaluation leave them, with plausible numbers, for tests and for looking at the page.
-
-python tests/report/fake_run.py FOLDER      writes two runs and a page
-"""
+"""Run folders as training and evaluation leave them, with plausible numbers, for tests."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ from vitruvius.corruptions.base import BENCHMARK
 from vitruvius.evaluation.base import read_logits
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.metrics import alexnet
+from vitruvius.evaluation.result import wilson
 from vitruvius.evaluation.shift_report import reduce_entries
 from vitruvius.evaluation.threats import Entry
 
@@ -126,19 +123,10 @@ def _answers(random: np.random.Generator, n: int, skill: float, *, sure: float =
 
 def _threat(name: str, spec: str, eps: float | None, accuracy: float, n: int) -> dict[str, Any]:
     correct = round(accuracy * n)
-    low, high = _wilson(correct, n)
+    low, high = wilson(correct, n)
     row = {"name": name, "spec": spec, "accuracy": correct / n, "low": low, "high": high, "correct": correct, "n": n}
-    return (
-        row
-        | {"top5": min(1.0, 0.5 + accuracy / 2), "loss": -math.log(max(accuracy, 0.02))}
-        | ({"eps": eps} if eps else {})
-    )
-
-
-def _wilson(correct: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    p, d = correct / n, 1 + z * z / n
-    centre, half = (p + z * z / (2 * n)) / d, z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / d
-    return centre - half, centre + half
+    row |= {"top5": min(1.0, 0.5 + accuracy / 2), "loss": -math.log(max(accuracy, 0.02))}
+    return row | ({"eps": eps} if eps else {})
 
 
 def _model(parts: list[dict[str, Any]] | None, patch: int) -> dict[str, Any]:
@@ -190,13 +178,3 @@ def _maps(random: np.random.Generator, grey: np.ndarray, layer: int, side: int) 
         logits[:, head, :, 0] += layer - 1.0 + head
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
-
-
-if __name__ == "__main__":
-    from vitruvius.report import write_page
-
-    where = Path(sys.argv[1])
-    plain = write_run(where / "softmax", robust=0.35, shifts=True)
-    parts = [{"use": "low_rank", "rank": 2, "tensors": "qk"}, {"use": "rpc", "iterations": 4}]
-    robust = write_run(where / "robust-pca", parts=parts, seed=1, robust=0.8, shifts=True)
-    write_page([plain, robust], where / "report.html", title="Digits: softmax and robust principal components")

@@ -49,10 +49,6 @@ def study(tmp_path: Path, sweep: Path) -> Path:
     return folder
 
 
-def test_a_sweep_means_its_runs_in_order(sweep: Path) -> None:
-    assert [run.name for run in runs_in([sweep])] == ["lr-0.001", "lr-0.002", "lr-0.004"]
-
-
 def test_a_sweep_has_a_figure_and_a_table_of_what_differs_best_first(sweep: Path) -> None:
     drawing, table, *notes = sweep_blocks(sweep, read_runs(runs_in([sweep])), "rates")
     assert isinstance(drawing, Drawing)
@@ -60,11 +56,7 @@ def test_a_sweep_has_a_figure_and_a_table_of_what_differs_best_first(sweep: Path
     assert list(table.titles[:3]) == ["run", "train.lr", "best"], "seed and all the rest are the same"
     best = [row["best"] for row in table.rows]
     assert best == sorted(best, reverse=True)
-    assert {row["run"]: row["train.lr"] for row in table.rows} == {
-        "lr-0.001": 0.001,
-        "lr-0.002": 0.002,
-        "lr-0.004": 0.004,
-    }
+    assert all(row["run"] == f"lr-{row['train.lr']}" for row in table.rows)
     assert {row["run"]: row["status"] for row in table.rows}["lr-0.004"] == "failed"
     said = [note.text for note in notes]
     assert said == ["Without a folder: lr-0.008.", "lr-0.004: failed: the loss is not finite"]
@@ -72,15 +64,12 @@ def test_a_sweep_has_a_figure_and_a_table_of_what_differs_best_first(sweep: Path
 
 def test_runs_that_differ_in_attention_say_it_in_words(tmp_path: Path) -> None:
     write_run(tmp_path / "plain", epochs=1, patch=2, images=1)
-    write_run(
-        tmp_path / "rank", epochs=1, patch=2, images=1, parts=[{"use": "low_rank", "rank": 2}, {"use": "softmax"}]
-    )
+    parts = [{"use": "low_rank", "rank": 2}, {"use": "softmax"}]
+    write_run(tmp_path / "rank", epochs=1, patch=2, images=1, parts=parts)
     (tmp_path / "sweep.json").write_text("{}")
     _, table = sweep_blocks(tmp_path, read_runs(runs_in([tmp_path])), "sweep")
-    assert {row["run"]: row["attention"] for row in table.rows} == {
-        "plain": "as upstream",
-        "rank": "low_rank(rank=2) → softmax",
-    }
+    told = {row["run"]: row["attention"] for row in table.rows}
+    assert told == {"plain": "as upstream", "rank": "low_rank(rank=2) → softmax"}
 
 
 def test_a_sweep_that_has_not_begun_says_so(tmp_path: Path) -> None:
@@ -95,9 +84,6 @@ def test_a_study_has_its_settings_figure_and_table(study: Path) -> None:
     assert "data:image/png" in figure.markup
     assert list(table.numeric) == ["eps", "accuracy"]
     assert [cell.text for cell in table.cells[0]] == ["lr-0.001", "0.003922", "0.5"]
-
-
-def test_a_study_that_has_not_ended_has_no_table_yet(study: Path) -> None:
     (study / "table.csv").unlink()
     assert study_blocks(study, "study")[-1].text.endswith("has no table.csv yet: the study has not ended.")
 

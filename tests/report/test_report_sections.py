@@ -47,9 +47,8 @@ def test_metrics_are_grouped_into_panels(two: list[Run]) -> None:
 
 
 def test_an_unknown_metric_gets_a_panel_of_its_own(two: list[Run]) -> None:
-    run = dataclasses.replace(
-        two[0], epochs=[{"epoch": 0, "reconstruction": 0.1, "note": "words", "bad": float("nan")}]
-    )
+    row = {"epoch": 0, "reconstruction": 0.1, "note": "words", "bad": float("nan")}
+    run = dataclasses.replace(two[0], epochs=[row])
     assert group_metrics([run]) == {"reconstruction": ["reconstruction"]}
 
 
@@ -79,9 +78,7 @@ def test_curves_pass_through_every_logged_value_and_stop_at_nan(two: list[Run]) 
 def test_dots_of_threats_stand_at_their_accuracies_with_their_intervals(two: list[Run]) -> None:
     axes = draw_threats(two).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["clean", "pgd ε = 2/255"]
-    dots = [
-        (container.lines[0].get_xdata()[0], container.lines[2][0].get_segments()[0]) for container in axes.containers
-    ]
+    dots = [(one.lines[0].get_xdata()[0], one.lines[2][0].get_segments()[0]) for one in axes.containers]
     expected = [run.threats[place] for place in range(7) for run in two]
     for (x, bar), one in zip(dots, expected, strict=True):
         assert x == one.accuracy
@@ -124,8 +121,7 @@ def test_labels_of_threats_are_short_and_all_different(two: list[Run]) -> None:
 
 
 def test_labels_of_strengths_do_not_run_into_each_other() -> None:
-    ticks = _ticks([0.0, 0.001, 0.01, 0.02, 0.03])
-    assert ticks == [0.0, 0.01, 0.02, 0.03]
+    assert _ticks([0.0, 0.001, 0.01, 0.02, 0.03]) == [0.0, 0.01, 0.02, 0.03]
     assert _ticks([0.05]) == [0.05]
 
 
@@ -183,11 +179,7 @@ def test_shrunk_maps_are_means_over_blocks_of_neighbours() -> None:
         for j in range(10):
             block = maps["a"][:, rows[i] : rows[i + 1], columns[j] : columns[j + 1]]
             np.testing.assert_allclose(small["a"][:, i, j], block.mean((1, 2)), rtol=1e-5)
-
-
-def test_maps_that_fit_are_left_as_they_are() -> None:
-    maps = {"a": np.ones((2, 5, 5), np.float32)}
-    assert shrink(maps, 50) == (maps, None)
+    assert shrink(maps, 2 * 12 * 20) == (maps, None), "what fits is left as it is"
 
 
 def test_bytes_of_the_viewer_give_attention_back_within_half_a_level() -> None:
@@ -210,13 +202,14 @@ def test_nested_tables_become_dotted_keys() -> None:
     assert flatten(table) == {"a.b": "1", "a.c": "[1, 2]", "d.0.e": "None"}
 
 
-def test_attention_is_told_in_words(two: list[Run]) -> None:
-    assert [run.attention for run in two] == ["as upstream", "low_rank(rank=2, tensors=qk) → softmax"]
-
-
 def test_the_cost_table_counts_parameters_of_cores(two: list[Run]) -> None:
     table = model(two)[0]
     assert [row["core_parameters"] for row in table.rows] == [0, 4 * 2 * 3]
+    assert [row["attention"] for row in table.rows] == [
+        "upstream",
+        "blocks.*.attn: low_rank(rank=2, tensors=qk) → softmax",
+    ]
+    assert threats(two[:1])[0].legend == [], "a single run needs none"
     assert table.rows[0]["seconds"] == pytest.approx(sum(row["seconds"] for row in two[0].epochs))
 
 
@@ -236,11 +229,6 @@ def test_even_attention_is_shown_in_the_middle_and_a_peak_at_the_top() -> None:
 def test_the_viewer_and_the_maps_share_their_colours() -> None:
     script = (Path(__file__).parents[2] / "src/vitruvius/report/viewer.js").read_text()
     assert sum(colour in script for colour in HEAT) >= 3
-
-
-def test_a_single_run_needs_no_legend(tmp_path: Path) -> None:
-    (run,) = read_runs([write_run(tmp_path / "one", epochs=1, patch=2, images=1)])
-    assert threats([run])[0].legend == []
 
 
 def test_numbers_are_written_for_readers() -> None:
@@ -263,14 +251,11 @@ def test_headings_tell_settings_and_axes_have_units() -> None:
     assert axis_label("my_own", "some_number") == "some number"
 
 
-def test_epochs_are_counted_from_one_and_axes_are_labelled(two: list[Run]) -> None:
-    axes = draw_metrics(two[:1], "loss", ["train_loss"], {}).axes[0]
-    assert list(axes.lines[0].get_xdata())[:3] == [1, 2, 3]
+def test_axes_are_labelled_and_tables_count_epochs_from_one(two: list[Run]) -> None:
+    assert draw_metrics(two[:1], "loss", ["train_loss"], {}).axes[0].get_ylabel() == "loss"
     assert [row["epoch"] for row in curves(two[:1])[0].rows][:3] == [1, 2, 3]
-    assert axes.get_ylabel() == "loss"
     assert draw_threats(two).axes[0].get_xlabel() == "accuracy"
-    name, points = next(iter(collect_strengths(two).items()))
-    axes = draw_strengths(two, name, points).axes[0]
+    axes = draw_strengths(two, *next(iter(collect_strengths(two).items()))).axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("ε (of pixels from 0 to 1)", "accuracy")
 
 

@@ -92,13 +92,10 @@ def test_figures_are_saved_as_png_and_pdf_and_the_same_every_time(tmp_path: Path
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in paths]
 
 
-def test_a_suffix_chooses_the_format(tmp_path: Path) -> None:
+def test_a_suffix_chooses_the_format_and_other_ones_are_refused(tmp_path: Path) -> None:
     (path,) = save_figure(drawn(), tmp_path / "fig.svg")
     assert "<svg" in path.read_text()
     assert "$not mathematics_{" in path.read_text()
-
-
-def test_other_formats_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"saved as .png, .pdf or .svg, not '.bmp'"):
         save_figure(drawn(), tmp_path / "fig.bmp")
 

@@ -113,10 +113,7 @@ def test_runs_with_different_baselines_say_whose_each_number_is(both: list[Run])
     report = both[1].shifts["imagenet-c"]
     other = dataclasses.replace(report, corruption={**report.corruption, "baseline": "other"})
     table = corruption_table([both[0], dataclasses.replace(both[1], shifts={"imagenet-c": other})], "imagenet-c")
-    assert list(table.titles)[2:4] == [
-        "mCE, each its own baseline",
-        "relative mCE, each its own baseline",
-    ]
+    assert list(table.titles)[2:4] == ["mCE, each its own baseline", "relative mCE, each its own baseline"]
     assert [cells[2].detail.rpartition(" of ")[2] for cells in table.cells] == ["AlexNet's", "other's"]
     assert [row["baseline"] for row in table.rows] == ["AlexNet", "other"]
 
@@ -151,11 +148,8 @@ def test_reliability_lines_pass_through_the_bins_and_their_error_is_the_ece(both
 def test_detection_has_a_line_for_each_run_and_score(both: list[Run]) -> None:
     (table,) = detection(both)
     assert isinstance(table, Table)
-    assert [(row["run"], row["score"]) for row in table.rows][:3] == [
-        ("plain", "max softmax"),
-        ("plain", "max logit"),
-        ("plain", "energy"),
-    ]
+    scores = ["max softmax", "max logit", "energy"]
+    assert [(row["run"], row["score"]) for row in table.rows][:3] == [("plain", score) for score in scores]
     found = both[1].shifts["imagenet-o"].detection["energy"]
     assert table.rows[5]["fpr95"] == found["fpr95"]
     assert table.rows[5]["fpr95_high"] == found["intervals"]["fpr95"][1]

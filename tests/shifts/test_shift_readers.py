@@ -159,10 +159,8 @@ def test_cifar_c_has_five_severities_one_after_the_other(tmp_path: Path, name: s
 @pytest.mark.parametrize("size", [8, None])
 def test_folders_that_corrupt_writes_are_read_with_their_labels(tmp_path: Path, size: int | None) -> None:
     write_pictures(tmp_path / "clean", ["1", "2", "10"], each=2)
-    settings: dict[str, Any] = {"size": size, "format": "png", "workers": 1}
-    corrupted_copies.write_corrupted(
-        str(tmp_path / "clean"), out=tmp_path / "copy", names=["fog"], severities=[2, 4], **settings
-    )
+    settings: dict[str, Any] = {"out": tmp_path / "copy", "size": size, "format": "png", "workers": 1}
+    corrupted_copies.write_corrupted(str(tmp_path / "clean"), names=["fog"], severities=[2, 4], **settings)
     shift = open_shift(f"folder-c:{tmp_path / 'copy'}")
     assert [part.name for part in shift.parts] == ["fog 2", "fog 4"]
     assert shift.cropped == (size is not None)

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -105,9 +104,9 @@ def test_layers_and_heads_and_the_figures_of_each_model_are_kept(studied: Path, 
 
 
 def test_no_label_of_a_figure_covers_another_or_is_cut_off(studied: Path) -> None:
-    rows = [
-        {**row, "model": "a_model_with_a_rather_long_name_224"} for row in _rows(studied) if "other" in row["model"]
-    ]
+    name = "a_model_with_a_rather_long_name_224"
+    recorded = map(json.loads, (studied / "rows.jsonl").read_text().splitlines())
+    rows = [{**row, "model": name} for row in recorded if "other" in row["model"]]
     figure = kpca.draw(rows)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -119,10 +118,6 @@ def test_no_label_of_a_figure_covers_another_or_is_cut_off(studied: Path) -> Non
     (legend,) = figure.legends
     assert legend.get_window_extent().x0 >= 0
     assert legend.get_window_extent().x1 <= figure.bbox.x1
-
-
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
 def test_two_ways_to_look_at_reconstruction_are_two_curves_over_epochs_from_1(tmp_path: Path) -> None:

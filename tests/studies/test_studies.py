@@ -90,9 +90,8 @@ def test_effectiveness_of_a_folder_of_published_checkpoints(tmp_path: Path, monk
         moved = (x + (moved - x).clamp(-0.1, 0.1)).clamp(0, 1)
     right = (model(moved).argmax(1) == y).double().mean()
     assert float(rows[-1]["robust_top1"]) == pytest.approx(100 * float(right), abs=1e-4)
-    assert float(rows[-1]["adv_loss"]) == pytest.approx(
-        float(torch.nn.functional.cross_entropy(model(moved), y).detach()), rel=1e-4
-    )
+    expected = float(torch.nn.functional.cross_entropy(model(moved), y).detach())
+    assert float(rows[-1]["adv_loss"]) == pytest.approx(expected, rel=1e-4)
     assert float(rows[-1]["param_count"]) == round(sum(p.numel() for p in model.parameters()) / 1e6, 2)
 
 
@@ -278,12 +277,7 @@ def test_rows_of_other_images_labels_or_settings_are_refused(
     ],
 )
 def test_whoever_waits_hears_how_far_a_study_is(
-    name: str,
-    settings: dict[str, Any],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, settings: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(_progress, "EVERY", 0.02)
     study(name, [MODEL], {**FEW, **settings}, tmp_path)

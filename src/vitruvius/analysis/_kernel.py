@@ -26,16 +26,13 @@ class Gram(NamedTuple):
     log_mass: Tensor  # (B, H, M)
 
 
-def released_z_score(x: Tensor) -> Tensor:
-    """(x − mean) / (unbiased deviation + 1e-8), as the published scripts do."""
-    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-8)
-
-
 def key_gram(heads: Heads, *, standardise: bool, released: bool = False) -> Gram:
     """The centred Gram matrix; of standardised keys with the papers' scale 1/√D, else with the model's own."""
     keys, scale = heads.k, heads.scale
     if standardise:
-        keys, scale = (released_z_score if released else z_score)(keys), keys.shape[-1] ** -0.5
+        keys, scale = z_score(keys), keys.shape[-1] ** -0.5
+    if standardise and released:  # (x − mean) / (unbiased deviation + 1e-8), as the published scripts do
+        keys = (heads.k - heads.k.mean(-1, keepdim=True)) / (heads.k.std(-1, keepdim=True) + 1e-8)
     logits = (keys * scale) @ keys.mT  # (B, H, M, M)
     log_mass = logits.logsumexp(-1)
     if released:
@@ -61,8 +58,3 @@ def log_attention(heads: Heads) -> Tensor:
 def log_phi2(heads: Heads) -> Tensor:
     """log ‖φ(q_i)‖² = q_i·q_i · scale − 2 log g(q_i), (B, H, N); g is what the softmax divides by, bias included."""
     return heads.q.square().sum(-1) * heads.scale - 2 * scores(heads).logsumexp(-1)
-
-
-def output(heads: Heads) -> Tensor:
-    """h = softmax(q kᵀ · scale + bias) v, (B, H, N, E)."""
-    return log_attention(heads).exp() @ heads.v

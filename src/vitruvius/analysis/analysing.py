@@ -7,9 +7,10 @@ B images, N queries, M keys
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,9 +24,9 @@ from vitruvius._random import Dice, image_ids
 from vitruvius._registry import Spec, read_spec
 from vitruvius._version import __version__
 from vitruvius.analysis.base import NULLS, Question, analyses, question
-from vitruvius.analysis.collecting import MODEL, OBSERVED, Collector, Sums, make_rows, threads
+from vitruvius.analysis.collecting import MODEL, OBSERVED, Collector, Sums, add_up, make_rows, threads
 from vitruvius.analysis.explanations import explain, explanations, score
-from vitruvius.analysis.table import Pictures, Table, join_tables
+from vitruvius.analysis.table import Pictures, Table
 from vitruvius.attacks.base import disturb
 from vitruvius.evaluation.threats import Threat, describe, make_threat
 from vitruvius.heads import Heads, Site
@@ -81,7 +82,9 @@ def analyse(
     questions, explained = split_asked(asked)
     if explained:
         check_head(model)
-    chosen_nulls = _choose_nulls(nulls)
+    chosen_nulls = list(NULLS) if nulls is True else list(nulls or ())
+    if unknown := [name for name in chosen_nulls if name not in NULLS]:
+        raise ConfigError(f"no null named {unknown[0]!r}. Known: {', '.join(NULLS)}.")
     threat = make_threat(attack, where="attack") if explained and attack is not None else None
     limit = None if images is None else process.share_of(images)
     total = process.share_of(loader.num_images) if limit is None and hasattr(loader, "num_images") else limit
@@ -106,8 +109,11 @@ def analyse(
     about = {"model": type(inner(model)).__name__, "data": str(getattr(loader, "name", "unnamed")), "seed": seed}
     about |= {"attack": describe(threat)} if threat is not None else {}
     about |= {**(facts or {}), "vitruvius": __version__}
-    tables = [collector.table(about, process)] if questions else []
-    return join_tables([*tables, explainer.table(about, process)])
+    table = explainer.table(about, process)
+    if not questions:
+        return table
+    whole = collector.table(about, process)
+    return replace(whole, rows=whole.rows + table.rows, facts={**table.facts, **whole.facts}, pictures=table.pictures)
 
 
 def split_asked(asked: Sequence[Asked]) -> tuple[list[Question], list[str]]:
@@ -159,14 +165,6 @@ def _entries(site: Site) -> int:
     return windows * site.num_heads * max(site.num_queries, site.num_keys) * site.num_keys
 
 
-def _choose_nulls(nulls: bool | Sequence[str]) -> list[str]:
-    """All, none, or those named."""
-    chosen = list(NULLS) if nulls is True else list(nulls or ())
-    if unknown := [name for name in chosen if name not in NULLS]:
-        raise ConfigError(f"no null named {unknown[0]!r}. Known: {', '.join(NULLS)}.")
-    return chosen
-
-
 def _first_look(
     batches: Iterator[tuple[Tensor, Tensor]], process: Process
 ) -> tuple[tuple[int, int, int] | None, Iterable[tuple[Tensor, Tensor]]]:
@@ -174,45 +172,37 @@ def _first_look(
     first = next(batches, None)
     sizes = process.gather(None if first is None else tuple(first[0].shape[1:]))
     size = next((size for size in sizes if size is not None), None)
-    return size, batches if first is None else itertools.chain([first], batches)
+    return size, batches if first is None else chain([first], batches)
 
 
 def _batches_of(loader: Iterable[Any], device: torch.device, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """(images, ids) until `limit` images have come; a loader may yield images, (images, labels) or also ids."""
+    """(images, ids) until `limit` images have come; a loader may yield images, (images, labels) or also ids.
+
+    Where there are no ids, a hash of the pixels stands for them.
+    """
     left = math.inf if limit is None else limit
     batches = iter(loader.with_ids() if hasattr(loader, "with_ids") else loader)
     while left > 0 and (batch := next(batches, None)) is not None:
-        x, ids = _images_and_ids(batch)
-        count = int(min(left, len(x)))
-        if not count:
-            continue
-        x = x[:count].to(device)
-        check_pixels(x)
-        left -= count
-        yield x, ids[:count].cpu()
-
-
-def _images_and_ids(batch: Any) -> tuple[Tensor, Tensor]:
-    """Of a batch that is images, (images, labels) or (images, labels, ids); ids are a hash where there are none."""
-    parts = [batch] if isinstance(batch, Tensor) else batch
-    if not isinstance(parts, list | tuple) or not parts or not isinstance(parts[0], Tensor):
-        raise DataError(
-            f"the loader yields {type(batch).__name__}; expected images, (images, labels), or with ids too."
-        )
-    x = parts[0]
-    if x.dim() != 4:
-        raise DataError(f"a batch has shape {tuple(x.shape)}; expected images (B, channels, rows, columns).")
-    return x, parts[2] if len(parts) > 2 else image_ids(x)
+        x, *more = [batch] if isinstance(batch, Tensor) else batch if isinstance(batch, list | tuple) else [None]
+        if not isinstance(x, Tensor) or x.dim() != 4:
+            got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(batch).__name__
+            raise DataError(
+                f"a batch of the loader is {got}; expected images (B, channels, rows, columns), alone, with labels, or "
+                "with labels and ids."
+            )
+        if count := int(min(left, len(x))):
+            ids: Any = more[1] if len(more) > 1 else image_ids(x)
+            x = x[:count].to(device)
+            check_pixels(x)
+            left -= count
+            yield x, ids[:count].cpu()
 
 
 class Explainer:
     """Sees batches, keeps sums of scores and the maps of the first images.
 
-    model: in eval mode.
     names: explanations with their settings, `"integrated_gradients:steps=20"`.
     threat: leads away from what the model answers; None: clean images alone.
-    process: of several processes, this one.
-    seed: of chance.
     """
 
     def __init__(
@@ -255,19 +245,12 @@ class Explainer:
 
     def table(self, facts: Mapping[str, Any], process: Process) -> Table:
         """What all processes have seen; `facts` say what was explained."""
-        whole = Sums()
-        for part in process.gather(self.sums):
-            whole.add(part)
-        parts: dict[str, list[Pictures]] = {}
-        for pictures in process.gather(self.pictures):
-            for name, some in pictures.items():
-                parts[name] = [*parts.get(name, []), *some]
-        pictures = {name: _concatenate(each) for name, each in parts.items() if each}
-        rows = make_rows(whole, self.names, [], [CHANCE])
+        rows = make_rows(add_up(process.gather(self.sums)), self.names, [], [CHANCE])
+        gathered = process.gather(self.pictures)
+        parts = {name: [part for each in gathered for part in each.get(name, [])] for name in chain(*gathered)}
+        pictures = {}
+        for name in filter(parts.get, parts):
+            columns: Any = zip(*parts[name], strict=True)  # of tensors, or of None where there was no attack
+            joined: list[Any] = [None if each[0] is None else torch.cat(each) for each in columns]
+            pictures[name] = Pictures(*joined)
         return Table(rows=rows, facts={**facts, "images": max((row.n for row in rows), default=0)}, pictures=pictures)
-
-
-def _concatenate(parts: Sequence[Pictures]) -> Pictures:
-    """The pictures of several batches, one after the other."""
-    fields = [name for name, tensor in parts[0]._asdict().items() if tensor is not None]
-    return Pictures(**{name: torch.cat([getattr(part, name) for part in parts]) for name in fields})

@@ -79,8 +79,7 @@ class Attended:
 
     def shares(self) -> Tensor:
         """|weight| / Σ |weights| of each query, (B, H, N, M): the map itself where it is a distribution."""
-        weights = self.map().abs()
-        return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+        return normalised(self.map())
 
     def output(self) -> Tensor:
         """What the kernel puts out, (B, H, N, E)."""
@@ -104,6 +103,12 @@ class Attended:
         return "softmax" if self.core is None else self.core.describe()
 
 
+def normalised(weights: Tensor) -> Tensor:
+    """|weight| / Σ |weights| of each query, (…, N, M)."""
+    weights = weights.abs()
+    return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """One analysis with its settings bound: `gammas:variant=released`."""
@@ -118,12 +123,8 @@ class Question:
 
     def ask(self, heads: Heads, site: Site, attended: Attended) -> Statistics:
         """The answer at one site."""
-        answer: Statistics = _call(self.make, heads, site, attended)
+        answer: Statistics = call(self.make, heads, site, attended)
         return answer
-
-    def show(self, analysis: ModelAnalysis, heads: Heads, site: Site, attended: Attended) -> None:
-        """One site more for a model analysis that `make` returned."""
-        _call(analysis.see, heads, site, attended)
 
 
 def question(spec: Spec | Callable[..., Any] | Question, *, where: str = "analysis") -> Question:
@@ -139,7 +140,7 @@ def question(spec: Spec | Callable[..., Any] | Question, *, where: str = "analys
     return Question(name=spec if isinstance(spec, str) else _name_of(make), make=make)
 
 
-def _call(piece: Callable[..., Any], *arguments: Any) -> Any:
+def call(piece: Callable[..., Any], *arguments: Any) -> Any:
     """`piece` with as many of (heads, site, attended) as it takes."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     count = sum(parameter.kind in kinds for parameter in inspect.signature(piece).parameters.values())

@@ -80,11 +80,9 @@ def first_images(loader: Iterable[Any], count: int) -> Tensor:
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(0)
     parts: list[Tensor] = []
-    left = count
     for images, *_ in loader:
-        parts.append(images[:left])
-        left -= len(parts[-1])
-        if left <= 0:
+        parts.append(images[: count - sum(map(len, parts))])
+        if sum(map(len, parts)) >= count:
             break
     if not parts:
         raise DataError("the loader yielded no images to look at.")

@@ -10,8 +10,10 @@ B rows of Heads (images or their windows), H heads, M keys, K positions of a cur
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,7 +26,7 @@ from torch import Tensor
 from vitruvius._errors import UnsuitableSite
 from vitruvius._processes import Process
 from vitruvius._random import Dice
-from vitruvius.analysis.base import NULLS, Attended, ModelAnalysis, Question, Statistics, precise
+from vitruvius.analysis.base import NULLS, Attended, ModelAnalysis, Question, Statistics, call, precise
 from vitruvius.analysis.table import SAME_BY_CONSTRUCTION, Curve, Row, Table
 from vitruvius.attention.base import Core, Received
 from vitruvius.heads import Heads, Site
@@ -51,37 +53,31 @@ class Threads:
     def __init__(self, pool: ThreadPoolExecutor | None = None, workers: int = 1) -> None:
         self.pool, self.workers = pool, workers
 
-    def ask(self, question: Callable[[Heads, Tensor], Statistics], heads: Heads) -> Statistics:
-        """The answer for all rows; a question is told which of them it gets."""
-        answers = self._share(question, heads)
-        return {name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}
+    def share(self, work: Callable[[Heads, Tensor], T], heads: Heads) -> list[tuple[Tensor, T]]:
+        """Some rows, and what `work` makes of their Heads; it is told which rows it gets."""
+        rows = torch.arange(len(heads.q), device=heads.q.device)
+        if self.pool is None or heads.q.device.type != "cpu" or len(rows) < 2:
+            return [(rows, work(heads, rows))]
+        without_grad = torch.no_grad()(work)  # whether gradients are kept is a matter of each thread
+        chunks = rows.chunk(self.workers)
+        done = self.pool.map(lambda chunk: without_grad(rows_of(heads, chunk), chunk), chunks)
+        return list(zip(chunks, done, strict=True))
 
     def draw(self, null: str, heads: Heads, dice: Dice) -> Heads:
         """Chance for all rows."""
-        parts = self._share(lambda part, rows: NULLS[null](part, dice[rows]), heads)
-        q, k, v = (torch.cat(tensors) for tensors in zip(*(part[:3] for part in parts), strict=True))
+        drawn = [part for _, part in self.share(lambda part, rows: NULLS[null](part, dice[rows]), heads)]
+        q, k, v = (torch.cat(tensors) for tensors in zip(*(part[:3] for part in drawn), strict=True))
         return heads._replace(q=q, k=k, v=v)
-
-    def _share(self, work: Callable[[Heads, Tensor], T], heads: Heads) -> list[T]:
-        rows = torch.arange(len(heads.q), device=heads.q.device)
-        if self.pool is None or heads.q.device.type != "cpu" or len(rows) < 2:
-            return [work(heads, rows)]
-        without_grad = torch.no_grad()(work)  # whether gradients are kept is a matter of each thread
-        chunks = rows.chunk(self.workers)
-        return list(self.pool.map(lambda chunk: without_grad(rows_of(heads, chunk), chunk), chunks))
 
 
 @contextmanager
 def threads() -> Iterator[Threads]:
     """Workers for a while, each with one thread as PyTorch itself meanwhile; afterwards it has its threads again."""
     workers = torch.get_num_threads()
-    if workers == 1:
-        yield Threads()
-        return
     try:
         torch.set_num_threads(1)
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield Threads(pool, workers)
+            yield Threads(pool if workers > 1 else None, workers)
     finally:
         torch.set_num_threads(workers)
 
@@ -96,22 +92,15 @@ class CoreView:
 
     def attended(self, heads: Heads, rows: Tensor, *, observed: bool) -> Attended:
         """Of `heads`, which are these rows of the batch or drawn in their place."""
-        heads = precise(heads)
-        mixing = self.mixing
-        if mixing is not None and not observed:
-            mixing = self._mixing_of(heads)
+        heads, mixing = precise(heads), self.mixing
+        if mixing is not None and not observed:  # how the stages would mix values drawn where the kernel gets them
+            assert self.core is not None
+            by_stage = [stage.value_mixing(heads) for stage in self.core.stages.values()]
+            steps = [step for step in by_stage if step is not None]
+            mixing = functools.reduce(lambda mixed, step: step @ mixed, steps) if steps else None
         elif mixing is not None and mixing.dim() >= 4 and len(mixing) > 1:
             mixing = mixing[rows]
         return Attended(heads, self.core, mixing, self.unmapped)
-
-    def _mixing_of(self, heads: Heads) -> Tensor | None:
-        """How the stages would mix the values of Heads that were drawn where the kernel receives them."""
-        mixing: Tensor | None = None
-        for stage in [] if self.core is None else self.core.stages.values():
-            step = stage.value_mixing(heads)
-            if step is not None:
-                mixing = step if mixing is None else step @ mixing
-        return mixing
 
 
 class Collector:
@@ -177,7 +166,10 @@ class Collector:
         """The batch is over: model analyses answer."""
         observed: Answers = {}
         for (name, null), analysis in self.model_analyses.items():
-            answer = {key: self._without_broken(values)[:, None] for key, values in analysis.result().items()}
+            answer = {}
+            for key, values in analysis.result().items():  # NaN where the image is not finite at some site
+                rows = self.broken[: len(values)].to(values.device).view(-1, *[1] * (values.dim() - 1))
+                answer[key] = values.masked_fill(rows, torch.nan)[:, None]
             self._keep(MODEL, name, null, answer)
             answers = {(name, key): values for key, values in answer.items()}
             if null == OBSERVED:
@@ -188,41 +180,41 @@ class Collector:
 
     def table(self, facts: Mapping[str, Any], process: Process | None = None) -> Table:
         """What all processes have seen (default: this one alone); `facts` say what was analysed."""
-        whole = Sums()
-        for part in [self.sums] if process is None else process.gather(self.sums):
-            whole.add(part)
+        whole = add_up([self.sums] if process is None else process.gather(self.sums))
         rows = make_rows(whole, [q.name for q in self.questions], list(self.sites), self.nulls)
         remarks = make_remarks(whole)
         if not rows:
             reason = remarks[0] if remarks else "every image gave numbers that are not finite."
             raise UnsuitableSite(f"nothing could be analysed. {reason}")
         facts = {**facts, "images": max(row.n for row in rows)}
-        return Table(rows=rows, curves=make_curves(whole), facts=facts, remarks=remarks)
+        curves = [
+            Curve(site=site, analysis=analysis, statistic=statistic, null=null, mean=found.mean, std=found.std)
+            for (site, analysis, statistic, null), found in whole.moments.items()
+            if found.mean.dim() == 2
+        ]
+        return Table(rows=rows, curves=curves, facts=facts, remarks=remarks)
 
     def _answer(self, site: Site, groups: list[Group], null: str, windows: int, view: CoreView) -> Answers:
         answers: Answers = {}
         images = len(self.ids) if null == OBSERVED else self.with_nulls
+
+        def ask(q: Question, rows: Tensor) -> Callable[[Heads, Tensor], Statistics]:
+            return lambda part, chunk: q.ask(part, site, view.attended(part, rows[chunk], observed=null == OBSERVED))
+
         for q in self.at_sites:
             if not groups or (q.name, site.name) in self.sums.refused:
                 continue
             try:
-                parts = [(rows, self._ask(q, site, rows, part, null, view)) for rows, part in groups]
+                shared = [(rows, self.threads.share(ask(q, rows), heads)) for rows, heads in groups]
             except UnsuitableSite as error:
                 self.sums.refused[q.name, site.name] = str(error)
                 continue
+            parts = [(rows[chunk], answer) for rows, answers in shared for chunk, answer in answers]
             whole = gather_rows(parts, images * windows)
             whole = {name: over_windows(values, images) for name, values in whole.items()}
             self._keep(site.name, q.name, null, whole)
             answers |= {(q.name, name): values for name, values in whole.items()}
         return answers
-
-    def _ask(self, q: Question, site: Site, rows: Tensor, heads: Heads, null: str, view: CoreView) -> Statistics:
-        """One question about some rows of this batch."""
-
-        def answer(part: Heads, chunk: Tensor) -> Statistics:
-            return q.ask(part, site, view.attended(part, rows[chunk], observed=null == OBSERVED))
-
-        return self.threads.ask(answer, heads)
 
     def _precise_core(self, name: str, core: Core | None) -> Core | None:
         """The core of a site in float64, copied once; the parameters of a model do not change under analysis."""
@@ -249,14 +241,10 @@ class Collector:
         for q in self.of_model:
             try:
                 analysis = self.model_analyses.get((q.name, null)) or q.make()
-                q.show(analysis, heads, site, attended)
+                call(analysis.see, heads, site, attended)
                 self.model_analyses[q.name, null] = analysis
             except UnsuitableSite as error:
                 self.sums.refused[q.name, site.name] = str(error)
-
-    def _without_broken(self, values: Tensor) -> Tensor:
-        rows = self.broken[: len(values)].to(values.device)
-        return values.masked_fill(rows.view(-1, *[1] * (values.dim() - 1)), torch.nan)
 
     def _keep(self, site: str, analysis: str, null: str, answer: Statistics) -> None:
         wanted = answer if self.curves is None else self.curves
@@ -278,7 +266,7 @@ def real_groups(heads: Heads) -> list[Group]:
     if not len(rows):
         return []
     part = rows_of(heads, rows) if len(rows) < len(heads.q) else heads
-    return [(rows[own], real) for own, real in without_padding(part)] if has_padding(part) else [(rows, part)]
+    return [(rows[own], real) for own, real in without_padding(part)]
 
 
 def finite_rows(heads: Heads) -> Tensor:
@@ -286,17 +274,14 @@ def finite_rows(heads: Heads) -> Tensor:
     return torch.stack([x.flatten(1).isfinite().all(1) for x in heads[:3]]).all(0)
 
 
-def has_padding(heads: Heads) -> bool:
-    """Whether some key is hidden from every query."""
-    return heads.bias is not None and bool((_with_four_axes(heads.bias).amax((1, 2)) < MASKED).any())
-
-
 def without_padding(heads: Heads) -> list[Group]:
-    """Cropped Heads; where queries and keys are the same items, both are cropped."""
-    assert heads.bias is not None
+    """Heads cropped to the keys that some query sees; where queries and keys are the same items, both are cropped."""
     batch, queries, keys = heads.k.shape[0], heads.q.shape[-2], heads.k.shape[-2]
+    hidden = None if heads.bias is None else _with_four_axes(heads.bias).amax((1, 2)) < MASKED  # (B or 1, M or 1)
+    if heads.bias is None or hidden is None or not hidden.any():
+        return [(torch.arange(batch, device=heads.q.device), heads)]
     bias = _with_four_axes(heads.bias).expand(batch, -1, -1, keys)
-    patterns, owner = (bias.amax((1, 2)) >= MASKED).unique(dim=0, return_inverse=True)  # (patterns, M)
+    patterns, owner = (~hidden).expand(batch, keys).unique(dim=0, return_inverse=True)  # (patterns, M)
     groups = []
     for place, real_keys in enumerate(patterns):
         rows = (owner == place).nonzero().squeeze(1)
@@ -404,14 +389,6 @@ class Sums:
         for name, values in statistics.items():
             self._add_moments((site, analysis, name, null), Moments.of(values))
 
-    def add(self, other: Sums) -> None:
-        """Take in what another process has seen."""
-        for key, moments in other.moments.items():
-            self._add_moments(key, moments)
-        for key, distance in other.apart.items():
-            self.apart[key] = max(self.apart.get(key, 0.0), distance)
-        self.refused |= other.refused
-
     def _add_moments(self, key: Key, moments: Moments) -> None:
         self.moments[key] = self.moments[key] + moments if key in self.moments else moments
 
@@ -420,22 +397,23 @@ class Sums:
         return {key: found for key, found in self.moments.items() if key[3] == OBSERVED and found.mean.dim() == 1}
 
 
+def add_up(parts: Iterable[Sums]) -> Sums:
+    """What several processes have seen."""
+    whole = Sums()
+    for part in parts:
+        for key, moments in part.moments.items():
+            whole._add_moments(key, moments)
+        for key, distance in part.apart.items():
+            whole.apart[key] = max(whole.apart.get(key, 0.0), distance)
+        whole.refused |= part.refused
+    return whole
+
+
 def make_rows(sums: Sums, analyses: Sequence[str], sites: Sequence[str], nulls: Sequence[str]) -> list[Row]:
     """Analysis by analysis, site by site, head by head, null by null, in the given orders."""
-    groups: dict[tuple[str, str], list[Key]] = {}
-    for key in sums.observed():
-        groups.setdefault((key[1], key[0]), []).append(key)
-    keys = [key for name in analyses for site in (*sites, MODEL) for key in groups.get((name, site), [])]
+    order = {pair: place for place, pair in enumerate(itertools.product(analyses, (*sites, MODEL)))}
+    keys = sorted(sums.observed(), key=lambda key: order[key[1], key[0]])
     return [row for key in keys for row in _rows_of(sums, key, nulls)]
-
-
-def make_curves(sums: Sums) -> list[Curve]:
-    """The statistics that have one more axis."""
-    return [
-        Curve(site=site, analysis=analysis, statistic=statistic, null=null, mean=found.mean, std=found.std)
-        for (site, analysis, statistic, null), found in sums.moments.items()
-        if found.mean.dim() == 2
-    ]
 
 
 def make_remarks(sums: Sums) -> list[str]:
@@ -475,21 +453,16 @@ def judge(observed: Sample, null: Sample, *, apart: float) -> tuple[float | None
     gap = observed.mean - null.mean
     pooled = math.sqrt((observed.std**2 + null.std**2) / 2)
     effect = gap / pooled if pooled > 0 and math.isfinite(gap / pooled) else None
-    if abs(gap) <= _allowance(observed, null):
+    parts = observed.std**2 / observed.n, null.std**2 / null.n
+    allowance = 0.0  # Welch's: how far the means of two samples may differ by chance
+    if sum(parts) > 0:
+        freedom = 1 / ((parts[0] / sum(parts)) ** 2 / (observed.n - 1) + (parts[1] / sum(parts)) ** 2 / (null.n - 1))
+        allowance = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * math.sqrt(sum(parts))
+    if abs(gap) <= allowance:
         return effect, "indistinguishable from chance"
     side = "above" if gap > 0 else "below"
     negligible = ", negligibly" if effect is not None and abs(effect) < NEGLIGIBLE else ""
     return effect, f"{side} chance by {abs(gap):.3g}{negligible}"
-
-
-def _allowance(a: Sample, b: Sample) -> float:
-    """How far the means of two samples may differ by chance: Welch's interval."""
-    parts = a.std**2 / a.n, b.std**2 / b.n
-    total = sum(parts)
-    if total <= 0:
-        return 0.0
-    freedom = 1 / ((parts[0] / total) ** 2 / (a.n - 1) + (parts[1] / total) ** 2 / (b.n - 1))
-    return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * math.sqrt(total)
 
 
 def _rows_of(sums: Sums, key: Key, nulls: Sequence[str]) -> list[Row]:
@@ -509,19 +482,15 @@ def _rows_of(sums: Sums, key: Key, nulls: Sequence[str]) -> list[Row]:
             std=_finite(observed.std),
             n=observed.n,
         )
-        beside = [_beside(sums, (site, analysis, statistic, null), head, observed, row) for null in nulls]
-        rows += [with_null for with_null in beside if with_null is not None] or [row]
+        beside = []
+        for null in nulls:
+            place = (site, analysis, statistic, null)
+            if (drawn := _sample(sums, place, head)) is not None:
+                effect, claim = judge(observed, drawn, apart=sums.apart.get(place, math.inf))
+                numbers: dict[str, Any] = {"null_mean": drawn.mean, "null_std": _finite(drawn.std), "null_n": drawn.n}
+                beside.append(replace(row, null=null, effect=effect, claim=claim, **numbers))
+        rows += beside or [row]
     return rows
-
-
-def _beside(sums: Sums, key: Key, head: int, observed: Sample, row: Row) -> Row | None:
-    """The row with the columns of one null; None where it was not drawn."""
-    null = _sample(sums, key, head)
-    if null is None:
-        return None
-    effect, claim = judge(observed, null, apart=sums.apart.get(key, math.inf))
-    null_std = _finite(null.std)
-    return replace(row, null=key[3], null_mean=null.mean, null_std=null_std, null_n=null.n, effect=effect, claim=claim)
 
 
 def _sample(sums: Sums, key: Key, head: int) -> Sample | None:

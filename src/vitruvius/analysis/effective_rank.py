@@ -17,8 +17,7 @@ def effective_rank(heads: Heads, site: Site | None = None, attended: Attended | 
     """How many dimensions queries, keys, values and outputs really use, from 1 to the head width."""
     heads = precise(heads)
     out = (attended or Attended(heads)).output()
-    sets = {"keys": heads.k, "queries": heads.q, "values": heads.v, "output": out}
-    return {name: spread(x) for name, x in sets.items()}
+    return {"keys": spread(heads.k), "queries": spread(heads.q), "values": spread(heads.v), "output": spread(out)}
 
 
 def spread(x: Tensor) -> Tensor:

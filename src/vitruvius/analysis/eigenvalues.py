@@ -27,14 +27,7 @@ def eigenvalues(
     variant: exact; or released, which adds 1e-6 and takes absolute values as the published script does.
     """
     values = spectrum(heads, standardise=standardise, variant=variant)  # (B, H, K)
-    return {
-        "max": values.amax(-1),
-        "min": values.amin(-1),
-        "mean": values.mean(-1),
-        "median": values.median(-1).values,
-        "first_share": values.amax(-1) / values.sum(-1),
-        "spectrum": values,
-    }
+    return {**_summary(values), "first_share": values.amax(-1) / values.sum(-1), "spectrum": values}
 
 
 @analyses.register("eigenvalues_by_rank")
@@ -63,13 +56,13 @@ class EigenvaluesByRank:
 
     def result(self) -> dict[str, Tensor]:
         assert self.sums is not None
-        means = self.sums / self.count
-        return {
-            "max": means.amax(-1),
-            "min": means.amin(-1),
-            "mean": means.mean(-1),
-            "median": means.median(-1).values,
-        }
+        return _summary(self.sums / self.count)
+
+
+def _summary(values: Tensor) -> dict[str, Tensor]:
+    """Over the last axis."""
+    median = values.median(-1).values
+    return {"max": values.amax(-1), "min": values.amin(-1), "mean": values.mean(-1), "median": median}
 
 
 def spectrum(heads: Heads, *, standardise: bool, variant: Literal["exact", "released"] = "exact") -> Tensor:

@@ -8,8 +8,9 @@ the output: no map need be kept in the graph, and fused kernels do. B images, H 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -74,19 +75,17 @@ def relevance(model: nn.Module, images: Tensor, classes: Tensor, sites: Mapping[
 
     The sites must attend over the same tokens in every layer.
     """
-    flow: Tensor | None = None  # (B, N, N)
     layers = attended_layers(model, images, classes, sites)
+    first = layers[0].map
+    flow = torch.eye(first.shape[-1], dtype=first.dtype, device=first.device).expand_as(first[:, 0])  # (B, N, N)
     for layer in layers:
         step = (layer.map * layer.gradient).relu().mean(1)
-        if flow is None:
-            flow = torch.eye(step.shape[-1], dtype=step.dtype, device=step.device).expand_as(step)
         if flow.shape != step.shape:
             raise UnsuitableSite(
                 f"'relevance' follows {flow.shape[-1]} tokens through the layers; {layer.site.name!r} has "
                 f"{step.shape[-1]}. Models that merge or shift tokens cannot be followed."
             )
         flow = flow + step @ flow
-    assert flow is not None
     return _on_grid(flow, layers[-1].site)
 
 
@@ -122,11 +121,12 @@ def attended_layers(
     chosen = [name for name, site in sites.items() if site.attends == "tokens" and site.num_queries == site.num_keys]
     if not chosen:
         raise UnsuitableSite(f"none of the {len(sites)} attention sites attends over tokens; nothing to follow.")
-    with (
-        torch.enable_grad(),
-        record(model, chosen, detach=False, sites=sites) as seen,
-        _outputs(model, chosen) as outputs,
-    ):
+    outputs: dict[str, Tensor] = {}
+    with torch.enable_grad(), record(model, chosen, detach=False, sites=sites) as seen, ExitStack() as hooks:
+        for name in chosen:
+            core: Any = core_of(model, name)
+            keep = functools.partial(lambda name, _, __, out: outputs.__setitem__(name, out), name)
+            hooks.enter_context(core.register_forward_hook(keep))
         logits = model(images.detach().clone().requires_grad_())
         total = logits.gather(1, classes[:, None]).sum()
         gradients = torch.autograd.grad(total, [outputs[name] for name in chosen])
@@ -144,21 +144,6 @@ def _layer(model: nn.Module, site: Site, heads: Heads, gradient: Tensor) -> Laye
         )
     values = core.run_stages(heads).heads.v if any(s.adds_values for s in core.stages.values()) else heads.v
     return Layer(site, map_of(model, site.name, heads), gradient @ values.mT)
-
-
-@contextmanager
-def _outputs(model: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]:
-    """What the cores put out, while open."""
-    outputs: dict[str, Tensor] = {}
-    handles: list[Any] = []
-    try:
-        for name in names:
-            core: Any = core_of(model, name)
-            handles.append(core.register_forward_hook(lambda _, __, out, name=name: outputs.__setitem__(name, out)))
-        yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _on_grid(flow: Tensor, site: Site) -> Tensor:
@@ -192,12 +177,14 @@ def score(model: nn.Module, images: Tensor, maps: Tensor, *, classes: Tensor | N
         classes = model(images).argmax(-1)
     plain = images.mean((-2, -1), keepdim=True).expand_as(images)
     rank = maps.flatten(1).argsort(-1, descending=True).argsort(-1).view_as(maps)  # 0: matters most
-    deleted, inserted = [], []
+    deleted: list[Tensor] = []
+    inserted: list[Tensor] = []
     for step in range(steps + 1):
         first = (rank < step * rank[0].numel() / steps)[:, None].to(images.dtype)
         first = F.interpolate(first, size=images.shape[-2:], mode="nearest")
-        deleted.append(_probability(model, torch.lerp(images, plain, first), classes))
-        inserted.append(_probability(model, torch.lerp(plain, images, first), classes))
+        for probabilities, shown in ((deleted, (images, plain)), (inserted, (plain, images))):
+            answers = model(torch.lerp(*shown, first)).softmax(-1)
+            probabilities.append(answers.gather(1, classes[:, None]).squeeze(1))
     return Score(torch.stack(deleted).mean(0), torch.stack(inserted).mean(0))
 
 
@@ -205,8 +192,3 @@ def chance_map(maps: Tensor, *, seed: int = 0) -> Tensor:
     """An explanation that knows nothing, of the shape of `maps`: the row to compare scores with."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(maps.shape, generator=generator).to(maps)
-
-
-def _probability(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    probability: Tensor = model(images).softmax(-1).gather(1, classes[:, None]).squeeze(1)
-    return probability

@@ -61,10 +61,11 @@ def pairwise(values: Tensor) -> dict[str, Tensor]:
     first, second = offset.cumsum(-1) - offset, offset.square().cumsum(-1) - offset.square()
     distance = (before * offset - first) * x.sign()  # Σ_{i<j} |x_j − x_i|
     square = (before * offset.square() - 2 * offset * first + second).clamp(min=0)  # Σ_{i<j} (x_j − x_i)²
+    rank = 2 * before - (x.shape[-1] - 1)  # Σ rank · x of ascending numbers is Σ_{i<j} |x_i − x_j|
     size = x.abs() + 1e-10
     pairs = x.shape[-1] * (x.shape[-1] - 1) / 2
     relative = _moments((distance / size).sum(-1), (square / size.square()).sum(-1), pairs)
-    absolute = _moments(_absolute_sum(ordered - middle), square.sum(-1), pairs)
+    absolute = _moments((rank * (ordered - middle)).sum(-1), square.sum(-1), pairs)
     return dict(zip(("relative", "relative_std", "absolute", "absolute_std"), (*relative, *absolute), strict=True))
 
 
@@ -84,13 +85,6 @@ def _columns(heads: Heads, gram: Gram, variant: Variant, noise: float, seed: int
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(columns.shape[1:], generator=generator, dtype=columns.dtype)  # the same for every image
     return disturbed(columns, drawn.to(columns), noise)
-
-
-def _absolute_sum(x: Tensor) -> Tensor:
-    """Σ_{i<j} |x_i − x_j| of numbers in ascending order."""
-    n = x.shape[-1]
-    weights = 2 * torch.arange(n, dtype=x.dtype, device=x.device) - (n - 1)
-    return (weights * x).sum(-1)
 
 
 def _moments(total: Tensor, squares: Tensor, count: float) -> tuple[Tensor, Tensor]:

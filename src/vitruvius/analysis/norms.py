@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vitruvius.analysis._kernel import log_phi2, output
+from vitruvius.analysis._kernel import log_attention, log_phi2
 from vitruvius.analysis.base import Attended, Statistics, analyses, precise
 from vitruvius.heads import Heads, Site
 
@@ -62,7 +62,7 @@ def token_norms(heads: Heads, *, variant: Literal["exact", "released"] = "exact"
     """(log ‖φ(q)‖², ‖h‖²), each (B, H, N); `released` divides by 8 in the exponents of φ and by √D in those of h."""
     heads = precise(heads)
     scaled = heads if variant == "exact" else heads._replace(scale=1 / RELEASED_DIVISOR)
-    return log_phi2(scaled), output(heads).square().sum(-1)
+    return log_phi2(scaled), (log_attention(heads).exp() @ heads.v).square().sum(-1)
 
 
 def _quantiles(values: Tensor) -> Tensor:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import Tensor
-
 from vitruvius.analysis._kernel import log_attention, log_phi2
 from vitruvius.analysis.base import Attended, Statistics, analyses, precise
 from vitruvius.attention.symmetric import standardise as z_score
@@ -39,7 +37,11 @@ def reconstruction(
         heads = heads._replace(q=z_score(heads.q), k=z_score(heads.k), scale=heads.k.shape[-1] ** -0.5)
     weights = log_attention(heads)
     h2 = (weights.exp() @ heads.v).square().sum(-1)  # (B, H, N)
-    phi2 = (_released_log_phi2(heads, weights) if variant == "released" else log_phi2(heads)).exp()
+    log_phi = log_phi2(heads)
+    if variant == "released":  # q·q − 2 q·k_0 + 2 log a_0, with k_0 the first key and a_0 the attention to it
+        first = (heads.q @ heads.k[..., :1, :].mT).squeeze(-1)  # (B, H, N)
+        log_phi = heads.q.square().sum(-1) - 2 * first + 2 * weights[..., 0]
+    phi2 = log_phi.exp()
     error, tiny = (phi2 - h2).abs(), 0.0 if variant == "exact" else 1e-8
     by_token = {
         "error": error,
@@ -50,9 +52,3 @@ def reconstruction(
         "signed_error": phi2 - h2,
     }
     return {name: values.mean(-1) for name, values in by_token.items()}
-
-
-def _released_log_phi2(heads: Heads, log_weights: Tensor) -> Tensor:
-    """q·q − 2 q·k_0 + 2 log a_0, with k_0 the first key and a_0 the attention to it."""
-    first = heads.q @ heads.k[..., :1, :].mT  # (B, H, N, 1)
-    return heads.q.square().sum(-1) - 2 * first.squeeze(-1) + 2 * log_weights[..., 0]

@@ -90,6 +90,7 @@ def record_pictures(
     progress: told how many images are attacked.
     """
     attack = None if threat is None else make_threat(threat)
+    told = "attacked" if attack is None else describe(attack)
     sites = survey_if_any(model)
     save_model_facts(folder, model, sites)
     batches = list(loader.with_ids())
@@ -98,18 +99,10 @@ def record_pictures(
     x, y, ids = (torch.cat(parts) for parts in zip(*batches, strict=True))
     attacked = None
     if attack is not None:
-        attacked = disturb(attack, model, x, y, ids, part_of(scaled(progress, len(x)), 0, 0, describe(attack)))
-    record_examples(
-        folder,
-        model,
-        x,
-        y.tolist(),
-        attacked=attacked,
-        threat="attacked" if attack is None else describe(attack),
-        names=names,
-        pictures=[f"{loader.name} {number}" for number in ids.tolist()],
-        sites=sites,
-    )
+        attacked = disturb(attack, model, x, y, ids, part_of(scaled(progress, len(x)), 0, 0, told))
+    pictures = [f"{loader.name} {number}" for number in ids.tolist()]
+    named: dict[str, Any] = {"threat": told, "names": names, "pictures": pictures, "sites": sites}
+    record_examples(folder, model, x, y.tolist(), attacked=attacked, **named)
 
 
 def record_examples(
@@ -170,35 +163,26 @@ def record_examples(
 
 def save_examples(folder: str | Path, examples: Examples) -> None:
     """Write attention.safetensors and attention.json."""
-    first = examples.sites[0]
-    others = {
-        site.name: {"grid": site.grid, "num_prefix_tokens": site.num_prefix_tokens}
-        for site in examples.sites
-        if (site.grid, site.num_prefix_tokens) != (first.grid, first.num_prefix_tokens)
-    }
-    facts = {"grid": first.grid, "num_prefix_tokens": first.num_prefix_tokens}
+    placed = {site.name: {"grid": site.grid, "num_prefix_tokens": site.num_prefix_tokens} for site in examples.sites}
+    common = placed[examples.sites[0].name]
+    others = {name: place for name, place in placed.items() if place != common}
     tensors = {"images": torch.from_numpy(examples.images.copy())}
     tensors |= {site.name: torch.from_numpy(site.maps).half() for site in examples.sites}
     if examples.relevance is not None:
         tensors["relevance"] = torch.from_numpy(examples.relevance).float()
     save_tensors(Path(folder) / "attention.safetensors", tensors)
-    facts |= {name: getattr(examples, name) for name in TEXTS}
-    atomic_write_text(Path(folder) / "attention.json", json.dumps({**facts, "sites": others}, indent=1))
+    facts = {**common, **{name: getattr(examples, name) for name in TEXTS}, "sites": others}
+    atomic_write_text(Path(folder) / "attention.json", json.dumps(facts, indent=1))
 
 
 def save_model_facts(folder: str | Path, model: nn.Module, sites: Mapping[str, Site] | None = None) -> None:
-    """Write model.json: parameters of the model, and each attention site with its core.
-
-    `sites` are what `survey` found, where that is known already.
-    """
-    if sites is None:
-        sites = survey_if_any(model)
-    cores = {name: core_of(model, name) for name in sites}
-    described = {name: "upstream" if core is None else core.describe() for name, core in cores.items()}
-    facts = {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "sites": [{**dataclasses.asdict(site), "core": described[name]} for name, site in sites.items()],
-    }
+    """Write model.json: parameters of the model, and each attention site with its core."""
+    sites = survey_if_any(model) if sites is None else sites
+    listed = []
+    for name, site in sites.items():
+        core = core_of(model, name)
+        listed.append({**dataclasses.asdict(site), "core": "upstream" if core is None else core.describe()})
+    facts = {"parameters": sum(parameter.numel() for parameter in model.parameters()), "sites": listed}
     atomic_write_text(Path(folder) / "model.json", json.dumps(facts, indent=1))
 
 
@@ -223,13 +207,12 @@ def fit(examples: Examples, max_bytes: int) -> tuple[Examples, str]:
     while size_of(sites) > max_bytes // views and len(sites) > 1:
         sites = sites[::2] if len(sites) > 2 else sites[-1:]
     shown = max(1, min(count, MAX_PICTURES, max_bytes // (size_of(sites) * views)))
-    notes = []
-    if shown < count:
-        notes.append(f"{shown} of {count} images are shown")
-    if pooled > 1:
-        notes.append(f"{pooled} × {pooled} patches are taken together")
-    if len(sites) < len(examples.sites):
-        notes.append(f"{len(sites)} of {len(examples.sites)} sites are shown")
+    said = {
+        f"{shown} of {count} images are shown": shown < count,
+        f"{pooled} × {pooled} patches are taken together": pooled > 1,
+        f"{len(sites)} of {len(examples.sites)} sites are shown": len(sites) < len(examples.sites),
+    }
+    notes = [note for note, applies in said.items() if applies]
     clean_first = [sorted(rows, key=lambda row: bool(examples.threats[row])) for rows in rows_of.values()]
     chosen = [row for rows in clean_first[:shown] for row in rows]
     return replace(examples, sites=sites).select(chosen), f"{', '.join(notes)} to keep the page small." if notes else ""

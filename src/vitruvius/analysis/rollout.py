@@ -28,9 +28,13 @@ class Rollout:
         self.answering = slice(None)
 
     def see(self, heads: Heads, site: Site, attended: Attended | None = None) -> None:
+        self.follow(site, (attended or Attended(precise(heads))).shares())
+
+    def follow(self, site: Site, shares: Tensor) -> None:
+        """One layer more, of which the shares of attention (B, H, N, N) are known."""
         site.require("rollout", "tokens")
         site.require_self_attention("rollout")
-        weights = (attended or Attended(precise(heads))).shares().mean(1)
+        weights = shares.mean(1)
         if self.flow is not None and self.flow.shape != weights.shape:
             raise UnsuitableSite(
                 f"'rollout' follows {self.flow.shape[-1]} tokens; {site.name!r} has {weights.shape[-1]}."

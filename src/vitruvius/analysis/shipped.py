@@ -9,7 +9,6 @@ import csv
 import io
 import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from vitruvius._errors import DataError
@@ -26,55 +25,36 @@ BATCHES = {"train": "train", "test": "validation"}
 NAME = re.compile(rf"(?P<model>.+)_(?P<batch>{'|'.join(BATCHES)})_(?P<statistic>{'|'.join(STATISTICS)})")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShippedCurve:
-    """One exported curve; `epochs` counts rows from 0."""
-
-    name: str
-    epochs: list[int]
-    values: list[float]
+Curve = dict[int, float]  # epoch, counted from 0 → value
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShippedRun:
-    """The curves of one model of the study, by our names of (statistic, batch)."""
-
-    model: str
-    curves: dict[tuple[str, str], ShippedCurve]
-
-
-def read_shipped(path: StrPath) -> ShippedCurve:
+def read_shipped(path: StrPath) -> Curve:
     """Read one exported curve; cells that are empty or not finite are left out, their epoch stays counted."""
     head, *rows = [*csv.reader(io.StringIO(read_text(path).lstrip("\ufeff")))] or [[]]
     named = [name for name in head[1:] if not name.endswith(("__MIN", "__MAX"))]
     if head[:1] != ["Step"] or len(named) != 1:
         raise DataError(f"{path} has the columns {head}; expected Step, one value, and its __MIN and __MAX.")
     column = head.index(named[0])
-    epochs = []
-    values = []
-    for epoch, row in enumerate(rows):
-        text = row[column] if column < len(row) else ""
-        try:
-            value = float(text or "nan")
-        except ValueError:
-            raise DataError(f"{path} holds {text!r} where a number was expected.") from None
-        if math.isfinite(value):
-            epochs.append(epoch)
-            values.append(value)
-    return ShippedCurve(name=named[0], epochs=epochs, values=values)
+    cells = [row[column] if column < len(row) else "" for row in rows]
+    try:
+        values = [float(cell or "nan") for cell in cells]
+    except ValueError as error:
+        raise DataError(f"{path} holds words where a number was expected ({error}).") from None
+    return {epoch: value for epoch, value in enumerate(values) if math.isfinite(value)}
 
 
-def read_shipped_folder(folder: str | Path) -> list[ShippedRun]:
-    """The curves in a `folder` like the study's wandb_data: deit_train_error.csv, vit_test_rel_error_wrt_h.csv, …"""
-    models: dict[str, dict[tuple[str, str], ShippedCurve]] = {}
-    for file in sorted(Path(folder).rglob("*.csv")):
-        named = NAME.fullmatch(file.stem)
-        if named is not None:
-            key = (STATISTICS[named["statistic"]], BATCHES[named["batch"]])
-            models.setdefault(named["model"], {})[key] = read_shipped(file)
-    if not models:
+def read_shipped_folder(folder: str | Path) -> dict[tuple[str, str, str], Curve]:
+    """(model, statistic, batch), by our names → curve, of a `folder` like the study's wandb_data.
+
+    Its files are called deit_train_error.csv, vit_test_rel_error_wrt_h.csv, …
+    """
+    files = [(file, named) for file in sorted(Path(folder).rglob("*.csv")) if (named := NAME.fullmatch(file.stem))]
+    if not files:
         raise DataError(
             f"{folder} holds no curves of the reproduction study; expected files such as deit_train_error.csv and "
             "deit_test_rel_error_wrt_h.csv, as in its folder scripts/wandb_data."
         )
-    return [ShippedRun(model=model, curves=curves) for model, curves in models.items()]
+    return {
+        (named["model"], STATISTICS[named["statistic"]], BATCHES[named["batch"]]): read_shipped(file)
+        for file, named in files
+    }

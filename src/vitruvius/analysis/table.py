@@ -160,16 +160,11 @@ class Table(Shown):
             known = ", ".join(dict.fromkeys(f"{row.analysis} {row.statistic}" for row in self.rows))
             raise UnknownName(f"no statistic {statistic!r} of {analysis!r} in this table. Known: {known}.")
         sites = list(dict.fromkeys(row.site for row in rows))
-        heads = [[row.mean for row in rows if row.site == site] for site in sites]
-        places = range(len(sites))
+        heads, places = by_site(rows, rows[0].null, "mean"), range(len(sites))
         axes.fill_between(places, [min(each) for each in heads], [max(each) for each in heads], alpha=0.16, linewidth=0)
         axes.plot(places, [statistics.fmean(each) for each in heads], marker="o", label="observed")
         for null, line in zip(dict.fromkeys(row.null for row in rows if row.null), LINES[1:], strict=False):
-            chance = [
-                [row.null_mean for row in rows if row.site == s and row.null == null and row.null_mean is not None]
-                for s in sites
-            ]
-            means = [statistics.fmean(each) if each else math.nan for each in chance]
+            means = [statistics.fmean(each) if each else math.nan for each in by_site(rows, null, "null_mean")]
             axes.plot(places, means, linestyle=line, linewidth=1.3, color="0.5", label=null)
         axes.set_xticks(places, sites, rotation=30, ha="right")
         axes.set(title=analysis, ylabel=statistic.replace("_", " "))
@@ -182,20 +177,14 @@ class Table(Shown):
         return f'{json.dumps(head, indent=1, ensure_ascii=False)[:-2]},\n "rows": [\n{rows}\n]\n}}\n'
 
 
-def join_tables(tables: Sequence[Table]) -> Table:
-    """All of them as one; of a fact that several know, the first counts."""
-    facts: dict[str, Any] = {}
-    pictures: dict[str, Pictures] = {}
-    for table in tables:
-        facts = {**table.facts, **facts}
-        pictures |= table.pictures
-    return Table(
-        rows=[row for table in tables for row in table.rows],
-        curves=[curve for table in tables for curve in table.curves],
-        facts=facts,
-        remarks=[remark for table in tables for remark in table.remarks],
-        pictures=pictures,
-    )
+def by_site(rows: Sequence[Row], null: str | None, column: str) -> list[list[float]]:
+    """What the rows of one null hold in a column, head by head, for every site in order."""
+    sites: dict[str, list[float]] = {row.site: [] for row in rows}
+    for row in rows:
+        value = getattr(row, column)
+        if row.null == null and value is not None:
+            sites[row.site].append(value)
+    return list(sites.values())
 
 
 def _tensors_of(folder: StrPath, name: str) -> dict[str, Tensor]:
@@ -206,11 +195,13 @@ def _tensors_of(folder: StrPath, name: str) -> dict[str, Tensor]:
 
 def _curves_of(tensors: Mapping[str, Tensor], rows: Sequence[Row]) -> list[Curve]:
     """In the order of the rows' sites and of `NULLS`: the file knows none."""
-    sites = {site: place for place, site in enumerate(dict.fromkeys(row.site for row in rows))}
-    named = [(dict(zip(CURVE_KEY, key.split("|"), strict=True)), pair) for key, pair in tensors.items()]
-    curves = [Curve(mean=pair[0], std=pair[1], **names) for names, pair in named]
-    nulls = {null: place for place, null in enumerate(["", *NULLS])}
-    return sorted(curves, key=lambda c: (sites.get(c.site, len(sites)), c.analysis, c.statistic, nulls.get(c.null, 0)))
+    sites, nulls = [*dict.fromkeys(row.site for row in rows)], ["", *NULLS]
+    curves = [
+        Curve(mean=pair[0], std=pair[1], **dict(zip(CURVE_KEY, key.split("|"), strict=True)))
+        for key, pair in tensors.items()
+    ]
+    place = {site: number for number, site in enumerate(sites)}
+    return sorted(curves, key=lambda c: (place.get(c.site, len(sites)), c.analysis, c.statistic, nulls.index(c.null)))
 
 
 def _pictures_of(tensors: Mapping[str, Tensor]) -> dict[str, Pictures]:
@@ -222,13 +213,12 @@ def _pictures_of(tensors: Mapping[str, Tensor]) -> dict[str, Pictures]:
 
 
 class Layer(NamedTuple):
-    """One statistic of one site, heads together: value, nearest chance, and how many heads lie beyond every null."""
+    """One statistic of one site, heads together: value, nearest chance, heads beyond every null, heads judged."""
 
     value: float
     chance: float | None
     beyond: int
     judged: int
-    heads: int
 
 
 def layers_of(rows: Sequence[Row]) -> dict[tuple[str, str], Layer]:
@@ -260,25 +250,24 @@ def _layer(rows: Sequence[Row]) -> Layer:
         heads.setdefault(row.head, []).append(row)
     value = statistics.fmean(nulls[0].mean for nulls in heads.values())
     verdicts = [verdict for nulls in heads.values() if (verdict := _beyond_chance(nulls)) is not None]
-    return Layer(value, _nearest_chance(rows, value), sum(verdicts), len(verdicts), len(heads))
+    return Layer(value, _nearest_chance(rows, value), sum(verdicts), len(verdicts))
 
 
 def _nearest_chance(rows: Sequence[Row], value: float) -> float | None:
     """The mean of the null that comes nearest, of those that can change the number; where none can, of any."""
-    none_tells = all(row.claim == SAME_BY_CONSTRUCTION for row in rows)
-    means: dict[str | None, list[float]] = {}
-    for row in rows:
-        if row.null_mean is not None and (none_tells or row.claim != SAME_BY_CONSTRUCTION):
-            means.setdefault(row.null, []).append(row.null_mean)
-    return min((statistics.fmean(each) for each in means.values()), key=lambda mean: abs(mean - value), default=None)
+    drawn = [row for row in rows if row.null_mean is not None]
+    telling = [row for row in drawn if row.claim != SAME_BY_CONSTRUCTION] or drawn
+    means = [
+        statistics.fmean([row.null_mean or 0.0 for row in telling if row.null == null])
+        for null in dict.fromkeys(row.null for row in telling)
+    ]
+    return min(means, key=lambda mean: abs(mean - value), default=None)
 
 
 def _beyond_chance(rows: Sequence[Row]) -> bool | None:
     """Whether one head's number lies on the same side of every null that could tell; None if none could."""
     sides = {row.claim.split()[0] for row in rows if row.claim.startswith(("above", "below", "indist"))}
-    if not sides:
-        return None
-    return len(sides) == 1 and "indistinguishable" not in sides
+    return len(sides) == 1 and "indistinguishable" not in sides if sides else None
 
 
 def summary_rows(analysis: str, rows: Sequence[Row]) -> list[dict[str, str]]:

@@ -5,7 +5,6 @@ arXiv:2309.16588). B batch, H heads, N queries, M keys.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from vitruvius.analysis.base import Attended, Statistics, analyses, precise
 from vitruvius.heads import Heads, Site
@@ -17,22 +16,14 @@ def token_norms(heads: Heads, site: Site, attended: Attended | None = None) -> S
     heads = precise(heads)
     attended = attended or Attended(heads)
     received = attended.shares().mean(-2)  # (B, H, M)
-    lengths = {"key": _lengths(heads.k), "value": _lengths(heads.v), "output": _lengths(attended.output())}
+    sets = {"key": heads.k, "value": heads.v, "output": attended.output()}
+    lengths = {name: torch.linalg.vector_norm(x, dim=-1) for name, x in sets.items()}
+    gap = lengths["value"] - lengths["value"].median(-1, keepdim=True).values
+    robust = 1.4826 * gap.abs().median(-1, keepdim=True).values  # outliers: longer than the median by more than five
     return {
         "sink": received.amax(-1),
         **{f"{name}_peak": each.amax(-1) / each.median(-1).values for name, each in lengths.items()},
         **{name: each.mean(-1) for name, each in lengths.items()},
-        "outliers": _outliers(lengths["value"]),
+        "outliers": (gap > 5 * robust).double().mean(-1),
         **({"prefix": received[..., : site.num_prefix_tokens].sum(-1)} if site.num_prefix_tokens else {}),
     }
-
-
-def _lengths(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=-1)
-
-
-def _outliers(lengths: Tensor) -> Tensor:
-    """Share of tokens longer than the median by more than five robust deviations (1.4826 · median deviation)."""
-    gap = lengths - lengths.median(-1, keepdim=True).values
-    robust = 1.4826 * gap.abs().median(-1, keepdim=True).values
-    return (gap > 5 * robust).double().mean(-1)

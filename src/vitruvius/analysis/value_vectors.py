@@ -22,8 +22,7 @@ from vitruvius.analysis._kernel import key_gram
 from vitruvius.analysis.base import Statistics, analyses, precise
 from vitruvius.heads import Heads
 
-RELEASED = {"tiny_length": 1e-8, "tiny_product": 1e-10}
-FIRST = ("matched_cosine", "linear_cka", "linear_cka_debiased", "subspace_overlap", "procrustes", "cosine")
+RELEASED: dict[str, Any] = {"tiny_length": 1e-8, "tiny_product": 1e-10}
 
 
 @analyses.register("value_vectors")
@@ -35,38 +34,64 @@ def value_vectors(
     standardise: z-score each key over its width first, with the papers' scale 1/√D; else the model's own scale.
     variant: exact; or released, with the small constants of the published script.
     """
-    heads = precise(heads)
-    if variant == "released":
-        directions, log_mass = predicted_values(heads, standardise=standardise, released=True)
-        w = directions * (-log_mass).exp()[..., None]
-        return compare(heads.v, w, **RELEASED)
-    directions, log_mass = predicted_values(heads, standardise=standardise)
-    lowest = log_mass.amin(-1, keepdim=True)[..., None]  # a common factor: only the distances of V and V̂ feel it
-    w = directions * (lowest.squeeze(-1) - log_mass).exp()[..., None]
-    return _in_order(
-        {
-            **alignments(heads.v, w),
-            **similarities(heads.v, directions),  # nor do cosines feel the length of a token
-            **distances(heads.v, w * (-lowest).exp()),
-        }
-    )
+    heads, released = precise(heads), variant == "released"
+    directions, log_mass = predicted_values(heads, standardise=standardise, released=released)
+    if released:
+        return compare(heads.v, directions * (-log_mass).exp()[..., None], **RELEASED)
+    lowest = log_mass.amin(-1, keepdim=True)  # a common factor: only the distances of V and V̂ feel it
+    w = directions * (lowest - log_mass).exp()[..., None]
+    return compare(heads.v, w, directions=directions, factor=(-lowest).exp()[..., None])
 
 
-def compare(v: Tensor, w: Tensor, *, tiny_length: float = 0.0, tiny_product: float = 0.0) -> Statistics:
-    """Every statistic of two sets of values as they stand; the published ones add tiny numbers to denominators.
+def compare(
+    v: Tensor,
+    w: Tensor,
+    *,
+    directions: Tensor | None = None,
+    factor: Tensor | float = 1.0,
+    tiny_length: float = 0.0,
+    tiny_product: float = 0.0,
+) -> Statistics:
+    """Every statistic of two sets of values; the published ones add tiny numbers to denominators.
 
     v: (…, N, E), the learnt values.
     w: (…, N, E), those they are compared with.
+    directions: w up to the lengths of its tokens, which cosines do not feel; default: w.
+    factor: of w in distances, (…, 1, 1); CKA, Procrustes and angles do not feel it.
     tiny_length: added to lengths in cosines and correlations.
     tiny_product: added to products of norms in CKA.
     """
-    return _in_order(
-        {
-            **alignments(v, w, tiny=tiny_product),
-            **similarities(v, w, tiny=tiny_length),
-            **distances(v, w),
-        }
-    )
+    directions = w if directions is None else directions
+    direct = cosines(v, directions, tiny=tiny_length)
+    matched = matched_cosines(v, directions, tiny=tiny_length)
+    linear, kernel = linear_cka(v, w, tiny=tiny_product), kernel_cka(v, w, tiny=tiny_product)
+    angles = principal_cosines(v, w)
+    scaled = w * factor
+    gap = v - scaled
+    frobenius = torch.linalg.matrix_norm(gap)
+    return {
+        "matched_cosine": matched.mean(-1),
+        "linear_cka": linear[0],
+        "linear_cka_debiased": linear[1],
+        "subspace_overlap": angles.square().mean(-1),
+        "procrustes": procrustes(v, w),
+        "cosine": direct.mean(-1),
+        "kernel_cka_debiased": kernel[1],
+        "kernel_cka": kernel[0],
+        "principal_angle": angles.arccos().rad2deg().mean(-1),
+        "cosine_min": direct.amin(-1),
+        "cosine_max": direct.amax(-1),
+        "negative": (direct < 0).double().mean(-1),
+        "matched_min": matched.amin(-1),
+        "matched_max": matched.amax(-1),
+        "matched_negative": (matched < 0).double().mean(-1),
+        "pearson": pearson(v, directions, tiny=tiny_length).mean(-1),
+        "relative_frobenius": frobenius / torch.linalg.matrix_norm(v),
+        "frobenius": frobenius,
+        "euclidean": torch.linalg.vector_norm(gap, dim=-1).mean(-1),
+        "l1": gap.abs().sum(-1).mean(-1),
+        "allclose": (gap.abs() <= 1e-5 + 1e-3 * scaled.abs()).all(-1).all(-1).double(),
+    }
 
 
 def predicted_values(heads: Heads, *, standardise: bool, released: bool = False) -> tuple[Tensor, Tensor]:
@@ -82,57 +107,6 @@ def predicted_values(heads: Heads, *, standardise: bool, released: bool = False)
     chosen = vectors.gather(-1, order[..., None, :].expand(*vectors.shape[:-1], order.shape[-1]))
     chosen = chosen - chosen.mean(-2, keepdim=True)
     return F.pad(chosen, (0, heads.v.shape[-1] - chosen.shape[-1])), gram.log_mass
-
-
-def similarities(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
-    """Cosines of tokens (…, N, E), direct and matched, and correlations; `tiny` is added to lengths."""
-    direct, matched = cosines(v, w, tiny=tiny), matched_cosines(v, w, tiny=tiny)
-    return {
-        "cosine": direct.mean(-1),
-        "cosine_min": direct.amin(-1),
-        "cosine_max": direct.amax(-1),
-        "negative": (direct < 0).double().mean(-1),
-        "matched_cosine": matched.mean(-1),
-        "matched_min": matched.amin(-1),
-        "matched_max": matched.amax(-1),
-        "matched_negative": (matched < 0).double().mean(-1),
-        "pearson": pearson(v, w, tiny=tiny).mean(-1),
-    }
-
-
-def alignments(v: Tensor, w: Tensor, *, tiny: float = 0.0) -> Statistics:
-    """CKA, Procrustes and principal angles: none depends on signs, order or rotation of the columns.
-
-    `tiny` is added to products of norms.
-    """
-    linear, kernel = linear_cka(v, w, tiny=tiny), kernel_cka(v, w, tiny=tiny)
-    angles = principal_cosines(v, w)
-    return {
-        "linear_cka_debiased": linear[1],
-        "kernel_cka_debiased": kernel[1],
-        "subspace_overlap": angles.square().mean(-1),
-        "procrustes": procrustes(v, w),
-        "linear_cka": linear[0],
-        "kernel_cka": kernel[0],
-        "principal_angle": angles.arccos().rad2deg().mean(-1),
-    }
-
-
-def distances(v: Tensor, w: Tensor) -> Statistics:
-    """How far the learnt V and the predicted V̂ lie apart, (…, N, E) each; relative to V."""
-    gap = v - w
-    frobenius = torch.linalg.matrix_norm(gap)
-    return {
-        "relative_frobenius": frobenius / torch.linalg.matrix_norm(v),
-        "frobenius": frobenius,
-        "euclidean": torch.linalg.vector_norm(gap, dim=-1).mean(-1),
-        "l1": gap.abs().sum(-1).mean(-1),
-        "allclose": (gap.abs() <= 1e-5 + 1e-3 * w.abs()).all(-1).all(-1).double(),
-    }
-
-
-def _in_order(statistics: Statistics) -> Statistics:
-    return {name: statistics[name] for name in dict.fromkeys((*FIRST, *statistics))}
 
 
 def cosines(x: Tensor, y: Tensor, *, tiny: float = 0.0) -> Tensor:
@@ -220,18 +194,15 @@ def _median_distance(d2: np.ndarray[Any, Any]) -> float:
 def _both(inner: Sequence[Tensor], k: Sums, l: Sums, *, tiny: float) -> tuple[Tensor, Tensor]:  # noqa: E741
     """(biased, debiased) CKA; `inner` are Σ KL, Σ KK and Σ LL."""
     pairs = list(zip(inner, ((k, l), (k, k), (l, l)), strict=True))
-    biased = [_biased(total, *pair) for total, pair in pairs]
+    n = k[0].shape[-1]
+    biased = [  # Σ of the product of both matrices, doubly centred
+        total - 2 / n * (a[0] * b[0]).sum(-1) + a[0].sum(-1) * b[0].sum(-1) / n**2 for total, (a, b) in pairs
+    ]
     debiased = [_unbiased(total, *pair) for total, pair in pairs]
     return (
         biased[0] / ((biased[1] * biased[2]).sqrt() + tiny),
         debiased[0] / (debiased[1] * debiased[2]).sqrt(),
     )
-
-
-def _biased(inner: Tensor, k: Sums, l: Sums) -> Tensor:  # noqa: E741
-    """Σ of the product of both matrices, doubly centred."""
-    n = k[0].shape[-1]
-    return inner - 2 / n * (k[0] * l[0]).sum(-1) + k[0].sum(-1) * l[0].sum(-1) / n**2
 
 
 def _unbiased(inner: Tensor, k: Sums, l: Sums) -> Tensor:  # noqa: E741

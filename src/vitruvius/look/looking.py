@@ -24,7 +24,7 @@ from vitruvius._imagenet import NUM_CLASSES, imagenet_classes
 from vitruvius._notebook import Records, Shown
 from vitruvius._progress import Progress, no_progress, part_of, scaled
 from vitruvius._registry import Spec
-from vitruvius.analysis.base import Attended
+from vitruvius.analysis.base import normalised
 from vitruvius.analysis.explanations import explanations, relevance
 from vitruvius.analysis.recording import survey_if_any
 from vitruvius.analysis.rollout import Rollout
@@ -326,17 +326,18 @@ def compare(
     specs = [attention] if isinstance(attention, str | Mapping) else list(attention)
     for spec in specs:
         part(spec, where="--attention")
-    changed = [Variant(_spec_title(spec), with_attention(first.model, spec), first.names) for spec in specs]
-    kept = [] if len(specs) > 1 else [first]
+    shown = [first] if len(specs) < 2 else []
+    for spec in specs:
+        title = spec if isinstance(spec, str) else str(getattr(spec, "__name__", spec))
+        shown.append(Variant(title, with_attention(first.model, spec), first.names))
     if masks is not None and sparsity is not None:
         raise ConfigError("--masks and --sparsity both say which pairs go; give one of them.")
     if masks is not None:
-        keep = load_masks(masks).keep
-        pruned = Variant(f"{first.title}, {Path(masks).name}", with_masks(first.model, keep), first.names)
-        return [*kept, *changed, pruned, *others]
-    if sparsity is not None:
-        return [*kept, *changed, pruned_by(first, pictures, sparsity), *others]
-    return [*kept, *changed, *others]
+        pruned = with_masks(first.model, load_masks(masks).keep)
+        shown.append(Variant(f"{first.title}, {Path(masks).name}", pruned, first.names))
+    elif sparsity is not None:
+        shown.append(pruned_by(first, pictures, sparsity))
+    return [*shown, *others]
 
 
 def pruned_by(variant: Variant, pictures: Sequence[Picture], sparsity: float) -> Variant:
@@ -394,27 +395,24 @@ def _variant(model: str | Path | nn.Module, names: Sequence[str]) -> Variant:
         target = open_target(str(model), data_needed=False)
         found = variant_of(target, device_of(target.model))
         return found._replace(names=list(names)) if names else found
-    made = _model(model)
+    made = as_pixel_model(model)
     return Variant(type(inner(model)).__name__, made, class_names(made, names))
 
 
-def _model(model: nn.Module) -> nn.Module:
+def as_pixel_model(model: nn.Module) -> nn.Module:
+    """As images in [0, 1] go in: wrapped, if it is timm's own or a classifier of transformers."""
     check_model(model)
     if isinstance(model, PixelModel):
         return model
+    training = model.training
     if hasattr(getattr(model, "config", None), "num_labels"):
         from vitruvius.targets.hugging_face import Classifier
 
         config: Any = model.config
         size = config.image_size if isinstance(config.image_size, Sequence) else (config.image_size,) * 2
         halves = (0.5,) * int(config.num_channels)
-        said = {"input_size": (len(halves), *size), "mean": halves, "std": halves}
-        return PixelModel(Classifier(model, said)).train(model.training)
-    return PixelModel(model).train(model.training)
-
-
-def _spec_title(spec: Any) -> str:
-    return spec if isinstance(spec, str) else str(getattr(spec, "__name__", spec))
+        model = Classifier(model, {"input_size": (len(halves), *size), "mean": halves, "std": halves})
+    return PixelModel(model).train(training)
 
 
 def has_head(model: nn.Module) -> bool:
@@ -455,42 +453,28 @@ def _attacked(attack: Threat, model: nn.Module, x: Tensor, ids: Tensor, progress
 
 
 def _see(variant: Variant, picture: str, x: Tensor, threat: str, of_class: str | int | None, gradients: bool) -> View:
-    model = variant.model
+    model, names = variant.model, variant.names
     sites = survey_if_any(model)
     notes: list[str] = [] if sites else [f"no maps: {variant.title} has no attention that can be shown."]
     layers, rollout, output = _attend(model, x, sites, notes)
-    shown: dict[str, Any] = {}
-    answers: tuple[Answer, ...] = ()
+    shown: dict[str, Any] = {"answers": ()}
     if has_head(model):
         check_logits(output, len(x))
-        answers = _answers(output[0], variant.names)
-        asked = [answer.number for answer in answers] if of_class is None else [class_number(variant, of_class)]
-        shown["relevance"] = _relevance(model, x, asked, variant.names, sites, notes) if sites else {}
-        shown["gradients"] = _gradients(model, x, asked[0], variant.names, notes) if gradients else {}
+        best = output[0].float().softmax(-1).topk(min(BEST, output.shape[1]))
+        likely = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        shown["answers"] = tuple(Answer(_name(number, names), number, share) for number, share in likely)
+        asked = [answer.number for answer in shown["answers"]]
+        asked = asked if of_class is None else [class_number(variant, of_class)]
+        shown["relevance"] = _relevance(model, x, asked, names, sites, notes) if sites else {}
+        shown["gradients"] = _gradients(model, x, asked[0], names, notes) if gradients else {}
     else:
         notes.append("no classes, and no relevance or integrated gradients for one: the model has no head.")
+    told = tuple(dict.fromkeys(notes))
+    pixels, seen = x[0].cpu(), tuple(layers)
     return View(
-        picture=picture,
-        model=variant.title,
-        threat=threat,
-        pixels=x[0].cpu(),
-        layers=tuple(layers),
-        answers=answers,
-        rollout=rollout,
-        notes=tuple(dict.fromkeys(notes)),
+        picture=picture, model=variant.title, threat=threat, pixels=pixels, layers=seen, rollout=rollout, notes=told,
         **shown,
-    )
-
-
-class _Known(Attended):
-    """What a core makes of Heads, where its map has been computed already."""
-
-    def __init__(self, heads: Heads, weights: Tensor) -> None:
-        super().__init__(heads)
-        self.weights = weights
-
-    def map(self) -> Tensor:
-        return self.weights
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -516,7 +500,7 @@ def _attend(
             layers.append(layer)
         try:
             if follow is not None:
-                follow.see(heads, sites[name], _Known(heads, weights))
+                follow.follow(sites[name], normalised(weights))
         except UnsuitableSite:
             follow = None
 
@@ -535,16 +519,16 @@ def _layer(model: nn.Module, site: Site, weights: Tensor) -> Layer | str:
     """One site's map and where its tokens lie; a sentence where it has no place in a page."""
     core = core_of(model, site.name)
     shared: dict[str, Any] = {"name": site.name, "core": "softmax" if core is None else core.describe()}
+    shared["packed"] = Packed.of(weights)
     if site.attends == "windows":
         return _windows(inner(model), site, weights, shared)
-    packed = Packed.of(weights)
     queries, keys = weights.shape[-2:]  # fewer than the site says where tokens were merged
     patches = site.grid is not None and keys == site.num_prefix_tokens + math.prod(site.grid)
     if patches and (site.attends == "class" or queries == keys):
         prefix = _prefix_names(inner(model), site.num_prefix_tokens)
         answering = 0 if site.attends == "class" or (site.num_prefix_tokens and site.num_answering) else -1
-        return Layer(kind="tokens", packed=packed, grid=site.grid, prefix=prefix, answering=answering, **shared)
-    return Layer(kind="matrix", packed=packed, **shared)
+        return Layer(kind="tokens", grid=site.grid, prefix=prefix, answering=answering, **shared)
+    return Layer(kind="matrix", **shared)
 
 
 def _windows(root: Any, site: Site, weights: Tensor, shared: dict[str, Any]) -> Layer | str:
@@ -557,8 +541,8 @@ def _windows(root: Any, site: Site, weights: Tensor, shared: dict[str, Any]) -> 
     across = math.prod(math.ceil(side / step) for side, step in zip(grid, site.grid, strict=True))
     if across != len(weights):
         return f"{site.name} attends in {len(weights)} windows, {across} would cover the picture; it is left out."
-    where: dict[str, Any] = {"grid": grid, "window": site.grid, "shift": (int(shift[0]), int(shift[1]))}
-    return Layer(kind="windows", packed=Packed.of(weights), answering=-1, **where, **shared)
+    shared["shift"] = (int(shift[0]), int(shift[1]))
+    return Layer(kind="windows", grid=grid, window=site.grid, answering=-1, **shared)
 
 
 def _prefix_names(root: Any, count: int) -> tuple[str, ...]:
@@ -571,13 +555,6 @@ def _prefix_names(root: Any, count: int) -> tuple[str, ...]:
 
 def _name(number: int, names: Sequence[str]) -> str:
     return names[number] if number < len(names) else f"class {number}"
-
-
-def _answers(logits: Tensor, names: Sequence[str]) -> tuple[Answer, ...]:
-    best = logits.float().softmax(-1).topk(min(BEST, len(logits)))
-    return tuple(
-        Answer(_name(n, names), n, p) for p, n in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    )
 
 
 def _relevance(

@@ -22,7 +22,7 @@ from vitruvius._version import __version__
 from vitruvius.analysis.recording import SiteMaps, pool
 from vitruvius.look.looking import Layer, Look, View, moved
 from vitruvius.look.pictures import as_uint8
-from vitruvius.report.blocks import colour_png
+from vitruvius.report.blocks import png_link
 
 MAX_NUMBERS = 48_000_000  # in all maps of a page; beyond that, patches are taken together
 DECADES = 6  # below the highest number of a head, that a byte tells apart
@@ -63,10 +63,8 @@ def amplified(clean: View, disturbed: View) -> tuple[np.ndarray, float]:
 
 def _view(view: View, clean: View, times: int) -> dict[str, Any]:
     shown: dict[str, Any] = {
-        "picture": view.picture,
-        "model": view.model,
-        "threat": view.threat,
-        "image": colour_png(as_uint8(view.pixels)),
+        **{key: getattr(view, key) for key in ("picture", "model", "threat")},
+        "image": png_link(as_uint8(view.pixels)),
         "layers": [_layer(layer, times) for layer in view.layers],
         "answers": [list(answer) for answer in view.answers],
         "rollout": None if view.rollout is None else _map(view.rollout),
@@ -76,7 +74,7 @@ def _view(view: View, clean: View, times: int) -> dict[str, Any]:
     if view.threat:
         image, factor = amplified(clean, view)
         pairs = zip(clean.layers, view.layers, strict=True)
-        shown |= {"difference": colour_png(image), "factor": factor, "moved": [moved(*pair) for pair in pairs]}
+        shown |= {"difference": png_link(image), "factor": factor, "moved": [moved(*pair) for pair in pairs]}
     return shown
 
 
@@ -88,21 +86,9 @@ def _layer(layer: Layer, times: int) -> dict[str, Any]:
             site = pool(site)
         maps, grid = site.maps, site.grid
     codes, low, high = quantise(maps)
-    return {
-        "name": layer.name,
-        "core": layer.core,
-        "kind": layer.kind,
-        "shape": maps.shape,
-        "grid": grid,
-        "prefix": layer.prefix,
-        "answering": layer.answering,
-        "window": layer.window,
-        "shift": layer.shift,
-        "negative": layer.packed.low < 0,
-        "low": low,
-        "high": high,
-        "codes": _packed(codes),
-    }
+    same = {key: getattr(layer, key) for key in ("name", "core", "kind", "prefix", "answering", "window", "shift")}
+    numbers = {"low": low, "high": high, "negative": layer.packed.low < 0, "codes": _packed(codes)}
+    return {**same, "shape": maps.shape, "grid": grid, **numbers}
 
 
 def quantise(values: np.ndarray) -> tuple[np.ndarray, list[float], list[float]]:

@@ -15,7 +15,7 @@ import socket
 import threading
 import webbrowser
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -119,32 +119,38 @@ def make_app(desk: Desk, token: str, port: int) -> Any:
 
     hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
 
-    def refusal(request: Request) -> Response | None:
-        origin = request.headers.get("origin")
-        if request.headers.get("host") not in hosts or (origin and origin not in [f"http://{host}" for host in hosts]):
-            return _error("this page answers only requests of its own, from 127.0.0.1.", 403)
-        if not secrets.compare_digest(request.path_params["token"].encode(), token.encode()):
-            return _error("wrong or missing token; open the address that the command printed.", 403)
-        return None
-
     def _error(text: str, status: int) -> Response:
         return JSONResponse({"error": text}, status, headers=HEADERS)
+
+    def guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """`handler` for requests of this page that know the token; what it refuses is said in the answer."""
+
+        async def answer(request: Request) -> Response:
+            host, origin = request.headers.get("host"), request.headers.get("origin")
+            if host not in hosts or (origin and origin not in [f"http://{host}" for host in hosts]):
+                return _error("this page answers only requests of its own, from 127.0.0.1.", 403)
+            if not secrets.compare_digest(request.path_params["token"].encode(), token.encode()):
+                return _error("wrong or missing token; open the address that the command printed.", 403)
+            try:
+                return await handler(request)
+            except ValueError as error:  # also ours, and JSON's
+                return _error(str(error), 400)
+
+        return answer
 
     async def body_of(request: Request, most: int) -> bytes:
         """The whole body; no more than `most` bytes are ever held."""
         data = bytearray()
+        too_large = DataError(f"this is larger than {most / 1e6:g} MB; make the picture smaller first.")
         if int(request.headers.get("content-length") or 0) > most:
-            raise DataError(f"this is larger than {most / 1e6:g} MB; make the picture smaller first.")
+            raise too_large
         async for part in request.stream():
             data += part
             if len(data) > most:
-                raise DataError(f"this is larger than {most / 1e6:g} MB; make the picture smaller first.")
+                raise too_large
         return bytes(data)
 
     async def page(request: Request) -> Response:
-        refused = refusal(request)
-        if refused is not None:
-            return refused
         live = {
             "picture": next(reversed(desk.pictures), None),
             "threats": [*(ATTACKS if has_head(desk.variant.model) else ()), *SHOWN],
@@ -155,33 +161,21 @@ def make_app(desk: Desk, token: str, port: int) -> Any:
         return HTMLResponse(render(None, live=live), headers=HEADERS)
 
     async def take(request: Request) -> Response:
-        refused = refusal(request)
-        if refused is not None:
-            return refused
         name = "".join(c for c in request.query_params.get("name", "") if c.isprintable())[-80:] or "picture"
-        try:
-            data = await body_of(request, MAX_BYTES)
-            return JSONResponse({"picture": await asyncio.to_thread(desk.take, data, name)}, headers=HEADERS)
-        except VitruviusError as error:
-            return _error(str(error), 400)
+        data = await body_of(request, MAX_BYTES)
+        return JSONResponse({"picture": await asyncio.to_thread(desk.take, data, name)}, headers=HEADERS)
 
     async def answer(request: Request) -> Response:
-        refused = refusal(request)
-        if refused is not None:
-            return refused
-        try:
-            question = json.loads(await body_of(request, MAX_QUESTION))
-            if not isinstance(question, dict):
-                raise ConfigError("a question is an object of JSON.")
-        except ValueError as error:  # also ours, and JSON's
-            return _error(str(error), 400)
+        question = json.loads(await body_of(request, MAX_QUESTION))
+        if not isinstance(question, dict):
+            raise ConfigError("a question is an object of JSON.")
         return StreamingResponse(_lines(desk, question), media_type="application/x-ndjson", headers=HEADERS)
 
     return Starlette(
         routes=[
-            Route("/{token}/", page),
-            Route("/{token}/picture", take, methods=["POST"]),
-            Route("/{token}/look", answer, methods=["POST"]),
+            Route("/{token}/", guarded(page)),
+            Route("/{token}/picture", guarded(take), methods=["POST"]),
+            Route("/{token}/look", guarded(answer), methods=["POST"]),
         ]
     )
 

@@ -36,7 +36,7 @@ from vitruvius._style import (
 from vitruvius.analysis.base import NULLS
 from vitruvius.analysis.explanations import Explanation, explain
 from vitruvius.analysis.norms import QUANTILES
-from vitruvius.analysis.table import SAME_BY_CONSTRUCTION, Curve, Pictures, Row, Table
+from vitruvius.analysis.table import SAME_BY_CONSTRUCTION, Pictures, Row, Table, by_site
 
 DASHES = dict(zip(NULLS, LINES[1:], strict=False))
 MOST = 3  # statistics of an analysis that are drawn; the tables hold more, the files all
@@ -69,66 +69,49 @@ HEADINGS = {
     "token_norms": "Norms of tokens, and sinks",
     "value_vectors": "Values against kernel PCA's prediction",
 }
-LABELS = {  # analysis → statistic → label of its axis; a name without one is written as it is
-    "distance": {
-        "patches": "mean distance (patches)",
-        "relative": "distance / that of even attention",
-        "neighbours": "weight on the 3 × 3 around (share)",
-    },
-    "effective_rank": dict.fromkeys(("keys", "queries", "values", "output"), "effective rank (dimensions)"),
-    "eigenvalues": {
-        **dict.fromkeys(("max", "min", "mean", "median", "spectrum"), "eigenvalue"),
-        "first_share": "first eigenvalue / trace",
-    },
-    "eigenvalues_by_rank": dict.fromkeys(("max", "min", "mean", "median"), "eigenvalue"),
-    "entropy": {
-        "relative": "entropy / largest possible",
-        "nats": "entropy (nats)",
-        "effective_keys": "effective number of keys",
-        "largest_weight": "largest weight (share)",
-    },
-    "gammas": {
-        "alignment": "|cos(K a, a)|",
-        "relative": "relative difference between tokens",
-        "relative_std": "deviation of the relative difference",
-        "absolute": "difference between tokens",
-        "absolute_std": "deviation of the difference",
-    },
-    "head_similarity": {"maps": "cosine of attention maps", "outputs": "linear CKA of outputs"},
-    "norms": {
-        "log10_ratio": "log₁₀(‖φ(q)‖² / ‖h‖²)",
-        "phi2": "‖φ(q)‖², mean over tokens",
-        "h2": "‖h‖², mean over tokens",
-        "phi2_median": "‖φ(q)‖², median over tokens",
-        "h2_median": "‖h‖², median over tokens",
-    },
-    "reconstruction": {
-        "error": "|‖φ(q)‖² − ‖h‖²|",
-        "relative_to_h": "error / ‖h‖²",
-        "relative_to_phi": "error / ‖φ(q)‖²",
-        "signed_error": "‖φ(q)‖² − ‖h‖²",
-    },
-    "rollout": {
-        "relative_entropy": "entropy / largest possible",
-        "effective_patches": "effective number of patches",
-        "largest_share": "largest share of a patch",
-        "prefix": "share of the prefix tokens",
-    },
-    "token_norms": {
-        "sink": "weight on the strongest sink (share)",
-        **dict.fromkeys(("key_peak", "value_peak", "output_peak"), "largest norm / median"),
-        **dict.fromkeys(("key", "value", "output"), "norm (mean over tokens)"),
-        "outliers": "outlying tokens (share)",
-    },
-    "value_vectors": {
-        "matched_cosine": "cosine after matching",
-        "linear_cka": "linear CKA",
-        "linear_cka_debiased": "linear CKA, debiased",
-        "subspace_overlap": "overlap of subspaces (share)",
-        "procrustes": "cosine after the best rotation",
-        "principal_angle": "mean principal angle (degrees)",
-        "cosine": "cosine",
-    },
+LABELS = {  # analysis.statistic → label of its axis; a name without one is written as it is
+    "distance.patches": "mean distance (patches)",
+    "distance.relative": "distance / that of even attention",
+    "distance.neighbours": "weight on the 3 × 3 around (share)",
+    **{f"effective_rank.{of}": "effective rank (dimensions)" for of in ("keys", "queries", "values", "output")},
+    **{f"eigenvalues.{name}": "eigenvalue" for name in ("max", "min", "mean", "median", "spectrum")},
+    **{f"eigenvalues_by_rank.{name}": "eigenvalue" for name in ("max", "min", "mean", "median")},
+    "eigenvalues.first_share": "first eigenvalue / trace",
+    "entropy.relative": "entropy / largest possible",
+    "entropy.nats": "entropy (nats)",
+    "entropy.effective_keys": "effective number of keys",
+    "entropy.largest_weight": "largest weight (share)",
+    "gammas.alignment": "|cos(K a, a)|",
+    "gammas.relative": "relative difference between tokens",
+    "gammas.relative_std": "deviation of the relative difference",
+    "gammas.absolute": "difference between tokens",
+    "gammas.absolute_std": "deviation of the difference",
+    "head_similarity.maps": "cosine of attention maps",
+    "head_similarity.outputs": "linear CKA of outputs",
+    "norms.log10_ratio": "log₁₀(‖φ(q)‖² / ‖h‖²)",
+    "norms.phi2": "‖φ(q)‖², mean over tokens",
+    "norms.h2": "‖h‖², mean over tokens",
+    "norms.phi2_median": "‖φ(q)‖², median over tokens",
+    "norms.h2_median": "‖h‖², median over tokens",
+    "reconstruction.error": "|‖φ(q)‖² − ‖h‖²|",
+    "reconstruction.relative_to_h": "error / ‖h‖²",
+    "reconstruction.relative_to_phi": "error / ‖φ(q)‖²",
+    "reconstruction.signed_error": "‖φ(q)‖² − ‖h‖²",
+    "rollout.relative_entropy": "entropy / largest possible",
+    "rollout.effective_patches": "effective number of patches",
+    "rollout.largest_share": "largest share of a patch",
+    "rollout.prefix": "share of the prefix tokens",
+    "token_norms.sink": "weight on the strongest sink (share)",
+    **{f"token_norms.{name}_peak": "largest norm / median" for name in ("key", "value", "output")},
+    **{f"token_norms.{name}": "norm (mean over tokens)" for name in ("key", "value", "output")},
+    "token_norms.outliers": "outlying tokens (share)",
+    "value_vectors.matched_cosine": "cosine after matching",
+    "value_vectors.linear_cka": "linear CKA",
+    "value_vectors.linear_cka_debiased": "linear CKA, debiased",
+    "value_vectors.subspace_overlap": "overlap of subspaces (share)",
+    "value_vectors.procrustes": "cosine after the best rotation",
+    "value_vectors.principal_angle": "mean principal angle (degrees)",
+    "value_vectors.cosine": "cosine",
 }
 
 
@@ -230,42 +213,28 @@ def draw_bands(shown: Sequence[Shown], analysis: str, statistic: str, *, legend:
     """The mean over heads for each layer, with the range of heads as a band, and every null that can tell."""
     with figure_style():
         figure, axes = new_axes(4.5, 2.9)
-        tables = [(one, one.table.select(analysis=analysis, statistic=statistic)) for one in shown]
+        selected = [(one, one.table.select(analysis=analysis, statistic=statistic)) for one in shown]
+        tables = [(one, rows) for one, rows in selected if rows]
         scale = Scale.of([row.mean for _, rows in tables for row in rows])
+        single = len(shown) == 1
         for one, rows in tables:
-            if rows:
-                _draw_layers(axes, one, rows, scale, single=len(shown) == 1)
+            heads = by_site(rows, rows[0].null, "mean")
+            places, colour = range(len(heads)), one.look.colour
+            low, high = scale([min(values) for values in heads]), scale([max(values) for values in heads])
+            axes.fill_between(places, low, high, color=colour, alpha=0.16, lw=0)
+            look: dict[str, Any] = {"color": colour, "marker": one.look.marker if len(heads) <= 24 else ""}
+            means = scale([statistics.fmean(values) for values in heads])
+            axes.plot(places, means, markersize=3.5, label="observed" if single else one.name, **look)
+            for null in telling_nulls(rows):
+                drawn = [statistics.fmean(each) if each else math.nan for each in by_site(rows, null, "null_mean")]
+                look = {"color": LIGHT["quiet"] if single else colour, "linestyle": DASHES[null], "linewidth": 1.3}
+                axes.plot(places, scale(drawn), label=null, **look)
         axes.set(title=words(statistic), xlabel="layer", ylabel=axis_label(analysis, statistic))
         in_whole_numbers(axes.xaxis, 8)
         scale.label(axes)
         if legend:
             _stand_alone(figure, axes, f"{heading(analysis)}: {words(statistic)}")
     return figure
-
-
-def _draw_layers(axes: Axes, one: Shown, rows: Sequence[Row], scale: Scale, *, single: bool) -> None:
-    """Mean over heads and band over heads, layer by layer, with its nulls; grey ones where one run stands alone."""
-    heads = _by_site(rows, rows[0].null, "mean")
-    places = range(len(heads))
-    low, high = scale([min(values) for values in heads]), scale([max(values) for values in heads])
-    axes.fill_between(places, low, high, color=one.look.colour, alpha=0.16, lw=0)
-    look: dict[str, Any] = {"color": one.look.colour, "marker": one.look.marker if len(heads) <= 24 else ""}
-    means = scale([statistics.fmean(values) for values in heads])
-    axes.plot(places, means, markersize=3.5, label="observed" if single else one.name, **look)
-    for null in telling_nulls(rows):
-        drawn = [statistics.fmean(values) if values else math.nan for values in _by_site(rows, null, "null_mean")]
-        colour = LIGHT["quiet"] if single else one.look.colour
-        axes.plot(places, scale(drawn), color=colour, linestyle=DASHES[null], linewidth=1.3, label=null)
-
-
-def _by_site(rows: Sequence[Row], null: str | None, column: str) -> list[list[float]]:
-    """What the rows of one null hold in a column, head by head, for every site in order."""
-    sites: dict[str, list[float]] = {row.site: [] for row in rows}
-    for row in rows:
-        value = getattr(row, column)
-        if row.null == null and value is not None:
-            sites[row.site].append(value)
-    return list(sites.values())
 
 
 def telling_nulls(rows: Sequence[Row]) -> list[str]:
@@ -311,7 +280,7 @@ def draw_heads(table: Table, analysis: str, statistic: str) -> Figure:
     layers = len(next(iter(pictures.values())))
     with figure_style():
         figure = Figure(figsize=(1.2 + 2.0 * len(pictures), 0.9 + 0.2 * layers), layout="constrained")
-        panels = [figure.add_subplot(1, len(pictures), place + 1) for place in range(len(pictures))]
+        panels = list(figure.subplots(1, len(pictures), squeeze=False)[0])
         for axes, (title, grid) in zip(panels, pictures.items(), strict=True):
             picture = axes.imshow(grid, cmap=heat(), vmin=low, vmax=top, aspect="auto", interpolation="nearest")
             axes.set(title=title, xlabel="head")
@@ -362,8 +331,9 @@ def draw_curves(table: Table, analysis: str, statistic: str, *, xlabel: str, leg
             low, high = scale((mean - spread).tolist()), scale((mean + spread).tolist())
             axes.fill_between(positions, low, high, color=colour, alpha=0.12, linewidth=0)
             axes.plot(positions, scale(mean.tolist()), color=colour, label=f"layer {layer}")
+        most = 1e-6 * middle.mean.abs().max()  # a null that moves nothing by more did not change the curve
         for curve in curves:
-            if curve.null and curve.site == middle.site and _differs(curve, middle):
+            if curve.null and curve.site == middle.site and (middle.mean - curve.mean).abs().max() > most:
                 look: dict[str, Any] = {"color": LIGHT["quiet"], "linestyle": DASHES[curve.null], "linewidth": 1.3}
                 label = curve.null if legend else None  # the page explains the nulls
                 axes.plot(positions, scale(curve.mean.mean(0).tolist()), label=label, **look)
@@ -374,12 +344,6 @@ def draw_curves(table: Table, analysis: str, statistic: str, *, xlabel: str, leg
     return figure
 
 
-def _differs(null: Curve, observed: Curve) -> bool:
-    """Whether a null changed the curve of its site at all."""
-    gap = (observed.mean - null.mean).abs().max()
-    return bool(gap > 1e-6 * observed.mean.abs().max())
-
-
 def draw_map(table: Table, analysis: str) -> Figure:
     """The map of a rollout, averaged over images: bright where attention ends up."""
     curve = next(c for c in table.curves if c.analysis == analysis and c.statistic == "map" and not c.null)
@@ -387,16 +351,14 @@ def draw_map(table: Table, analysis: str) -> Figure:
     side = math.isqrt(len(values))
     with figure_style():
         figure, axes = new_axes(3.6, 3.1)
-        grid = values[: side * side].reshape(side, -1)
-        grid = grid * len(values)
+        grid = values[: side * side].reshape(side, -1) * len(values)
         top = outlier_proof(grid)
         picture = axes.imshow(grid, cmap=heat(), vmin=0, vmax=top, interpolation="nearest")
         axes.set(xticks=[], yticks=[], title="where attention ends up, mean over images")
         axes.grid(visible=False)
         label = "share of a patch × number of patches" + ("; 2 % lie above" if grid.max() > top else "")
-        bar = figure.colorbar(
-            picture, ax=axes, shrink=0.9, label=label, extend="max" if grid.max() > top else "neither"
-        )
+        extend = "max" if grid.max() > top else "neither"
+        bar = figure.colorbar(picture, ax=axes, shrink=0.9, label=label, extend=extend)
         bar.outline.set_visible(False)
     return figure
 
@@ -531,24 +493,18 @@ def draw_pictures(pictures: Pictures) -> Figure:
 def heading(analysis: str) -> str:
     """The heading of an analysis in words, with its settings: `norms:variant=released` → Norms … (variant released)."""
     name, _, settings = analysis.partition(":")
-    title = HEADINGS.get(name, words(name).capitalize())
-    if settings:
-        title += f" ({settings.replace('=', ' ').replace(',', ', ')})"
-    return title
+    told = f" ({settings.replace('=', ' ').replace(',', ', ')})" if settings else ""
+    return HEADINGS.get(name, words(name).capitalize()) + told
 
 
 def axis_label(analysis: str, statistic: str) -> str:
     """What stands beside the axis of `statistic` of `analysis`: the quantity and its unit."""
-    labels = LABELS.get(analysis.partition(":")[0], {})
-    return labels.get(statistic.removesuffix("_by_column"), words(statistic))
+    name = f"{analysis.partition(':')[0]}.{statistic.removesuffix('_by_column')}"
+    return LABELS.get(name, words(statistic))
 
 
 def words(name: str) -> str:
     """`name` for a reader: matched_cosine → matched cosine."""
-    return (
-        name.replace("_", " ")
-        .replace("cka", "CKA")
-        .replace("log10", "log₁₀")
-        .replace("phi2", "‖φ(q)‖²")
-        .replace("h2", "‖h‖²")
-    )
+    for code, sign in (("_", " "), ("cka", "CKA"), ("log10", "log₁₀"), ("phi2", "‖φ(q)‖²"), ("h2", "‖h‖²")):
+        name = name.replace(code, sign)
+    return name

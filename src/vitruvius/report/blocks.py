@@ -44,7 +44,7 @@ class Data(Block):
 
     @property
     def csv(self) -> str:
-        return csv_link(self.rows)
+        return data_link("text/csv;charset=utf-8", to_csv(self.rows).encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +117,11 @@ def number_cell(value: float | None, write: Callable[[float | None], str]) -> Ce
     return Cell(text=write(value), value=value)
 
 
-def share_cell(row: Row, key: str, low: str = "", high: str = "") -> Cell:
-    """The share `key` of a row in per cent; below it the interval from `low` to `high` (`key_low`, `key_high`)."""
+def share_cell(row: Row, key: str, low: str = "", high: str = "", of: str = "") -> Cell:
+    """The share `key` of a row in per cent; below it its interval from `low` to `high`, and `of` what."""
     value = number(row.get(key))
     ends = number(row.get(low or f"{key}_low")), number(row.get(high or f"{key}_high"))
-    return Cell(text=percent(value), value=value, detail=interval(*ends))
+    return Cell(text=percent(value), value=value, detail="" if value is None else f"{interval(*ends)} {of}".strip())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +138,13 @@ class Table(Data):
         """The titles of columns that are aligned right: those that hold numbers."""
         columns = zip(self.titles, zip(*self.cells, strict=True), strict=False)
         return [title for title, cells in columns if any(cell.value is not None for cell in cells)]
+
+
+def plain_table(name: str, titles: Sequence[str], cells: Sequence[Sequence[Cell]], caption: str) -> Table:
+    """A table whose CSV holds what it shows: numbers where there are some, else texts."""
+    values = [[cell.text if cell.value is None else cell.value for cell in line] for line in cells]
+    rows = [dict(zip(titles, line, strict=True)) for line in values]
+    return Table(name=name, titles=titles, cells=cells, rows=rows, caption=caption)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,30 +214,22 @@ def section(name: str, *, title: str, order: float) -> Callable[[Draw], Draw]:
     return add
 
 
-def csv_link(rows: Rows) -> str:
-    """The same as a `data:` address."""
-    return data_link("text/csv;charset=utf-8", to_csv(rows).encode())
-
-
 def data_link(kind: str, content: bytes) -> str:
     """Bytes as a `data:` address."""
     return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
+def png_link(image: np.ndarray) -> str:
+    """A picture uint8, (rows, columns) grey or (3, rows, columns), as a PNG."""
+    with io.BytesIO() as buffer:
+        turned = image if image.ndim == 2 else np.ascontiguousarray(image.transpose(1, 2, 0))
+        Image.fromarray(turned).save(buffer, "png", optimize=True)
+        return data_link("image/png", buffer.getvalue())
+
+
 def grey_png(values: np.ndarray) -> str:
     """(rows, columns) in [0, 1] → an 8-bit grey PNG, which takes the page's colours."""
-    return _png(Image.fromarray((values * 255).round().clip(0, 255).astype(np.uint8)))
-
-
-def colour_png(image: np.ndarray) -> str:
-    """(3, rows, columns) uint8 → a PNG."""
-    return _png(Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))))
-
-
-def _png(image: Image.Image) -> str:
-    with io.BytesIO() as buffer:
-        image.save(buffer, "png", optimize=True)
-        return data_link("image/png", buffer.getvalue())
+    return png_link((values * 255).round().clip(0, 255).astype(np.uint8))
 
 
 def inline_svg(figure: Figure, *, name: str, alt: str) -> Markup:
@@ -245,13 +244,8 @@ def inline_svg(figure: Figure, *, name: str, alt: str) -> Markup:
     body = re.sub(r"(href=\"#|url\(#)", rf"\g<1>{name}-", body)
     colours = {colour: f"var(--{colour_name})" for colour_name, colour in LIGHT.items()}
     body = re.sub(r"#[0-9a-f]{6}\b", lambda m: colours.get(m[0], m[0]), body)
-    body = re.sub(r"font: (?:(bold|700) )?([\d.]+px)[^;\"]*", _page_font, body)
+    fonts = r"font: (?:(bold|700) )?([\d.]+px)[^;\"]*"  # matplotlib's as the page's, of the same size and weight
+    body = re.sub(fonts, lambda m: f"font-size: {m[2]}" + ("; font-weight: 600" if m[1] else ""), body)
     width = 1.36 * float(box.split()[2])
     head = f'<svg viewBox="{box}" role="img" aria-label="{escape(alt)}" style="max-width: {width:.0f}px">'
     return Markup(head + body.strip() + "</svg>")
-
-
-def _page_font(match: re.Match[str]) -> str:
-    """matplotlib's font as the page's, of the same size and weight."""
-    weight, size = match.groups()
-    return f"font-size: {size}" + ("; font-weight: 600" if weight else "")

@@ -16,7 +16,6 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitruvius._errors import RunError
@@ -44,6 +43,7 @@ from vitruvius.report.blocks import (
     Table,
     data_link,
     number_cell,
+    plain_table,
     run_cell,
     sections,
 )
@@ -113,14 +113,13 @@ def render_page(runs: Sequence[Run], *, title: str, parts: Sequence[Part] = ()) 
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FunctionLoader(_read),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    settings: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=FunctionLoader(_read), undefined=StrictUndefined, **settings)
+    environment.filters["channel"] = (
+        lambda colours, place: " ".join(  # 0 red, 1 green, 2 blue, in [0, 1]
+            f"{int(colour[1 + 2 * place : 3 + 2 * place], 16) / 255:.4f}" for colour in colours
+        )
     )
-    environment.filters["channel"] = _channel
     return environment
 
 
@@ -137,11 +136,6 @@ def _colours() -> str:
         f"{{color-scheme:dark;{dark}--heat:url(#heat-dark)}}}}\n"
         f"@media screen{{:root[data-theme=dark]{{color-scheme:dark;{dark}--heat:url(#heat-dark)}}}}\n"
     )
-
-
-def _channel(colours: Sequence[str], place: int) -> str:
-    """One channel (0 red, 1 green, 2 blue) of hex colours as numbers in [0, 1] for an SVG filter."""
-    return " ".join(f"{int(colour[1 + 2 * place : 3 + 2 * place], 16) / 255:.4f}" for colour in colours)
 
 
 # sweeps and studies
@@ -163,8 +157,9 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
     for folder in folders:
         if is_sweep(folder):
             runs += [run for run in _runs_of_sweep(folder) if run not in runs]
-        elif is_study(folder):
-            runs += [run for run in _runs_of_study(folder) if run not in runs]
+        elif is_study(folder):  # those of its subjects that are run folders and still there
+            subjects = map(Path, read_json(folder / "subjects.json", [], lost="its subjects"))
+            runs += [run for run in subjects if (run / "config.yaml").is_file() and run not in runs]
         else:
             runs.append(folder)
     return runs
@@ -173,23 +168,18 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
 def gathered_parts(folders: Sequence[Path], runs: Sequence[Run]) -> list[Part]:
     """Address, heading and blocks of each sweep and study; `runs` are all that the page is about, read."""
     parts: list[Part] = []
-    for folder in folders:
-        name = f"gathered-{len(parts)}"
+    for folder in filter(lambda folder: is_sweep(folder) or is_study(folder), folders):
+        name, title = f"gathered-{len(parts)}", folder.resolve().name
         if is_sweep(folder):
             own = [run for run in runs if run.folder in _runs_of_sweep(folder)]
-            parts.append((name, f"Sweep: {folder.resolve().name}", sweep_blocks(folder, own, name)))
-        elif is_study(folder):
-            parts.append((name, f"Study: {folder.resolve().name}", study_blocks(folder, name)))
+            parts.append((name, f"Sweep: {title}", sweep_blocks(folder, own, name)))
+        else:
+            parts.append((name, f"Study: {title}", study_blocks(folder, name)))
     return parts
 
 
 def sweep_blocks(folder: Path, runs: Sequence[Run], name: str) -> list[Block]:
-    """A figure and a table of the runs of a sweep, best first, with what differs between them.
-
-    folder: of the sweep.
-    runs: those of its runs that have started.
-    name: what the downloads are called.
-    """
+    """A figure and a table of the `runs` of a sweep that have started, best first; downloads are called `name`."""
     remarks: list[str] = []
     notes = read_json(folder / SWEEP, remarks, lost="the table of the sweep")
     ranked = sorted(runs, key=lambda run: -(best_accuracy(run) or -1.0))
@@ -204,8 +194,8 @@ def sweep_blocks(folder: Path, runs: Sequence[Run], name: str) -> list[Block]:
             rows=[{"run": run.name, "best": best_accuracy(run), **accuracies[run.name]} for run in ranked],
         )
         blocks += [drawing, _sweep_table(ranked, notes, name)]
-    waiting = [run for run in notes if run not in {run.folder.name for run in runs}]
-    texts = [f"Without a folder: {', '.join(waiting)}."] if waiting else []
+    waiting = notes.keys() - {run.folder.name for run in runs}
+    texts = [f"Without a folder: {', '.join(run for run in notes if run in waiting)}."] if waiting else []
     statuses = {run: str(note.get("status", "")) for run, note in notes.items() if isinstance(note, dict)}
     texts += [f"{run}: {status}" for run, status in statuses.items() if status.startswith("failed")]
     return [*blocks, *(Note(text=text) for text in [*texts, *remarks])]
@@ -219,13 +209,17 @@ def best_accuracy(run: Run) -> float | None:
 def draw_sweep(runs: Sequence[Run]) -> Figure:
     """One line per run: its best accuracy on held-out images, and that under each threat."""
     labels = dict(list(label_threats(runs).items())[:MOST_THREATS])
+    dots = [("best on held-out images", LIGHT["ink"], "|", [best_accuracy(run) for run in runs])]
+    for place, (spec, label) in enumerate(labels.items()):
+        accuracies = [_accuracy(run, spec) for run in runs]
+        dots.append((label, series(place).colour, MARKERS[place % len(MARKERS)], accuracies))
     with figure_style():
         figure, axes = new_axes(6.2, 1.0 + 0.3 * len(runs))
-        best = [best_accuracy(run) for run in runs]
-        _draw_dots(axes, best, LIGHT["ink"], "|", "best on held-out images")
-        for place, (spec, label) in enumerate(labels.items()):
-            values = [_accuracy(run, spec) for run in runs]
-            _draw_dots(axes, values, series(place).colour, MARKERS[place % len(MARKERS)], label)
+        for label, colour, marker, values in dots:
+            known = [(value, place) for place, value in enumerate(values) if value is not None]
+            if known:
+                look: dict[str, Any] = {"linestyle": "none", "color": colour, "marker": marker, "markersize": 7}
+                axes.plot(*zip(*known, strict=True), label=label, **look)
         axes.set_yticks(range(len(runs)), [run.name for run in runs])
         axes.set(ylim=(len(runs) - 0.5, -0.5), xlim=(-0.02, 1.02), xlabel="accuracy")
         in_percent(axes.xaxis)
@@ -233,16 +227,12 @@ def draw_sweep(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def _draw_dots(axes: Axes, values: Sequence[float | None], colour: str, marker: str, label: str) -> None:
-    points = [(value, place) for place, value in enumerate(values) if value is not None]
-    if points:
-        x, y = zip(*points, strict=True)
-        axes.plot(x, y, linestyle="none", color=colour, marker=marker, markersize=7, label=label)
-
-
 def _sweep_table(runs: Sequence[Run], notes: Mapping[str, Any], name: str) -> Table:
     """One line per run: what differs, how it stands, how good it is."""
-    differing = _what_differs(runs)
+    keys = compare(runs)
+    differing = {key: values for key, values in keys.items() if not key.startswith("attention")}
+    if len(differing) < len(keys):  # all that differs in attention as one key, in words
+        differing = {"attention": [run.attention for run in runs], **differing}
     labels = label_threats(runs)
     titles = ["run", *differing, "best", *labels.values(), "epochs", "training", "status"]
     cells = []
@@ -260,23 +250,8 @@ def _sweep_table(runs: Sequence[Run], notes: Mapping[str, Any], name: str) -> Ta
                 Cell(text=str(note.get("status", "unfinished")).partition(":")[0]),
             ]
         )
-    plain = [[cell.text if cell.value is None else cell.value for cell in line] for line in cells]
-    return Table(
-        name=f"{name}-table",
-        titles=titles,
-        cells=cells,
-        rows=[dict(zip(titles, line, strict=True)) for line in plain],
-        caption="What differs between the runs, and what came of it; best: on held-out images over the epochs.",
-    )
-
-
-def _what_differs(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Key → its value in each run; all that differs in attention as one key, in words."""
-    keys = compare(runs)
-    differing = {key: values for key, values in keys.items() if not key.startswith("attention")}
-    if len(differing) < len(keys):
-        return {"attention": [run.attention for run in runs], **differing}
-    return differing
+    caption = "What differs between the runs, and what came of it; best: on held-out images over the epochs."
+    return plain_table(f"{name}-table", titles, cells, caption)
 
 
 def _accuracy(run: Run, spec: str) -> float | None:
@@ -299,24 +274,19 @@ def study_blocks(folder: Path, name: str) -> list[Block]:
     table = folder / "table.csv"
     if table.is_file():
         with table.open(encoding="utf-8", newline="") as file:
-            blocks.append(_csv_table(list(csv.DictReader(file)), name))
+            rows = list(csv.DictReader(file))
+        titles = list(rows[0]) if rows else []
+        cells = [[_csv_cell(row[title]) for title in titles] for row in rows]
+        blocks.append(Table(name=f"{name}-table", titles=titles, cells=cells, rows=rows))
     else:
         remarks.append(f"{folder.name} has no table.csv yet: the study has not ended.")
     return [*blocks, *(Note(text=remark) for remark in remarks)]
 
 
-def _csv_table(rows: list[dict[str, str]], name: str) -> Table:
-    """The rows of a file as they are."""
-    titles = list(rows[0]) if rows else []
-    cells = [[_csv_cell(row[title]) for title in titles] for row in rows]
-    return Table(name=f"{name}-table", titles=titles, cells=cells, rows=rows)
-
-
 def _csv_cell(text: str) -> Cell:
     value = _as_number(text)
-    if value is None or value.is_integer():
-        return Cell(text=text or DASH, value=value)
-    return Cell(text=f"{value:.4g}", value=value)
+    whole = value is None or value.is_integer()
+    return Cell(text=text or DASH if whole else f"{value:.4g}", value=value)
 
 
 def _as_number(text: str) -> float | None:
@@ -331,9 +301,3 @@ def _runs_of_sweep(folder: Path) -> list[Path]:
     if not runs:
         raise RunError(f"{folder} is the folder of a sweep none of whose runs has started.")
     return runs
-
-
-def _runs_of_study(folder: Path) -> list[Path]:
-    """The subjects that are run folders and still there."""
-    subjects = read_json(folder / "subjects.json", [], lost="its subjects")
-    return [Path(subject) for subject in subjects if (Path(subject) / "config.yaml").is_file()]

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from vitruvius._errors import CheckpointError, ConfigError, DataError, RunError
 from vitruvius._files import load_tensors
+from vitruvius._files import read_json as read_object
 from vitruvius._format import format_number, interval, natural_key, number
 from vitruvius._secrets import redact
 from vitruvius._style import Series, series
@@ -91,9 +92,7 @@ class Run:
     @property
     def attention_rules(self) -> list[tuple[str, str]]:
         """(where, chain of parts) of every rule of the recipe."""
-        chains = [
-            (rule, " → ".join(_describe_part(part) for part in rule.get("parts") or [])) for rule in self._rules()
-        ]
+        chains = [(rule, " → ".join(map(_describe_part, rule.get("parts") or []))) for rule in self._rules()]
         return [(str(rule.get("where", "*")), chain or "softmax") for rule, chain in chains]
 
     @property
@@ -155,12 +154,8 @@ def explain_maps(runs: Sequence[Run]) -> str:
 
 def explain_doubts(runs: Sequence[Run]) -> str:
     """A sentence for a caption: which figures are doubtful, and why; nothing if none is."""
-    told = [
-        f"{run.name} under {threat.name} ({', '.join(threat.doubts)})"
-        for run in runs
-        for threat in run.threats
-        if threat.doubts
-    ]
+    doubtful = [(run.name, threat) for run in runs for threat in run.threats if threat.doubts]
+    told = [f"{name} under {threat.name} ({', '.join(threat.doubts)})" for name, threat in doubtful]
     return f" Doubtful, see the remarks: {'; '.join(told)}." if told else ""
 
 
@@ -183,9 +178,8 @@ def read_runs(folders: Sequence[Path], evaluations: Mapping[Path, Path] | None =
     """Read every run; all must be run folders. `evaluations` that lie elsewhere than in a run, by its folder."""
     check_runs(folders)
     names = zip(folders, _names(folders), strict=True)
-    return [
-        read_run(folder, name, index, (evaluations or {}).get(folder)) for index, (folder, name) in enumerate(names)
-    ]
+    folders_of = evaluations or {}
+    return [read_run(folder, name, index, folders_of.get(folder)) for index, (folder, name) in enumerate(names)]
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -215,7 +209,7 @@ def read_run(folder: Path, name: str, index: int, judged: Path | None = None) ->
         name=name,
         folder=folder,
         index=index,
-        config=read_config(folder / "config.yaml"),
+        config=_read_config(folder / "config.yaml"),
         epochs=_read_epochs(folder / "metrics.jsonl", remarks),
         evaluation=evaluation,
         threats=_read_threats(evaluation.get("threats"), remarks),
@@ -229,7 +223,7 @@ def read_run(folder: Path, name: str, index: int, judged: Path | None = None) ->
     )
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     """The resolved recipe, with secrets hidden; a run without a readable one is an error."""
     try:
         config: dict[str, Any] = redact(read_yaml(path))
@@ -245,14 +239,10 @@ def read_json(path: Path, remarks: list[str], *, lost: str) -> dict[str, Any]:
         remarks.append(f"no {name}: {lost} is left out.")
         return {}
     try:
-        table = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        remarks.append(f"{name} cannot be read ({_one_line(error)}): {lost} is left out.")
+        return read_object(path)
+    except RunError as error:
+        remarks.append(f"{_one_line(error).replace(str(path), name)} Meanwhile {lost} is left out.")
         return {}
-    if not isinstance(table, dict):
-        remarks.append(f"{name} holds {type(table).__name__}, not a table: {lost} is left out.")
-        return {}
-    return table
 
 
 def _read_epochs(path: Path, remarks: list[str]) -> list[dict[str, Any]]:
@@ -262,6 +252,7 @@ def _read_epochs(path: Path, remarks: list[str]) -> list[dict[str, Any]]:
         return []
     lines = path.read_text("utf-8", errors="replace").splitlines()
     rows: dict[float, dict[str, Any]] = {}
+    broken: dict[str, list[str]] = {}  # metrics that are NaN or infinite somewhere → epochs
     for place, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
@@ -273,35 +264,29 @@ def _read_epochs(path: Path, remarks: list[str]) -> list[dict[str, Any]]:
             fault = "is cut off" if place == len(lines) else "is not a row with an epoch"
             remarks.append(f"metrics.jsonl: line {place} {fault}; it is ignored.")
     epochs = [rows[epoch] for epoch in sorted(rows)]
-    remarks.extend(_not_finite(epochs))
-    return epochs
-
-
-def _not_finite(epochs: list[dict[str, Any]]) -> list[str]:
-    """A remark for each metric that is NaN or infinite somewhere."""
-    broken: dict[str, list[str]] = {}
     for row in epochs:
         for key, value in row.items():
             if isinstance(value, float) and number(value) is None:
                 broken.setdefault(key, []).append(f"{row['epoch'] + 1:g}")
-    return [
+    remarks += [
         f"metrics.jsonl: {key} is not a finite number in {len(at)} of {len(epochs)} epochs (first: {at[0]}); "
         "the curve has gaps there."
         for key, at in broken.items()
     ]
+    return epochs
 
 
 def _read_threats(entries: Any, remarks: list[str]) -> list[Threat]:
     """Attacks; corruptions have a severity, and a report of their own among the shifts."""
     threats: list[Threat] = []
     for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, dict) and entry.get("severity") is not None:
+        fields = entry if isinstance(entry, dict) else {"name": repr(entry)}
+        if fields.get("severity") is not None:
             continue
-        threat = _read_threat(entry) if isinstance(entry, dict) else None
-        if threat is not None:
+        if (threat := _read_threat(fields)) is not None:
             threats.append(threat)
         else:
-            name = entry.get("name", "without a name") if isinstance(entry, dict) else repr(entry)
+            name = fields.get("name", "without a name")
             remarks.append(f"evaluation/report.json: threat {name} has no finite accuracy; it is left out.")
     return threats
 
@@ -391,33 +376,20 @@ def read_examples(run: Path, remarks: list[str]) -> Examples | None:
         return None
     facts = read_json(run / "attention.json", remarks, lost="the attention viewer")
     tensors = _read_tensors(path, remarks, lost="the attention viewer is left out")
-    images = tensors.pop("images", None)
-    relevance = tensors.pop("relevance", None)
+    images, relevance = tensors.pop("images", None), tensors.pop("relevance", None)
     if not facts or images is None:
         return None
-    if images.ndim != 4 or images.shape[1] != 3 or images.dtype != np.uint8 or not len(images):
-        remarks.append(f"attention.safetensors: images are {images.dtype} {images.shape}, not uint8 (n, 3, h, w).")
-        return None
     n = len(images)
-    if relevance is not None and not _are_maps(relevance, n):
-        remarks.append(f"attention.safetensors: relevance has shape {relevance.shape}, not {n} finite maps; left out.")
-        relevance = None
     sites = [_place(name, facts, maps, n, remarks) for name, maps in tensors.items()]
     if not any(sites):
         return None
-    texts = {name: _texts(facts.get(name), n) for name in TEXTS}
-    texts["pictures"] = texts["pictures"] if any(texts["pictures"]) else [str(place) for place in range(n)]
+    texts: dict[str, list[str]] = {}
+    for name in TEXTS:  # one per image, empty where there is none
+        values = facts.get(name)
+        texts[name] = [*(map(str, values) if isinstance(values, list) else ()), *[""] * n][:n]
+    if not any(texts["pictures"]):
+        texts["pictures"] = [str(place) for place in range(n)]
     return Examples(images=images, sites=[site for site in sites if site], relevance=relevance, **texts)
-
-
-def _are_maps(values: np.ndarray, n: int) -> bool:
-    return values.ndim == 3 and len(values) == n and values.size > 0 and bool(np.isfinite(values).all())
-
-
-def _texts(values: Any, n: int) -> list[str]:
-    """One text per image, empty where there is none."""
-    texts = [str(value) for value in values] if isinstance(values, list) else []
-    return (texts + [""] * n)[:n]
 
 
 def _place(name: str, facts: dict[str, Any], maps: np.ndarray, n: int, remarks: list[str]) -> SiteMaps | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from vitruvius._errors import ConfigError, DataError
-from vitruvius._files import read_text
+from vitruvius._errors import ConfigError, DataError, RunError
+from vitruvius._files import read_json
 from vitruvius._registry import Registry, read_spec
 from vitruvius.data.base import ImageSet
 
@@ -103,12 +102,9 @@ def read_record(root: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        record = json.loads(read_text(file))
-    except ValueError as error:
-        raise DataError(f"{file} is damaged ({error}); make the copy again, or delete this file.") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{file} is damaged (no JSON object); make the copy again, or delete this file.")
-    return record
+        return read_json(file)
+    except RunError as error:
+        raise DataError(str(error)) from error
 
 
 def say_once(name: str, parts: int, remarks: Iterable[Remark | str]) -> list[str]:

@@ -134,9 +134,9 @@ def corrupted_pictures(
     missing: list[str] = []
     for one in corruptions:
         present = [s for s in SEVERITIES if one in folders and subfolders(folders[one] / str(s))]
-        for severity in present:
-            folder = folders[one] / str(severity)
-            parts.append(pictures(folder, labels, name=f"{name}/{one} {severity}", group=one, severity=severity))
+        parts += [
+            pictures(folders[one] / str(s), labels, name=f"{name}/{one} {s}", group=one, severity=s) for s in present
+        ]
         missing += [f"{one} {s}" for s in SEVERITIES if s not in present] if present else [one]
     if not parts:
         one, folder = folders.popitem()
@@ -144,11 +144,9 @@ def corrupted_pictures(
             f"the corruptions in {root} have no severities; expected class folders in {folder / '1'} to "
             f"{folder / '5'}, found {listed(folder)} in {one}. Unpack {name} again, or rename its folders."
         )
-    levels = [str(severity) for severity in SEVERITIES]
     strange = [one for one in subfolders(root) if one not in (*corruptions, *ARCHIVES)]
-    deeper = [
-        f"{one}/{level}" for one, folder in folders.items() for level in subfolders(folder) if level not in levels
-    ]
+    inside = [(one, level) for one, folder in folders.items() for level in subfolders(folder)]
+    deeper = [f"{one}/{level}" for one, level in inside if level not in map(str, SEVERITIES)]
     remarkable = {"not a corruption of it": strange, "not a severity from 1 to 5": deeper}
     return Shift(
         name=name,
@@ -209,12 +207,12 @@ def arrays(root: Path, name: str, num_classes: int) -> Shift:
             keys=torch.arange(images),
         )
 
+    places = [(one, s) for one in files for s in SEVERITIES]
     return Shift(
         name=name,
         parts=tuple(
             Subset(name=f"{one} {s}", group=one, severity=s, open=functools.partial(severity_of, one, s))
-            for one in files
-            for s in SEVERITIES
+            for one, s in places
         ),
         num_classes=num_classes,
         benchmark=BENCHMARK,

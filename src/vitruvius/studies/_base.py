@@ -117,10 +117,10 @@ def study(
     for key in [key for key in settings if key in OF_TARGET or key.startswith(("data.", "model."))]:
         value = own.pop(key)
         overrides.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
-    images = _count("images", own.pop("images", getattr(maker, "images", IMAGES)))
-    batch_size = own.pop("batch_size", None)
-    if batch_size is not None:
-        _count("batch_size", batch_size)
+    images, batch_size = own.pop("images", getattr(maker, "images", IMAGES)), own.pop("batch_size", None)
+    for key, value in {"images": images, "batch_size": 1 if batch_size is None else batch_size}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"study: {key} = {value!r} is not a whole number that is 1 or more.")
     run = bind_study({"use": name, **own})
     if not targets:
         raise ConfigError(f"study {name!r} needs at least one run folder or model name.")
@@ -184,12 +184,6 @@ def bind_study(spec: Mapping[str, Any]) -> Callable[[Subject, set[str]], Iterato
     return studies.bind(spec, where="study")
 
 
-def _count(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"study: {key} = {value!r} is not a whole number that is 1 or more.")
-    return value
-
-
 def open_subject(
     target: str,
     overrides: Sequence[str],
@@ -201,12 +195,8 @@ def open_subject(
 ) -> Subject:
     """A target with some of its validation images; which ones, `vitruvius.request` says.
 
-    target: a run folder, a model's name, or another kind of target.
-    overrides: settings of it, `data.root=…`, `model.weights=…`.
-    images: how many, at most.
     batch_size: images that are looked at together; default: as many as fit.
     labels: whether the study compares answers with them, so that the model must number its classes as the data do.
-    trust_plugins: import the modules that a run names, as for `open_target`.
     """
     with open_request(
         target, overrides, images=images, labels=labels, trust_plugins=trust_plugins, alone=True

@@ -187,9 +187,8 @@ class Curve(NamedTuple):
 def published_curves(folder: str | None) -> list[Curve]:
     """Those in the `folder` that the reproduction study publishes; none without one."""
     return [
-        Curve(f"{run.model}, published", statistic, batch, [epoch + 1 for epoch in curve.epochs], curve.values, True)
-        for run in (read_shipped_folder(folder) if folder is not None else ())
-        for (statistic, batch), curve in run.curves.items()
+        Curve(f"{model}, published", statistic, batch, [epoch + 1 for epoch in curve], list(curve.values()), True)
+        for (model, statistic, batch), curve in (read_shipped_folder(folder) if folder is not None else {}).items()
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -116,13 +117,10 @@ def attack_effectiveness(
 def add_loss_gap(rows: list[Row]) -> list[Row]:
     """`rows` with `loss_gap`: the distance of the mean loss from that of the longest attack, by seed and epoch."""
     longest = max(row["steps"] for row in rows)
-    place = ("model", "epoch", "seed", "eps")
-    ends = {tuple(row[key] for key in place): row["adv_loss"] for row in rows if row["steps"] == longest}
-    gaps = []
-    for row in rows:
-        end = ends.get(tuple(row[key] for key in place))
-        gaps.append({**row, "loss_gap": abs(row["adv_loss"] - end) / end if end else None})
-    return gaps
+    place = operator.itemgetter("model", "epoch", "seed", "eps")
+    ends = {place(row): row["adv_loss"] for row in rows if row["steps"] == longest}
+    gaps = [(row, ends.get(place(row))) for row in rows]
+    return [{**row, "loss_gap": abs(row["adv_loss"] - end) / end if end else None} for row, end in gaps]
 
 
 def write_summaries(rows: list[Row], folder: Path, _: Mapping[str, Any]) -> list[tuple[str, Figure]]:
@@ -157,25 +155,22 @@ def draw_effectiveness(rows: list[Row]) -> Figure:
     """Loss gap and accuracy: a panel of each per model against the epoch as in the paper, or against the steps."""
     models, steps = names(rows), sorted(names(rows, "steps"))
     by_epoch = any(row["epoch"] is not None for row in rows)
-    titles = [str(model) for model in models] if by_epoch else [""]
+    columns, x = (models, "epoch") if by_epoch else ([""], "steps")
     with figure_style():
-        shape = (2, len(titles)) if by_epoch else (1, 2)
-        size = (1.2 + 4.2 * len(titles), 5.6) if by_epoch else (9.2, 3.3)
+        size = (1.2 + 4.2 * len(columns), 5.6) if by_epoch else (9.2, 3.3)
         figure = Figure(figsize=size, layout="constrained")
+        shape = (2, len(columns)) if by_epoch else (1, 2)
         shared: Any = {"sharex": "col", "sharey": "row"} if by_epoch else {}
         grid = figure.subplots(*shape, squeeze=False, **shared).reshape(2, -1)
-        for place, model in enumerate(models):
-            own = [row for row in rows if row["model"] == model]
-            column = grid[:, place if by_epoch else 0]
-            column[0].set_title(titles[place if by_epoch else 0])
-            for index, length in enumerate(steps if by_epoch else [None]):
-                label = model if length is None else f"PGD-{length}"
-                shown = [row for row in own if length in (None, row["steps"])]
-                for axes, name in zip(column, ("loss_gap", "accuracy"), strict=True):
-                    points = gather(shown, "epoch" if by_epoch else "steps", name)
-                    if points:
-                        percent = {x: spread([100 * value for value in values]) for x, values in points.items()}
-                        draw_line(axes, index if by_epoch else place, label, percent)
+        for place, column in enumerate(columns):
+            grid[0, place].set_title(column)
+            for index, line in enumerate(steps if by_epoch else models):
+                wanted = {"model": column, "steps": line} if by_epoch else {"model": line}
+                shown = [row for row in rows if wanted.items() <= row.items()]
+                for axes, name in zip(grid[:, place], ("loss_gap", "accuracy"), strict=True):
+                    if points := gather(shown, x, name):
+                        percent = {at: spread([100 * value for value in values]) for at, values in points.items()}
+                        draw_line(axes, index, f"PGD-{line}" if by_epoch else line, percent)
         grid[0, 0].set_ylabel(f"|L_k − L_{steps[-1]}| / L_{steps[-1]}, %")
         grid[1, 0].set_ylabel("accuracy, %")
         for axes in grid[-1] if by_epoch else grid.flatten():

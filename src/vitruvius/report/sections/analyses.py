@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -13,9 +12,8 @@ from vitruvius._registry import first_line
 from vitruvius._style import LINES, series
 from vitruvius.analysis import Table, explanations
 from vitruvius.analysis import analyses as registry
-from vitruvius.analysis.base import NULLS
 from vitruvius.analysis.callback import read_rows
-from vitruvius.analysis.table import SAME_BY_CONSTRUCTION, Layer, Row, count_beyond, layers_of, number
+from vitruvius.analysis.table import SAME_BY_CONSTRUCTION, Row, count_beyond, layers_of, number
 from vitruvius.report.analysis_figures import (
     DASHES,
     MOST,
@@ -57,19 +55,15 @@ def analyses(runs: Sequence[Run]) -> Sequence[Block]:
     return [*blocks, *notes]
 
 
-def read_analysis(folder: Path) -> Table | None:
-    """The table of a run folder, or of a folder that `vitruvius analyse --out` wrote; None if there is none."""
-    places = [place for place in (folder / "analysis", folder) if (place / "table.json").is_file()]
-    return Table.load(places[0]) if places else None
-
-
 def _read(runs: Sequence[Run]) -> tuple[list[Shown], list[Note]]:
     """The tables that there are, and remarks about them and about those that cannot be read."""
     shown: list[Shown] = []
     notes: list[Note] = []
     for run in runs:
+        places = [run.folder / "analysis", run.folder]  # the latter of `vitruvius analyse --out`
+        folder = next((place for place in places if (place / "table.json").is_file()), None)
         try:
-            table = read_analysis(run.folder)
+            table = None if folder is None else Table.load(folder)
         except VitruviusError as error:
             notes.append(Note(text=f"{run.name}: {error}"))
             continue
@@ -91,21 +85,17 @@ def _analysis(shown: Sequence[Shown], name: str, keys: list[Key]) -> list[Block]
     picture: Block = Note(text=caption)
     if figures:
         runs = ", ".join(one.name for one in shown)
+        rows = [row for one in shown for row in one.table.select(analysis=name)]
+        telling = telling_nulls([row for row in rows if row.statistic in drawn])
         picture = Drawing(
             name=f"analysis-{slug(name)}",
             panels=[(f, f"{name}: {what} by layer for {runs}; the numbers are in the table.") for what, f in figures],
             caption=caption,
             rows=[row for one in shown for row in layer_rows(one.name, one.table, name)],
-            legend=[*keys, *_null_keys(shown, name, drawn)],
+            legend=[*keys, *(Key.of_line(null, DASHES[null]) for null in telling)],
         )
     tables = [Fold(title=f"{heading(name)} by layer: {one.name}", inside=[_layer_table(one, name)]) for one in shown]
     return [Html(markup=title), picture, *tables]
-
-
-def _null_keys(shown: Sequence[Shown], analysis: str, statistics: Sequence[str]) -> list[Key]:
-    rows = [row for one in shown for row in one.table.select(analysis=analysis) if row.statistic in statistics]
-    telling = telling_nulls(rows)
-    return [Key.of_line(null, DASHES[null]) for null in NULLS if null in telling]
 
 
 def _layer_table(one: Shown, analysis: str) -> PageTable:
@@ -113,13 +103,18 @@ def _layer_table(one: Shown, analysis: str) -> PageTable:
     rows = one.table.select(analysis=analysis)
     names = list(dict.fromkeys(row.statistic for row in rows))[: 2 * MOST]
     layers = layers_of(rows)
-    cells = [
-        [Cell(text=site), *(_layer_cell(layers.get((site, name))) for name in names)]
-        for site in dict.fromkeys(site for site, _ in layers)
-    ]
-    by_name = [[layer for key, layer in layers.items() if key[1] == name] for name in names]
-    counts = [Cell(text=count_beyond(each), value=_beyond(each)) for each in by_name]
-    cells.append([Cell(text="heads beyond chance"), *counts])
+    cells = []
+    for site in dict.fromkeys(site for site, _ in layers):
+        cells.append([Cell(text=site)])
+        for layer in (layers.get((site, name)) for name in names):
+            detail = "" if layer is None or layer.chance is None else f"chance {number(layer.chance)}"
+            value = None if layer is None else layer.value
+            cells[-1].append(Cell(text=number(value), value=value, detail=detail))
+    cells.append([Cell(text="heads beyond chance")])
+    for name in names:
+        own = [layer for key, layer in layers.items() if key[1] == name]
+        beyond = float(sum(layer.beyond for layer in own)) if any(layer.judged for layer in own) else None
+        cells[-1].append(Cell(text=count_beyond(own), value=beyond))
     return PageTable(
         name=f"{slug(analysis)}-{slug(one.name)}",
         titles=["site", *map(words, names)],
@@ -127,18 +122,6 @@ def _layer_table(one: Shown, analysis: str) -> PageTable:
         rows=layer_rows(one.name, one.table, analysis),
         caption="Mean over heads and images; below it the nearest null.",
     )
-
-
-def _layer_cell(layer: Layer | None) -> Cell:
-    if layer is None:
-        return Cell(text="–")
-    detail = "" if layer.chance is None else f"chance {number(layer.chance)}"
-    return Cell(text=number(layer.value), value=layer.value, detail=detail)
-
-
-def _beyond(layers: Sequence[Layer]) -> float | None:
-    """What the cell sorts by."""
-    return float(sum(layer.beyond for layer in layers)) if any(layer.judged for layer in layers) else None
 
 
 def layer_rows(run: str, table: Table, analysis: str) -> list[dict[str, object]]:
@@ -151,19 +134,10 @@ def layer_rows(run: str, table: Table, analysis: str) -> list[dict[str, object]]
         chance = [row.null_mean for row in heads if row.null_mean is not None]
         cannot_tell = all(row.claim == SAME_BY_CONSTRUCTION for row in heads)
         beyond = sum(row.claim.startswith(("above", "below")) for row in heads)
-        rows.append(
-            {
-                "run": run,
-                "site": site,
-                "statistic": statistic,
-                "heads": len(heads),
-                "images": heads[0].n,
-                "mean": _mean_text([row.mean for row in heads]),
-                "null": null,
-                "null_mean": _mean_text(chance),
-                "heads_beyond": "" if cannot_tell else beyond,
-            }
-        )
+        place = {"run": run, "site": site, "statistic": statistic, "heads": len(heads), "images": heads[0].n}
+        observed = {"mean": _mean_text([row.mean for row in heads])}
+        drawn = {"null": null, "null_mean": _mean_text(chance), "heads_beyond": "" if cannot_tell else beyond}
+        rows.append({**place, **observed, **drawn})
     return rows
 
 

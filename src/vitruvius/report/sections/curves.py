@@ -52,16 +52,12 @@ def curves(runs: Sequence[Run]) -> Sequence[Block]:
 
 def group_metrics(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Panel title → metrics: held-out before training, losses together, accuracies together."""
-    keys = {key for run in runs for row in run.epochs for key, value in row.items() if _is_drawn(key, value)}
+    logged = [each for run in runs for row in run.epochs for each in row.items() if number(each[1]) is not None]
+    keys = {key for key, value in logged if key not in UNDRAWN and (value or key not in EVENTS)}
     panels: dict[str, list[str]] = {"loss": [], "accuracy": [], "accuracy under attack": [], "learning rate": []}
     for key in sorted(keys, key=lambda key: (not key.startswith("val"), not key.startswith("train"), key)):
         panels.setdefault(_panel(key), []).append(key)
     return {title: keys for title, keys in panels.items() if keys}
-
-
-def _is_drawn(key: str, value: Any) -> bool:
-    """Whether a number belongs into a panel; events only where they have happened."""
-    return key not in UNDRAWN and number(value) is not None and (bool(value) or key not in EVENTS)
 
 
 def _panel(key: str) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -36,18 +37,19 @@ def maps(runs: Sequence[Run]) -> Sequence[Block]:
     text = (
         "Each picture is one head, from left to right: queries run down, keys across, class and register tokens first. "
         "Colour is the square root of the average attention, each picture up to its own maximum, "
-        "or to four times even attention where it stays below that: even maps look even, not full."
-    )
-    text = " ".join(filter(None, [text, explain_maps(shown)]))
+        "or to four times even attention where it stays below that: even maps look even, not full. "
+        f"{explain_maps(shown)}"
+    ).strip()
     return [Note(text=text), *(block for run in shown for block in _map_grid(run))]
 
 
 def _map_grid(run: Run) -> list[Block]:
     small, side = shrink(run.maps, MAX_CELLS)
-    sites = []
-    for name, heads in small.items():
-        keys = run.maps[name].shape[-1]
-        sites.append((name, [(grey_png(shade(head, keys)), percent(highest(head, keys))) for head in heads]))
+    keys = {name: heads.shape[-1] for name, heads in run.maps.items()}  # before they were shrunk
+    sites = [
+        (name, [(grey_png(shade(head, keys[name])), percent(highest(head, keys[name]))) for head in heads])
+        for name, heads in small.items()
+    ]
     rows = [
         {"run": run.name, "site": site, "head": head, "query": query}
         | {f"key_{key}": f"{value:.3g}" for key, value in enumerate(row)}
@@ -55,18 +57,18 @@ def _map_grid(run: Run) -> list[Block]:
         for head, values in enumerate(heads)
         for query, row in enumerate(values)
     ]
-    grid = Maps(
-        name=f"maps-{run.index}",
-        title=run.name,
-        colour=run.look.name,
-        sites=sites,
-        rows=rows,
-        low="0",
-        high="the share of attention written below each map, by its square root.",
-    )
-    if side is None:
-        return [grid]
-    return [grid, Note(text=f"{run.name}: neighbouring tokens are averaged into at most {side} × {side} bins.")]
+    high = "the share of attention written below each map, by its square root."
+    note = Note(text=f"{run.name}: {_binned(side)}")
+    return [_grid(run, "maps", sites, rows, "0", high), *([note] if side else [])]
+
+
+def _grid(run: Run, kind: str, sites: Any, rows: Any, low: str, high: str) -> Maps:
+    name, look = f"{kind}-{run.index}", run.look.name
+    return Maps(name=name, title=run.name, colour=look, sites=sites, rows=rows, low=low, high=high)
+
+
+def _binned(side: int | None) -> str:
+    return f"neighbouring tokens are averaged into at most {side} × {side} bins." if side else ""
 
 
 def draw_maps(maps: dict[str, np.ndarray]) -> Figure:
@@ -137,31 +139,26 @@ def _mask_grid(run: Run) -> list[Block]:
     if masks is None:
         return []
     small, side = shrink({name: keep.float().numpy() for name, keep in masks.keep.items()}, MAX_CELLS)
-    sites = []
-    for name, heads in small.items():
-        kept = [f"{keep.float().mean():.0%} kept" for keep in masks.keep[name]]
-        sites.append((name, [(grey_png(head), words) for head, words in zip(heads, kept, strict=True)]))
+    sites = [
+        (
+            name,
+            [
+                (grey_png(head), f"{keep.float().mean():.0%} kept")
+                for head, keep in zip(heads, masks.keep[name], strict=True)
+            ],
+        )
+        for name, heads in small.items()
+    ]
     rows = [
         {"run": run.name, "site": site, "head": head, "kept": share.kept, "pairs": share.pairs}
         | {"sparsity": f"{share.sparsity:.6f}", "sparsity_unprotected": f"{share.sparsity_inside:.6f}"}
         for site, shares in masks.sparsity.heads.items()
         for head, share in enumerate(shares)
     ]
-    grid = Maps(
-        name=f"masks-{run.index}",
-        title=run.name,
-        colour=run.look.name,
-        sites=sites,
-        rows=rows,
-        low="removed",
-        high="kept.",
-    )
     total = masks.sparsity.total
-    text = (
-        f"{run.name}: {total.sparsity:.2%} of all pairs removed, {total.sparsity_inside:.2%} without protected tokens"
-    )
-    pooled = f"; neighbouring tokens are averaged into at most {side} × {side} bins." if side else "."
-    return [grid, Note(text=text + pooled)]
+    removed = f"{total.sparsity:.2%} of all pairs removed, {total.sparsity_inside:.2%} without protected tokens"
+    note = Note(text="; ".join(filter(None, [f"{run.name}: {removed}", _binned(side)])))
+    return [_grid(run, "masks", sites, rows, "removed", "kept."), note]
 
 
 def read_masks(run: Run) -> Masks | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -41,11 +40,7 @@ def _heat(runs: Sequence[Run], name: str) -> Drawing:
         {
             "run": run,
             "corruption": report.label(part.group),
-            "severity": part.severity,
-            "accuracy": part.accuracy,
-            "low": part.low,
-            "high": part.high,
-            "n": part.n,
+            **{key: getattr(part, key) for key in ("severity", "accuracy", "low", "high", "n")},
             "ece": part.calibration.get("ece"),
             "aurra": part.aurra,
         }
@@ -56,7 +51,13 @@ def _heat(runs: Sequence[Run], name: str) -> Drawing:
     caption = f"{name}: accuracy in per cent, corruptions down and severities across; the darker, the more errors."
     if any(report.drawn for report in reports.values()):
         caption += " Drawn: in place of the photographs of the published sets, and harder."
-    panels = [(draw_heat(report, run), _heat_alt(report, run)) for run, report in reports.items()]
+    panels = []
+    for run, report in reports.items():
+        means = {report.label(one): percent(sum(row.values()) / len(row)) for one, row in report.accuracies.items()}
+        told = ", ".join(f"{one} {mean}" for one, mean in means.items())
+        panels.append(
+            (draw_heat(report, run), f"Heat map of accuracy by corruption and severity, {run}. Means: {told}.")
+        )
     return Drawing(name=f"{name}-accuracy", panels=panels, caption=caption, rows=rows)
 
 
@@ -80,11 +81,6 @@ def draw_heat(report: ShiftReport, title: str) -> Figure:
         axes.grid(visible=False)
         axes.spines["bottom"].set_visible(False)
     return figure
-
-
-def _heat_alt(report: ShiftReport, run: str) -> str:
-    means = [f"{report.label(name)} {percent(sum(row.values()) / len(row))}" for name, row in report.accuracies.items()]
-    return f"Heat map of accuracy by corruption and severity, {run}. Means: {', '.join(means)}."
 
 
 def _severities(runs: Sequence[Run], name: str) -> Drawing:
@@ -144,6 +140,7 @@ def corruption_table(runs: Sequence[Run], name: str) -> Table:
     if len(runs) == 1:
         del titles["mce_to_first"]
     shown = {key: title for key, title in titles.items() if any(row.get(key) is not None for row in rows)}
+    of = lambda row: f"of {row['baseline']}'s"  # noqa: E731 - the model that errors are divided by
     caption = f"{name}: errors summed over severities, as a share of those of the model named; small numbers are 95 % "
     return Table(
         name=f"{name}-mce",
@@ -151,20 +148,13 @@ def corruption_table(runs: Sequence[Run], name: str) -> Table:
         cells=[
             [
                 run_cell(run),
-                *(_against(share_cell(row, key), row if SEVERAL in title else {}) for key, title in shown.items()),
+                *(share_cell(row, key, of=of(row) if SEVERAL in title else "") for key, title in shown.items()),
             ]
             for run, row in zip(runs, rows, strict=True)
         ],
         rows=rows,
         caption=caption + "bootstrap intervals.",
     )
-
-
-def _against(cell: Cell, row: Mapping[str, object]) -> Cell:
-    """The same; of a row also the name of the model that errors are divided by."""
-    if cell.value is None or not row:
-        return cell
-    return replace(cell, detail=f"{cell.detail} of {row['baseline']}'s".strip())
 
 
 def _corruption_row(run: Run, name: str, first: Run) -> dict[str, object]:
@@ -176,11 +166,12 @@ def _corruption_row(run: Run, name: str, first: Run) -> dict[str, object]:
     against_first = compare_to(run, first, name)
     graded = [part for part in report.parts if part.group in report.averaged]
     eces = [part.calibration["ece"] for part in graded if "ece" in part.calibration]
+    share = lambda error: None if error is None else 1 - error  # noqa: E731
     return {
         "run": run.name,
-        "mean_accuracy": None if mean_error is None else 1 - mean_error,
-        "mean_accuracy_low": None if high_error is None else 1 - high_error,
-        "mean_accuracy_high": None if low_error is None else 1 - low_error,
+        "mean_accuracy": share(mean_error),
+        "mean_accuracy_low": share(high_error),
+        "mean_accuracy_high": share(low_error),
         "baseline": found.get("baseline"),
         "mce": number(found.get("mce")),
         "mce_low": mce_low,
@@ -209,7 +200,12 @@ def natural_table(runs: Sequence[Run]) -> list[Table]:
     if not parts:
         return []
     parts.sort(key=lambda each: (each[0], each[2].name, each[1].index))
-    rows = [_natural_row(*each) for each in parts]
+    rows: list[dict[str, object]] = []
+    for name, run, part in parts:
+        row = {"set": name, "part": part.name, "run": run.name, "n": part.n, "accuracy": part.accuracy}
+        rows.append({**row, "low": part.low, "high": part.high, "aurra": part.aurra, **part.calibration})
+        for key, (low, high) in part.intervals.items():
+            rows[-1] |= {f"{key}_low": low, f"{key}_high": high}
     cells = [
         [
             Cell(text=name if part.name == name else f"{name}, {part.name}"),
@@ -234,14 +230,6 @@ def _natural(report: ShiftReport) -> list[PartScore]:
     return [part for part in report.parts if part.severity is None]
 
 
-def _natural_row(name: str, run: Run, part: PartScore) -> dict[str, object]:
-    row = {"set": name, "part": part.name, "run": run.name, "n": part.n, "accuracy": part.accuracy}
-    row |= {"low": part.low, "high": part.high, "aurra": part.aurra, **part.calibration}
-    for key, (low, high) in part.intervals.items():
-        row |= {f"{key}_low": low, f"{key}_high": high}
-    return row
-
-
 @section("reliability", title="Calibration", order=46)
 def reliability(runs: Sequence[Run]) -> Sequence[Block]:
     """Accuracy over confidence, clean and shifted, of every run."""
@@ -249,12 +237,15 @@ def reliability(runs: Sequence[Run]) -> Sequence[Block]:
     if not diagrams:
         return []
     shown = sorted({run.index for pairs in diagrams.values() for run, _ in pairs})
+    panels = []
+    for title, pairs in diagrams.items():
+        errors = ", ".join(f"{run.name} {percent(bin_error(bins))}" for run, bins in pairs)
+        alt = f"Reliability diagram, {title}. Expected calibration error: {errors}."
+        panels.append((draw_reliability(pairs, title), alt))
     return [
         Drawing(
             name="reliability",
-            panels=[
-                (draw_reliability(pairs, title), _reliability_alt(title, pairs)) for title, pairs in diagrams.items()
-            ],
+            panels=panels,
             caption="A model that knows how sure it may be lies on the dashed diagonal, an overconfident one below it; "
             "the histogram shows how many images have each confidence.",
             rows=[
@@ -276,11 +267,9 @@ def collect_diagrams(runs: Sequence[Run]) -> dict[str, list[Diagram]]:
         if clean:  # from the first shift that came with clean images
             diagrams.setdefault("clean", []).append((run, clean[0]))
     for name in shift_names(runs):
-        for run in runs:
-            report = run.shifts.get(name)
-            if report is None or any(part.outside for part in report.parts):
-                continue
-            if bins := report.reliability.get("shifted"):
+        for run, report in [(run, run.shifts[name]) for run in runs if name in run.shifts]:
+            bins = report.reliability.get("shifted")
+            if bins and not any(part.outside for part in report.parts):
                 diagrams.setdefault(name, []).append((run, bins))
     return diagrams
 
@@ -311,11 +300,6 @@ def bin_error(bins: Bins) -> float:
     return sum(b["count"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / total
 
 
-def _reliability_alt(title: str, diagrams: Sequence[Diagram]) -> str:
-    errors = ", ".join(f"{run.name} {percent(bin_error(bins))}" for run, bins in diagrams)
-    return f"Reliability diagram, {title}. Expected calibration error: {errors}."
-
-
 @section("detection", title="Detection", order=47)
 def detection(runs: Sequence[Run]) -> Sequence[Block]:
     """How well images from outside the classes are told from known ones: AUROC, AUPR both ways, FPR95."""
@@ -327,21 +311,17 @@ def detection(runs: Sequence[Run]) -> Sequence[Block]:
             if name in run.shifts
             for score, numbers in run.shifts[name].detection.items()
         ]
-        if not found:
-            continue
-        tables.append(
-            Table(
-                name=f"{name}-detection",
-                titles=["run", "score", *DETECTION.values()],
-                cells=[
-                    [run_cell(run), Cell(text=str(row["score"])), *(share_cell(row, key) for key in DETECTION)]
-                    for run, row in found
-                ],
-                rows=[row for _, row in found],
-                caption=f"{name}: images from outside told from known ones. FPR95 is the share of known images taken "
-                "for outside ones when 95 % of those are found: smaller is better. Intervals are 95 %, bootstrap.",
-            )
+        cells = [
+            [run_cell(run), Cell(text=str(row["score"])), *(share_cell(row, key) for key in DETECTION)]
+            for run, row in found
+        ]
+        caption = (
+            f"{name}: images from outside told from known ones. FPR95 is the share of known images taken for outside "
+            "ones when 95 % of those are found: smaller is better. Intervals are 95 %, bootstrap."
         )
+        rows, titles = [row for _, row in found], ["run", "score", *DETECTION.values()]
+        if found:
+            tables.append(Table(name=f"{name}-detection", titles=titles, cells=cells, rows=rows, caption=caption))
     return tables
 
 

@@ -8,8 +8,20 @@ from typing import Any
 
 from vitruvius._format import DASH, count, format_duration, interval, number, percent
 from vitruvius._yaml import dump_yaml
-from vitruvius.report.blocks import Block, Card, Cards, Cell, Fold, Note, Table, number_cell, run_cell, section
-from vitruvius.report.run import Run, Threat
+from vitruvius.report.blocks import (
+    Block,
+    Card,
+    Cards,
+    Cell,
+    Fold,
+    Note,
+    Table,
+    number_cell,
+    plain_table,
+    run_cell,
+    section,
+)
+from vitruvius.report.run import Run
 
 SITE_COLUMNS = ("name", "family", "attends", "core", "num_heads", "num_queries", "num_keys", "key_dim", "value_dim")
 MANY = 5  # runs that stand beside each other in a table; more stand below each other
@@ -43,7 +55,9 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
     shown = []
     if run.clean is not None:
         shown.append(("clean", percent(run.clean.accuracy), interval(run.clean.low, run.clean.high)))
-    if (worst := _worst(run)) is not None:
+    attacks = [threat for threat in run.threats if threat.name != "clean"]
+    if attacks:
+        worst = run.worst_case or min(attacks, key=lambda threat: threat.accuracy)
         shown.append((worst.name, percent(worst.accuracy), worst.detail))
     for name, report in run.shifts.items():
         if report.corruption:  # accuracy averaged over corruptions and severities, of the first set that has some
@@ -53,14 +67,6 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
             break
     held_out = run.logged("val_accuracy")
     return shown or [("held-out", percent(held_out[-1]), "") for _ in held_out[:1]]
-
-
-def _worst(run: Run) -> Threat | None:
-    """The evaluation's worst case over all threats, else the threat that hurts most."""
-    attacks = [threat for threat in run.threats if threat.name != "clean"]
-    if not attacks:
-        return None
-    return run.worst_case or min(attacks, key=lambda threat: threat.accuracy)
 
 
 @section("model", title="Model and cost", order=70)
@@ -84,7 +90,12 @@ def model(runs: Sequence[Run]) -> Sequence[Block]:
         sites = run.model.get("sites")
         sites = [site for site in sites if isinstance(site, dict)] if isinstance(sites, list) else []
         if sites:
-            table = _site_table(f"sites-{run.index}", sites)
+            keys = [key for key in SITE_COLUMNS if any(key in site for site in sites)]
+            cells = [
+                [Cell(text=str(site.get(key, DASH)), value=number(site.get(key))) for key in keys] for site in sites
+            ]
+            titles = [key.removeprefix("num_").replace("_", " ") for key in keys]
+            table = Table(name=f"sites-{run.index}", titles=titles, cells=cells, rows=sites)
             blocks.append(Fold(title=f"{run.name}: {len(sites)} attention sites", inside=[table]))
     return blocks
 
@@ -107,27 +118,12 @@ def _cost(run: Run) -> dict[str, Any]:
     }
 
 
-def _site_table(name: str, sites: list[dict[str, Any]]) -> Table:
-    shown = [key for key in SITE_COLUMNS if any(key in site for site in sites)]
-    titles = {key: key.removeprefix("num_").replace("_", " ") for key in shown}
-    return Table(
-        name=name,
-        titles=list(titles.values()),
-        cells=[[Cell(text=str(site.get(key, DASH)), value=number(site.get(key))) for key in shown] for site in sites],
-        rows=sites,
-    )
-
-
 @section("config", title="Recipe", order=80)
 def config(runs: Sequence[Run]) -> Sequence[Block]:
     """The resolved recipe of each run, and where they differ."""
-    differing = compare(runs)
     versions = {key: values for key, values in _flat_runs(runs).items() if key.startswith("versions.")}
-    blocks: list[Block] = []
-    if differing:
-        blocks.append(_key_table("differences", "What differs.", runs, differing))
-    if versions:
-        blocks.append(_key_table("versions", "Versions.", runs, versions))
+    tables = [("differences", "What differs.", compare(runs)), ("versions", "Versions.", versions)]
+    blocks: list[Block] = [_key_table(name, caption, runs, values) for name, caption, values in tables if values]
     return [*blocks, *(Fold(title=f"{run.name}: resolved recipe", text=dump_yaml(run.config)) for run in runs)]
 
 
@@ -169,14 +165,7 @@ def _key_table(name: str, caption: str, runs: Sequence[Run], values: dict[str, l
         lines = [list(column) for column in zip(*lines, strict=True)]
         lines[0][0] = "run"
     titles, *lines = lines
-    cells = [[Cell(text=text) for text in line] for line in lines]
-    return Table(
-        name=name,
-        titles=titles,
-        cells=cells,
-        rows=[dict(zip(titles, line, strict=True)) for line in lines],
-        caption=caption,
-    )
+    return plain_table(name, titles, [[Cell(text=text) for text in line] for line in lines], caption)
 
 
 @section("remarks", title="Remarks", order=99)

@@ -50,13 +50,8 @@ def draw_threats(runs: Sequence[Run]) -> Figure:
                     y = place + (step - (len(runs) - 1) / 2) * 0.64 / max(len(runs), 2)
                     below = 0.0 if threat.low is None else max(0.0, threat.accuracy - threat.low)
                     above = 0.0 if threat.high is None else max(0.0, threat.high - threat.accuracy)
-                    look: dict[str, Any] = {
-                        "color": run.look.colour,
-                        "fmt": run.look.marker,
-                        "markersize": 5.5,
-                        "elinewidth": 1.6,
-                    }
-                    axes.errorbar([threat.accuracy], [y], xerr=[[below], [above]], **look)
+                    look: dict[str, Any] = {"color": run.look.colour, "fmt": run.look.marker, "markersize": 5.5}
+                    axes.errorbar([threat.accuracy], [y], xerr=[[below], [above]], elinewidth=1.6, **look)
         axes.set_yticks(range(len(labels)), list(labels.values()))
         axes.set(ylim=(len(labels) - 0.5, -0.5), xlim=(-0.02, 1.02), xlabel="accuracy")
         in_percent(axes.xaxis)
@@ -65,22 +60,15 @@ def draw_threats(runs: Sequence[Run]) -> Figure:
 
 
 def _table(runs: Sequence[Run], labels: dict[str, str], rows: list[dict[str, object]]) -> Table:
-    names = [run.name for run in runs]
-    cells = []
-    for spec, label in labels.items():
-        cells.append(
-            [Cell(text=label, detail="" if spec == label else spec), *(_cell(run.under(spec)) for run in runs)]
-        )
+    cells = [
+        [Cell(text=label, detail="" if spec == label else spec), *(_cell(run.under(spec)) for run in runs)]
+        for spec, label in labels.items()
+    ]
     worst = [_worst_case(run) for run in runs]
     if any(worst):
         cells.append([Cell(text="worst case", detail="right under every threat"), *map(_cell, worst)])
-    return Table(
-        name="threats-table",
-        titles=["threat", *names],
-        cells=cells,
-        rows=rows,
-        caption="Top-1 accuracy and 95 % interval.",
-    )
+    titles, caption = ["threat", *(run.name for run in runs)], "Top-1 accuracy and 95 % interval."
+    return Table(name="threats-table", titles=titles, cells=cells, rows=rows, caption=caption)
 
 
 def _worst_case(run: Run) -> Threat | None:

@@ -9,21 +9,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from vitruvius.analysis.recording import MAX_BYTES, Examples, fit
-from vitruvius.report.blocks import Block, Note, colour_png, section
+from vitruvius.report.blocks import Block, Note, png_link, section
 from vitruvius.report.run import Run, explain_maps
-
-
-class Shown(NamedTuple):
-    """The examples of one model, and how its panes are called and marked."""
-
-    name: str
-    colour: str  # a name of the palette
-    examples: Examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +32,15 @@ class Viewer(Block):
         return {"images": self.images, "pictures": self.pictures, "runs": self.runs}
 
 
-def make_viewer(shown: Sequence[Shown]) -> Viewer:
-    """A viewer of models side by side; pictures of one name are shown together, clean before attacked."""
+def make_viewer(shown: Sequence[tuple[Run, Examples]]) -> Viewer:
+    """A viewer of runs side by side; pictures of one name are shown together, clean before attacked."""
     images: dict[str, int] = {}  # address → place
     pictures: dict[str, dict[str, Any]] = {}  # by name
-    runs = []
-    for name, colour, examples in shown:
+    told: list[dict[str, Any]] = []
+    for run, examples in shown:
         views = []
         for row, image in enumerate(examples.images):
-            place = images.setdefault(colour_png(image), len(images))
+            place = images.setdefault(png_link(image), len(images))
             picture, label = examples.pictures[row], examples.labels[row]
             pictures.setdefault(picture, {"name": picture, "label": label, "image": place})
             caption = _caption(label, examples.predictions[row])
@@ -64,47 +56,39 @@ def make_viewer(shown: Sequence[Shown]) -> Viewer:
             for site in examples.sites
         ]
         height, width = examples.images.shape[2:]
-        relevance = None if examples.relevance is None else _encode_relevance(examples.relevance)
-        size = [width, height]
-        runs.append(
-            {"name": name, "colour": colour, "size": size, "views": views, "relevance": relevance, "sites": sites}
-        )
-    return Viewer(images=list(images), pictures=list(pictures.values()), runs=runs)
+        relevance = None
+        if (maps := examples.relevance) is not None:  # (n, rows, columns), from each image's minimum to its maximum
+            low = maps.min((1, 2), keepdims=True)
+            stretched = (maps - low) / np.maximum(maps.max((1, 2), keepdims=True) - low, 1e-12)
+            relevance = {"grid": list(maps.shape[1:]), "maps": _in_bytes(stretched)}
+        known = {"name": run.name, "colour": run.look.name, "size": [width, height], "views": views}
+        told.append({**known, "relevance": relevance, "sites": sites})
+    return Viewer(images=list(images), pictures=list(pictures.values()), runs=told)
 
 
 def encode(maps: np.ndarray) -> str:
     """(n, H, N, N) in [0, 1] → base64 of bytes round(255·√a)."""
-    levels = (255 * np.sqrt(maps.astype(np.float32).clip(0, 1))).round().astype(np.uint8)
-    return base64.b64encode(levels.tobytes()).decode("ascii")
+    return _in_bytes(np.sqrt(maps.astype(np.float32).clip(0, 1)))
 
 
-def _encode_relevance(maps: np.ndarray) -> dict[str, Any]:
-    """(n, rows, columns) as bytes, stretched from each image's own minimum to its own maximum."""
-    low = maps.min((1, 2), keepdims=True)
-    height = np.maximum(maps.max((1, 2), keepdims=True) - low, 1e-12)
-    levels = (255 * ((maps - low) / height)).round().astype(np.uint8)
-    return {"grid": list(maps.shape[1:]), "maps": base64.b64encode(levels.tobytes()).decode("ascii")}
+def _in_bytes(values: np.ndarray) -> str:
+    return base64.b64encode((255 * values).round().astype(np.uint8).tobytes()).decode("ascii")
 
 
 def _caption(label: str, prediction: str) -> str:
-    if not prediction:
-        return label
-    if not label:
-        return f"predicted {prediction}"
+    if not prediction or not label:
+        return f"predicted {prediction}" if prediction else label
     return f"{label}, predicted {'right' if prediction == label else prediction}"
 
 
 @section("viewer", title="Attention viewer", order=60)
 def viewer(runs: Sequence[Run]) -> Sequence[Block]:
     """Hover a patch, see each head's attention for that query."""
-    with_examples = [(run, run.examples) for run in runs if run.examples is not None]
-    if not with_examples:
+    count = sum(run.examples is not None for run in runs)
+    fitted = [(run, *fit(run.examples, MAX_BYTES // count)) for run in runs if run.examples is not None]
+    if not fitted:
         return []
-    shown = []
-    notes = []
-    for run, examples in with_examples:
-        fitted, sentence = fit(examples, MAX_BYTES // len(with_examples))
-        shown.append(Shown(run.name, run.look.name, fitted))
-        notes += [f"{run.name}: {sentence}"] if sentence else []
-    told = explain_maps([run for run, _ in with_examples])
-    return [make_viewer(shown), *(Note(text=text) for text in filter(None, [told, *notes]))]
+    texts = [f"{run.name}: {sentence}" for run, _, sentence in fitted if sentence]
+    texts = [explain_maps([run for run, *_ in fitted]), *texts]
+    viewed = make_viewer([(run, examples) for run, examples, _ in fitted])
+    return [viewed, *(Note(text=text) for text in filter(None, texts))]
