@@ -19,11 +19,9 @@ from vitruvius.analysis.entropy import entropy
 from vitruvius.attention import part
 from vitruvius.heads import Heads
 
-DIGITS = {"depth": 2}
-
 
 def digits_model(**settings):
-    return vitruvius.create_model("vitruvius/vit_digits", **{**DIGITS, **settings})
+    return vitruvius.create_model("vitruvius/vit_digits", depth=2, **settings)
 
 
 def pixels(count=6, size=8, seed=0):
@@ -78,8 +76,7 @@ def test_every_number_has_three_nulls_beside_it_and_a_claim():
     table = analyse(digits_model(), [pixels(12)], "value_vectors", null_images=8)
     rows = table.select(site="blocks.0.attn", head=0, statistic="matched_cosine")
     assert [row.null for row in rows] == ["gaussian", "spectrum", "permuted"]
-    assert all(row.claim and row.null_n == 8 and row.null_std > 0 for row in rows)
-    assert all(row.effect is not None for row in rows)
+    assert all(row.claim and row.null_n == 8 and row.null_std > 0 and row.effect is not None for row in rows)
 
 
 def test_a_null_that_changes_nothing_says_so():
@@ -149,13 +146,11 @@ def test_windows_have_their_nulls_and_count_as_their_image():
 
 
 def test_a_question_that_suits_some_sites_answers_for_those_and_says_why_not_for_others():
-    model = timm.create_model(
-        "xcit_nano_12_p16_224", img_size=32, embed_dim=32, num_heads=2, depth=1, cls_attn_layers=1
-    )
-    x = pixels(2, 32)
+    sizes = {"img_size": 32, "embed_dim": 32, "num_heads": 2, "depth": 1, "cls_attn_layers": 1}
+    model, x = timm.create_model("xcit_nano_12_p16_224", **sizes).eval(), pixels(2, 32)
     with pytest.raises(UnsuitableSite, match=r"nothing could be analysed.*one grid of patches"):
-        analyse(model.eval(), [x], "distance")
-    table = analyse(model.eval(), [x], "distance", "entropy", nulls=False)
+        analyse(model, [x], "distance")
+    table = analyse(model, [x], "distance", "entropy", nulls=False)
     assert table.names("analysis") == ["entropy"]
     assert "distance left out" in table.remarks[0]
 
@@ -222,8 +217,8 @@ def test_an_image_whose_keys_are_not_finite_is_left_out_and_remarked():
 
 def test_every_analysis_is_listed_with_a_line_and_its_settings():
     described = {name: (settings, line) for name, settings, line in analyses.describe()}
-    assert set(described) >= {"distance", "effective_rank", "eigenvalues", "entropy", "gammas", "head_similarity"}
-    assert set(described) >= {"norms", "reconstruction", "rollout", "token_norms", "value_vectors"}
+    sites = {"distance", "effective_rank", "eigenvalues", "entropy", "gammas", "head_similarity", "norms"}
+    assert set(described) >= sites | {"reconstruction", "rollout", "token_norms", "value_vectors"}
     assert all(line.endswith(".") for _, line in described.values())
     assert "standardise=True" in described["eigenvalues"][0]
 

@@ -66,16 +66,14 @@ def test_relevance_is_the_rule_of_the_paper_written_out():
     torch.testing.assert_close(attention_gradient(model, x, classes).flatten(1), expected)
 
 
-AVERAGED = {"global_pool": "avg", "class_token": True}
-REGISTERS = {"global_pool": "avg", "class_token": False, "reg_tokens": 2}
 DISTILLED = {"img_size": 32, "embed_dim": 12, "depth": 2}
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "answering"),
     [
-        (NAME, AVERAGED, slice(1, None)),
-        (NAME, REGISTERS, slice(2, None)),
+        (NAME, {"global_pool": "avg", "class_token": True}, slice(1, None)),
+        (NAME, {"global_pool": "avg", "class_token": False, "reg_tokens": 2}, slice(2, None)),
         ("deit_tiny_distilled_patch16_224", DISTILLED, slice(0, 2)),
     ],
     ids=["averaged", "registers", "distilled"],
@@ -93,11 +91,9 @@ def test_an_explanation_begins_at_the_tokens_that_the_head_sees(name, settings, 
     assert (found.sum((1, 2)) > 0).all()
 
 
-@pytest.mark.parametrize(
-    "parts", [["rpc"], ["twicing"], ["value_residual"], [part("scaled", form="alpha")], ["sink"]], ids=str
-)
-def test_other_attention_is_explained_by_its_true_maps(parts):
-    model = create_model(NAME, seed=2, attention=parts).eval()
+@pytest.mark.parametrize("spec", ["rpc", "twicing", "value_residual", "scaled:form=alpha", "sink"])
+def test_other_attention_is_explained_by_its_true_maps(spec):
+    model = create_model(NAME, seed=2, attention=[spec]).eval()
     found = explain(model, images(), "relevance")
     assert found.isfinite().all()
     assert (found >= 0).all()

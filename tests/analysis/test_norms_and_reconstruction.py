@@ -9,6 +9,8 @@ from vitruvius.analysis.norms import norms, token_norms
 from vitruvius.analysis.reconstruction import reconstruction
 from vitruvius.heads import Heads
 
+FIVE = ("error", "relative_to_h", "relative_to_phi", "h2", "phi2")
+
 
 @pytest.mark.parametrize("case", ["norms_d64", "norms_hard8"])
 def test_released_token_norms_match_the_golden_ones(case):
@@ -98,10 +100,8 @@ def golden_layer() -> tuple[dict[str, torch.Tensor], Heads]:
 def test_the_five_values_of_the_reproduction_match_the_golden_ones(pass_):
     tensors, heads = golden_layer()
     found = reconstruction(heads, standardise=True, variant="reproduction")
-    names = ("error", "relative_to_h", "relative_to_phi", "h2", "phi2")
-    torch.testing.assert_close(
-        torch.stack([found[name].mean() for name in names]), tensors[f"R.{pass_}"], rtol=1e-10, atol=0
-    )
+    means = torch.stack([found[name].mean() for name in FIVE])
+    torch.testing.assert_close(means, tensors[f"R.{pass_}"], rtol=1e-10, atol=0)
 
 
 def test_the_logarithm_of_the_released_error_matches_the_golden_one():
@@ -112,7 +112,7 @@ def test_the_logarithm_of_the_released_error_matches_the_golden_one():
 
 def test_the_five_values_of_the_specification_s_closed_form_inputs():
     found = reconstruction(wave_heads(), standardise=True, variant="reproduction")
-    means = [float(found[n].mean()) for n in ("error", "relative_to_h", "relative_to_phi", "h2", "phi2")]
+    means = [float(found[n].mean()) for n in FIVE]
     expected = [1.601545132861, 0.964171189996, 31.978856850769, 1.659383318464, 0.057838185603]
     assert means == pytest.approx(expected, rel=1e-10)
     assert float(reconstruction(wave_heads(), standardise=True, variant="released")["signed_error"].mean()) < 0
@@ -121,7 +121,7 @@ def test_the_five_values_of_the_specification_s_closed_form_inputs():
 def test_the_exact_errors_are_those_of_norms_and_the_signed_one_is_the_paper_s():
     heads = make_heads()
     found, tokens = reconstruction(heads), norms(heads)
-    for name in ("error", "relative_to_h", "relative_to_phi", "h2", "phi2"):
+    for name in FIVE:
         torch.testing.assert_close(found[name], tokens[name])
     torch.testing.assert_close(found["signed_error"], tokens["phi2"] - tokens["h2"])
 

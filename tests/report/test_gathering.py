@@ -13,7 +13,6 @@ from vitruvius._errors import RunError
 from vitruvius._style import save_figure
 from vitruvius.cli import main
 from vitruvius.report import write_page
-from vitruvius.report.blocks import Drawing, Table
 from vitruvius.report.page import draw_sweep, gathered_parts, runs_in, study_blocks, sweep_blocks
 from vitruvius.report.run import read_runs
 
@@ -51,8 +50,7 @@ def study(tmp_path: Path, sweep: Path) -> Path:
 
 def test_a_sweep_has_a_figure_and_a_table_of_what_differs_best_first(sweep: Path) -> None:
     drawing, table, *notes = sweep_blocks(sweep, read_runs(runs_in([sweep])), "rates")
-    assert isinstance(drawing, Drawing)
-    assert isinstance(table, Table)
+    assert drawing.panels
     assert list(table.titles[:3]) == ["run", "train.lr", "best"], "seed and all the rest are the same"
     best = [row["best"] for row in table.rows]
     assert best == sorted(best, reverse=True)

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from fake_run import write_run
@@ -88,17 +89,19 @@ def test_drawings_wear_the_colours_of_the_page_and_no_other(page: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["metrics.jsonl", "evaluation", "model.json", "maps.safetensors", "attention.json"])
 def test_what_is_missing_is_left_out_with_a_remark(run: Path, missing: str) -> None:
-    gone = run / missing
-    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    remove(run / missing)
     parsed = read_page(write_page([run], run / "report.html"))
     assert parsed.errors == []
     assert f"no {missing}" in parsed.text["remarks"].replace("evaluation/report.json", "evaluation")
 
 
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def test_a_run_with_nothing_but_its_recipe_still_has_a_page(run: Path) -> None:
-    for path in list(run.iterdir()):
-        if path.name != "config.yaml":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in set(run.iterdir()) - {run / "config.yaml"}:
+        remove(path)
     parsed = read_page(write_page([run], run / "report.html"))
     assert parsed.errors == []
     assert [tag["id"] for tag in parsed.all("section")] == ["summary", "model", "config", "remarks"]
@@ -154,10 +157,8 @@ def test_a_failed_page_leaves_the_former_one_alone(run: Path, monkeypatch: pytes
     out = run / "report.html"
     out.write_text("former")
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(os, "replace", mock.Mock(side_effect=full))
     with pytest.raises(RunError, match="disk is full"):
         write_page([run], out)
     assert out.read_text() == "former"
@@ -178,18 +179,17 @@ def test_the_page_says_what_the_maps_of_each_part_are(tmp_path: Path) -> None:
     assert "last iteration" not in read_page(write_page([plain], tmp_path / "plain.html")).text["viewer"]
 
 
-def test_a_page_is_not_written_into_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
+def test_a_page_is_not_written_into_a_folder_that_does_not_exist(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "nope" / "page.html"
     with pytest.raises(RunError, match="does not exist"):
-        write_page([run], tmp_path / "nope" / "page.html")
-    assert main(["report", str(run), "--out", str(tmp_path / "nope" / "page.html")]) == 1
-    assert not (tmp_path / "nope").exists()
+        write_page([run], page)
+    assert main(["report", str(run), "--out", str(page)]) == 1
+    assert not page.parent.exists()
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["analysis.jsonl", "cycles.json", "evaluation/shifts/c/report.json"])
-def test_a_pipe_among_the_files_of_a_run_does_not_hang_the_page(tmp_path: Path, name: str) -> None:
-    run = write_run(tmp_path / "run")
+def test_a_pipe_among_the_files_of_a_run_does_not_hang_the_page(run: Path, tmp_path: Path, name: str) -> None:
     (run / name).parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(run / name)
     with contextlib.suppress(RunError):

@@ -15,7 +15,6 @@ from vitruvius._format import DASH, count, format_duration, interval, number, pe
 from vitruvius._style import HEAT, legend_below, new_axes
 from vitruvius.analysis import analyses
 from vitruvius.report.analysis_figures import HEADINGS, axis_label, heading
-from vitruvius.report.blocks import Cards, Drawing, Table
 from vitruvius.report.run import Run, Threat, label_threats, read_runs
 from vitruvius.report.sections.curves import curves, draw_metrics, group_metrics, line_styles
 from vitruvius.report.sections.maps import draw_maps, shade, shrink
@@ -92,12 +91,12 @@ def test_an_interval_that_ends_at_zero_is_drawn_to_zero(two: list[Run]) -> None:
 
 
 def test_strengths_of_one_attack_make_a_curve_from_clean_onwards(two: list[Run]) -> None:
-    attacks = collect_strengths(two)
-    assert list(attacks) == ["pgd(steps=10)"]  # fgsm was run at one strength only
-    for run, points in zip(two, attacks["pgd(steps=10)"].values(), strict=True):
+    ((name, curves),) = collect_strengths(two).items()
+    assert name == "pgd(steps=10)", "fgsm was run at one strength only"
+    for run, points in zip(two, curves.values(), strict=True):
         assert [eps for eps, _ in points] == [0.0, *(steps / 255 for steps in (2, 4, 8, 16, 32))]
         assert points[0][1] is run.clean
-    lines = draw_strengths(two, "pgd", attacks["pgd(steps=10)"]).axes[0].lines
+    lines = draw_strengths(two, "pgd", curves).axes[0].lines
     np.testing.assert_array_equal(lines[1].get_ydata(), [t.accuracy for t in (two[1].threats[:6])])
 
 
@@ -139,8 +138,6 @@ def test_the_card_shows_clean_and_worst_case_else_the_last_validation(two: list[
 def test_a_run_without_attacks_has_no_worst_case_beside_one_that_was_attacked(two: list[Run]) -> None:
     unattacked = dataclasses.replace(two[0], threats=two[0].threats[:1], worst_case=two[0].threats[0])
     drawing, table = threats([unattacked, two[1]])
-    assert isinstance(drawing, Drawing)
-    assert isinstance(table, Table)
     label, *worst = table.cells[-1]
     assert label.text == "worst case"
     assert [cell.text for cell in worst] == ["–", percent(two[1].worst_case.accuracy)]
@@ -158,13 +155,10 @@ def test_a_doubtful_figure_is_never_shown_alone(tmp_path: Path) -> None:
     file.write_text(json.dumps(said))
     runs = read_runs([folder])
     drawing, table = threats(runs)
-    assert isinstance(drawing, Drawing)
-    assert isinstance(table, Table)
     assert f"masked under {name} (probabilities)" in drawing.caption
     assert all("doubtful: probabilities" in row[1].detail for row in table.cells[-2:])
     assert [row["doubts"] for row in drawing.rows[-2:]] == ["probabilities", "probabilities"]
     card = summary(runs)[0]
-    assert isinstance(card, Cards)
     assert "doubtful: probabilities" in card.cards[0].figures[1][2]
     assert runs[0].remarks[0] == "evaluation: doubtful figure: probabilities: no logits."
 
@@ -224,11 +218,8 @@ def test_maps_can_be_drawn_as_a_figure_to_save(two: list[Run]) -> None:
 def test_even_attention_is_shown_in_the_middle_and_a_peak_at_the_top() -> None:
     np.testing.assert_allclose(shade(np.full((5, 8), 1 / 8), 8), 0.5)
     np.testing.assert_allclose(shade(np.eye(8), 8), np.eye(8))
-
-
-def test_the_viewer_and_the_maps_share_their_colours() -> None:
     script = (Path(__file__).parents[2] / "src/vitruvius/report/viewer.js").read_text()
-    assert sum(colour in script for colour in HEAT) >= 3
+    assert sum(colour in script for colour in HEAT) >= 3, "the viewer and the maps share their colours"
 
 
 def test_numbers_are_written_for_readers() -> None:
@@ -239,12 +230,9 @@ def test_numbers_are_written_for_readers() -> None:
     assert format_duration(None) == DASH
 
 
-def test_every_analysis_has_a_heading_in_words() -> None:
-    assert set(analyses) <= set(HEADINGS), "write its heading into analysis_figures.py"
-
-
 def test_headings_tell_settings_and_axes_have_units() -> None:
     assert heading("norms:variant=released,seed=1") == "Norms of queries and outputs (variant released, seed 1)"
+    assert set(analyses) <= set(HEADINGS), "write its heading into analysis_figures.py"
     assert heading("my_own") == "My own"
     assert axis_label("entropy", "nats") == "entropy (nats)"
     assert axis_label("gammas:variant=released", "alignment_by_column") == "|cos(K a, a)|"

@@ -15,7 +15,6 @@ from vitruvius._format import percent
 from vitruvius.evaluation.metrics.corruption import corruption_errors
 from vitruvius.evaluation.shift_report import ShiftReport
 from vitruvius.report import write_page
-from vitruvius.report.blocks import Drawing, Table
 from vitruvius.report.run import Run, read_runs
 from vitruvius.report.sections.shift import (
     bin_error,
@@ -147,7 +146,6 @@ def test_reliability_lines_pass_through_the_bins_and_their_error_is_the_ece(both
 
 def test_detection_has_a_line_for_each_run_and_score(both: list[Run]) -> None:
     (table,) = detection(both)
-    assert isinstance(table, Table)
     scores = ["max softmax", "max logit", "energy"]
     assert [(row["run"], row["score"]) for row in table.rows][:3] == [("plain", score) for score in scores]
     found = both[1].shifts["imagenet-o"].detection["energy"]
@@ -157,13 +155,10 @@ def test_detection_has_a_line_for_each_run_and_score(both: list[Run]) -> None:
 
 def test_every_figure_carries_its_numbers(both: list[Run]) -> None:
     heat, curve, *_ = shift(both)
-    assert isinstance(heat, Drawing)
-    assert isinstance(curve, Drawing)
     assert len(heat.rows) == 150
     assert {"run", "corruption", "severity", "accuracy", "low", "high", "n", "ece", "aurra"} == set(heat.rows[0])
     assert len(curve.rows) == 12
     (diagrams,) = reliability(both)
-    assert isinstance(diagrams, Drawing)
     assert len(diagrams.panels) == 3
     assert [key.text for key in diagrams.legend] == ["plain", "robust"]
 

@@ -25,19 +25,10 @@ from vitruvius.heads import Heads, Site
 Statistics = dict[str, Tensor]  # each (B, H); with one more axis (B, H, K) it is a curve
 
 
-class Analysis(Protocol):
-    """`Heads → {statistic: (B, H)}`; what matters most comes first.
-
-    May take the Site as a second argument and `Attended` as a third.
-    """
-
-    def __call__(self, heads: Heads, /) -> Statistics: ...
-
-
 class ModelAnalysis(Protocol):
     """Sees the sites of a model in the order in which they run, then answers once for each image.
 
-    `see` may take a third argument as an `Analysis` does.
+    `see` may take a third argument, `Attended`.
     """
 
     def see(self, heads: Heads, site: Site) -> None: ...
@@ -47,6 +38,8 @@ class ModelAnalysis(Protocol):
         ...
 
 
+# An analysis is a function Heads → {statistic: (B, H)}, what matters most first, which may take the Site as a second
+# argument and `Attended` as a third; or the class of a model analysis.
 analyses: Registry[Callable[..., Any]] = Registry("analysis", "analyses", homes=["vitruvius.analysis"])
 
 

@@ -119,7 +119,11 @@ class Table(Shown):
             data = json.loads(read_text(path))
             rows = [Row(**dict(zip(data["columns"], row, strict=True))) for row in data["rows"]]
             curves = _curves_of(_tensors_of(folder, "curves.safetensors"), rows)
-            pictures = _pictures_of(_tensors_of(folder, "explanations.safetensors"))
+            kept: dict[str, dict[str, Tensor]] = {}
+            for key, tensor in _tensors_of(folder, "explanations.safetensors").items():
+                name, _, field_name = key.rpartition("|")
+                kept.setdefault(name, {})[field_name] = tensor
+            pictures = {name: Pictures(**tensors) for name, tensors in kept.items()}
             return cls(rows=rows, curves=curves, facts=data["facts"], remarks=data["remarks"], pictures=pictures)
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(
@@ -204,14 +208,6 @@ def _curves_of(tensors: Mapping[str, Tensor], rows: Sequence[Row]) -> list[Curve
     return sorted(curves, key=lambda c: (place.get(c.site, len(sites)), c.analysis, c.statistic, nulls.index(c.null)))
 
 
-def _pictures_of(tensors: Mapping[str, Tensor]) -> dict[str, Pictures]:
-    fields: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        name, _, field_name = key.rpartition("|")
-        fields.setdefault(name, {})[field_name] = tensor
-    return {name: Pictures(**tensors) for name, tensors in fields.items()}
-
-
 class Layer(NamedTuple):
     """One statistic of one site, heads together: value, nearest chance, heads beyond every null, heads judged."""
 
@@ -249,8 +245,12 @@ def _layer(rows: Sequence[Row]) -> Layer:
     for row in rows:
         heads.setdefault(row.head, []).append(row)
     value = statistics.fmean(nulls[0].mean for nulls in heads.values())
-    verdicts = [verdict for nulls in heads.values() if (verdict := _beyond_chance(nulls)) is not None]
-    return Layer(value, _nearest_chance(rows, value), sum(verdicts), len(verdicts))
+    sides = [  # of each head: those it lies on of the nulls that could tell
+        {row.claim.split()[0] for row in nulls if row.claim.startswith(("above", "below", "indist"))}
+        for nulls in heads.values()
+    ]
+    beyond = sum(side in ({"above"}, {"below"}) for side in sides)
+    return Layer(value, _nearest_chance(rows, value), beyond, sum(map(bool, sides)))
 
 
 def _nearest_chance(rows: Sequence[Row], value: float) -> float | None:
@@ -262,12 +262,6 @@ def _nearest_chance(rows: Sequence[Row], value: float) -> float | None:
         for null in dict.fromkeys(row.null for row in telling)
     ]
     return min(means, key=lambda mean: abs(mean - value), default=None)
-
-
-def _beyond_chance(rows: Sequence[Row]) -> bool | None:
-    """Whether one head's number lies on the same side of every null that could tell; None if none could."""
-    sides = {row.claim.split()[0] for row in rows if row.claim.startswith(("above", "below", "indist"))}
-    return len(sides) == 1 and "indistinguishable" not in sides if sides else None
 
 
 def summary_rows(analysis: str, rows: Sequence[Row]) -> list[dict[str, str]]:

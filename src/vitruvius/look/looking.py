@@ -469,12 +469,8 @@ def _see(variant: Variant, picture: str, x: Tensor, threat: str, of_class: str |
         shown["gradients"] = _gradients(model, x, asked[0], names, notes) if gradients else {}
     else:
         notes.append("no classes, and no relevance or integrated gradients for one: the model has no head.")
-    told = tuple(dict.fromkeys(notes))
-    pixels, seen = x[0].cpu(), tuple(layers)
-    return View(
-        picture=picture, model=variant.title, threat=threat, pixels=pixels, layers=seen, rollout=rollout, notes=told,
-        **shown,
-    )  # fmt: skip
+    shown |= {"rollout": rollout, "notes": tuple(dict.fromkeys(notes))}
+    return View(picture=picture, model=variant.title, threat=threat, pixels=x[0].cpu(), layers=tuple(layers), **shown)
 
 
 @torch.no_grad()
@@ -489,15 +485,10 @@ def _attend(
         nonlocal follow
         try:
             weights = map_of(model, name, heads)
+            layers.append(_layer(model, sites[name], weights))
         except UnsuitableSite as error:
             notes.append(str(error))
             follow = None
-            return
-        layer = _layer(model, sites[name], weights)
-        if isinstance(layer, str):
-            notes.append(layer)
-        else:
-            layers.append(layer)
         try:
             if follow is not None:
                 follow.follow(sites[name], normalised(weights))
@@ -515,8 +506,8 @@ def _attend(
     return layers, follow.result()["map"][0].view(grid).cpu().numpy(), output
 
 
-def _layer(model: nn.Module, site: Site, weights: Tensor) -> Layer | str:
-    """One site's map and where its tokens lie; a sentence where it has no place in a page."""
+def _layer(model: nn.Module, site: Site, weights: Tensor) -> Layer:
+    """One site's map and where its tokens lie; an UnsuitableSite where it has no place in a page."""
     core = core_of(model, site.name)
     shared: dict[str, Any] = {"name": site.name, "core": "softmax" if core is None else core.describe()}
     shared["packed"] = Packed.of(weights)
@@ -531,16 +522,20 @@ def _layer(model: nn.Module, site: Site, weights: Tensor) -> Layer | str:
     return Layer(kind="matrix", **shared)
 
 
-def _windows(root: Any, site: Site, weights: Tensor, shared: dict[str, Any]) -> Layer | str:
+def _windows(root: Any, site: Site, weights: Tensor, shared: dict[str, Any]) -> Layer:
     block: Any = root.get_submodule(site.name.rpartition(".")[0])
     size = getattr(block, "input_resolution", None) or getattr(block, "feat_size", None)
     shift = getattr(block, "shift_size", None)
     grid = None if size is None else (int(size[0]), int(size[1]))
     if grid is None or shift is None or site.grid is None:
-        return f"{site.name} attends in windows that do not say where they lie on the picture; it is left out."
+        raise UnsuitableSite(
+            f"{site.name} attends in windows that do not say where they lie on the picture; it is left out."
+        )
     across = math.prod(math.ceil(side / step) for side, step in zip(grid, site.grid, strict=True))
     if across != len(weights):
-        return f"{site.name} attends in {len(weights)} windows, {across} would cover the picture; it is left out."
+        raise UnsuitableSite(
+            f"{site.name} attends in {len(weights)} windows, {across} would cover the picture; it is left out."
+        )
     shared["shift"] = (int(shift[0]), int(shift[1]))
     return Layer(kind="windows", grid=grid, window=site.grid, answering=-1, **shared)
 

@@ -90,6 +90,11 @@ class Run:
         return series(self.index)
 
     @property
+    def model_name(self) -> str:
+        """As the recipe names it; empty where it does not."""
+        return str((self.config.get("model") or {}).get("name") or "")
+
+    @property
     def attention_rules(self) -> list[tuple[str, str]]:
         """(where, chain of parts) of every rule of the recipe."""
         chains = [(rule, " → ".join(map(_describe_part, rule.get("parts") or []))) for rule in self._rules()]

@@ -87,6 +87,8 @@ def _summary(table: Table) -> Iterator[Row]:
         numbers = table.select(analysis=analysis, statistic=statistic)
         means = list({(row.site, row.head): row.mean for row in numbers}.values())
         layers = layers_of(numbers).values()
+        known = [row for row in numbers if row.null_mean is not None]
+        chance = {null: [row.null_mean or 0.0 for row in known if row.null == null] for null in NULLS}
         yield {
             "key": f"{analysis}/{statistic}",
             "analysis": analysis,
@@ -95,17 +97,12 @@ def _summary(table: Table) -> Iterator[Row]:
             "std_over_heads": statistics.pstdev(means),
             "min": min(means),
             "max": max(means),
-            **{f"chance_{null}": _mean([row.null_mean for row in numbers if row.null == null]) for null in NULLS},
+            **{f"chance_{null}": statistics.fmean(drawn) if drawn else None for null, drawn in chance.items()},
             "heads_beyond_chance": sum(layer.beyond for layer in layers),
             "heads_judged": sum(layer.judged for layer in layers),
             "heads": len(means),
             "images": numbers[0].n,
         }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
 
 
 def draw(rows: list[Row]) -> Figure:
@@ -150,16 +147,12 @@ def further(rows: list[Row], folder: Path, settings: Mapping[str, Any]) -> Itera
     """
     tables = {model: Table.load(folder_of(folder, model)) for model in names(rows)}
     layers = []
-    for model, table in tables.items():
-        for analysis in table.names("analysis"):
-            for row in layer_rows(model, table, analysis):
-                layers.append({"model": row.pop("run"), "analysis": analysis, **row})
+    for model, analysis in [(model, name) for model, table in tables.items() for name in table.names("analysis")]:
+        for row in layer_rows(model, tables[model], analysis):
+            layers.append({"model": row.pop("run"), "analysis": analysis, **row})
     atomic_write_text(folder / "layers.csv", to_csv(layers))
-    with_norms = {
-        model: table
-        for model, table in tables.items()
-        if set(JOINT) <= {curve.statistic for curve in table.curves if curve.analysis == "norms"}
-    }
+    of_norms = {model: {c.statistic for c in table.curves if c.analysis == "norms"} for model, table in tables.items()}
+    with_norms = {model: table for model, table in tables.items() if of_norms[model].issuperset(JOINT)}
     if with_norms:
         with figure_style():
             titles = [Path(model).name for model in with_norms]

@@ -52,16 +52,9 @@ class WeightsAndBiases:
         notes = read_json(self.file) if self.file.exists() else {}
         self.id = notes.get("id") or uuid.uuid4().hex[:12]
         quiet = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True, x_disable_meta=True)
-        settings = {**self.settings, "name": self.settings["name"] or folder.name, "mode": self.mode}
-        self.run = wandb.init(
-            id=self.id,
-            dir=str(folder),
-            resume="allow",
-            config=config,
-            settings=quiet,
-            reinit="finish_previous",
-            **settings,
-        )
+        settings = {**self.settings, "name": self.settings["name"] or folder.name, "mode": self.mode, "id": self.id}
+        settings |= {"dir": str(folder), "resume": "allow", "reinit": "finish_previous"}
+        self.run = wandb.init(config=config, settings=quiet, **settings)
         self.logged = int(self.run.step) if self.mode == "online" else 0  # the server knows best
         self._note()
 

@@ -135,20 +135,11 @@ def masks(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def _mask_grid(run: Run) -> list[Block]:
-    masks = read_masks(run)
-    if masks is None:
+    if (masks := read_masks(run)) is None:
         return []
     small, side = shrink({name: keep.float().numpy() for name, keep in masks.keep.items()}, MAX_CELLS)
-    sites = [
-        (
-            name,
-            [
-                (grey_png(head), f"{keep.float().mean():.0%} kept")
-                for head, keep in zip(heads, masks.keep[name], strict=True)
-            ],
-        )
-        for name, heads in small.items()
-    ]
+    kept = {name: [f"{keep.float().mean():.0%} kept" for keep in heads] for name, heads in masks.keep.items()}
+    sites = [(name, list(zip(map(grey_png, heads), kept[name], strict=True))) for name, heads in small.items()]
     rows = [
         {"run": run.name, "site": site, "head": head, "kept": share.kept, "pairs": share.pairs}
         | {"sparsity": f"{share.sparsity:.6f}", "sparsity_unprotected": f"{share.sparsity_inside:.6f}"}

@@ -37,8 +37,6 @@ def summary(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def _card(run: Run) -> Card:
-    model = run.config.get("model")
-    name = model.get("name") if isinstance(model, dict) else None
     facts = [("epochs", str(len(run.epochs)))] if run.epochs else []
     if seconds := run.logged("seconds"):
         facts.append(("training", format_duration(sum(seconds))))
@@ -46,7 +44,7 @@ def _card(run: Run) -> Card:
         facts.append(("test images", f"{images:.0f}"))
     if (seed := run.config.get("seed")) is not None:
         facts.append(("seed", str(seed)))
-    subtitle = f"{name or 'model not named'} · {run.attention}"
+    subtitle = f"{run.model_name or 'model not named'} · {run.attention}"
     return Card(title=run.name, subtitle=subtitle, colour=run.look.name, figures=_figures(run), facts=facts)
 
 
@@ -87,9 +85,7 @@ def model(runs: Sequence[Run]) -> Sequence[Block]:
     titles = ["run", "model", "attention", "parameters", "in cores", "epochs", "training", "images/s"]
     blocks: list[Block] = [Table(name="cost", titles=titles, cells=cells, rows=rows)]
     for run in runs:
-        sites = run.model.get("sites")
-        sites = [site for site in sites if isinstance(site, dict)] if isinstance(sites, list) else []
-        if sites:
+        if sites := run.model.get("sites"):
             keys = [key for key in SITE_COLUMNS if any(key in site for site in sites)]
             cells = [
                 [Cell(text=str(site.get(key, DASH)), value=number(site.get(key))) for key in keys] for site in sites
@@ -101,14 +97,13 @@ def model(runs: Sequence[Run]) -> Sequence[Block]:
 
 
 def _cost(run: Run) -> dict[str, Any]:
-    section = run.config.get("model")
     rules = [f"{where}: {chain}" for where, chain in run.attention_rules]
     stored = sum(run.weights.values()) if run.weights else None
     parameters = number(run.model.get("parameters"))
     seconds, rates = run.logged("seconds"), run.logged("images_per_second")
     return {
         "run": run.name,
-        "model": str(section.get("name", DASH)) if isinstance(section, dict) else DASH,
+        "model": run.model_name or DASH,
         "attention": "; ".join(rules) or "upstream",
         "parameters": stored if parameters is None else parameters,
         "core_parameters": None if stored is None else stored - run.weights.get("model", 0),

@@ -28,9 +28,13 @@ def threats(runs: Sequence[Run]) -> Sequence[Block]:
         for run in evaluated
         for threat in [*run.threats, *filter(None, [_worst_case(run)])]
     ]
+    lines = [
+        f"{run.name}: " + ", ".join(f"{labels[t.spec]} {100 * t.accuracy:.4g} per cent" for t in run.threats)
+        for run in evaluated
+    ]
     drawing = Drawing(
         name="threats",
-        panels=[(draw_threats(evaluated), _threats_alt(evaluated, labels))],
+        panels=[(draw_threats(evaluated), f"Dot plot of accuracy under each threat. {'; '.join(lines)}.")],
         caption="Share of test images classified correctly; bars are 95 % Wilson intervals."
         + explain_doubts(evaluated),
         rows=rows,
@@ -80,14 +84,6 @@ def _cell(threat: Threat | None) -> Cell:
     if threat is None:
         return Cell(text=DASH)
     return Cell(text=percent(threat.accuracy), value=threat.accuracy, detail=threat.detail)
-
-
-def _threats_alt(runs: Sequence[Run], labels: dict[str, str]) -> str:
-    lines = [
-        f"{run.name}: " + ", ".join(f"{labels[t.spec]} {100 * t.accuracy:.4g} per cent" for t in run.threats)
-        for run in runs
-    ]
-    return f"Dot plot of accuracy under each threat. {'; '.join(lines)}."
 
 
 @section("strengths", title="Strength", order=40)
@@ -142,10 +138,10 @@ def draw_strengths(runs: Sequence[Run], name: str, curves: dict[int, Curve]) -> 
         figure, axes = new_axes()
         for index, points in curves.items():
             look = runs[index].look
-            x = [eps for eps, _ in points]
-            y = [threat.accuracy for _, threat in points]
-            low = [threat.accuracy if threat.low is None else threat.low for _, threat in points]
-            high = [threat.accuracy if threat.high is None else threat.high for _, threat in points]
+            x, under = zip(*points, strict=True)
+            y = [threat.accuracy for threat in under]
+            low = [threat.accuracy if threat.low is None else threat.low for threat in under]
+            high = [threat.accuracy if threat.high is None else threat.high for threat in under]
             axes.plot(x, y, color=look.colour, marker=look.marker, label=runs[index].name)
             axes.fill_between(x, low, high, color=look.colour, alpha=0.16, linewidth=0)
         ticks = _ticks(sorted(_strengths(curves)))
