@@ -20,6 +20,7 @@ from vitruvius.cli import main
 from vitruvius.look import page, serving
 from vitruvius.look.looking import Layer, Look, Packed, View
 from vitruvius.look.page import payload, quantise, render
+from vitruvius.request import open_request
 
 
 def data_of(html: str) -> dict[str, Any]:
@@ -67,8 +68,7 @@ def test_maps_that_are_almost_uniform_keep_their_differences() -> None:
 
 def test_the_difference_is_amplified_and_its_factor_said(look: Any) -> None:
     told = payload(look)["views"][1]
-    assert told["factor"] == 31
-    assert len(told["moved"]) == 2
+    assert (told["factor"], len(told["moved"])) == (31, 2)
     assert told["difference"].startswith("data:image/png;base64,")
 
 
@@ -118,14 +118,11 @@ def test_the_command_ends_with_classes_and_paths(
 
 
 def test_images_are_those_of_every_other_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitruvius.request import open_request
-
     monkeypatch.chdir(tmp_path)
     assert main(["look", "vitruvius/vit_digits", "--data", "digits", "--images", "3"]) == 0
     shown = [view["picture"] for view in data_of(Path("look.html").read_text("utf-8"))["shown"]["views"]]
     with open_request("vitruvius/vit_digits", ["data.dataset=digits"], images=3, alone=True) as request:
-        ids = [number for _, _, ids in request.loader.with_ids() for number in ids.tolist()]
-        assert shown == [f"{request.loader.name} {number}" for number in ids]
+        assert shown == [f"{request.loader.name} {n}" for *_, ids in request.loader.with_ids() for n in ids.tolist()]
 
 
 def test_a_live_page_begins_with_the_images_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

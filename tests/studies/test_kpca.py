@@ -69,8 +69,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def test_every_statistic_of_every_model_has_its_chance_beside_it(studied: Path, run: Path, other: Path) -> None:

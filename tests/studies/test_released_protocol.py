@@ -26,8 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def table(path: Path) -> dict[tuple[str, str], dict[str, str]]:
-    with path.open() as file:
-        return {(row["space"], row["labels"]): row for row in csv.DictReader(file)}
+    return {(row["space"], row["labels"]): row for row in csv.DictReader(path.read_text().splitlines())}
 
 
 def ascend(model: nn.Module, x: Tensor, y: Tensor, start: Tensor, eps: float, steps: int) -> Tensor:

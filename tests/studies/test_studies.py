@@ -28,8 +28,7 @@ FEW = {"images": 24, "batch_size": 16, "data.dataset": "digits"}
 
 
 def table(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 @pytest.fixture(scope="module")

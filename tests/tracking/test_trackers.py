@@ -60,8 +60,8 @@ def test_the_table_has_one_line_an_epoch_and_the_numbers_of_the_metrics(
     settings = ("train.epochs=3", "tracking=[csv]")
     stopped_run(monkeypatch, run, 10, *settings)
     small_run(run, *settings)
-    with (run / "metrics.csv").open() as file:
-        table = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    lines = csv.DictReader((run / "metrics.csv").read_text().splitlines())
+    table = [{key: float(value) for key, value in row.items()} for row in lines]
     assert table == [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 

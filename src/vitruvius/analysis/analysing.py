@@ -24,7 +24,7 @@ from vitruvius._random import Dice, image_ids
 from vitruvius._registry import Spec, read_spec
 from vitruvius._version import __version__
 from vitruvius.analysis.base import NULLS, Question, analyses, question
-from vitruvius.analysis.collecting import MODEL, OBSERVED, Collector, Sums, add_up, make_rows, threads
+from vitruvius.analysis.collecting import CHANCE, MODEL, OBSERVED, Collector, Sums, threads
 from vitruvius.analysis.explanations import explain, explanations, score
 from vitruvius.analysis.table import Pictures, Table
 from vitruvius.attacks.base import disturb
@@ -38,7 +38,6 @@ from vitruvius.surgery.sites import Where
 ENTRIES = 2**20  # of the attention maps of one site that are looked at together, so that caches hold them
 ENTRIES_ON_ACCELERATORS = 2**24
 NULL_IMAGES = 12
-CHANCE = "chance"  # a map of random numbers for each image
 SHOWN = 8  # images whose maps are kept
 STEPS = 10  # parts in which patches go and come for the scores
 ATTACK = "pgd:eps=4/255"
@@ -92,7 +91,7 @@ def analyse(
     if size is None:
         raise DataError(f"the loader {getattr(loader, 'name', 'given')!r} yielded no images; nothing to analyse.")
     collector = Collector(questions, survey(model, input_size=size) if questions else {}, nulls=chosen_nulls, seed=seed)
-    explainer = Explainer(model, explained, threat, process=process, seed=seed)
+    explainer = Explainer(model, explained, threat, collector.sums, process=process, seed=seed)
     nulls_left = process.share_of(null_images) if chosen_nulls else 0
     done = 0
     for x, ids in batches:
@@ -109,11 +108,7 @@ def analyse(
     about = {"model": type(inner(model)).__name__, "data": str(getattr(loader, "name", "unnamed")), "seed": seed}
     about |= {"attack": describe(threat)} if threat is not None else {}
     about |= {**(facts or {}), "vitruvius": __version__}
-    table = explainer.table(about, process)
-    if not questions:
-        return table
-    whole = collector.table(about, process)
-    return replace(whole, rows=whole.rows + table.rows, facts={**table.facts, **whole.facts}, pictures=table.pictures)
+    return replace(collector.table(about, process, explained), pictures=explainer.gather(process))
 
 
 def split_asked(asked: Sequence[Asked]) -> tuple[list[Question], list[str]]:
@@ -199,18 +194,19 @@ def _batches_of(loader: Iterable[Any], device: torch.device, limit: int | None) 
 
 
 class Explainer:
-    """Sees batches, keeps sums of scores and the maps of the first images.
+    """Sees batches, scores explanations, and keeps the maps of the first images.
 
     names: explanations with their settings, `"integrated_gradients:steps=20"`.
     threat: leads away from what the model answers; None: clean images alone.
+    sums: get the scores, and those of chance.
     """
 
     def __init__(
-        self, model: nn.Module, names: Sequence[str], threat: Threat | None, *, process: Process, seed: int
+        self, model: nn.Module, names: Sequence[str], threat: Threat | None, sums: Sums, *, process: Process, seed: int
     ) -> None:
         self.model, self.names, self.threat, self.seed = model, names, threat, seed
         self.shown = process.share_of(SHOWN)
-        self.sums = Sums()
+        self.sums = sums
         self.pictures: dict[str, list[Pictures]] = {}
 
     def see(self, x: Tensor, ids: Tensor) -> None:
@@ -243,9 +239,8 @@ class Explainer:
             self.sums.note(MODEL, name, null, statistics)
         return maps
 
-    def table(self, facts: Mapping[str, Any], process: Process) -> Table:
-        """What all processes have seen; `facts` say what was explained."""
-        rows = make_rows(add_up(process.gather(self.sums)), self.names, [], [CHANCE])
+    def gather(self, process: Process) -> dict[str, Pictures]:
+        """The maps that all processes have kept, by explanation."""
         gathered = process.gather(self.pictures)
         parts = {name: [part for each in gathered for part in each.get(name, [])] for name in chain(*gathered)}
         pictures = {}
@@ -253,4 +248,4 @@ class Explainer:
             columns: Any = zip(*parts[name], strict=True)  # of tensors, or of None where there was no attack
             joined: list[Any] = [None if each[0] is None else torch.cat(each) for each in columns]
             pictures[name] = Pictures(*joined)
-        return Table(rows=rows, facts={**facts, "images": max((row.n for row in rows), default=0)}, pictures=pictures)
+        return pictures

@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from vitruvius._registry import Registry, Spec
 from vitruvius.attention.base import Core, attention_map
 from vitruvius.heads import Heads, Site
 
+Variant = Literal["exact", "released"]  # the formula, or what the published script computes
 Statistics = dict[str, Tensor]  # each (B, H); with one more axis (B, H, K) it is a curve
 
 
@@ -102,8 +102,7 @@ def normalised(weights: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
+class Question(NamedTuple):
     """One analysis with its settings bound: `gammas:variant=released`."""
 
     name: str
@@ -114,23 +113,17 @@ class Question:
         """Whether it looks at all sites together."""
         return isinstance(self.make.func if isinstance(self.make, functools.partial) else self.make, type)
 
-    def ask(self, heads: Heads, site: Site, attended: Attended) -> Statistics:
-        """The answer at one site."""
-        answer: Statistics = call(self.make, heads, site, attended)
-        return answer
 
-
-def question(spec: Spec | Callable[..., Any] | Question, *, where: str = "analysis") -> Question:
+def question(spec: Spec | Callable[..., Any] | Question) -> Question:
     """One analysis, ready to be asked.
 
     spec: `"gammas:variant=released"`, `{use: gammas, variant: released}`, a function `Heads → {statistic: (B, H)}`, a
         class with `see` and `result`, or a Question.
-    where: what was described, for an error.
     """
     if isinstance(spec, Question):
         return spec
-    make = analyses.bind(spec, where=where)
-    return Question(name=spec if isinstance(spec, str) else _name_of(make), make=make)
+    make = analyses.bind(spec, where="analysis")
+    return Question(spec if isinstance(spec, str) else _name_of(make), make)
 
 
 def call(piece: Callable[..., Any], *arguments: Any) -> Any:

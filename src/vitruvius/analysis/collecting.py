@@ -34,6 +34,7 @@ from vitruvius.surgery.sites import abridge
 
 MODEL = "model"  # the site of statistics that belong to no single one
 OBSERVED = ""
+CHANCE = "chance"  # the null of explanations: a map of random numbers for each image
 SAME = 1e-6  # a null that changes nothing up to rounding says nothing
 CONFIDENCE = 0.999
 NEGLIGIBLE = 0.2  # standard deviations, Cohen's "small"
@@ -178,10 +179,14 @@ class Collector:
             else:
                 self._compare(MODEL, null, observed, answers)
 
-    def table(self, facts: Mapping[str, Any], process: Process | None = None) -> Table:
-        """What all processes have seen (default: this one alone); `facts` say what was analysed."""
+    def table(self, facts: Mapping[str, Any], process: Process | None = None, explained: Sequence[str] = ()) -> Table:
+        """What all processes have seen (default: this one alone), with the scores of explanations that were noted.
+
+        `facts` say what was analysed.
+        """
         whole = add_up([self.sums] if process is None else process.gather(self.sums))
-        rows = make_rows(whole, [q.name for q in self.questions], list(self.sites), self.nulls)
+        names = [*(q.name for q in self.questions), *explained]
+        rows = make_rows(whole, names, list(self.sites), [*self.nulls, CHANCE])
         remarks = make_remarks(whole)
         if not rows:
             reason = remarks[0] if remarks else "every image gave numbers that are not finite."
@@ -199,7 +204,8 @@ class Collector:
         images = len(self.ids) if null == OBSERVED else self.with_nulls
 
         def ask(q: Question, rows: Tensor) -> Callable[[Heads, Tensor], Statistics]:
-            return lambda part, chunk: q.ask(part, site, view.attended(part, rows[chunk], observed=null == OBSERVED))
+            seen = functools.partial(view.attended, observed=null == OBSERVED)
+            return lambda part, chunk: call(q.make, part, site, seen(part, rows[chunk]))
 
         for q in self.at_sites:
             if not groups or (q.name, site.name) in self.sums.refused:

@@ -6,21 +6,17 @@ keys cannot be. B batch, H heads, M keys, D key width.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from vitruvius._errors import UnsuitableSite
 from vitruvius.analysis._kernel import key_gram
-from vitruvius.analysis.base import Statistics, analyses, precise
+from vitruvius.analysis.base import Statistics, Variant, analyses, precise
 from vitruvius.heads import Heads, Site
 
 
 @analyses.register("eigenvalues")
-def eigenvalues(
-    heads: Heads, *, standardise: bool = True, variant: Literal["exact", "released"] = "exact"
-) -> Statistics:
+def eigenvalues(heads: Heads, *, standardise: bool = True, variant: Variant = "exact") -> Statistics:
     """Spectrum of the centred Gram matrix of the keys: its D largest eigenvalues.
 
     standardise: z-score each key over its width first, with the papers' scale 1/√D; else the model's own scale.
@@ -38,7 +34,7 @@ class EigenvaluesByRank:
     variant: released, as the published script counts; or exact, without its 1e-6 and absolute values.
     """
 
-    def __init__(self, *, standardise: bool = True, variant: Literal["exact", "released"] = "released") -> None:
+    def __init__(self, *, standardise: bool = True, variant: Variant = "released") -> None:
         self.standardise, self.variant = standardise, variant
         self.sums: Tensor | None = None
         self.count = 0
@@ -65,7 +61,7 @@ def _summary(values: Tensor) -> dict[str, Tensor]:
     return {"max": values.amax(-1), "min": values.amin(-1), "mean": values.mean(-1), "median": median}
 
 
-def spectrum(heads: Heads, *, standardise: bool, variant: Literal["exact", "released"] = "exact") -> Tensor:
+def spectrum(heads: Heads, *, standardise: bool, variant: Variant = "exact") -> Tensor:
     """The min(D, M) largest eigenvalues, descending; `released` adds 1e-6 to g gᵀ and takes absolute values."""
     heads, released = precise(heads), variant == "released"
     gram = key_gram(heads, standardise=standardise, released=released).centred

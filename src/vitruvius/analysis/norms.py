@@ -6,13 +6,12 @@ B batch, H heads, N queries
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from vitruvius.analysis._kernel import log_attention, log_phi2
-from vitruvius.analysis.base import Attended, Statistics, analyses, precise
+from vitruvius.analysis.base import Attended, Statistics, Variant, analyses, precise
 from vitruvius.heads import Heads, Site
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of tokens, in the curves log10_phi2_quantiles and log10_h2_quantiles
@@ -21,11 +20,7 @@ RELEASED_DIVISOR = 8.0  # √64, a literal in the published script whatever the 
 
 @analyses.register("norms")
 def norms(
-    heads: Heads,
-    site: Site | None = None,
-    attended: Attended | None = None,
-    *,
-    variant: Literal["exact", "released"] = "exact",
+    heads: Heads, site: Site | None = None, attended: Attended | None = None, *, variant: Variant = "exact"
 ) -> Statistics:
     """‖φ(q)‖² and ‖h‖² token by token; `log10_ratio` is the mean of log₁₀(‖φ(q)‖² / ‖h‖²), 0 for a projection.
 
@@ -58,7 +53,7 @@ def norms(
     }
 
 
-def token_norms(heads: Heads, *, variant: Literal["exact", "released"] = "exact") -> tuple[Tensor, Tensor]:
+def token_norms(heads: Heads, *, variant: Variant = "exact") -> tuple[Tensor, Tensor]:
     """(log ‖φ(q)‖², ‖h‖²), each (B, H, N); `released` divides by 8 in the exponents of φ and by √D in those of h."""
     heads = precise(heads)
     scaled = heads if variant == "exact" else heads._replace(scale=1 / RELEASED_DIVISOR)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,16 +19,14 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from vitruvius.analysis._kernel import key_gram
-from vitruvius.analysis.base import Statistics, analyses, precise
+from vitruvius.analysis.base import Statistics, Variant, analyses, precise
 from vitruvius.heads import Heads
 
 RELEASED: dict[str, Any] = {"tiny_length": 1e-8, "tiny_product": 1e-10}
 
 
 @analyses.register("value_vectors")
-def value_vectors(
-    heads: Heads, *, standardise: bool = False, variant: Literal["exact", "released"] = "exact"
-) -> Statistics:
+def value_vectors(heads: Heads, *, standardise: bool = False, variant: Variant = "exact") -> Statistics:
     """V against the values kernel PCA predicts: directly, matched, up to rotation, and by CKA.
 
     standardise: z-score each key over its width first, with the papers' scale 1/√D; else the model's own scale.

@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -30,9 +30,11 @@ Rows = Sequence[Row]
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One piece of a section, shown by a template of the folder `templates`."""
+    """One piece of a section, shown by the template of its name: `Note` by templates/note.html.j2."""
 
-    template: ClassVar[str]
+    @property
+    def template(self) -> str:
+        return type(self).__name__.lower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,6 @@ class Data(Block):
 class Html(Block):
     """Markup made elsewhere, for sections that bring their own."""
 
-    template: ClassVar[str] = "html"
     markup: Markup
 
 
@@ -59,7 +60,6 @@ class Html(Block):
 class Note(Block):
     """A sentence for the reader."""
 
-    template: ClassVar[str] = "note"
     text: str
 
 
@@ -87,7 +87,6 @@ def run_keys(runs: Sequence[Run]) -> list[Key]:
 class Drawing(Data):
     """One or several figures under one caption, with their data as CSV."""
 
-    template: ClassVar[str] = "drawing"
     panels: Sequence[tuple[Figure, str]]  # each with what it says to those who do not see it
     caption: str
     legend: Sequence[Key] = ()
@@ -128,7 +127,6 @@ def share_cell(row: Row, key: str, low: str = "", high: str = "", of: str = "") 
 class Table(Data):
     """A table that sorts by a click on a heading, with its data as CSV."""
 
-    template: ClassVar[str] = "table"
     titles: Sequence[str]
     cells: Sequence[Sequence[Cell]]
     caption: str = ""
@@ -162,7 +160,6 @@ class Card:
 class Cards(Block):
     """Cards side by side."""
 
-    template: ClassVar[str] = "cards"
     cards: Sequence[Card]
 
 
@@ -170,7 +167,6 @@ class Cards(Block):
 class Fold(Block):
     """A line to open: text in fixed width, or further blocks."""
 
-    template: ClassVar[str] = "fold"
     title: str
     text: str = ""
     inside: Sequence[Block] = ()
@@ -180,7 +176,6 @@ class Fold(Block):
 class Maps(Data):
     """A row of pictures for each site, one per head, with their data as CSV."""
 
-    template: ClassVar[str] = "maps"
     title: str
     colour: str
     sites: Sequence[tuple[str, Sequence[tuple[str, str]]]]  # (site, (picture, what is written below it) by head)

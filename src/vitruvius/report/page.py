@@ -196,7 +196,7 @@ def sweep_blocks(folder: Path, runs: Sequence[Run], name: str) -> list[Block]:
         blocks += [drawing, _sweep_table(ranked, notes, name)]
     waiting = notes.keys() - {run.folder.name for run in runs}
     texts = [f"Without a folder: {', '.join(run for run in notes if run in waiting)}."] if waiting else []
-    statuses = {run: str(note.get("status", "")) for run, note in notes.items() if isinstance(note, dict)}
+    statuses = {run: str(note.get("status", "")) for run, note in notes.items()}
     texts += [f"{run}: {status}" for run, status in statuses.items() if status.startswith("failed")]
     return [*blocks, *(Note(text=text) for text in [*texts, *remarks])]
 

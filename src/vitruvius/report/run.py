@@ -399,13 +399,8 @@ def read_examples(run: Path, remarks: list[str]) -> Examples | None:
 
 def _place(name: str, facts: dict[str, Any], maps: np.ndarray, n: int, remarks: list[str]) -> SiteMaps | None:
     """Lay the maps of one site on its grid; maps that do not fit are left out with a remark."""
-    try:
-        facts = {**facts, **(facts.get("sites") or {}).get(name, {})}
-        rows, columns = (int(size) for size in facts["grid"])
-        prefix = int(facts["num_prefix_tokens"])
-    except (AttributeError, KeyError, TypeError, ValueError):
-        remarks.append("attention.json: grid and num_prefix_tokens are needed to lay attention over an image.")
-        return None
+    facts = {**facts, **facts["sites"].get(name, {})}
+    (rows, columns), prefix = facts["grid"], facts["num_prefix_tokens"]
     tokens = prefix + rows * columns
     fits = maps.ndim == 4 and maps.shape[0] == n and maps.shape[2:] == (tokens, tokens)
     if not fits or not np.isfinite(maps).all():

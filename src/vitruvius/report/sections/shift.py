@@ -140,38 +140,31 @@ def corruption_table(runs: Sequence[Run], name: str) -> Table:
     if len(runs) == 1:
         del titles["mce_to_first"]
     shown = {key: title for key, title in titles.items() if any(row.get(key) is not None for row in rows)}
-    of = lambda row: f"of {row['baseline']}'s"  # noqa: E731 - the model that errors are divided by
-    caption = f"{name}: errors summed over severities, as a share of those of the model named; small numbers are 95 % "
-    return Table(
-        name=f"{name}-mce",
-        titles=["run", *shown.values()],
-        cells=[
-            [
-                run_cell(run),
-                *(share_cell(row, key, of=of(row) if SEVERAL in title else "") for key, title in shown.items()),
-            ]
-            for run, row in zip(runs, rows, strict=True)
-        ],
-        rows=rows,
-        caption=caption + "bootstrap intervals.",
+    cells = []
+    for run, row in zip(runs, rows, strict=True):
+        whose = f"of {row['baseline']}'s"  # the model that errors are divided by
+        own = (share_cell(row, key, of=whose if SEVERAL in title else "") for key, title in shown.items())
+        cells.append([run_cell(run), *own])
+    caption = (
+        f"{name}: errors summed over severities, as a share of those of the model named; small numbers are 95 % "
+        "bootstrap intervals."
     )
+    return Table(name=f"{name}-mce", titles=["run", *shown.values()], cells=cells, rows=rows, caption=caption)
 
 
 def _corruption_row(run: Run, name: str, first: Run) -> dict[str, object]:
     report = run.shifts[name]
     found = report.corruption
-    mean_error = number(found.get("mean_error"))
-    low_error, high_error = found.get("mean_error_interval") or (None, None)
+    low, high = (1 - end for end in reversed(found["mean_error_interval"]))
     mce_low, mce_high = found.get("mce_interval") or (None, None)
     against_first = compare_to(run, first, name)
     graded = [part for part in report.parts if part.group in report.averaged]
     eces = [part.calibration["ece"] for part in graded if "ece" in part.calibration]
-    share = lambda error: None if error is None else 1 - error  # noqa: E731
     return {
         "run": run.name,
-        "mean_accuracy": share(mean_error),
-        "mean_accuracy_low": share(high_error),
-        "mean_accuracy_high": share(low_error),
+        "mean_accuracy": 1 - found["mean_error"],
+        "mean_accuracy_low": low,
+        "mean_accuracy_high": high,
         "baseline": found.get("baseline"),
         "mce": number(found.get("mce")),
         "mce_low": mce_low,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from vitruvius.report.run import Run, explain_maps
 class Viewer(Block):
     """The viewer's pictures, and its data for the script: images once, and for each model its views of the pictures."""
 
-    template: ClassVar[str] = "viewer"
     images: Sequence[str]  # addresses
     pictures: Sequence[dict[str, Any]]  # name, label, image: which of the images is shown small
     runs: Sequence[dict[str, Any]]
