@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -43,19 +44,14 @@ class ModelAnalysis(Protocol):
 analyses: Registry[Callable[..., Any]] = Registry("analysis", "analyses", homes=["vitruvius.analysis"])
 
 
+@dataclass(frozen=True, eq=False)
 class Attended:
-    """What a core makes of some Heads: its weights, its output, the softmax it ends in. Without a core: plain softmax.
+    """What a core makes of some Heads: its weights, its output, and the softmax it ends in."""
 
-    heads: those that reach the kernel.
-    core: default: plain softmax.
-    mixing: (…, M', M), by which the stages made the kernel's values of those that entered; None where they kept them.
-    unmapped: the name of a stage that changes the values and does not say how; empty where there is none.
-    """
-
-    def __init__(
-        self, heads: Heads, core: Core | None = None, mixing: Tensor | None = None, unmapped: str = ""
-    ) -> None:
-        self.heads, self.core, self.mixing, self.unmapped = heads, core, mixing, unmapped
+    heads: Heads  # those that reach the kernel
+    core: Core | None = None  # plain softmax where there is none
+    mixing: Tensor | None = None  # (…, M', M): the kernel's values are mixing @ the entering ones; None: they are those
+    unmapped: str = ""  # the name of a stage that changes the values and does not say how
 
     def map(self) -> Tensor:
         """The weights given to the values that enter the core, (B, H, N, M); an UnsuitableSite where there are none."""

@@ -45,14 +45,15 @@ Answers = dict[tuple[str, str], Tensor]  # (analysis, statistic) → (B, H) or (
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
 class Threads:
     """Many small eigenvalue problems on a CPU: rows of a batch shared out to threads, one core each.
 
     On an accelerator, or with one thread, everything stays here.
     """
 
-    def __init__(self, pool: ThreadPoolExecutor | None = None, workers: int = 1) -> None:
-        self.pool, self.workers = pool, workers
+    pool: ThreadPoolExecutor | None = None
+    workers: int = 1
 
     def share(self, work: Callable[[Heads, Tensor], T], heads: Heads) -> list[tuple[Tensor, T]]:
         """Some rows, and what `work` makes of their Heads; it is told which rows it gets."""

@@ -336,18 +336,14 @@ def compare(
         pruned = with_masks(first.model, load_masks(masks).keep)
         shown.append(Variant(f"{first.title}, {Path(masks).name}", pruned, first.names))
     elif sparsity is not None:
-        shown.append(pruned_by(first, pictures, sparsity))
+        batch = torch.stack([picture.pixels for picture in pictures]).to(device_of(first.model))
+        with in_eval_mode(first.model):
+            maps = average_maps(first.model, [(batch, torch.zeros(len(batch), dtype=torch.int64))])
+        on_cpu = {name: map_.cpu() for name, map_ in maps.items()}
+        made = make_masks(on_cpu, sparsity=sparsity, sites=survey_if_any(first.model))
+        pruned = with_masks(first.model, made.keep)
+        shown.append(Variant(f"{first.title}, {100 * sparsity:g} % pruned", pruned, first.names))
     return [*shown, *others]
-
-
-def pruned_by(variant: Variant, pictures: Sequence[Picture], sparsity: float) -> Variant:
-    """The model without a share of its pairs, those with the least attention on these pictures."""
-    model = variant.model
-    batch = torch.stack([picture.pixels for picture in pictures]).to(device_of(model))
-    with in_eval_mode(model):
-        maps = average_maps(model, [(batch, torch.zeros(len(batch), dtype=torch.int64))])
-    made = make_masks({name: map_.cpu() for name, map_ in maps.items()}, sparsity=sparsity, sites=survey_if_any(model))
-    return Variant(f"{variant.title}, {100 * sparsity:g} % pruned", with_masks(model, made.keep), variant.names)
 
 
 def with_attention(model: nn.Module, spec: Spec) -> nn.Module:

@@ -56,7 +56,12 @@ def read_pictures(sources: Iterable[Any], preprocessing: Any, *, images: int | N
     for name, item in found:
         names[name] = names.get(name, 0) + 1
         unique = name if names[name] == 1 else f"{name} ({names[name]})"
-        read.append(Picture(unique, item if isinstance(item, Tensor) else prepare(_decoded(item, name), preprocessing)))
+        if isinstance(item, Path):
+            item = decode(item, str(item))
+        elif isinstance(item, Image.Image):
+            _check_size(item.size, name)
+            item = _as_rgb(ImageOps.exif_transpose(item))
+        read.append(Picture(unique, item if isinstance(item, Tensor) else prepare(item, preprocessing)))
     return read
 
 
@@ -124,13 +129,6 @@ def _items(source: Any, most: int) -> Iterable[tuple[str, Any]]:
     if not files:
         raise DataError(f"{path} holds no picture; expected {KINDS} files in the folder itself.")
     return [(file.name, file) for file in files[:most]]
-
-
-def _decoded(item: Any, name: str) -> Image.Image:
-    if isinstance(item, Path):
-        return decode(item, str(item))
-    _check_size(item.size, name)
-    return _as_rgb(ImageOps.exif_transpose(item))
 
 
 def _check_size(size: Sequence[int], name: str) -> None:

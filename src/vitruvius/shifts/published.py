@@ -133,11 +133,8 @@ def imagenet_v2(root: Path) -> Shift:
     Recht et al. 2019, arXiv:1902.10811. Class folders are numbers; sorted as text, 10 would come before 2 and every
     label would be wrong.
     """
-    variants = {}
-    for name, pattern in V2.items():
-        folders = [folder for folder in subfolders(root) if fnmatch(folder, pattern)]
-        if folders:
-            variants[name] = root / folders[0]
+    first_last = subfolders(root)[::-1]  # of several that fit a pattern the first counts
+    variants = {name: root / one for name, pattern in V2.items() for one in first_last if fnmatch(one, pattern)}
     if not variants and (root / "0").is_dir():
         name = next((name for name, pattern in V2.items() if fnmatch(root.name, pattern)), "imagenet-v2")
         variants = {name: root}

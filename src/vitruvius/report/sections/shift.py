@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -103,12 +102,12 @@ def _severities(runs: Sequence[Run], name: str) -> Drawing:
 
 def draw_severities(runs: Sequence[Run], name: str) -> Figure:
     """One line per run: mean accuracy over corruptions, from clean onwards."""
-    curves = [mean_by_severity(run.shifts[name]) for run in runs]
     with figure_style():
         figure, axes = new_axes()
-        for run, curve in zip(runs, curves, strict=True):
-            axes.plot(list(curve), list(curve.values()), color=run.look.colour, marker=run.look.marker, label=run.name)
-        axes.set_xticks(sorted({severity for curve in curves for severity in curve}))
+        for run in runs:
+            curve, look = mean_by_severity(run.shifts[name]), run.look
+            axes.plot(list(curve), list(curve.values()), color=look.colour, marker=look.marker, label=run.name)
+        axes.set_xticks(sorted({severity for run in runs for severity in mean_by_severity(run.shifts[name])}))
         axes.set(ylim=(-0.02, 1.02), xlabel="severity", ylabel="accuracy", title="mean over corruptions")
         in_percent(axes.yaxis)
     return figure
@@ -298,12 +297,14 @@ def detection(runs: Sequence[Run]) -> Sequence[Block]:
     """How well images from outside the classes are told from known ones: AUROC, AUPR both ways, FPR95."""
     tables = []
     for name in shift_names(runs):
-        found = [
-            (run, {"run": run.name, "score": score, **_with_ends(numbers)})
-            for run in runs
-            if name in run.shifts
-            for score, numbers in run.shifts[name].detection.items()
-        ]
+        found: list[tuple[Run, dict[str, object]]] = []
+        for run in [run for run in runs if name in run.shifts]:
+            for score, numbers in run.shifts[name].detection.items():
+                row: dict[str, object] = {"run": run.name, "score": score}
+                for key in DETECTION:
+                    low, high = (numbers.get("intervals") or {}).get(key, (None, None))
+                    row |= {key: numbers.get(key), f"{key}_low": low, f"{key}_high": high}
+                found.append((run, row))
         cells = [
             [run_cell(run), Cell(text=str(row["score"])), *(share_cell(row, key) for key in DETECTION)]
             for run, row in found
@@ -316,13 +317,3 @@ def detection(runs: Sequence[Run]) -> Sequence[Block]:
         if found:
             tables.append(Table(name=f"{name}-detection", titles=titles, cells=cells, rows=rows, caption=caption))
     return tables
-
-
-def _with_ends(numbers: Mapping[str, Any]) -> dict[str, object]:
-    """Each number, with the ends of its interval."""
-    ends = numbers.get("intervals")
-    row: dict[str, object] = {}
-    for key in DETECTION:
-        low, high = ends.get(key, (None, None)) if isinstance(ends, dict) else (None, None)
-        row |= {key: numbers.get(key), f"{key}_low": low, f"{key}_high": high}
-    return row
