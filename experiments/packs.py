@@ -45,7 +45,7 @@ def packed_files(folder: Path, weights: list[str]) -> Iterator[Path]:
 
 
 def is_heavy(file: Path) -> bool:
-    """Maps, states, images of an attack under way, and weights: of the best and the last epoch, of averages, and kept."""
+    """Maps, states, images of an attack under way, and weights of any kind: best, last, averaged, kept."""
     of_run = file.suffix == ".safetensors" and (file.parent / "config.yaml").is_file()
     return of_run or file.suffix == ".pt" or file.name in HEAVY or file.parent.name in ("kept", "points")
 
