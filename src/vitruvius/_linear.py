@@ -11,7 +11,7 @@ import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,31 +20,47 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-LEAST_PIXELS = 2**12  # smaller batches gain less than it takes to look at every call of torch
 LEAST_PRODUCT = 2**21  # multiplications of a layer; smaller ones gain less than oneDNN takes to start
-_known: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+LEAST_WORK = 2**19  # multiplications of all layers for each module; with fewer, looking at every call costs more
+
+
+class _Work(NamedTuple):
+    """What the linear layers of a model have to do."""
+
+    modules: int
+    weights: int  # entries of float32 in linear layers
+    patch: int  # pixels that make a token, by the first convolution; 0: a row for each image
+
+
+_known: WeakKeyDictionary[nn.Module, _Work] = WeakKeyDictionary()
 
 
 def fast_linear(model: object, x: Tensor) -> AbstractContextManager[Any]:
     """Inside, `F.linear` (and so `nn.Linear`) in float32 is multiplied by the faster library, gradients too.
 
     `model` is about to see the images `x`. Only the plain case is changed: no transform, trace, compilation, autocast
-    or mode of others that wants to see PyTorch's own operation; and only models with more linear layers than
-    convolutions, for looking at every call of torch costs a few per cent of a small model's time.
+    or mode of others that wants to see PyTorch's own operation; and only where layers are large enough for the batch.
     """
     traced = torch.compiler.is_compiling() or torch._C._is_tracing()
-    if traced or x.device.type != "cpu" or x.dtype != torch.float32 or x.numel() < LEAST_PIXELS:
+    if traced or x.device.type != "cpu" or x.dtype != torch.float32 or not isinstance(model, nn.Module):
         return nullcontext()
-    if not (isinstance(model, nn.Module) and onednn_is_faster() and _mostly_linear(model)) or _others_watch():
-        return nullcontext()
-    return _ByOneDNN()
+    return _ByOneDNN() if onednn_is_faster() and _pays(model, x) and not _others_watch() else nullcontext()
 
 
-def _mostly_linear(model: nn.Module) -> bool:
+def _pays(model: nn.Module, x: Tensor) -> bool:
     if model not in _known:
-        linear = [isinstance(m, nn.Linear) and m.weight.dtype == torch.float32 for m in model.modules()]
-        _known[model] = sum(linear) > sum(isinstance(m, nn.Conv2d) for m in model.modules())
-    return _known[model]
+        _known[model] = _work(model)
+    modules, weights, patch = _known[model]
+    rows = x.numel() // patch if patch else len(x)
+    return weights * rows >= LEAST_WORK * modules
+
+
+def _work(model: nn.Module) -> _Work:
+    modules = list(model.modules())
+    weights = [m.weight for m in modules if isinstance(m, nn.Linear) and m.weight.dtype == torch.float32]
+    convolutions = [m.weight for m in modules if isinstance(m, nn.Conv2d)]
+    entries = sum(w.numel() for w in weights) if len(weights) > len(convolutions) else 0  # else a classifier, one row
+    return _Work(len(modules), entries, convolutions[0][0].numel() if convolutions else 0)
 
 
 def onednn_is_faster() -> bool:

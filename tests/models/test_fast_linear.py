@@ -16,7 +16,7 @@ from vitruvius.attacks import PGD
 from vitruvius.models.base import PixelModel
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
-MODEL, IMAGES = nn.Linear(1, 1), torch.zeros(module.LEAST_PIXELS)
+MODEL, IMAGES = nn.Linear(1, 1), torch.zeros(1)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def products(monkeypatch):
     monkeypatch.setattr(module, "product", lambda x, w, b=None: seen.append((*x.shape, *w.shape)) or product(x, w, b))
     monkeypatch.setattr(module, "_amd_with_avx512", lambda: True)
     monkeypatch.setattr(module, "LEAST_PRODUCT", 0)
-    monkeypatch.setattr(module, "LEAST_PIXELS", 0)
+    monkeypatch.setattr(module, "LEAST_WORK", 0)
     return seen
 
 
@@ -102,10 +102,14 @@ def test_an_attack_searches_a_foreign_model_with_fast_layers(products):
         torch.testing.assert_close(moved, PGD(eps=8 / 255, steps=2)(model, x, y))
 
 
-def test_a_model_of_convolutions_keeps_pytorchs_own_layers(products):
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 3))
-    PixelModel(model)(torch.rand(2, 3, 4, 4))
-    assert not products
+def test_small_batches_and_models_of_convolutions_keep_pytorchs_own_layers(products, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "_amd_with_avx512", lambda: True)
+    vit = timm.models.VisionTransformer(img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=3, num_classes=10)
+    cnn = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(14400, 10))
+    for model, images, faster in ((vit, 1, False), (vit, 4, True), (cnn, 64, False)):
+        with fast_linear(model, torch.zeros(images, 3, 32, 32)) as mode:
+            assert (mode is not None) == faster
 
 
 class Onlooker(TorchFunctionMode):
