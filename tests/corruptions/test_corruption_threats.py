@@ -65,7 +65,7 @@ def test_a_group_that_does_not_exist_is_refused() -> None:
 
 def test_reports_call_corruptions_by_their_names() -> None:
     blur = corruptions["glass_blur"](severity=2)
-    assert (blur.name, blur.label, describe(blur)) == ("glass_blur", "glass_blur 2", "glass_blur(severity=2)")
+    assert (blur.name, describe(blur)) == ("glass_blur", "glass_blur(severity=2)")
     assert describe(corruptions["fog"](severity=1, seed=4)) == "fog(severity=1, seed=4)"
 
 

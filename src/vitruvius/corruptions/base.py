@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")  # published b
 IMAGENET_C = (*BENCHMARK, *EXTRA)
 
 Group = Literal["benchmark", "extra", "all"]
-GROUPS = ("benchmark", "extra", "all")
+GROUPS = get_args(Group)
 Scale = Literal["auto", "imagenet", "cifar"]
 SMALL = 64  # pixels: the shorter side up to which `auto` takes the constants of CIFAR-10-C
 CACHED = 2**19  # numbers of images corrupted at a time on a CPU, so that what is computed stays in its cache
@@ -94,21 +94,17 @@ class Corruption(ABC):
         check_images(x)
         if not len(x):
             return x.clone()
-        if ids is None:
-            ids = image_ids(x)
-        ids = ids.to(x.device)
+        ids = (image_ids(x) if ids is None else ids).to(x.device)
         at_once = len(x)
         if x.device.type == "cpu":
             keep_memory()
             at_once = max(1, CACHED // x[0].numel())
-        moved = torch.empty_like(x)
-        for start in range(0, len(x), at_once):
-            part = slice(start, start + at_once)
-            moved[part] = self._apply(x[part], ids[part])
-        return moved
+        parts = zip(x.split(at_once), ids.split(at_once), strict=True)
+        return torch.cat([self._apply(*part) for part in parts]).to(x.dtype)
 
     def _apply(self, x: Tensor, ids: Tensor) -> Tensor:
-        moved = self.disturb(x.float(), Dice(ids, self.seed, self.label), *self.constants(x))
+        dice = Dice(ids, self.seed, f"{self.name} {self.severity}")
+        moved = self.disturb(x.float(), dice, *self.constants(x))
         if self.gives_levels:
             return moved
         moved = moved.clamp_(0, 1)
@@ -130,11 +126,6 @@ class Corruption(ABC):
     def is_small(self, x: Tensor) -> bool:
         """Whether CIFAR-10-C's constants are meant."""
         return self.scale == "cifar" or (self.scale == "auto" and min(x.shape[-2:]) <= SMALL)
-
-    @property
-    def label(self) -> str:
-        """`fog 3`."""
-        return f"{self.name} {self.severity}"
 
     @property
     def __name__(self) -> str:
@@ -161,13 +152,12 @@ def corruption_names(group: str) -> tuple[str, ...]:
 
     Published corruptions come first, in ImageNet-C's order, others by name.
     """
-    if group == "benchmark":
-        return BENCHMARK
-    if group == "extra":
-        return EXTRA
+    if group not in GROUPS:
+        known = ", ".join(GROUPS)
+        raise ConfigError(f"no group of corruptions named {group!r}{suggest(group, GROUPS)} Groups: {known}.")
     if group == "all":
         return (*IMAGENET_C, *(name for name in corruptions if name not in IMAGENET_C))
-    raise ConfigError(f"no group of corruptions named {group!r}{suggest(group, GROUPS)} Groups: {', '.join(GROUPS)}.")
+    return BENCHMARK if group == "benchmark" else EXTRA
 
 
 def corruption_grid(

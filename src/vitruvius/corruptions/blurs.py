@@ -14,8 +14,6 @@ at every step, and the result is that of the loop exactly. B images (B, C, H, W)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,13 +24,12 @@ from vitruvius.corruptions.filters import clipped_zoom, correlate, disk, gaussia
 
 
 @corruptions.register("defocus_blur")
-@dataclass(frozen=True, kw_only=True)
 class DefocusBlur(Corruption):
     """A lens out of focus: every point becomes a disk."""
 
-    name: ClassVar[str] = "defocus_blur"
-    imagenet: ClassVar = ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))  # radius and softness, pixels
-    cifar: ClassVar = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
+    name = "defocus_blur"
+    imagenet = ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))  # radius and softness, pixels
+    cifar = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
 
     def disturb(self, x: Tensor, dice: Dice, /, radius: float, softness: float) -> Tensor:
         """`radius` of the disk in pixels, `softness` the sigma by which its edge is blurred."""
@@ -40,13 +37,12 @@ class DefocusBlur(Corruption):
 
 
 @corruptions.register("gaussian_blur")
-@dataclass(frozen=True, kw_only=True)
 class GaussianBlur(Corruption):
     """Gaussian blur."""
 
-    name: ClassVar[str] = "gaussian_blur"
-    imagenet: ClassVar = (1, 2, 3, 4, 6)  # sigma, pixels
-    cifar: ClassVar = (0.4, 0.6, 0.7, 0.8, 1)
+    name = "gaussian_blur"
+    imagenet = (1, 2, 3, 4, 6)  # sigma, pixels
+    cifar = (0.4, 0.6, 0.7, 0.8, 1)
 
     def disturb(self, x: Tensor, dice: Dice, /, sigma: float) -> Tensor:
         """`sigma` of the blur, in pixels."""
@@ -54,13 +50,12 @@ class GaussianBlur(Corruption):
 
 
 @corruptions.register("motion_blur")
-@dataclass(frozen=True, kw_only=True)
 class MotionBlur(Corruption):
     """A camera that moves, up to 45° from the horizontal."""
 
-    name: ClassVar[str] = "motion_blur"
-    imagenet: ClassVar = ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))  # radius and sigma, pixels
-    cifar: ClassVar = ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))
+    name = "motion_blur"
+    imagenet = ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))  # radius and sigma, pixels
+    cifar = ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))
 
     def disturb(self, x: Tensor, dice: Dice, /, radius: int, sigma: float) -> Tensor:
         """`radius` is half the length of the line and `sigma` that of its weights, in pixels."""
@@ -94,20 +89,19 @@ def motion(x: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor:
 
 
 @corruptions.register("zoom_blur")
-@dataclass(frozen=True, kw_only=True)
 class ZoomBlur(Corruption):
     """A camera that moves forward: the mean of ever larger copies."""
 
-    name: ClassVar[str] = "zoom_blur"
+    name = "zoom_blur"
     # number of copies, growth from each copy to the next
-    imagenet: ClassVar = (
+    imagenet = (
         (12, 0.01),  # enlarged up to 1.11 times
         (16, 0.01),  # 1.15
         (11, 0.02),  # 1.20
         (13, 0.02),  # 1.24
         (11, 0.03),  # 1.30
     )
-    cifar: ClassVar = ((7, 0.01), (12, 0.01), (16, 0.01), (21, 0.01), (26, 0.01))
+    cifar = ((7, 0.01), (12, 0.01), (16, 0.01), (21, 0.01), (26, 0.01))
 
     def disturb(self, x: Tensor, dice: Dice, /, copies: int, growth: float) -> Tensor:
         """`copies` are averaged with the image, each enlarged by `growth` more than the one before."""
@@ -120,13 +114,12 @@ class ZoomBlur(Corruption):
 
 
 @corruptions.register("glass_blur")
-@dataclass(frozen=True, kw_only=True)
 class GlassBlur(Corruption):
     """Frosted glass: pixels wander a little, between two blurs."""
 
-    name: ClassVar[str] = "glass_blur"
-    imagenet: ClassVar = ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2))  # sigma, reach, rounds
-    cifar: ClassVar = ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))
+    name = "glass_blur"
+    imagenet = ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2))  # sigma, reach, rounds
+    cifar = ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))
 
     def disturb(self, x: Tensor, dice: Dice, /, sigma: float, reach: int, rounds: int) -> Tensor:
         """`sigma` of both blurs and `reach` of a pixel's way, in pixels; `rounds` in which all pixels wander."""

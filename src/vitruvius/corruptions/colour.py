@@ -8,9 +8,6 @@ B images (B, C, H, W); those of one channel are not saturated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -19,13 +16,12 @@ from vitruvius.corruptions.base import Corruption, corruptions
 
 
 @corruptions.register("brightness")
-@dataclass(frozen=True, kw_only=True)
 class Brightness(Corruption):
     """More light: the value of every colour is raised, hue and saturation stay."""
 
-    name: ClassVar[str] = "brightness"
-    imagenet: ClassVar = (0.1, 0.2, 0.3, 0.4, 0.5)  # added to the value
-    cifar: ClassVar = (0.05, 0.1, 0.15, 0.2, 0.3)
+    name = "brightness"
+    imagenet = (0.1, 0.2, 0.3, 0.4, 0.5)  # added to the value
+    cifar = (0.05, 0.1, 0.15, 0.2, 0.3)
 
     def disturb(self, x: Tensor, dice: Dice, /, amount: float) -> Tensor:
         """`amount` is added to the value of each colour, in [0, 1]."""
@@ -35,13 +31,12 @@ class Brightness(Corruption):
 
 
 @corruptions.register("contrast")
-@dataclass(frozen=True, kw_only=True)
 class Contrast(Corruption):
     """Little contrast: every channel approaches its mean over the image."""
 
-    name: ClassVar[str] = "contrast"
-    imagenet: ClassVar = (0.4, 0.3, 0.2, 0.1, 0.05)  # what is left of the distance to the mean
-    cifar: ClassVar = (0.75, 0.5, 0.4, 0.3, 0.15)
+    name = "contrast"
+    imagenet = (0.4, 0.3, 0.2, 0.1, 0.05)  # what is left of the distance to the mean
+    cifar = (0.75, 0.5, 0.4, 0.3, 0.15)
 
     def disturb(self, x: Tensor, dice: Dice, /, left: float) -> Tensor:
         """`left` is the share of the contrast that is left."""
@@ -50,13 +45,12 @@ class Contrast(Corruption):
 
 
 @corruptions.register("saturate")
-@dataclass(frozen=True, kw_only=True)
 class Saturate(Corruption):
     """Colours paler (severity 1, 2) or stronger (3 to 5); grey images have none and stay."""
 
-    name: ClassVar[str] = "saturate"
-    imagenet: ClassVar = ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2))  # factor and summand of the saturation
-    cifar: ClassVar = ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))
+    name = "saturate"
+    imagenet = ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2))  # factor and summand of the saturation
+    cifar = ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))
 
     def disturb(self, x: Tensor, dice: Dice, /, factor: float, summand: float) -> Tensor:
         """The saturation, in [0, 1], is multiplied by `factor` and raised by `summand`."""

@@ -5,9 +5,6 @@ Simard et al. 2003 for the displacements. B images (B, C, H, W).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -17,14 +14,13 @@ from vitruvius.corruptions.filters import gaussian, sample
 
 
 @corruptions.register("elastic_transform")
-@dataclass(frozen=True, kw_only=True)
 class ElasticTransform(Corruption):
     """Rubber: strong slow bends (severity 1, 2) or small quick ones (3 to 5)."""
 
-    name: ClassVar[str] = "elastic_transform"
+    name = "elastic_transform"
     # strength and sigma of the displacements, reach of the three points: parts of the side; at 224 pixels 244 × 2 …
-    imagenet: ClassVar = ((2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02))
-    cifar: ClassVar = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
+    imagenet = ((2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02))
+    cifar = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
 
     def disturb(self, x: Tensor, dice: Dice, /, strength: float, sigma: float, reach: float) -> Tensor:
         """`strength` of the bends, `sigma` by which they are smoothed, `reach` of the points: shares of the side."""

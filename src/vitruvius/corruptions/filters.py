@@ -57,10 +57,10 @@ def gaussian_matrix(
 
 def pad(x: Tensor, size: int, border: str = "reflect_101") -> Tensor:
     """`size` more pixels on every side, of images smaller than that too."""
-    height, width = x.shape[-2:]
-    rows = BORDERS[border](torch.arange(-size, height + size, device=x.device), height)
-    columns = BORDERS[border](torch.arange(-size, width + size, device=x.device), width)
-    return x.index_select(-2, rows).index_select(-1, columns)
+    for axis in (-2, -1):
+        n = x.shape[axis]
+        x = x.index_select(axis, BORDERS[border](torch.arange(-size, n + size, device=x.device), n))
+    return x
 
 
 def correlate(x: Tensor, kernel: Tensor) -> Tensor:
@@ -129,13 +129,6 @@ def box_shrink(levels: Tensor, height: int, width: int) -> Tensor:
             sums += levels.index_select(axis, place).mul_(belongs)
         levels = sums.div_(inside.sum(0)).add_(0.5 + 1e-4).floor_()
     return levels
-
-
-def stretch(x: Tensor, height: int, width: int) -> Tensor:
-    """Each new pixel is the old one in which its centre lies."""
-    rows = ((torch.arange(height, device=x.device) + 0.5) * (x.shape[-2] / height)).long()
-    columns = ((torch.arange(width, device=x.device) + 0.5) * (x.shape[-1] / width)).long()
-    return x.index_select(-1, columns).index_select(-2, rows)
 
 
 def _lerp(x: Tensor, axis: int, factor: float) -> Tensor:

@@ -5,9 +5,6 @@ B images (B, C, H, W); heights (B, n, n), n the power of two that covers the ima
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -16,13 +13,12 @@ from vitruvius.corruptions.base import Corruption, corruptions
 
 
 @corruptions.register("fog")
-@dataclass(frozen=True, kw_only=True)
 class Fog(Corruption):
     """A fractal fog."""
 
-    name: ClassVar[str] = "fog"
-    imagenet: ClassVar = ((1.5, 2), (2.0, 2), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))  # amount, decay of the wobble
-    cifar: ClassVar = ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))
+    name = "fog"
+    imagenet = ((1.5, 2), (2.0, 2), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))  # amount, decay of the wobble
+    cifar = ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))
 
     def disturb(self, x: Tensor, dice: Dice, /, amount: float, decay: float) -> Tensor:
         """`amount` of fog over pixels in [0, 1]; `decay` by which finer details fade: larger is smoother."""

@@ -16,7 +16,6 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -41,9 +40,9 @@ CLOUD = 90  # pixels between thick and thin ice
 class Frost(Corruption):
     """Ice crystals on the window: drawn by chance, or photographs from a folder of `textures`."""
 
-    name: ClassVar[str] = "frost"
-    imagenet: ClassVar = ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))  # shares of image and ice
-    cifar: ClassVar = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))
+    name = "frost"
+    imagenet = ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))  # shares of image and ice
+    cifar = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))
 
     textures: str | None = None  # folder with photographs of frost
 

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import io
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
 from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions
-from vitruvius.corruptions.filters import nearest
+
 
 MODES = {1: "L", 3: "RGB"}  # Pillow's names, by the number of channels
 
@@ -45,14 +44,13 @@ CHROMINANCE = (
 
 
 @corruptions.register("jpeg_compression")
-@dataclass(frozen=True, kw_only=True)
 class JPEGCompression(Corruption):
     """The loss of a JPEG file of low quality."""
 
-    name: ClassVar[str] = "jpeg_compression"
-    gives_levels: ClassVar[bool] = True
-    imagenet: ClassVar = (25, 18, 15, 10, 7)  # quality, of 100
-    cifar: ClassVar = (80, 65, 58, 50, 40)
+    name = "jpeg_compression"
+    gives_levels = True
+    imagenet = (25, 18, 15, 10, 7)  # quality, of 100
+    cifar = (80, 65, 58, 50, 40)
 
     def disturb(self, x: Tensor, dice: Dice, /, quality: int) -> Tensor:
         """`quality` of the file, 1 to 100."""
@@ -139,23 +137,15 @@ def halved(x: Tensor) -> Tensor:
 
 def doubled(x: Tensor) -> Tensor:
     """Twice the size: each pixel three quarters its own, one quarter its neighbour's, on both axes."""
-    above, below = _moved(x, -2, -1), _moved(x, -2, 1)
+    above, below = (F.pad(x, (0, 0, 1, 1), mode="replicate")[..., start : start + x.shape[-2], :] for start in (0, 2))
     rows = torch.stack((3 * x + above, 3 * x + below), -2).flatten(-3, -2)
-    left, right = _moved(rows, -1, -1), _moved(rows, -1, 1)
+    left, right = (F.pad(rows, (1, 1, 0, 0), mode="replicate")[..., start : start + x.shape[-1]] for start in (0, 2))
     return torch.stack(((3 * rows + left + 8) / 16, (3 * rows + right + 7) / 16), -1).floor().flatten(-2)
-
-
-def _moved(x: Tensor, axis: int, by: int) -> Tensor:
-    n = x.shape[axis]
-    return x.index_select(axis, nearest(torch.arange(n, device=x.device) + by, n))
 
 
 def _padded(x: Tensor, height: int, width: int) -> Tensor:
     """The last row and column repeated up to multiples of these."""
-    for axis, multiple in ((-2, height), (-1, width)):
-        n = x.shape[axis]
-        x = x.index_select(axis, nearest(torch.arange(-(-n // multiple) * multiple, device=x.device), n))
-    return x
+    return F.pad(x, (0, -x.shape[-1] % width, 0, -x.shape[-2] % height), mode="replicate")
 
 
 def _whole(x: Tensor) -> Tensor:

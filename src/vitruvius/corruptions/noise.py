@@ -5,9 +5,7 @@ Hendrycks & Dietterich 2019. B images (B, C, H, W) in [0, 1]; lambda a mean numb
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,13 +17,12 @@ CELLS = 1024  # into which [0, 1) is divided, to look photons up
 
 
 @corruptions.register("gaussian_noise")
-@dataclass(frozen=True, kw_only=True)
 class GaussianNoise(Corruption):
     """Normal noise added to every pixel, as in low light."""
 
-    name: ClassVar[str] = "gaussian_noise"
-    imagenet: ClassVar = (0.08, 0.12, 0.18, 0.26, 0.38)  # standard deviation
-    cifar: ClassVar = (0.04, 0.06, 0.08, 0.09, 0.10)
+    name = "gaussian_noise"
+    imagenet = (0.08, 0.12, 0.18, 0.26, 0.38)  # standard deviation
+    cifar = (0.04, 0.06, 0.08, 0.09, 0.10)
 
     def disturb(self, x: Tensor, dice: Dice, /, std: float) -> Tensor:
         """`std` is the standard deviation, for pixels in [0, 1]."""
@@ -33,13 +30,12 @@ class GaussianNoise(Corruption):
 
 
 @corruptions.register("speckle_noise")
-@dataclass(frozen=True, kw_only=True)
 class SpeckleNoise(Corruption):
     """Normal noise in proportion to every pixel."""
 
-    name: ClassVar[str] = "speckle_noise"
-    imagenet: ClassVar = (0.15, 0.2, 0.35, 0.45, 0.6)  # standard deviation for a white pixel
-    cifar: ClassVar = (0.06, 0.1, 0.12, 0.16, 0.2)
+    name = "speckle_noise"
+    imagenet = (0.15, 0.2, 0.35, 0.45, 0.6)  # standard deviation for a white pixel
+    cifar = (0.06, 0.1, 0.12, 0.16, 0.2)
 
     def disturb(self, x: Tensor, dice: Dice, /, std: float) -> Tensor:
         """`std` is the standard deviation, as a share of the pixel."""
@@ -47,13 +43,12 @@ class SpeckleNoise(Corruption):
 
 
 @corruptions.register("impulse_noise")
-@dataclass(frozen=True, kw_only=True)
 class ImpulseNoise(Corruption):
     """Salt and pepper: some values become black or white, channel by channel."""
 
-    name: ClassVar[str] = "impulse_noise"
-    imagenet: ClassVar = (0.03, 0.06, 0.09, 0.17, 0.27)  # share of the values
-    cifar: ClassVar = (0.01, 0.02, 0.03, 0.05, 0.07)
+    name = "impulse_noise"
+    imagenet = (0.03, 0.06, 0.09, 0.17, 0.27)  # share of the values
+    cifar = (0.01, 0.02, 0.03, 0.05, 0.07)
 
     def disturb(self, x: Tensor, dice: Dice, /, share: float) -> Tensor:
         """`share` of the values become black or white."""
@@ -62,13 +57,12 @@ class ImpulseNoise(Corruption):
 
 
 @corruptions.register("shot_noise")
-@dataclass(frozen=True, kw_only=True)
 class ShotNoise(Corruption):
     """Photons are counted: a Poisson number in place of every pixel."""
 
-    name: ClassVar[str] = "shot_noise"
-    imagenet: ClassVar = (60, 25, 12, 5, 3)  # photons of a white pixel
-    cifar: ClassVar = (500, 250, 100, 75, 50)
+    name = "shot_noise"
+    imagenet = (60, 25, 12, 5, 3)  # photons of a white pixel
+    cifar = (500, 250, 100, 75, 50)
 
     def disturb(self, x: Tensor, dice: Dice, /, photons: int) -> Tensor:
         """`photons` are counted on average at a white pixel: fewer are noisier."""

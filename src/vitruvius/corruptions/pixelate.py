@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions
-from vitruvius.corruptions.filters import box_shrink, stretch
+from vitruvius.corruptions.filters import box_shrink
 
 
 @corruptions.register("pixelate")
-@dataclass(frozen=True, kw_only=True)
 class Pixelate(Corruption):
     """Too few pixels, shown as blocks."""
 
-    name: ClassVar[str] = "pixelate"
-    gives_levels: ClassVar[bool] = True
-    imagenet: ClassVar = (0.6, 0.5, 0.4, 0.3, 0.25)  # what is left of each side
-    cifar: ClassVar = (0.95, 0.9, 0.85, 0.75, 0.65)
+    name = "pixelate"
+    gives_levels = True
+    imagenet = (0.6, 0.5, 0.4, 0.3, 0.25)  # what is left of each side
+    cifar = (0.95, 0.9, 0.85, 0.75, 0.65)
 
     def disturb(self, x: Tensor, dice: Dice, /, left: float) -> Tensor:
         """`left` is the share of either side's pixels that is left."""
         height, width = x.shape[-2:]
         small = box_shrink((x * 255).round_(), max(int(height * left), 1), max(int(width * left), 1))
-        return stretch(small, height, width).div_(255)
+        return F.interpolate(small, size=(height, width), mode="nearest-exact").div_(255)

@@ -5,9 +5,6 @@ B images (B, C, H, W), one layer of flakes (B, 1, H, W).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -18,20 +15,19 @@ from vitruvius.corruptions.filters import clipped_zoom
 
 
 @corruptions.register("snow")
-@dataclass(frozen=True, kw_only=True)
 class Snow(Corruption):
     """Falling snow over a whitened image."""
 
-    name: ClassVar[str] = "snow"
+    name = "snow"
     # mean and deviation of the noise, its zoom, threshold; radius and sigma of the motion; what is left of the image
-    imagenet: ClassVar = (
+    imagenet = (
         (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
         (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
         (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
         (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
         (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
     )
-    cifar: ClassVar = (
+    cifar = (
         (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
         (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
         (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),

@@ -6,9 +6,6 @@ of drops need no tracking, since all of them are steep, and distances to them ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,20 +22,19 @@ FAR = 20  # pixels: distances end here
 
 
 @corruptions.register("spatter")
-@dataclass(frozen=True, kw_only=True)
 class Spatter(Corruption):
     """Rain drops (severity 1 to 3) or mud (4, 5) on the lens."""
 
-    name: ClassVar[str] = "spatter"
+    name = "spatter"
     # mean and deviation of the noise, its sigma, threshold; strength of water or softness of mud; whether mud
-    imagenet: ClassVar = (
+    imagenet = (
         (0.65, 0.3, 4, 0.69, 0.6, 0),
         (0.65, 0.3, 3, 0.68, 0.6, 0),
         (0.65, 0.3, 2, 0.68, 0.5, 0),
         (0.65, 0.3, 1, 0.65, 1.5, 1),
         (0.67, 0.4, 1, 0.65, 1.5, 1),
     )
-    cifar: ClassVar = (
+    cifar = (
         (0.62, 0.1, 0.7, 0.7, 0.5, 0),
         (0.65, 0.1, 0.8, 0.7, 0.5, 0),
         (0.65, 0.3, 1, 0.69, 0.5, 0),
