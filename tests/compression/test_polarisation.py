@@ -7,7 +7,7 @@ import torch
 from goldens import cases, deit_tiny_keep, golden, unpacked
 
 from vitruvius._errors import ConfigError
-from vitruvius.compression.cost import Accelerator, attention_cycles, dense_layers, linear_cycles
+from vitruvius.compression.cost import attention_cycles, dense_layers, linear_cycles
 from vitruvius.compression.polarisation import describe, polarise, polarise_all
 
 PUBLISHED = [
@@ -49,13 +49,13 @@ def test_the_published_mask_has_the_published_global_tokens_and_densities() -> N
     assert "31 21 28" in describe(dict(zip("abcdefghijkl", layers, strict=True)))
 
 
-def test_the_permutation_leads_back() -> None:
+def test_the_new_order_is_a_permutation_of_the_tokens() -> None:
     keep = torch.rand(2, 30, 30, generator=torch.Generator().manual_seed(0)) > 0.6
     one = polarise(keep, threshold=12)
     assert 0 < int(one.num_global[0]) < 30
-    assert torch.equal(one.restore(), keep)
-    for head in range(2):
-        assert torch.equal(one.keep[head], keep[head][one.order[head]][:, one.order[head]])
+    for head, order in enumerate(one.order):
+        assert torch.equal(one.keep[head], keep[head][order][:, order])
+        assert torch.equal(order.sort().values, torch.arange(30))
 
 
 def test_masks_that_are_not_square_are_refused_or_left_out() -> None:
@@ -63,8 +63,7 @@ def test_masks_that_are_not_square_are_refused_or_left_out() -> None:
     with pytest.raises(ConfigError, match="permuted together"):
         polarise(wide)
     assert list(polarise_all({"a": square, "b": wide})) == ["a"]
-    with pytest.raises(ConfigError, match="none of these masks is square"):
-        polarise_all({"b": wide})
+    assert polarise_all({"b": wide}) == {}
 
 
 def test_the_published_cycle_counts_are_reproduced_with_head_0_standing_for_all() -> None:
@@ -105,4 +104,3 @@ def test_bad_cycle_questions_are_refused() -> None:
         attention_cycles([], head_dim=64)
     with pytest.raises(ConfigError, match="ratio = 0"):
         attention_cycles([polarise(torch.ones(1, 4, 4, dtype=torch.bool))], head_dim=4, ratio=0)
-    assert Accelerator().seconds(500) == pytest.approx(1e-6)

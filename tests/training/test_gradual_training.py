@@ -13,7 +13,7 @@ from vitruvius._files import load_tensors
 from vitruvius.compression.files import load_maps, load_masks, save_maps, save_masks
 from vitruvius.compression.maps import average_maps
 from vitruvius.compression.masks import make_masks
-from vitruvius.compression.rules.ratio import Ratio
+from vitruvius.compression.rules import Ratio
 from vitruvius.data import DataConfig, eval_loader
 from vitruvius.models.config import AttentionRule, ModelConfig
 from vitruvius.training import Config, TrainConfig, train

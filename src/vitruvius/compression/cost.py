@@ -12,8 +12,9 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -155,10 +156,8 @@ def _measured(root: nn.Module, names: list[str], x: Tensor, repeats: int) -> tup
 
 def _short(number: float) -> str:
     """1234567 → 1.23 M."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}"
-    return f"{number:.0f}"
+    size, letter = next((pair for pair in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if number >= pair[0]), (1, ""))
+    return f"{number / size:.3g}{letter}"
 
 
 def _ms(seconds: float | None) -> str:
@@ -178,13 +177,11 @@ class Accelerator:
         """Cycles to move `size` bytes over a share of the bandwidth."""
         return math.ceil(size / (self.bandwidth * share) * self.frequency)
 
-    def seconds(self, cycles: float) -> float:
-        """How long this many `cycles` take at the chip's frequency."""
-        return cycles / self.frequency
+
+PUBLISHED = Accelerator()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cycles:
+class Cycles(NamedTuple):
     """Where cycles go; loading and computing overlap, so the longer one counts."""
 
     load: int
@@ -200,14 +197,6 @@ class Cycles:
     def total(self) -> int:
         return max(self.load, self.decode + self.compute)
 
-    def __add__(self, other: Cycles) -> Cycles:
-        return Cycles(
-            load=self.load + other.load,
-            decode=self.decode + other.decode,
-            scores=self.scores + other.scores,
-            values=self.values + other.values,
-        )
-
 
 def attention_cycles(
     layers: Sequence[Polarised],
@@ -215,7 +204,7 @@ def attention_cycles(
     head_dim: int,
     ratio: float = 1.0,
     heads: HeadChoice = "all",
-    chip: Accelerator | None = None,
+    chip: Accelerator = PUBLISHED,
 ) -> Cycles:
     """Cycles of the attention of all layers; `ratio` is the rank of the auto-encoder over the number of heads.
 
@@ -226,19 +215,17 @@ def attention_cycles(
         raise ConfigError("attention_cycles got no layers.")
     if not 0 < ratio <= 1:
         raise ConfigError(f"ratio = {ratio}, expected the share of heads kept, above 0 and at most 1.")
-    cycles = Cycles(load=0, decode=0, scores=0, values=0)
-    for layer in layers:
-        cycles += _layer(layer, head_dim, ratio, heads, chip or Accelerator())
-    return cycles
+    of_layers = [_layer(layer, head_dim, ratio, heads, chip) for layer in layers]
+    return Cycles(*map(sum, zip(*of_layers, strict=True)))
 
 
 def dense_layers(layers: Sequence[Polarised]) -> list[Polarised]:
     """The same with nothing removed: every token is global. The baseline."""
     return [
-        Polarised(
-            keep=layer.keep.new_ones(layer.keep.shape),
-            order=layer.order,
-            num_global=layer.num_global.new_full(layer.num_global.shape, layer.keep.shape[-1]),
+        replace(
+            layer,
+            keep=torch.ones_like(layer.keep),
+            num_global=torch.full_like(layer.num_global, layer.keep.shape[-1]),
         )
         for layer in layers
     ]
@@ -262,21 +249,15 @@ def _layer(layer: Polarised, head_dim: int, ratio: float, heads: HeadChoice, chi
 def _head(G: int, nnz: int, N: int, H: int, head_dim: int, chip: Accelerator) -> tuple[int, int]:
     """Cycles of q kᵀ and of map · v in one head, its two parts side by side on their shares of the array."""
     P = chip.width
-    dense = 0
-    if G:
-        dense = max(int(P * G * N / (nnz + G * N)), 1)
+    dense = max(int(P * G * N / (nnz + G * N)), 1) if G else 0
     if nnz:
         dense = min(dense, P - 1)
     sparse = P - dense
     tile = math.ceil(head_dim / (P / H))
-    dense_scores = dense_values = sparse_scores = sparse_values = 0
-    if G:
-        dense_scores = G * math.ceil(N / dense) * tile
-        dense_values = math.ceil(N * head_dim * G / max(int(dense * P / H), 1))
-    if nnz:
-        sparse_scores = math.ceil(nnz / sparse) * tile
-        sparse_values = math.ceil(nnz * head_dim / max(int(sparse * P / H), 1))
-    return max(dense_scores, sparse_scores), max(dense_values, sparse_values)
+    scores = max(G * math.ceil(N / max(dense, 1)), math.ceil(nnz / max(sparse, 1))) * tile
+    dense_values = math.ceil(N * head_dim * G / max(int(dense * P / H), 1))
+    sparse_values = math.ceil(nnz * head_dim / max(int(sparse * P / H), 1))
+    return scores, max(dense_values, sparse_values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,14 +284,13 @@ def linear_cycles(
     ratio: float = 1.0,
     mlp_ratio: int = 4,
     rounding: Literal["up", "released"] = "up",
-    chip: Accelerator | None = None,
+    chip: Accelerator = PUBLISHED,
 ) -> LinearCycles:
     """Cycles of everything but attention. `released` rounds down as its simulator does, so that small jobs are free.
 
     tokens: N, class token included. dim: width of the model. ratio: rank of the auto-encoder over the number of heads;
     1 is none. mlp_ratio: width of the MLP over that of the model. chip: by default the published one.
     """
-    chip = chip or Accelerator()
 
     def over(a: int, b: int) -> int:
         return a // b if rounding == "released" else -(-a // b)
@@ -361,7 +341,7 @@ def cycle_table(
     ratio: float = 1.0,
     threshold: int | None = None,
     heads: HeadChoice = "all",
-    chip: Accelerator | None = None,
+    chip: Accelerator = PUBLISHED,
 ) -> CycleTable:
     """Cycles of several masks of one model, each {site: (H, N, N)}, and of no mask.
 
@@ -370,11 +350,7 @@ def cycle_table(
     """
     if not patterns:
         raise ConfigError("cycle_table got no masks.")
-    measured: dict[float, Cycles] = {}
-    for keep in patterns:
-        layers = list(polarise_all(keep, threshold=threshold).values())
-        settings = {"head_dim": head_dim, "ratio": ratio, "heads": heads, "chip": chip}
-        if not measured:
-            measured[0.0] = attention_cycles(dense_layers(layers), **settings)  # type: ignore[arg-type]
-        measured[count(keep).total.sparsity] = attention_cycles(layers, **settings)  # type: ignore[arg-type]
-    return CycleTable(dict(sorted(measured.items())))
+    layers = {count(keep).total.sparsity: list(polarise_all(keep, threshold=threshold).values()) for keep in patterns}
+    layers = {0.0: dense_layers(next(iter(layers.values())))} | layers
+    cycles = partial(attention_cycles, head_dim=head_dim, ratio=ratio, heads=heads, chip=chip)
+    return CycleTable({sparsity: cycles(layers[sparsity]) for sparsity in sorted(layers)})

@@ -139,5 +139,6 @@ def sites_from_json(text: str | None, tensors: Mapping[str, Tensor], source: obj
 
 def in_order(tensors: Mapping[str, Tensor], sites: Mapping[str, Site]) -> dict[str, Tensor]:
     """The tensors in the order of the model; a file keeps none."""
-    places = {name: place for place, name in enumerate(sites)}
-    return dict(sorted(tensors.items(), key=lambda item: places.get(item[0], len(places))))
+    return {
+        name: tensors[name] for name in [*(n for n in sites if n in tensors), *(n for n in tensors if n not in sites)]
+    }

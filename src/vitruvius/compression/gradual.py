@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitruvius._errors import ConfigError
 from vitruvius.attention.mask import Mask, check_keep
-from vitruvius.compression.masks import check_map, guess_site
+from vitruvius.compression.masks import check_map, guess_site, rank
 from vitruvius.surgery import survey
 from vitruvius.surgery.base import cores_of
 
@@ -37,7 +37,13 @@ class GradualMask:
                 raise ConfigError(f"there is a mask for {name!r} but no average map; were they made from other maps?")
             check_map(name, maps[name], guess_site(name, keep))
         self.masks, self.epochs, self.power = dict(masks), epochs, power
-        self.places, self.num_removed = _places(self.masks, maps)
+        removed = {name: ~keep.cpu() for name, keep in masks.items()}
+        places = rank({name: -maps[name].double().cpu()[gone] for name, gone in removed.items()})
+        self.num_removed = sum(map(len, places.values()))
+        self.places = {  # of every pair that goes, among all of them: the most attended has place 0
+            name: torch.zeros(gone.shape, dtype=torch.float64).masked_scatter_(gone, places[name])
+            for name, gone in removed.items()
+        }
 
     def fraction(self, epoch: int) -> float:
         """How much of what goes in the end is gone in this epoch (the first is 0)."""
@@ -60,35 +66,15 @@ class GradualMask:
         tighten(model, self.patterns(self.fraction(epoch)))
 
 
-def _places(masks: Mapping[str, Tensor], maps: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Of the pairs that go in the end, from which place of all of them on they go, by site; and how many they are.
-
-    The most attended has place 0; pairs of equal attention have places of their own, in order of sites and pairs.
-    """
-    removed = {name: ~keep.cpu() for name, keep in masks.items()}
-    attention = torch.cat([maps[name].double().cpu()[gone] for name, gone in removed.items()])
-    order = attention.argsort(descending=True, stable=True)
-    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-    parts = places.split([int(gone.sum()) for gone in removed.values()])
-    of_site = {
-        name: torch.zeros(gone.shape, dtype=torch.int64).masked_scatter_(gone, part)
-        for (name, gone), part in zip(removed.items(), parts, strict=True)
-    }
-    return of_site, len(order)
-
-
 @torch.no_grad()
 def tighten(model: nn.Module, patterns: Mapping[str, Tensor]) -> nn.Module:
     """Write `patterns` into the `mask` parts of `model`, by site; everything is checked first. In place."""
     sites = survey(model)
     cores = cores_of(model)
-    parts: dict[str, Mask] = {}
-    for name in patterns:
-        masks = [part for part in cores[name].children() if isinstance(part, Mask)] if name in cores else []
-        if not masks:
-            raise ConfigError(f"{name!r} holds no 'mask' to tighten; rewire it with part('mask', keep='all') first.")
-        parts[name] = masks[0]
+    parts = {name: part for name, core in cores.items() for part in core.children() if isinstance(part, Mask)}
     for name, keep in patterns.items():
+        if name not in parts:
+            raise ConfigError(f"{name!r} holds no 'mask' to tighten; rewire it with part('mask', keep='all') first.")
         check_keep(keep, sites[name])
     for name, keep in patterns.items():
         parts[name].keep.copy_(keep)

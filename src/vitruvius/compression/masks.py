@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,8 +102,8 @@ def _by_tiles(
     """Levels, what must stay, and what the rule's own limit keeps, all the same for the pairs of a tile."""
     tilings = {name: Tiling.of(sites[name], protected[name], size) for name in levels}
     means = {name: tiling.means(levels[name]) for name, tiling in tilings.items()}
-    ranks = {name: tilings[name].spread(rank, -1.0) for name, rank in rank_tiles(means).items()}
-    forced = {name: tiling.spread(best_tiles(means[name]), True) for name, tiling in tilings.items()}
+    ranks = {name: tilings[name].spread(places, -1.0) for name, places in rank(means).items()}
+    forced = {name: tiling.spread(_best(-means[name]), True) for name, tiling in tilings.items()}
     within = {name: tiling.spread(means[name] < limits[name], True) for name, tiling in tilings.items()}
     return ranks, forced, within
 
@@ -142,8 +142,7 @@ def _protected(site: Site, asked: Sequence[int] | None) -> tuple[int, ...]:
 
 def _forced(levels: Tensor, map_: Tensor, tokens: tuple[int, ...], site: Site) -> Tensor:
     """What must stay: rows and columns of protected tokens, and the best key of every query, (H, N, M)."""
-    best = torch.where(levels == levels.amin(-1, keepdim=True), map_.double(), -torch.inf).argmax(-1, keepdim=True)
-    forced = torch.zeros(levels.shape, dtype=torch.bool).scatter_(-1, best, True)
+    forced = _best(torch.where(levels == levels.amin(-1, keepdim=True), map_.double(), -torch.inf))
     forced[..., list(tokens)] = True
     if site.num_queries == site.num_keys:
         forced[..., list(tokens), :] = True
@@ -199,8 +198,7 @@ def _cut(level: Tensor, value: Tensor, forced: Tensor, share: float, group: str)
     return keep, float(level[order[room]]) if room < len(order) else float("inf")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
+class Share(NamedTuple):
     """Pairs and kept pairs, of all and of those between tokens that are not protected."""
 
     kept: int
@@ -218,14 +216,6 @@ class Share:
         """The same without protected rows and columns."""
         return 1 - self.kept_inside / max(self.pairs_inside, 1)
 
-    def __add__(self, other: Share) -> Share:
-        return Share(
-            kept=self.kept + other.kept,
-            pairs=self.pairs + other.pairs,
-            kept_inside=self.kept_inside + other.kept_inside,
-            pairs_inside=self.pairs_inside + other.pairs_inside,
-        )
-
 
 @dataclass(frozen=True)
 class Sparsity:
@@ -235,13 +225,13 @@ class Sparsity:
 
     @property
     def total(self) -> Share:
-        return total([share for heads in self.heads.values() for share in heads])
+        return _total([share for heads in self.heads.values() for share in heads])
 
     def __str__(self) -> str:
         width = max(len("site"), *(len(name) for name in self.heads))
         lines = [f"{'site':<{width}}  removed   unprotected  by head", "-" * (width + 32)]
         for name, heads in {**self.heads, "all": []}.items():
-            share = total(heads) if heads else self.total
+            share = _total(heads) if heads else self.total
             by_head = " ".join(f"{100 * head.sparsity:.1f}" for head in heads)
             line = f"{name:<{width}}  {100 * share.sparsity:6.2f} %  {100 * share.sparsity_inside:8.2f} %  {by_head}"
             lines.append(line.rstrip())
@@ -254,9 +244,8 @@ def count(keep: Mapping[str, Tensor], protected: Mapping[str, Sequence[int]] | N
     return Sparsity({name: [_share(head, tokens.get(name, ())) for head in pattern] for name, pattern in keep.items()})
 
 
-def total(shares: Sequence[Share]) -> Share:
-    """The sum of all."""
-    return sum(shares, Share(kept=0, pairs=0, kept_inside=0, pairs_inside=0))
+def _total(shares: Sequence[Share]) -> Share:
+    return Share(*map(sum, zip(*shares, strict=True)))
 
 
 def _share(pattern: Tensor, tokens: Sequence[int]) -> Share:
@@ -281,11 +270,9 @@ class Tiling:
         """The tiles of a site, of `size` queries and keys; protected tokens are in none."""
         if size < 2:
             raise ConfigError(f"tiles = {size}, expected the number of queries and keys of a tile, such as 16.")
-        square = site.num_queries == site.num_keys
         keys = _blocks(tile_order(site.num_keys, site.grid, site.num_prefix_tokens, size), protected, size)
-        if square:
-            return cls(keys, keys)
-        return cls(_blocks(torch.arange(site.num_queries), (), size), keys)
+        square = site.num_queries == site.num_keys
+        return cls(keys if square else _blocks(torch.arange(site.num_queries), (), size), keys)
 
     def means(self, levels: Tensor) -> Tensor:
         """(H, R, C) mean levels of tiles, of pairs' `levels` (H, N, M); −∞ for a tile with a pair that always stays."""
@@ -303,21 +290,20 @@ class Tiling:
         return torch.where(inside, spread, elsewhere)
 
 
-def rank_tiles(means: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Mean levels of tiles by site → their places among all tiles, from 0; ties in order of sites, heads and places.
+def rank(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values by site → their places among all of them, from 0 for the lowest; ties in order of sites and places.
 
-    No two tiles share a place, so an exact number of pairs cuts through one tile at most.
+    No two share a place, so an exact number of pairs cuts through one tile at most.
     """
-    order = torch.cat([mean.flatten() for mean in means.values()]).argsort(stable=True)
+    order = torch.cat([value.flatten() for value in values.values()]).argsort(stable=True)
     places = torch.empty(len(order), dtype=torch.float64).scatter_(0, order, torch.arange(len(order)).double())
-    parts = places.split([mean.numel() for mean in means.values()])
-    return {name: part.view(mean.shape) for (name, mean), part in zip(means.items(), parts, strict=True)}
+    parts = places.split([value.numel() for value in values.values()])
+    return {name: part.view(value.shape) for (name, value), part in zip(values.items(), parts, strict=True)}
 
 
-def best_tiles(means: Tensor) -> Tensor:
-    """(H, R, C) bool: the tile of the lowest mean level in each row of tiles, so that no query is left without keys."""
-    best = means.argmin(-1, keepdim=True)
-    return torch.zeros(means.shape, dtype=torch.bool).scatter_(-1, best, True)
+def _best(values: Tensor) -> Tensor:
+    """Bool, True at the highest of each row, so that no query is left without keys."""
+    return torch.zeros(values.shape, dtype=torch.bool).scatter_(-1, values.argmax(-1, keepdim=True), True)
 
 
 def _blocks(order: Tensor, protected: Sequence[int], size: int) -> Tensor:

@@ -39,11 +39,6 @@ class Polarised:
         dense, rest = self.num_global * N, (N - self.num_global) * N
         return self.dense_kept / dense, (self.kept - self.dense_kept) / rest
 
-    def restore(self) -> Tensor:
-        """The masks with the tokens back in their places."""
-        back = self.order.argsort(-1)
-        return torch.stack([k[b][:, b] for k, b in zip(self.keep, back, strict=True)])
-
 
 def polarise(keep: Tensor, *, threshold: int | None = None) -> Polarised:
     """A token is global in a head if more than `threshold` queries keep it as a key.
@@ -68,8 +63,6 @@ def polarise(keep: Tensor, *, threshold: int | None = None) -> Polarised:
 def polarise_all(keep: Mapping[str, Tensor], *, threshold: int | None = None) -> dict[str, Polarised]:
     """`polarise` at every site whose queries are its keys; others have nothing to permute and are left out."""
     square = {name: pattern for name, pattern in keep.items() if pattern.shape[-2] == pattern.shape[-1]}
-    if not square:
-        raise ConfigError("none of these masks is square; only self-attention can be polarised.")
     return {name: polarise(pattern, threshold=threshold) for name, pattern in square.items()}
 
 

@@ -26,29 +26,24 @@ def use_sparse(model: nn.Module, where: Where = "*", *, block: int | None = None
     `model` is rewired; `where` is a glob over site names, or several (default: all); `block` is the number of queries
     that are computed together, by default the one of 16, 32 and 64 that computes least.
     """
-    masked = _masked(model)
-    sites = survey(model)
-    cores = {name: _sparse_core(masked[name], sites[name], block) for name in match(model, list(masked), where)}
-    for name, core in cores.items():
-        cast(Any, inner(model).get_submodule(name)).core = core
-    return model
-
-
-def _masked(model: nn.Module) -> dict[str, Core]:
-    """Cores that hold a mask right before their softmax."""
     cores = cores_of(model)
-    masked = {}
-    for name, core in cores.items():
-        *_, stage, kernel = [None, *core.children()]
-        if isinstance(stage, Mask) and isinstance(kernel, Softmax):
-            masked[name] = core
+    masked = [name for name, core in cores.items() if _ends_in_a_mask(*core.children())]
     if not masked:
         held = sorted({core.describe() for core in cores.values()}) or ["upstream's attention"]
         raise SurgeryError(
             f"{type(inner(model)).__name__} has no site with mask → softmax to make sparse; its sites hold "
             f"{', '.join(held)}."
         )
-    return masked
+    sites = survey(model)
+    made = {name: _sparse_core(cores[name], sites[name], block) for name in match(model, masked, where)}
+    for name, core in made.items():
+        cast(Any, inner(model).get_submodule(name)).core = core
+    return model
+
+
+def _ends_in_a_mask(*parts: nn.Module) -> bool:
+    """Whether a mask stands right before the softmax."""
+    return len(parts) > 1 and isinstance(parts[-2], Mask) and isinstance(parts[-1], Softmax)
 
 
 def _sparse_core(core: Core, site: Site, block: int | None) -> Core:

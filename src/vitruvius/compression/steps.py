@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from vitruvius.compression.cost import CycleTable, cycle_table
 from vitruvius.compression.files import load_maps, load_masks, save_maps, save_masks
 from vitruvius.compression.maps import average_maps
 from vitruvius.compression.masks import Budget, Masks, make_masks
-from vitruvius.compression.polarisation import Polarised, describe, polarise_all
+from vitruvius.compression.polarisation import describe, polarise_all
 from vitruvius.compression.rules import Rule, rules
 from vitruvius.compression.sparse import masks_in
 from vitruvius.evaluation.base import fingerprint
@@ -81,26 +80,20 @@ def write_masks(
         tiles=tiles,
     )
     path = Path(out) if out else Path(maps).with_name("masks.safetensors")
-    polarised = _polarised(masks, threshold)
+    polarised = polarise_all(masks.keep, threshold=threshold)
     save_masks(path, masks, polarised=polarised, maps=str(maps))
-    limits = [f"{name}: {limit:.6g}" for name, limit in list(masks.limits.items())[:4]]
-    text = str(masks.sparsity)
-    if polarised:
-        text += f"\n\n{describe(polarised)}"
-    if limits:
-        moved = f"limit of the rule {masks.rule.partition('(')[0].lower()}, moved for this sparsity"
-        text += f"\n\n{moved}: {', '.join(limits)}{' …' if len(masks.limits) > 4 else ''}\n{path}"
-    else:
-        text += f"\n\n{path}"
-    return masks, text
+    text = [str(masks.sparsity), *([describe(polarised)] if polarised else []), str(path)]
+    if masks.limits:
+        limits = [f"{name}: {limit:.6g}" for name, limit in masks.limits.items()]
+        shown = ", ".join(limits[:4]) + (" …" if limits[4:] else "")
+        text[-1] = f"limit of the rule {masks.rule.partition('(')[0].lower()}, moved for this sparsity: {shown}\n{path}"
+    return masks, "\n\n".join(text)
 
 
 def read_rules(words: str | Sequence[str]) -> Rule | dict[str, Rule]:
     """`information:mass=0.9` as a rule; `stages.0.*=information:mass=0.46`, several of them, as rules by pattern."""
-    if isinstance(words, str):
-        words = [words]
     found: dict[str, Rule] = {}
-    for word in words:
+    for word in [words] if isinstance(words, str) else words:
         pattern, equals, rule = word.partition("=")
         if not equals or ":" in pattern:
             pattern, rule = "*", word
@@ -118,7 +111,7 @@ def masks_of_arrays(path: str, out: str | Path) -> tuple[Masks, str]:
     if not is_array(path) or not Path(path).exists():
         raise ConfigError(f"{path} is not one of ViTCoD's masks: expected a .npy file, or a folder of mask_*.npy.")
     masks = load_masks(path)
-    save_masks(out, masks, polarised=_polarised(masks), arrays=str(path))
+    save_masks(out, masks, polarised=polarise_all(masks.keep), arrays=str(path))
     return masks, f"{masks.sparsity}\n\n{out}"
 
 
@@ -149,7 +142,7 @@ def cycles_of(
             raise ConfigError(f"{target} has heads of {sorted(widths)} channels; say which with --head-dim.")
         head_dim = next(iter(widths), 64)
     table = cycle_table([square], head_dim=head_dim, ratio=ratio, threshold=threshold)
-    rows = [{"sparsity": share, **asdict(row), "total": row.total} for share, row in table.rows.items()]
+    rows = [{"sparsity": share, **row._asdict(), "total": row.total} for share, row in table.rows.items()]
     atomic_write_text(place / "cycles.json", json.dumps({"head_dim": head_dim, "ratio": ratio, "rows": rows}, indent=1))
     return table, place / "cycles.json"
 
@@ -172,13 +165,6 @@ def _masks_of(target: str, overrides: Sequence[str], *, trust_plugins: bool) -> 
     sites = survey(opened.model)
     masks = Masks(keep=keep, sites={name: sites[name] for name in keep}, protected=dict.fromkeys(keep, ()))
     return masks, min(ratios, default=1.0), opened.folder
-
-
-def _polarised(masks: Masks, threshold: int | None = None) -> dict[str, Polarised]:
-    """Of masks over one set of tokens; nothing where there is none."""
-    if any(keep.shape[-2] == keep.shape[-1] for keep in masks.keep.values()):
-        return polarise_all(masks.keep, threshold=threshold)
-    return {}
 
 
 Rules = list[dict[str, Any]]

@@ -21,7 +21,6 @@ from torch import Tensor
 from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions
 
-
 MODES = {1: "L", 3: "RGB"}  # Pillow's names, by the number of channels
 
 LUMINANCE = (

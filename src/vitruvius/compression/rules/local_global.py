@@ -1,8 +1,9 @@
-"""A window around every query, and a few tokens that see and are seen by all.       H heads, N queries, M keys"""
+"""A window around every query, alone or with tokens that see and are seen by all.       H heads, N queries, M keys"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +44,38 @@ class LocalGlobal(Rule):
         reaching.scatter_(-1, chosen, True)
         reaching[:, :prefix] = True
         return reaching[:, :, None] | reaching[:, None, :]
+
+
+@rules.register("window")
+@dataclass(frozen=True, kw_only=True)
+class Window(Rule):
+    """Keep patches at most `radius` rows and columns away, whatever the maps say; all heads of a site get the same.
+
+    A wanted sparsity grows or shrinks the window ring by ring; of the last ring the keys nearest to their query stay.
+    """
+
+    uses_maps: ClassVar[bool] = False
+    radius: int = 2  # patches
+
+    def __post_init__(self) -> None:
+        if self.radius < 0:
+            raise ConfigError(f"window.radius = {self.radius}, expected 0 or more patches.")
+
+    @property
+    def limit(self) -> float:
+        return self.radius + 1.0
+
+    def levels(self, map_: Tensor, site: Site) -> Tensor:
+        """The ring of each key around its query; in a ring by distance, and at one distance query by query."""
+        rings = distances(site)
+        queries, keys = rings.shape
+        spread = (torch.arange(queries).double() * 0.6180339887498949 % 1)[:, None].expand_as(rings)  # over the image
+        order = torch.arange(rings.numel())
+        for key in (spread, distances(site, p=2.0), rings):  # the last one counts most
+            order = order[key.flatten()[order].argsort(stable=True)]
+        place = torch.empty(len(order), dtype=torch.float64)
+        place[order] = torch.arange(len(order)).double() / len(order)
+        return (rings + place.view(queries, keys)).expand(map_.shape)
 
 
 def distances(site: Site, p: float = torch.inf) -> Tensor:
