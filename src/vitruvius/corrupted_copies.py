@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import hashlib
 import io
-import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -28,21 +27,10 @@ from torch import Tensor
 from vitruvius._checks import check_count
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, DataError, RunError
-from vitruvius._files import (
-    Lock,
-    MadeFolder,
-    atomic_write_bytes,
-    atomic_write_text,
-    is_lock,
-    read_json,
-    save_array,
-    sweep,
-)
+from vitruvius._files import Lock, MadeFolder, atomic_write_bytes, claim_folder, save_array, sweep
 from vitruvius._processes import usable_cores
 from vitruvius._progress import Progress, no_progress
 from vitruvius._random import id_of
-from vitruvius._secrets import redact
-from vitruvius._version import __version__
 from vitruvius.corruptions.base import GROUPS, SEVERITIES, Corruption, Scale, corruption_names, corruptions
 from vitruvius.data import DataConfig
 from vitruvius.data.base import chosen_ids, open_data
@@ -92,13 +80,15 @@ def write_corrupted(
     for count, flag in ((images, "--images"), (workers, "--workers")):
         if count is not None:
             check_count(count, flag)
-    grid: list[Corruption] = []
     wanted = [name for group in names for name in (corruption_names(group) if group in GROUPS else [group])]
     every = corruption_names("all")  # ImageNet-C's order; a name that is not among them is refused below
-    for name in [*(name for name in every if name in wanted), *(name for name in wanted if name not in every)]:
-        photographs = {"textures": textures} if name == "frost" and textures else {}
-        settings = {"use": name, "seed": seed, "scale": scale, **photographs}
-        grid += [corruptions.make({**settings, "severity": severity}) for severity in severities]
+    settings: dict[str, Any] = {"seed": seed, "scale": scale}
+    photographs = {"frost": {"textures": textures}} if textures else {}
+    grid: list[Corruption] = [
+        corruptions.make({"use": name, "severity": severity, **settings, **photographs.get(name, {})})
+        for name in [*(name for name in every if name in wanted), *(name for name in wanted if name not in every)]
+        for severity in severities
+    ]
     run = functools.partial(share, workers=workers or usable_cores(), progress=progress)
     out, source = Path(out).expanduser(), Path(data).expanduser()
     if not source.is_dir():
@@ -170,7 +160,7 @@ def read_image(file: Path, size: int | None) -> Tensor:
         left, top = round((width - size) / 2), round((height - size) / 2)
         resized = image.resize((width, height), Image.Resampling.BILINEAR)
         image = resized.crop((left, top, left + size, top + size))
-    return _to_pixels(np.array(image)[None])
+    return _to_pixels(torch.from_numpy(np.array(image))[None])
 
 
 def _read_data(name: str, overrides: Sequence[str], images: int | None) -> tuple[Array, Array, Array]:
@@ -206,18 +196,14 @@ def _copy_arrays(images: Array, labels: Array, ids: Array, out: Path, grid: list
 
 def _copy_array(images: Array, ids: Array, out: Path, severities: Sequence[Corruption]) -> None:
     """All images under one corruption, severity after severity, as one file."""
-    parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)]
-    made = [
-        _to_bytes(one.apply(_to_pixels(images[part]), ids=torch.from_numpy(ids[part])))
-        for one in severities
-        for part in parts
-    ]
+    parts = list(zip(torch.from_numpy(images).split(BATCH), torch.from_numpy(ids).split(BATCH), strict=True))
+    made = [_to_bytes(one.apply(_to_pixels(x), ids=of_part)) for one in severities for x, of_part in parts]
     save_array(out / f"{severities[0].name}.npy", np.concatenate(made))
 
 
-def _to_pixels(images: Array) -> Tensor:
+def _to_pixels(images: Tensor) -> Tensor:
     """(B, H, W, C) uint8 → (B, C, H, W) in [0, 1]."""
-    return torch.from_numpy(images).movedim(-1, 1).float() / 255
+    return images.movedim(-1, 1).float() / 255
 
 
 def _to_bytes(pixels: Tensor) -> Array:
@@ -227,26 +213,18 @@ def _to_bytes(pixels: Tensor) -> Array:
 
 @contextlib.contextmanager
 def _claimed(out: Path, settings: dict[str, Any], grid: Sequence[Corruption]) -> Iterator[None]:
-    """A folder for the copy, locked: new, or begun with the same settings; what a killed process left is removed.
+    """A folder for the copy, locked: new, or begun with the same settings.
 
     Names and severities may be added later; the other settings of corruptions are settings of the copy.
     """
     shared = {field.name: getattr(one, field.name) for one in grid for field in dataclasses.fields(one)}
-    settings = redact({**settings, **{name: value for name, value in shared.items() if name != "severity"}})
-    record = out / RECORD
+    settings |= {name: value for name, value in shared.items() if name != "severity"}
     with Lock(out):
         made = MadeFolder(out)
         try:
-            before = read_json(record) if record.exists() else {"version": __version__}
-            changed = [key for key, value in settings.items() if before.get(key, value) != value]
-            if changed:
-                how = ", ".join(f"{key} was {before[key]!r}, is now {settings[key]!r}" for key in changed)
-                raise ConfigError(f"{out} holds a copy made otherwise ({how}). Choose another folder.")
-            if not record.exists() and any(not is_lock(path) and path.suffix != ".tmp" for path in out.iterdir()):
-                raise ConfigError(f"{out} exists and is not a corrupted copy. Choose a new or empty folder.")
-            for folder in (out, *out.glob("*/*/*/")):
+            claim_folder(out, RECORD, settings, "corrupted copies")
+            for folder in out.glob("*/*/*/"):
                 sweep(folder)
-            atomic_write_text(record, json.dumps({**before, **settings}, indent=2) + "\n")
             yield
         except BaseException:
             made.take_back(RECORD)

@@ -185,7 +185,7 @@ def test_a_copy_of_other_images_or_settings_is_refused(folder: Path, tmp_path: P
 
 def test_a_folder_of_somebody_else_is_not_written_into(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(ConfigError, match="not a corrupted copy"):
+    with pytest.raises(ConfigError, match="holds no corrupted copies"):
         write_corrupted("digits", out=tmp_path, **CONTRAST)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 

@@ -20,7 +20,7 @@ from vitruvius.data import DataConfig, eval_loader
 from vitruvius.data.classes import robustbench_names
 from vitruvius.evaluation import evaluate
 from vitruvius.evaluation import examples as examples_module
-from vitruvius.evaluation.examples import make_examples, save_examples
+from vitruvius.evaluation.examples import draw_examples, make_examples, save_examples
 from vitruvius.evaluation.robustbench import benchmark
 
 DATA = DataConfig(dataset="digits", val_num_samples=20, batch_size=8)
@@ -56,14 +56,13 @@ def test_a_stored_set_is_lossless_and_loads_as_data(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_pictures_has_the_accuracy_after_rounding(tmp_path: Path) -> None:
-    model = small()
-    examples = make_examples(model, loader(), PGD(eps=0.1, steps=2))  # type: ignore[arg-type]
-    folder = save_examples(examples, tmp_path / "pictures")
+    model, folder = small(), tmp_path / "pictures"
+    scores = draw_examples(model, loader(), PGD(eps=0.1, steps=2), folder)  # type: ignore[arg-type]
     again = DataConfig(dataset="folder", root=str(folder), num_classes=None, workers=0, crop_pct=1.0)
-    assert vitruvius.evaluate(model, loader(again))["clean"].accuracy == pytest.approx(examples.accuracy_8bit)  # type: ignore[arg-type]
+    assert vitruvius.evaluate(model, loader(again))["clean"].accuracy == pytest.approx(scores.accuracy_8bit)  # type: ignore[arg-type]
     assert len(list(folder.rglob("*.png"))) == 20
     with pytest.raises(ConfigError, match="is not empty"):
-        save_examples(examples, folder)
+        draw_examples(model, loader(), PGD(eps=0.1, steps=2), folder / "validation")  # type: ignore[arg-type]
 
 
 class Fine(torch.nn.Module):
@@ -111,11 +110,11 @@ def test_pictures_go_on_after_a_kill_and_attack_nothing_twice(
         return draw(image)
 
     attacked: list[int] = []
-    attack = examples_module._attack
+    attack = examples_module._Attacks.attack
 
-    def counting(model: object, threat: object, x: torch.Tensor, *rest: object) -> object:
+    def counting(attacks: examples_module._Attacks, x: torch.Tensor, *rest: torch.Tensor) -> object:
         attacked.append(len(x))
-        return attack(model, threat, x, *rest)  # type: ignore[arg-type]
+        return attack(attacks, x, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(examples_module, "_png", mortal)
@@ -123,7 +122,7 @@ def test_pictures_go_on_after_a_kill_and_attack_nothing_twice(
     capsys.readouterr()
     (tmp_path / "cut" / ".parts").mkdir(exist_ok=True)
     (tmp_path / "cut" / ".parts" / ".00000001.png.77.tmp").write_bytes(b"half")
-    monkeypatch.setattr(examples_module, "_attack", counting)
+    monkeypatch.setattr(examples_module._Attacks, "attack", counting)
     assert main([*words, str(tmp_path / "cut")]) == 0
     assert attacked == [8, 4]  # the first batch was whole
     assert capsys.readouterr().out.replace("cut", "whole") == whole
@@ -131,7 +130,7 @@ def test_pictures_go_on_after_a_kill_and_attack_nothing_twice(
     assert names == sorted(str(path.relative_to(tmp_path / "whole")) for path in (tmp_path / "whole").rglob("*"))
     other = [word.replace("8/255", "4/255") for word in words]
     assert main([*other, str(tmp_path / "cut")]) == 1
-    assert "holds pictures of another spec" in capsys.readouterr().err
+    assert "holds pictures made otherwise (spec was" in capsys.readouterr().err
 
 
 def test_perturbations_are_stretched_to_the_whole_range() -> None:
@@ -173,8 +172,8 @@ def test_robustbench_s_list_has_five_thousand_images() -> None:
 
 
 def test_a_subset_by_file_name_is_exactly_that(tmp_path: Path) -> None:
-    examples = make_examples(small(), loader(), PGD(eps=0.1, steps=1))  # type: ignore[arg-type]
-    folder = save_examples(examples, tmp_path / "pictures")
+    folder = tmp_path / "pictures"
+    draw_examples(small(), loader(), PGD(eps=0.1, steps=1), folder)  # type: ignore[arg-type]
     chosen = sorted(path.name for path in folder.rglob("*.png"))[3:7]
     (tmp_path / "list.txt").write_text("\n".join(chosen))
     config = DataConfig(dataset="folder", root=str(folder), subset=str(tmp_path / "list.txt"), workers=0)

@@ -11,12 +11,13 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitruvius._errors import MissingExtra, RunError, VitruviusError
+from vitruvius._errors import ConfigError, MissingExtra, RunError, VitruviusError
 from vitruvius._secrets import redact
+from vitruvius._version import __version__
 
 T = TypeVar("T")
 StrPath = str | Path
@@ -207,6 +208,24 @@ def sweep(folder: str | Path) -> None:
     """Remove temporary files that a killed process left in a local folder."""
     for path in Path(folder).glob(".*.tmp"):
         path.unlink(missing_ok=True)
+
+
+def claim_folder(folder: Path, record: str, settings: Mapping[str, Any], what: str) -> None:
+    """Make a local folder that of `what` with these settings, noted in its file `record`; any other folder is refused.
+
+    One that was begun with the same settings is taken up; what a killed process left in it is removed.
+    """
+    settings, file = redact(dict(settings)), folder / record
+    before = read_json(file) if file.exists() else {}
+    for key, value in settings.items():
+        if before.get(key, value) != value:
+            how = f"{key} was {before[key]!r}, is now {value!r}"
+            raise ConfigError(f"{folder} holds {what} made otherwise ({how}). Choose another folder.")
+    if not before and folder.exists() and any(not is_lock(file) and file.suffix != ".tmp" for file in folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty and holds no {what} of this command. Choose a new or empty folder.")
+    ensure_writable(folder)
+    sweep(folder)
+    atomic_write_text(file, json.dumps({"version": __version__, **before, **settings}, indent=1) + "\n")
 
 
 @contextlib.contextmanager
