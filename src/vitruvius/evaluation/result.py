@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
@@ -17,6 +18,7 @@ from vitruvius._format import DASH
 from vitruvius._notebook import Records, Shown
 from vitruvius.corruptions.base import DRAWN, is_drawn
 from vitruvius.evaluation.again import AGAIN, CLEAN_AGAIN
+from vitruvius.evaluation.base import Columns
 from vitruvius.evaluation.ledger import AFTER, Ledger
 from vitruvius.evaluation.masking import Finding, again_findings, draw_remarks, stage_findings
 from vitruvius.evaluation.threats import Entry, family, name_entries
@@ -68,8 +70,22 @@ class Score:
         return lines
 
 
+class Saved:
+    """A dataclass of figures with the ledger they come from; saved as JSON without it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the ledger, as plain values."""
+        plain = asdict(replace(self, ledger=Ledger()))  # type: ignore[call-overload, type-var]
+        del plain["ledger"]
+        return plain
+
+    def save(self, path: str | Path) -> None:
+        """Write the numbers as JSON."""
+        atomic_write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Report(Shown):
+class Report(Saved, Shown):
     """Scores by threat, the worst case over attacks, and the ledger they come from.
 
     Corruptions are judged by their mean and are not part of the worst case.
@@ -149,29 +165,12 @@ class Report(Shown):
     @property
     def accuracies(self) -> dict[str, dict[int, float]]:
         """Of corruptions: name → severity → accuracy."""
-        grid: dict[str, dict[int, float]] = {}
-        for score in self.threats:
-            if score.severity is not None:
-                grid.setdefault(score.family, {})[score.severity] = score.accuracy
-        return grid
+        return tabulate((s.family, s.severity, s.accuracy) for s in self.threats if s.severity is not None)
 
     def labelled(self) -> dict[str, dict[int, float]]:
         """`accuracies` under the names of tables: `frost (drawn)`."""
         drawn = {score.family for score in self.threats if score.drawn}
         return {label_drawn(name, drawn): row for name, row in self.accuracies.items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "data": self.data,
-            "num_images": self.num_images,
-            "threats": [asdict(score) for score in self.threats],
-            "worst_case": asdict(self.worst_case),
-            "remarks": self.remarks,
-        }
-
-    def save(self, path: str | Path) -> None:
-        """Write the numbers as JSON."""
-        atomic_write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
 
 def summarise(
@@ -190,46 +189,36 @@ def summarise(
     `ledger` holds all rows; `entries` are its threats, clean images among them; `data` is the name of the data set.
     """
     number = ledger.number("clean")
-    judged = [entry for entry in entries if ledger.number(entry.spec)]
-    doubts = {entry.spec: _doubts(ledger, entry.spec, found or {}) for entry in judged}
-    doubts["clean"] = again_findings([ledger.rows(entry.spec) for entry in judged], CLEAN_AGAIN)
-    scores = [_score(ledger, name, entry, doubts[entry.spec]) for name, entry in name_entries(judged).items()]
+    named = name_entries(entry for entry in entries if ledger.number(entry.spec))
+    rows = {entry.spec: ledger.rows(entry.spec) for entry in named.values()}
+    doubts = {  # open findings about each figure: those made on its model, and those in its rows
+        spec: [*(found or {}).get(spec, ()), *again_findings([own], AGAIN, CLEAN_AGAIN), *stage_findings(own)]
+        for spec, own in rows.items()
+    }
+    doubts["clean"] = again_findings(list(rows.values()), CLEAN_AGAIN)
+    scores = [_score(name, entry, rows[entry.spec], doubts[entry.spec]) for name, entry in named.items()]
     attacks = [score.spec for score in scores if score.n == number and score.severity is None]
-    worst = _worst_case(ledger, attacks, doubts)
+    robust = torch.stack([rows[spec]["correct"] for spec in attacks]).all(0)  # (n,): under the attack that breaks it
+    worst = Score(
+        name="worst case",
+        spec="worst case of all",
+        **_proportion(robust),
+        doubts=list(dict.fromkeys(finding.name for spec in attacks for finding in doubts[spec])),
+    )
+    unfinished = [score for score in scores if score.n != number]
+    unreadable = ", ".join([*broken[:5], *(["…"] if len(broken) > 5 else [])])
     remarks = [
-        *_unfinished(scores, number),
-        *_unreadable(broken),
+        *(
+            f"{s.spec} has seen {s.n} of {number} images and is left out of the worst case; run it again."
+            for s in unfinished
+        ),
+        *([f"{len(broken)} image(s) could not be read and were left out: {unreadable}."] if broken else []),
         *_doubtful(doubts),
-        *(remark for entry in judged for remark in draw_remarks(entry.spec, ledger.rows(entry.spec))),
+        *(remark for spec, own in rows.items() for remark in draw_remarks(spec, own)),
         *remarks,
         *([DRAWN] if any(score.drawn for score in scores) else []),
     ]
     return Report(data=data, num_images=number, threats=scores, worst_case=worst, remarks=remarks, ledger=ledger)
-
-
-def _worst_case(ledger: Ledger, attacks: Sequence[str], doubts: Mapping[str, Sequence[Finding]]) -> Score:
-    """Each image under the attack that breaks it."""
-    robust = torch.stack([ledger.rows(spec)["correct"] for spec in attacks]).all(0)  # (n,)
-    return Score(
-        name="worst case",
-        spec="worst case of all",
-        **_proportion(int(robust.sum()), len(robust)),
-        doubts=list(dict.fromkeys(finding.name for spec in attacks for finding in doubts[spec])),
-    )
-
-
-def _unfinished(scores: Sequence[Score], number: int) -> list[str]:
-    return [
-        f"{score.spec} has seen {score.n} of {number} images and is left out of the worst case; run it again."
-        for score in scores
-        if score.n != number
-    ]
-
-
-def _doubts(ledger: Ledger, spec: str, found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
-    """Open findings about one threat's figure: those made on its model, and those in its rows."""
-    rows = ledger.rows(spec)
-    return [*found.get(spec, ()), *again_findings([rows], AGAIN, CLEAN_AGAIN), *stage_findings(rows)]
 
 
 def _doubtful(doubts: Mapping[str, Sequence[Finding]]) -> list[str]:
@@ -241,19 +230,11 @@ def _doubtful(doubts: Mapping[str, Sequence[Finding]]) -> list[str]:
     return [f"doubtful figure of {', '.join(named)}: {remark}" for remark, named in specs.items()]
 
 
-def _unreadable(broken: Sequence[str]) -> list[str]:
-    if not broken:
-        return []
-    named = ", ".join([*broken[:5], *(["…"] if len(broken) > 5 else [])])
-    return [f"{len(broken)} image(s) could not be read and were left out: {named}."]
-
-
-def _score(ledger: Ledger, name: str, entry: Entry, doubts: Sequence[Finding]) -> Score:
-    rows = ledger.rows(entry.spec)
+def _score(name: str, entry: Entry, rows: Columns, doubts: Sequence[Finding]) -> Score:
     return Score(
         name=name,
         spec=entry.spec,
-        **_proportion(int(rows["correct"].sum()), len(rows["id"])),
+        **_proportion(rows["correct"]),
         loss=float(rows["loss"].double().mean()),
         top5=float(rows["top5"].double().mean()),
         eps=entry.eps,
@@ -270,7 +251,9 @@ def _score(ledger: Ledger, name: str, entry: Entry, doubts: Sequence[Finding]) -
     )
 
 
-def _proportion(correct: int, n: int) -> dict[str, Any]:
+def _proportion(right: Tensor) -> dict[str, Any]:
+    """The fields of a `Score` that (n,) truth values give."""
+    correct, n = int(right.sum()), len(right)
     low, high = wilson(correct, n)
     return {"correct": correct, "n": n, "accuracy": correct / max(n, 1), "low": low, "high": high}
 
@@ -286,14 +269,25 @@ def wilson(correct: int, n: int) -> tuple[float, float]:
     return (max(0.0, centre - half), min(1.0, centre + half))
 
 
+def tabulate(cells: Iterable[tuple[str, int, float]]) -> dict[str, dict[int, float]]:
+    """(corruption, severity, share) → corruption → severity → share."""
+    table: dict[str, dict[int, float]] = {}
+    for name, severity, share in cells:
+        table.setdefault(name, {})[severity] = share
+    return table
+
+
 def format_grid(title: str, grid: Grid, extra: Mapping[str, Mapping[str, float]] | None = None) -> list[str]:
     """Accuracies in per cent, one line per corruption, with its mean; `extra` adds columns of shares."""
     severities = sorted({severity for row in grid.values() for severity in row})
     rows = {
-        name: [*(row.get(severity) for severity in severities), _mean(list(row.values()))] for name, row in grid.items()
+        name: [
+            *map(row.get, severities),
+            _mean(list(row.values())),
+            *(more.get(name) for more in (extra or {}).values()),
+        ]
+        for name, row in grid.items()
     }
-    for column in (extra or {}).values():
-        rows = {name: [*row, column.get(name)] for name, row in rows.items()}
     if len(rows) > 1:
         rows["mean"] = [_mean(column) for column in zip(*rows.values(), strict=True)]
     width = max(len(title), *map(len, grid))

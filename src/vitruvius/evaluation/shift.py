@@ -36,7 +36,7 @@ from vitruvius.evaluation.base import (
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.metrics.corruption import Baseline, alexnet
 from vitruvius.evaluation.metrics.temperature import collect_logits, fit_temperature
-from vitruvius.evaluation.shift_report import ShiftReport, load_shift_report, summarise_shift
+from vitruvius.evaluation.shift_report import ShiftReport, load_shift_report, reduce_entries
 from vitruvius.evaluation.threats import Entry
 from vitruvius.shifts.base import Images, Remark, Shift, Subset, open_shift, say_once
 from vitruvius.targets.base import Target, local_run
@@ -99,16 +99,22 @@ def evaluate_shift(
     who = _Examiner(model, shift, data, input_size, temperature, ledger, process, progress)
     try:
         subject = {} if folder is None else _subject(who)
-        entries = [Entry(spec=part.name, short=part.group, severity=part.severity) for part in shift.parts]
-        process.on_first(lambda: ledger.claim(subject, entries))
+        entries = {part.name: Entry(spec=part.name, short=part.group, severity=part.severity) for part in shift.parts}
+        process.on_first(lambda: ledger.claim(subject, list(entries.values())))
         ledger.read()
         process.gather(None)  # all must agree on what is left before any of them writes
         own = [remark for part in shift.parts for remark in _judge(who, part)]
         if process.world_size > 1:
             ledger.join(process.gather(ledger.columns))
         every = itertools.chain.from_iterable(process.gather(own))
-        remarks = [*shift.remarks, *say_once(shift.name, len(shift.parts), every)]
-        report = summarise_shift(ledger, shift, remarks, baseline, clean_error, temperature)
+        judged = [entry for name, entry in entries.items() if ledger.number(name)]
+        if not judged:
+            raise DataError(f"no image of {shift.name} could be read; nothing to report.")
+        report = reduce_entries(
+            ledger, judged, name=shift.name, benchmark=shift.benchmark, baseline=baseline, clean_error=clean_error,
+            outside=[part.name for part in shift.parts if part.outside], drawn=shift.drawn, missing=list(shift.missing),
+            remarks=[*shift.remarks, *say_once(shift.name, len(shift.parts), every)], temperature=temperature,
+        )  # fmt: skip
         if folder is not None:
             process.on_first(ledger.save)
             process.on_first(lambda: report.save(Path(folder) / "report.json"))
@@ -185,15 +191,8 @@ def shift_loader(
     """The images `ids` (n,) of a part, each once, this `process`'s share; `cropped` ones are resized only."""
     if cropped and config.crop_pct is None:
         config = dataclasses.replace(config, crop_pct=1.0)
-    return images_loader(
-        images,
-        config,
-        input_size=input_size,
-        rank=process.rank,
-        world_size=process.world_size,
-        device=process.device,
-        only=ids,
-    )
+    part: dict[str, Any] = {"rank": process.rank, "world_size": process.world_size, "device": process.device}
+    return images_loader(images, config, input_size=input_size, only=ids, **part)
 
 
 def chosen(images: Images, limit: int | None) -> Tensor:

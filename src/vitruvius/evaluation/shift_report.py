@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import DataError
-from vitruvius._files import atomic_write_text, read_text
+from vitruvius._files import read_text
 from vitruvius.corruptions.base import DRAWN
 from vitruvius.evaluation.base import Columns
 from vitruvius.evaluation.ledger import Ledger
@@ -29,9 +28,8 @@ from vitruvius.evaluation.metrics.calibration import (
 )
 from vitruvius.evaluation.metrics.corruption import Baseline, Errors, corruption_errors, mean_error
 from vitruvius.evaluation.metrics.detection import SCORES, detect, detection_intervals
-from vitruvius.evaluation.result import Report, format_grid, label_drawn, wilson
+from vitruvius.evaluation.result import Report, Saved, format_grid, label_drawn, tabulate, wilson
 from vitruvius.evaluation.threats import Entry
-from vitruvius.shifts.base import Shift
 
 REPLICATIONS = 200
 BIN_SIZE = 100  # images in a bin of the RMS error, as in the papers
@@ -58,7 +56,7 @@ class PartScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShiftReport:
+class ShiftReport(Saved):
     """Scores of all parts, and what the set as a whole says."""
 
     name: str
@@ -76,11 +74,8 @@ class ShiftReport:
     @property
     def accuracies(self) -> dict[str, dict[int, float]]:
         """corruption → severity → accuracy."""
-        grid: dict[str, dict[int, float]] = {}
-        for part in self.parts:
-            if part.severity is not None and part.accuracy is not None:
-                grid.setdefault(part.group, {})[part.severity] = part.accuracy
-        return grid
+        graded = ((part.group, part.severity, part.accuracy) for part in self.parts)
+        return tabulate((name, s, share) for name, s, share in graded if s is not None and share is not None)
 
     @property
     def averaged(self) -> dict[str, dict[int, float]]:
@@ -100,18 +95,27 @@ class ShiftReport:
     @property
     def means(self) -> str:
         """Means over corruptions and severities, a line each: what a table of accuracies does not show."""
-        return "\n".join(format_corruption(self.corruption))
+        return "\n".join(_corruption_lines(self.corruption))
 
     def __str__(self) -> str:
-        return format_shift(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        names = [name for name in self.__dataclass_fields__ if name not in ("ledger", "parts")]
-        return {**{name: getattr(self, name) for name in names}, "parts": [asdict(part) for part in self.parts]}
-
-    def save(self, path: str | Path) -> None:
-        """Write the numbers as JSON."""
-        atomic_write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
+        """Tables first, then sentences."""
+        lines = []
+        if self.accuracies:
+            extra = None
+            if "ce" in self.corruption:
+                extra = {"CE": {self.label(name): error for name, error in self.corruption["ce"].items()}}
+            lines = format_grid(self.name, {self.label(name): row for name, row in self.accuracies.items()}, extra)
+        plain = [part for part in self.parts if part.severity is None]
+        if plain:
+            width = max(len(self.name), *(len(part.name) for part in plain))
+            lines += [f"{self.name:<{width}}  accuracy   95 % interval       n     ECE   AURRA", "-" * (width + 55)]
+            lines += [_line(part, width) for part in plain]
+        averaged = len(self.averaged)
+        over = "" if averaged == len(self.accuracies) else f", over the {averaged} of the benchmark"
+        lines += [*_corruption_lines(self.corruption, over), *_detection_lines(self.detection)]
+        if self.missing:
+            lines.append(f"missing: {', '.join(self.missing)}.")
+        return "\n".join([*lines, *(f"note: {remark}" for remark in self.remarks)])
 
 
 def load_shift_report(path: str | Path) -> ShiftReport:
@@ -128,42 +132,15 @@ def corruption_report(report: Report, baseline: Baseline | None = None) -> Shift
     graded = [s for s in report.threats if s.severity is not None and s.n == report.num_images]
     if not graded:
         return None
-    ledger = report.ledger
-    found = reduce_entries(
-        ledger,
+    return reduce_entries(
+        report.ledger,
         [Entry(spec=score.spec, short=score.family, severity=score.severity) for score in graded],
         name="corruptions",
         baseline=baseline,
         clean_error=1 - report["clean"].accuracy,
-        clean=ledger.rows("clean"),
+        clean=report.ledger.rows("clean"),
+        drawn=sorted({score.family for score in graded if score.drawn}),
     )
-    return _with_drawn(found, sorted({score.family for score in graded if score.drawn}))
-
-
-def summarise_shift(
-    ledger: Ledger,
-    shift: Shift,
-    remarks: Sequence[str],
-    baseline: Baseline | None,
-    clean_error: float | None,
-    temperature: float | None,
-) -> ShiftReport:
-    """Reduce the ledger of a published set to a report; the rest as for `evaluate_shift`."""
-    entries = [Entry(spec=p.name, short=p.group, severity=p.severity) for p in shift.parts if ledger.number(p.name)]
-    outside = {part.name for part in shift.parts if part.outside}
-    if not entries:
-        raise DataError(f"no image of {shift.name} could be read; nothing to report.")
-    report = reduce_entries(
-        ledger, entries, name=shift.name, benchmark=shift.benchmark, outside=outside, baseline=baseline,
-        clean_error=clean_error,
-    )  # fmt: skip
-    facts = {"missing": list(shift.missing), "remarks": [*report.remarks, *remarks], "temperature": temperature}
-    return _with_drawn(ShiftReport(**{**vars(report), **facts}), shift.drawn)
-
-
-def _with_drawn(report: ShiftReport, drawn: Sequence[str]) -> ShiftReport:
-    """The report, which says what of it stands in for photographs."""
-    return replace(report, drawn=list(drawn), remarks=[*report.remarks, DRAWN]) if drawn else report
 
 
 def reduce_entries(
@@ -172,42 +149,46 @@ def reduce_entries(
     *,
     name: str,
     benchmark: Sequence[str] = (),
-    outside: Iterable[str] = (),
+    outside: Container[str] = (),
     baseline: Baseline | None = None,
     clean_error: float | None = None,
     clean: Columns | None = None,
+    drawn: Sequence[str] = (),
+    remarks: Sequence[str] = (),
+    **facts: Any,
 ) -> ShiftReport:
     """Scores of these entries of a ledger, and of all of them together.
 
     `benchmark` names the corruptions that mCE is the mean of, `outside` the entries of images of unknown classes;
-    calibration is compared with that of `clean` rows.
+    calibration is compared with that of `clean` rows; `facts` are other fields of the report.
     """
-    apart = set(outside)
     rows = {entry.spec: ledger.rows(entry.spec) for entry in entries}
-    parts = [_score(entry, rows[entry.spec], outside=entry.spec in apart) for entry in entries]
-    inside = [columns for spec, columns in rows.items() if spec not in apart]
-    outer = [columns for spec, columns in rows.items() if spec in apart]
+    parts = [_score(entry, rows[entry.spec], outside=entry.spec in outside) for entry in entries]
+    inside, outer = ([rows[part.name] for part in parts if part.outside == apart] for apart in (False, True))
     graded = {(entry.short, entry.severity): entry for entry in entries if entry.severity is not None}
-    judged = {key: entry for key, entry in graded.items() if key[0] in benchmark} or graded
+    judged = {key: rows[entry.spec] for key, entry in graded.items() if key[0] in benchmark}
+    judged = judged or {key: rows[entry.spec] for key, entry in graded.items()}
     bins = {"clean": [] if clean is None else [clean], "shifted": inside}
     return ShiftReport(
         name=name,
         parts=parts,
-        remarks=few_images([part for part in parts if not part.outside]),
+        drawn=list(drawn),
+        remarks=[*_few_images([part for part in parts if not part.outside]), *remarks, *([DRAWN] if drawn else [])],
         clean_error=clean_error,
-        corruption=corruption_of(ledger, judged, baseline, clean_error) if judged else {},
-        detection=detection_of(outer[0], inside[0]) if outer and inside else {},
-        reliability={name: reliability_of(parts) for name, parts in bins.items() if parts},
+        corruption=_corruption_of(judged, baseline, clean_error) if judged else {},
+        detection=_detection_of(outer[0], inside[0]) if outer and inside else {},
+        reliability={name: _reliability_of(parts) for name, parts in bins.items() if parts},
         ledger=ledger,
+        **facts,
     )
 
 
 def _score(entry: Entry, rows: Columns, *, outside: bool) -> PartScore:
     n = len(rows["id"])
-    known: Mapping[str, Any] = {"name": entry.spec, "group": entry.short, "severity": entry.severity, "n": n}
-    confidence = float(rows["confidence"].double().mean())
+    known: dict[str, Any] = {"name": entry.spec, "group": entry.short, "severity": entry.severity, "n": n}
+    known |= {"confidence": float(rows["confidence"].double().mean()), "outside": outside}
     if outside:
-        return PartScore(**known, confidence=confidence, outside=True)
+        return PartScore(**known)
     correct = int(rows["correct"].sum())
     low, high = wilson(correct, n)
     columns = [rows["confidence"], rows["correct"]]
@@ -216,18 +197,17 @@ def _score(entry: Entry, rows: Columns, *, outside: bool) -> PartScore:
         measures = {}
     return PartScore(
         **known,
-        confidence=confidence,
         accuracy=correct / n,
         low=low,
         high=high,
         loss=float(rows["loss"].double().mean()),
-        aurra=aurra(rows["confidence"], rows["correct"]),
-        calibration=calibration_of(rows),
+        aurra=aurra(*columns),
+        calibration=_calibration_of(rows),
         intervals={name: list(bootstrap(one, columns, replications=REPLICATIONS)) for name, one in measures.items()},
     )
 
 
-def calibration_of(rows: Columns) -> dict[str, float]:
+def _calibration_of(rows: Columns) -> dict[str, float]:
     """ECE, MCE and RMS error; those that need more images than there are, are left out."""
     columns = rows["confidence"], rows["correct"]
     numbers = {"ece": expected_error(EqualWidth()(*columns)), "mce": largest_error(EqualWidth()(*columns))}
@@ -242,36 +222,34 @@ def calibration_of(rows: Columns) -> dict[str, float]:
     return numbers
 
 
-def reliability_of(parts: Sequence[Columns]) -> list[dict[str, float]]:
+def _reliability_of(parts: Sequence[Columns]) -> list[dict[str, float]]:
     """The bins of a reliability diagram over the images of all parts."""
     bins = EqualWidth()(*(torch.cat([rows[name] for rows in parts]) for name in ("confidence", "correct")))
     names = ("low", "high", "count", "confidence", "accuracy")
     return [dict(zip(names, row, strict=True)) for row in zip(*(getattr(bins, n).tolist() for n in names), strict=True)]
 
 
-def detection_of(outside: Columns, inside: Columns) -> dict[str, dict[str, Any]]:
+def _detection_of(outside: Columns, inside: Columns) -> dict[str, dict[str, Any]]:
     """By each score: AUROC, AUPR both ways, FPR95, and their bootstrap intervals."""
     found: dict[str, dict[str, Any]] = {}
     for score, column in SCORES.items():
-        if column not in outside or column not in inside:
-            continue  # a ledger from before this column
         pair = -outside[column], -inside[column]
         ranges = detection_intervals(*pair, replications=REPLICATIONS)
         intervals = {name: list(interval) for name, interval in ranges.items()}
-        found[score] = {**dataclasses.asdict(detect(*pair)), "intervals": intervals}
+        found[score] = {**asdict(detect(*pair)), "intervals": intervals}
     return found
 
 
-def corruption_of(
-    ledger: Ledger,
-    entries: Mapping[tuple[str, int], Entry],
-    baseline: Baseline | None,
-    clean_error: float | None,
+def _corruption_of(
+    rows: Mapping[tuple[str, int], Columns], baseline: Baseline | None, clean_error: float | None
 ) -> dict[str, Any]:
-    """Mean error, and against a baseline CE, mCE and relative mCE, with bootstrap intervals."""
-    rows = [ledger.rows(entry.spec) for entry in entries.values()]
-    errors = _tabulated(entries, [1 - float(one["correct"].double().mean()) for one in rows])
-    again = [_tabulated(entries, values) for values in _replicated(rows).tolist()]
+    """Mean error by (corruption, severity), and against a baseline CE, mCE and relative mCE, with their intervals."""
+
+    def tabulated(values: Iterable[float]) -> dict[str, dict[int, float]]:
+        return tabulate((*key, value) for key, value in zip(rows, values, strict=True))
+
+    errors = tabulated(1 - float(one["correct"].double().mean()) for one in rows.values())
+    again = [tabulated(values) for values in _replicated(list(rows.values())).tolist()]
     mean = {
         "corruptions": list(errors),  # that all means are over
         "mean_error": mean_error(errors),
@@ -313,36 +291,7 @@ def _redrawn(correct: Tensor, seed: int) -> Tensor:
     return torch.binomial(count, torch.full_like(count, float(correct.double().mean())), generator=generator) / n
 
 
-def _tabulated(entries: Mapping[tuple[str, int], Entry], values: Sequence[float]) -> dict[str, dict[int, float]]:
-    """corruption → severity → value."""
-    table: dict[str, dict[int, float]] = {}
-    for (group, severity), value in zip(entries, values, strict=True):
-        table.setdefault(group, {})[severity] = value
-    return table
-
-
-def format_shift(report: ShiftReport) -> str:
-    """Tables first, then sentences."""
-    lines = []
-    if report.accuracies:
-        extra = None
-        if "ce" in report.corruption:
-            extra = {"CE": {report.label(name): error for name, error in report.corruption["ce"].items()}}
-        lines = format_grid(report.name, {report.label(name): row for name, row in report.accuracies.items()}, extra)
-    plain = [part for part in report.parts if part.severity is None]
-    if plain:
-        width = max(len(report.name), *(len(part.name) for part in plain))
-        lines += [f"{report.name:<{width}}  accuracy   95 % interval       n     ECE   AURRA", "-" * (width + 55)]
-        lines += [_line(part, width) for part in plain]
-    averaged = len(report.averaged)
-    over = "" if averaged == len(report.accuracies) else f", over the {averaged} of the benchmark"
-    lines += [*format_corruption(report.corruption, over), *_detection_lines(report.detection)]
-    if report.missing:
-        lines.append(f"missing: {', '.join(report.missing)}.")
-    return "\n".join([*lines, *(f"note: {remark}" for remark in report.remarks)])
-
-
-def few_images(parts: Sequence[PartScore]) -> list[str]:
+def _few_images(parts: Sequence[PartScore]) -> list[str]:
     """Which numbers are left out because bins would not be full."""
     few = sorted((part for part in parts if part.n < BIN_SIZE), key=lambda part: part.n)
     if not few:
@@ -363,7 +312,7 @@ def _line(part: PartScore, width: int) -> str:
     return f"{part.name:<{width}}  {numbers}"
 
 
-def format_corruption(found: dict[str, Any], averaged: str = "") -> list[str]:
+def _corruption_lines(found: dict[str, Any], averaged: str = "") -> list[str]:
     """Mean accuracy and mCE in a sentence each; `averaged` says what the mean is over where it is not plain."""
     if not found:
         return []
