@@ -6,6 +6,7 @@ loses at most one of its stages on one pool. B images in a batch, K classes.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import logging
@@ -50,7 +51,7 @@ from vitruvius.evaluation.base import (
 from vitruvius.evaluation.ledger import AFTER, PIXELS, POINTS, STAGES, Ledger
 from vitruvius.evaluation.masking import MaskingChecks, is_checked
 from vitruvius.evaluation.result import Report, summarise
-from vitruvius.evaluation.shift_report import ShiftReport, corruption_report, load_shift_report
+from vitruvius.evaluation.shift_report import corruption_report, load_shift_report
 from vitruvius.evaluation.threats import Entry, Threat, by_spec, enter, is_foreign, make_threats, moved_by
 
 logger = logging.getLogger(__name__)
@@ -145,28 +146,23 @@ class Evaluation:
         """
         if not isinstance(self.loader, NumberedLoader | Sequence):
             return [dict(self.threats)]
-        light = {
-            spec: threat
-            for spec, threat in self.threats.items()
-            if threat is clean or getattr(threat, "severity", None) is not None
-        }
-        attacks = [(spec, threat) for spec, threat in self.threats.items() if spec not in light]
+        threats = self.threats.items()
+        light = {spec: t for spec, t in threats if t is clean or getattr(t, "severity", None) is not None}
+        attacks = [(spec, threat) for spec, threat in threats if spec not in light]
         attacks.sort(key=lambda pair: (isinstance(pair[1], Ensemble), cost_of(pair[1]).total))
         return [light, *({spec: threat} for spec, threat in attacks)]
 
-    def _is_done(self, threats: Mapping[str, Threat]) -> bool:
-        """Whether the ledger has a row for every image of the data set under all of these threats.
+    def run(self) -> None:
+        """Round after round over the images that have no row yet; what is known after each is logged at once.
 
         Clean images are read in any case, to see that they are the ones the ledger knows.
         """
-        number = getattr(self.loader, "num_images", None)
-        if number is None or "clean" in threats:
-            return False
-        return all(self.ledger.number(spec) == number for spec in threats)
-
-    def run(self) -> None:
-        """Round after round over the images; what is known after each is logged at once."""
-        rounds = [threats for threats in self.rounds() if not self._is_done(threats)]
+        images = getattr(self.loader, "num_images", None)
+        rounds = [
+            threats
+            for threats in self.rounds()
+            if images is None or "clean" in threats or any(self.ledger.number(spec) != images for spec in threats)
+        ]
         for number, threats in enumerate(rounds, 1):
             self._run_round(threats, f"round {number} of {len(rounds)}" if len(rounds) > 1 else "")
             for spec, sentence in _news(self.ledger, threats).items():
@@ -448,15 +444,11 @@ def _news(ledger: Ledger, threats: Mapping[str, Threat]) -> dict[str, str]:
     for spec in filter(ledger.number, threats):
         families.setdefault(re.sub(r"severity=\d+", "severity", spec), []).append(spec)
     news = {}
-    for first, *others in families.values():
-        if not others:
-            news[first] = _accuracy(ledger, first)
-            continue
-        specs = [first, *others]
-        severities = [str(getattr(threats[spec], "severity", "")) for spec in specs]
-        shares = [f"{100 * ledger.correct(spec) / ledger.number(spec):.1f}" for spec in specs]
-        name = first.partition("(")[0]
-        news[first] = f"{name} at severities {', '.join(severities)}: {', '.join(shares)} %"
+    for specs in families.values():
+        severities = ", ".join(str(getattr(threats[spec], "severity", "")) for spec in specs)
+        shares = ", ".join(f"{100 * ledger.correct(spec) / ledger.number(spec):.1f}" for spec in specs)
+        several = f"{specs[0].partition('(')[0]} at severities {severities}: {shares} %"
+        news[specs[0]] = several if specs[1:] else _accuracy(ledger, specs[0])
     return news
 
 
@@ -480,16 +472,8 @@ def _save(ledger: Ledger, report: Report, folder: Path) -> None:
     if shift is None:
         return
     file = folder / "shifts" / shift.name / "report.json"
-    if not _is_summarised(shift, file):
-        shift.save(file)
-
-
-def _is_summarised(shift: ShiftReport, file: Path) -> bool:
-    """Whether the same figures are there, perhaps with errors against a baseline, which only a command knows."""
-    if not file.exists():
-        return False
-    try:
-        saved = load_shift_report(file)
-    except VitruviusError:  # damaged: it is written again
-        return False
-    return (saved.parts, saved.clean_error) == (shift.parts, shift.clean_error)
+    with contextlib.suppress(VitruviusError):  # not there, or damaged
+        saved = load_shift_report(file)  # perhaps with errors against a baseline, which only a command knows
+        if (saved.parts, saved.clean_error) == (shift.parts, shift.clean_error):
+            return
+    shift.save(file)

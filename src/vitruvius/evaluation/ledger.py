@@ -59,17 +59,15 @@ class _Rows:
     """Rows of one threat, as they come: a batch costs the same however many images came before it."""
 
     def __init__(self) -> None:
-        self.parts: list[Columns] = []
+        self.parts: list[Columns] = []  # each ordered by image
         self.runs: list[Tensor] = []  # sorted ids, each run more than twice as long as the next one
         self.number = self.correct = 0
-        self.ordered = False
 
     def add(self, rows: Columns) -> None:
-        self.parts.append(rows)
-        self.ordered = False
+        self.parts.append(_sorted(rows))
         self.number += len(rows["id"])
         self.correct += int(rows["correct"].sum())
-        run = rows["id"].sort().values
+        run = self.parts[-1]["id"]
         while self.runs and len(self.runs[-1]) <= 2 * len(run):
             run = torch.cat([self.runs.pop(), run]).sort().values
         self.runs.append(run)
@@ -83,20 +81,16 @@ class _Rows:
         return found
 
     def columns(self) -> Columns:
-        """All rows together, with the columns that all of them have."""
+        """All rows together, ordered by image, with the columns that all of them have."""
         if len(self.parts) > 1:
             names = [name for name in self.parts[0] if all(name in part for part in self.parts)]
-            self.parts = [{name: torch.cat([part[name] for part in self.parts]) for name in names}]
+            self.parts = [_sorted({name: torch.cat([part[name] for part in self.parts]) for name in names})]
         return self.parts[0]
 
-    def in_order(self) -> Columns:
-        """All rows together, ordered by image."""
-        columns = self.columns()
-        if not self.ordered:
-            order = columns["id"].argsort()
-            self.parts = [{name: column[order] for name, column in columns.items()}]
-            self.ordered = True
-        return self.parts[0]
+
+def _sorted(rows: Columns) -> Columns:
+    order = rows["id"].argsort()
+    return {name: column[order] for name, column in rows.items()}
 
 
 class Ledger:
@@ -112,7 +106,6 @@ class Ledger:
         self._rows: dict[str, _Rows] = {}
         self._written = 0
         self._judged: Columns | None = None  # clean rows of earlier evaluations, by id
-        self._claimed = False
         self._made: MadeFolder | None = None
         self._lock: Lock | None = None  # of the first process
 
@@ -158,7 +151,6 @@ class Ledger:
             sweep(growing)
         known["threats"] = [dataclasses.asdict(entry) for entry in every.values()]
         atomic_write_text(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
-        self._claimed = True
         return list(every.values())
 
     def read(self) -> None:
@@ -212,18 +204,16 @@ class Ledger:
         """Delete whatever an earlier evaluation has left in the folder."""
         if self.folder is None:
             return
-        files = [
-            self.folder / name for name in ("ledger.json", "ledger.safetensors", "report.json", "sanity.json", IMAGES)
-        ]
-        files += self.folder.glob("findings*.json")
-        for folder in self._growing():
-            files += folder.glob("*")
-        for file in files:
-            file.unlink(missing_ok=True)
+        for name in (
+            "ledger.json", "ledger.safetensors", "report.json", "sanity.json", IMAGES, "findings*.json",
+            f"{PARTS}/*", f"{STAGES}/*", f"{POINTS}/*",
+        ):  # fmt: skip
+            for file in self.folder.glob(name):
+                file.unlink(missing_ok=True)
 
     @property
     def columns(self) -> dict[str, Columns]:
-        """All columns by threat, in order of their coming."""
+        """All columns by threat, ordered by image."""
         return {threat: rows.columns() for threat, rows in self._rows.items()}
 
     @property
@@ -298,7 +288,7 @@ class Ledger:
 
     def rows(self, threat: str) -> Columns:
         """Columns of one `threat`, ordered by image."""
-        return dict(self._rows[threat].in_order())
+        return dict(self._rows[threat].columns())
 
     def find(self, threat: str, ids: Tensor) -> Columns:
         """Columns of these images, all of which have a row under this `threat`."""
@@ -328,7 +318,7 @@ class Ledger:
 
     def _check_folder(self) -> None:
         """Refuse to continue in a folder that was moved or deleted since this evaluation started in it."""
-        if self._claimed and self.folder is not None and not (self.folder / "ledger.json").exists():
+        if self._made is not None and not (self._made.folder / "ledger.json").exists():
             raise RunError(
                 f"{self.folder} was moved or deleted while it was written to: ledger.json is gone. Move it back and "
                 "call the same command again; it resumes where this one stopped."

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.random import fork_rng
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitruvius._checks import check_labels, check_logits
@@ -29,7 +30,6 @@ from vitruvius.attacks.base import (
     LINF,
     MARGIN,
     Ensemble,
-    LossAndGrad,
     Norm,
     frozen,
     full_precision,
@@ -108,9 +108,6 @@ class Finding:
         """What it says of a figure, in one sentence."""
         return f"{self._in_words()}."
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def _in_words(self) -> str:
         numbers = ", ".join(f"{key} {value:.4g}" for key, value in self.numbers.items())
         return f"{self.name}: {self.sentence}" + (f" ({numbers})" if numbers else "")
@@ -133,11 +130,13 @@ class MaskingChecks:
     """
 
     def __init__(self, threats: Mapping[str, Any], folder: str | Path | None = None, rank: int = 0) -> None:
-        self.folder = None if folder is None else Path(folder)
-        self.rank = rank
+        whole, own = "findings.json", f"findings.{rank}.json"  # own: of other processes, while they are not together
+        self.files = [] if folder is None else [Path(folder) / name for name in ([whole, own] if rank else [whole])]
         self.found: dict[str, list[Finding]] = {}  # by the threat's description; open findings only
-        if self.folder is not None:
-            self._join([_load(self.folder / _file_of(0)), _load(self.folder / _file_of(rank))])
+        for file in self.files:
+            if file.exists():
+                written = json.loads(read_text(file)).items()
+                self._join({spec: [Finding(**one) for one in findings] for spec, findings in written})
         self.waiting = {
             spec: threat for spec, threat in threats.items() if is_checked(threat) and spec not in self.found
         }
@@ -159,11 +158,12 @@ class MaskingChecks:
         x, y = (torch.cat(parts)[:IMAGES] for parts in zip(*self.images, strict=True))
         news: dict[str, Finding] = {}
         for spec, threat in self.waiting.items():
-            eps = getattr(threat, "eps", None)
-            norm = getattr(threat, "norm", LINF)
-            findings = look(model, x, y, eps=eps, norm=norm, batch_size=len(self.images[0][1]))
-            self.found[spec] = [_advise(finding, threat) for finding in findings]
-            news |= {finding.name: finding for finding in self.found[spec]}
+            ball: dict[str, Any] = {"eps": getattr(threat, "eps", None), "norm": getattr(threat, "norm", LINF)}
+            findings = look(model, x, y, **ball, batch_size=len(self.images[0][1]))
+            if getattr(threat, "version", "") != "rand":  # another version of AutoAttack is for random models
+                findings = [_advise(finding) for finding in findings]
+            self.found[spec] = findings
+            news |= {finding.name: finding for finding in findings}
         self.waiting = {}
         self.images = []
         self._save()
@@ -182,35 +182,23 @@ class MaskingChecks:
         """What all processes have found, of each name the first; kept in one file. Call it on all processes."""
         every = process.gather(self.found)
         self.found = {}
-        self._join(every)
+        for found in every:
+            self._join(found)
         process.on_first(self._save)
-        if self.folder is not None and not process.first:
-            (self.folder / _file_of(self.rank)).unlink(missing_ok=True)
+        for file in self.files[1:]:
+            file.unlink(missing_ok=True)
         return self.found
 
-    def _join(self, others: Sequence[Mapping[str, Sequence[Finding]]]) -> None:
-        for other in others:
-            for spec, findings in other.items():
-                mine = self.found.setdefault(spec, [])
-                names = {finding.name for finding in mine}
-                mine += [finding for finding in findings if finding.name not in names]
+    def _join(self, other: Mapping[str, Sequence[Finding]]) -> None:
+        for spec, findings in other.items():
+            mine = self.found.setdefault(spec, [])
+            names = {finding.name for finding in mine}
+            mine += [finding for finding in findings if finding.name not in names]
 
     def _save(self) -> None:
-        if self.folder is None or not self.found:
-            return
-        plain = {spec: [finding.to_dict() for finding in findings] for spec, findings in self.found.items()}
-        atomic_write_text(self.folder / _file_of(self.rank), json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
-
-
-def _file_of(rank: int) -> str:
-    """findings.json; of other processes, while they are not together, findings.RANK.json."""
-    return f"findings.{rank}.json" if rank else "findings.json"
-
-
-def _load(file: Path) -> dict[str, list[Finding]]:
-    if not file.exists():
-        return {}
-    return {spec: [Finding(**one) for one in findings] for spec, findings in json.loads(read_text(file)).items()}
+        if self.files and self.found:
+            plain = {spec: [asdict(finding) for finding in findings] for spec, findings in self.found.items()}
+            atomic_write_text(self.files[-1], json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
 
 
 def look(
@@ -229,16 +217,10 @@ def look(
     batch_size: images in one pass of the model; default all.
     Nothing is drawn from torch's global random streams.
     """
-    with _forked_rng(x.device), torch.inference_mode(False), torch.no_grad(), frozen(model):
+    forked = fork_rng([]) if x.device.type == "cpu" else fork_rng([x.device], device_type=x.device.type)
+    with forked, torch.inference_mode(False), torch.no_grad(), frozen(model):
         model, x = in_one_precision(model, x.clone())
         return _Look(model, x, y.clone(), eps, norm, batch_size or max(len(x), 1)).findings()
-
-
-def _forked_rng(device: torch.device) -> AbstractContextManager[None]:
-    """Inside, random models draw from copies of the global streams of the CPU and of this device."""
-    if device.type == "cpu":
-        return torch.random.fork_rng([])
-    return torch.random.fork_rng([device], device_type=device.type)
 
 
 class _Look:
@@ -257,9 +239,9 @@ class _Look:
         check_logits(self.logits, len(x))
         check_labels(y, self.logits.shape[1])
         self.spread = self._spread()
-        right = self.logits.argmax(1) == y
-        self.rows = right.nonzero().squeeze(1)  # what is wrong already needs no gradient
+        self.rows = (self.logits.argmax(1) == y).nonzero().squeeze(1)  # what is wrong already needs no gradient
         self.grad = self._margin_gradient()
+        self.can_step = self.spread == 0 and eps is not None and math.isfinite(eps) and len(self.rows) > 0
 
     def findings(self) -> list[Finding]:
         """Open findings, in the order in which they matter."""
@@ -277,10 +259,8 @@ class _Look:
         return [_open(name, number) for name, number in numbers.items() if number is not None]
 
     def _probabilities(self) -> Numbers | None:
-        sums = self.logits.sum(1)
-        if bool((self.logits < 0).any()) or bool(((sums - 1).abs() > 1e-2).any()):
-            return None
-        return {"smallest output": float(self.logits.min())}
+        shares = (self.logits >= 0).all() & ((self.logits.sum(1) - 1).abs() <= 1e-2).all()
+        return {"smallest output": float(self.logits.min())} if shares else None
 
     def _vanishing(self) -> Numbers | None:
         flat = self._flat()
@@ -289,14 +269,12 @@ class _Look:
 
     def _shattered(self) -> Numbers | None:
         """Does a step along the gradient raise the margin by what the gradient says, or else fool the model?"""
-        if self.spread > 0 or self.eps is None or not math.isfinite(self.eps) or not len(self.rows):
-            return None
-        share = max(_share(self._misled(part)) for part in STEPS)
+        share = max(_share(self._misled(part)) for part in STEPS) if self.can_step else 0.0
         return {"share of images": share} if share > MISLED else None
 
     def _jumps(self) -> Numbers | None:
         """Does a hundredth of the radius move the margin much more than its gradient says?"""
-        if self.spread > 0 or self.eps is None or not math.isfinite(self.eps) or not len(self.rows):
+        if not self.can_step:
             return None
         change, promised, before = self._step(0.01)
         share = _share((change - promised).abs() > 10 * promised.abs() + JUMP * before.abs())
@@ -352,7 +330,7 @@ class _Look:
             return x
         parts = zip(x.split(self.batch_size), self.y[self.rows].split(self.batch_size), strict=True)
         try:
-            found = [_gradient(self.model, *part) for part in parts]
+            found = [loss_and_grad(lambda x: _as_numbers(self.model(x)), x, partial(MARGIN, y=y)) for x, y in parts]
         except ConfigError:
             return torch.zeros_like(x)
         self.logits_with_grad = torch.cat([each.logits for each in found])
@@ -376,10 +354,6 @@ class _Look:
         return spread if spread > max(1e-4, 4 * self.precision) * (1 + float(self.logits.abs().max())) else 0.0
 
 
-def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> LossAndGrad:
-    return loss_and_grad(lambda x: _as_numbers(model(x)), x, lambda logits: MARGIN(logits, y))
-
-
 def _as_numbers(logits: Tensor) -> Tensor:
     """Classes written as whole numbers or truth values are judged as numbers."""
     return logits if logits.is_floating_point() else logits.float()
@@ -387,8 +361,7 @@ def _as_numbers(logits: Tensor) -> Tensor:
 
 def calls_autograd(model: nn.Module, x: Tensor) -> bool:
     """Whether the forward pass asks autograd for gradients, however it came by that function."""
-    watch = _BackwardWatch()
-    with watch:
+    with _BackwardWatch() as watch:
         model(x)
     return watch.seen
 
@@ -432,19 +405,16 @@ def draw_remarks(spec: str, rows: Columns) -> list[str]:
     """Worst and mean of the draws over which a threat on a random model was judged, from its rows in a ledger."""
     if DRAWS_RIGHT not in rows:
         return []
-    worst = float(rows["correct"].double().mean())
-    mean = float(rows[DRAWS_RIGHT].double().mean())
+    worst, mean = (float(rows[name].double().mean()) for name in ("correct", DRAWS_RIGHT))
     return [
         f"{spec} is judged over {DRAWS} draws of a random model: worst {100 * worst:.2f} % (the accuracy given: an "
         f"image counts if it is right in all draws and no stage has broken it), mean {100 * mean:.2f} %."
     ]
 
 
-def _advise(finding: Finding, threat: Any) -> Finding:
-    """Randomness is answered by another version of AutoAttack, unless that is the one that runs."""
-    if finding.name != RANDOMNESS or getattr(threat, "version", "") == "rand":
-        return finding
-    return replace(finding, sentence=f"{finding.sentence}; run AutoAttack as version=rand, which averages gradients")
+def _advise(finding: Finding) -> Finding:
+    advice = "; run AutoAttack as version=rand, which averages gradients" if finding.name == RANDOMNESS else ""
+    return replace(finding, sentence=f"{finding.sentence}{advice}")
 
 
 def _many(rows: Tensor) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -111,7 +111,7 @@ def read_ball(text: str | float | None) -> tuple[Norm, float] | None:
 
 def save_findings(findings: Sequence[Finding], path: str | Path) -> None:
     """As JSON, one object per check."""
-    atomic_write_text(path, json.dumps([finding.to_dict() for finding in findings], indent=1) + "\n")
+    atomic_write_text(path, json.dumps([asdict(finding) for finding in findings], indent=1) + "\n")
 
 
 def make_twins(model: nn.Module, input_size: tuple[int, ...] | None = None) -> dict[str, nn.Module]:
@@ -134,12 +134,10 @@ def _twin(model: nn.Module, input_size: Any) -> nn.Module:
     twin = copy.deepcopy(model)
     sites = survey(twin, input_size=input_size)
     for place, core in _cores(twin).items():
-        replaced = build_surrogate(core, sites[place])
-        if replaced is None:
-            continue
-        socket: Any = inner(twin).get_submodule(place)
-        weight = next(p for p in socket.parameters() if p.is_floating_point())
-        socket.core = replaced.to(weight).train(socket.training)
+        if replaced := build_surrogate(core, sites[place]):
+            socket: Any = inner(twin).get_submodule(place)
+            weight = next(p for p in socket.parameters() if p.is_floating_point())
+            socket.core = replaced.to(weight).train(socket.training)
     link_blocks(inner(twin))
     return twin
 
@@ -171,11 +169,9 @@ class Sanity:
         object.__setattr__(self, "norm", as_norm(self.norm))
         if not self.eps > 0:
             raise ConfigError(f"checks at eps={self.eps:g}; give a radius above 0, such as 8/255.")
-        for name in ("steps", "queries", "eot_iterations"):
+        optional = [name for name in ("long_queries", "hops") if getattr(self, name)]
+        for name in ("steps", "queries", "eot_iterations", *optional):
             check_count(getattr(self, name), name)
-        for name in ("long_queries", "hops"):
-            if getattr(self, name):
-                check_count(getattr(self, name), name)
         APGD(eps=self.eps, norm=self.norm)  # refuses a radius that allows every image
 
     def __call__(
@@ -198,7 +194,7 @@ class Check(NamedTuple):
 
     name: str
     passes: float
-    run: Callable[[], list[Finding]]
+    run: Callable[[], object]
     attacks: int = 1  # that it runs, one after the other
 
 
@@ -234,9 +230,12 @@ class _Examination:
             progress(0, 1, self._in_words())
             parts = range(check.attacks)
             self.attack_progress = [scaled(part_of(progress, part, parts.stop - part - 1), 1) for part in parts]
-            self.found += check.run()
+            check.run()
             before += share
         return self.found
+
+    def _report(self, name: str, passed: bool, sentence: str, numbers: dict[str, float]) -> None:
+        self.found.append(Finding(name=name, passed=passed, sentence=sentence, numbers=numbers))
 
     def _in_words(self) -> str:
         """How many images withstand the white box, where that is known."""
@@ -265,72 +264,64 @@ class _Examination:
             checks.append(Check(name, passes, partial(self._search_long, name, attack)))
         return [*checks, Check("worst case", 0, self._worst_case)]
 
-    def _white_box(self) -> list[Finding]:
-        self.white = self._robust(self._apgd(self.plan.eps)) & self._robust(self._apgd(self.plan.eps, loss=MARGIN))
-        return []
+    def _white_box(self) -> None:
+        self.white = self._robust_to_both(self.plan.eps)
 
-    def _first_look(self) -> list[Finding]:
+    def _first_look(self) -> None:
         """What the checks inside every evaluation find, but for randomness, which has a check of its own."""
-        plan = self.plan
-        found = look(
-            self.model, self.x[:IMAGES], self.y[:IMAGES], eps=plan.eps, norm=plan.norm, batch_size=self.batch_size
-        )
-        return [finding for finding in found if finding.name != RANDOMNESS]
+        ball: dict[str, Any] = {"eps": self.plan.eps, "norm": self.plan.norm}
+        found = look(self.model, self.x[:IMAGES], self.y[:IMAGES], **ball, batch_size=self.batch_size)
+        self.found += [finding for finding in found if finding.name != RANDOMNESS]
 
-    def _randomness(self) -> list[Finding]:
+    def _randomness(self) -> None:
         sentence = "two passes agree"
         if self.spread > 0:
             sentence = (
                 f"two passes differ: the model is random; gradients here are means of {self.passes} passes, "
                 "and AutoAttack must run as version='rand'"
             )
-        numbers = {"largest difference of logits": self.spread}
-        return [Finding(name=RANDOMNESS, passed=self.spread == 0, sentence=sentence, numbers=numbers)]
+        self._report(RANDOMNESS, self.spread == 0, sentence, {"largest difference of logits": self.spread})
 
-    def _zero_gradients(self) -> list[Finding]:
-        share = float(self._is_flat().double().mean())
+    def _zero_gradients(self) -> None:
+        share = _share(self._is_flat())
         passed = share <= SLACK
         sentence = "the loss has a slope at the images" if passed else "the loss is flat at some images"
-        return [Finding(name="zero gradients", passed=passed, sentence=sentence, numbers={"share": share})]
+        self._report("zero gradients", passed, sentence, {"share": share})
 
-    def _steps(self) -> list[Finding]:
+    def _steps(self) -> None:
         counts = [max(self.plan.steps // 10, 1), max(self.plan.steps // 3, 1), self.plan.steps]
-        accuracies = [self._accuracy(self._apgd(self.plan.eps, steps=n)) for n in counts]
-        return self._falling("more steps", "with steps", counts, accuracies, "steps")
+        robust = [self._robust(self._apgd(self.plan.eps, steps=n)) for n in counts]
+        self._falling("more steps", "with steps", counts, robust, "steps")
 
-    def _radius(self) -> list[Finding]:
+    def _radius(self) -> None:
         radii = [self.plan.eps * factor for factor in (0.5, 1.0, 2.0)]
         unit = f"{self.plan.norm} eps"
         if self.plan.norm == LINF:
             unit = "eps"
             radii = [min(radius, 1.0) for radius in radii]
-        accuracies = [self._accuracy(self._apgd(radius)) for radius in radii]
-        return self._falling("larger radius", "with the radius", radii, accuracies, unit)
+        robust = [self._robust(self._apgd(radius)) for radius in radii]
+        self._falling("larger radius", "with the radius", radii, robust, unit)
 
-    def _unbounded(self) -> list[Finding]:
+    def _unbounded(self) -> None:
         pixels = self.x[0].numel()
-        everything = {"linf": 1.0, "l2": pixels**0.5, "l1": float(pixels)}[self.plan.norm.name]
-        left = self._robust(self._apgd(everything)) & self._robust(self._apgd(everything, loss=MARGIN))
+        left = self._robust_to_both({"linf": 1.0, "l2": pixels**0.5, "l1": float(pixels)}[self.plan.norm.name])
         passed = int(left.sum()) <= self._tolerated()
         sentence = "with every image allowed, " + ("none is robust" if passed else "some are still robust")
-        numbers = {"accuracy": float(left.double().mean())}
-        return [Finding(name="unbounded", passed=passed, sentence=sentence, numbers=numbers)]
+        self._report("unbounded", passed, sentence, {"accuracy": _share(left)})
 
-    def _black_box(self) -> list[Finding]:
+    def _black_box(self) -> None:
         square = self._square(self.plan.queries, self.plan.seed)
-        return self._not_stronger("black box", "a search without gradients", self._robust(square))
+        self._not_stronger("black box", "a search without gradients", self._robust(square))
 
-    def _transfer(self, name: str, twin: nn.Module) -> list[Finding]:
+    def _transfer(self, name: str, twin: nn.Module) -> None:
         robust = self._robust(self._apgd(self.plan.eps, loss=MARGIN), twin)
-        return self._not_stronger(f"transfer ({name})", "an attack on the surrogate", robust)
+        self._not_stronger(f"transfer ({name})", "an attack on the surrogate", robust)
 
-    def _adaptive(self, name: str, twin: nn.Module) -> list[Finding]:
-        through = SurrogateGradient(self.model, twin)
-        robust = self._robust(self._apgd(self.plan.eps), through)
-        robust = robust & self._robust(self._apgd(self.plan.eps, loss=MARGIN), through)
-        return self._not_stronger(f"adaptive ({name})", "an attack with the surrogate's gradients", robust)
+    def _adaptive(self, name: str, twin: nn.Module) -> None:
+        robust = self._robust_to_both(self.plan.eps, SurrogateGradient(self.model, twin))
+        self._not_stronger(f"adaptive ({name})", "an attack with the surrogate's gradients", robust)
 
-    def _search_long(self, name: str, attack: Attack) -> list[Finding]:
+    def _search_long(self, name: str, attack: Attack) -> None:
         """A search without gradients on images that nothing has broken: a few, more where a check is suspicious."""
         suspicious = any(not finding.passed for finding in self.found if finding.name not in self._long_searches())
         limit = MOST if suspicious else SAMPLE
@@ -341,14 +332,14 @@ class _Examination:
         self.others[name] = robust
         broken = int((~robust).sum())
         passed = broken <= self._tolerated()
-        rest = "nothing that all others have left" if passed else "images that all others have left"
-        numbers = {"images tried": float(len(tried)), "images only it breaks": float(broken)}
+        what = "nothing" if passed else "images"
         who = "HopSkipJump, which sees predicted classes alone,"
         if isinstance(attack, Square):
             who = f"a search over squares of {attack.queries} queries"
-        return [Finding(name=name, passed=passed, sentence=f"{who} breaks {rest}", numbers=numbers)]
+        numbers = {"images tried": float(len(tried)), "images only it breaks": float(broken)}
+        self._report(name, passed, f"{who} breaks {what} that all others have left", numbers)
 
-    def _worst_case(self) -> list[Finding]:
+    def _worst_case(self) -> None:
         """What is left when each image meets the attack that breaks it, whoever found it."""
         left = self._left()
         gains = {name: int((self.white & ~robust).sum()) for name, robust in self.others.items()}
@@ -357,8 +348,8 @@ class _Examination:
         sentence = "nothing breaks more than the white-box attack"
         if not passed:
             sentence = f"{best} breaks most of what the white-box attack does not: report this accuracy"
-        numbers = {"accuracy": float(left.double().mean()), "white-box accuracy": float(self.white.double().mean())}
-        return [Finding(name="worst case", passed=passed, sentence=sentence, numbers=numbers)]
+        numbers = {"accuracy": _share(left), "white-box accuracy": _share(self.white)}
+        self._report("worst case", passed, sentence, numbers)
 
     def _left(self) -> Tensor:
         """Images that nothing has broken."""
@@ -402,27 +393,20 @@ class _Examination:
             )
         return searches
 
-    def _falling(
-        self, name: str, what: str, settings: Sequence[float], accuracies: list[float], unit: str
-    ) -> list[Finding]:
-        slack = self._tolerated() / len(self.y)
+    def _falling(self, name: str, what: str, settings: Sequence[float], robust: Sequence[Tensor], unit: str) -> None:
+        slack, accuracies = self._tolerated() / len(self.y), [_share(rows) for rows in robust]
         passed = all(later <= earlier + slack for earlier, later in pairwise(accuracies))
         sentence = f"accuracy {'does not rise' if passed else 'rises'} {what}"
-        pairs = zip(settings, accuracies, strict=True)
-        numbers = {f"{unit} {format_number(setting)}": accuracy for setting, accuracy in pairs}
-        return [Finding(name=name, passed=passed, sentence=sentence, numbers=numbers)]
+        names = [f"{unit} {format_number(setting)}" for setting in settings]
+        self._report(name, passed, sentence, dict(zip(names, accuracies, strict=True)))
 
-    def _not_stronger(self, name: str, who: str, robust: Tensor) -> list[Finding]:
+    def _not_stronger(self, name: str, who: str, robust: Tensor) -> None:
         self.others[name] = robust
         broken = int((self.white & ~robust).sum())
         passed = broken <= self._tolerated()
-        numbers = {
-            "its accuracy": float(robust.double().mean()),
-            "white-box accuracy": float(self.white.double().mean()),
-            "images only it breaks": float(broken),
-        }
         sentence = f"{who} breaks {'nothing' if passed else 'images'} that the white-box attack does not"
-        return [Finding(name=name, passed=passed, sentence=sentence, numbers=numbers)]
+        numbers = {"its accuracy": _share(robust), "white-box accuracy": _share(self.white)}
+        self._report(name, passed, sentence, {**numbers, "images only it breaks": float(broken)})
 
     def _tolerated(self) -> int:
         """Images by which chance may spoil an order."""
@@ -437,8 +421,9 @@ class _Examination:
         plan = self.plan
         return Square(eps=plan.eps, norm=plan.norm, queries=queries, seed=seed, batch_size=self.batch_size)
 
-    def _accuracy(self, threat: Threat) -> float:
-        return float(self._robust(threat).double().mean())
+    def _robust_to_both(self, eps: float, victim: nn.Module | None = None) -> Tensor:
+        """Which images withstand APGD with either loss."""
+        return self._robust(self._apgd(eps), victim) & self._robust(self._apgd(eps, loss=MARGIN), victim)
 
     def _robust(self, threat: Threat, victim: nn.Module | None = None) -> Tensor:
         """Which images the model has right after an attack on itself, or on a victim in its place."""
@@ -452,8 +437,8 @@ class _Examination:
         robust = []
         progress = self.attack_progress.pop(0) if self.attack_progress else no_progress
         for number, (x, y, ids) in enumerate(batches, 1):
-            words = [f"batch {number} of {len(batches)}"] if len(batches) > 1 else []
-            text = ", ".join([*words, *filter(None, [self._in_words()])])
+            place = f"batch {number} of {len(batches)}" if len(batches) > 1 else ""
+            text = ", ".join(filter(None, [place, self._in_words()]))
             batch_progress = scaled(part_of(progress, number - 1, len(batches) - number, text), 1)
             moved = disturb(threat, victim, x, y, ids, batch_progress)
             with torch.no_grad():
@@ -478,6 +463,10 @@ class _Examination:
         first, second = (torch.cat([self.model(x) for x, _, _ in self.batches]) for _ in range(2))
         spread = float((first - second).abs().max())
         return spread if spread > 1e-4 * (1 + float(first.abs().max())) else 0.0
+
+
+def _share(rows: Tensor) -> float:
+    return float(rows.double().mean())
 
 
 def _tried(work: Callable[[], T], otherwise: T) -> T:

@@ -8,8 +8,8 @@ classes, `detach` and `no_grad` are watched for, and so are modules whose output
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -44,7 +44,13 @@ class StraightThrough(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, K) of images `x` (B, C, H, W)."""
         watch = _StraightThroughMode(self.smooth)
-        with _passed_through(self.model, self.modules_passed, watch), watch:
+
+        def pass_through(_: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+            return watch.pass_through(args[0], out)
+
+        with ExitStack() as hooks, watch:
+            for name in self.modules_passed:
+                hooks.enter_context(self.model.get_submodule(name).register_forward_hook(pass_through))
             answer: Tensor = self.model(x * 1)  # x itself may be a leaf, which must not be changed in place
         answer = watch.as_float(answer)
         self.replaced = watch.replaced
@@ -80,7 +86,10 @@ class InFloat64(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, K) of images `x` (B, C, H, W), in their precision."""
-        answer: Tensor = self.model(_ScaledGradient.apply(x.double()))
+        double = x.double() * 1
+        if double.requires_grad:
+            double.register_hook(_scaled_to_one)
+        answer: Tensor = self.model(double)
         return answer.to(x.dtype)
 
 
@@ -90,13 +99,17 @@ def modules_without_gradient(model: nn.Module, x: Tensor) -> tuple[str, ...]:
     model: in eval mode. x: a few images (B, …).
     """
     seen: dict[str, tuple[Tensor, Tensor]] = {}
-    handles = [_watch(module, name, seen) for name, module in model.named_modules() if name]
-    try:
-        with torch.enable_grad():
-            model(x.detach().requires_grad_())
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def watch(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        before = args[0] if args else None
+        if isinstance(before, Tensor) and isinstance(out, Tensor) and before.shape == out.shape:
+            seen[names[module]] = (before, out)
+
+    names = {module: name for name, module in model.named_modules() if name}
+    with ExitStack() as hooks, torch.enable_grad():
+        for module in names:
+            hooks.enter_context(module.register_forward_hook(watch))
+        model(x.detach().requires_grad_())
     flat = [name for name, (before, after) in seen.items() if _is_flat(before, after)]
     return tuple(name for name in flat if not any(other.startswith(f"{name}.") for other in flat))
 
@@ -113,18 +126,11 @@ class _PassThrough(torch.autograd.Function):
         return grad, None
 
 
-class _ScaledGradient(torch.autograd.Function):
-    """x itself; its gradient is divided by its largest entry, image by image."""
-
-    @staticmethod
-    def forward(_ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(_ctx: Any, grad: Tensor) -> Tensor:
-        largest = grad.flatten(1).abs().amax(1)
-        scale = torch.where(largest > 0, largest, 1.0)
-        return grad / scale.view(-1, *[1] * (grad.ndim - 1))
+def _scaled_to_one(grad: Tensor) -> Tensor:
+    """A gradient divided by its largest entry, image by image."""
+    largest = grad.flatten(1).abs().amax(1)
+    scale = torch.where(largest > 0, largest, 1.0)
+    return grad / scale.view(-1, *[1] * (grad.ndim - 1))
 
 
 class _StraightThroughMode(TorchFunctionMode):
@@ -203,40 +209,10 @@ def _needs_gradient(args: tuple[Any, ...]) -> bool:
 
 def _becomes_float(name: str, args: tuple[Any, ...], settings: dict[str, Any]) -> bool:
     """Whether the call is a cast to a floating dtype."""
-    if name in FLOATS:
-        return True
     if name not in CASTS:
-        return False
-    for value in itertools.chain(args[1:], settings.values()):
-        if isinstance(value, torch.dtype):
-            return value.is_floating_point
-        if isinstance(value, Tensor):
-            return value.is_floating_point()
-    return False
-
-
-@contextmanager
-def _passed_through(model: nn.Module, names: tuple[str, ...], watch: _StraightThroughMode) -> Iterator[None]:
-    """While open, these modules have the gradient of the identity."""
-
-    def look(_: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
-        return watch.pass_through(args[0], out)
-
-    handles = [model.get_submodule(name).register_forward_hook(look) for name in names]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _watch(module: nn.Module, name: str, seen: dict[str, tuple[Tensor, Tensor]]) -> Any:
-    def look(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        before = args[0] if args else None
-        if isinstance(before, Tensor) and isinstance(out, Tensor) and before.shape == out.shape:
-            seen[name] = (before, out)
-
-    return module.register_forward_hook(look)
+        return name in FLOATS
+    wanted = (value.dtype if isinstance(value, Tensor) else value for value in (*args[1:], *settings.values()))
+    return next((value.is_floating_point for value in wanted if isinstance(value, torch.dtype)), False)
 
 
 def _is_flat(before: Tensor, after: Tensor) -> bool:
